@@ -1,0 +1,40 @@
+# Two commands do everything on a fresh machine: `make run` and `make test`.
+SHELL := /bin/bash
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.PHONY: run test lint types doctest unit docs format clean
+
+run: $(STAMP)
+	$(BIN)/matcha plan paper:er8 --budget 0.5 --output runs/quickstart/plan.json \
+	    --plot runs/quickstart/topology.png --force
+
+test: lint types doctest unit
+
+lint: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+doctest: $(STAMP)
+	$(BIN)/python -m pytest --doctest-modules src -q
+
+unit: $(STAMP)
+	$(BIN)/python -m pytest tests -n 2
+
+format: $(STAMP)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+# The virtual environment is made once and again only when the dependencies change.
+# `python -m pip`, not `pip`: console scripts break in paths with a space.
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	touch $(STAMP)
+
+clean:
+	rm -rf .venv build dist site runs .mypy_cache .pytest_cache .ruff_cache

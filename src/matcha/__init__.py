@@ -1,0 +1,1 @@
+"""Plan, simulate and run decentralized SGD on any network within a communication budget."""

@@ -1,0 +1,1 @@
+"""Package data: the paper's graphs."""
