@@ -120,7 +120,7 @@ def erdos_renyi(num_workers: int, probability: float, seed: int = 0) -> Topology
     name = f"erdos-renyi:{num_workers}:{probability:g}:{seed}"
 
     def draw(rng: np.random.Generator) -> tuple[list[tuple[int, int]], None]:
-        rows = []
+        rows: list[tuple[int, int]] = []
         for i in range(num_workers - 1):
             js = i + 1 + np.flatnonzero(rng.random(num_workers - 1 - i) < probability)
             rows.extend((i, int(j)) for j in js)

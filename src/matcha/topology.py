@@ -267,7 +267,7 @@ def _worker_names(
     if _are_worker_numbers(seen):
         return list(range(len(seen)))
     try:
-        return sorted(seen)  # type: ignore[type-var]
+        return sorted(seen)
     except TypeError:
         return seen
 

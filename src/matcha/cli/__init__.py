@@ -1,0 +1,52 @@
+"""The command line: parse, call one library function, print."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from matcha.errors import MatchaError
+
+app = typer.Typer(
+    name="matcha",
+    help="Plan, simulate and run decentralized SGD on any network within a communication budget.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(show: bool) -> None:
+    if show:
+        import matcha
+
+        typer.echo(f"matcha {matcha.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Print the version and exit."
+    ),
+) -> None:
+    """Plan, simulate and run decentralized SGD on any network within a communication budget."""
+
+
+def _register() -> None:
+    """Each command lives in its own file and adds itself to `app` when imported."""
+    pass
+
+
+def main() -> None:
+    """The `matcha` command: one clear sentence and exit code 2 for bad input."""
+    try:
+        app()
+    except MatchaError as error:
+        typer.echo(f"matcha: {error}", err=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        typer.echo("matcha: stopped.", err=True)
+        sys.exit(130)

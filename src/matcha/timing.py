@@ -1,0 +1,261 @@
+"""Delay models: what the matchings of a round cost.
+
+Matchings of a round are exchanged one after another; the links of a matching all at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, Protocol
+
+import numpy as np
+
+from matcha.errors import InputError, PlanError, TopologyError
+from matcha.topology import Link, Matching, Topology
+
+
+class Timing(Protocol):
+    """A delay model: the time of one matching, and of a round of several."""
+
+    @property
+    def unit(self) -> str:
+        """`"units"` or `"seconds"`."""
+
+    def matching_time(self, matching: Matching) -> float:
+        """The time of one matching alone."""
+
+    def round_time(self, matchings: Sequence[Matching]) -> float:
+        """The time of matchings exchanged one after another."""
+
+    def expected_time(self, matchings: Sequence[Matching], probabilities: Sequence[float]) -> float:
+        """The expected time of a round in which each matching is active independently."""
+
+    def allowance(self, matchings: Sequence[Matching], budget: float) -> float:
+        """The most that Σ p_j · cost_j may be within the budget, for cost_j of `costs`."""
+
+    def costs(self, matchings: Sequence[Matching]) -> tuple[float, ...]:
+        """What each matching weighs in the budget constraint Σ p_j · cost_j <= allowance."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The model as plain JSON values."""
+
+
+class _Additive:
+    """Matchings whose times add up: the constraint is Σ p_j c_j <= C_b Σ c_j."""
+
+    def matching_time(self, matching: Matching) -> float:
+        raise NotImplementedError
+
+    def round_time(self, matchings: Sequence[Matching]) -> float:
+        return float(sum(self.matching_time(matching) for matching in matchings))
+
+    def expected_time(self, matchings: Sequence[Matching], probabilities: Sequence[float]) -> float:
+        times = (self.matching_time(matching) for matching in matchings)
+        return float(sum(p * t for p, t in zip(probabilities, times, strict=True)))
+
+    def allowance(self, matchings: Sequence[Matching], budget: float) -> float:
+        return budget * sum(self.costs(matchings))
+
+    def costs(self, matchings: Sequence[Matching]) -> tuple[float, ...]:
+        return tuple(self.matching_time(matching) for matching in matchings)
+
+
+@dataclass(frozen=True, slots=True)
+class Units(_Additive):
+    """Every matching costs one unit of time (the paper's t(Δ) = Δ).
+
+    >>> Units().round_time([((0, 1),), ((1, 2),)])
+    2.0
+    """
+
+    unit: str = field(default="units", init=False)
+
+    def matching_time(self, matching: Matching) -> float:
+        """One unit, whatever the links."""
+        return 1.0 if matching else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """The model as plain JSON values."""
+        return {"model": "units"}
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """A round of n matchings costs t(n), for any increasing t (section 3, "Extension").
+
+    The budget constraint becomes t(Σ p_j) <= C_b · t(M). Only the values t(0), t(1), … matter to
+    a plan that has been made; they are what is saved.
+
+    >>> Scaled(lambda n: n**0.5, 4).round_time([((0, 1),)] * 4)
+    2.0
+    """
+
+    t: Callable[[float], float] = field(compare=False, repr=False)
+    num_matchings: int
+    unit: str = field(default="units", init=False)
+
+    def __post_init__(self) -> None:
+        table = self.table
+        if table[0] < 0 or not all(math.isfinite(v) for v in table):
+            raise InputError("t(n) must be finite and not negative.")
+        if any(b <= a for a, b in pairwise(table)):
+            raise InputError("t(n) must increase with n.")
+
+    @cached_property
+    def table(self) -> tuple[float, ...]:
+        """The values t(0), t(1), …, t(M); an empty round costs nothing."""
+        return (0.0, *(float(self.t(n)) for n in range(1, self.num_matchings + 1)))
+
+    def matching_time(self, matching: Matching) -> float:
+        """t(1): one matching alone."""
+        return self.table[1] if matching else 0.0
+
+    def round_time(self, matchings: Sequence[Matching]) -> float:
+        """t(n) for a round of n matchings."""
+        n = sum(1 for matching in matchings if matching)
+        return self.table[n] if n < len(self.table) else float(self.t(n))
+
+    def expected_time(self, matchings: Sequence[Matching], probabilities: Sequence[float]) -> float:
+        """E t(number of active matchings): a Poisson-binomial expectation."""
+        counts = np.ones(1)
+        for p in probabilities:
+            counts = np.convolve(counts, (1 - p, p))
+        times = [
+            self.table[n] if n < len(self.table) else float(self.t(n)) for n in range(len(counts))
+        ]
+        return float(counts @ times)
+
+    def costs(self, matchings: Sequence[Matching]) -> tuple[float, ...]:
+        """One each: the constraint is on how many are active."""
+        return (1.0,) * len(matchings)
+
+    def allowance(self, matchings: Sequence[Matching], budget: float) -> float:
+        """The s with t(s) = C_b · t(M), found by bisection."""
+        low, high = 0.0, float(len(matchings))
+        goal = budget * float(self.t(high))
+        if budget >= 1:
+            return high
+        for _ in range(200):
+            middle = (low + high) / 2
+            low, high = (middle, high) if self.t(middle) <= goal else (low, middle)
+        return low
+
+    def to_json(self) -> dict[str, Any]:
+        """The model as plain JSON values: a table."""
+        return {"model": "scaled", "table": list(self.table)}
+
+
+@dataclass(frozen=True)
+class LinkSeconds(_Additive):
+    """Every link has its own time; a matching costs its slowest link.
+
+    >>> topology = Topology.from_links([(0, 1), (1, 2)], link_times=[0.5, 2.0])
+    >>> LinkSeconds(topology).round_time([((0, 1),), ((1, 2),)])
+    2.5
+    """
+
+    topology: Topology = field(repr=False)
+    unit: str = field(default="seconds", init=False)
+
+    def __post_init__(self) -> None:
+        if self.topology.link_times is None:
+            raise TopologyError(
+                "the topology has no link times: give them with with_link_times or `matcha probe`."
+            )
+
+    @cached_property
+    def seconds(self) -> Mapping[Link, float]:
+        """The time of each link."""
+        assert self.topology.link_times is not None
+        return dict(zip(self.topology.links, self.topology.link_times, strict=True))
+
+    def matching_time(self, matching: Matching) -> float:
+        """The slowest link's seconds."""
+        return max((self.seconds[link] for link in matching), default=0.0)
+
+    def to_json(self) -> dict[str, Any]:
+        """The model as plain JSON values; the times are the topology's."""
+        return {"model": "link-seconds"}
+
+
+@dataclass(frozen=True)
+class RandomLinks(_Additive):
+    """Link times vary: a matching costs the mean, over samples, of its slowest link.
+
+    `samples` has a row for each measurement of the whole network, a column for each link.
+    """
+
+    topology: Topology = field(repr=False)
+    samples: tuple[tuple[float, ...], ...] = field(repr=False)
+    unit: str = field(default="seconds", init=False)
+
+    def __post_init__(self) -> None:
+        widths = {len(row) for row in self.samples}
+        if widths != {len(self.topology.links)}:
+            raise InputError(
+                f"link time samples need a column for each of the {len(self.topology.links)} links."
+            )
+        values = np.array(self.samples)
+        if not (np.isfinite(values) & (values > 0)).all():
+            raise InputError("link time samples are positive seconds.")
+
+    @cached_property
+    def _column(self) -> Mapping[Link, int]:
+        return {link: e for e, link in enumerate(self.topology.links)}
+
+    @cached_property
+    def _values(self) -> Any:
+        return np.array(self.samples)
+
+    def matching_time(self, matching: Matching) -> float:
+        """The mean of the slowest link's seconds."""
+        if not matching:
+            return 0.0
+        columns = [self._column[link] for link in matching]
+        return float(self._values[:, columns].max(axis=1).mean())
+
+    def to_json(self) -> dict[str, Any]:
+        """The model as plain JSON values."""
+        return {"model": "random-links", "samples": [list(row) for row in self.samples]}
+
+
+def default_timing(topology: Topology) -> Timing:
+    """Seconds where the topology knows its link times, units elsewhere."""
+    return Units() if topology.link_times is None else LinkSeconds(topology)
+
+
+def transfer_times(
+    latency: float, bandwidth: Iterable[float], message_bytes: int
+) -> tuple[float, ...]:
+    """Seconds that one exchange of a message takes over links of some bandwidths (bytes/s).
+
+    >>> transfer_times(0.001, [1e6, 1e7], 1_000_000)
+    (1.001, 0.101)
+    """
+    return tuple(latency + message_bytes / b for b in bandwidth)
+
+
+def timing_from_json(document: Any, topology: Topology) -> Timing:
+    """The delay model in a saved plan.
+
+    Raises:
+        PlanError: The document does not describe a delay model.
+    """
+    if not isinstance(document, dict):
+        raise PlanError("its timing is not an object.")
+    model = document.get("model")
+    if model == "units":
+        return Units()
+    if model == "link-seconds":
+        return LinkSeconds(topology)
+    if model == "random-links":
+        return RandomLinks(topology, tuple(tuple(row) for row in document["samples"]))
+    if model == "scaled":
+        table = [float(v) for v in document["table"]]
+        grid = np.arange(len(table))
+        return Scaled(lambda n: float(np.interp(n, grid, table)), len(table) - 1)
+    raise PlanError(f"its delay model {model!r} is unknown.")
