@@ -11,7 +11,8 @@ from matcha.errors import MatchaError
 from matcha.plans import Plan
 from matcha.rounds import Round
 from matcha.strategies import plan
+from matcha.sweeps import sweep
 from matcha.topology import Topology
 
 __version__ = "0.1.0"
-__all__ = ["MatchaError", "Plan", "Round", "Topology", "families", "plan"]
+__all__ = ["MatchaError", "Plan", "Round", "Topology", "families", "plan", "sweep"]

@@ -37,7 +37,7 @@ def _options(
 
 def _register() -> None:
     """Each command lives in its own file and adds itself to `app` when imported."""
-    pass
+    from matcha.cli import plan, sweep  # noqa: F401
 
 
 def main() -> None:
@@ -50,3 +50,6 @@ def main() -> None:
     except KeyboardInterrupt:
         typer.echo("matcha: stopped.", err=True)
         sys.exit(130)
+
+
+_register()

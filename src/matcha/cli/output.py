@@ -1,0 +1,56 @@
+"""What commands share: tables, progress that waits a second, files that are not overwritten."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from matcha.errors import InputError
+
+console = Console()
+_PATIENCE_SECONDS = 1.0
+
+
+def print_json(document: Any) -> None:
+    """One JSON document on standard output, for machines."""
+    print(json.dumps(document, indent=1))
+
+
+def check_free(path: Path | None, force: bool) -> None:
+    """Refuse to overwrite a file unless told to.
+
+    Raises:
+        InputError: The file exists.
+    """
+    if path is not None and path.exists() and not force:
+        raise InputError(f"{str(path)!r} exists: choose another name, or --force to overwrite it.")
+
+
+@contextmanager
+def patient_progress(title: str) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar on standard error that appears when work takes more than a second."""
+    progress = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
+    task = progress.add_task(title, total=None)
+    timer = threading.Timer(_PATIENCE_SECONDS, progress.start)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield lambda done, total: progress.update(task, completed=done, total=total)
+    finally:
+        timer.cancel()
+        timer.join()
+        progress.stop()

@@ -1,0 +1,173 @@
+"""`matcha plan`: a topology and a budget in, a certified plan out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.table import Table
+
+from matcha import families
+from matcha.cli import app
+from matcha.cli.output import check_free, console, patient_progress, print_json
+from matcha.errors import InputError, PlanError
+from matcha.plans import Plan
+from matcha.strategies import plan as make_plan
+from matcha.timing import Scaled, Timing
+from matcha.topology import Topology
+
+TOPOLOGY_HELP = (
+    "Who can talk to whom: [cyan]ring:8[/], [cyan]path:8[/], [cyan]torus:4x4[/], "
+    "[cyan]hypercube:4[/], [cyan]star:8[/], [cyan]complete:8[/], [cyan]barbell:8[/], "
+    "[cyan]erdos-renyi:16:0.3:SEED[/], [cyan]geometric:16:0.4:SEED[/], a graph of the paper "
+    "([cyan]paper:er8[/], [cyan]paper:geometric16-d5|d10|d13[/], [cyan]paper:er16[/]), or a file "
+    "(JSON, GraphML, edge list, adjacency .csv/.npy)."
+)
+
+
+@app.command("plan")
+def plan_command(
+    topology: str = typer.Argument(..., help=TOPOLOGY_HELP),
+    budget: float = typer.Option(
+        0.5, "--budget", "-b", help="C_b in (0, 1]: communication as a fraction of vanilla's."
+    ),
+    strategy: str = typer.Option(
+        "matcha", "--strategy", "-s", help="matcha, vanilla, periodic, single or greedy."
+    ),
+    seed: int = typer.Option(0, help="Decides the rounds and every search on the way."),
+    mixing: str | None = typer.Option(
+        None, help="laplacian (the paper's I − αL) or pairwise; by default the strategy's own."
+    ),
+    matchings: str | None = typer.Option(
+        None,
+        help="Your own decomposition: a JSON file [[[i, j], …], …], or [cyan]authors[/] for the "
+        "paper's graphs.",
+    ),
+    decomposition: str = typer.Option("matchings", help="matchings, links or cliques."),
+    effort: str = typer.Option("default", help="Search for matchings: none, default or high."),
+    delay_exponent: float | None = typer.Option(
+        None, help="A round of n matchings costs n^G instead of n (the paper's t(·))."
+    ),
+    output: Path | None = typer.Option(None, "--output", "-o", help="Save the plan as JSON."),
+    plot: Path | None = typer.Option(
+        None, help="Draw the topology, coloured by matching, to a .png, .svg or .pdf file."
+    ),
+    force: bool = typer.Option(False, "--force", help="Overwrite the output files."),
+    as_json: bool = typer.Option(False, "--json", help="Print the plan as JSON instead."),
+) -> None:
+    """Plan the communication of a network of workers within a budget.
+
+    Splits the links into matchings (links that can talk at the same time), chooses how often to
+    use each one so that the network stays as well connected as the budget allows, and optimises
+    the averaging weight. The answer comes with a certificate: how far from optimal it can be.
+
+    [bold]Examples[/]
+
+      matcha plan paper:er8 --budget 0.5
+
+      matcha plan geometric:64:0.25:1 -b 0.1 --strategy greedy -o plan.json --plot plan.svg
+
+      matcha plan my-network.graphml --json
+    """
+    from matcha.report import figures
+
+    check_free(output, force)
+    check_free(plot, force)
+    if plot is not None:
+        figures.check_format(plot)
+    graph = families.parse(topology)
+    with patient_progress("planning"):
+        made = make_plan(
+            graph,
+            budget,
+            strategy,
+            seed,
+            mixing=mixing,  # type: ignore[arg-type]
+            matchings=_matchings(matchings, topology),
+            decomposition=decomposition,  # type: ignore[arg-type]
+            timing=_timing(delay_exponent, graph),
+            effort=effort,  # type: ignore[arg-type]
+        )
+    if output is not None:
+        made.save(output)
+    if plot is not None:
+        figures.save_figure(figures.draw_topology(made), plot)
+    if as_json:
+        print_json(made.to_json())
+        return
+    print_plan(made)
+    for path in (output, plot):
+        if path is not None:
+            console.print(f"wrote [cyan]{path}[/]")
+
+
+def print_plan(plan: Plan) -> None:
+    """The plan as a table: a row a matching, then what it promises."""
+    table = Table(title=f"{plan.strategy} plan for {plan.topology}", title_justify="left")
+    table.add_column("matching", justify="right")
+    table.add_column("activation", justify="right")
+    table.add_column("")
+    table.add_column(f"time ({plan.timing.unit})", justify="right")
+    table.add_column("links")
+    shown = 24
+    rows = list(zip(plan.matchings, plan.probabilities, strict=True))
+    for number, (matching, p) in enumerate(rows[:shown], start=1):
+        bar = "█" * round(12 * p) or "·"
+        time = f"{plan.timing.matching_time(matching):.3g}"
+        table.add_row(str(number), f"{p:.4f}", bar, time, _links(plan, matching))
+    if len(rows) > shown:
+        table.add_row("…", "", "", "", f"{len(rows) - shown} more")
+    console.print(table)
+    for name, value in _promises(plan):
+        console.print(f"  [bold]{name:<28}[/] {value}")
+    for note in plan.notes:
+        console.print(f"  [yellow]note:[/] {note}")
+
+
+def _links(plan: Plan, matching: Any) -> str:
+    labels = plan.topology.labels
+    text = "  ".join(f"{labels[i]}–{labels[j]}" for i, j in matching[:8])
+    return text + (f"  … {len(matching) - 8} more" if len(matching) > 8 else "")
+
+
+def _promises(plan: Plan) -> list[tuple[str, str]]:
+    unit = plan.timing.unit
+    lines = [
+        ("rho (contraction)", f"{plan.rho:.4f}"),
+        ("algebraic connectivity", f"{plan.algebraic_connectivity:.6g}"),
+        ("mixing", f"{plan.mixing}, weight {plan.alpha:.4f}"),
+        ("communication", f"{plan.expected_comm_time:.4g} {unit} an iteration"),
+    ]
+    if plan.consensus_error is not None:
+        lines.append(("steady-state consensus error", f"{plan.consensus_error:.4g}"))
+    if plan.certificate is not None:
+        c = plan.certificate
+        how = f"{c.iterations} iterations, {c.seconds:.2f} s"
+        lines.append(("certified gap", f"{max(c.gap, 0.0):.1e} ({how})"))
+    return lines
+
+
+def _matchings(given: str | None, topology: str) -> Any:
+    if given is None:
+        return None
+    if given == "authors":
+        family, _, name = topology.partition(":")
+        if family != "paper":
+            raise InputError("--matchings authors goes with a graph of the paper, as paper:er8.")
+        return families.paper_matchings(name)
+    try:
+        return json.loads(Path(given).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise PlanError(f"{given!r} cannot be read: {error.strerror}.") from None
+    except ValueError:
+        raise PlanError(f"{given!r} is not JSON: matchings are [[[i, j], …], …].") from None
+
+
+def _timing(exponent: float | None, topology: Topology) -> Timing | None:
+    if exponent is None:
+        return None
+    if not exponent > 0:
+        raise InputError(f"--delay-exponent is {exponent!r}, but t(n) = n^G must increase: G > 0.")
+    return Scaled(lambda n: float(n**exponent), topology.max_degree + 1)

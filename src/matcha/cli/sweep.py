@@ -1,0 +1,89 @@
+"""`matcha sweep`: what each strategy promises at each budget."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+from rich.table import Table
+
+from matcha import families
+from matcha.cli import app
+from matcha.cli.output import check_free, console, patient_progress, print_json
+from matcha.cli.plan import TOPOLOGY_HELP
+from matcha.errors import InputError
+from matcha.sweeps import DEFAULT_BUDGETS, DEFAULT_STRATEGIES, Sweep, sweep
+
+
+@app.command("sweep")
+def sweep_command(
+    topology: str = typer.Argument(..., help=TOPOLOGY_HELP),
+    budgets: str = typer.Option(
+        ",".join(f"{b:g}" for b in DEFAULT_BUDGETS), help="Values of C_b, separated by commas."
+    ),
+    strategies: str = typer.Option(
+        ",".join(DEFAULT_STRATEGIES), help="Strategies, separated by commas."
+    ),
+    seed: int = typer.Option(0, help="Decides the rounds and every search on the way."),
+    effort: str = typer.Option("default", help="Search for matchings: none, default or high."),
+    plot: Path | None = typer.Option(
+        None, help="Draw ρ and consensus error against the budget to a .png, .svg or .pdf file."
+    ),
+    force: bool = typer.Option(False, "--force", help="Overwrite the figure."),
+    as_json: bool = typer.Option(False, "--json", help="Print the points as JSON instead."),
+) -> None:
+    """Compare strategies over communication budgets: the paper's Figures 1c and 3.
+
+    ρ is the contraction of disagreement an iteration (lower is better, below 1 means consensus);
+    the consensus error is what disagreement remains in the long run under unit gradient noise.
+
+    [bold]Example[/]
+
+      matcha sweep paper:geometric16-d10 --budgets 0.1,0.3,0.5 --plot sweep.svg
+    """
+    from matcha.report import figures
+
+    check_free(plot, force)
+    if plot is not None:
+        figures.check_format(plot)
+    graph = families.parse(topology)
+    names = [name.strip() for name in strategies.split(",") if name.strip()]
+    with patient_progress("sweeping") as progress:
+        points = sweep(graph, _budgets(budgets), names, seed=seed, effort=effort, progress=progress)
+    if plot is not None:
+        figures.save_figure(figures.draw_sweep(points), plot)
+    if as_json:
+        print_json(points.to_json())
+        return
+    _print(points)
+    if plot is not None:
+        console.print(f"wrote [cyan]{plot}[/]")
+
+
+def _budgets(text: str) -> list[float]:
+    try:
+        return [float(word) for word in text.split(",") if word.strip()]
+    except ValueError:
+        raise InputError(f"--budgets is {text!r}, but it is numbers separated by commas.") from None
+
+
+def _print(points: Sweep) -> None:
+    unit = points.plans[0].timing.unit
+    table = Table(title=str(points.topology), title_justify="left")
+    for heading in ("strategy", "budget", "rho", f"{unit}/iteration", "consensus error", "weight"):
+        table.add_column(heading, justify="left" if heading == "strategy" else "right")
+    last = points.points[0].strategy
+    for point in points:
+        if point.strategy != last:
+            table.add_section()
+            last = point.strategy
+        error = "–" if point.consensus_error is None else f"{point.consensus_error:.4g}"
+        table.add_row(
+            point.strategy,
+            f"{point.budget:g}",
+            f"{point.rho:.4f}",
+            f"{point.expected_comm_time:.4g}",
+            error,
+            f"{point.alpha:.4f}",
+        )
+    console.print(table)

@@ -1,0 +1,1 @@
+"""Reports: records and plans become tables, figures and one self-contained page."""

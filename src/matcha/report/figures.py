@@ -1,0 +1,199 @@
+"""Figures for papers and `--plot`: topologies and sweeps, drawn with matplotlib.
+
+Figures are objects, never pyplot state: drawing one leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from matcha.errors import InputError
+from matcha.plans import Plan
+from matcha.sweeps import Sweep
+from matcha.topology import Link, Topology
+
+FORMATS = (".png", ".svg", ".pdf")
+# Okabe and Ito's palette: told apart by colour-blind readers too.
+PALETTE = (
+    "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31",
+    "#7B4173", "#637939",
+)  # fmt: skip
+STRATEGY_COLORS: Mapping[str, str] = {
+    "matcha": "#0072B2",
+    "greedy": "#009E73",
+    "periodic": "#D55E00",
+    "vanilla": "#000000",
+    "single": "#CC79A7",
+}
+STRATEGY_MARKERS: Mapping[str, str] = {
+    "matcha": "o",
+    "greedy": "s",
+    "periodic": "^",
+    "vanilla": "x",
+    "single": "D",
+}
+
+
+def check_format(path: str | Path) -> Path:
+    """Refuse a figure file whose ending is not one we can draw.
+
+    Raises:
+        InputError: Names the endings that are possible.
+    """
+    if Path(path).suffix.lower() not in FORMATS:
+        raise InputError(f"cannot draw {str(path)!r}: figures end in {', '.join(FORMATS)}.")
+    return Path(path)
+
+
+def layout(topology: Topology) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """A point for each worker: the topology's own, or one that shows its structure."""
+    if topology.positions is not None:
+        return np.array(topology.positions)
+    import networkx as nx
+
+    graph = nx.Graph(topology.links)
+    if topology.num_workers <= 200:
+        points = nx.kamada_kawai_layout(graph)
+    else:
+        points = nx.spring_layout(graph, seed=0, iterations=50)
+    return np.array([points[i] for i in range(topology.num_workers)])
+
+
+def link_activity(plan: Plan) -> dict[Link, float]:
+    """How often each link is used, in exchanges an iteration."""
+    activity = dict.fromkeys(plan.topology.links, 0.0)
+    for matching, p in zip(plan.matchings, plan.probabilities, strict=True):
+        for link in matching:
+            activity[link] += p
+    return activity
+
+
+def draw_topology(plan: Plan) -> Any:
+    """The topology coloured by matching, line width by activation probability (Figure 1a).
+
+    Where matchings overlap (`greedy`), width and shade both show how often a link is used.
+    """
+    from matplotlib.collections import LineCollection
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
+    topology, activity = plan.topology, link_activity(plan)
+    color_of, legend = _link_colors(plan, activity)
+    points = layout(topology)
+    crowded = topology.num_workers > 64
+    figure = Figure(figsize=(6.4, 5.2), layout="constrained")
+    axes = figure.add_subplot()
+    most = max(max(activity.values()), 1e-12)
+    axes.add_collection(
+        LineCollection(
+            [points[list(link)] for link in topology.links],
+            colors=[color_of[link] for link in topology.links],
+            linewidths=[
+                (0.4 if crowded else 0.8) + 5.2 * activity[e] / most for e in topology.links
+            ],
+            capstyle="round",
+            alpha=0.9,
+        )
+    )
+    axes.scatter(
+        points[:, 0],
+        points[:, 1],
+        s=12 if crowded else 300,
+        c="white",
+        edgecolors="#333333",
+        zorder=3,
+    )
+    if not crowded:
+        for (x, y), label in zip(points, topology.labels, strict=True):
+            axes.text(x, y, str(label), ha="center", va="center", fontsize=9, zorder=4)
+    handles = [Line2D([], [], color=color, lw=3, label=label) for color, label in legend]
+    axes.legend(handles=handles, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+    axes.set_title(
+        f"{topology.name} · {plan.strategy} at budget {plan.budget:g} · ρ = {plan.rho:.4f}",
+        fontsize=11,
+    )
+    axes.set_aspect("equal")
+    axes.margins(0.08)
+    axes.set_axis_off()
+    return figure
+
+
+def draw_sweep(sweep: Sweep) -> Any:
+    """ρ, and the steady-state consensus error where it is known, against the budget."""
+    from matplotlib.figure import Figure
+
+    panels = [("rho", "ρ, contraction an iteration", False)]
+    if any(point.consensus_error is not None for point in sweep):
+        panels.append(("consensus_error", "steady-state consensus error", True))
+    figure = Figure(figsize=(5.2 * len(panels), 4.0), layout="constrained")
+    for number, (quantity, title, logarithmic) in enumerate(panels, start=1):
+        axes = figure.add_subplot(1, len(panels), number)
+        for strategy in dict.fromkeys(point.strategy for point in sweep):
+            _draw_strategy(axes, sweep, strategy, quantity)
+        if logarithmic:
+            axes.set_yscale("log")
+        axes.set_xlabel("communication budget $C_b$")
+        axes.set_ylabel(title)
+        axes.grid(alpha=0.25)
+        axes.legend(frameon=False)
+    figure.suptitle(sweep.topology.name, fontsize=11)
+    return figure
+
+
+def _draw_strategy(axes: Any, sweep: Sweep, strategy: str, quantity: str) -> None:
+    known = [p for p in sweep.of(strategy) if getattr(p, quantity) is not None]
+    if not known:
+        return
+    color = STRATEGY_COLORS.get(strategy, "#666666")
+    marker = STRATEGY_MARKERS.get(strategy, "o")
+    budgets = [point.budget for point in known]
+    values = [getattr(point, quantity) for point in known]
+    axes.plot(budgets, values, color=color, marker=marker, ms=5, lw=1.8, label=strategy)
+    if strategy == "vanilla":
+        axes.axhline(values[-1], color=color, lw=0.8, ls=":")
+
+
+def save_figure(figure: Any, path: str | Path) -> None:
+    """Write a figure; the ending of the file says the format."""
+    target = check_format(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(target, dpi=160)
+
+
+def _link_colors(
+    plan: Plan, activity: Mapping[Link, float]
+) -> tuple[dict[Link, Any], list[tuple[Any, str]]]:
+    """A colour for each link, and what the colours mean."""
+    if len(plan.matchings) <= len(PALETTE) * 2 and not _overlap(plan):
+        colors = [_palette(j) for j in range(len(plan.matchings))]
+        legend = [
+            (color, f"matching {j + 1}: p = {p:.2f}")
+            for j, (color, p) in enumerate(zip(colors, plan.probabilities, strict=True))
+        ]
+        return {e: colors[j] for j, links in enumerate(plan.matchings) for e in links}, legend
+    from matplotlib import colormaps
+    from matplotlib.colors import to_hex
+
+    shade = colormaps["viridis_r"]
+    most = max(max(activity.values()), 1e-12)
+    steps = (0.25, 0.5, 0.75, 1.0)
+    legend = [(to_hex(shade(0.1 + 0.9 * s)), f"{s * most:.2g} exchanges/iteration") for s in steps]
+    return {e: to_hex(shade(0.1 + 0.9 * a / most)) for e, a in activity.items()}, legend
+
+
+def _overlap(plan: Plan) -> bool:
+    links = [link for matching in plan.matchings for link in matching]
+    return len(links) != len(set(links))
+
+
+def _palette(j: int) -> Any:
+    if j < len(PALETTE):
+        return PALETTE[j]
+    from matplotlib.colors import to_rgb
+
+    r, g, b = to_rgb(PALETTE[j % len(PALETTE)])
+    return (0.5 + r / 2, 0.5 + g / 2, 0.5 + b / 2)
