@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import networkx as nx
+import pytest
+
+from matcha import families
+from matcha.errors import InputError
+from matcha.matchings import check_decomposition
+
+
+@pytest.mark.parametrize(
+    ("topology", "graph"),
+    [
+        (families.ring(7), nx.cycle_graph(7)),
+        (families.path(5), nx.path_graph(5)),
+        (families.star(6), nx.star_graph(5)),
+        (families.complete(5), nx.complete_graph(5)),
+        (families.barbell(8), nx.barbell_graph(4, 0)),
+        (families.hypercube(3), nx.hypercube_graph(3)),
+        (families.torus(3, 4), nx.grid_2d_graph(3, 4, periodic=True)),
+    ],
+    ids=lambda value: getattr(value, "name", None) or None,
+)
+def test_families_are_what_networkx_calls_them(topology, graph):
+    assert nx.is_isomorphic(topology.to_networkx(), graph)
+
+
+def test_small_tori_have_no_double_links():
+    assert len(families.torus(2, 3).links) == 9
+    assert len(families.torus(2, 2).links) == 4
+
+
+@pytest.mark.parametrize("make", [families.erdos_renyi, families.geometric])
+def test_random_families_are_decided_by_their_seed(make):
+    assert make(16, 0.3, seed=5) == make(16, 0.3, seed=5)
+    assert make(16, 0.3, seed=5).links != make(16, 0.3, seed=6).links
+
+
+def test_random_families_are_redrawn_until_connected():
+    sparse = families.erdos_renyi(10, 0.15, seed=0)
+    assert nx.is_connected(sparse.to_networkx())
+    with pytest.raises(InputError, match="raise the density"):
+        families.geometric(50, 1e-6, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "workers", "degree"),
+    [
+        ("er8", 8, 5),
+        ("geometric16-d5", 16, 5),
+        ("geometric16-d10", 16, 10),
+        ("geometric16-d13", 16, 13),
+        ("er16", 16, 8),
+    ],
+)
+def test_the_papers_graphs_and_matchings(name, workers, degree):
+    topology = families.paper(name)
+    assert (topology.num_workers, topology.max_degree) == (workers, degree)
+    check_decomposition(topology, families.paper_matchings(name))
+
+
+def test_command_line_names():
+    assert families.parse("torus:3x4").num_workers == 12
+    assert families.parse("hypercube:4").max_degree == 4
+    assert families.parse("geometric:16:0.4:1") == families.geometric(16, 0.4, 1)
+    assert families.parse("erdos-renyi:16:0.3") == families.erdos_renyi(16, 0.3, 0)
+    assert families.parse("paper:er8") == families.paper("er8")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("rign:8", "did you mean 'ring'"),
+        ("ring:x", "ring:WORKERS"),
+        ("ring", "ring:WORKERS"),
+        ("ring:2", "at least 3"),
+        ("torus:4", "ROWSxCOLUMNS"),
+        ("paper:er9", "did you mean 'er8'"),
+        ("erdos-renyi:8:1.5:0", "probability"),
+        ("geometric:8:-1:0", "radius"),
+        ("nowhere.json", "no topology file"),
+    ],
+)
+def test_bad_names_say_what_is_wrong(text, message):
+    with pytest.raises(InputError, match=message):
+        families.parse(text)

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import json
+import os
+
+import networkx as nx
+import numpy as np
+import pytest
+
+from matcha import Topology, families
+from matcha.errors import TopologyError
+
+
+def test_saved_topologies_come_back_unchanged(tmp_path):
+    labelled = Topology.from_links(
+        [("a", "b"), ("b", ("c", 1))],
+        labels=["a", "b", ("c", 1)],
+        link_times=[0.1, 0.7],
+        positions=[(0, 0), (1, 0), (2, 1)],
+        name="mine",
+    )
+    for number, topology in enumerate([families.geometric(12, 0.5, 2), labelled]):
+        path = tmp_path / f"{number}.json"
+        topology.save(path)
+        assert Topology.read(path) == topology
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["0.json", "1.json"]
+
+
+def test_common_formats(tmp_path):
+    expected = families.torus(3, 3)
+    graph = expected.to_networkx()
+    adjacency = nx.to_numpy_array(graph, nodelist=range(9))
+    nx.write_graphml(nx.Graph(graph.edges), tmp_path / "t.graphml")
+    np.savetxt(tmp_path / "t.csv", adjacency, delimiter=",")
+    np.save(tmp_path / "t.npy", adjacency)
+    (tmp_path / "t.json").write_text(json.dumps(expected.links))
+    lines = "# torus\n" + "".join(f"{i} {j}\n" for i, j in expected.links)
+    (tmp_path / "t.edges").write_text(lines)
+    for ending in ("graphml", "csv", "npy", "json", "edges"):
+        assert Topology.read(tmp_path / f"t.{ending}").links == expected.links, ending
+
+
+def test_edge_lists_carry_labels_and_seconds(tmp_path):
+    path = tmp_path / "net.txt"
+    path.write_text("berlin, paris, 0.25\nparis rome 0.5\n")
+    topology = Topology.read(path)
+    assert topology.labels == ("berlin", "paris", "rome")
+    assert topology.link_times == (0.25, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.json", b'{"links": [[0, 1], [1', "could not be read as json"),
+        ("a.json", b'{"schema": "other/3", "links": []}', "other/3"),
+        ("a.json", b'{"nodes": []}', "neither a list of links"),
+        ("a.json", b"[[0, 1, 2]]", "pair of workers"),
+        ("a.graphml", b"<graphml", "could not be read as graphml"),
+        ("a.npy", b"not numpy", "could not be read as npy"),
+        ("a.csv", b"1,x\n", "could not be read as csv"),
+        ("a.csv", b"0,1\n0,0\n", "not symmetric"),
+        ("a.csv", b"0,-1\n-1,0\n", "negative"),
+        ("a.csv", b"1,1\n1,0\n", "self-loop"),
+        ("a.edges", b"0 1 2 3\n", "line 1"),
+        ("a.edges", b"0 1 fast\n", "could not be read"),
+        ("a.docx", b"", "unknown ending"),
+    ],
+)
+def test_bad_files_are_refused_in_one_sentence(tmp_path, name, content, message):
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(TopologyError, match=message) as error:
+        Topology.read(path)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("ending", ["json", "graphml", "csv", "npy", "edges"])
+def test_twenty_megabytes_of_garbage(tmp_path, ending):
+    path = tmp_path / f"garbage.{ending}"
+    path.write_bytes(os.urandom(20_000_000))
+    with pytest.raises(TopologyError) as error:
+        Topology.read(path)
+    assert len(str(error.value)) < 500

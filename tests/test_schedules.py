@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from matcha.errors import PlanError
+from matcha.schedules import Bernoulli, Choice, Cycle, Periodic
+
+P = (0.1, 0.25, 0.5, 0.75, 0.9)
+GOLDEN_BERNOULLI = [
+    (0, 1, 3, 4),
+    (2, 3, 4),
+    (2, 3, 4),
+    (1, 2, 3, 4),
+    (3, 4),
+    (2, 3, 4),
+    (3, 4),
+    (3, 4),
+]
+GOLDEN_FAR = (2, 3)
+GOLDEN_CHOICE = [(2,), (0,), (0,), (1,), (0,), (1,), (2,), (1,)]
+
+
+def test_golden_rounds_never_change():
+    # Fixed for ever: workers on other machines and versions must draw the same rounds.
+    coins = Bernoulli(probabilities=P, seed=2019)
+    assert [coins.active(k) for k in range(8)] == GOLDEN_BERNOULLI
+    assert coins.active(10**15) == GOLDEN_FAR
+    one = Choice(probabilities=(0.2, 0.3, 0.4), seed=7)
+    assert [one.active(k) for k in range(8)] == GOLDEN_CHOICE
+
+
+@given(
+    seed=st.integers(0, 2**64),
+    start=st.integers(0, 10**12),
+    p=st.lists(st.floats(0, 1), min_size=1, max_size=9),
+)
+def test_random_access_equals_the_iterator(seed, start, p):
+    for schedule in (
+        Bernoulli(probabilities=tuple(p), seed=seed),
+        Choice(probabilities=tuple(np.array(p) / max(sum(p), 1)), seed=seed),
+    ):
+        in_order = list(itertools.islice(schedule.actives(start, None), 5))
+        assert in_order == [schedule.active(start + k) for k in range(5)]
+        assert list(schedule.actives(start, start + 3)) == in_order[:3]
+
+
+def test_blocks_join_without_a_seam():
+    coins = Bernoulli(probabilities=P, seed=1)
+    rounds = list(coins.actives(4090, 4110))
+    assert rounds == [coins.active(k) for k in range(4090, 4110)]
+
+
+def test_frequencies_match_probabilities():
+    n = 20_000
+    coins = Bernoulli(probabilities=P, seed=11)
+    counts = np.zeros(len(P))
+    for active in coins.actives(0, n):
+        counts[list(active)] += 1
+    errors = np.sqrt(np.array(P) * (1 - np.array(P)) / n)
+    assert (abs(counts / n - P) < 4 * errors).all()
+
+
+def test_coins_are_independent_of_each_other_and_of_time():
+    n = 20_000
+    on = np.zeros((n, 2))
+    for k, active in enumerate(Bernoulli(probabilities=(0.5, 0.5), seed=3).actives(0, n)):
+        on[k, list(active)] = 1
+    centred = on - on.mean(axis=0)
+    for a, b in ((centred[:, 0], centred[:, 1]), (centred[1:, 0], centred[:-1, 0])):
+        assert abs((a * b).mean()) < 4 * 0.25 / np.sqrt(n)
+
+
+def test_groups_share_a_coin():
+    coins = Bernoulli(probabilities=(0.5, 0.5, 0.2), seed=0, groups=((0, 1), (2,)))
+    seen = set(coins.actives(0, 500))
+    assert seen <= {(), (0, 1), (2,), (0, 1, 2)}
+    assert (0, 1) in seen
+
+
+def test_choice_draws_at_most_one():
+    n = 20_000
+    p = (0.2, 0.0, 0.5)
+    counts = np.zeros(4)
+    for active in Choice(probabilities=p, seed=5).actives(0, n):
+        counts[active[0] if active else 3] += 1
+    expected = np.array([0.2, 0.0, 0.5, 0.3])
+    assert (abs(counts / n - expected) <= 4 * np.sqrt(expected * (1 - expected) / n)).all()
+
+
+@pytest.mark.parametrize("budget", [0.1, 0.3, 0.5, 2 / 3, 1.0, 0.02])
+def test_periodic_spends_exactly_its_budget(budget):
+    schedule = Periodic(frequency=budget, num_matchings=3)
+    n = 3000
+    rounds = [schedule.active(k) for k in range(n)]
+    assert sum(1 for active in rounds if active) == pytest.approx(budget * n, abs=1)
+    assert set(rounds) <= {(), (0, 1, 2)}
+    gaps = np.diff([k for k, active in enumerate(rounds) if active])
+    assert gaps.max() - gaps.min() <= 1
+
+
+def test_cycles_repeat():
+    cycle = Cycle(cycle=((0,), (), (2, 1)))
+    assert list(cycle.actives(1, 6)) == [(), (2, 1), (0,), (), (2, 1)]
+
+
+def test_bad_schedules_are_refused():
+    with pytest.raises(PlanError, match="in \\[0, 1\\]"):
+        Bernoulli(probabilities=(1.2,), seed=0)
+    with pytest.raises(PlanError, match="seed"):
+        Bernoulli(probabilities=(0.5,), seed=-1)
+    with pytest.raises(PlanError, match="every matching once"):
+        Bernoulli(probabilities=(0.5, 0.5), seed=0, groups=((0,),))
+    with pytest.raises(PlanError, match="share"):
+        Bernoulli(probabilities=(0.5, 0.4), seed=0, groups=((0, 1),))
+    with pytest.raises(PlanError, match="more than 1"):
+        Choice(probabilities=(0.8, 0.8), seed=0)
+    with pytest.raises(PlanError, match="at least one round"):
+        Cycle(cycle=())

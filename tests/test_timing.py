@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from matcha import Topology, families
+from matcha.errors import InputError, PlanError, TopologyError
+from matcha.timing import (
+    LinkSeconds,
+    RandomLinks,
+    Scaled,
+    Units,
+    default_timing,
+    timing_from_json,
+    transfer_times,
+)
+
+PATH = Topology.from_links([(0, 1), (1, 2), (2, 3)], link_times=[1.0, 2.0, 4.0])
+MATCHINGS = (((0, 1), (2, 3)), ((1, 2),))
+
+
+def test_units_count_matchings():
+    units = Units()
+    assert units.round_time(MATCHINGS) == 2
+    assert units.expected_time(MATCHINGS, (0.5, 0.25)) == 0.75
+    assert units.allowance(MATCHINGS, 0.3) == pytest.approx(0.6)
+    assert units.round_time([]) == 0
+
+
+def test_a_matching_costs_its_slowest_link():
+    seconds = LinkSeconds(PATH)
+    assert seconds.costs(MATCHINGS) == (4.0, 2.0)
+    assert seconds.round_time(MATCHINGS) == 6.0
+    assert seconds.expected_time(MATCHINGS, (0.5, 1.0)) == 4.0
+    assert seconds.allowance(MATCHINGS, 0.5) == 3.0
+    with pytest.raises(TopologyError, match="no link times"):
+        LinkSeconds(families.ring(4))
+
+
+def test_scaled_delays_follow_t():
+    root = Scaled(lambda n: n**0.5, 4)
+    four = [MATCHINGS[1]] * 4
+    assert root.round_time(four) == 2.0
+    # t(s) = C_b t(M): s^0.5 = 0.5 * 2, so s = 1.
+    assert root.allowance(four, 0.5) == pytest.approx(1.0)
+    assert root.allowance(four, 1.0) == 4.0
+
+
+def test_scaled_expectation_equals_enumeration():
+    square = Scaled(lambda n: n**2, 3)
+    p = (0.2, 0.5, 0.9)
+    expected = 0.0
+    for coins in itertools.product((0, 1), repeat=3):
+        chance = 1.0
+        for on, q in zip(coins, p, strict=True):
+            chance *= q if on else 1 - q
+        expected += chance * sum(coins) ** 2
+    assert square.expected_time([MATCHINGS[1]] * 3, p) == pytest.approx(expected)
+
+
+def test_scaled_refuses_what_does_not_increase():
+    with pytest.raises(InputError, match="increase"):
+        Scaled(lambda n: 1.0, 3)
+    with pytest.raises(InputError, match="finite"):
+        Scaled(lambda n: float("inf"), 3)
+
+
+def test_random_links_average_the_slowest():
+    samples = ((1.0, 9.0, 5.0), (3.0, 9.0, 1.0))
+    timing = RandomLinks(PATH, samples)
+    assert timing.matching_time(MATCHINGS[0]) == (5.0 + 3.0) / 2
+    with pytest.raises(InputError, match="column"):
+        RandomLinks(PATH, ((1.0,),))
+    with pytest.raises(InputError, match="positive"):
+        RandomLinks(PATH, ((1.0, 0.0, 1.0),))
+
+
+def test_defaults_and_conversion():
+    assert default_timing(PATH).unit == "seconds"
+    assert default_timing(families.ring(4)).unit == "units"
+    assert transfer_times(0.01, [1e6], 500_000) == (0.51,)
+
+
+@pytest.mark.parametrize(
+    "timing",
+    [
+        Units(),
+        LinkSeconds(PATH),
+        RandomLinks(PATH, ((1.0, 2.0, 3.0),)),
+        Scaled(lambda n: n**1.5, 3),
+    ],
+    ids=lambda timing: type(timing).__name__,
+)
+def test_timing_survives_json(timing):
+    back = timing_from_json(timing.to_json(), PATH)
+    for r in range(3):
+        assert back.round_time(MATCHINGS[:r]) == timing.round_time(MATCHINGS[:r])
+    assert back.unit == timing.unit
+
+
+def test_foreign_timing_is_refused():
+    with pytest.raises(PlanError, match="unknown"):
+        timing_from_json({"model": "sundial"}, PATH)
+    with pytest.raises(PlanError, match="not an object"):
+        timing_from_json(3, PATH)
