@@ -1,0 +1,266 @@
+"""Step 2: how often to use each matching so that the expected graph is best connected (eq. 5).
+
+    maximise λ₂(Σ_j p_j L_j)   subject to   Σ_j c_j p_j ≤ limit,   0 ≤ p ≤ 1
+
+is a semidefinite program of the order of the graph. λ₂ is the least of xᵀL(p)x over unit vectors
+x ⊥ 1, so testing only the x in a subspace V gives an upper bound, by a semidefinite program of the
+order of V. We keep the eigenvectors near λ₂ of the points tried so far as V, solve that small
+program, and add the eigenvectors of its solution until bound and value meet: a spectral bundle
+method (Helmberg and Rendl, 2000). The dual of the small program is the certificate: for any Y ⪰ 0
+of unit trace, λ₂(L(p)) ≤ ⟨Y, L(p)⟩ = Σ_j p_j ⟨Y, L_j⟩ for every p, and the right side is largest
+where a fractional knapsack says.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from matcha.errors import InputError
+from matcha.plans import Certificate
+from matcha.semidefinite import solve
+from matcha.spectra import (
+    DENSE_LIMIT,
+    Array,
+    Indices,
+    dense_eigenpairs,
+    is_narrow,
+    lowest_eigenpairs,
+    orthonormal,
+    start_vector,
+    weighted_laplacian,
+)
+from matcha.topology import Matching
+
+_MAX_ITERATIONS = 100
+_MAX_BASIS = 48
+_MULTIPLICITY_LIMIT = 1500
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Activation:
+    """Activation probabilities, one a matching, and their certificate."""
+
+    probabilities: tuple[float, ...]
+    certificate: Certificate
+
+
+def optimal_probabilities(
+    matchings: Sequence[Matching],
+    num_workers: int,
+    limit: float,
+    *,
+    costs: Sequence[float] | None = None,
+    groups: Sequence[Sequence[int]] = (),
+    tolerance: float | None = None,
+    seed: int = 0,
+) -> Activation:
+    """The activation probabilities of eq. 5: the best connected expected graph within a limit.
+
+    Args:
+        matchings: A decomposition of a connected topology into M matchings.
+        num_workers: m.
+        limit: Upper bound of Σ c_j p_j; with unit costs it is C_b·M.
+        costs: What matching j costs, c_j > 0; 1 each by default.
+        groups: Matchings, by position, that share one coin and so one probability (all those of
+            a clique, say); every matching in one group. Without groups each has its own.
+        tolerance: Relative gap to stop at; by default 1e-7 for small graphs, rising with size to
+            1e-3 above 8,192 workers.
+        seed: Decides the start vectors of the eigenvalue iteration, so that a tie between
+            equally good answers always falls the same way.
+
+    Returns:
+        Probabilities and certificate. When the limit allows every matching all the time, each
+        probability is exactly 1.
+
+    Raises:
+        InputError: The limit or a cost is not positive.
+
+    >>> ring = [((0, 1), (2, 3)), ((0, 3), (1, 2))]
+    >>> [round(p, 6) for p in optimal_probabilities(ring, 4, limit=1.0).probabilities]
+    [0.5, 0.5]
+    """
+    problem = _Problem.make(matchings, num_workers, limit, costs, groups)
+    if tolerance is None:
+        tolerance = default_tolerance(num_workers)
+    p, certificate = _maximize(problem, tolerance, seed)
+    return Activation(
+        probabilities=tuple(float(p[g]) for g in problem.group_of_matching),
+        certificate=certificate,
+    )
+
+
+def default_tolerance(num_workers: int) -> float:
+    """The relative gap at which more digits stop being worth their time.
+
+    >>> default_tolerance(16), default_tolerance(1024), default_tolerance(16384)
+    (1e-07, 1e-05, 0.001)
+    """
+    for limit, tolerance in ((128, 1e-7), (512, 1e-6), (2048, 1e-5), (8192, 1e-4)):
+        if num_workers <= limit:
+            return tolerance
+    return 1e-3
+
+
+def knapsack_bound(gains: Array, costs: Array, limit: float) -> float:
+    """The largest Σ g_j p_j with 0 ≤ p ≤ 1 and Σ c_j p_j ≤ limit: best gain per cost first.
+
+    >>> knapsack_bound(np.array([3.0, 1.0, 2.0]), np.ones(3), 1.5)
+    4.0
+    """
+    order = np.argsort(-gains / costs, kind="stable")
+    spent_before = np.concatenate([[0.0], np.cumsum(costs[order])[:-1]])
+    p = np.clip((limit - spent_before) / costs[order], 0.0, 1.0)
+    return float(np.maximum(gains[order], 0.0) @ p)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Problem:
+    """Eq. 5 as arrays: links sorted by the group whose coin they share."""
+
+    num_workers: int
+    links: Indices
+    owner: Indices
+    """Group of each link, ascending."""
+    offsets: Indices
+    """Links of group g are offsets[g] : offsets[g + 1]."""
+    costs: Array
+    limit: float
+    group_of_matching: tuple[int, ...]
+
+    @classmethod
+    def make(
+        cls,
+        matchings: Sequence[Matching],
+        num_workers: int,
+        limit: float,
+        costs: Sequence[float] | None,
+        groups: Sequence[Sequence[int]],
+    ) -> _Problem:
+        coins = groups or [(j,) for j in range(len(matchings))]
+        coin_of = {j: g for g, members in enumerate(coins) for j in members}
+        group_of_matching = tuple(coin_of[j] for j in range(len(matchings)))
+        each = np.ones(len(matchings)) if costs is None else np.asarray(costs, dtype=np.float64)
+        if not limit > 0:
+            raise InputError(f"the limit on communication must be positive, not {limit!r}.")
+        if not (np.isfinite(each).all() and (each > 0).all()):
+            raise InputError("each matching must cost a positive, finite time.")
+        ends = [link for matching in matchings for link in matching]
+        owner = np.repeat(group_of_matching, [len(matching) for matching in matchings])
+        order = np.argsort(owner, kind="stable")
+        owner = owner[order].astype(np.int64)
+        return cls(
+            num_workers=num_workers,
+            links=np.array(ends, dtype=np.int64).reshape(-1, 2)[order],
+            owner=owner,
+            offsets=np.searchsorted(owner, np.arange(len(coins) + 1)),
+            costs=np.bincount(group_of_matching, weights=each).astype(np.float64),
+            limit=float(limit),
+            group_of_matching=group_of_matching,
+        )
+
+    def compress(self, V: Array) -> Array:
+        """VᵀL_gV for each group."""
+        differences = V[self.links[:, 0]] - V[self.links[:, 1]]
+        blocks = [
+            differences[a:b] for a, b in zip(self.offsets[:-1], self.offsets[1:], strict=True)
+        ]
+        return np.array([D.T @ D for D in blocks])
+
+    def average_gains(self, V: Array) -> Array:
+        """⟨Y, L_g⟩ with Y = VVᵀ / columns: the mean over a whole eigenspace."""
+        lengths = ((V[self.links[:, 0]] - V[self.links[:, 1]]) ** 2).sum(1) / V.shape[1]
+        return np.bincount(self.owner, weights=lengths).astype(np.float64)
+
+    def spread_gains(self) -> Array:
+        """⟨Y, L_g⟩ with Y = (I − J)/(m − 1): the mean over all directions."""
+        return 2.0 * np.diff(self.offsets) / (self.num_workers - 1.0)
+
+    def scaled_to_limit(self, p: Array) -> Array:
+        """Spend what an interior point leaves over; λ₂ never falls when weights rise."""
+        p = np.where(p > 1.0 - 1e-9, 1.0, np.maximum(p, 0.0))
+        for _ in range(3):
+            free = p < 1.0
+            left = self.limit - self.costs @ p
+            spent = self.costs[free] @ p[free]
+            if left <= 0.0 or spent <= 0.0:
+                break
+            p = np.where(free, np.minimum(1.0, p * (1.0 + left / spent)), p)
+        over = self.costs @ p / self.limit
+        return p / over if over > 1.0 else p
+
+
+def _maximize(problem: _Problem, tolerance: float, seed: int) -> tuple[Array, Certificate]:
+    began = time.perf_counter()
+    m, groups = problem.num_workers, len(problem.costs)
+    narrow = m > DENSE_LIMIT and is_narrow(problem.links, m)
+    start = start_vector(m, seed)
+    everything = problem.limit >= problem.costs.sum() * (1.0 - 1e-12)
+    p = np.ones(groups) if everything else np.full(groups, problem.limit / problem.costs.sum())
+
+    # Rows of gains are aggregated dual matrices: cheap, and for symmetric graphs (complete,
+    # star, hypercube), where λ₂ belongs to a huge eigenspace, one row is the whole certificate.
+    rows = [problem.spread_gains()]
+    bound = knapsack_bound(rows[0], problem.costs, problem.limit)
+    best, best_value = p, -np.inf
+    V = np.empty((m, 0))
+    count = min(m - 1, 12 if m <= DENSE_LIMIT else 8)
+    iterations = 0
+    for iterations in range(1, _MAX_ITERATIONS + 1):
+        L = weighted_laplacian(problem.links, p[problem.owner], m)
+        values, vectors = lowest_eigenpairs(L, count, narrow=narrow, start=start)
+        if values[0] > best_value:
+            best, best_value = p, float(values[0])
+        if everything:
+            bound = best_value
+            break
+        if iterations == 1:
+            space = _eigenspace(L, values, vectors)
+            rows.append(problem.average_gains(space))
+            bound = min(bound, knapsack_bound(rows[1], problem.costs, problem.limit))
+        if bound - best_value <= tolerance * bound or iterations == _MAX_ITERATIONS:
+            break
+        V = orthonormal(np.hstack([V, vectors]))
+        A = problem.compress(V)
+        solution = solve(
+            A[None],
+            np.array(rows)[None],
+            problem.costs[None],
+            np.array([problem.limit]),
+            tolerance=0.1 * tolerance,
+        )
+        Y, y = solution.Y[0], solution.y[0]
+        gains = np.einsum("gab,ab->g", A, Y) + y @ np.array(rows)
+        bound = min(bound, knapsack_bound(gains, problem.costs, problem.limit))
+        p = problem.scaled_to_limit(solution.p[0])
+        if V.shape[1] > _MAX_BASIS:
+            V, rows = _shrink(problem, V, Y, rows, gains)
+    return best, Certificate(
+        value=best_value,
+        bound=max(bound, best_value),
+        gap=max(0.0, bound / best_value - 1.0),
+        iterations=iterations,
+        seconds=time.perf_counter() - began,
+    )
+
+
+def _eigenspace(L: object, values: Array, vectors: Array) -> Array:
+    """All of λ₂'s eigenvectors, by a dense decomposition where the first few are all equal."""
+    same = values <= values[0] * (1.0 + 1e-6)
+    if same.all() and len(values) < len(vectors) - 1 and len(vectors) <= _MULTIPLICITY_LIMIT:
+        values, vectors = dense_eigenpairs(L, len(vectors) - 1)
+        same = values <= values[0] * (1.0 + 1e-6)
+    return np.asarray(vectors[:, same])
+
+
+def _shrink(
+    problem: _Problem, V: Array, Y: Array, rows: list[Array], gains: Array
+) -> tuple[Array, list[Array]]:
+    """Keep the directions that the dual uses; fold the rest into one aggregate row."""
+    weights, mix = np.linalg.eigh(Y)
+    keep = weights > 1e-4 * weights[-1]
+    keep[: -_MAX_BASIS // 2] = False
+    return orthonormal(V @ mix[:, keep]), [*rows[:2], gains]

@@ -1,0 +1,297 @@
+"""Step 4: the weight α of eq. 8 and the contraction factor ρ of eq. 9 and Theorem 1.
+
+A round mixes by W = I − αL with L the Laplacian of its active links. With L̄ = E[L],
+
+    ρ(α) = ‖E[WᵀW] − J‖₂ = λ_max(I − 2αL̄ + α²E[L²] − J),
+
+and for independent coins E[L²] = L̄² + Σ_g p_g(1 − p_g) L_g², where L_g is what coin g activates
+(for a matching L_g² = 2L_g: the paper's 2L̃). Each unit vector x ⊥ 1 gives a parabola
+1 − 2α xᵀL̄x + α² xᵀE[L²]x, and ρ(α) is the highest of them: convex, so a search along α finds the
+least ρ. The semidefinite program of eq. 9 finds the same number at a thousand times the price.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from matcha.errors import InputError
+from matcha.spectra import (
+    DENSE_LIMIT,
+    Array,
+    is_narrow,
+    lowest_eigenpairs,
+    orthonormal,
+    start_vector,
+    top_eigenpairs,
+    weighted_laplacian,
+)
+from matcha.topology import Matching, Topology
+
+_MAX_ITERATIONS = 30
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Contraction:
+    """A mixing weight and the factor by which one iteration contracts disagreement."""
+
+    alpha: float
+    rho: float
+    """‖E[WᵀW] − J‖₂; consensus is reached when it is below 1 (Theorem 1)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Moments:
+    """What eq. 9 needs to know of a random Laplacian: E[L] and E[L²] − E[L]², both sparse."""
+
+    mean: Any
+    variance: Any
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers there are."""
+        return int(self.mean.shape[0])
+
+    def second(self, x: Array) -> Array:
+        """E[L²] x."""
+        return np.asarray(self.mean @ (self.mean @ x) + self.variance @ x)
+
+
+def moments(
+    matchings: Sequence[Matching],
+    probabilities: Sequence[float],
+    num_workers: int,
+    groups: Sequence[Sequence[int]] = (),
+) -> Moments:
+    """Mean and variance of the Laplacian when each matching is active independently.
+
+    Args:
+        matchings: The decomposition.
+        probabilities: One a matching; matchings of a group must have the same.
+        num_workers: m.
+        groups: Matchings, by position, that share one coin; without groups each has its own.
+
+    >>> both = moments([((0, 1),)], [0.5], 2)
+    >>> both.mean.toarray().tolist(), both.variance.toarray().tolist()
+    ([[0.5, -0.5], [-0.5, 0.5]], [[0.5, -0.5], [-0.5, 0.5]])
+    """
+    p = np.asarray(probabilities, dtype=np.float64)
+    if len(p) != len(matchings):
+        raise InputError(f"{len(p)} probabilities were given for {len(matchings)} matchings.")
+    links = np.array([link for matching in matchings for link in matching], dtype=np.int64)
+    owner = np.repeat(np.arange(len(p)), [len(matching) for matching in matchings])
+    mean = weighted_laplacian(links, p[owner], num_workers)
+    if all(len(group) == 1 for group in groups):
+        variance = weighted_laplacian(links, 2.0 * (p * (1.0 - p))[owner], num_workers)
+        return Moments(mean=mean, variance=variance)
+    variance = 0.0 * mean
+    for group in groups:
+        member = np.isin(owner, group)
+        q = p[group[0]]
+        L = weighted_laplacian(links[member], np.ones(int(member.sum())), num_workers)
+        variance = variance + q * (1.0 - q) * (L @ L)
+    return Moments(mean=mean, variance=variance.tocsr())
+
+
+def contraction_factor(of: Moments, alpha: float, *, seed: int = 0) -> float:
+    """ρ(α) = λ_max(I − 2αL̄ + α²E[L²] − J), exactly.
+
+    >>> contraction_factor(moments([((0, 1),)], [0.5], 2), 0.5)
+    0.5
+    """
+    if of.num_workers <= DENSE_LIMIT:
+        return float(_Dense(of).top(alpha)[0][0])
+    return float(_Sparse(of, seed).top(alpha)[0][0])
+
+
+def optimal_contraction(of: Moments, *, tolerance: float = 1e-9, seed: int = 0) -> Contraction:
+    """The α of eq. 9, which makes ρ least, and that ρ.
+
+    Only the parabolas of a few vectors matter near the minimum: those of the slowest directions
+    of L̄ and of the busiest workers. So keep the vectors found so far, minimise over their span
+    (a lower bound), take the top eigenvectors at that α (an upper bound) and repeat until the two
+    meet.
+
+    Args:
+        of: The moments of the Laplacian.
+        tolerance: Stop when ρ is within this of its minimum.
+        seed: Start vectors of the eigenvalue iteration on large graphs.
+
+    >>> round(optimal_contraction(moments([((0, 1),)], [0.5], 2)).rho, 9)
+    0.5
+    """
+    exact: _Dense | _Sparse = _Dense(of) if of.num_workers <= DENSE_LIMIT else _Sparse(of, seed)
+    V = exact.first()
+    best = Contraction(alpha=0.0, rho=1.0)
+    for _ in range(_MAX_ITERATIONS):
+        alpha, below = _least(V.T @ (of.mean @ V), V.T @ of.second(V))
+        values, vectors = exact.top(alpha)
+        if values[0] < best.rho:
+            best = Contraction(alpha=alpha, rho=float(values[0]))
+        if best.rho - below <= tolerance:
+            break
+        V = orthonormal(np.hstack([V, vectors]))
+    return best
+
+
+def vanilla_contraction(topology: Topology, *, seed: int = 0) -> Contraction:
+    """All links at every iteration: α = 2/(λ₂ + λ_m), ρ = ((λ_m − λ₂)/(λ_m + λ₂))².
+
+    >>> from matcha.families import ring
+    >>> vanilla_contraction(ring(4))
+    Contraction(alpha=0.333..., rho=0.111...)
+    """
+    low, high = laplacian_extremes(topology.laplacian(), topology, seed=seed)
+    return Contraction(alpha=2.0 / (low + high), rho=((high - low) / (high + low)) ** 2)
+
+
+def periodic_contraction(topology: Topology, budget: float, *, seed: int = 0) -> Contraction:
+    """All links every 1/C_b iterations: per iteration ρ = 1 − C_b + C_b·ρ_vanilla."""
+    every = vanilla_contraction(topology, seed=seed)
+    return Contraction(alpha=every.alpha, rho=1.0 - budget + budget * every.rho)
+
+
+def single_contraction(algebraic_connectivity: float) -> Contraction:
+    """At most one matching an iteration, drawn with probability p_j: α = 1/2, ρ = 1 − λ₂/2.
+
+    Then E[L²] = Σ p_j L_j² = 2L̄, so ρ(α) = 1 − 2α(1 − α)λ₂(L̄): both ends of each link take
+    their mean.
+    """
+    return Contraction(alpha=0.5, rho=1.0 - 0.5 * algebraic_connectivity)
+
+
+def laplacian_extremes(laplacian: Any, topology: Topology, *, seed: int = 0) -> tuple[float, float]:
+    """λ₂ and λ_m of a Laplacian over the links of a topology."""
+    m = topology.num_workers
+    if m <= DENSE_LIMIT:
+        values = np.linalg.eigvalsh(laplacian.toarray())
+        return float(values[1]), float(values[-1])
+    start = start_vector(m, seed)
+    narrow = is_narrow(topology.link_array, m)
+    low, _ = lowest_eigenpairs(laplacian, 4, narrow=narrow, start=start, tolerance=1e-8)
+    high, _ = top_eigenpairs(lambda x: laplacian @ x, m, 1, start, 1e-8)
+    return float(low[0]), float(high[0])
+
+
+def smallest_self_weight(alpha: float, matchings: Sequence[Matching], num_workers: int) -> float:
+    """The least weight a worker may keep for its own model, 1 − α·(its links), all active.
+
+    Below zero the mixing extrapolates: still a contraction in the mean, but one that amplifies
+    what it has just averaged.
+
+    >>> smallest_self_weight(0.5, [((0, 1),), ((1, 2),)], 3)
+    0.0
+    """
+    ends = np.array([link for matching in matchings for link in matching], dtype=np.int64)
+    return float(1.0 - alpha * np.bincount(ends.ravel(), minlength=num_workers).max())
+
+
+def is_doubly_stochastic(
+    matrix: npt.ArrayLike, *, tolerance: float = 1e-9, signed: bool = True
+) -> bool:
+    """Whether all rows and columns of a mixing matrix sum to one.
+
+    Args:
+        matrix: Square matrix W.
+        tolerance: How far a sum may be from one.
+        signed: Accept negative entries, as the paper's I − αL may have; else refuse them.
+
+    >>> is_doubly_stochastic([[0.5, 0.5], [0.5, 0.5]])
+    True
+    >>> is_doubly_stochastic([[1.5, -0.5], [-0.5, 1.5]], signed=False)
+    False
+    """
+    W = np.asarray(matrix, dtype=np.float64)
+    if W.ndim != 2 or W.shape[0] != W.shape[1] or not np.isfinite(W).all():
+        return False
+    sums = np.concatenate([W.sum(axis=0), W.sum(axis=1)])
+    positive = signed or bool(W.min() >= -tolerance)
+    return positive and bool(np.abs(sums - 1.0).max() <= tolerance)
+
+
+# -- eigenvalues of E[WᵀW] − J --------------------------------------------------------------------
+
+
+class _Dense:
+    """Small graphs: everything in the basis perpendicular to ones."""
+
+    def __init__(self, of: Moments) -> None:
+        m = of.num_workers
+        # Householder's reflection that takes ones to a multiple of the first unit vector.
+        u = np.full(m, 1.0 / np.sqrt(m))
+        u[0] += 1.0
+        Q = np.eye(m)[:, 1:] - np.outer(u, u[1:]) * (2.0 / (u @ u))
+        self.basis = Q
+        mean = of.mean.toarray()
+        self.mean = Q.T @ mean @ Q
+        self.second = self.mean @ self.mean + Q.T @ of.variance.toarray() @ Q
+
+    def first(self) -> Array:
+        _, vectors = np.linalg.eigh(self.mean)
+        ends = vectors[:, [0, -1]] if len(vectors) > 1 else vectors
+        return np.asarray(self.basis @ ends)
+
+    def top(self, alpha: float) -> tuple[Array, Array]:
+        B = np.eye(len(self.mean)) - 2.0 * alpha * self.mean + alpha**2 * self.second
+        values, vectors = np.linalg.eigh(B)
+        return values[::-1][:3], self.basis @ vectors[:, ::-1][:, :3]
+
+
+class _Sparse:
+    """Large graphs: a few eigenvectors by Lanczos iteration."""
+
+    def __init__(self, of: Moments, seed: int) -> None:
+        self.of = of
+        self.start = start_vector(of.num_workers, seed)
+
+    def first(self) -> Array:
+        m, mean = self.of.num_workers, self.of.mean
+        coo = mean.tocoo()
+        upper = coo.row < coo.col
+        links = np.stack([coo.row[upper], coo.col[upper]], axis=1).astype(np.int64)
+        self.narrow = is_narrow(links, m)
+        _, low = lowest_eigenpairs(mean, 4, narrow=self.narrow, start=self.start)
+        _, high = top_eigenpairs(self.of.second, m, 2, self.start, 1e-6)
+        V = orthonormal(np.hstack([low, high]))
+        self.start = V.sum(axis=1)
+        return V
+
+    def top(self, alpha: float) -> tuple[Array, Array]:
+        def apply(x: Array) -> Array:
+            x = x - x.mean()
+            return np.asarray(x - 2.0 * alpha * (self.of.mean @ x) + alpha**2 * self.of.second(x))
+
+        values, vectors = top_eigenpairs(apply, self.of.num_workers, 3, self.start, 1e-8)
+        self.start = vectors.sum(axis=1)
+        return values, vectors
+
+
+def _least(P: Array, Q: Array) -> tuple[float, float]:
+    """Minimise λ_max(I − 2αP + α²Q) over α, for small P, Q ≻ 0.
+
+    Bisection on the sign of the slope: the minimum is mostly a kink, where two parabolas cross,
+    and methods that expect a smooth function stop a digit or two short of it.
+    """
+    from scipy.linalg import eigh
+
+    # Every parabola is lowest at xᵀPx/xᵀQx, so the minimum lies between the extremes of those.
+    lows = eigh(P, Q, eigvals_only=True)
+    low, high = float(lows[0]), float(lows[-1])
+    eye = np.eye(len(P))
+    alpha, height = high, np.inf
+    while high - low > 1e-15 * high:
+        middle = 0.5 * (low + high)
+        if middle in (low, high):
+            break
+        values, vectors = np.linalg.eigh(eye - 2.0 * middle * P + middle**2 * Q)
+        if values[-1] < height:
+            alpha, height = middle, float(values[-1])
+        x = vectors[:, -1]
+        low, high = (low, middle) if middle * (x @ Q @ x) > x @ P @ x else (middle, high)
+    if height == np.inf:
+        height = float(np.linalg.eigvalsh(eye - 2.0 * alpha * P + alpha**2 * Q)[-1])
+    return alpha, height
