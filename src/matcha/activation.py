@@ -19,8 +19,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from matcha.certificates import Certificate
 from matcha.errors import InputError
-from matcha.plans import Certificate
 from matcha.semidefinite import solve
 from matcha.spectra import (
     DENSE_LIMIT,

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from matcha.errors import PlanError
-from matcha.plans import check_matchings
-from matcha.topology import Matching, Topology
+from matcha.topology import Matching, Topology, check_matchings
 
 
 def check_decomposition(topology: Topology, matchings: Sequence[Matching]) -> None:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,29 +14,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from matcha.certificates import Certificate
 from matcha.errors import InputError, PlanError
 from matcha.graphfiles import topology_from_json, topology_to_json, write_atomically
 from matcha.rounds import Mixing, Round
 from matcha.schedules import Bernoulli, Choice, Cycle, Periodic, schedule_from_json
 from matcha.timing import Timing, timing_from_json
-from matcha.topology import Matching, Topology
+from matcha.topology import Matching, Topology, check_matchings
 
 SCHEMA = "matcha.plan/1"
 MAX_BYTES = 512 * 2**20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Certificate:
-    """How good an optimised value is known to be.
-
-    `value` was reached and no answer can exceed `bound`; `gap` is (bound − value) / value.
-    """
-
-    value: float
-    bound: float
-    gap: float
-    iterations: int
-    seconds: float = field(compare=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -305,27 +292,6 @@ def check_budget(budget: float) -> None:
             f"the budget is {budget!r}, but it is a fraction of vanilla's communication: "
             "choose it in (0, 1]."
         )
-
-
-def check_matchings(topology: Topology, matchings: tuple[Matching, ...]) -> None:
-    """Refuse matchings that use links the topology lacks, or a worker twice.
-
-    Raises:
-        PlanError: Names the offending matching and link.
-    """
-    links = set(topology.links)
-    for number, matching in enumerate(matchings):
-        busy: set[int] = set()
-        for i, j in matching:
-            if (i, j) not in links:
-                raise PlanError(f"matching {number} uses link ({i}, {j}), which is no link.")
-            for end in (i, j):
-                if end in busy:
-                    raise PlanError(
-                        f"matching {number} uses worker {end} twice: "
-                        "links of a matching share no worker."
-                    )
-            busy |= {i, j}
 
 
 def _optional_float(value: Any) -> float | None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from matcha.errors import TopologyError
+from matcha.errors import PlanError, TopologyError
 
 Link = tuple[int, int]
 Matching = tuple[Link, ...]
@@ -225,6 +225,27 @@ def laplacian(links: Iterable[Link], num_workers: int) -> Any:
     rows, columns = np.concatenate([i, j, i, j]), np.concatenate([j, i, i, j])
     values = np.concatenate([-ones, -ones, ones, ones])
     return coo_array((values, (rows, columns)), shape=(num_workers, num_workers)).tocsr()
+
+
+def check_matchings(topology: Topology, matchings: tuple[Matching, ...]) -> None:
+    """Refuse matchings that use links the topology lacks, or a worker twice.
+
+    Raises:
+        PlanError: Names the offending matching and link.
+    """
+    links = set(topology.links)
+    for number, matching in enumerate(matchings):
+        busy: set[int] = set()
+        for i, j in matching:
+            if (i, j) not in links:
+                raise PlanError(f"matching {number} uses link ({i}, {j}), which is no link.")
+            for end in (i, j):
+                if end in busy:
+                    raise PlanError(
+                        f"matching {number} uses worker {end} twice: "
+                        "links of a matching share no worker."
+                    )
+            busy |= {i, j}
 
 
 # -- validation ---------------------------------------------------------------------------------
