@@ -1,0 +1,176 @@
+"""Cycles of pairwise rounds: their exact steady state, their contraction, and their adjoint.
+
+Disagreement has covariance X. An iteration adds I − J (unit gradient noise, its mean removed) and
+then conjugates X with each matching's A = I − w Σ (e_i − e_j)(e_i − e_j)ᵀ, which touches two rows
+and two columns a link: nothing here costs more than O(m²) a matching.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from matcha.topology import Matching
+
+Array: TypeAlias = npt.NDArray[np.float64]
+Step: TypeAlias = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
+"""The two ends of every link of one matching."""
+Steps: TypeAlias = Sequence[Sequence[Step]]
+"""For each iteration, its matchings in the order of exchange."""
+
+_DOUBLINGS = 60
+_VANISHED = 1e-13
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SteadyState:
+    """What noisy consensus settles to when a cycle is repeated for ever."""
+
+    covariance: Array
+    """X at the end of a cycle."""
+    error: float
+    """tr(X)/m measured after each iteration's mixing, averaged over the cycle."""
+
+
+def step(matching: Matching) -> Step:
+    """The ends of a matching's links, ready for the functions below.
+
+    >>> [ends.tolist() for ends in step(((0, 1), (2, 3)))]
+    [[0, 2], [1, 3]]
+    """
+    ends = np.array(matching, dtype=np.int64).reshape(-1, 2)
+    return ends[:, 0].copy(), ends[:, 1].copy()
+
+
+def centering(num_workers: int) -> Array:
+    """I − J, which removes the mean."""
+    return np.eye(num_workers) - 1 / num_workers
+
+
+def mix(values: Array, ends: Step, weight: float) -> None:
+    """Replace rows by A · rows: both ends of a link move towards each other."""
+    i, j = ends
+    a, b = values[i], values[j]
+    move = weight * (b - a)
+    values[i] = a + move
+    values[j] = b - move
+
+
+def conjugate(covariance: Array, ends: Step, weight: float) -> None:
+    """Replace X by A X A."""
+    mix(covariance, ends, weight)
+    mix(covariance.T, ends, weight)
+
+
+def advance(covariance: Array, rounds: Steps, weight: float, noise: Array) -> float:
+    """Run X through one cycle in place; the sum of tr X over its iterations."""
+    total = 0.0
+    for round_ in rounds:
+        covariance += noise
+        for ends in round_:
+            conjugate(covariance, ends, weight)
+        total += float(np.trace(covariance))
+    return total
+
+
+def retreat(adjoint: Array, rounds: Steps, weight: float, noise: Array) -> None:
+    """Run the adjoint V backwards through one cycle in place.
+
+    ⟨V, X⟩ is what a covariance X costs from here on: the sum of the traces it leaves behind.
+    """
+    for round_ in reversed(rounds):
+        adjoint += noise
+        for ends in reversed(round_):
+            conjugate(adjoint, ends, weight)
+
+
+def transition(rounds: Steps, num_workers: int, weight: float) -> Array:
+    """Φ − J: what one cycle does to disagreement."""
+    product = centering(num_workers)
+    for round_ in rounds:
+        for ends in round_:
+            mix(product, ends, weight)
+    return product
+
+
+def lyapunov(transition: Array, source: Array) -> Array | None:
+    """The X with X = Φ X Φᵀ + S, by doubling; None where Φ does not contract."""
+    X: Array = source.copy()
+    F = transition
+    for _ in range(_DOUBLINGS):
+        size = float(np.abs(F).max())
+        if not size < 1e8:
+            return None
+        if size < 1e-10:
+            return X
+        X += F @ X @ F.T
+        F = F @ F
+    return None
+
+
+def steady_state(rounds: Steps, num_workers: int, weight: float) -> SteadyState | None:
+    """The exact steady state of a repeated cycle; None where it never reaches consensus.
+
+    >>> pair = [[step(((0, 1),))]]
+    >>> steady_state(pair, 2, 0.5).error, steady_state([*pair, []], 2, 0.5).error
+    (0.0, 0.25)
+    """
+    noise = centering(num_workers)
+    X = np.zeros_like(noise)
+    advance(X, rounds, weight, noise)
+    fixed = lyapunov(transition(rounds, num_workers, weight), X)
+    if fixed is None:
+        return None
+    X = fixed.copy()
+    total = advance(X, rounds, weight, noise)
+    return SteadyState(covariance=X, error=total / (len(rounds) * num_workers))
+
+
+def steady_adjoint(rounds: Steps, num_workers: int, weight: float) -> Array | None:
+    """V at the start of a repeated cycle; None where the cycle never reaches consensus."""
+    noise = centering(num_workers)
+    V = np.zeros_like(noise)
+    retreat(V, rounds, weight, noise)
+    return lyapunov(transition(rounds, num_workers, weight).T, V)
+
+
+def contraction(rounds: Steps, num_workers: int, weight: float) -> float:
+    """‖Φ − J‖^(2 / cycle length): the contraction of squared disagreement an iteration.
+
+    It is below 1 exactly when the links of the cycle connect all workers, because a step with
+    0 < w < 1 preserves the length of a vector only where the two ends of each link agree.
+
+    >>> contraction([[step(((0, 1),))], [step(((1, 2),))]], 3, 0.5) < 1
+    True
+    """
+    # Φ of a long cycle is smaller than rounding: rescale as we go and keep the logarithm.
+    product, logarithm = centering(num_workers), 0.0
+    for round_ in rounds:
+        for ends in round_:
+            mix(product, ends, weight)
+        product -= product.mean(axis=0)
+        size = float(np.linalg.norm(product))
+        if size < _VANISHED * np.sqrt(num_workers):
+            return 0.0
+        product /= size
+        logarithm += float(np.log(size))
+    norm = float(np.linalg.norm(product, 2))
+    return float(np.exp(2 * (logarithm + np.log(norm)) / len(rounds)))
+
+
+def connects(rounds: Steps, num_workers: int) -> bool:
+    """Whether the links of a cycle join all workers: every cut is crossed."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    steps = [ends for round_ in rounds for ends in round_]
+    if not steps:
+        return num_workers == 1
+    i = np.concatenate([ends[0] for ends in steps])
+    j = np.concatenate([ends[1] for ends in steps])
+    graph = coo_array((np.ones(len(i)), (i, j)), shape=(num_workers, num_workers))
+    return int(connected_components(graph, directed=False)[0]) == 1
