@@ -1,0 +1,112 @@
+"""MATCHA: each matching is active by a coin of its own, weighted toward critical links."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from matcha.activation import optimal_probabilities
+from matcha.errors import InputError
+from matcha.matchings import Groups, cliques, single_links
+from matcha.mixing import Contraction, moments, optimal_contraction, vanilla_contraction
+from matcha.plans import Plan
+from matcha.schedules import Bernoulli
+from matcha.strategies import Request
+from matcha.strategies.parts import annotated, coloring
+from matcha.topology import Matching
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subgraphs:
+    """What the coins activate, and how much of it the budget allows."""
+
+    matchings: tuple[Matching, ...]
+    groups: Groups
+    """Matchings that share a coin; empty where each has its own."""
+    costs: tuple[float, ...]
+    limit: float
+    """Σ p_j · cost_j may not exceed this."""
+    num_colors: int
+    """M, the matchings of a full exchange."""
+    full_time: float
+
+
+def build(request: Request) -> Plan:
+    """Plan by the paper: decompose, optimise probabilities (eq. 5), then the weight (eq. 9)."""
+    if request.mixing == "pairwise":
+        raise InputError("pairwise mixing is not available for matcha yet: use laplacian.")
+    topology, parts = request.topology, subgraphs(request)
+    found = optimal_probabilities(
+        parts.matchings,
+        topology.num_workers,
+        parts.limit,
+        costs=parts.costs,
+        groups=parts.groups,
+        seed=request.seed,
+    )
+    p = found.probabilities
+    best = contraction(request, parts, p)
+    return annotated(
+        Plan(
+            topology=topology,
+            strategy="matcha",
+            budget=request.budget,
+            seed=request.seed,
+            mixing="laplacian",
+            matchings=parts.matchings,
+            probabilities=p,
+            alpha=best.alpha,
+            schedule=Bernoulli(probabilities=p, seed=request.seed, groups=parts.groups),
+            timing=request.timing,
+            num_colors=parts.num_colors,
+            rho=best.rho,
+            algebraic_connectivity=found.certificate.value,
+            expected_comm_time=expected_time(request, parts, p),
+            certificate=found.certificate,
+        ),
+        full_time=parts.full_time,
+    )
+
+
+def subgraphs(request: Request) -> Subgraphs:
+    """Split the links as the user asked; the budget is a fraction of a full exchange's time."""
+    colors = coloring(request)
+    matchings = colors
+    groups: Groups = ()
+    if request.matchings is None and request.decomposition == "links":
+        matchings = single_links(request.topology)
+    elif request.matchings is None and request.decomposition == "cliques":
+        matchings, groups = cliques(request.topology)
+    return Subgraphs(
+        matchings=matchings,
+        groups=groups,
+        costs=request.timing.costs(matchings),
+        limit=request.timing.allowance(colors, request.budget),
+        num_colors=len(colors),
+        full_time=request.timing.round_time(colors),
+    )
+
+
+def contraction(request: Request, parts: Subgraphs, p: tuple[float, ...]) -> Contraction:
+    """α and ρ; when every link is always active, exactly those of vanilla."""
+    if min(p) == 1.0:
+        return vanilla_contraction(request.topology)
+    m = request.topology.num_workers
+    return optimal_contraction(moments(parts.matchings, p, m, parts.groups))
+
+
+def expected_time(request: Request, parts: Subgraphs, p: tuple[float, ...]) -> float:
+    """The expected time of a round; matchings that share a coin are active together."""
+    timing = request.timing
+    additive = np.isclose(sum(parts.costs), timing.round_time(parts.matchings))
+    if not parts.groups or additive:
+        return timing.expected_time(parts.matchings, p)
+    # Under t(n) only the number of active matchings counts: convolve the coins.
+    chances = np.ones(1)
+    for group in parts.groups:
+        coin = np.zeros(len(group) + 1)
+        coin[0], coin[-1] = 1.0 - p[group[0]], p[group[0]]
+        chances = np.convolve(chances, coin)
+    times = [timing.round_time(parts.matchings[:n]) for n in range(len(chances))]
+    return float(chances @ times)
