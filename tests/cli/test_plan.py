@@ -1,0 +1,108 @@
+"""The command line as a person meets it: real processes, exit codes, one sentence for errors."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from commands import matcha_command
+from matcha import Plan, families
+
+
+def test_the_table_says_what_the_plan_promises(tmp_path):
+    done = matcha_command("plan", "paper:er8", "--budget", "0.5", "--matchings", "authors")
+    assert done.returncode == 0, done.stderr
+    for part in ("matching", "activation", "0.6440", "2.5 units", "certified gap"):
+        assert part in done.stdout
+
+
+def test_json_output_is_the_plan(tmp_path):
+    output = tmp_path / "deep" / "plan.json"
+    done = matcha_command("plan", "ring:6", "-b", "0.3", "--seed", "4", "--json", "-o", output)
+    assert done.returncode == 0, done.stderr
+    assert Plan.from_json(json.loads(done.stdout)) == Plan.load(output)
+
+
+@pytest.mark.parametrize("ending", ["png", "svg", "pdf"])
+def test_plots_are_written(tmp_path, ending):
+    figure = tmp_path / f"topology.{ending}"
+    done = matcha_command("plan", "torus:3x3", "--effort", "none", "--plot", figure)
+    assert done.returncode == 0, done.stderr
+    assert figure.stat().st_size > 1000
+
+
+def test_files_are_not_overwritten(tmp_path):
+    output = tmp_path / "plan.json"
+    output.write_text("precious")
+    done = matcha_command("plan", "ring:4", "-o", output)
+    assert done.returncode == 2
+    assert "--force" in done.stderr
+    assert output.read_text() == "precious"
+    assert matcha_command("plan", "ring:4", "-o", output, "--force").returncode == 0
+    assert Plan.load(output).topology == families.ring(4)
+
+
+def test_delay_exponent():
+    done = matcha_command("plan", "paper:er8", "--delay-exponent", "0.5", "--json")
+    assert json.loads(done.stdout)["timing"]["model"] == "scaled"
+    assert matcha_command("plan", "paper:er8", "--delay-exponent", "0").returncode == 2
+
+
+BAD = [
+    (["rign:8"], "did you mean 'ring'"),
+    (["ring:8", "--budget", "0"], "(0, 1]"),
+    (["ring:8", "--budget", "1.5"], "(0, 1]"),
+    (["ring:8", "--budget", "nan"], "(0, 1]"),
+    (["ring:8", "--strategy", "macha"], "did you mean 'matcha'"),
+    (["ring:8", "--matchings", "nowhere.json"], "cannot be read"),
+    (["ring:8", "--matchings", "authors"], "graph of the paper"),
+    (["nowhere.graphml"], "no topology file"),
+    (["ring:8", "--plot", "figure.docx"], ".svg"),
+    (["path:1"], "at least 2"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "sentence"), BAD, ids=lambda v: str(v)[:40])
+def test_bad_input_is_one_sentence_and_exit_code_2(tmp_path, arguments, sentence):
+    done = matcha_command("plan", *arguments, "-o", "plan.json", cwd=tmp_path)
+    assert done.returncode == 2
+    assert sentence in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+BAD_FILES = [
+    ("split.edges", b"0 1\n2 3\n", ["worker 0", "worker 2"]),
+    ("loop.edges", b"0 1\n1 1\n", ["self-loop"]),
+    ("twice.edges", b"0 1\n1 0\n", ["twice"]),
+    ("negative.csv", b"0,-1\n-1,0\n", ["negative"]),
+    ("garbage.json", os.urandom(20_000_000), ["could not be read"]),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "words"), BAD_FILES, ids=lambda v: str(v)[:12])
+def test_bad_topology_files(tmp_path, name, content, words):
+    (tmp_path / name).write_bytes(content)
+    done = matcha_command("plan", name, cwd=tmp_path)
+    assert done.returncode == 2
+    assert all(word in done.stderr for word in words)
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_matching_that_shares_a_worker(tmp_path):
+    (tmp_path / "mine.json").write_text("[[[0, 1], [1, 2]], [[0, 2]]]")
+    (tmp_path / "triangle.json").write_text("[[0, 1], [1, 2], [0, 2]]")
+    done = matcha_command("plan", "triangle.json", "--matchings", "mine.json", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "worker 1 twice" in done.stderr
+
+
+def test_help_reads_like_documentation():
+    done = matcha_command("plan", "--help")
+    assert done.returncode == 0
+    for part in ("matchings", "certificate", "Examples", "geometric", "--budget", "--plot"):
+        assert part in done.stdout
+    assert matcha_command("--version").stdout.startswith("matcha 0.")

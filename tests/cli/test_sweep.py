@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+import json
+
+from commands import matcha_command
+
+
+def test_sweep_table_json_and_figure(tmp_path):
+    figure = tmp_path / "sweep.svg"
+    options = ["sweep", "paper:er8", "--budgets", "0.2,0.5", "--effort", "none"]
+    done = matcha_command(*options, "--strategies", "matcha,vanilla,periodic", "--plot", figure)
+    assert done.returncode == 0, done.stderr
+    assert "0.6538" in done.stdout
+    assert "<svg" in figure.read_text()
+    done = matcha_command(*options, "--strategies", "matcha,vanilla", "--json")
+    points = json.loads(done.stdout)["points"]
+    assert [(p["strategy"], p["budget"]) for p in points] == [
+        ("matcha", 0.2),
+        ("matcha", 0.5),
+        ("vanilla", 1.0),
+    ]
+
+
+def test_bad_sweeps_are_one_sentence():
+    for arguments, sentence in (
+        (["--budgets", "a,b"], "separated by commas"),
+        (["--budgets", "0.5,2"], "(0, 1]"),
+        (["--strategies", "vanila"], "did you mean 'vanilla'"),
+        (["--strategies", ""], "at least one"),
+    ):
+        done = matcha_command("sweep", "ring:4", *arguments)
+        assert done.returncode == 2
+        assert sentence in done.stderr
+        assert done.stderr.count("\n") == 1

@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import pytest
+
+import matcha
+from matcha import families
+from matcha.errors import InputError
+from matcha.report import figures
+
+
+def test_width_and_colour_say_matching_and_probability(tmp_path):
+    plan = matcha.plan(families.paper("er8"), 0.3, effort="none")
+    figure = figures.draw_topology(plan)
+    lines = figure.axes[0].collections[0]
+    widths = dict(zip(plan.topology.links, lines.get_linewidths(), strict=True))
+    colors = dict(zip(plan.topology.links, map(tuple, lines.get_colors()), strict=True))
+    activity = figures.link_activity(plan)
+    ranked = sorted(plan.topology.links, key=activity.get)
+    assert [widths[e] for e in ranked] == sorted(widths.values())
+    for matching in plan.matchings:
+        assert len({colors[link] for link in matching}) == 1
+    assert len(set(colors.values())) == len(plan.matchings)
+
+
+def test_a_sweep_draws_a_line_for_each_strategy(tmp_path):
+    sweep = matcha.sweep(
+        families.ring(4), budgets=[0.5, 1.0], strategies=["matcha", "periodic"], effort="none"
+    )
+    figure = figures.draw_sweep(sweep)
+    axes = figure.axes[0]
+    assert [line.get_label() for line in axes.get_lines()] == ["matcha", "periodic"]
+    assert list(axes.get_lines()[1].get_ydata()) == [p.rho for p in sweep.of("periodic")]
+    figures.save_figure(figure, tmp_path / "new" / "sweep.pdf")
+    assert (tmp_path / "new" / "sweep.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_unknown_formats_are_refused():
+    with pytest.raises(InputError, match=r"\.png, \.svg, \.pdf"):
+        figures.check_format("figure.gif")
