@@ -135,8 +135,8 @@ def test_long_run_time_is_the_expected_time(strategy):
 def test_negative_self_weights_are_told():
     vanilla = matcha.plan(families.paper("geometric16-d10"), 1.0, "vanilla", effort="none")
     assert vanilla.smallest_self_weight < 0
-    assert any("self-weight" in note for note in vanilla.notes)
-    pairwise = matcha.plan(ER8, 0.5, mixing="pairwise", effort="none")
+    assert any("below zero" in note for note in vanilla.notes)
+    pairwise = matcha.plan(ER8, 0.5, "single", mixing="pairwise", effort="none")
     assert pairwise.smallest_self_weight == 0.5
 
 

@@ -83,7 +83,7 @@ BAD_FILES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "content", "words"), BAD_FILES, ids=lambda v: str(v)[:12])
+@pytest.mark.parametrize(("name", "content", "words"), BAD_FILES, ids=[n for n, _, _ in BAD_FILES])
 def test_bad_topology_files(tmp_path, name, content, words):
     (tmp_path / name).write_bytes(content)
     done = matcha_command("plan", name, cwd=tmp_path)

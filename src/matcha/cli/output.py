@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -43,6 +44,7 @@ def patient_progress(title: str) -> Iterator[Callable[[int, int], None]]:
         TimeElapsedColumn(),
         console=Console(stderr=True),
         transient=True,
+        disable=not sys.stderr.isatty(),
     )
     task = progress.add_task(title, total=None)
     timer = threading.Timer(_PATIENCE_SECONDS, progress.start)
@@ -53,4 +55,5 @@ def patient_progress(title: str) -> Iterator[Callable[[int, int], None]]:
     finally:
         timer.cancel()
         timer.join()
-        progress.stop()
+        if progress.live.is_started:
+            progress.stop()
