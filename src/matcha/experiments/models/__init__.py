@@ -1,0 +1,62 @@
+"""The networks of the paper's experiments, and small ones for two CPU cores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from matcha.errors import unknown_name
+from matcha.experiments.models.lstm import LanguageModel
+from matcha.experiments.models.resnet import ResNet, resnet
+from matcha.experiments.models.small import SmallCNN
+from matcha.experiments.models.vgg import VGG16
+from matcha.experiments.models.wideresnet import WideResNet
+
+MODELS: dict[str, Callable[[int], nn.Module]] = {
+    "cnn": SmallCNN,
+    "resnet8": lambda classes: resnet(8, classes),
+    "resnet20": lambda classes: resnet(20, classes),
+    "resnet20-wide": lambda classes: resnet(20, classes, width=64),
+    "resnet50": lambda classes: resnet(50, classes),
+    "resnet18": ResNet.resnet18,
+    "wideresnet28-10": lambda classes: WideResNet(28, 10, classes),
+    "wideresnet16-4": lambda classes: WideResNet(16, 4, classes),
+    "vgg16": VGG16,
+}
+"""Image classifiers by name; each takes the number of classes."""
+
+
+def build(name: str, num_classes: int, seed: int = 0) -> nn.Module:
+    """A new image classifier whose weights depend on the seed alone.
+
+    >>> sum(p.numel() for p in build("resnet20", 10).parameters())
+    272474
+
+    Raises:
+        InputError: No model has this name.
+    """
+    if name not in MODELS:
+        raise unknown_name("model", name, MODELS)
+    return seeded(lambda: MODELS[name](num_classes), seed)
+
+
+def seeded(make: Callable[[], nn.Module], seed: int) -> nn.Module:
+    """Build a module with initial weights from the seed; torch's own generator is left alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return make()
+
+
+__all__ = [
+    "MODELS",
+    "VGG16",
+    "LanguageModel",
+    "ResNet",
+    "SmallCNN",
+    "WideResNet",
+    "build",
+    "resnet",
+    "seeded",
+]

@@ -1,0 +1,122 @@
+"""Residual networks for 32 × 32 images (He et al., 2015), in the variants the paper trained."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from matcha.errors import InputError
+
+
+def initialise(module: nn.Module) -> None:
+    """He initialisation of convolutions; normalisation starts as the identity."""
+    for layer in module.modules():
+        if isinstance(layer, nn.Conv2d):
+            nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+        elif isinstance(layer, nn.BatchNorm2d):
+            nn.init.ones_(layer.weight)
+            nn.init.zeros_(layer.bias)
+
+
+def _conv(into: int, out: int, size: int, stride: int = 1) -> nn.Conv2d:
+    return nn.Conv2d(into, out, size, stride, padding=size // 2, bias=False)
+
+
+class BasicBlock(nn.Module):
+    """Two 3 × 3 convolutions beside a shortcut."""
+
+    expansion = 1
+
+    def __init__(self, into: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.conv1, self.norm1 = _conv(into, width, 3, stride), nn.BatchNorm2d(width)
+        self.conv2, self.norm2 = _conv(width, width, 3), nn.BatchNorm2d(width)
+        self.shortcut = _shortcut(into, width, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The block's output."""
+        out = functional.relu(self.norm1(self.conv1(x)), inplace=True)
+        out = self.norm2(self.conv2(out))
+        return functional.relu(out + self.shortcut(x), inplace=True)
+
+
+class Bottleneck(nn.Module):
+    """1 × 1, 3 × 3 and 1 × 1 convolutions beside a shortcut; four times as wide outside."""
+
+    expansion = 4
+
+    def __init__(self, into: int, width: int, stride: int) -> None:
+        super().__init__()
+        out = width * self.expansion
+        self.conv1, self.norm1 = _conv(into, width, 1), nn.BatchNorm2d(width)
+        self.conv2, self.norm2 = _conv(width, width, 3, stride), nn.BatchNorm2d(width)
+        self.conv3, self.norm3 = _conv(width, out, 1), nn.BatchNorm2d(out)
+        self.shortcut = _shortcut(into, out, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The block's output."""
+        out = functional.relu(self.norm1(self.conv1(x)), inplace=True)
+        out = functional.relu(self.norm2(self.conv2(out)), inplace=True)
+        out = self.norm3(self.conv3(out))
+        return functional.relu(out + self.shortcut(x), inplace=True)
+
+
+def _shortcut(into: int, out: int, stride: int) -> nn.Module:
+    if into == out and stride == 1:
+        return nn.Identity()
+    return nn.Sequential(_conv(into, out, 1, stride), nn.BatchNorm2d(out))
+
+
+class ResNet(nn.Module):
+    """A 3 × 3 stem, stages of blocks that halve the image and double the width, a linear head."""
+
+    compiled_blocks = (BasicBlock, Bottleneck)
+
+    def __init__(
+        self,
+        block: type[BasicBlock] | type[Bottleneck],
+        depths: Sequence[int],
+        width: int,
+        num_classes: int,
+    ) -> None:
+        super().__init__()
+        self.stem, self.norm = _conv(3, width, 3), nn.BatchNorm2d(width)
+        blocks: list[nn.Module] = []
+        into = width
+        for stage, depth in enumerate(depths):
+            for k in range(depth):
+                stride = 2 if stage and not k else 1
+                blocks.append(block(into, width << stage, stride))
+                into = (width << stage) * block.expansion
+        self.blocks = nn.Sequential(*blocks)
+        self.head = nn.Linear(into, num_classes)
+        initialise(self)
+
+    @classmethod
+    def resnet18(cls, num_classes: int) -> ResNet:
+        """ResNet-18 for small images: four stages of two basic blocks, 11 million parameters."""
+        return cls(BasicBlock, (2, 2, 2, 2), 64, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Class scores."""
+        x = functional.relu(self.norm(self.stem(x)), inplace=True)
+        x = self.blocks(x).mean((2, 3))
+        scores: Tensor = self.head(x)
+        return scores
+
+
+def resnet(depth: int, num_classes: int, width: int = 16) -> ResNet:
+    """The CIFAR family of depth 6n + 2; from depth 44 on with bottlenecks.
+
+    ``resnet(50, ...)`` is the paper's ResNet-50: n = 8 bottlenecks in each of three stages, 0.76
+    million parameters, not the ImageNet network of that name.
+
+    Raises:
+        InputError: The depth is not 6n + 2.
+    """
+    n, rest = divmod(depth - 2, 6)
+    if rest or n < 1:
+        raise InputError(f"a CIFAR ResNet's depth must be 6n + 2 (8, 14, 20, ...), not {depth}")
+    return ResNet(Bottleneck if depth >= 44 else BasicBlock, (n, n, n), width, num_classes)

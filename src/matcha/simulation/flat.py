@@ -1,0 +1,220 @@
+"""All workers' parameters as one matrix: a row a worker, every module's weights views of it."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+ALIGNMENT = 16
+"""Each parameter starts on a multiple of this many numbers, so that wide loads stay aligned."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layout:
+    """Where each parameter (or buffer) of a module stands in a flat row.
+
+    >>> layout = Layout.of({"weight": torch.Size([3, 2]), "bias": torch.Size([3])})
+    >>> layout.offsets, layout.size
+    ((0, 16), 32)
+    """
+
+    names: tuple[str, ...]
+    shapes: tuple[torch.Size, ...]
+    offsets: tuple[int, ...]
+    size: int
+    """Length of a row, padding included; the padding is zero and stays zero."""
+    channels_last: bool
+    """Convolution kernels are stored output, height, width, input: the order GPUs read."""
+
+    @classmethod
+    def of(cls, shapes: dict[str, torch.Size], *, channels_last: bool = False) -> Layout:
+        """Lay out tensors of these shapes one after another."""
+        offsets, end = [], 0
+        for shape in shapes.values():
+            offsets.append(end)
+            end += -(-math.prod(shape) // ALIGNMENT) * ALIGNMENT
+        return cls(
+            names=tuple(shapes),
+            shapes=tuple(shapes.values()),
+            offsets=tuple(offsets),
+            size=end,
+            channels_last=channels_last,
+        )
+
+    def views(self, flat: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """Every named tensor as a view of ``flat``, a row or a matrix of rows."""
+        for name, shape, offset in zip(self.names, self.shapes, self.offsets, strict=True):
+            piece = flat.narrow(-1, offset, math.prod(shape))
+            leading = flat.shape[:-1]
+            if self.channels_last and len(shape) == 4:
+                out, into, height, width = shape
+                yield name, piece.view(*leading, out, height, width, into).movedim(-1, -3)
+            else:
+                yield name, piece.view(*leading, *shape)
+
+    def spans(self, row: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """Every named tensor as a one-dimensional piece of ``row``, in storage order."""
+        for name, shape, offset in zip(self.names, self.shapes, self.offsets, strict=True):
+            yield name, row.narrow(0, offset, math.prod(shape))
+
+    def ravel(self, value: Tensor) -> Tensor:
+        """One parameter's value in the order this layout stores it."""
+        if self.channels_last and value.dim() == 4:
+            value = value.movedim(-3, -1)
+        return value.reshape(-1)
+
+
+def _owner(module: nn.Module, name: str) -> tuple[nn.Module, str]:
+    path, _, leaf = name.rpartition(".")
+    return module.get_submodule(path), leaf
+
+
+def _shell(module: nn.Module) -> nn.Module:
+    """A copy of a module that shares its tensors until they are replaced."""
+    tensors = [*module.parameters(), *module.buffers()]
+    return copy.deepcopy(module, {id(tensor): tensor for tensor in tensors})
+
+
+class Workers:
+    """m copies of one model whose parameters, gradients and buffers are rows of flat matrices.
+
+    Every worker starts from the template's values. Weights that a model ties (one parameter under
+    two names) stay tied. Counters such as BatchNorm's ``num_batches_tracked`` are dropped: nothing
+    here reads them, and each costs a kernel an iteration.
+
+    Args:
+        template: the model; it is left unchanged.
+        num_workers: m.
+        device: where the matrices live.
+        dtype: of the parameters that the optimizer updates.
+        compute_dtype: of the weights that the forward pass reads; where it differs from ``dtype``,
+            parameters with two or more axes are read from a lower-precision copy refreshed once an
+            iteration for all workers, which is what autocast does one weight at a time.
+        channels_last: storage order of convolution kernels.
+    """
+
+    def __init__(
+        self,
+        template: nn.Module,
+        num_workers: int,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        compute_dtype: torch.dtype | None = None,
+        channels_last: bool = False,
+    ) -> None:
+        self.num_workers = num_workers
+        self.template = template
+        shared = {id(value): name for name, value in template.named_parameters()}
+        parameters = dict(template.named_parameters())
+        self.layout = Layout.of(
+            {name: value.shape for name, value in parameters.items()}, channels_last=channels_last
+        )
+        buffers = {n: b for n, b in template.named_buffers() if b.is_floating_point()}
+        counters = [n for n, b in template.named_buffers() if not b.is_floating_point()]
+        self.buffer_layout = Layout.of({name: value.shape for name, value in buffers.items()})
+        self.num_parameters = sum(value.numel() for value in parameters.values())
+
+        start = torch.zeros(self.layout.size, dtype=dtype)
+        for name, view in self.layout.views(start):
+            view.copy_(parameters[name].detach())
+        local = torch.zeros(self.buffer_layout.size, dtype=dtype)
+        for name, view in self.buffer_layout.views(local):
+            view.copy_(buffers[name])
+        self.parameters = start.to(device).repeat(num_workers, 1)
+        self.buffers = local.to(device).repeat(num_workers, 1)
+        self.updates = torch.zeros_like(self.parameters)
+        """Gradients, which the optimizer turns into update directions in place."""
+        low = compute_dtype is not None and compute_dtype != dtype
+        self.low = self.parameters.to(compute_dtype) if low else None
+
+        aliases = [
+            (name, shared[id(value)])
+            for name, value in template.named_parameters(remove_duplicate=False)
+        ]
+        self.modules = [self._module(i, aliases, counters) for i in range(num_workers)]
+        self.leaves: list[list[nn.Parameter]] = []
+        """Each worker's parameters in the layout's order: what gradients are taken by."""
+        self._targets: list[list[tuple[list[int], list[Tensor]]]] = []
+        for i, module in enumerate(self.modules):
+            named = dict(module.named_parameters())
+            leaves = [named[name] for name in self.layout.names]
+            self.leaves.append(leaves)
+            spans = [span for _, span in self.layout.spans(self.updates[i])]
+            # One group a dtype: a multi-tensor copy is one kernel only if all dtypes agree.
+            groups = [
+                [k for k, leaf in enumerate(leaves) if leaf.dtype == kind]
+                for kind in dict.fromkeys(leaf.dtype for leaf in leaves)
+            ]
+            self._targets.append([(group, [spans[k] for k in group]) for group in groups])
+
+    def _module(
+        self, worker: int, aliases: list[tuple[str, str]], counters: list[str]
+    ) -> nn.Module:
+        module = _shell(self.template)
+        views = dict(self.layout.views(self.parameters[worker]))
+        if self.low is not None:
+            low = dict(self.layout.views(self.low[worker]))
+            views = {name: low[name] if view.dim() > 1 else view for name, view in views.items()}
+        leaves = {name: nn.Parameter(view) for name, view in views.items()}
+        for name, source in aliases:
+            owner, leaf = _owner(module, name)
+            setattr(owner, leaf, leaves[source])
+        for name, view in self.buffer_layout.views(self.buffers[worker]):
+            owner, leaf = _owner(module, name)
+            owner._buffers[leaf] = view
+        for name in counters:
+            owner, leaf = _owner(module, name)
+            owner._buffers[leaf] = None
+        return module.train()
+
+    def refresh(self) -> None:
+        """Bring the low-precision copy of the parameters up to date."""
+        if self.low is not None:
+            self.low.copy_(self.parameters)
+
+    def store_gradients(self, worker: int, gradients: tuple[Tensor, ...]) -> None:
+        """Write one worker's gradients, in the layout's order, into its row."""
+        for group, spans in self._targets[worker]:
+            torch._foreach_copy_(spans, [self.layout.ravel(gradients[k]) for k in group])
+
+    def stacked(self) -> dict[str, Tensor]:
+        """Every parameter of all workers at once, the worker the first axis; views."""
+        return dict(self.layout.views(self.parameters))
+
+    def stacked_updates(self) -> dict[str, Tensor]:
+        """The same views of the gradient matrix."""
+        return dict(self.layout.views(self.updates))
+
+    def average(self) -> nn.Module:
+        """A new module with the mean of all workers' parameters and buffers, in evaluation mode."""
+        module = copy.deepcopy(self.template).to(self.parameters.device, self.parameters.dtype)
+        named = dict(module.named_parameters())
+        with torch.no_grad():
+            for name, view in self.layout.views(self.parameters.mean(0)):
+                named[name].copy_(view)
+            held = dict(module.named_buffers())
+            for name, view in self.buffer_layout.views(self.buffers.mean(0)):
+                held[name].copy_(view)
+        if self.layout.channels_last:
+            module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return module.eval()
+
+    def consensus_distance(self) -> float:
+        """(1/m) Σᵢ ‖xᵢ − x̄‖²: how far the workers stand from their mean."""
+        return mean_squared_deviation(self.parameters)
+
+
+def mean_squared_deviation(rows: Tensor) -> float:
+    """(1/m) Σᵢ ‖xᵢ − x̄‖² of a matrix's rows.
+
+    >>> mean_squared_deviation(torch.tensor([[0.0, 1.0], [2.0, 1.0]]))
+    1.0
+    """
+    spread = (rows - rows.mean(0)).square_().sum(dtype=torch.float64)
+    return float(spread) / rows.shape[0]

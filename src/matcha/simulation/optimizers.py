@@ -1,0 +1,126 @@
+"""SGD and Adam over the flat matrices: each turns gradients into update directions in place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from matcha.errors import InputError
+
+
+class Optimizer(Protocol):
+    """How a gradient becomes the direction u of the step x ← x − ηu, row by row."""
+
+    @property
+    def momentum(self) -> float:
+        """The weight of the past in the direction; 0 for plain SGD."""
+        ...
+
+    def state(self, parameters: Tensor) -> dict[str, Tensor]:
+        """The optimizer's memory before the first step."""
+        ...
+
+    def direct(self, parameters: Tensor, updates: Tensor, state: dict[str, Tensor]) -> None:
+        """Replace the gradients in ``updates`` by the directions."""
+        ...
+
+
+def _clip(updates: Tensor, limit: float) -> None:
+    norms = torch.linalg.vector_norm(updates, dim=1, keepdim=True)
+    updates.mul_((limit / (norms + 1e-6)).clamp_(max=1.0))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SGD:
+    """Stochastic gradient descent as ``torch.optim.SGD`` defines it, each worker on its own.
+
+    >>> optimizer, x = SGD(momentum=0.9), torch.zeros(1, 1)
+    >>> state, u = optimizer.state(x), torch.ones(1, 1)
+    >>> for _ in range(2):
+    ...     u.fill_(1.0); optimizer.direct(x, u, state)
+    tensor([[1.]])
+    tensor([[1.]])
+    >>> u
+    tensor([[1.9000]])
+    """
+
+    momentum: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+    clip_norm: float | None = None
+    """Each worker's gradient is scaled down to this Euclidean norm where it is longer."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.momentum < 1:
+            raise InputError(f"momentum must be in [0, 1), not {self.momentum}")
+        if self.nesterov and not self.momentum:
+            raise InputError("nesterov needs a momentum above 0")
+        if self.weight_decay < 0:
+            raise InputError(f"weight_decay must not be negative: {self.weight_decay}")
+
+    def state(self, parameters: Tensor) -> dict[str, Tensor]:
+        """A momentum matrix where momentum is used."""
+        return {"momentum": torch.zeros_like(parameters)} if self.momentum else {}
+
+    def direct(self, parameters: Tensor, updates: Tensor, state: dict[str, Tensor]) -> None:
+        """Gradient → direction: clip, weight decay, momentum."""
+        if self.clip_norm is not None:
+            _clip(updates, self.clip_norm)
+        if self.weight_decay:
+            updates.add_(parameters, alpha=self.weight_decay)
+        if self.momentum:
+            memory = state["momentum"]
+            memory.mul_(self.momentum).add_(updates)
+            if self.nesterov:
+                updates.add_(memory, alpha=self.momentum)
+            else:
+                updates.copy_(memory)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Adam:
+    """Adam as ``torch.optim.Adam`` defines it, each worker on its own."""
+
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+    weight_decay: float = 0.0
+    clip_norm: float | None = None
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1):
+            raise InputError(f"Adam's betas must be in [0, 1), not {self.beta1} and {self.beta2}")
+
+    @property
+    def momentum(self) -> float:
+        """Adam's first moment plays the part of momentum."""
+        return self.beta1
+
+    def state(self, parameters: Tensor) -> dict[str, Tensor]:
+        """Both moments, and the number of steps, on the device so that it can be captured."""
+        return {
+            "first": torch.zeros_like(parameters),
+            "second": torch.zeros_like(parameters),
+            "steps": torch.zeros((), dtype=torch.float64, device=parameters.device),
+        }
+
+    def direct(self, parameters: Tensor, updates: Tensor, state: dict[str, Tensor]) -> None:
+        """Gradient → direction: clip, weight decay, bias-corrected moments."""
+        if self.clip_norm is not None:
+            _clip(updates, self.clip_norm)
+        if self.weight_decay:
+            updates.add_(parameters, alpha=self.weight_decay)
+        first, second, steps = state["first"], state["second"], state["steps"]
+        steps.add_(1)
+        first.lerp_(updates, 1 - self.beta1)
+        second.mul_(self.beta2).addcmul_(updates, updates, value=1 - self.beta2)
+        correction1 = (1 - self.beta1**steps).to(updates.dtype)
+        correction2 = (1 - self.beta2**steps).to(updates.dtype)
+        torch.div(second, correction2, out=updates)
+        updates.sqrt_().add_(self.epsilon).reciprocal_().mul_(first).div_(correction1)
+
+
+OPTIMIZERS = {"sgd": SGD, "adam": Adam}

@@ -1,0 +1,101 @@
+"""Learning-rate schedules of the paper (Appendix A.1): pure functions of progress."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from matcha.errors import InputError
+
+
+class Schedule(Protocol):
+    """The learning rate as a function of the epoch and of the losses seen so far."""
+
+    def rate(self, epoch: float, losses: Sequence[float] = ()) -> float:
+        """η at a (fractional) epoch, given each finished epoch's evaluation loss."""
+        ...
+
+
+def _warm(epoch: float, base: float, start: float, epochs: float) -> float:
+    return base if epoch >= epochs else start + (base - start) * epoch / epochs
+
+
+def _check(base: float, warmup: float) -> None:
+    if not base > 0:
+        raise InputError(f"the learning rate must be above 0, not {base}")
+    if warmup < 0:
+        raise InputError(f"warm-up must not be negative: {warmup}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Constant:
+    """The same learning rate throughout, after a linear warm-up."""
+
+    base: float
+    warmup: float = 0.0
+    """Epochs over which the rate climbs linearly from ``start``."""
+    start: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check(self.base, self.warmup)
+
+    def rate(self, epoch: float, losses: Sequence[float] = ()) -> float:
+        """η at an epoch."""
+        return _warm(epoch, self.base, self.start, self.warmup)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepDecay:
+    """Divide the rate by ``factor`` at each milestone; the paper's image tasks.
+
+    >>> paper = StepDecay(base=0.8, milestones=(100, 150), factor=10)
+    >>> [round(paper.rate(epoch), 6) for epoch in (0, 99.9, 100, 160)]
+    [0.8, 0.8, 0.08, 0.008]
+    """
+
+    base: float
+    milestones: tuple[float, ...] = ()
+    factor: float = 10.0
+    warmup: float = 0.0
+    start: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check(self.base, self.warmup)
+        if not self.factor > 0:
+            raise InputError(f"the decay factor must be above 0, not {self.factor}")
+
+    def rate(self, epoch: float, losses: Sequence[float] = ()) -> float:
+        """η at an epoch."""
+        drops = sum(epoch >= milestone for milestone in self.milestones)
+        return _warm(epoch, self.base, self.start, self.warmup) / self.factor**drops
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plateau:
+    """Divide the rate by ``factor`` after each epoch that did not improve; the paper's PTB task.
+
+    >>> paper = Plateau(base=40.0, factor=4)
+    >>> paper.rate(3, losses=(5.0, 4.8, 4.9))
+    10.0
+    """
+
+    base: float
+    factor: float = 4.0
+    warmup: float = 0.0
+    start: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check(self.base, self.warmup)
+        if not self.factor > 0:
+            raise InputError(f"the decay factor must be above 0, not {self.factor}")
+
+    def rate(self, epoch: float, losses: Sequence[float] = ()) -> float:
+        """η at an epoch, given the evaluation loss of each finished one."""
+        best, drops = float("inf"), 0
+        for loss in losses:
+            if loss < best:
+                best = loss
+            else:
+                drops += 1
+        return _warm(epoch, self.base, self.start, self.warmup) / self.factor**drops

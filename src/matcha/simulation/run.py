@@ -1,0 +1,289 @@
+"""A simulated training run: epochs of iterations in, one record an epoch out."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from matcha.errors import InputError
+from matcha.plans import Plan
+from matcha.records import Record
+from matcha.simulation.engine import Engine, Execution, Rule
+from matcha.simulation.flat import mean_squared_deviation
+from matcha.simulation.optimizers import SGD, Optimizer
+from matcha.simulation.rates import Constant, Schedule
+from matcha.simulation.task import Evaluation, Task, generator, gradient_norm
+
+Statistics: TypeAlias = Literal["recalibrated", "averaged"]
+CHECKPOINT_SCHEMA = "matcha.checkpoint/1"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Delays:
+    """The simulated clock: an iteration costs computing plus what its round exchanges.
+
+    >>> Delays(compute_seconds=0.045, seconds_per_unit=0.007).of(units=5.0, unit="units")
+    0.035
+    """
+
+    compute_seconds: float | None = None
+    """Of one worker's gradient; None takes the first epoch's time on this device over m."""
+    seconds_per_unit: float = 0.01
+    """Of a matching, where the plan counts in units; plans in seconds speak for themselves."""
+
+    def __post_init__(self) -> None:
+        for name in ("compute_seconds", "seconds_per_unit"):
+            value = getattr(self, name)
+            if value is not None and not (value >= 0 and math.isfinite(value)):
+                raise InputError(f"{name} must be a number of seconds, not {value}")
+
+    def of(self, units: float, unit: str) -> float:
+        """Seconds of communication."""
+        return units * self.seconds_per_unit if unit == "units" else units
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """How to train; what is trained is the task's, who talks when is the plan's."""
+
+    epochs: int
+    schedule: Schedule = field(default_factory=lambda: Constant(base=0.1))
+    optimizer: Optimizer = field(default_factory=SGD)
+    rule: Rule = "eq2"
+    evaluate_every: int = 1
+    """Epochs between evaluations of the average model; the last epoch is always evaluated."""
+    statistics: Statistics = "recalibrated"
+    """BatchNorm statistics of the average model: measured again on training data, or averaged."""
+    delays: Delays = field(default_factory=Delays)
+    execution: Execution = field(default_factory=Execution)
+
+    def __post_init__(self) -> None:
+        if self.epochs < 1 or self.evaluate_every < 1:
+            raise InputError("epochs and evaluate_every must be 1 or more")
+        if self.statistics not in ("recalibrated", "averaged"):
+            raise InputError(f"statistics must be recalibrated or averaged: {self.statistics!r}")
+
+    def describe(self) -> dict[str, Any]:
+        """The settings as JSON can hold them."""
+        named = {
+            "schedule": type(self.schedule).__name__,
+            "optimizer": type(self.optimizer).__name__,
+        }
+        return asdict(self) | {f"{key}_kind": value for key, value in named.items()}
+
+
+class Simulation:
+    """m workers training on one device by a plan.
+
+    Args:
+        task: data, model and loss.
+        plan: who talks when.
+        settings: how to train.
+
+    Iterate over it for one :class:`Record` an epoch; between records, :attr:`engine` holds the
+    workers' state. A run whose loss is no longer finite ends with that record.
+    """
+
+    def __init__(self, task: Task, plan: Plan, settings: Settings) -> None:
+        if plan.num_workers != task.num_workers:
+            raise InputError(
+                f"the plan is for {plan.num_workers} workers and the task for {task.num_workers}"
+            )
+        self.task, self.plan, self.settings = task, plan, settings
+        self.engine = Engine(
+            task, settings.optimizer, rule=settings.rule, execution=settings.execution
+        )
+        self.epoch = 0
+        """Finished epochs."""
+        self.diverged = False
+        self._losses: list[float] = []
+        self._comm_units = 0.0
+        self._time = 0.0
+        self._compute_seconds = settings.delays.compute_seconds
+
+    @property
+    def iteration(self) -> int:
+        """Finished iterations."""
+        return self.epoch * self.task.steps_per_epoch
+
+    def __iter__(self) -> Iterator[Record]:
+        while self.epoch < self.settings.epochs and not self.diverged:
+            yield self._advance()
+
+    def average(self) -> nn.Module:
+        """The average model, its BatchNorm statistics as the settings say."""
+        model = self.engine.workers.average()
+        if self.settings.statistics == "recalibrated":
+            with torch.no_grad(), self.engine.autocast():
+                recalibrate(model, self.task.recalibration())
+        return model
+
+    def evaluate(self) -> Evaluation:
+        """The average model on held-out data."""
+        model = self.average()
+        with torch.no_grad(), self.engine.autocast():
+            return self.task.evaluate(model)
+
+    def _advance(self) -> Record:
+        """One epoch."""
+        task, plan, steps = self.task, self.plan, self.task.steps_per_epoch
+        first = self.iteration
+        rounds = [plan.round(first + k) for k in range(steps)]
+        rates = [self._rate(self.epoch + k / steps) for k in range(steps)]
+        # Dropout is all that draws from torch's own generator: an epoch's draws depend on the
+        # epoch alone, and the caller's generator is left as it was.
+        with _seeded(self.engine.device, task.seed, self.epoch):
+            self.engine.begin_epoch(self.epoch, rates, rounds)
+            started = time.perf_counter()
+            norms = self._steps(steps)
+            mean_loss = float(self.engine.mean_losses(steps).mean())
+            elapsed = time.perf_counter() - started
+        if self._compute_seconds is None:
+            self._compute_seconds = elapsed / (steps * task.num_workers)
+        units = sum(plan.round_time(round) for round in rounds)
+        compute = steps * self._compute_seconds
+        comm = self.settings.delays.of(units, plan.timing.unit)
+        self.epoch += 1
+        self._comm_units += units
+        self._time += compute + comm
+        self.diverged = not math.isfinite(mean_loss)
+        due = self.epoch % self.settings.evaluate_every == 0 or self.epoch == self.settings.epochs
+        result = self.evaluate() if due and not self.diverged else None
+        self._losses.append(result.loss if result else mean_loss)
+        return Record(
+            iteration=self.iteration,
+            epoch=float(self.epoch),
+            train_loss=mean_loss,
+            test_loss=result.loss if result else None,
+            test_accuracy=result.accuracy if result else None,
+            consensus_distance=self.engine.workers.consensus_distance(),
+            predicted_consensus=self._predicted(rates[-1]),
+            learning_rate=rates[-1],
+            gradient_norm=sum(norms) / len(norms) if norms else None,
+            comm_units=self._comm_units,
+            time=self._time,
+            compute_seconds=compute,
+            comm_seconds=comm,
+        )
+
+    def _steps(self, steps: int) -> list[float]:
+        """Run an epoch's iterations; ‖∇F(x̄)‖² before each where the task can say."""
+        norms = []
+        watched = hasattr(self.task, "gradient_norm")
+        for k in range(steps):
+            if watched:
+                norm = gradient_norm(self.task, self.engine.workers.average())
+                assert norm is not None
+                norms.append(norm)
+            self.engine.step(k)
+        return norms
+
+    def _rate(self, epoch: float) -> float:
+        return self.settings.schedule.rate(epoch, self._losses)
+
+    def _predicted(self, rate: float) -> float | None:
+        """The consensus distance that the plan foresees for the spread of the last directions.
+
+        With independent noise of variance s² a step, the plan's steady state is η²s²c. Momentum
+        correlates the steps: for a mode that a round shrinks by w, an AR(1) noise of coefficient
+        μ raises the steady state by (1 + wμ)/(1 − wμ); c = w²/(1 − w²) gives the typical w.
+        """
+        c = getattr(self.plan, "consensus_error", None)
+        if c is None:
+            return None
+        m = self.task.num_workers
+        spread = mean_squared_deviation(self.engine.workers.updates) * m / max(m - 1, 1)
+        per_mode = c * m / max(m - 1, 1)
+        w = math.sqrt(per_mode / (1 + per_mode)) * self.settings.optimizer.momentum
+        return float(rate**2 * spread * c * (1 + w) / (1 - w))
+
+    # Checkpoints.
+
+    def save(self, path: Path) -> None:
+        """Write all that the next epoch depends on; a crash while writing leaves the old file."""
+        document = {
+            "schema": CHECKPOINT_SCHEMA,
+            "digest": self.plan.digest,
+            "task": self.task.name,
+            "settings": repr(self._comparable()),
+            "epoch": self.epoch,
+            "losses": self._losses,
+            "comm_units": self._comm_units,
+            "time": self._time,
+            "compute_seconds": self._compute_seconds,
+            "diverged": self.diverged,
+            "state": self.engine.state(),
+        }
+        part = path.with_name(path.name + ".part")
+        torch.save(document, part)
+        os.replace(part, path)
+
+    def load(self, path: Path) -> None:
+        """Continue from a checkpoint; more epochs may be asked for than when it was written.
+
+        Raises:
+            InputError: The checkpoint is damaged, or belongs to another plan, task or settings.
+        """
+        try:
+            document = torch.load(path, map_location="cpu", weights_only=True)
+            schema = document["schema"]
+        except Exception as error:
+            raise InputError(f"{str(path)!r} is not a readable checkpoint: {error}") from None
+        if schema != CHECKPOINT_SCHEMA:
+            raise InputError(f"{str(path)!r} is a checkpoint of another version: {schema!r}")
+        expected = {
+            "digest": self.plan.digest,
+            "task": self.task.name,
+            "settings": repr(self._comparable()),
+        }
+        for name, value in expected.items():
+            if document[name] != value:
+                what = "plan" if name == "digest" else name
+                raise InputError(f"{str(path)!r} was written with another {what}: start a new run")
+        state: dict[str, Tensor] = document["state"]
+        self.engine.load_state(state)
+        self.epoch = document["epoch"]
+        self._losses = list(document["losses"])
+        self._comm_units, self._time = document["comm_units"], document["time"]
+        self._compute_seconds = document["compute_seconds"]
+        self.diverged = document["diverged"]
+
+    def _comparable(self) -> Settings:
+        return replace(self.settings, epochs=1)
+
+
+def recalibrate(model: nn.Module, batches: Iterable[Tensor]) -> None:
+    """Measure a model's BatchNorm statistics again: the mean over the given batches.
+
+    The average of models is a model whose layers see inputs none of them saw, so the average of
+    their statistics is not its own.
+    """
+    layers = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    if not layers:
+        return
+    kept = [layer.momentum for layer in layers]
+    for layer in layers:
+        layer.reset_running_stats()
+        layer.momentum = None  # a cumulative mean
+        layer.train()
+    for inputs in batches:
+        model(inputs)
+    for layer, momentum in zip(layers, kept, strict=True):
+        layer.momentum = momentum
+        layer.eval()
+
+
+@contextlib.contextmanager
+def _seeded(device: torch.device, *key: int) -> Iterator[None]:
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(int(generator(*key).integers(2**63)))
+        yield

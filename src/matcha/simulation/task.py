@@ -1,0 +1,83 @@
+"""What a simulation trains: the contract between the engine and a task (data, model, loss)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evaluation:
+    """How good a model is on held-out data."""
+
+    loss: float
+    accuracy: float | None = None
+
+
+class Task(Protocol):
+    """Data, model and loss of m workers.
+
+    An epoch's choices (which examples, which crops) are tables of plain numbers drawn on the host
+    from (seed, worker, epoch); ``batch`` turns one row of them into tensors with operations that
+    run the same on any device and inside a captured graph.
+    """
+
+    name: str
+    seed: int
+    num_workers: int
+    steps_per_epoch: int
+
+    def model(self) -> nn.Module:
+        """A new model with the initial weights, the same on every call."""
+        ...
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> None:
+        """Move the data to a device; floating-point inputs are made in ``dtype``."""
+        ...
+
+    def tables(self, epoch: int) -> dict[str, npt.NDArray[np.generic]]:
+        """One epoch's choices: arrays whose first two axes are iteration and worker."""
+        ...
+
+    def batch(self, rows: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """All workers' inputs and targets of one iteration; the first axis is the worker."""
+        ...
+
+    def initial_state(self) -> tuple[Tensor, ...]:
+        """What one worker carries from batch to batch within an epoch; often nothing."""
+        ...
+
+    def loss(
+        self, model: nn.Module, inputs: Tensor, targets: Tensor, state: tuple[Tensor, ...]
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """One worker's mean loss on a batch, and the state after it."""
+        ...
+
+    def evaluate(self, model: nn.Module) -> Evaluation:
+        """Loss and accuracy on held-out data."""
+        ...
+
+    def recalibration(self) -> Iterable[Tensor]:
+        """Inputs over all workers' data on which BatchNorm statistics can be measured again."""
+        ...
+
+
+def gradient_norm(task: Task, model: nn.Module) -> float | None:
+    """‖∇F(x̄)‖² where the task knows its full gradient, else None."""
+    known: Any = getattr(task, "gradient_norm", None)
+    return None if known is None else float(known(model))
+
+
+def generator(*key: int) -> np.random.Generator:
+    """A random generator for one purpose: a pure function of its key.
+
+    >>> generator(0, 1, 2).integers(1000) == generator(0, 1, 2).integers(1000)
+    np.True_
+    """
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence(key)))
