@@ -2,16 +2,114 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+
+
+def _cell(inside: Tensor, hidden: Tensor, cell: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """One step of an LSTM: new output, new cell, and the four activated gates."""
+    if inside.is_cuda:
+        output, new, gates = torch._thnn_fused_lstm_cell(inside, hidden, cell)  # type: ignore[attr-defined]
+        return output, new, gates
+    i, f, g, o = (inside + hidden).chunk(4, 1)
+    i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
+    new = f * cell + i * g
+    return o * new.tanh(), new, torch.cat([i, f, g, o], 1)
+
+
+def _cell_backward(
+    grad_output: Tensor, grad_new: Tensor, cell: Tensor, new: Tensor, gates: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Gradients by the gates before activation, and by the cell before the step."""
+    if gates.is_cuda:
+        fused = torch.ops.aten._thnn_fused_lstm_cell_backward_impl
+        grad_gates, grad_cell, _ = fused(grad_output, grad_new, cell, new, gates, False)
+        return grad_gates, grad_cell
+    i, f, g, o = gates.chunk(4, 1)
+    squashed = new.tanh()
+    grad_new = grad_new + grad_output * o * (1 - squashed * squashed)
+    parts = [
+        grad_new * g * i * (1 - i),
+        grad_new * cell * f * (1 - f),
+        grad_new * i * (1 - g * g),
+        grad_output * squashed * o * (1 - o),
+    ]
+    return torch.cat(parts, 1), grad_new * f
+
+
+class _Recurrence(torch.autograd.Function):
+    """The part of an LSTM layer that must go step by step.
+
+    Written out because gradients by the recurrent weights are then one product over all steps
+    instead of one a step, each added to a matrix of 36 MB; and because, unlike cuDNN's layer, it
+    takes weights wherever they lie, computes in bfloat16 and is captured in CUDA graphs.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, inside: Tensor, weight: Tensor, hidden: Tensor, cell: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        outputs, cells, gates = [hidden], [cell], []
+        for step in inside.unbind(0):
+            output, new, active = _cell(step, outputs[-1] @ weight.t(), cells[-1])
+            outputs.append(output)
+            cells.append(new)
+            gates.append(active)
+        ctx.save_for_backward(weight, *outputs[:-1], *cells, *gates)
+        return torch.stack(outputs[1:]), cells[-1]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        grad_outputs, _ = grads  # the carried cell is detached: nothing flows into it
+        weight, *kept = ctx.saved_tensors
+        steps = len(grad_outputs)
+        before, cells, gates = kept[:steps], kept[steps : 2 * steps + 1], kept[2 * steps + 1 :]
+        grad_gates: list[Tensor] = []
+        grad_output, grad_cell = grad_outputs[-1], torch.zeros_like(cells[0])
+        for t in reversed(range(steps)):
+            grad, grad_cell = _cell_backward(
+                grad_output, grad_cell, cells[t], cells[t + 1], gates[t]
+            )
+            grad_gates.append(grad)
+            if t:
+                grad_output = torch.addmm(grad_outputs[t - 1], grad, weight)
+        inside = torch.stack(grad_gates[::-1])
+        recurrent = inside.flatten(0, 1).t() @ torch.stack(before).flatten(0, 1)
+        return inside, recurrent, None, None
+
+
+class LSTMLayer(nn.Module):
+    """One LSTM layer, time first; gates in PyTorch's order, initialised as ``nn.LSTM``."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        bound = 1 / math.sqrt(size)
+        self.weight_inputs = nn.Parameter(torch.empty(4 * size, size).uniform_(-bound, bound))
+        self.weight_hidden = nn.Parameter(torch.empty(4 * size, size).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.empty(4 * size).uniform_(-bound, bound))
+
+    def forward(self, x: Tensor, hidden: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
+        """The output at every step, and the cell after the last; the first state is a constant."""
+        kind = x.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+        with torch.autocast(kind, enabled=False):
+            inputs, recurrent, bias, x = (
+                tensor.to(dtype)
+                for tensor in (self.weight_inputs, self.weight_hidden, self.bias, x)
+            )
+            inside = nn.functional.linear(x, inputs, bias)
+            state = hidden.detach().to(dtype), cell.detach().to(dtype)
+            outputs, last = _Recurrence.apply(inside, recurrent, *state)  # type: ignore[no-untyped-call]
+        return outputs, last
 
 
 class LanguageModel(nn.Module):
     """Embedding, LSTM layers, and a decoder that shares the embedding's weights.
 
-    Inputs are word numbers, time first; the state is a hidden and a cell tensor for each layer.
-    The layers are separate modules with dropout between them, since cuDNN's own dropout cannot be
-    captured in a graph.
+    Inputs are word numbers, time first; the state is an output and a cell tensor for each layer.
     """
 
     def __init__(
@@ -21,7 +119,7 @@ class LanguageModel(nn.Module):
         self.size, self.num_layers = size, num_layers
         self.drop = nn.Dropout(dropout)
         self.embedding = nn.Embedding(num_words, size)
-        self.layers = nn.ModuleList(nn.LSTM(size, size) for _ in range(num_layers))
+        self.layers = nn.ModuleList(LSTMLayer(size) for _ in range(num_layers))
         self.decoder = nn.Linear(size, num_words)
         nn.init.uniform_(self.embedding.weight, -0.1, 0.1)
         nn.init.zeros_(self.decoder.bias)
@@ -29,15 +127,14 @@ class LanguageModel(nn.Module):
 
     def state(self, batch_size: int) -> tuple[Tensor, ...]:
         """The state before the first word."""
-        return tuple(torch.zeros(1, batch_size, self.size) for _ in range(2 * self.num_layers))
+        return tuple(torch.zeros(batch_size, self.size) for _ in range(2 * self.num_layers))
 
     def forward(self, words: Tensor, *state: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Scores of the next word at every position, and the state after the last."""
         x = self.drop(self.embedding(words))
         after: list[Tensor] = []
         for k, layer in enumerate(self.layers):
-            hidden, cell = (tensor.to(x.dtype) for tensor in state[2 * k : 2 * k + 2])
-            x, (hidden, cell) = layer(x, (hidden, cell))
-            after += [hidden, cell]
+            x, cell = layer(x, *state[2 * k : 2 * k + 2])
+            after += [x[-1], cell]
             x = self.drop(x)
         return self.decoder(x), tuple(after)
