@@ -9,12 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from matcha.errors import InputError
 from matcha.plans import Plan
+from matcha.report.layouts import layout
 from matcha.sweeps import Sweep
-from matcha.topology import Link, Topology
+from matcha.topology import Link
 
 FORMATS = (".png", ".svg", ".pdf")
 # Okabe and Ito's palette: told apart by colour-blind readers too.
@@ -47,20 +46,6 @@ def check_format(path: str | Path) -> Path:
     if Path(path).suffix.lower() not in FORMATS:
         raise InputError(f"cannot draw {str(path)!r}: figures end in {', '.join(FORMATS)}.")
     return Path(path)
-
-
-def layout(topology: Topology) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """A point for each worker: the topology's own, or one that shows its structure."""
-    if topology.positions is not None:
-        return np.array(topology.positions)
-    import networkx as nx
-
-    graph = nx.Graph(topology.links)
-    if topology.num_workers <= 200:
-        points = nx.kamada_kawai_layout(graph)
-    else:
-        points = nx.spring_layout(graph, seed=0, iterations=50)
-    return np.array([points[i] for i in range(topology.num_workers)])
 
 
 def link_activity(plan: Plan) -> dict[Link, float]:
