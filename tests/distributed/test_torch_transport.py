@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 import matcha.distributed.torch_transport as module
+from distributed import cases
 from matcha.distributed import TorchTransport
 from matcha.errors import ExchangeError
-from tests.distributed import cases
 
 
 @pytest.mark.slow

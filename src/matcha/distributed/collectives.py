@@ -66,7 +66,7 @@ def gather(transport: Transport, value: bytes, timeout: float) -> list[bytes]:
     broadcast(transport, [sizes], timeout)
     joined = torch.zeros(int(sizes.sum()), dtype=torch.uint8)
     if transport.rank == 0:
-        joined.copy_(torch.frombuffer(bytearray(b"".join(values)), dtype=torch.uint8))
+        joined.copy_(torch.tensor(list(b"".join(values)), dtype=torch.uint8))
     broadcast(transport, [joined], timeout)
     return [bytes(part.tolist()) for part in torch.split(joined, sizes.tolist())]
 
@@ -98,7 +98,7 @@ def _movable(transport: Transport, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _send_bytes(transport: Transport, peer: int, value: bytes, timeout: float) -> None:
-    for data in (torch.tensor([len(value)]), torch.frombuffer(bytearray(value), dtype=torch.uint8)):
+    for data in (torch.tensor([len(value)]), torch.tensor(list(value), dtype=torch.uint8)):
         moved = _movable(transport, data)
         transport.post([Message(peer=peer, tag=_GATHER, outgoing=moved)]).wait(timeout)
 
