@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: run test lint types doctest unit docs format clean
+.PHONY: run test lint types doctest unit browser docs format clean
 
 run: $(STAMP)
 	$(BIN)/matcha plan paper:er8 --budget 0.5 --output runs/quickstart/plan.json \
@@ -22,8 +22,18 @@ types: $(STAMP)
 doctest: $(STAMP)
 	$(BIN)/python -m pytest --doctest-modules src -q
 
-unit: $(STAMP)
+unit: $(STAMP) browser
 	$(BIN)/python -m pytest tests -n 2
+
+# The report is tested in a real browser: Debian's and Ubuntu's, installed where that is possible.
+browser:
+	@command -v chromium chromium-browser google-chrome > /dev/null || { \
+	    echo "no browser found: installing chromium for the report's tests"; \
+	    apt="apt-get"; [ "$$(id -u)" = 0 ] || apt="sudo -n apt-get"; \
+	    export DEBIAN_FRONTEND=noninteractive; \
+	    $$apt update -qq && $$apt install -y -qq --no-install-recommends \
+	        chromium fonts-dejavu-core > /dev/null \
+	    || echo "could not install chromium: the browser tests will say so"; }
 
 format: $(STAMP)
 	$(BIN)/ruff format .

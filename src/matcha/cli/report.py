@@ -1,0 +1,71 @@
+"""`matcha report`: runs in, one page or a set of figures out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from matcha.cli import app
+from matcha.cli.output import check_free, console, patient_progress, print_json
+from matcha.errors import unknown_name
+
+FORMATS = ("html", "png", "svg", "pdf")
+
+
+@app.command("report")
+def report_command(
+    runs: list[Path] = typer.Argument(..., help="Run directories, or folders that hold some."),
+    output: Path | None = typer.Option(
+        None, "--output", "-o", help="The page (report.html), or the folder for figures (figures)."
+    ),
+    format: str = typer.Option("html", help="html: one page. png, svg, pdf: figures for papers."),
+    title: str | None = typer.Option(None, help="The page's heading."),
+    target: float | None = typer.Option(
+        None, help="Compare at this loss; by default the lowest that every run reached."
+    ),
+    sweep_seconds: float = typer.Option(
+        20.0, help="The longest to spend on planning the budget slider's stops."
+    ),
+    force: bool = typer.Option(False, "--force", help="Overwrite the page."),
+    as_json: bool = typer.Option(False, "--json", help="Print the comparison as JSON as well."),
+) -> None:
+    """Turn runs into one self-contained page, or into figures for a paper.
+
+    The page opens offline in any browser: results, curves, the topology with a budget slider,
+    timelines, and what it takes to do it all again.
+
+    [bold]Examples[/]
+
+      matcha report runs/demo-* -o report.html
+      matcha report runs/demo-* --format pdf -o figures
+    """
+    from matcha.report import compare, load_runs, write_report
+
+    if format not in FORMATS:
+        raise unknown_name("format", format, FORMATS)
+    found = load_runs(runs)
+    if format == "html":
+        page = output or Path("report.html")
+        check_free(page, force)
+        with patient_progress("planning the slider") as progress:
+            write_report(
+                found,
+                page,
+                title=title,
+                target=target,
+                sweep_seconds=sweep_seconds,
+                progress=progress,
+            )
+        written = [page]
+    else:
+        from matcha.report.papers import write_figures
+
+        written = write_figures(found, output or Path("figures"), format, target=target)
+    if as_json:
+        from dataclasses import asdict
+
+        print_json(asdict(compare(found, target)) | {"written": [str(path) for path in written]})
+        return
+    for path in written:
+        console.print(f"wrote [cyan]{path}[/] ({path.stat().st_size / 1e6:.2g} MB)")

@@ -1,0 +1,95 @@
+// Small things that every part of the page uses.
+const data = JSON.parse(document.getElementById("matcha-data").textContent);
+const $ = (id) => document.getElementById(id);
+const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const DASHES = ["solid", "dash", "dot", "dashdot", "longdash", "longdashdot"];
+const STROKES = ["", "8 4", "2 4", "8 4 2 4", "14 5", "14 5 2 5"];
+// The markers of the static figures: vanilla x, periodic triangle, matcha circle, greedy square.
+const SYMBOLS = ["x", "triangle-up", "circle", "square", "diamond", "star", "cross",
+  "pentagon", "hexagon", "triangle-down", "bowtie", "hourglass"];
+const SLOTS = ["vanilla", "periodic", "matcha", "greedy", "single"];
+const LINE_DASH = [3, 1, 0, 4, 2, 5, 0, 1, 2, 3, 4, 5];
+const NAMES = {
+  train_loss: "training loss", test_loss: "test loss", test_accuracy: "test accuracy",
+  consensus_distance: "consensus distance", predicted_consensus: "predicted",
+  gradient_norm: "squared gradient norm", epoch: "epochs", time: "seconds",
+  iteration: "iterations", comm_units: "communication",
+};
+
+const element = (tag, attributes = {}, ...children) => {
+  const svg = ["svg", "g", "line", "circle", "text", "rect", "title", "path"].includes(tag);
+  const made = svg ? document.createElementNS("http://www.w3.org/2000/svg", tag)
+    : document.createElement(tag);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  made.append(...children);
+  return made;
+};
+
+const number = (value, digits = 4) => {
+  if (value === null || value === undefined) return "–";
+  if (value === 0) return "0";
+  const size = Math.abs(value);
+  if (size < 1e-3 || size >= 1e6) return value.toExponential(2);
+  return String(Number(value.toPrecision(digits)));
+};
+const percent = (value) => `${number(100 * value, 3)} %`;
+
+// A stretch of line as the charts draw it: colour, dash and marker, so colour is not alone.
+const swatch = (style) => {
+  const stroke = `var(--s${style})`;
+  const svg = element("svg", { viewBox: "0 0 30 12", width: 30, height: 12, "aria-hidden": "true" });
+  svg.append(element("line", { x1: 1, y1: 6, x2: 29, y2: 6, stroke, "stroke-width": 2.5,
+    "stroke-dasharray": STROKES[LINE_DASH[style]] }));
+  svg.append(marker(SYMBOLS[style], stroke));
+  return svg;
+};
+const marker = (symbol, fill) => {
+  const paths = {
+    x: "M11 2l8 8M19 2l-8 8", "triangle-up": "M15 1l5 9h-10z", square: "M11 2h8v8h-8z",
+    diamond: "M15 1l5 5-5 5-5-5z",
+  };
+  if (!paths[symbol]) return element("circle", { cx: 15, cy: 6, r: 4, fill });
+  return element("path", { d: paths[symbol], fill: symbol === "x" ? "none" : fill,
+    stroke: fill, "stroke-width": symbol === "x" ? 2.5 : 0 });
+};
+document.querySelectorAll(".swatch").forEach((s) => s.append(swatch(s.dataset.style)));
+
+// A table behind <details>, built when it is first opened and each time it is opened again.
+const dataTables = {};
+const fillTable = (details) => {
+  const { head, rows } = dataTables[details.dataset.table]();
+  const table = element("table");
+  const line = (cells, tag) => element("tr", {}, ...cells.map((cell, i) => {
+    const scope = tag === "th" ? { scope: "col" } : {};
+    return element(i === 0 && tag === "td" ? "th" : tag,
+      i === 0 && tag === "td" ? { scope: "row" } : scope,
+      typeof cell === "number" ? number(cell, 5) : String(cell ?? "–"));
+  }));
+  table.append(element("thead", {}, line(head, "th")));
+  table.append(element("tbody", {}, ...rows.slice(0, 2000).map((row) => line(row, "td"))));
+  details.querySelector(".scroll")?.remove();
+  details.append(element("div", { class: "scroll", tabindex: 0, role: "group",
+    "aria-label": details.querySelector("summary").textContent }, table));
+};
+document.querySelectorAll("details.data").forEach((details) =>
+  details.addEventListener("toggle", () => details.open && fillTable(details)));
+
+// A row of radio buttons that looks like one control.
+const segments = (id, options, chosen, change) => {
+  const box = element("div");
+  for (const [value, text] of options) {
+    const input = element("input", { type: "radio", name: id, value });
+    input.checked = value === chosen;
+    input.addEventListener("change", () => change(value));
+    box.append(element("label", {}, input, element("span", {}, text)));
+  }
+  $(id).querySelector("div")?.remove();
+  $(id).append(box);
+};
+
+const note = $("target-note");
+if (data.target !== null) {
+  const what = data.target_given ? "the target of the runs" : "the lowest that every run reached";
+  note.textContent = `Target: ${NAMES[data.objective] ?? "loss"} ${number(data.target)}, ${what}. ` +
+    "Communication is counted up to the target; the rest is the state at the end of the run.";
+}

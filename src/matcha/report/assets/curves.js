@@ -1,0 +1,94 @@
+// Loss against epochs and time, consensus distance beside its prediction.
+const losses = ["train_loss", "test_loss", "test_accuracy", "gradient_norm"].filter((metric) =>
+  data.runs.some((run) => run.curves[metric]));
+let metric = losses.includes(data.objective) ? data.objective : losses[0];
+
+const curveTraces = (name, x) => data.runs.flatMap((run, i) => {
+  const curve = run.curves[name];
+  if (!curve || !shown[i]) return [];
+  return [{
+    type: "scatter", mode: "lines+markers", name: run.label, x: curve[x], y: curve.y,
+    line: lineOf(run.style),
+    marker: { symbol: SYMBOLS[run.style], size: sparse(curve.y.length, run.style),
+      color: css(`--s${run.style}`), line: { width: 0 } },
+    hovertemplate: `<b>${escaped(run.label)}</b><br>${NAMES[name]} %{y:.4g}<br>` +
+      `%{x:.4g} ${NAMES[x]}<extra></extra>`,
+  }];
+});
+const escaped = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;");
+
+const targetShapes = () => metric !== data.objective || data.target === null ? {} : {
+  shapes: [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: data.target, y1: data.target,
+    line: { color: css("--soft"), width: 1, dash: "dot" } }],
+  annotations: [{ xref: "paper", x: 0.01, y: $("log").checked ? Math.log10(data.target) : data.target,
+    text: `target ${number(data.target)}`, showarrow: false, xanchor: "left", yanchor: "bottom",
+    font: { size: 11.5, color: css("--soft") } }],
+};
+const hits = (x) => metric !== data.objective ? [] : data.runs.flatMap((run, i) =>
+  !shown[i] || !run.hit ? [] : [{
+    type: "scatter", mode: "markers", x: [run.hit[x]], y: [run.hit.y], name: run.label,
+    marker: { symbol: "circle-open", size: 13, line: { width: 2.5 }, color: css(`--s${run.style}`) },
+    hovertemplate: `<b>${escaped(run.label)}</b><br>reached the target<br>` +
+      `%{x:.4g} ${NAMES[x]}<extra></extra>`,
+  }]);
+
+const lossChart = (x) => () => {
+  const traces = [...curveTraces(metric, x), ...hits(x)];
+  return { traces, layout: layoutOf(axis(NAMES[x], { rangemode: "tozero" }),
+    valueAxis(NAMES[metric], traces, $("log").checked), targetShapes()) };
+};
+
+const curveTable = (name, x) => () => ({
+  head: ["run", NAMES[x], NAMES[name]],
+  rows: data.runs.flatMap((run) => (run.curves[name]?.y ?? []).map((y, i) =>
+    [run.label, run.curves[name][x][i], y])),
+});
+
+if (losses.length) {
+  for (const name of losses) $("metric").append(new Option(NAMES[name], name, false, name === metric));
+  $("metric").addEventListener("change", () => {
+    metric = $("metric").value;
+    $("log").checked = metric !== "test_accuracy";
+    redraw();
+  });
+  $("log").addEventListener("change", redraw);
+  data.runs.forEach((run, i) => {
+    const box = element("input", { type: "checkbox", id: `run-${i}` });
+    box.checked = true;
+    box.addEventListener("change", () => { shown[i] = box.checked; redraw(); });
+    $("legend").append(element("label", {}, box, swatch(run.style), run.label));
+  });
+  for (const x of ["epoch", "time"]) {
+    chart(`chart-${x}`, lossChart(x));
+    dataTables[x] = () => curveTable(metric, x)();
+  }
+}
+
+if (data.runs.some((run) => run.curves.consensus_distance)) {
+  const predicted = data.runs.some((run) => run.curves.predicted_consensus);
+  $("prediction-note").textContent = predicted
+    ? "Thin lines are what the plan predicts; thick ones are what happened." : "";
+  const predictions = () => data.runs.flatMap((run, i) => {
+    const curve = run.curves.predicted_consensus;
+    if (!curve || !shown[i]) return [];
+    return [{ type: "scatter", mode: "lines", name: `${run.label}, predicted`,
+      x: curve.iteration, y: curve.y, opacity: 0.85,
+      line: { color: css(`--s${run.style}`), width: 1.2, dash: "solid" },
+      hovertemplate: `<b>${escaped(run.label)}</b>, predicted<br>%{y:.4g} at iteration %{x}` +
+        "<extra></extra>" }];
+  });
+  chart("chart-consensus", () => {
+    const traces = [...predictions(), ...curveTraces("consensus_distance", "iteration")];
+    return { traces, layout: layoutOf(axis("iterations", { rangemode: "tozero" }),
+      valueAxis("consensus distance", traces, true)) };
+  });
+  dataTables.consensus = () => ({
+    head: ["run", "iteration", "consensus distance", "predicted"],
+    rows: data.runs.flatMap((run) => {
+      const seen = run.curves.consensus_distance;
+      const told = run.curves.predicted_consensus;
+      const at = new Map(told?.iteration.map((k, i) => [k, told.y[i]]));
+      return (seen?.y ?? []).map((y, i) => [run.label, seen.iteration[i], y, at.get(seen.iteration[i])]);
+    }),
+  });
+}

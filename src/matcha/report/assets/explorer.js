@@ -1,0 +1,139 @@
+// The slider: activation, rho, consensus error and time move together over the sweep.
+const explorer = { net: null, links: [], stop: 0, strategy: null };
+
+const pointOf = (name) => {
+  const points = explorer.net.strategies[name];
+  return points.length === 1 ? points[0] : points[explorer.stop];
+};
+const styleOf = (name) => Math.max(0, SLOTS.indexOf(name));
+
+const describeLink = (e) => {
+  const { net, strategy } = explorer;
+  const [i, j] = net.links[e];
+  const point = pointOf(strategy);
+  const matching = point.matching
+    ? `, matching ${matchingName(point.matching[e])}` : "";
+  const seconds = net.link_seconds ? `, ${number(net.link_seconds[e])} s an exchange` : "";
+  const often = point.activation[e] <= 1
+    ? `active in ${percent(point.activation[e])} of iterations`
+    : `${number(point.activation[e], 3)} exchanges an iteration`;
+  return `Link ${net.labels[i]} – ${net.labels[j]}${matching}: ${often}${seconds}`;
+};
+
+const showLink = (e, group) => {
+  $("tip").hidden = e === null;
+  if (e === null) return;
+  $("link-numbers").textContent = describeLink(e);
+  $("tip").textContent = describeLink(e);
+  const box = group.querySelector(".hit").getBoundingClientRect();
+  const left = Math.min(box.left + box.width / 2 + 10, innerWidth - $("tip").offsetWidth - 8);
+  $("tip").style.left = `${Math.max(8, left)}px`;
+  $("tip").style.top = `${Math.max(8, box.top + box.height / 2 - $("tip").offsetHeight - 12)}px`;
+};
+
+const update = () => {
+  const { net, strategy, stop } = explorer;
+  const budget = net.budgets[stop];
+  const point = pointOf(strategy);
+  const vanilla = net.strategies.vanilla?.[0];
+  $("budget-value").textContent = number(budget);
+  $("budget").setAttribute("aria-valuetext", `budget ${number(budget)}`);
+  $("rho").textContent = number(point.rho);
+  $("error").textContent = number(point.error);
+  $("comm").textContent = number(point.time);
+  $("share").textContent = vanilla ? percent(point.time / vanilla.time) : "–";
+  if (explorer.links.length) {
+    styleLinks(explorer.links, point, `var(--s${styleOf(strategy)})`, describeLink);
+    listMatchings(point);
+  }
+  $("side-by-side").tBodies[0].replaceChildren(...Object.keys(net.strategies).map((name) => {
+    const p = pointOf(name);
+    const title = element("th", { scope: "row" }, swatch(styleOf(name)), ` ${name}`);
+    const row = element("tr", name === strategy ? { class: "chosen" } : {}, title,
+      ...[p.rho, p.error, p.time].map((v) => element("td", {}, number(v))));
+    row.dataset.strategy = name;
+    return row;
+  }));
+  moveCursor(budget);
+  document.querySelectorAll("#explorer details[open]").forEach(fillTable);
+};
+
+const listMatchings = (point) => {
+  if (!point.matching) {
+    $("matchings").replaceChildren(element("li", {},
+      "This strategy picks matchings that overlap: a link has a share of its own, no colour."));
+    return;
+  }
+  const used = [...new Set(point.matching)].filter((j) => j >= 0).sort((a, b) => a - b);
+  $("matchings").replaceChildren(...used.map((j) => {
+    const key = element("svg", { viewBox: "0 0 34 12", "aria-hidden": "true" });
+    key.append(element("line", { x1: 0, y1: 6, x2: 34, y2: 6, stroke: matchingColor(j),
+      "stroke-width": 4, "stroke-dasharray": matchingDash(j) }));
+    return element("li", {}, key, `${matchingName(j)}: ${percent(point.probabilities[j])}`);
+  }));
+};
+
+const sweepTraces = (key) => Object.entries(explorer.net.strategies).map(([name, points]) => {
+  const flat = points.length === 1;
+  const style = styleOf(name);
+  return { type: "scatter", mode: flat ? "lines" : "lines+markers", name, line: lineOf(style),
+    x: flat ? [0, 1] : explorer.net.budgets, y: flat ? [points[0][key], points[0][key]]
+      : points.map((p) => p[key]),
+    marker: { symbol: SYMBOLS[style], size: 5.5, color: css(`--s${style}`) },
+    hovertemplate: `<b>${name}</b> at %{x}<br>%{y:.4g}<extra></extra>` };
+});
+const cursor = (budget) => [{ type: "line", yref: "paper", y0: 0, y1: 1, x0: budget, x1: budget,
+  line: { color: css("--accent"), width: 2 } }];
+const sweepChart = (key, logarithmic) => () => {
+  const traces = sweepTraces(key);
+  return { traces, layout: layoutOf(axis("budget C<sub>b</sub>", { range: [0, 1.02] }),
+    valueAxis("", traces, logarithmic), { margin: { l: 48, r: 10, t: 6, b: 40 },
+      shapes: cursor(explorer.net.budgets[explorer.stop]) }) };
+};
+const moveCursor = (budget) => ["chart-rho", "chart-error"].forEach((id) =>
+  $(id).dataset.drawn && Plotly.relayout($(id), { shapes: cursor(budget) }));
+
+const showNetwork = (index) => {
+  const net = data.networks[index];
+  explorer.net = net;
+  explorer.strategy = net.start.strategy;
+  explorer.stop = net.budgets.indexOf(net.start.budget);
+  $("budget").max = net.budgets.length - 1;
+  $("budget").value = explorer.stop;
+  $("comm-title").textContent = `${net.unit} an iteration`;
+  $("side-unit").textContent = net.unit === "units" ? "units/iteration" : "s/iteration";
+  if (net.positions) explorer.links = drawNetwork(net, showLink);
+  else {
+    explorer.links = [];
+    $("graph").replaceChildren(element("p", { class: "note" },
+      `${net.labels.length} workers and ${net.num_links} links are too many to draw.`));
+    $("link-numbers").hidden = true;
+  }
+  segments("strategy", Object.keys(net.strategies).map((name) => [name, name]), net.start.strategy,
+    (name) => { explorer.strategy = name; update(); });
+  update();
+  chart("chart-rho", sweepChart("rho", false));
+  chart("chart-error", sweepChart("error", true));
+};
+
+if (data.networks.length) {
+  data.networks.forEach((net, i) => $("network").append(new Option(net.name, i)));
+  $("network-label").hidden = data.networks.length < 2;
+  $("network").addEventListener("change", () => showNetwork(Number($("network").value)));
+  $("budget").addEventListener("input", () => { explorer.stop = Number($("budget").value); update(); });
+  showNetwork(0);
+  dataTables.sweep = () => ({
+    head: ["strategy", "budget", "rho", "consensus error", explorer.net.unit],
+    rows: Object.entries(explorer.net.strategies).flatMap(([name, points]) => points.map((p, i) =>
+      [name, points.length === 1 ? 1 : explorer.net.budgets[i], p.rho, p.error, p.time])),
+  });
+  dataTables.links = () => ({
+    head: ["link", "matching", "exchanges an iteration", "width"],
+    rows: explorer.net.links.map(([i, j], e) => {
+      const point = pointOf(explorer.strategy);
+      return [`${explorer.net.labels[i]} – ${explorer.net.labels[j]}`,
+        point.matching ? matchingName(point.matching[e]) : "–", point.activation[e],
+        linkWidth(point.activation[e])];
+    }),
+  });
+}

@@ -1,0 +1,173 @@
+"""The plan explorer: a topology planned ahead at many budgets, for the page's slider."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from matcha.plans import Plan
+from matcha.report.figures import layout, link_activity
+from matcha.report.series import short
+from matcha.strategies import plan
+from matcha.topology import Link, Matching, Topology
+
+BUDGETS = (0.02, *(round(0.05 * i, 2) for i in range(1, 21)))
+STRATEGIES = ("vanilla", "periodic", "matcha")
+# Beyond this a drawing is a hairball and its numbers would fill the page.
+MAX_LINKS = 2_000
+
+
+def network(
+    topology: Topology,
+    plans: Sequence[Plan] = (),
+    *,
+    strategies: Sequence[str] = STRATEGIES,
+    budgets: Sequence[float] = BUDGETS,
+    seconds: float = 20.0,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, Any]:
+    """What the page needs to draw a topology and move its budget slider.
+
+    One decomposition serves the whole slider, so that a colour means the same matching at every
+    budget; the plans of real runs are shown as they were.
+
+    Args:
+        topology: The workers and their links.
+        plans: Plans that were run; they stand in the sweep at their own budgets.
+        strategies: What to plan beside them.
+        budgets: The slider's stops. The runs' own are added.
+        seconds: Stop planning after this long; the stops made by then are spread evenly.
+        progress: Called with (stops made, stops in all).
+    """
+    positions = layout(topology) if len(topology.links) <= MAX_LINKS else None
+    return {
+        "name": topology.name,
+        "labels": [str(label) for label in topology.labels],
+        "positions": None if positions is None else _page_box(positions, topology),
+        "links": [list(link) for link in topology.links] if positions is not None else [],
+        "link_seconds": _short_list(topology.link_times) if topology.link_times else None,
+        "num_links": len(topology.links),
+        "degrees": list(topology.degrees) if positions is not None else [],
+        **_sweep(topology, plans, strategies, budgets, seconds, progress),
+    }
+
+
+def _sweep(
+    topology: Topology,
+    plans: Sequence[Plan],
+    strategies: Sequence[str],
+    budgets: Sequence[float],
+    seconds: float,
+    progress: Callable[[int, int], None] | None,
+) -> dict[str, Any]:
+    known = {(p.strategy, _stop(p)): p for p in plans}
+    names = [*strategies, *(p.strategy for p in plans if p.strategy not in strategies)]
+    names = list(dict.fromkeys(names))
+    own = {_stop(p) for p in plans if p.strategy != "vanilla"}
+    stops = [*sorted(own), *_coarse_to_fine(sorted(set(budgets) - own))]
+    timing = plans[0].timing if plans else None
+    shared = _shared_matchings(plans)
+    deadline = time.monotonic() + seconds
+    made: set[float] = set()
+    for done, budget in enumerate(stops):
+        if made and time.monotonic() > deadline:
+            break
+        for name in names:
+            key = (name, 1.0 if name == "vanilla" else budget)
+            if key not in known:
+                own_matchings = None if name == "greedy" else shared
+                known[key] = plan(topology, key[1], name, matchings=own_matchings, timing=timing)
+            if shared is None and name == "matcha":
+                shared = known[key].matchings
+        made.add(budget)
+        if progress is not None:
+            progress(done + 1, len(stops))
+    shown = sorted(made)
+    start = next((p for n in ("matcha", "greedy") for p in plans if p.strategy == n), None)
+    return {
+        "unit": next(iter(known.values())).timing.unit,
+        "budgets": shown,
+        "strategies": {
+            name: [
+                _point(known[name, 1.0 if name == "vanilla" else budget])
+                for budget in ([1.0] if name == "vanilla" else shown)
+            ]
+            for name in names
+        },
+        "start": {
+            "strategy": start.strategy if start else "matcha" if "matcha" in names else names[0],
+            "budget": _stop(start) if start else min(shown, key=lambda b: abs(b - 0.3)),
+        },
+    }
+
+
+def _point(made: Plan) -> dict[str, Any]:
+    """One stop of the slider: the plan's promises and each link's share."""
+    activity = link_activity(made)
+    drawn = len(made.topology.links) <= MAX_LINKS
+    colors = _matching_of(made) if drawn else None
+    return {
+        "rho": short(made.rho),
+        "error": short(made.consensus_error),
+        "time": short(made.expected_comm_time),
+        "alpha": short(made.alpha),
+        "mixing": made.mixing,
+        "probabilities": _short_list(made.probabilities) if colors else None,
+        "matching": colors,
+        "activation": _short_list(activity[e] for e in made.topology.links) if drawn else [],
+    }
+
+
+def _matching_of(made: Plan) -> list[int] | None:
+    """Each link's matching; None where matchings overlap, so that a link has no single one."""
+    number: dict[Link, int] = {}
+    for j, matching in enumerate(made.matchings):
+        for link in matching:
+            if link in number:
+                return None
+            number[link] = j
+    return [number.get(link, -1) for link in made.topology.links]
+
+
+def _shared_matchings(plans: Iterable[Plan]) -> tuple[Matching, ...] | None:
+    """The decomposition that a run used, if one can be had."""
+    return next((p.matchings for p in plans if p.strategy in ("matcha", "single")), None)
+
+
+def _stop(made: Plan) -> float:
+    return 1.0 if made.strategy == "vanilla" else float(f"{made.budget:.4g}")
+
+
+def _coarse_to_fine(values: Sequence[float]) -> Iterator[float]:
+    """The values in an order whose every prefix is spread out: ends first, then bisecting."""
+    if not values:
+        return
+    yield values[-1]
+    step, last = len(values), len(values) - 1
+    seen = {last}
+    while step >= 1:
+        for i in range(0, last, step):
+            if i not in seen:
+                seen.add(i)
+                yield values[i]
+        step //= 2
+
+
+def _page_box(
+    points: np.ndarray[Any, np.dtype[np.float64]], topology: Topology
+) -> list[list[float | int | None]]:
+    """Positions in a box of width 1, y downwards. Only a layout of our own may be stretched."""
+    low, size = points.min(axis=0), np.maximum(np.ptp(points, axis=0), 1e-9)
+    if topology.positions is None and size.min() > 0.3 * size.max():
+        scaled = (points - low) / size * [1.0, 0.8]
+    else:
+        scaled = (points - low) / size.max()
+    height = float(scaled[:, 1].max())
+    return [[short(float(x), 4), short(height - float(y), 4)] for x, y in scaled]
+
+
+def _short_list(values: Iterable[float]) -> list[float | int | None]:
+    return [short(v, 4) for v in values]

@@ -1,0 +1,156 @@
+"""The page: one self-contained HTML file that opens offline and asks the network for nothing."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from matcha.errors import InputError
+from matcha.graphfiles import write_atomically
+from matcha.records import Run, find_runs, read_run
+from matcha.report import words
+from matcha.report.payload import Progress, build_payload
+from matcha.report.tables import details_table, results_table
+
+MAX_BYTES = 5_000_000
+_SCRIPTS = ("base.js", "charts.js", "curves.js", "network.js", "explorer.js", "timeline.js")
+_HOLE = re.compile(r"\{\{(\w+)\}\}")
+
+
+def write_report(
+    runs: Sequence[Run | str | Path],
+    path: str | Path,
+    *,
+    title: str | None = None,
+    target: float | None = None,
+    sweep_seconds: float = 20.0,
+    progress: Progress | None = None,
+) -> Path:
+    """Write one self-contained HTML page about some runs.
+
+    Args:
+        runs: Runs, or directories that hold runs (at any depth).
+        path: The page to write.
+        title: Its heading.
+        target: The loss at which the runs are compared; by default what their configuration calls
+            `target_loss`, or else the lowest that all of them reached.
+        sweep_seconds: The longest to spend on planning the budget slider's stops.
+        progress: Called with (steps done, steps in all).
+
+    Returns:
+        The path written.
+
+    Raises:
+        InputError: There is no run to show, or a directory does not hold one.
+    """
+    found = load_runs(runs)
+    payload = build_payload(
+        found, title=title, target=target, sweep_seconds=sweep_seconds, progress=progress
+    )
+    page = render(payload, found)
+    target_file = Path(path)
+    target_file.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(target_file, page)
+    return target_file
+
+
+def load_runs(runs: Sequence[Run | str | Path]) -> list[Run]:
+    """Runs as given, and those found in the directories given.
+
+    Raises:
+        InputError: A directory holds no run, or there is nothing at all.
+    """
+    loaded: list[Run] = []
+    for entry in runs:
+        if isinstance(entry, Run):
+            loaded.append(entry)
+            continue
+        below = find_runs(entry)
+        if not below:
+            raise InputError(f"{str(entry)!r} holds no run (no run.json there or below).")
+        loaded += [read_run(directory) for directory in below]
+    if not loaded:
+        raise InputError("a report needs at least one run.")
+    return loaded
+
+
+def render(payload: Mapping[str, Any], runs: Sequence[Run]) -> str:
+    """The page as text."""
+    has = _sections(payload)
+    holes = {
+        "title": html.escape(payload["title"]),
+        "headline": html.escape(words.headline(payload)),
+        "facts": _facts(payload, runs),
+        "results": results_table(payload),
+        "again": "\n".join(
+            details_table(run, row["label"])
+            for run, row in zip(runs, payload["summaries"], strict=True)
+        ),
+        "hidden_curves": "" if has["curves"] else "hidden",
+        "hidden_explorer": "" if payload["networks"] else "hidden",
+        "hidden_consensus": "" if has["consensus_distance"] else "hidden",
+        "hidden_timeline": "" if has["timeline"] else "hidden",
+        "hidden_loads": "" if has["loads"] else "hidden",
+        "loads_text": html.escape(words.loads_text(payload)),
+        "consensus_text": html.escape(words.curve_text(payload, "consensus_distance", "iteration")),
+        "epoch_text": html.escape(
+            words.curve_text(payload, payload["objective"] or "train_loss", "epoch")
+        ),
+        "time_text": html.escape(
+            words.curve_text(payload, payload["objective"] or "train_loss", "time")
+        ),
+        "created": html.escape(payload["created"].replace("T", " ").replace("+00:00", " UTC")),
+        "style": _asset("page.css"),
+        "plotly": _script(_asset("plotly-basic.min.js")),
+        "script": _script("\n".join(_asset(name) for name in _SCRIPTS)),
+        "data": embed_json(payload),
+    }
+    return _HOLE.sub(lambda hole: holes[hole[1]], _asset("page.html"))
+
+
+def embed_json(document: Any) -> str:
+    r"""JSON that is safe inside a script element, whatever names the user chose.
+
+    >>> print(embed_json({"label": "</script>"}))
+    {"label":"\u003c/script>"}
+    """
+    text = json.dumps(document, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+
+
+def _sections(payload: Mapping[str, Any]) -> dict[str, bool]:
+    runs = payload["runs"]
+    metrics = {metric for run in runs for metric in run["curves"]}
+    return {
+        "curves": bool(metrics - {"consensus_distance", "predicted_consensus"}),
+        "consensus_distance": "consensus_distance" in metrics,
+        "timeline": any(run["timeline"] for run in runs),
+        "loads": any(run["loads"] for run in runs),
+    }
+
+
+def _facts(payload: Mapping[str, Any], runs: Sequence[Run]) -> str:
+    """The line under the heading: workers, links, clock, and anything emulated."""
+    facts = [
+        f"{net['name']}: {len(net['labels'])} workers, {net['num_links']} links"
+        for net in payload["networks"]
+    ]
+    clocks = {run.header.clock for run in runs}
+    facts.append(f"{' and '.join(sorted(clocks))} clock")
+    speeds = {mbps for run in runs if (mbps := run.header.config.get("link_mbps")) is not None}
+    facts += [f"links emulated at {speed:g} Mbit/s" for speed in sorted(speeds)]
+    return "".join(f"<li>{html.escape(fact)}</li>" for fact in facts)
+
+
+def _asset(name: str) -> str:
+    return (resources.files("matcha.report") / "assets" / name).read_text(encoding="utf-8")
+
+
+def _script(text: str) -> str:
+    """Script text that cannot end its element early."""
+    return text.replace("</script", "<\\/script")

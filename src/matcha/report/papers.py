@@ -1,0 +1,145 @@
+"""Figures for papers: what the page shows of some runs, as png, svg or pdf files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from matcha.plans import Plan
+from matcha.records import Run
+from matcha.report.figures import PALETTE, STRATEGY_COLORS, draw_topology, save_figure
+from matcha.report.series import curves
+from matcha.report.summary import compare, label_runs
+from matcha.report.timeline import KINDS, timeline, worker_loads
+
+_DASHES = ("-", "--", "-.", ":", (0, (6, 2)), (0, (6, 2, 1, 2, 1, 2)))
+_KIND_COLORS = {"compute": "#a9b3a3", "exchange": "#0072B2", "wait": "#e0b050"}
+_NAMES = {
+    "train_loss": "training loss",
+    "test_loss": "test loss",
+    "consensus_distance": "consensus distance",
+    "epoch": "epochs",
+    "time": "seconds",
+    "iteration": "iterations",
+}
+
+
+def write_figures(
+    runs: Sequence[Run], folder: str | Path, format: str = "pdf", *, target: float | None = None
+) -> list[Path]:
+    """Write every figure that these runs can fill, and say which.
+
+    Args:
+        runs: The runs to compare.
+        folder: Where to write; made if missing.
+        format: png, svg or pdf.
+        target: The loss to mark, as for `compare`.
+    """
+    comparison = compare(runs, target)
+    objective = comparison.objective
+    figures: dict[str, Any] = {}
+    if objective is not None:
+        for axis in ("epoch", "time"):
+            figures[f"{objective}-{axis}"] = draw_curves(runs, objective, axis, comparison.target)
+    if any("consensus_distance" in curves(run.records) for run in runs):
+        figures["consensus"] = draw_curves(runs, "consensus_distance", "iteration")
+    if any(worker_loads(run) for run in runs):
+        figures["workers"] = draw_loads(runs)
+    for run, label in zip(runs, label_runs(runs), strict=True):
+        name = label.replace(" ", "-").replace(",", "")
+        if timeline(run) is not None:
+            figures[f"timeline-{name}"] = draw_timeline(run, label)
+        if isinstance(run.plan, Plan):
+            figures[f"topology-{name}"] = draw_topology(run.plan)
+    written = []
+    for name, figure in figures.items():
+        path = Path(folder) / f"{name}.{format}"
+        save_figure(figure, path)
+        written.append(path)
+    return written
+
+
+def draw_curves(runs: Sequence[Run], metric: str, axis: str, target: float | None = None) -> Any:
+    """One line a run: a metric against epochs, time or iterations, on a logarithmic scale."""
+    figure, axes = _axes()
+    for number, (run, label) in enumerate(zip(runs, label_runs(runs), strict=True)):
+        known = curves(run.records)
+        if metric not in known:
+            continue
+        style = {"color": _color(runs, number), "ls": _DASHES[number % len(_DASHES)]}
+        axes.plot(known[metric][axis], known[metric]["y"], lw=1.6, label=label, **style)
+        if metric == "consensus_distance" and "predicted_consensus" in known:
+            told = known["predicted_consensus"]
+            axes.plot(told[axis], told["y"], lw=0.8, color=style["color"])
+    if target is not None:
+        axes.axhline(target, color="#555555", lw=0.8, ls=":")
+    axes.set_yscale("log")
+    axes.set_xlabel(_NAMES[axis])
+    axes.set_ylabel(_NAMES[metric])
+    axes.grid(alpha=0.25)
+    axes.legend(frameon=False)
+    return figure
+
+
+def draw_loads(runs: Sequence[Run]) -> Any:
+    """Each worker's communication an iteration, one bar a run (Figure 1b)."""
+    figure, axes = _axes()
+    drawn = [(n, run, worker_loads(run)) for n, run in enumerate(runs)]
+    drawn = [(n, run, load) for n, run, load in drawn if load]
+    kind = "planned" if all("planned" in load for _, _, load in drawn) else "measured"
+    labels = label_runs(runs)
+    width = 0.8 / len(drawn)
+    for place, (number, _, load) in enumerate(drawn):
+        heights = load.get(kind) or []
+        at = [w - 0.4 + (place + 0.5) * width for w in range(len(heights))]
+        axes.bar(at, heights, width, color=_color(runs, number), label=labels[number])
+    unit = drawn[0][1].plan.timing.unit if kind == "planned" else "seconds"
+    axes.set_xlabel("worker")
+    axes.set_ylabel(f"{unit} an iteration, {kind}")
+    axes.legend(frameon=False)
+    return figure
+
+
+def draw_timeline(run: Run, label: str, rounds: int = 12) -> Any:
+    """The first rounds, one row a worker: computing, talking, waiting."""
+    lines = timeline(run)
+    assert lines is not None, "the caller asks only for runs that have a timeline"
+    figure, axes = _axes(height=1.2 + 0.22 * run.header.num_workers)
+    last = lines["rounds"][0] + rounds
+    for number, kind in enumerate(KINDS):
+        mine = [
+            i for i, k in enumerate(lines["kind"]) if k == number and lines["iteration"][i] < last
+        ]
+        axes.barh(
+            [lines["worker"][i] for i in mine],
+            [lines["length"][i] for i in mine],
+            left=[lines["start"][i] for i in mine],
+            color=_KIND_COLORS[kind],
+            edgecolor="white",
+            linewidth=0.3,
+            hatch="////" if kind == "wait" else None,
+            label=kind if mine else None,
+        )
+    axes.invert_yaxis()
+    axes.set_xlabel(f"{lines['unit']}, {'as planned' if lines['planned'] else 'as recorded'}")
+    axes.set_ylabel("worker")
+    axes.set_title(f"{label}: first {rounds} rounds", fontsize=10)
+    axes.legend(frameon=False, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.22))
+    return figure
+
+
+def _axes(height: float = 3.4) -> tuple[Any, Any]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.2, height), layout="constrained")
+    return figure, figure.add_subplot()
+
+
+def _color(runs: Sequence[Run], number: int) -> str:
+    """The strategy's own colour, or the next of the palette when it is taken."""
+    strategy = runs[number].header.strategy
+    earlier = [run.header.strategy for run in runs[:number]]
+    if strategy in STRATEGY_COLORS and strategy not in earlier:
+        return STRATEGY_COLORS[strategy]
+    return PALETTE[(number + 4) % len(PALETTE)]

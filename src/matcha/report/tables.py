@@ -1,0 +1,114 @@
+"""Tables: the comparison of runs, for the page and the terminal, and what it takes to repeat."""
+
+from __future__ import annotations
+
+import html
+import json
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from matcha.records import Run
+from matcha.report import words
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """A column of the comparison: its heading, its cell, and which value is best."""
+
+    key: str
+    heading: str
+    show: Callable[[Any], str]
+    best: Callable[[Sequence[Any]], Any] | None = None
+
+
+def columns(summaries: Sequence[Mapping[str, Any]]) -> list[Column]:
+    """The columns that these runs can fill."""
+    unit = summaries[0]["unit"]
+    every = [
+        Column(key="time_to_target", heading="time to target", show=words.seconds, best=min),
+        Column(key="speedup", heading="speed-up", show=_times, best=max),
+        Column(key="comm_seconds", heading="communication", show=words.seconds, best=min),
+        Column(key="comm_units", heading=f"communication, {unit}", show=words.number, best=min),
+        Column(key="epochs_to_target", heading="epochs to target", show=words.number, best=min),
+        Column(key="train_loss", heading="training loss", show=words.number),
+        Column(key="test_accuracy", heading="test accuracy", show=words.percent, best=max),
+        Column(key="consensus_distance", heading="consensus distance", show=words.number, best=min),
+        Column(key="time", heading="run time", show=words.seconds),
+    ]
+    return [c for c in every if any(row[c.key] is not None for row in summaries)]
+
+
+def results_table(payload: Mapping[str, Any]) -> str:
+    """The comparison as an HTML table; the best of a column is bold and says so to readers."""
+    rows = payload["summaries"]
+    shown = columns(rows)
+    head = "".join(f'<th scope="col">{html.escape(c.heading)}</th>' for c in shown)
+    best = {c.key: _best(c, rows) for c in shown}
+    body = []
+    for row, run in zip(rows, payload["runs"], strict=True):
+        swatch = f'<span class="swatch" data-style="{run["style"]}" aria-hidden="true"></span>'
+        note = "" if row["diverged_at"] is None else " <em>(diverged)</em>"
+        name = f'<th scope="row">{swatch}{html.escape(row["label"])}{note}</th>'
+        cells = "".join(_cell(c, row, best[c.key]) for c in shown)
+        body.append(f"<tr>{name}{cells}</tr>")
+    return (
+        '<table class="results"><caption class="sr">The runs compared</caption>'
+        f'<thead><tr><th scope="col">run</th>{head}</tr></thead>'
+        f"<tbody>{''.join(body)}</tbody></table>"
+    )
+
+
+def details_table(run: Run, label: str) -> str:
+    """What it takes to do a run again: command, seed, configuration, versions."""
+    header = run.header
+    command = header.config.get("command")
+    if isinstance(command, list):
+        command = shlex.join(str(word) for word in command)
+    facts: dict[str, Any] = {
+        "name": header.name,
+        "task": header.task,
+        "strategy": f"{header.strategy}, budget {header.budget:g}",
+        "seed": header.seed,
+        "workers": header.num_workers,
+        "clock": header.clock,
+        "started": header.started,
+        "plan digest": None if run.plan is None else run.plan.digest,
+        "versions": ", ".join(f"{name} {v}" for name, v in header.versions.items()),
+    }
+    facts |= {
+        key: value if isinstance(value, (str, int, float)) else json.dumps(value)
+        for key, value in header.config.items()
+        if key != "command"
+    }
+    rows = "".join(
+        f'<tr><th scope="row">{html.escape(str(key))}</th><td>{html.escape(str(value))}</td></tr>'
+        for key, value in facts.items()
+        if value is not None
+    )
+    code = f"<pre><code>{html.escape(str(command))}</code></pre>" if command else ""
+    return (
+        f"<details><summary>{html.escape(label)}</summary>"
+        f'{code}<div class="scroll" tabindex="0" role="group" aria-label="Configuration of '
+        f'{html.escape(label)}"><table class="facts">{rows}</table></div></details>'
+    )
+
+
+def _cell(column: Column, row: Mapping[str, Any], best: Any) -> str:
+    value = row[column.key]
+    text = html.escape(column.show(value))
+    if value is not None and value == best:
+        return f'<td><strong>{text}<span class="sr"> (best)</span></strong></td>'
+    return f"<td>{text}</td>"
+
+
+def _best(column: Column, rows: Sequence[Mapping[str, Any]]) -> Any:
+    values = [row[column.key] for row in rows if row[column.key] is not None]
+    if column.best is None or len(values) < 2 or len(set(values)) == 1:
+        return None
+    return column.best(values)
+
+
+def _times(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}×"

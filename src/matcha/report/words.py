@@ -1,0 +1,95 @@
+"""Words: what the figures say, in sentences. Headlines, captions, text alternatives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matcha.records import Run
+
+_OBJECTIVE = {"train_loss": "training loss", "test_loss": "test loss"}
+
+
+def title(runs: Sequence[Run]) -> str:
+    """A heading: the task and where it ran."""
+    tasks = dict.fromkeys(run.header.task for run in runs)
+    names = dict.fromkeys(run.plan.topology.name for run in runs if run.plan is not None)
+    where = f" on {', '.join(names)}" if names else ""
+    return f"{', '.join(tasks)}{where}"
+
+
+def seconds(value: float | None) -> str:
+    """A duration for people.
+
+    >>> seconds(0.0423), seconds(12.34), seconds(3725)
+    ('42.3 ms', '12.3 s', '1 h 2 min')
+    """
+    if value is None:
+        return "–"
+    if value < 1:
+        return f"{value * 1e3:.3g} ms"
+    if value < 120:
+        return f"{value:.3g} s"
+    minutes = round(value / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    """A number for people; a dash where there is none."""
+    return "–" if value is None else f"{value:.{digits}g}"
+
+
+def percent(value: float | None) -> str:
+    """A fraction as a percentage."""
+    return "–" if value is None else f"{100 * value:.1f} %"
+
+
+def headline(payload: Mapping[str, Any]) -> str:
+    """The result in one sentence: who reached the target first, and what it cost."""
+    rows = payload["summaries"]
+    timed = [r for r in rows if r["time_to_target"] is not None]
+    loss = _OBJECTIVE.get(payload["objective"] or "", "loss")
+    if payload["target"] is None or not timed:
+        return f"{_count(len(rows), 'run')} of {rows[0]['epochs']:g} epochs."
+    best = min(timed, key=lambda r: r["time_to_target"])
+    clock = " (simulated)" if best["clock"] == "simulated" else ""
+    first = (
+        f"{best['label']} reached {loss} {payload['target']:g} "
+        f"in {seconds(best['time_to_target'])}{clock}"
+    )
+    if len(rows) == 1:
+        return f"{first}."
+    if best["speedup"] is not None and best["strategy"] != "vanilla":
+        return f"{first}, {best['speedup']:.2g}× sooner than vanilla."
+    return f"{first}, before {_and([r['label'] for r in rows if r is not best])}."
+
+
+def curve_text(payload: Mapping[str, Any], metric: str, axis: str) -> str:
+    """A text alternative for a chart of curves."""
+    unit = {"epoch": "epochs", "time": "seconds", "iteration": "iterations"}[axis]
+    parts = []
+    for run in payload["runs"]:
+        curve = run["curves"].get(metric)
+        if curve:
+            y, x = curve["y"], curve[axis]
+            parts.append(f"{run['label']} from {y[0]:.3g} to {y[-1]:.3g} over {x[-1]:.3g} {unit}")
+    what = metric.replace("_", " ")
+    return f"{what.capitalize()} against {unit}: {'; '.join(parts)}."
+
+
+def loads_text(payload: Mapping[str, Any]) -> str:
+    """A text alternative for the workers' communication."""
+    parts = []
+    for run in payload["runs"]:
+        load = run["loads"].get("planned") or run["loads"].get("measured")
+        if load:
+            parts.append(f"{run['label']} {min(load):.3g} to {max(load):.3g}")
+    return f"Communication an iteration, least to most busy worker: {'; '.join(parts)}."
+
+
+def _count(n: int, noun: str) -> str:
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
+
+
+def _and(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

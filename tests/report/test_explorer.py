@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import pytest
+
+import matcha
+from matcha.report.explorer import _coarse_to_fine, network
+
+
+@pytest.fixture(scope="module")
+def er8():
+    topology = matcha.families.paper("er8")
+    own = matcha.plan(topology, 0.33, "matcha")
+    return own, network(topology, [own], strategies=("vanilla", "periodic", "matcha"))
+
+
+def test_every_stop_holds_the_plan_of_its_budget(er8):
+    own, net = er8
+    stop = net["budgets"].index(0.5)
+    direct = matcha.plan(own.topology, 0.5, "matcha", matchings=own.matchings)
+    point = net["strategies"]["matcha"][stop]
+    assert point["rho"] == pytest.approx(direct.rho, rel=1e-4)
+    assert point["time"] == pytest.approx(direct.expected_comm_time, rel=1e-4)
+    for (i, j), activation, number in zip(
+        net["links"], point["activation"], point["matching"], strict=True
+    ):
+        assert (i, j) in direct.matchings[number]
+        assert activation == pytest.approx(direct.probabilities[number], rel=1e-3)
+
+
+def test_the_runs_own_plan_is_a_stop_and_the_start(er8):
+    own, net = er8
+    assert net["start"] == {"strategy": "matcha", "budget": 0.33}
+    point = net["strategies"]["matcha"][net["budgets"].index(0.33)]
+    assert point["rho"] == pytest.approx(own.rho, rel=1e-4)
+
+
+def test_vanilla_has_one_point_and_all_else_one_a_stop(er8):
+    _, net = er8
+    lengths = {name: len(points) for name, points in net["strategies"].items()}
+    assert lengths == {
+        "vanilla": 1,
+        "periodic": len(net["budgets"]),
+        "matcha": len(net["budgets"]),
+    }
+    assert net["strategies"]["vanilla"][0]["activation"] == [1] * 12
+
+
+def test_out_of_time_still_gives_a_slider():
+    topology = matcha.families.ring(6)
+    net = network(topology, strategies=("vanilla", "periodic", "matcha"), seconds=0)
+    assert len(net["budgets"]) == 1
+    assert net["strategies"]["matcha"][0]["rho"] < 1
+
+
+def test_coarse_to_fine_visits_everything_once_ends_first():
+    order = list(_coarse_to_fine([0.1, 0.2, 0.3, 0.4, 0.5]))
+    assert order[:2] == [0.5, 0.1]
+    assert sorted(order) == [0.1, 0.2, 0.3, 0.4, 0.5]
+
+
+def test_positions_fit_the_page_and_own_positions_keep_their_shape():
+    net = network(matcha.families.torus(3, 6), strategies=("vanilla",), budgets=(1.0,))
+    xs, ys = zip(*net["positions"], strict=True)
+    assert (min(xs), max(xs), min(ys)) == (0, 1, 0)
+    assert max(ys) == pytest.approx(0.4, abs=0.01)
+
+
+def test_large_networks_are_not_drawn():
+    net = network(matcha.families.complete(70), strategies=("vanilla",), budgets=(1.0,))
+    assert net["positions"] is None
+    assert net["strategies"]["vanilla"][0]["activation"] == []
+    assert net["num_links"] == 70 * 69 // 2

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import matcha
+from commands import matcha_command
+from quadratics import write_quadratic_run
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    root = tmp_path_factory.mktemp("runs")
+    for strategy in ("vanilla", "periodic"):
+        plan = matcha.plan(matcha.families.ring(4), 0.5, strategy)
+        write_quadratic_run(root / strategy, plan, iterations=60)
+    return root
+
+
+def test_a_page_is_written_once_and_again_only_with_force(runs, tmp_path):
+    page = tmp_path / "report.html"
+    done = matcha_command("report", runs, "-o", page, "--sweep-seconds", 0)
+    assert done.returncode == 0, done.stderr
+    assert "wrote" in done.stdout
+    again = matcha_command("report", runs, "-o", page)
+    assert again.returncode == 2
+    assert "--force" in again.stderr
+
+
+def test_the_comparison_comes_as_json(runs, tmp_path):
+    page = tmp_path / "report.html"
+    done = matcha_command("report", runs, "-o", page, "--json", "--sweep-seconds", 0)
+    document = json.loads(done.stdout)
+    assert [row["strategy"] for row in document["rows"]] == ["periodic", "vanilla"]
+    assert document["written"] == [str(page)]
+
+
+@pytest.mark.parametrize("ending", ["png", "svg", "pdf"])
+def test_figures_for_papers(runs, tmp_path, ending):
+    done = matcha_command("report", runs, "--format", ending, "-o", tmp_path / "figures")
+    assert done.returncode == 0, done.stderr
+    magic = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}[ending]
+    written = sorted((tmp_path / "figures").iterdir())
+    names = {path.stem for path in written}
+    assert {"train_loss-epoch", "train_loss-time", "consensus", "workers"} <= names
+    assert {"topology-vanilla", "timeline-periodic"} <= names
+    assert all(path.read_bytes().startswith(magic) for path in written)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [(["nowhere"], "holds no run"), (["nowhere", "--format", "docx"], "unknown format")],
+)
+def test_bad_input_is_one_sentence_and_exit_code_2(tmp_path, arguments, sentence):
+    done = matcha_command("report", *arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert sentence in done.stderr
+    assert "Traceback" not in done.stderr
