@@ -37,6 +37,7 @@ from matcha.topology import Matching
 
 _MAX_ITERATIONS = 100
 _MAX_BASIS = 48
+_WHOLE_BASIS = 24
 _MULTIPLICITY_LIMIT = 1500
 
 
@@ -207,7 +208,8 @@ def _maximize(problem: _Problem, tolerance: float, seed: int) -> tuple[Array, Ce
     bound = knapsack_bound(rows[0], problem.costs, problem.limit)
     best, best_value = p, -np.inf
     V = np.empty((m, 0))
-    count = min(m - 1, 12 if m <= DENSE_LIMIT else 8)
+    # Up to _WHOLE_BASIS workers one program with all directions is the whole problem.
+    count = m - 1 if m <= _WHOLE_BASIS else 12 if m <= DENSE_LIMIT else 8
     iterations = 0
     for iterations in range(1, _MAX_ITERATIONS + 1):
         L = weighted_laplacian(problem.links, p[problem.owner], m)

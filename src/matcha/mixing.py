@@ -26,6 +26,7 @@ from matcha.spectra import (
     is_narrow,
     lowest_eigenpairs,
     orthonormal,
+    perpendicular_basis,
     start_vector,
     top_eigenpairs,
     weighted_laplacian,
@@ -220,12 +221,7 @@ class _Dense:
     """Small graphs: everything in the basis perpendicular to ones."""
 
     def __init__(self, of: Moments) -> None:
-        m = of.num_workers
-        # Householder's reflection that takes ones to a multiple of the first unit vector.
-        u = np.full(m, 1.0 / np.sqrt(m))
-        u[0] += 1.0
-        Q = np.eye(m)[:, 1:] - np.outer(u, u[1:]) * (2.0 / (u @ u))
-        self.basis = Q
+        self.basis = Q = perpendicular_basis(of.num_workers)
         mean = of.mean.toarray()
         self.mean = Q.T @ mean @ Q
         self.second = self.mean @ self.mean + Q.T @ of.variance.toarray() @ Q

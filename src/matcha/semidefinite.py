@@ -121,7 +121,9 @@ class _Program:
         self.objective[M] = 1.0
 
     def slacks(self, x: Array) -> tuple[Array, Array]:
-        return self.matrices(x), np.einsum("nrj,nj->nr", self.R, x) + self.h
+        # At the last digits 1 − p may round to zero; its logarithm must not.
+        s = np.maximum(np.einsum("nrj,nj->nr", self.R, x) + self.h, 1e-17)
+        return self.matrices(x), s
 
     def matrices(self, x: Array) -> Array:
         return np.asarray((x[:, None] @ self.flat).reshape(len(x), *self.F.shape[2:]))
@@ -152,8 +154,8 @@ class _Newton:
     def __init__(self, program: _Program, S: Array, s: Array, Y: Array, y: Array) -> None:
         N, n = len(S), program.F.shape[1]
         self.program, self.s, self.Y, self.y = program, s, Y, y
-        self.S_inverse = np.linalg.inv(S)
         self.root_S, self.root_Y = _inverse_root(S), _inverse_root(Y)
+        self.S_inverse = self.root_S.swapaxes(-1, -2) @ self.root_S
         # H_ij = tr(F_i S⁻¹ F_j Y) for the matrices, Σ_r R_ri R_rj y_r / s_r for the rows.
         Z = self.S_inverse[:, None] @ program.F @ Y[:, None]
         H = Z.swapaxes(-1, -2).reshape(N, n, -1) @ program.flat.swapaxes(-1, -2)

@@ -117,6 +117,16 @@ def rayleigh_ritz(operator: Any, vectors: Array) -> tuple[Array, Array]:
     return values, Q @ mix
 
 
+def perpendicular_basis(num_workers: int) -> Array:
+    """Orthonormal columns that span everything perpendicular to ones.
+
+    Householder's reflection that takes the vector of ones to the first axis, less its first column.
+    """
+    u = np.full(num_workers, 1.0 / np.sqrt(num_workers))
+    u[0] += 1.0
+    return np.asarray(np.eye(num_workers)[:, 1:] - np.outer(u, u[1:]) * (2.0 / (u @ u)))
+
+
 def start_vector(num_workers: int, seed: int) -> Array:
     """A fixed start for the iterations: the same seed gives the same plan on every machine."""
     x = np.random.default_rng(seed).standard_normal(num_workers)

@@ -11,6 +11,7 @@ from matcha.errors import InputError
 from matcha.matchings import Groups, cliques, single_links
 from matcha.mixing import Contraction, moments, optimal_contraction, vanilla_contraction
 from matcha.plans import Plan
+from matcha.recoloring import improve
 from matcha.schedules import Bernoulli
 from matcha.strategies import Request
 from matcha.strategies.parts import annotated, coloring
@@ -74,15 +75,28 @@ def subgraphs(request: Request) -> Subgraphs:
     colors = coloring(request)
     matchings = colors
     groups: Groups = ()
-    if request.matchings is None and request.decomposition == "links":
-        matchings = single_links(request.topology)
-    elif request.matchings is None and request.decomposition == "cliques":
-        matchings, groups = cliques(request.topology)
+    if request.matchings is None:
+        if request.decomposition == "links":
+            matchings = single_links(request.topology)
+        elif request.decomposition == "cliques":
+            matchings, groups = cliques(request.topology)
+        else:
+            matchings = improve(
+                request.topology,
+                colors,
+                request.timing,
+                request.budget,
+                effort=request.effort,
+                seed=request.seed,
+            )
     return Subgraphs(
         matchings=matchings,
         groups=groups,
         costs=request.timing.costs(matchings),
-        limit=request.timing.allowance(colors, request.budget),
+        limit=min(
+            request.timing.allowance(some, request.budget)
+            for some in ((colors, matchings) if len(matchings) == len(colors) else (colors,))
+        ),
         num_colors=len(colors),
         full_time=request.timing.round_time(colors),
     )
