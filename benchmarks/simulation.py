@@ -143,7 +143,7 @@ def seconds(step: Callable[[], None], device: str, repeats: int, warm: int = 3) 
     return statistics.median(times)
 
 
-def engine_seconds(case: Case, execution: Execution, repeats: int) -> float:
+def engine_seconds(case: Case, execution: Execution, repeats: int, profile: bool = False) -> float:
     task = task_of(case)
     engine = Engine(task, OPTIMIZER, execution=execution)
     round = ring_round(case.num_workers)
@@ -159,7 +159,15 @@ def engine_seconds(case: Case, execution: Execution, repeats: int) -> float:
         engine.step(position)
         position += 1
 
-    return seconds(step, execution.device, repeats)
+    taken = seconds(step, execution.device, repeats)
+    if profile:
+        activities = [torch.profiler.ProfilerActivity.CUDA]
+        with torch.profiler.profile(activities=activities) as trace:
+            step()
+            torch.cuda.synchronize()
+        events = trace.key_averages()
+        print(events.table(sort_by="self_cuda_time_total", row_limit=14, max_name_column_width=70))
+    return taken
 
 
 def model_step(case: Case, module: nn.Module, batch_size: int, device: str) -> Callable[[], None]:
@@ -268,7 +276,7 @@ def variants(
         if n <= case.num_workers
     }
     if with_compile and case.compiled:
-        n = min(max(streams), case.num_workers)
+        n = min(8, case.num_workers)
         chosen[f"{n} streams, compiled"] = Execution(
             device="cuda", precision="bfloat16", streams=n, compile=True
         )
@@ -279,13 +287,16 @@ def measure(case: Case, args: argparse.Namespace) -> dict[str, Any]:
     print(f"{case.name}, {case.num_workers} x {case.batch_size}", flush=True)
     device, repeats = args.device, args.repeats
     per_step = case.num_workers * case.batch_size * (35 if case.name == "lstm" else 1)
-    loop = guarded("loop", lambda: loop_seconds(case, device, max(2, repeats // 8)))
+    loop = None
+    if not args.engine_only:
+        loop = guarded("loop", lambda: loop_seconds(case, device, max(2, repeats // 8)))
+    profile = case.name in (args.profile or ())
     engine = {
-        name: guarded(name, lambda e=execution: engine_seconds(case, e, repeats))
+        name: guarded(name, lambda e=execution: engine_seconds(case, e, repeats, profile))
         for name, execution in variants(case, device, args.streams, args.compile).items()
     }
     whole = captured = None
-    if device == "cuda" and case.name != "lstm":
+    if device == "cuda" and case.name != "lstm" and not args.engine_only:
         whole = guarded("whole", lambda: whole_seconds(case, device, repeats, False))
         captured = guarded("whole, captured", lambda: whole_seconds(case, device, repeats, True))
     known = {name: value for name, value in engine.items() if value is not None}
@@ -440,7 +451,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 16])
+    parser.add_argument("--streams", type=int, nargs="*", default=[1, 8, 16])
+    parser.add_argument("--engine-only", action="store_true", help="no baselines, no agreement")
+    parser.add_argument("--profile", nargs="*", help="case names whose kernels to list")
     parser.add_argument("--compile", action="store_true", help="also try torch.compile'd blocks")
     parser.add_argument("--repeats", type=int, default=16)
     parser.add_argument("--only", nargs="*", help="case names")
@@ -459,7 +472,7 @@ def main() -> None:
             args.output.write_text(json.dumps(document, indent=1) + "\n")
 
     print(json.dumps(document["machine"]), flush=True)
-    if args.device == "cuda":
+    if args.device == "cuda" and not args.engine_only:
         document["agreement"] = agreement("cuda")
         for result in document["agreement"]:
             print(result.pop("failed", json.dumps(result)), flush=True)

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from matcha.plans import Plan
-from matcha.report.figures import layout, link_activity
+from matcha.report.figures import link_activity
+from matcha.report.layouts import layout
 from matcha.report.series import short
 from matcha.strategies import plan
 from matcha.topology import Link, Matching, Topology

@@ -9,12 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from matcha.errors import InputError
 from matcha.plans import Plan
+from matcha.report.layouts import layout
 from matcha.sweeps import Sweep
-from matcha.topology import Link, Topology
+from matcha.topology import Link
 
 FORMATS = (".png", ".svg", ".pdf")
 # Okabe and Ito's palette: told apart by colour-blind readers too.
@@ -47,57 +46,6 @@ def check_format(path: str | Path) -> Path:
     if Path(path).suffix.lower() not in FORMATS:
         raise InputError(f"cannot draw {str(path)!r}: figures end in {', '.join(FORMATS)}.")
     return Path(path)
-
-
-def layout(topology: Topology) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """A point for each worker: the topology's own, or one that shows its structure."""
-    if topology.positions is not None:
-        return np.array(topology.positions)
-    import networkx as nx
-
-    graph = nx.Graph(topology.links)
-    if topology.num_workers > 200:
-        points = nx.spring_layout(graph, seed=0, iterations=50)
-        return _in_order(points)
-    candidates = [nx.kamada_kawai_layout(graph)]
-    if topology.num_workers <= 32:
-        # A link that runs through a third worker reads as two links: take the clearest layout.
-        starts = [nx.circular_layout(graph), *(nx.spring_layout(graph, seed=s) for s in range(12))]
-        candidates += [nx.kamada_kawai_layout(graph, pos=start) for start in starts] + starts
-    return max(map(_in_order, candidates), key=lambda points: _clearance(points, topology))
-
-
-def _in_order(points: Mapping[int, Any]) -> np.ndarray[Any, np.dtype[np.float64]]:
-    return np.array([points[i] for i in range(len(points))])
-
-
-def _clearance(points: np.ndarray[Any, np.dtype[np.float64]], topology: Topology) -> float:
-    """The least distance of a worker to another or to a link it is no end of, less for crossings.
-
-    As a fraction of the drawing's size, and no better than one eighth: clear is clear.
-    """
-    points = points / np.ptp(points, axis=0).max()
-    i, j = topology.link_array.T
-    a, d = points[i], points[j] - points[i]
-    offsets = points[:, None, :] - a[None]
-    t = np.clip((offsets * d).sum(axis=2) / (d * d).sum(axis=1), 0, 1)
-    distance = np.linalg.norm(offsets - t[..., None] * d, axis=2)
-    distance[i, np.arange(len(i))] = distance[j, np.arange(len(j))] = np.inf
-    apart = np.linalg.norm(points[:, None] - points[None], axis=2) + 9 * np.eye(len(points))
-    return min(float(distance.min()), float(apart.min()), 0.125) - 0.004 * _crossings(a, d, i, j)
-
-
-def _crossings(a: Any, d: Any, i: Any, j: Any) -> int:
-    """How many pairs of links cross."""
-
-    def side(p: Any) -> Any:
-        """Which side of each link (rows) the points lie on."""
-        offsets = p[None] - a[:, None]
-        return d[:, None, 0] * offsets[..., 1] - d[:, None, 1] * offsets[..., 0]
-
-    parted = side(a) * side(a + d) < 0
-    shared = (i[:, None] == i) | (i[:, None] == j) | (j[:, None] == i) | (j[:, None] == j)
-    return int((parted & parted.T & ~shared).sum()) // 2
 
 
 def link_activity(plan: Plan) -> dict[Link, float]:

@@ -167,7 +167,9 @@ class Workers:
             setattr(owner, leaf, leaves[source])
         for name, view in self.buffer_layout.views(self.buffers[worker]):
             owner, leaf = _owner(module, name)
-            owner._buffers[leaf] = view
+            # `.data` gives each buffer a version counter of its own: compiled code saves running
+            # statistics for the backward pass and would take its neighbours' updates for its own.
+            owner._buffers[leaf] = view.data
         for name in counters:
             owner, leaf = _owner(module, name)
             owner._buffers[leaf] = None

@@ -1,0 +1,29 @@
+"""One worker a process: transports, the exchange, and the hook on the optimizer.
+
+```python
+from matcha.distributed import Gossip
+gossip = Gossip(model, optimizer, plan)     # consensus now follows every optimizer.step()
+```
+"""
+
+from matcha.distributed.environment import default_transport
+from matcha.distributed.gossip import Gossip
+from matcha.distributed.memory_transport import MemoryNetwork, MemoryTransport, run_threads
+from matcha.distributed.mpi_transport import MpiTransport
+from matcha.distributed.slow_links import SlowLinks
+from matcha.distributed.torch_transport import TorchTransport
+from matcha.distributed.transport import Message, Pending, Transport
+
+__all__ = [
+    "Gossip",
+    "MemoryNetwork",
+    "MemoryTransport",
+    "Message",
+    "MpiTransport",
+    "Pending",
+    "SlowLinks",
+    "TorchTransport",
+    "Transport",
+    "default_transport",
+    "run_threads",
+]

@@ -1,0 +1,51 @@
+"""Agreement: before the first exchange, all workers check that they run the same thing."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from matcha.distributed.collectives import gather
+from matcha.distributed.transport import Transport
+from matcha.errors import ExchangeError
+
+__all__ = ["agree", "differences"]
+
+
+def agree(transport: Transport, facts: Mapping[str, str], timeout: float) -> None:
+    """Compare facts with all workers and learn their host names. A collective call.
+
+    Args:
+        transport: its `hosts` are filled in.
+        facts: what must be the same everywhere, by the words a person would use for it.
+        timeout: seconds to wait for any one worker.
+
+    Raises:
+        ExchangeError: on every worker, naming which rank differs in what.
+    """
+    mine = json.dumps({"host": transport.host(), "facts": dict(facts)}).encode()
+    answers = [json.loads(answer) for answer in gather(transport, mine, timeout)]
+    transport.hosts = tuple(answer["host"] for answer in answers)
+    found = differences([answer["facts"] for answer in answers])
+    if found:
+        listed = "; ".join(f"{transport.name(rank)} has {what}" for rank, what in found)
+        raise ExchangeError(f"the workers do not agree: {listed}.")
+
+
+def differences(facts: Sequence[Mapping[str, str]]) -> list[tuple[int, str]]:
+    """Who differs from the majority, in what; in a tie the lowest rank's side is the majority.
+
+    >>> differences([{"plan": "a"}, {"plan": "a"}, {"plan": "b"}])
+    [(2, "another plan ('b', others 'a')")]
+    """
+    found = []
+    for name in {name: None for worker in facts for name in worker}:
+        values = [worker.get(name, "nothing") for worker in facts]
+        usual, _ = Counter(values).most_common(1)[0]
+        found += [
+            (rank, f"another {name} ({value!r}, others {usual!r})")
+            for rank, value in enumerate(values)
+            if value != usual
+        ]
+    return sorted(found)

@@ -1,0 +1,151 @@
+"""Buckets: a model's parameters as views of a few flat, aligned tensors.
+
+An exchange is then a few large messages and the mixing a few passes over contiguous memory; nothing
+is packed, unpacked or pickled. The parameters keep their identity, shape and strides, so that
+optimizers, compiled models and references held elsewhere go on working.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from matcha.errors import InputError
+
+__all__ = ["Bucket", "Slot", "fill_buckets", "layout_digest"]
+
+_Place = tuple[int, tuple[int, ...]]  # address and shape: where a tensor's values are
+_Tied = list[tuple[str, torch.Tensor]]  # names and tensors that share one place
+_ALIGNMENT = 64  # bytes: a cache line, and what vector units like
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    """One parameter's (or buffer's) place in a bucket."""
+
+    name: str
+    tensor: torch.Tensor
+    offset: int
+    """In elements."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bucket:
+    """A flat tensor of one dtype on one device, and the tensors that are views of it."""
+
+    data: torch.Tensor
+    slots: tuple[Slot, ...]
+    volatile: bool
+    """Whether the values change during the forward pass, as BatchNorm's statistics do."""
+
+    def moved(self) -> str | None:
+        """The name of a tensor that no longer lives in this bucket; None when all do."""
+        base, size = self.data.data_ptr(), self.data.element_size()
+        for slot in self.slots:
+            if slot.tensor.data_ptr() != base + slot.offset * size:
+                return slot.name
+        return None
+
+
+def fill_buckets(model: nn.Module, *, bucket_bytes: int, buffers: bool) -> tuple[Bucket, ...]:
+    """Move a model's trainable parameters into buckets, grouped by dtype and device.
+
+    Tied parameters get one place. Frozen parameters stay where they are: they start equal on all
+    workers and nobody changes them. A parameter larger than a bucket gets a bucket of its own.
+
+    Args:
+        model: its parameters become views; values, shapes and strides stay.
+        bucket_bytes: the size at which a new bucket is begun.
+        buffers: also take floating-point buffers (BatchNorm's running statistics).
+
+    Raises:
+        InputError: a parameter cannot be flattened (sharded, sparse or not yet initialised), or
+            nothing is trainable.
+    """
+    parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    if not parameters:
+        raise InputError("the model has no trainable parameters, so there is nothing to exchange.")
+    filled = _fill(parameters, bucket_bytes, volatile=False)
+    if buffers:
+        averaged = {n: b for n, b in model.named_buffers() if b.is_floating_point()}
+        filled += _fill(averaged, bucket_bytes, volatile=True)
+    return tuple(filled)
+
+
+def _fill(tensors: Mapping[str, torch.Tensor], limit: int, *, volatile: bool) -> list[Bucket]:
+    groups: dict[tuple[torch.dtype, torch.device], dict[_Place, _Tied]] = {}
+    for name, tensor in tensors.items():
+        _check_flattenable(name, tensor)
+        group = groups.setdefault((tensor.dtype, tensor.device), {})
+        group.setdefault((tensor.data_ptr(), tuple(tensor.shape)), []).append((name, tensor))
+    return [
+        _bucket(batch, volatile=volatile)
+        for group in groups.values()
+        for batch in _batches(group.values(), limit)
+    ]
+
+
+def _batches(group: Iterable[_Tied], limit: int) -> Iterator[list[_Tied]]:
+    batch: list[_Tied] = []
+    size = 0
+    for tied in group:
+        nbytes = tied[0][1].nbytes
+        if batch and size + nbytes > limit:
+            yield batch
+            batch, size = [], 0
+        batch.append(tied)
+        size += nbytes
+    if batch:
+        yield batch
+
+
+def _bucket(batch: list[_Tied], *, volatile: bool) -> Bucket:
+    first = batch[0][0][1]
+    step = max(1, _ALIGNMENT // first.element_size())
+    slots, end = [], 0
+    for tied in batch:
+        slots += [Slot(name=name, tensor=tensor, offset=end) for name, tensor in tied]
+        end += -(-tied[0][1].numel() // step) * step
+    data = torch.zeros(end, dtype=first.dtype, device=first.device)
+    for slot in slots:
+        _move(slot.tensor, data, slot.offset)
+    return Bucket(data=data, slots=tuple(slots), volatile=volatile)
+
+
+def _move(tensor: torch.Tensor, data: torch.Tensor, offset: int) -> None:
+    # Dense strides (channels_last too) survive; an expanded or gappy view becomes contiguous.
+    strides = torch.empty_like(tensor, memory_format=torch.preserve_format).stride()
+    view = data.as_strided(tensor.shape, strides, offset)
+    with torch.no_grad():
+        view.copy_(tensor)
+    tensor.data = view
+
+
+def _check_flattenable(name: str, tensor: torch.Tensor) -> None:
+    if nn.parameter.is_lazy(tensor):
+        raise InputError(f"parameter {name!r} has no shape yet: run one batch before Gossip.")
+    if hasattr(tensor, "placements"):
+        raise InputError(
+            f"parameter {name!r} is sharded over several processes (DTensor): Gossip needs a whole "
+            "copy of the model in every worker."
+        )
+    if tensor.layout is not torch.strided or tensor.device.type == "meta":
+        raise InputError(
+            f"parameter {name!r} ({tensor.layout}, {tensor.device}) holds no dense values: "
+            "materialise it before Gossip."
+        )
+
+
+def layout_digest(buckets: Iterable[Bucket]) -> str:
+    """A digest of what lies where: equal on two workers only if their messages fit each other."""
+    digest = hashlib.sha256()
+    for bucket in buckets:
+        digest.update(f"{bucket.data.dtype} {bucket.data.numel()}\n".encode())
+        for slot in bucket.slots:
+            shape, stride = tuple(slot.tensor.shape), slot.tensor.stride()
+            digest.update(f"{slot.name} {slot.offset} {shape} {stride}\n".encode())
+    return digest.hexdigest()

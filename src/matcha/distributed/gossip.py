@@ -1,0 +1,345 @@
+"""Gossip: one line that makes a PyTorch training loop decentralized."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import nn
+
+import matcha
+from matcha.distributed.agreement import agree
+from matcha.distributed.buckets import fill_buckets, layout_digest
+from matcha.distributed.collectives import broadcast, mean_
+from matcha.distributed.environment import default_transport
+from matcha.distributed.exchange import Exchange, Meeting, meetings
+from matcha.distributed.loss_scaling import LossScaling
+from matcha.distributed.overlap import Overlap
+from matcha.distributed.transport import Transport
+from matcha.errors import ExchangeError, InputError
+from matcha.records import Span, SpanKind
+from matcha.rounds import Round
+from matcha.topology import Topology
+
+__all__ = ["Gossip", "GossipPlan"]
+
+_KNOWN_ROUNDS = 1 << 14  # rounds repeat; beyond this many different ones, look again
+
+
+class GossipPlan(Protocol):
+    """What the runtime needs of a plan; staged plans offer it too."""
+
+    @property
+    def topology(self) -> Topology: ...  # noqa: D102
+    @property
+    def num_workers(self) -> int: ...  # noqa: D102
+    @property
+    def digest(self) -> str: ...  # noqa: D102
+    @property
+    def seed(self) -> int: ...  # noqa: D102
+    def rounds(self, start: int = 0, stop: int | None = None) -> Iterator[Round]: ...  # noqa: D102
+
+
+class Gossip:
+    """Consensus after every `optimizer.step()`: decentralized SGD on a plan.
+
+    Each worker is one process with a whole model. After a step, the worker mixes its parameters
+    with the partners that the plan's round gives it: x ← W(x − ηg), eq. 2. In a round without a
+    partner nothing is called and nobody is waited for.
+
+    The model's trainable parameters become views of a few flat buckets; they keep their identity,
+    so the optimizer, its state and compiled versions of the model are left alone. Construction is a
+    collective call: the workers check that they agree, and all start from worker 0's values.
+
+    Args:
+        model: the module that this process trains.
+        optimizer: what steps its parameters; any `torch.optim.Optimizer`.
+        plan: who talks when, for as many workers as there are processes.
+        transport: how messages travel; by default torch.distributed, or MPI under `mpirun`.
+        overlap: exchange while the gradient is computed, x ← Wx − ηg (the paper's footnote). Exact,
+            not stale; parameters must then change only in `optimizer.step()`.
+        wire_dtype: send values as `torch.bfloat16` or `torch.float16`; rounding stays local.
+        buffers: `local` keeps BatchNorm's statistics; `average` mixes them like parameters.
+        bucket_mb: size of a bucket in megabytes.
+        deadline: seconds after which a silent partner is an error.
+        iteration: where to start in the plan, when resuming by hand.
+        on_span: called with a `Span` (in seconds of `time.perf_counter`) for each stretch of
+            computing, waiting for a partner and exchanging; for timelines.
+
+    Raises:
+        InputError: the plan is for another number of workers, or there is only one.
+        ExchangeError: the workers do not agree, or one does not answer.
+
+    Example:
+        ```python
+        gossip = Gossip(model, optimizer, plan)  # the training loop stays as it is
+        ```
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        plan: GossipPlan,
+        *,
+        transport: Transport | None = None,
+        overlap: bool = False,
+        wire_dtype: torch.dtype | None = None,
+        buffers: Literal["local", "average"] = "local",
+        bucket_mb: float = 25.0,
+        deadline: float = 300.0,
+        iteration: int = 0,
+        on_span: Callable[[Span], None] | None = None,
+    ) -> None:
+        _check(model, optimizer, wire_dtype, buffers, bucket_mb, deadline)
+        self.model = model
+        self.optimizer = optimizer
+        self.plan = plan
+        self.deadline = deadline
+        self._owns_transport = transport is None
+        self.transport = transport or default_transport()
+        _check_workers(plan, self.transport)
+        self.rank = self.transport.rank
+        self.exchange_seconds = 0.0
+
+        bucket_bytes = int(bucket_mb * 1e6)
+        self.buckets = fill_buckets(model, bucket_bytes=bucket_bytes, buffers=buffers == "average")
+        self._frozen = [p for p in model.parameters() if not p.requires_grad]
+        options = f"overlap {overlap}, wire {wire_dtype}, buffers {buffers}, bucket {bucket_mb} MB"
+        facts = {
+            "plan": plan.digest[:12],
+            "seed": str(plan.seed),
+            "model": layout_digest(self.buckets)[:12],
+            "options": options,
+            "iteration": str(iteration),
+            "matcha version": matcha.__version__,
+            "torch version": torch.__version__.split("+")[0],
+        }
+        agree(self.transport, facts, deadline)
+        broadcast(self.transport, self._everything(), deadline)
+
+        values = [bucket.data for bucket in self.buckets]
+        self._overlap = Overlap(self.buckets) if overlap else None
+        self.exchange = Exchange(
+            self.transport,
+            self._overlap.mixed if self._overlap else values,
+            bucket_bytes=bucket_bytes,
+            wire_dtype=wire_dtype,
+            timeout=deadline,
+        )
+        self._on_span = on_span
+        self._free_since = time.perf_counter()
+        self._known: dict[int, tuple[Round, tuple[Meeting, ...]]] = {}
+        self._seek(iteration)
+        self._scaling = LossScaling(optimizer)
+        self._hooks = [
+            optimizer.register_step_pre_hook(self._before_step),
+            optimizer.register_step_post_hook(self._after_step),
+        ]
+
+    # -- the hot path -----------------------------------------------------------------------------
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if self._on_span is not None:
+            self._emit("compute", self._free_since, time.perf_counter())
+        self._scaling.before_step()
+        if self._overlap is not None and self._met:
+            self._overlap.start(self._run)  # does nothing when already on its way
+            self._overlap.finish()
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        self._scaling.after_step()
+        if self._met:
+            self._check_in_place()
+            if self._overlap is not None:
+                self._overlap.merge()
+            else:
+                self._run()
+        self._next()
+        if self._overlap is not None and self._met:
+            self._overlap.start(self._run)
+        if self._on_span is not None:
+            self._free_since = time.perf_counter()
+
+    def _run(self) -> None:
+        """This worker's part of the current round; on the overlap's thread where there is one."""
+        started = time.perf_counter()
+        waited = self.exchange.wait_seconds
+        self.exchange.run(self._round, self._met, self.iteration)
+        ended = time.perf_counter()
+        ready = started + (self.exchange.wait_seconds - waited)
+        self.exchange_seconds += ended - started
+        if self._on_span is not None:
+            self._emit("wait", started, ready)
+            self._emit("exchange", ready, ended)
+
+    def _emit(self, kind: SpanKind, start: float, end: float) -> None:
+        assert self._on_span is not None
+        span = Span(worker=self.rank, iteration=self.iteration, kind=kind, start=start, end=end)
+        self._on_span(span)
+
+    def _seek(self, iteration: int) -> None:
+        self.iteration = iteration - 1
+        self._rounds = self.plan.rounds(iteration)
+        self._next()
+
+    def _next(self) -> None:
+        self.iteration += 1
+        self._round = round = next(self._rounds)
+        # By identity: plans hand out the same few objects, and hashing one's links takes long.
+        known, met = self._known.get(id(round), (None, ()))
+        if known is not round:
+            met = meetings(round, self.rank)
+            if len(self._known) < _KNOWN_ROUNDS:
+                self._known[id(round)] = round, met
+        self._met = met
+
+    def _check_in_place(self) -> None:
+        for bucket in self.buckets:
+            name = bucket.moved()
+            if name is not None:
+                raise ExchangeError(
+                    f"parameter {name!r} was moved after Gossip took it in (model.to(...) or "
+                    ".data = ...): move the model first, then construct Gossip."
+                )
+        for parameter in self._frozen:
+            if parameter.requires_grad:
+                raise ExchangeError(
+                    "a parameter that was frozen when Gossip was constructed now trains, but is "
+                    "not exchanged: call detach() and construct Gossip again."
+                )
+
+    # -- for the script ---------------------------------------------------------------------------
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers train together."""
+        return self.transport.num_workers
+
+    def skip_step(self) -> None:
+        """Take part in this iteration's round without a step of the optimizer.
+
+        For scripts that leave out `optimizer.step()` on some worker by themselves (a bad batch);
+        every worker must come to every round. With GradScaler this happens by itself.
+        """
+        self._before_step(self.optimizer, (), {})
+        self._after_step(self.optimizer, (), {})
+
+    @contextmanager
+    def averaged(self) -> Iterator[nn.Module]:
+        """The model with all workers' values averaged, for evaluation; own values come back after.
+
+        A collective call. Floating-point buffers (BatchNorm's statistics) are averaged too.
+        """
+        self._settle()
+        tensors = self._averaged_tensors()
+        own = [tensor.clone() for tensor in tensors]
+        mean_(self.transport, tensors, self.deadline)
+        try:
+            yield self.model
+        finally:
+            for tensor, value in zip(tensors, own, strict=True):
+                tensor.copy_(value)
+
+    def averaged_model(self) -> nn.Module:
+        """A copy of the model with all workers' values averaged. A collective call."""
+        with self.averaged() as model:
+            return copy.deepcopy(model)
+
+    def consensus_distance(self) -> float:
+        """(1/m) Σ ‖x_i − x̄‖², how far the workers' parameters are apart. A collective call."""
+        self._settle()
+        own = [bucket.data for bucket in self.buckets if not bucket.volatile]
+        centre = [tensor.clone() for tensor in own]
+        mean_(self.transport, centre, self.deadline)
+        squares = sum(
+            float((x - c).double().square().sum()) for x, c in zip(own, centre, strict=True)
+        )
+        total = torch.tensor([squares], dtype=torch.float64)
+        mean_(self.transport, [total], self.deadline)
+        return float(total)
+
+    def detach(self) -> None:
+        """Stop exchanging; the model and optimizer go on as ordinary ones. May be called twice."""
+        if not self._hooks:
+            return
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        self._scaling.detach()
+        if self._overlap is not None:
+            self._overlap.discard()
+            self._overlap.close()
+        if self._owns_transport:
+            self.transport.close()
+
+    def __enter__(self) -> Gossip:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # After an error partners may be gone: waiting for them would hide it.
+        if kind is None:
+            self.detach()
+
+    # -- parts ------------------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        """Let the exchange under way end: collective calls must not run beside it."""
+        if self._overlap is not None:
+            self._overlap.finish()
+
+    def _averaged_tensors(self) -> list[torch.Tensor]:
+        """The buckets, and floating-point buffers that are in none."""
+        inside = {id(slot.tensor) for bucket in self.buckets for slot in bucket.slots}
+        buffers = [b for b in self.model.buffers() if b.is_floating_point() and id(b) not in inside]
+        return [bucket.data for bucket in self.buckets] + buffers
+
+    def _everything(self) -> list[torch.Tensor]:
+        """What all workers must start from: parameters, frozen ones too, and buffers."""
+        inside = {id(slot.tensor) for bucket in self.buckets for slot in bucket.slots}
+        others = [*self.model.parameters(), *self.model.buffers()]
+        return [bucket.data for bucket in self.buckets] + [
+            tensor.data for tensor in others if id(tensor) not in inside and tensor.numel()
+        ]
+
+
+def _check(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    wire_dtype: torch.dtype | None,
+    buffers: str,
+    bucket_mb: float,
+    deadline: float,
+) -> None:
+    stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    if not any(id(p) in stepped for p in model.parameters()):
+        raise InputError(
+            "the optimizer steps none of the model's parameters: give it this model's."
+        )
+    if wire_dtype not in (None, torch.float16, torch.bfloat16):
+        raise InputError(
+            f"wire_dtype is {wire_dtype}, but it is None, torch.float16 or torch.bfloat16."
+        )
+    if buffers not in ("local", "average"):
+        raise InputError(f"buffers is {buffers!r}, but it is 'local' or 'average'.")
+    for name, value in (("bucket_mb", bucket_mb), ("deadline", deadline)):
+        if not value > 0:
+            raise InputError(f"{name} is {value}, but it must be positive.")
+
+
+def _check_workers(plan: GossipPlan, transport: Transport) -> None:
+    if transport.num_workers == 1:
+        raise InputError(
+            "there is only one worker, so nobody to talk to: start "
+            f"{plan.num_workers} with `torchrun --nproc-per-node={plan.num_workers} SCRIPT`, "
+            "or train without Gossip."
+        )
+    if transport.num_workers != plan.num_workers:
+        raise InputError(
+            f"the plan is for {plan.num_workers} workers, but {transport.num_workers} were "
+            f"started: start {plan.num_workers}, or make a plan for {transport.num_workers}."
+        )

@@ -1,0 +1,161 @@
+"""A small training problem with a known answer, and the plans to run it under.
+
+Run as a script it is one worker: every case over the transport named on the command line.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from matcha import Plan, families
+from matcha.distributed import Gossip, MpiTransport, TorchTransport, Transport
+from matcha.schedules import Bernoulli, Choice, Cycle, Periodic
+from matcha.timing import Units
+
+NUM_WORKERS = 8
+ITERATIONS = 50
+RATE = 0.05
+SHAPES = ((7, 3), (13,), (1,), (5, 2, 2))
+STRATEGIES = ("matcha", "vanilla", "periodic", "single", "greedy")
+MIXINGS = ("laplacian", "pairwise")
+RULES = ("eq2", "footnote")
+DTYPES = ("float64", "float32")
+
+
+def make_plan(strategy: str, mixing: str, seed: int = 3) -> Plan:
+    """A plan on er8 with the schedule of a strategy; weights need not be optimal here."""
+    matchings = families.paper_matchings("er8")
+    count = len(matchings)
+    schedule = {
+        "matcha": lambda: Bernoulli(probabilities=(0.5,) * count, seed=seed),
+        "vanilla": lambda: Periodic(frequency=1.0, num_matchings=count),
+        "periodic": lambda: Periodic(frequency=0.3, num_matchings=count),
+        "single": lambda: Choice(probabilities=(0.9 / count,) * count, seed=seed),
+        "greedy": lambda: Cycle(cycle=((0, 2), (), (1,), (3, 0, 1), (4,))),
+    }[strategy]()
+    return Plan(
+        topology=families.paper("er8"),
+        strategy=strategy,
+        budget=0.5,
+        seed=seed,
+        mixing=mixing,
+        matchings=matchings,
+        probabilities=(0.5,) * count,
+        alpha=0.17 if mixing == "laplacian" else 0.5,
+        schedule=schedule,
+        timing=Units(),
+        num_colors=count,
+        rho=0.9,
+        algebraic_connectivity=1.0,
+        expected_comm_time=1.0,
+    )
+
+
+def targets(dtype: str) -> tuple[np.ndarray, np.ndarray]:
+    """Each worker's optimum and curvature: gradient of worker i is curvature_i (x - optimum_i)."""
+    random = np.random.default_rng(5)
+    size = sum(int(np.prod(shape)) for shape in SHAPES)
+    optimum = random.normal(size=(NUM_WORKERS, size)).astype(dtype)
+    curvature = random.uniform(0.5, 2.0, size=(NUM_WORKERS, size)).astype(dtype)
+    return optimum, curvature
+
+
+def expected(plan: Plan, rule: str, dtype: str, iterations: int = ITERATIONS) -> np.ndarray:
+    """The same training as a loop over `Round.mix`: the definition."""
+    optimum, curvature = targets(dtype)
+    x = np.ones_like(optimum)
+    rate = np.asarray(RATE, dtype=dtype)
+    for k in range(iterations):
+        step = rate * (curvature * (x - optimum))
+        x = plan.round(k).mix(x - step) if rule == "eq2" else plan.round(k).mix(x) - step
+    return x
+
+
+class Quadratic(nn.Module):
+    """½ Σ curvature (x − optimum)², with x in several parameters, once in each precision."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.parts = nn.ParameterList()
+        self.goals = []
+        for dtype in DTYPES:
+            parts = [torch.ones(shape, dtype=getattr(torch, dtype)) for shape in SHAPES]
+            sizes = [part.numel() for part in parts]
+            optimum, curvature = (torch.from_numpy(t[rank]).split(sizes) for t in targets(dtype))
+            self.parts.extend(parts)
+            self.goals += zip(optimum, curvature, strict=True)
+
+    def forward(self) -> torch.Tensor:
+        losses = [
+            (curvature * (part.flatten() - optimum) ** 2).sum() / 2
+            for part, (optimum, curvature) in zip(self.parts, self.goals, strict=True)
+        ]
+        return torch.stack([loss.double() for loss in losses]).sum()
+
+    def flat(self) -> dict[str, np.ndarray]:
+        parts = [part.detach().flatten() for part in self.parts]
+        half = len(SHAPES)
+        halves = zip(DTYPES, (parts[:half], parts[half:]), strict=True)
+        return {dtype: torch.cat(chosen).numpy().copy() for dtype, chosen in halves}
+
+
+def train(transport: Transport, plan: Plan, rule: str, **options: Any) -> dict[str, np.ndarray]:
+    """One worker's part; returns its final parameters in each precision."""
+    model = Quadratic(transport.rank)
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    # 300 bytes: several buckets of several pieces, so that the pipeline is really used.
+    settings = {"bucket_mb": 3e-4, "deadline": 60.0, **options}
+    with Gossip(
+        model, optimizer, plan, transport=transport, overlap=rule == "footnote", **settings
+    ):
+        for _ in range(ITERATIONS):
+            optimizer.zero_grad()
+            model().backward()
+            optimizer.step()
+    return model.flat()
+
+
+def check(results: Sequence[Mapping[str, np.ndarray]], plan: Plan, rule: str) -> None:
+    """Every worker's result equals the definition's."""
+    for dtype, tolerance in (("float64", 1e-10), ("float32", 1e-5)):
+        found = np.stack([result[dtype] for result in results])
+        np.testing.assert_allclose(found, expected(plan, rule, dtype), rtol=0, atol=tolerance)
+
+
+CASES = tuple(product(STRATEGIES, MIXINGS, RULES))
+
+
+def main(kind: str, folder: str) -> None:
+    torch.set_num_threads(1)
+    if kind == "mpi":
+        transport: Transport = MpiTransport()
+    else:
+        torch.distributed.init_process_group("gloo")
+        transport = TorchTransport()
+    for strategy, mixing, rule in CASES:
+        result = train(transport, make_plan(strategy, mixing), rule)
+        name = f"{kind}-{strategy}-{mixing}-{rule}-{transport.rank}.npz"
+        np.savez(Path(folder) / name, **result)
+    transport.close()
+    if kind == "gloo":
+        torch.distributed.destroy_process_group()
+
+
+def check_folder(kind: str, folder: Path) -> None:
+    """Check what the workers of `main` wrote."""
+    for strategy, mixing, rule in CASES:
+        names = [f"{kind}-{strategy}-{mixing}-{rule}-{rank}.npz" for rank in range(NUM_WORKERS)]
+        results = [np.load(folder / name) for name in names]
+        check(results, make_plan(strategy, mixing), rule)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from distributed import cases
+from graphs import topologies
+from matcha import Round
+from matcha.distributed import Message, Pending, Transport, run_threads
+from matcha.distributed.exchange import Exchange, meetings
+from matcha.errors import ExchangeError
+
+
+def exchanged(round: Round, x: np.ndarray, bucket_bytes: int, **options) -> np.ndarray:
+    """`x` after a round over in-memory links; each worker's row in two flat tensors."""
+
+    def work(transport):
+        values = [torch.from_numpy(part.copy()) for part in np.array_split(x[transport.rank], 2)]
+        exchange = Exchange(transport, values, bucket_bytes=bucket_bytes, timeout=20, **options)
+        met = meetings(round, transport.rank)
+        if met:
+            exchange.run(round, met, iteration=7)
+        assert exchange.spare_bytes <= 2 * max(bucket_bytes, 16)
+        return torch.cat(values).numpy()
+
+    return np.stack(run_threads(len(x), work))
+
+
+@st.composite
+def rounds(draw: st.DrawFn) -> tuple[Round, int]:
+    """Any ordered list of matchings of a random graph, links free to come again."""
+    topology = draw(topologies(max_workers=6))
+    matchings = []
+    for _ in range(draw(st.integers(0, 4))):
+        busy: set[int] = set()
+        matching = []
+        for link in draw(st.permutations(topology.links)):
+            if not busy & set(link) and draw(st.booleans()):
+                matching.append(link)
+                busy |= set(link)
+        if matching:
+            matchings.append(tuple(matching))
+    mixing = draw(st.sampled_from(["laplacian", "pairwise"]))
+    weight = draw(st.floats(0.05, 0.6)) if mixing == "laplacian" else 0.5
+    indices = tuple(range(len(matchings)))
+    round = Round(matchings=tuple(matchings), indices=indices, mixing=mixing, weight=weight)
+    return round, topology.num_workers
+
+
+@settings(max_examples=60)
+@given(case=rounds(), size=st.integers(2, 40), bucket=st.sampled_from([16, 40, 100, 10_000]))
+def test_an_exchange_is_the_definition_to_the_bit(case, size, bucket) -> None:
+    round, num_workers = case
+    x = np.random.default_rng(size).normal(size=(num_workers, size))
+    np.testing.assert_array_equal(exchanged(round, x, bucket), round.mix(x))
+    x = x.astype(np.float32)
+    np.testing.assert_array_equal(exchanged(round, x, bucket), round.mix(x))
+
+
+def test_blocks_of_a_large_tensor_are_the_definition_to_the_bit() -> None:
+    x = np.random.default_rng(0).normal(size=(8, 300_001))
+    for mixing in cases.MIXINGS:
+        round = cases.make_plan("vanilla", mixing).round(0)
+        np.testing.assert_array_equal(exchanged(round, x, 1_000_000), round.mix(x))
+
+
+@pytest.mark.parametrize("wire", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("mixing", cases.MIXINGS)
+def test_a_small_wire_format_keeps_the_average(mixing, wire) -> None:
+    x = np.random.default_rng(1).normal(size=(8, 500)).astype(np.float32)
+    round = cases.make_plan("vanilla", mixing).round(0)
+    mixed = exchanged(round, x, 400, wire_dtype=wire)
+    np.testing.assert_allclose(mixed.mean(0), x.mean(0), atol=1e-6)
+    # Nearby, but rounded: one unit in the last place of the wire format a message.
+    assert 0 < np.abs(mixed - round.mix(x)).max() < 8 * torch.finfo(wire).eps * np.abs(x).max()
+
+
+def test_a_partner_at_another_iteration_is_named() -> None:
+    round = Round(matchings=(((0, 1),),), indices=(0,), mixing="pairwise", weight=0.5)
+
+    def work(transport) -> str:
+        exchange = Exchange(transport, [torch.ones(3)], bucket_bytes=100, timeout=20)
+        with pytest.raises(ExchangeError) as caught:
+            exchange.run(round, meetings(round, transport.rank), iteration=16 + transport.rank)
+        return str(caught.value)
+
+    first, _ = run_threads(2, work)
+    assert "rank 1 is at iteration 17" in first
+    assert "rank 0 is at 16" in first
+
+
+class Recording(Transport):
+    """Notes the order of what is posted and waited for; nothing ever arrives."""
+
+    def __init__(self) -> None:
+        self.rank, self.num_workers = 0, 4
+        self.events: list[tuple[str, int, int]] = []
+
+    def post(self, messages) -> Pending:
+        (message,) = messages
+        self.events.append(("post", message.peer, message.tag))
+        return Noted(self, message)
+
+
+class Noted(Pending):
+    def __init__(self, transport: Recording, message: Message) -> None:
+        self.transport, self.message = transport, message
+
+    def wait(self, timeout: float) -> None:
+        self.transport.events.append(("wait", self.message.peer, self.message.tag))
+        self.message.incoming.copy_(self.message.outgoing)
+
+
+def test_pairwise_matchings_are_pipelined_over_pieces() -> None:
+    matchings = (((0, 1),), ((0, 2),))
+    round = Round(matchings=matchings, indices=(0, 1), mixing="pairwise", weight=0.5)
+    transport = Recording()
+    exchange = Exchange(transport, [torch.ones(60)], bucket_bytes=80, timeout=1)  # six pieces
+    exchange.run(round, meetings(round, 0), iteration=0)
+    events = transport.events
+    second_begins = next(i for i, e in enumerate(events) if e[:2] == ("post", 2))
+    first_ends = max(i for i, e in enumerate(events) if e[:2] == ("wait", 1))
+    assert second_begins < first_ends

@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+from matcha.distributed import Message, SlowLinks, run_threads
+from matcha.errors import InputError
+
+
+def test_a_message_takes_at_least_its_size_over_the_speed() -> None:
+    def work(transport) -> float:
+        slow = SlowLinks(transport, mbps=8)  # a megabyte a second
+        incoming, outgoing = torch.zeros(25_000), torch.ones(25_000)  # 100 kB each way at once
+        started = time.perf_counter()
+        message = Message(peer=1 - slow.rank, tag=0, incoming=incoming, outgoing=outgoing)
+        slow.post([message]).wait(10)
+        assert torch.equal(incoming, outgoing)
+        return time.perf_counter() - started
+
+    assert min(run_threads(2, work)) >= 0.1
+
+
+def test_a_speed_must_be_positive() -> None:
+    with pytest.raises(InputError, match="positive"):
+        run_threads(1, lambda transport: SlowLinks(transport, 0))
