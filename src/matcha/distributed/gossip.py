@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import torch
@@ -108,12 +109,13 @@ class Gossip:
 
         bucket_bytes = int(bucket_mb * 1e6)
         self.buckets = fill_buckets(model, bucket_bytes=bucket_bytes, buffers=buffers == "average")
+        self._layout = layout_digest(self.buckets)
         self._frozen = [p for p in model.parameters() if not p.requires_grad]
         options = f"overlap {overlap}, wire {wire_dtype}, buffers {buffers}, bucket {bucket_mb} MB"
         facts = {
             "plan": plan.digest[:12],
             "seed": str(plan.seed),
-            "model": layout_digest(self.buckets)[:12],
+            "model": self._layout[:12],
             "options": options,
             "iteration": str(iteration),
             "matcha version": matcha.__version__,
@@ -134,7 +136,7 @@ class Gossip:
         self._on_span = on_span
         self._free_since = time.perf_counter()
         self._known: dict[int, tuple[Round, tuple[Meeting, ...]]] = {}
-        self._seek(iteration)
+        self.seek(iteration)
         self._scaling = LossScaling(optimizer)
         self._hooks = [
             optimizer.register_step_pre_hook(self._before_step),
@@ -182,7 +184,8 @@ class Gossip:
         span = Span(worker=self.rank, iteration=self.iteration, kind=kind, start=start, end=end)
         self._on_span(span)
 
-    def _seek(self, iteration: int) -> None:
+    def seek(self, iteration: int) -> None:
+        """Go on at another iteration of the plan, as every worker must."""
         self.iteration = iteration - 1
         self._rounds = self.plan.rounds(iteration)
         self._next()
@@ -235,7 +238,7 @@ class Gossip:
 
         A collective call. Floating-point buffers (BatchNorm's statistics) are averaged too.
         """
-        self._settle()
+        self.settle()
         tensors = self._averaged_tensors()
         own = [tensor.clone() for tensor in tensors]
         mean_(self.transport, tensors, self.deadline)
@@ -252,7 +255,7 @@ class Gossip:
 
     def consensus_distance(self) -> float:
         """(1/m) Σ ‖x_i − x̄‖², how far the workers' parameters are apart. A collective call."""
-        self._settle()
+        self.settle()
         own = [bucket.data for bucket in self.buckets if not bucket.volatile]
         centre = [tensor.clone() for tensor in own]
         mean_(self.transport, centre, self.deadline)
@@ -262,6 +265,58 @@ class Gossip:
         total = torch.tensor([squares], dtype=torch.float64)
         mean_(self.transport, [total], self.deadline)
         return float(total)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where in which plan this worker is, in plain values; for scripts that save by themselves.
+
+        Save it beside the model's and optimizer's own state, and give it to `load_state_dict`.
+        """
+        return {
+            "iteration": self.iteration,
+            "num_workers": self.num_workers,
+            "plan_digest": self.plan.digest,
+            "layout_digest": self._layout,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where `state_dict` was taken; model and optimizer are the script's to load.
+
+        Raises:
+            InputError: it was taken under another plan, model or number of workers.
+        """
+        for key, value in self.state_dict().items():
+            if key != "iteration" and state[key] != value:
+                raise InputError(f"the saved state is of another {key}: {state[key]}, not {value}.")
+        self.forget()
+        self.seek(int(state["iteration"]))
+
+    def save(
+        self,
+        directory: str | Path,
+        *,
+        extra: Mapping[str, Any] | None = None,
+        generators: Mapping[str, torch.Generator] | None = None,
+        keep: int = 2,
+    ) -> Path:
+        """Write a checkpoint of all workers; see `matcha.distributed.checkpoint`. Collective."""
+        from matcha.distributed.checkpoint import save_checkpoint
+
+        return save_checkpoint(self, directory, extra=extra, generators=generators, keep=keep)
+
+    def load(
+        self,
+        directory: str | Path,
+        *,
+        iteration: int | None = None,
+        average: bool = False,
+        generators: Mapping[str, torch.Generator] | None = None,
+    ) -> dict[str, Any]:
+        """Continue from a checkpoint; see `matcha.distributed.checkpoint`. Collective."""
+        from matcha.distributed.checkpoint import load_checkpoint
+
+        return load_checkpoint(
+            self, directory, iteration=iteration, average=average, generators=generators
+        )
 
     def detach(self) -> None:
         """Stop exchanging; the model and optimizer go on as ordinary ones. May be called twice."""
@@ -287,10 +342,15 @@ class Gossip:
 
     # -- parts ------------------------------------------------------------------------------------
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """Let the exchange under way end: collective calls must not run beside it."""
         if self._overlap is not None:
             self._overlap.finish()
+
+    def forget(self) -> None:
+        """Drop the exchange under way: the values it started from are about to be replaced."""
+        if self._overlap is not None:
+            self._overlap.discard()
 
     def _averaged_tensors(self) -> list[torch.Tensor]:
         """The buckets, and floating-point buffers that are in none."""

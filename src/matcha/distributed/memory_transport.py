@@ -34,7 +34,7 @@ class MemoryNetwork:
         self.num_workers = num_workers
         self._mailboxes: defaultdict[tuple[int, int, int], Mailbox] = defaultdict(queue.SimpleQueue)
         self._lock = threading.Lock()
-        self.failures: list[str] = []
+        self.accusations: dict[int, int] = {}
 
     def transport(self, rank: int) -> MemoryTransport:
         """The transport of worker `rank`."""
@@ -64,13 +64,13 @@ class MemoryTransport(Transport):
                 box.put(message.outgoing.clone())
         return _Arrivals(self, [message for message in messages if message.incoming is not None])
 
-    def report(self, failure: str) -> None:
-        """Append to the network's failures."""
-        self.network.failures.append(failure)
+    def accuse(self, peer: int) -> None:
+        """Note it in the network."""
+        self.network.accusations[self.rank] = peer
 
-    def reported(self) -> str | None:
-        """The first of the network's failures."""
-        return self.network.failures[0] if self.network.failures else None
+    def accused_by(self, rank: int) -> int | None:
+        """Read it from the network."""
+        return self.network.accusations.get(rank)
 
 
 class _Arrivals(Pending):
@@ -80,15 +80,14 @@ class _Arrivals(Pending):
 
     def wait(self, timeout: float) -> None:
         transport = self.transport
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + 0.9 * timeout  # the rest is for finding the cause
         for message in self.messages:
             box = transport.network.mailbox(message.peer, transport.rank, message.tag)
             try:
                 arrived = box.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty:
-                raise transport.failure(
-                    message.peer, f"did not answer within {timeout:g} s"
-                ) from None
+                problem = f"did not answer within {timeout:g} s"
+                raise transport.failure(message.peer, problem, 0.1 * timeout) from None
             assert message.incoming is not None
             message.incoming.copy_(arrived)
 

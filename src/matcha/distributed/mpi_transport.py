@@ -72,7 +72,7 @@ class _Requests(Pending):
             waited = time.monotonic() - started
             if waited > timeout:
                 peer = pending[0][0]
-                raise self.transport.failure(peer, f"did not answer within {timeout:g} s")
+                raise self.transport.failure(peer, f"did not answer within {timeout:g} s", 0.0)
             time.sleep(0.0 if waited < 1e-3 else 1e-4)
 
 

@@ -31,6 +31,15 @@ class SlowLinks(Transport):
         self.num_workers = transport.num_workers
         self.device = transport.device
 
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """As the transport below, which makes the errors."""
+        return self.transport.hosts
+
+    @hosts.setter
+    def hosts(self, hosts: tuple[str, ...]) -> None:
+        self.transport.hosts = hosts
+
     def post(self, messages: Sequence[Message]) -> Pending:
         """Start the messages; their `Pending` takes the time of the emulated link."""
         outgoing = sum(m.outgoing.nbytes for m in messages if m.outgoing is not None)
@@ -38,13 +47,13 @@ class SlowLinks(Transport):
         seconds = max(outgoing, incoming) * self.seconds_per_byte
         return _Slow(self.transport.post(messages), seconds)
 
-    def report(self, failure: str) -> None:
+    def accuse(self, peer: int) -> None:
         """As the transport below."""
-        self.transport.report(failure)
+        self.transport.accuse(peer)
 
-    def reported(self) -> str | None:
+    def accused_by(self, rank: int) -> int | None:
         """As the transport below."""
-        return self.transport.reported()
+        return self.transport.accused_by(rank)
 
     def close(self) -> None:
         """As the transport below."""

@@ -15,7 +15,8 @@ from matcha.errors import ExchangeError
 
 __all__ = ["TorchTransport"]
 
-_FAILURE_KEY = "matcha/failure"
+_ACCUSATION = "matcha/accused-by/"
+_PATIENCE = 2.0  # seconds to look for the cause of a failure
 _STORE_PATIENCE = 2.0  # seconds; the store may have died with the worker that hosted it
 
 
@@ -67,7 +68,7 @@ class TorchTransport(Transport):
                 for m in sends
             ]
         except RuntimeError as error:
-            raise self.failure(messages[0].peer, _problem(error)) from error
+            raise self.failure(messages[0].peer, _problem(error), _PATIENCE) from error
         return _Works(self, works)
 
     def _post_grouped(
@@ -80,16 +81,15 @@ class TorchTransport(Transport):
         peer = (receives or sends)[0].peer
         return [(peer, work) for work in dist.batch_isend_irecv(ops)]
 
-    def report(self, failure: str) -> None:
+    def accuse(self, peer: int) -> None:
         """Write to the key-value store that all workers share."""
-        _quickly(lambda: self._store.compare_set(_FAILURE_KEY, "", failure))
+        _quickly(lambda: self._store.set(_ACCUSATION + str(self.rank), str(peer)))
 
-    def reported(self) -> str | None:
+    def accused_by(self, rank: int) -> int | None:
         """Read from the key-value store that all workers share."""
-        found = _quickly(
-            lambda: self._store.get(_FAILURE_KEY) if self._store.check([_FAILURE_KEY]) else None
-        )
-        return found.decode() if found else None
+        key = _ACCUSATION + str(rank)
+        found = _quickly(lambda: self._store.get(key) if self._store.check([key]) else None)
+        return int(found) if found else None
 
     def close(self) -> None:
         """Destroy our process group."""
@@ -105,14 +105,16 @@ class _Works(Pending):
         self.works = works
 
     def wait(self, timeout: float) -> None:
-        limit = timedelta(seconds=timeout)
+        patience = min(_PATIENCE, 0.2 * timeout)
+        limit = timedelta(seconds=timeout - patience)
         for peer, work in self.works:
             if work is None:
                 continue
             try:
                 work.wait(limit)
             except RuntimeError as error:
-                raise self.transport.failure(peer, _problem(error, timeout)) from error
+                problem = _problem(error, timeout)
+                raise self.transport.failure(peer, problem, patience) from error
         if self.transport.backend == "nccl":
             torch.cuda.current_stream().synchronize()
 

@@ -7,6 +7,7 @@ contiguous tensors; everything below knows sockets, MPI or threads.
 from __future__ import annotations
 
 import socket
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -69,11 +70,11 @@ class Transport(ABC):
     def close(self) -> None:  # noqa: B027  (most transports hold nothing)
         """Give back connections; nothing may be posted afterwards."""
 
-    def report(self, failure: str) -> None:  # noqa: B027
-        """Tell the other workers, where there is a way to, what failed; the first report stays."""
+    def accuse(self, peer: int) -> None:  # noqa: B027
+        """Note where all workers can read it, if there is such a place, that `peer` failed us."""
 
-    def reported(self) -> str | None:
-        """The first failure any worker reported, as a sentence; None when there is none."""
+    def accused_by(self, rank: int) -> int | None:
+        """Whom `rank` accused; None when nobody, or when there is no place to note it."""
         return None
 
     def host(self) -> str:
@@ -84,15 +85,31 @@ class Transport(ABC):
         """`rank 3 (host node07)`: how people find a worker."""
         return f"rank {rank} (host {self.hosts[rank]})" if self.hosts else f"rank {rank}"
 
-    def failure(self, peer: int, problem: str) -> ExchangeError:
+    def failure(self, peer: int, problem: str, patience: float) -> ExchangeError:
         """The error for a peer that failed us, which names the first cause where it is known.
 
-        A worker that gives up closes its connections, so its neighbours fail next, then theirs.
-        Each reports the cause before it closes anything; whoever fails later reads that first.
+        A worker that waits for a dead one is itself silent to its other partners, and closes their
+        connections when it gives up. So each worker notes whom it waited for, and the one at the
+        end of the chain, who accused nobody, is the cause.
+
+        Args:
+            peer: whom this worker waited for.
+            problem: what it did, as the end of a sentence.
+            patience: seconds to give the peer to say whom it waited for itself.
         """
-        mine = f"{self.name(peer)} {problem}"
-        self.report(mine)
-        cause = self.reported()
-        if cause is None or cause == mine:
-            return ExchangeError(f"{mine}.")
-        return ExchangeError(f"{cause}; so {self.name(self.rank)} had to stop too.")
+        self.accuse(peer)
+        end = time.monotonic() + patience
+        chain = [peer]
+        while True:
+            accused = self.accused_by(chain[-1])
+            if accused is not None and accused not in (*chain, self.rank):
+                chain.append(accused)
+            elif len(chain) > 1 or time.monotonic() > end:
+                break
+            else:
+                time.sleep(min(0.05, patience))
+        if len(chain) == 1:
+            return ExchangeError(f"{self.name(peer)} {problem}.")
+        waits = "".join(f"{self.name(rank)}, which waited for " for rank in chain[:-1])
+        me, culprit = self.name(self.rank), self.name(chain[-1])
+        return ExchangeError(f"{culprit} stopped answering: {me} waited for {waits}it.")
