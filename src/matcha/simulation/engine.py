@@ -130,6 +130,13 @@ class Engine:
             self._streams = [_stream(self.device) for _ in range(execution.streams)]
         self._graphs: dict[str, torch.cuda.CUDAGraph] = {}
 
+    def reset(self) -> None:
+        """Start afresh from the task's initial model; what was captured stays."""
+        self.workers.reset(self.task.model())
+        self.workers.updates.zero_()
+        for name, fresh in self.optimizer.state(self.workers.parameters).items():
+            self.memory[name].copy_(fresh)
+
     # The iteration, in the parts that both update rules are made of.
 
     def _gradients(self) -> None:

@@ -120,14 +120,9 @@ class Workers:
         self.buffer_layout = Layout.of({name: value.shape for name, value in buffers.items()})
         self.num_parameters = sum(value.numel() for value in parameters.values())
 
-        start = torch.zeros(self.layout.size, dtype=dtype)
-        for name, view in self.layout.views(start):
-            view.copy_(parameters[name].detach())
-        local = torch.zeros(self.buffer_layout.size, dtype=dtype)
-        for name, view in self.buffer_layout.views(local):
-            view.copy_(buffers[name])
-        self.parameters = start.to(device).repeat(num_workers, 1)
-        self.buffers = local.to(device).repeat(num_workers, 1)
+        self.parameters = torch.zeros(num_workers, self.layout.size, dtype=dtype, device=device)
+        self.buffers = torch.zeros(num_workers, self.buffer_layout.size, dtype=dtype, device=device)
+        self.reset(template)
         self.updates = torch.zeros_like(self.parameters)
         """Gradients, which the optimizer turns into update directions in place."""
         low = compute_dtype is not None and compute_dtype != dtype
@@ -152,6 +147,16 @@ class Workers:
                 for kind in dict.fromkeys(leaf.dtype for leaf in leaves)
             ]
             self._targets.append([(group, [spans[k] for k in group]) for group in groups])
+
+    def reset(self, source: nn.Module) -> None:
+        """Give every worker the parameters and buffers of ``source``."""
+        with torch.no_grad():
+            for layout, matrix, values in (
+                (self.layout, self.parameters, dict(source.named_parameters())),
+                (self.buffer_layout, self.buffers, dict(source.named_buffers())),
+            ):
+                for name, view in layout.views(matrix):
+                    view.copy_(values[name])
 
     def _module(
         self, worker: int, aliases: list[tuple[str, str]], counters: list[str]

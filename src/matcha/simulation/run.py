@@ -88,20 +88,31 @@ class Simulation:
         task: data, model and loss.
         plan: who talks when.
         settings: how to train.
+        engine: one made for the same task, optimizer, rule and execution, to start afresh;
+            capturing graphs takes seconds, which a series of runs need spend only once.
 
     Iterate over it for one :class:`Record` an epoch; between records, :attr:`engine` holds the
     workers' state. A run whose loss is no longer finite ends with that record.
     """
 
-    def __init__(self, task: Task, plan: Plan, settings: Settings) -> None:
+    def __init__(
+        self, task: Task, plan: Plan, settings: Settings, *, engine: Engine | None = None
+    ) -> None:
         if plan.num_workers != task.num_workers:
             raise InputError(
                 f"the plan is for {plan.num_workers} workers and the task for {task.num_workers}"
             )
         self.task, self.plan, self.settings = task, plan, settings
-        self.engine = Engine(
-            task, settings.optimizer, rule=settings.rule, execution=settings.execution
-        )
+        if engine is None:
+            engine = Engine(
+                task, settings.optimizer, rule=settings.rule, execution=settings.execution
+            )
+        else:
+            theirs = (engine.task, engine.optimizer, engine.rule, engine.execution)
+            if theirs != (task, settings.optimizer, settings.rule, settings.execution):
+                raise InputError("the engine was made for another task or for other settings")
+            engine.reset()
+        self.engine = engine
         self.epoch = 0
         """Finished epochs."""
         self.diverged = False
