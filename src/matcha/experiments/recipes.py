@@ -14,7 +14,7 @@ from matcha.errors import InputError, unknown_name
 from matcha.experiments import data as sets
 from matcha.experiments.images import ImageTask
 from matcha.experiments.language import LanguageTask
-from matcha.experiments.models import LanguageModel, build
+from matcha.experiments.models import LanguageModel, maker
 from matcha.experiments.partitions import PartitionKind, partition
 from matcha.experiments.quadratics import QuadraticTask
 from matcha.simulation.optimizers import SGD, Adam, Optimizer
@@ -95,14 +95,11 @@ def _images(
             seed=choices.seed,
             concentration=choices.concentration,
         )
-        name = choices.model or recipe.model
-
-        def model() -> nn.Module:
-            if flat:
-                features = int(np.prod(images.train_images.shape[1:]))
-                return nn.Linear(features, images.num_classes)
-            return build(name, images.num_classes, choices.seed)
-
+        if flat:
+            features = int(np.prod(images.train_images.shape[1:]))
+            model: Callable[[], nn.Module] = lambda: nn.Linear(features, images.num_classes)  # noqa: E731
+        else:
+            model = maker(choices.model or recipe.model, images.num_classes)
         return ImageTask(
             recipe.name,
             images,

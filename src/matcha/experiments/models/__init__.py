@@ -37,9 +37,18 @@ def build(name: str, num_classes: int, seed: int = 0) -> nn.Module:
     Raises:
         InputError: No model has this name.
     """
+    return seeded(maker(name, num_classes), seed)
+
+
+def maker(name: str, num_classes: int) -> Callable[[], nn.Module]:
+    """A function that makes new classifiers of a name, their weights from torch's generator.
+
+    Raises:
+        InputError: No model has this name.
+    """
     if name not in MODELS:
         raise unknown_name("model", name, MODELS)
-    return seeded(lambda: MODELS[name](num_classes), seed)
+    return lambda: MODELS[name](num_classes)
 
 
 def seeded(make: Callable[[], nn.Module], seed: int) -> nn.Module:
@@ -57,6 +66,7 @@ __all__ = [
     "SmallCNN",
     "WideResNet",
     "build",
+    "maker",
     "resnet",
     "seeded",
 ]

@@ -1,0 +1,52 @@
+"""Write the plans of the full-scale experiments, for a machine that cannot plan itself.
+
+    python benchmarks/make_plans.py .carry/plans
+
+On the paper's graphs `matcha` and `periodic` use the authors' own decomposition, as the paper did.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import matcha
+from matcha.experiments.items import Item
+from matcha.experiments.paper import GROUPS
+
+
+def plan_of(item: Item) -> matcha.Plan:
+    topology = matcha.families.parse(item.topology)
+    theirs = None
+    if item.strategy != "greedy":
+        theirs = matcha.families.paper_matchings(item.topology.removeprefix("paper:"))
+    return matcha.plan(
+        topology,
+        budget=item.budget,
+        strategy=item.strategy,
+        seed=item.seed,
+        matchings=theirs,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("output", type=Path)
+    args = parser.parse_args()
+    args.output.mkdir(parents=True, exist_ok=True)
+    for group in GROUPS.values():
+        for item in group.items:
+            path = args.output / item.plan_file
+            if path.exists():
+                continue
+            try:
+                plan = plan_of(item)
+            except matcha.MatchaError as error:
+                print(f"{path.name}: {error}")
+                continue
+            plan.save(path)
+            print(f"{path.name}: rho {plan.rho:.4f}, consensus {plan.consensus_error:.3f}")
+
+
+if __name__ == "__main__":
+    main()

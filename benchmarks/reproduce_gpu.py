@@ -1,0 +1,251 @@
+"""The paper's training runs at full scale on one GPU, in the time there is.
+
+    python benchmarks/reproduce_gpu.py cifar10 --data /tmp/data --plans .carry/plans \
+        --output $OUT --seconds 480
+
+Runs a group's items in order of importance. The number of epochs is what lets the whole list fit
+into --list-seconds (at least --min-epochs); the learning rate is tuned on vanilla first. Each
+result is a line of OUTPUT/GROUP.jsonl as soon as it is known. What was chosen and done is kept in
+--state, so that a later call on the same machine goes on where this one ended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+import traceback
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from matcha.experiments.items import Item, Result, run_item
+from matcha.experiments.paper import Group, group
+from matcha.experiments.recipes import Choices, Recipe, recipe
+from matcha.plans import Plan
+from matcha.simulation import Engine, Execution, Settings, Simulation, Task
+
+
+@dataclass
+class State:
+    """What a group's earlier calls chose and did."""
+
+    path: Path
+    epochs: int | None = None
+    learning_rate: float | None = None
+    losses: dict[str, float] = field(default_factory=dict)
+    """Vanilla's final training loss by learning rate."""
+    done: list[str] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, path: Path) -> State:
+        """The state in a file; a new one if there is none."""
+        return cls(path=path, **json.loads(path.read_text())) if path.exists() else cls(path=path)
+
+    def write(self) -> None:
+        """Keep the state for a later call."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        document = {k: v for k, v in vars(self).items() if k != "path"}
+        self.path.write_text(json.dumps(document))
+
+
+@dataclass
+class Runner:
+    """One group on one device."""
+
+    args: argparse.Namespace
+    group: Group
+    recipe: Recipe
+    task: Task
+    engine: Engine
+    state: State
+    deadline: float
+    epoch_seconds: float = math.inf
+    evaluation_seconds: float = 0.0
+
+    def settings(self, epochs: int, rate: float) -> Settings:
+        """How an item is trained."""
+        return Settings(
+            epochs=epochs,
+            schedule=self.recipe.schedule(epochs, rate),
+            optimizer=self.engine.optimizer,
+            evaluate_every=max(1, epochs // self.args.evaluations),
+            delays=self.group.delays,
+            execution=self.engine.execution,
+        )
+
+    def plan(self, item: Item) -> Plan:
+        """The item's plan, made beforehand."""
+        return Plan.load(self.args.plans / item.plan_file)
+
+    def probe(self) -> None:
+        """How long an epoch and an evaluation take; captures the graphs on the way."""
+        plan = self.plan(self.group.items[0])
+        settings = replace(self.settings(3, self.group.rates[0]), evaluate_every=3)
+        simulation = Simulation(self.task, plan, settings, engine=self.engine)
+        times = []
+        for record in simulation:
+            times.append(time.perf_counter())
+            print(f"probe: epoch {record.epoch:g}, loss {record.train_loss:.4f}", flush=True)
+        self.epoch_seconds = times[1] - times[0]
+        started = time.perf_counter()
+        simulation.evaluate()
+        self.evaluation_seconds = time.perf_counter() - started
+        print(
+            f"{self.epoch_seconds:.2f} s an epoch, {self.evaluation_seconds:.2f} s an evaluation",
+            flush=True,
+        )
+
+    def item_seconds(self, epochs: int) -> float:
+        """What an item of so many epochs takes."""
+        count = epochs // max(1, epochs // self.args.evaluations) + 1
+        return epochs * self.epoch_seconds + count * self.evaluation_seconds
+
+    def choose_epochs(self) -> int:
+        """As many as let the whole list fit."""
+        number = len(self.group.items) + len(self.group.rates) - 1
+        each = self.args.list_seconds / number
+        per_epoch = self.epoch_seconds
+        epochs = int((each - self.args.evaluations * self.evaluation_seconds) / per_epoch)
+        return max(self.args.min_epochs, min(self.args.max_epochs, epochs))
+
+    def has_time(self, epochs: int) -> bool:
+        """Whether another item ends before the deadline."""
+        return time.perf_counter() + self.item_seconds(epochs) < self.deadline
+
+    def run(self, item: Item, rate: float, key: str) -> Result | None:
+        """One item, its result written; None if it failed or there was no time."""
+        assert self.state.epochs is not None
+        if not self.has_time(self.state.epochs):
+            print(f"no time for {key}", flush=True)
+            return None
+        try:
+            self.task.seed = item.seed
+            result = run_item(
+                replace(item, learning_rate=rate),
+                self.task,
+                self.plan(item),
+                self.settings(self.state.epochs, rate),
+                engine=self.engine,
+            )
+        except Exception:
+            print(f"{key} failed:\n{traceback.format_exc()}", flush=True)
+            return None
+        with (self.args.output / f"{self.group.name}.jsonl").open("a") as file:
+            file.write(result.to_line() + "\n")
+        self.state.done.append(key)
+        self.state.write()
+        last = result.records[-1]
+        print(
+            f"{key}: loss {last.train_loss:.4f}, test {last.test_loss} {last.test_accuracy}, "
+            f"consensus {last.consensus_distance:.4g} ({last.predicted_consensus:.4g} foreseen), "
+            f"{last.comm_units:.0f} units, {result.seconds:.1f} s",
+            flush=True,
+        )
+        return result
+
+    def tune(self) -> None:
+        """Run vanilla with each candidate rate; the lowest final training loss wins."""
+        vanilla = self.group.items[0]
+        for rate in self.group.rates:
+            if str(rate) in self.state.losses:
+                continue
+            result = self.run(vanilla, rate, f"{_key(vanilla)} lr {rate:g}")
+            if result is None:
+                return
+            loss = result.final("train_loss")
+            usable = loss is not None and math.isfinite(loss)
+            self.state.losses[str(rate)] = loss if usable and loss is not None else 1e30
+            self.state.write()
+        best = min(self.state.losses, key=self.state.losses.__getitem__)
+        self.state.learning_rate = float(best)
+        self.state.done.append(_key(vanilla))
+        self.state.write()
+        print(f"learning rate {best} of {self.state.losses}", flush=True)
+
+
+def _key(item: Item) -> str:
+    return f"{item.task} {item.topology} {item.label} seed {item.seed}"
+
+
+def main() -> None:
+    started = time.perf_counter()
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("group")
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--plans", type=Path, required=True)
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--state", type=Path, default=Path("/tmp/matcha-state"))
+    parser.add_argument("--seconds", type=float, default=480, help="of this call, start included")
+    parser.add_argument(
+        "--list-seconds", type=float, help="for the whole list; default: this call's"
+    )
+    parser.add_argument("--min-epochs", type=int, default=6)
+    parser.add_argument("--max-epochs", type=int, default=200)
+    parser.add_argument("--epochs", type=int, help="instead of what fits")
+    parser.add_argument("--evaluations", type=int, default=6, help="a run")
+    parser.add_argument("--learning-rate", type=float, help="instead of tuning")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--streams", type=int, default=8)
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--model")
+    parser.add_argument("--num-train", type=int)
+    parser.add_argument("--num-test", type=int)
+    args = parser.parse_args()
+    args.output.mkdir(parents=True, exist_ok=True)
+    chosen = group(args.group)
+    how = recipe(chosen.task)
+    task = how.task(
+        Choices(
+            num_workers=chosen.num_workers,
+            data=args.data,
+            model=args.model,
+            num_train=args.num_train,
+            num_test=args.num_test,
+        )
+    )
+    execution = Execution(
+        device=args.device,
+        precision="bfloat16" if args.device == "cuda" else "float32",
+        streams=args.streams,
+        compile=args.compile,
+    )
+    runner = Runner(
+        args=args,
+        group=chosen,
+        recipe=how,
+        task=task,
+        engine=Engine(task, how.optimizer, execution=execution),
+        state=State.read(args.state / f"{chosen.name}.json"),
+        deadline=started + args.seconds,
+    )
+    print(f"ready after {time.perf_counter() - started:.1f} s", flush=True)
+    runner.probe()
+    if args.list_seconds is None:
+        args.list_seconds = runner.deadline - time.perf_counter()
+    if runner.state.epochs is None:
+        runner.state.epochs = args.epochs or runner.choose_epochs()
+    if args.learning_rate is not None:
+        runner.state.learning_rate = args.learning_rate
+    runner.state.write()
+    print(f"{runner.state.epochs} epochs an item", flush=True)
+    if runner.state.learning_rate is None:
+        runner.tune()
+    rate: Any = runner.state.learning_rate
+    if rate is not None:
+        for item in chosen.items:
+            if _key(item) not in runner.state.done:
+                runner.run(item, rate, _key(item))
+    if torch.cuda.is_available():
+        peak = torch.cuda.max_memory_allocated() / 2**30
+        print(f"peak memory {peak:.1f} GiB", flush=True)
+    print(f"ended after {time.perf_counter() - started:.1f} s; {runner.state.done}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+"""One training run of an experiment as a value, and its result as a line of JSON."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from matcha.errors import InputError
+from matcha.plans import Plan
+from matcha.records import Record
+from matcha.simulation import Engine, Settings, Simulation, Task
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Item:
+    """What is run: a task on a topology by a strategy at a budget, with a seed."""
+
+    task: str
+    topology: str
+    strategy: str
+    budget: float
+    seed: int = 0
+    learning_rate: float | None = None
+    """None takes the rate tuned on vanilla."""
+    epochs: int | None = None
+
+    @property
+    def label(self) -> str:
+        """As legends show it.
+
+        >>> Item(task="digits", topology="paper:er8", strategy="matcha", budget=0.5).label
+        'matcha 0.5'
+        """
+        return self.strategy if self.strategy == "vanilla" else f"{self.strategy} {self.budget:g}"
+
+    @property
+    def plan_file(self) -> str:
+        """The name of its plan's file."""
+        place = self.topology.replace(":", "-").replace("/", "-")
+        return f"{place}_{self.strategy}_{self.budget:g}_s{self.seed}.json"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Result:
+    """An item that was run, with one record an epoch."""
+
+    item: Item
+    records: tuple[Record, ...]
+    device: str
+    seconds: float
+    """Of the whole run on that device."""
+    plan: dict[str, Any]
+    """The plan's figures: rho, consensus error, units an iteration, digest."""
+    config: dict[str, Any]
+
+    @property
+    def diverged(self) -> bool:
+        """The loss was no longer finite."""
+        loss = self.records[-1].train_loss
+        return loss is None or not loss < float("inf")
+
+    def final(self, name: str, epochs: int = 1) -> float | None:
+        """A field's mean over the last ``epochs`` records that have it; None if none has."""
+        values = [v for r in self.records if (v := getattr(r, name)) is not None][-epochs:]
+        return sum(values) / len(values) if values else None
+
+    def to_line(self) -> str:
+        """One line of JSON."""
+        document = asdict(self)
+        document["records"] = [
+            {key: _rounded(value) for key, value in record.items() if value is not None}
+            for record in document["records"]
+        ]
+        return json.dumps(document)
+
+    @classmethod
+    def from_line(cls, line: str) -> Result:
+        """Read what :meth:`to_line` wrote."""
+        document = json.loads(line)
+        known = {field.name for field in fields(Record)}
+        document["item"] = Item(**document["item"])
+        document["records"] = tuple(
+            Record(**{key: _number(value) for key, value in record.items() if key in known})
+            for record in document["records"]
+        )
+        return cls(**document)
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.7g}") if abs(value) < float("inf") else str(value)
+    return value
+
+
+def _number(value: Any) -> Any:
+    return float(value) if isinstance(value, str) else value
+
+
+def run_item(
+    item: Item, task: Task, plan: Plan, settings: Settings, *, engine: Engine | None = None
+) -> Result:
+    """Train one item to its end (or until its loss is no longer finite)."""
+    started = time.perf_counter()
+    simulation = Simulation(task, plan, settings, engine=engine)
+    records = tuple(simulation)
+    return Result(
+        item=replace(item, epochs=settings.epochs),
+        records=records,
+        device=_device_name(simulation.engine),
+        seconds=time.perf_counter() - started,
+        plan={
+            "rho": plan.rho,
+            "consensus_error": plan.consensus_error,
+            "expected_comm_time": plan.expected_comm_time,
+            "num_colors": plan.num_colors,
+            "digest": plan.digest,
+        },
+        config=settings.describe() | {"steps_per_epoch": task.steps_per_epoch},
+    )
+
+
+def _device_name(engine: Engine) -> str:
+    import platform
+
+    import torch
+
+    if engine.on_cuda:
+        return torch.cuda.get_device_name(engine.device)
+    return f"CPU ({platform.machine()}, {torch.get_num_threads()} threads)"
+
+
+def read_results(paths: Iterable[str | Path]) -> Iterator[Result]:
+    """Results from files of JSON lines; of an item that was run twice, the later one.
+
+    Raises:
+        InputError: A file cannot be read or is not such a file.
+    """
+    found: dict[Item, Result] = {}
+    for path in paths:
+        try:
+            lines = Path(path).read_text(encoding="utf-8").splitlines()
+            results = [Result.from_line(line) for line in lines if line.strip()]
+        except OSError as error:
+            raise InputError(f"{str(path)!r} cannot be read: {error.strerror}") from None
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(f"{str(path)!r} does not hold results: {error}") from None
+        found.update((result.item, result) for result in results)
+    return iter(found.values())
