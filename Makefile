@@ -4,13 +4,13 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: run test lint types doctest unit browser docs format clean
+.PHONY: run test lint types doctest unit browser docs figures format clean
 
 run: $(STAMP)
 	$(BIN)/matcha plan paper:er8 --budget 0.5 --output runs/quickstart/plan.json \
 	    --plot runs/quickstart/topology.png --force
 
-test: lint types doctest unit
+test: lint types doctest docs unit
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .
@@ -34,6 +34,13 @@ browser:
 	    $$apt update -qq && $$apt install -y -qq --no-install-recommends \
 	        chromium fonts-dejavu-core > /dev/null \
 	    || echo "could not install chromium: the browser tests will say so"; }
+
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
+# Fill the tables and pictures of README and docs from benchmarks/results/.
+figures: $(STAMP)
+	$(BIN)/python tools/figures.py
 
 format: $(STAMP)
 	$(BIN)/ruff format .
