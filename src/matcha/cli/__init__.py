@@ -43,7 +43,7 @@ def _register() -> None:
 def main() -> None:
     """The `matcha` command: one clear sentence and exit code 2 for bad input."""
     try:
-        app()
+        app(prog_name="matcha")  # also under `python -m matcha.cli`: help and completion
     except MatchaError as error:
         typer.echo(f"matcha: {error}", err=True)
         sys.exit(2)
