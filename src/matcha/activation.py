@@ -33,11 +33,13 @@ from matcha.spectra import (
     start_vector,
     weighted_laplacian,
 )
+from matcha.threads import on_one_thread
 from matcha.topology import Matching
 
 _MAX_ITERATIONS = 100
 _MAX_BASIS = 48
 _WHOLE_BASIS = 24
+_DIRECTIONS = 6
 _MULTIPLICITY_LIMIT = 1500
 
 
@@ -49,6 +51,7 @@ class Activation:
     certificate: Certificate
 
 
+@on_one_thread
 def optimal_probabilities(
     matchings: Sequence[Matching],
     num_workers: int,
@@ -209,7 +212,7 @@ def _maximize(problem: _Problem, tolerance: float, seed: int) -> tuple[Array, Ce
     best, best_value = p, -np.inf
     V = np.empty((m, 0))
     # Up to _WHOLE_BASIS workers one program with all directions is the whole problem.
-    count = m - 1 if m <= _WHOLE_BASIS else 12 if m <= DENSE_LIMIT else 8
+    count = m - 1 if m <= _WHOLE_BASIS else _DIRECTIONS
     iterations = 0
     for iterations in range(1, _MAX_ITERATIONS + 1):
         L = weighted_laplacian(problem.links, p[problem.owner], m)
@@ -232,7 +235,8 @@ def _maximize(problem: _Problem, tolerance: float, seed: int) -> tuple[Array, Ce
             np.array(rows)[None],
             problem.costs[None],
             np.array([problem.limit]),
-            tolerance=0.1 * tolerance,
+            # Digits far below the current gap would be thrown away with the next directions.
+            tolerance=max(0.1 * tolerance, 0.01 * (bound / best_value - 1.0)),
         )
         Y, y = solution.Y[0], solution.y[0]
         gains = np.einsum("gab,ab->g", A, Y) + y @ np.array(rows)

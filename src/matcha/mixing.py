@@ -31,6 +31,7 @@ from matcha.spectra import (
     top_eigenpairs,
     weighted_laplacian,
 )
+from matcha.threads import on_one_thread
 from matcha.topology import Matching, Topology
 
 _MAX_ITERATIONS = 30
@@ -109,6 +110,7 @@ def contraction_factor(of: Moments, alpha: float, *, seed: int = 0) -> float:
     return float(_Sparse(of, seed).top(alpha)[0][0])
 
 
+@on_one_thread
 def optimal_contraction(of: Moments, *, tolerance: float = 1e-9, seed: int = 0) -> Contraction:
     """The α of eq. 9, which makes ρ least, and that ρ.
 

@@ -24,6 +24,7 @@ from matcha.matchings import sort_matchings
 from matcha.mixing import moments, optimal_contraction
 from matcha.semidefinite import solve
 from matcha.spectra import Array, Indices, perpendicular_basis, weighted_laplacian
+from matcha.threads import on_one_thread
 from matcha.timing import Timing
 from matcha.topology import Link, Matching, Topology
 
@@ -62,6 +63,7 @@ class _Scored:
     rho: float
 
 
+@on_one_thread
 def improve(
     topology: Topology,
     matchings: Sequence[Matching],

@@ -188,7 +188,7 @@ def find_runs(path: str | Path) -> list[Path]:
 def versions() -> dict[str, str]:
     """The versions of what the results depend on."""
     found = {"python": _python_version()}
-    for name in ("matcha-sgd", "numpy", "scipy", "torch", "rustworkx", "clarabel"):
+    for name in ("matcha-sgd", "numpy", "scipy", "torch", "rustworkx"):
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
