@@ -59,7 +59,7 @@ CUDA_CASES = [
     Case(name="resnet20-wide", num_workers=16, over_loop=6, compiled=True),
     Case(name="resnet20-wide", num_workers=8, over_loop=6),
     Case(name="resnet18", num_workers=8, over_loop=3.5, compiled=True),
-    Case(name="resnet18", num_workers=16, over_loop=3.5),
+    Case(name="resnet18", num_workers=16, over_loop=3.5, compiled=True),
     Case(name="lstm", num_workers=8, batch_size=10, over_loop=2, over_whole=None),
     Case(name="resnet50", num_workers=16, over_whole=None, compiled=True),
     Case(name="wideresnet28-10", num_workers=8, over_whole=None),
@@ -457,6 +457,7 @@ def main() -> None:
     parser.add_argument("--compile", action="store_true", help="also try torch.compile'd blocks")
     parser.add_argument("--repeats", type=int, default=16)
     parser.add_argument("--only", nargs="*", help="case names")
+    parser.add_argument("--workers", type=int, help="only cases of so many workers")
     parser.add_argument(
         "--budget-seconds", type=float, default=1e9, help="start no case after this"
     )
@@ -479,6 +480,8 @@ def main() -> None:
         save()
     for case in CUDA_CASES if args.device == "cuda" else CPU_CASES:
         if args.only and case.name not in args.only:
+            continue
+        if args.workers and case.num_workers != args.workers:
             continue
         if time.perf_counter() - started > args.budget_seconds:
             print(f"out of time before {case.name}", flush=True)

@@ -116,6 +116,9 @@ class Engine:
         if execution.compile:
             _compile_blocks(self.workers.modules)
         self.memory = self.optimizer.state(self.workers.parameters)
+        self._fused: SGD | None = None
+        if self.on_cuda and rule == "eq2" and isinstance(self.optimizer, SGD):
+            self._fused = self.optimizer if self.optimizer.momentum else None
         m, steps = task.num_workers, task.steps_per_epoch
         self.losses = torch.zeros(m, dtype=torch.float64, device=self.device)
         """Each worker's loss summed over the epoch so far."""
@@ -207,8 +210,21 @@ class Engine:
         self._direct()
 
     def _compute_and_apply(self) -> None:
-        self._compute()
-        self._apply()
+        if self._fused is None:
+            self._compute()
+            self._apply()
+            return
+        self._gradients()
+        rate = self.rates.index_select(0, self.position)[0]
+        matrices = self.workers.parameters, self.workers.updates, self.memory
+        self._fused.step_fused(*matrices, rate)
+
+    def directions(self) -> Tensor:
+        """Every worker's last update direction u."""
+        if self._fused is None:
+            return self.workers.updates
+        matrices = self.workers.parameters, self.workers.updates, self.memory
+        return self._fused.directions(*matrices)
 
     def _mix(self, round: Round) -> None:
         if not round:

@@ -79,6 +79,36 @@ class SGD:
             else:
                 updates.copy_(memory)
 
+    def step_fused(
+        self, parameters: Tensor, updates: Tensor, state: dict[str, Tensor], rate: Tensor
+    ) -> None:
+        """:meth:`direct` and x ← x − ηu in one pass over memory; ``updates`` stay gradients.
+
+        The separate operations move each matrix about three times as often, which for sixteen
+        ResNet-18 costs a tenth of an iteration. Needs momentum and a CUDA device.
+        """
+        if self.clip_norm is not None:
+            _clip(updates, self.clip_norm)
+        torch._fused_sgd_(
+            [parameters],
+            [updates],
+            [state["momentum"]],
+            weight_decay=self.weight_decay,
+            momentum=self.momentum,
+            lr=rate.float(),
+            dampening=0.0,
+            nesterov=self.nesterov,
+            maximize=False,
+            is_first_step=False,
+        )
+
+    def directions(self, parameters: Tensor, updates: Tensor, state: dict[str, Tensor]) -> Tensor:
+        """The directions of a fused step, from the gradients it left behind."""
+        if not self.nesterov:
+            return state["momentum"]
+        decayed = torch.add(updates, parameters, alpha=self.weight_decay)
+        return decayed.add_(state["momentum"], alpha=self.momentum)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Adam:

@@ -212,7 +212,7 @@ class Simulation:
         if c is None:
             return None
         m = self.task.num_workers
-        spread = mean_squared_deviation(self.engine.workers.updates) * m / max(m - 1, 1)
+        spread = mean_squared_deviation(self.engine.directions()) * m / max(m - 1, 1)
         per_mode = c * m / max(m - 1, 1)
         w = math.sqrt(per_mode / (1 + per_mode)) * self.settings.optimizer.momentum
         return float(rate**2 * spread * c * (1 + w) / (1 - w))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -9,10 +10,29 @@ import torch
 from torch import Tensor, nn
 
 
+@functools.cache
+def _fused() -> bool:
+    """Whether PyTorch's fused CUDA kernels of an LSTM step are there and agree with ours."""
+    if not torch.cuda.is_available():
+        return False
+    host = [torch.linspace(-1, 1, n).reshape(2, -1) for n in (16, 16, 4)]
+    try:
+        ours = _cell(*host)
+        theirs = torch.ops.aten._thnn_fused_lstm_cell(*(tensor.cuda() for tensor in host))
+        grads = [torch.ones(2, 2), torch.ones(2, 2), host[2], ours[1], ours[2]]
+        back = torch.ops.aten._thnn_fused_lstm_cell_backward_impl(
+            *(tensor.cuda() for tensor in grads), False
+        )
+        pairs = zip((*ours, *_cell_backward(*grads)), (*theirs, *back[:2]), strict=True)
+        return all(torch.allclose(a, b.cpu(), atol=1e-5) for a, b in pairs)
+    except (RuntimeError, AttributeError):
+        return False
+
+
 def _cell(inside: Tensor, hidden: Tensor, cell: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """One step of an LSTM: new output, new cell, and the four activated gates."""
-    if inside.is_cuda:
-        output, new, gates = torch._thnn_fused_lstm_cell(inside, hidden, cell)  # type: ignore[attr-defined]
+    if inside.is_cuda and _fused():
+        output, new, gates = torch.ops.aten._thnn_fused_lstm_cell(inside, hidden, cell)
         return output, new, gates
     i, f, g, o = (inside + hidden).chunk(4, 1)
     i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
@@ -24,7 +44,7 @@ def _cell_backward(
     grad_output: Tensor, grad_new: Tensor, cell: Tensor, new: Tensor, gates: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Gradients by the gates before activation, and by the cell before the step."""
-    if gates.is_cuda:
+    if gates.is_cuda and _fused():
         fused = torch.ops.aten._thnn_fused_lstm_cell_backward_impl
         grad_gates, grad_cell, _ = fused(grad_output, grad_new, cell, new, gates, False)
         return grad_gates, grad_cell
