@@ -125,7 +125,10 @@ class Engine:
         self.position = torch.full((1,), -1, dtype=torch.long, device=self.device)
         self.rates = torch.zeros(steps, dtype=dtype, device=self.device)
         self.tables: dict[str, Tensor] = {}
-        self.carried = [tuple(t.to(self.device) for t in task.initial_state()) for _ in range(m)]
+        first = task.initial_state()
+        self.carried = [
+            tuple(tensor.to(self.device, copy=True) for tensor in first) for _ in range(m)
+        ]
         self._rounds: list[Round] = []
         if self.on_cuda:
             self.mixers = torch.eye(m, dtype=dtype, device=self.device).repeat(steps, 1, 1)

@@ -13,7 +13,7 @@ class Schedule(Protocol):
     """The learning rate as a function of the epoch and of the losses seen so far."""
 
     def rate(self, epoch: float, losses: Sequence[float] = ()) -> float:
-        """η at a (fractional) epoch, given each finished epoch's evaluation loss."""
+        """η at a (fractional) epoch, given the losses of the evaluations so far."""
         ...
 
 
@@ -73,7 +73,7 @@ class StepDecay:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plateau:
-    """Divide the rate by ``factor`` after each epoch that did not improve; the paper's PTB task.
+    """Divide the rate by ``factor`` after each evaluation that did not improve; the paper's PTB task.
 
     >>> paper = Plateau(base=40.0, factor=4)
     >>> paper.rate(3, losses=(5.0, 4.8, 4.9))
@@ -91,7 +91,7 @@ class Plateau:
             raise InputError(f"the decay factor must be above 0, not {self.factor}")
 
     def rate(self, epoch: float, losses: Sequence[float] = ()) -> float:
-        """η at an epoch, given the evaluation loss of each finished one."""
+        """η at an epoch, given the losses of the evaluations so far."""
         best, drops = float("inf"), 0
         for loss in losses:
             if loss < best:

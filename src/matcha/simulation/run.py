@@ -169,7 +169,8 @@ class Simulation:
         self.diverged = not math.isfinite(mean_loss)
         due = self.epoch % self.settings.evaluate_every == 0 or self.epoch == self.settings.epochs
         result = self.evaluate() if due and not self.diverged else None
-        self._losses.append(result.loss if result else mean_loss)
+        if result:
+            self._losses.append(result.loss)
         return Record(
             iteration=self.iteration,
             epoch=float(self.epoch),
