@@ -12,6 +12,7 @@ from matcha.distributed.memory_transport import MemoryNetwork, MemoryTransport, 
 from matcha.distributed.mpi_transport import MpiTransport
 from matcha.distributed.slow_links import SlowLinks
 from matcha.distributed.torch_transport import TorchTransport
+from matcha.distributed.training import Training, train_task
 from matcha.distributed.transport import Message, Pending, Transport
 
 __all__ = [
@@ -23,7 +24,9 @@ __all__ = [
     "Pending",
     "SlowLinks",
     "TorchTransport",
+    "Training",
     "Transport",
     "default_transport",
     "run_threads",
+    "train_task",
 ]

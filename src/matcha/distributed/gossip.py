@@ -223,6 +223,15 @@ class Gossip:
         """How many workers train together."""
         return self.transport.num_workers
 
+    @property
+    def overlaps(self) -> bool:
+        """Whether exchanges run beside the gradient."""
+        return self._overlap is not None
+
+    def restart_clock(self) -> None:
+        """Count the next stretch of computing from now: something else came between."""
+        self._free_since = time.perf_counter()
+
     def skip_step(self) -> None:
         """Take part in this iteration's round without a step of the optimizer.
 
