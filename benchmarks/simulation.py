@@ -453,6 +453,7 @@ def main() -> None:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--streams", type=int, nargs="*", default=[1, 8, 16])
     parser.add_argument("--engine-only", action="store_true", help="no baselines, no agreement")
+    parser.add_argument("--no-agreement", action="store_true", help="times only")
     parser.add_argument("--profile", nargs="*", help="case names whose kernels to list")
     parser.add_argument("--compile", action="store_true", help="also try torch.compile'd blocks")
     parser.add_argument("--repeats", type=int, default=16)
@@ -473,7 +474,7 @@ def main() -> None:
             args.output.write_text(json.dumps(document, indent=1) + "\n")
 
     print(json.dumps(document["machine"]), flush=True)
-    if args.device == "cuda" and not args.engine_only:
+    if args.device == "cuda" and not (args.engine_only or args.no_agreement):
         document["agreement"] = agreement("cuda")
         for result in document["agreement"]:
             print(result.pop("failed", json.dumps(result)), flush=True)
