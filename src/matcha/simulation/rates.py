@@ -73,7 +73,7 @@ class StepDecay:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plateau:
-    """Divide the rate by ``factor`` after each evaluation that did not improve; the paper's PTB task.
+    """Divide the rate by ``factor`` after each evaluation without a gain; the paper's PTB task.
 
     >>> paper = Plateau(base=40.0, factor=4)
     >>> paper.rate(3, losses=(5.0, 4.8, 4.9))
