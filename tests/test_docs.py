@@ -42,7 +42,7 @@ def _runs(page):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("page", [page for page in PAGES if _runs(page)], ids=name)
 def test_every_block_runs(page, tmp_path):
     done = subprocess.run(

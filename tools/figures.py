@@ -25,7 +25,7 @@ ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 IMAGES = ROOT / "docs" / "images"
 _REGION = re.compile(
-    r"(?P<begin><!-- begin:(?P<name>[\w-]+) -->\n)(?P<body>.*?)(?P<end><!-- end:(?P=name) -->)",
+    r"(?P<begin><!-- begin:(?P<name>[\w.:/-]+) -->\n)(?P<body>.*?)(?P<end><!-- end:(?P=name) -->)",
     flags=re.DOTALL,
 )
 _FINGERPRINT = re.compile(r"<!-- data: ([0-9a-f]{64}) -->")
@@ -67,7 +67,49 @@ def tradeoff_table() -> str:
     return table(headings, rows, "ll" + "r" * (len(headings) - 2))
 
 
+def planner() -> str:
+    """Seconds, memory and gap of the planner, and of cvxpy's solvers where they were run."""
+    document = result("planner.json")
+    names = {"erdos-renyi": "Erdős–Rényi", "geometric": "geometric"}
+    rows = [
+        [
+            names[r["family"]],
+            f"{r['workers']:,}",
+            f"{r['links']:,}",
+            r["who"],
+            f"{r['eq5_s']:.2f}",
+            f"{r['eq9_s']:.2f}",
+            f"{r['gap']:.0e}" if "gap" in r else "–",
+            f"{r['peak_mb']:.0f}",
+        ]
+        for r in document["rows"]
+    ]
+    headings = ["graph", "workers", "links", "by", "eq. 5, s", "eq. 9, s", "gap", "peak MB"]
+    ours = {
+        r["family"]: r["total_s"]
+        for r in document["rows"]
+        if r["who"] == "matcha" and r["workers"] == 64
+    }
+    ratios = [
+        f"{r['total_s'] / ours[r['family']]:.0f}× ({names[r['family']]})"
+        for r in document["rows"]
+        if r["who"] == "CLARABEL"
+    ]
+    return (
+        table(headings, rows, "lrrlrrrr")
+        + f"\nFaster than CLARABEL at 64 workers: {', '.join(ratios)}. "
+        + f"Machine: {document['machine']}.\n"
+    )
+
+
+def printed(name: str) -> str:
+    """What a benchmark printed, as it printed it."""
+    text = (RESULTS / name).read_text(encoding="utf-8").strip("\n")
+    return f"```text\n{text}\n```\n"
+
+
 REGIONS: dict[str, Callable[[], str]] = {
+    "planner": planner,
     "tradeoff-table": tradeoff_table,
 }
 
@@ -187,7 +229,14 @@ def filled(text: str) -> str:
     Raises:
         KeyError: A region has a name that nothing here makes.
     """
-    return _REGION.sub(lambda m: m["begin"] + REGIONS[m["name"]]() + m["end"], text)
+    return _REGION.sub(lambda m: m["begin"] + region(m["name"]) + m["end"], text)
+
+
+def region(name: str) -> str:
+    """What stands between the marks of a name; `printed:FILE` is a benchmark's own output."""
+    kind, _, file = name.partition(":")
+    body = printed(file) if kind == "printed" else REGIONS[name]()
+    return f"\n{body}\n"  # Markdown wants a blank line between a comment and a table
 
 
 def fingerprint(data: Data) -> str:
@@ -214,7 +263,7 @@ def differences() -> list[str]:
     for page in pages():
         text = page.read_text(encoding="utf-8")
         for match in _REGION.finditer(text):
-            if match["body"] != REGIONS[match["name"]]():
+            if match["body"] != region(match["name"]):
                 place = page.relative_to(ROOT)
                 found.append(f"{place}: {match['name']!r} differs from benchmarks/results.")
     for name, (numbers, _) in PICTURES.items():
