@@ -5,6 +5,7 @@ Run as a script it is one worker: every case over the transport named on the com
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from itertools import product
@@ -82,14 +83,17 @@ def expected(plan: Plan, rule: str, dtype: str, iterations: int = ITERATIONS) ->
 class Quadratic(nn.Module):
     """½ Σ curvature (x − optimum)², with x in several parameters, once in each precision."""
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, device: str = "cpu") -> None:
         super().__init__()
         self.parts = nn.ParameterList()
         self.goals = []
         for dtype in DTYPES:
-            parts = [torch.ones(shape, dtype=getattr(torch, dtype)) for shape in SHAPES]
+            kind = getattr(torch, dtype)
+            parts = [torch.ones(shape, dtype=kind, device=device) for shape in SHAPES]
             sizes = [part.numel() for part in parts]
-            optimum, curvature = (torch.from_numpy(t[rank]).split(sizes) for t in targets(dtype))
+            optimum, curvature = (
+                torch.from_numpy(t[rank]).to(device).split(sizes) for t in targets(dtype)
+            )
             self.parts.extend(parts)
             self.goals += zip(optimum, curvature, strict=True)
 
@@ -104,12 +108,14 @@ class Quadratic(nn.Module):
         parts = [part.detach().flatten() for part in self.parts]
         half = len(SHAPES)
         halves = zip(DTYPES, (parts[:half], parts[half:]), strict=True)
-        return {dtype: torch.cat(chosen).numpy().copy() for dtype, chosen in halves}
+        return {dtype: torch.cat(chosen).cpu().numpy().copy() for dtype, chosen in halves}
 
 
-def train(transport: Transport, plan: Plan, rule: str, **options: Any) -> dict[str, np.ndarray]:
+def train(
+    transport: Transport, plan: Plan, rule: str, device: str = "cpu", **options: Any
+) -> dict[str, np.ndarray]:
     """One worker's part; returns its final parameters in each precision."""
-    model = Quadratic(transport.rank)
+    model = Quadratic(transport.rank, device)
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     # 300 bytes: several buckets of several pieces, so that the pipeline is really used.
     settings = {"bucket_mb": 3e-4, "deadline": 60.0, **options}
@@ -135,17 +141,21 @@ CASES = tuple(product(STRATEGIES, MIXINGS, RULES))
 
 def main(kind: str, folder: str) -> None:
     torch.set_num_threads(1)
+    device = "cuda:0" if kind == "gpu" else "cpu"
     if kind == "mpi":
         transport: Transport = MpiTransport()
     else:
-        torch.distributed.init_process_group("gloo")
+        if kind == "nccl":
+            device = f"cuda:{os.environ['LOCAL_RANK']}"
+            torch.cuda.set_device(device)
+        torch.distributed.init_process_group("nccl" if kind == "nccl" else "gloo")
         transport = TorchTransport()
     for strategy, mixing, rule in CASES:
-        result = train(transport, make_plan(strategy, mixing), rule)
+        result = train(transport, make_plan(strategy, mixing), rule, device)
         name = f"{kind}-{strategy}-{mixing}-{rule}-{transport.rank}.npz"
         np.savez(Path(folder) / name, **result)
     transport.close()
-    if kind == "gloo":
+    if kind != "mpi":
         torch.distributed.destroy_process_group()
 
 
