@@ -19,6 +19,7 @@ import numpy as np
 from matcha import cycles
 from matcha.cycles import Array, Step
 from matcha.errors import InputError
+from matcha.pairwise import expected_conjugate
 from matcha.plans import Plan
 from matcha.rounds import Mixing, Round
 from matcha.schedules import Bernoulli, Choice, Cycle, Periodic
@@ -266,16 +267,7 @@ def _pairwise_operator(
         raise InputError("pairwise mixing needs a coin for each matching, not one for a group.")
     if adjoint:
         chain.reverse()
-
-    def apply(X: Array) -> Array:
-        X = X.copy()
-        for p, ends in chain:
-            mixed = X.copy()
-            cycles.conjugate(mixed, ends, weight)
-            X += p * (mixed - X)
-        return X
-
-    return apply
+    return lambda X: expected_conjugate(X, chain, weight)
 
 
 def _choice_operator(
