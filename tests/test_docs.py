@@ -91,6 +91,13 @@ def test_a_failing_block_is_named_with_its_line(tmp_path):
     assert f'"{page}", line 5' in done.stderr
 
 
+def test_the_readme_is_short():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) < 150
+    (code,) = (block for block in blocks(text) if block.language in PYTHON)
+    assert len([line for line in code.text.splitlines() if line.strip()]) == 12  # as it says
+
+
 # -- the site --------------------------------------------------------------------------------------
 
 
