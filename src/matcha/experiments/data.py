@@ -7,7 +7,7 @@ import os
 import pickle
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -185,21 +185,28 @@ def _binary(path: Path, *, skipped: int, num_classes: int) -> tuple[Bytes, Label
     return _checked(path, rows[:, skipped + 1 :], rows[:, skipped].astype(np.int64), num_classes)
 
 
-class _ArraysOnly(pickle.Unpickler):
-    """Builds plain containers and numpy arrays, and refuses every other name."""
+def _latin1(text: Any, encoding: Any) -> bytes:
+    """How Python 3 writes bytes into old pickle protocols."""
+    if not isinstance(text, str) or encoding not in ("latin1", b"latin1"):
+        raise pickle.UnpicklingError("only latin1 text has a place in a data set")
+    return text.encode("latin1")
 
-    allowed = frozenset({"_reconstruct", "ndarray", "dtype"})
+
+class _ArraysOnly(pickle.Unpickler):
+    """Builds plain containers, bytes and numpy arrays, and refuses every other name."""
+
+    allowed: ClassVar[dict[tuple[str, str], Any]] = {
+        ("numpy", "ndarray"): np.ndarray,
+        ("numpy", "dtype"): np.dtype,
+        ("numpy.core.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0],
+        ("numpy._core.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0],
+        ("_codecs", "encode"): _latin1,
+    }
 
     def find_class(self, module: str, name: str) -> Any:
-        if name in self.allowed and module in (
-            "numpy",
-            "numpy.core.multiarray",
-            "numpy._core.multiarray",
-        ):
-            if name == "_reconstruct":
-                return np.ndarray.__reduce__(np.empty(0))[0]
-            return getattr(np, name)
-        raise pickle.UnpicklingError(f"{module}.{name} has no place in a data set")
+        if (module, name) not in self.allowed:
+            raise pickle.UnpicklingError(f"{module}.{name} has no place in a data set")
+        return self.allowed[module, name]
 
 
 def _python(path: Path, label_key: bytes, *, num_classes: int) -> tuple[Bytes, Labels]:

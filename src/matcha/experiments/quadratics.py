@@ -122,7 +122,7 @@ class QuadraticTask:
     def evaluate(self, model: nn.Module) -> Evaluation:
         """F(x) − F_inf; the minima's mean is the origin."""
         assert isinstance(model, Point)
-        return Evaluation(loss=float(0.5 * (self._held[0] * model.x**2).sum()))
+        return Evaluation(loss=float(0.5 * (self._held[0] * model.x.detach() ** 2).sum()))
 
     def gradient_norm(self, model: nn.Module) -> float:
         """‖∇F(x)‖²."""

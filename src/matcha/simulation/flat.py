@@ -55,7 +55,7 @@ class Layout:
                 out, into, height, width = shape
                 yield name, piece.view(*leading, out, height, width, into).movedim(-1, -3)
             else:
-                yield name, piece.view(*leading, *shape)
+                yield name, piece.view((*leading, *shape))
 
     def spans(self, row: Tensor) -> Iterator[tuple[str, Tensor]]:
         """Every named tensor as a one-dimensional piece of ``row``, in storage order."""

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from tests.simulation.tasks import er8
+
+import matcha
+from matcha.errors import InputError
+from matcha.experiments.quadratics import QuadraticTask
+from matcha.simulation import Constant, Engine, Execution, Settings, Simulation
+from matcha.theory import admissible_learning_rate, gradient_bound
+
+EXACT = Execution(precision="float64")
+
+
+def gradient_average(task, plan, rate, epochs):
+    """Theorem 2's left side: the mean of ‖∇F(x̄)‖² over all iterations."""
+    settings = Settings(
+        epochs=epochs, schedule=Constant(base=rate), execution=EXACT, evaluate_every=epochs
+    )
+    return float(np.mean([record.gradient_norm for record in Simulation(task, plan, settings)]))
+
+
+def test_constants_hold_exactly():
+    task = QuadraticTask(6, smoothness=2.0, noise=3.0, heterogeneity=1.5, dimension=10)
+    task.to(torch.device("cpu"), torch.float64)
+    eigenvalues, minima = task._held
+    assert float(eigenvalues.max()) == pytest.approx(2.0)
+    assert minima.mean(0).abs().max() < 1e-12
+    pulls = eigenvalues * (minima - minima.mean(0))
+    assert float(pulls.square().sum(1).mean()) == pytest.approx(1.5**2)
+    noise = task.tables(0)["noise"]
+    assert (noise**2).sum(-1).mean() == pytest.approx(3.0**2, rel=0.1)
+    model = task.model()
+    assert task.evaluate(model).loss == pytest.approx(task.initial_gap)
+
+
+def test_gradients_are_what_the_formula_says():
+    task = QuadraticTask(3, heterogeneity=1.0, dimension=4, steps_per_epoch=1)
+    engine = Engine(task, execution=EXACT)
+    silent = er8().round(0)
+    engine.begin_epoch(
+        0, [0.0], [type(silent)(matchings=(), indices=(), mixing="laplacian", weight=0)]
+    )
+    engine.step(0)
+    eigenvalues, minima = task._held
+    noise = torch.from_numpy(task.tables(0)["noise"][0])
+    expected = eigenvalues * (task.model().x - minima) + noise
+    torch.testing.assert_close(engine.workers.updates[:, :4], expected.detach())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("strategy", "budget"),
+    [("vanilla", 1.0), ("matcha", 0.5), ("matcha", 0.1), ("periodic", 0.5)],
+)
+def test_theorem_2_bounds_the_gradient_norm(strategy, budget):
+    plan = er8(strategy, budget)
+    iterations, seeds = 100, 20
+    rate = 0.9 * admissible_learning_rate(plan.rho, 1.0)
+    tasks = [
+        QuadraticTask(8, noise=1.0, heterogeneity=1.0, steps_per_epoch=50, seed=seed)
+        for seed in range(seeds)
+    ]
+    measured = np.mean([gradient_average(task, plan, rate, iterations // 50) for task in tasks])
+    bound = gradient_bound(
+        rho=plan.rho,
+        num_workers=8,
+        iterations=iterations,
+        learning_rate=rate,
+        smoothness=1.0,
+        gradient_variance=1.0,
+        dissimilarity=1.0,
+        initial_gap=max(task.initial_gap for task in tasks),
+    )
+    assert 0 < measured <= bound
+
+
+@pytest.mark.slow
+def test_corollary_1_linear_speed_up():
+    """With η = √(m/K) the mean gradient norm falls as 1/√(mK): half of it for four times m."""
+    iterations, sizes = 1000, (2, 4, 8, 16)
+    means = []
+    for m in sizes:
+        plan = matcha.plan(matcha.families.complete(m), 0.5, "matcha")
+        rate = math.sqrt(m / iterations)
+        runs = [
+            gradient_average(
+                QuadraticTask(m, noise=3.0, start=0.5, steps_per_epoch=500, seed=seed),
+                plan,
+                rate,
+                iterations // 500,
+            )
+            for seed in range(2)
+        ]
+        means.append(np.mean(runs))
+    slope = np.polyfit(np.log(sizes), np.log(means), 1)[0]
+    assert -0.65 < slope < -0.35
+
+
+def test_nonsense_is_refused():
+    with pytest.raises(InputError):
+        QuadraticTask(4, smoothness=0.0)
+    with pytest.raises(InputError):
+        QuadraticTask(4, dimension=0)

@@ -1,0 +1,217 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from tests.simulation.tasks import digits, er8, quadratic
+from torch import nn
+
+import matcha
+from matcha.errors import InputError
+from matcha.simulation import SGD, Constant, Delays, Execution, Settings, Simulation, StepDecay
+from matcha.simulation.run import recalibrate
+from matcha.timing import LinkSeconds
+
+SETTINGS = Settings(
+    epochs=4,
+    schedule=StepDecay(base=0.05, milestones=(2,)),
+    optimizer=SGD(momentum=0.9, nesterov=True),
+    delays=Delays(compute_seconds=0.5, seconds_per_unit=0.1),
+)
+
+
+def test_one_record_an_epoch_with_the_simulated_clock():
+    task, plan = digits(), er8()
+    records = list(Simulation(task, plan, SETTINGS))
+    assert [record.epoch for record in records] == [1, 2, 3, 4]
+    assert [record.iteration for record in records] == [3, 6, 9, 12]
+    units = [sum(plan.round_time(plan.round(k)) for k in range(r.iteration)) for r in records]
+    assert [record.comm_units for record in records] == pytest.approx(units)
+    for record, spent in zip(records, units, strict=True):
+        assert record.time == pytest.approx(record.iteration * 0.5 + spent * 0.1)
+    assert [record.learning_rate for record in records] == pytest.approx([0.05, 0.05, 0.005, 0.005])
+    for record in records:
+        assert 0 <= record.test_accuracy <= 1
+        assert record.consensus_distance > 0
+        assert record.worker is None
+
+
+def test_plans_in_seconds_speak_for_themselves():
+    topology = matcha.families.ring(4).with_link_times([0.25] * 4)
+    plan = matcha.plan(topology, 1.0, "vanilla", timing=LinkSeconds(topology))
+    settings = replace(SETTINGS, epochs=1)
+    (record,) = Simulation(digits(4), plan, settings)
+    assert record.comm_seconds == pytest.approx(3 * 2 * 0.25)
+    assert record.time == pytest.approx(record.comm_seconds + 3 * 0.5)
+
+
+def test_compute_time_is_measured_once_when_not_given():
+    settings = replace(SETTINGS, delays=Delays(seconds_per_unit=0.0))
+    records = list(Simulation(digits(), er8(), settings))
+    assert records[0].compute_seconds > 0
+    assert len({record.compute_seconds for record in records}) == 1
+    assert records[-1].time == pytest.approx(4 * records[0].compute_seconds)
+
+
+def test_evaluation_when_due_and_at_the_end():
+    settings = replace(SETTINGS, epochs=5, evaluate_every=2)
+    records = list(Simulation(digits(), er8(), settings))
+    assert [record.test_loss is not None for record in records] == [False, True, False, True, True]
+
+
+def test_same_seed_same_records_other_seed_other_records():
+    runs = [list(Simulation(digits(seed=seed), er8(), SETTINGS)) for seed in (0, 0, 1)]
+    assert runs[0] == runs[1]
+    assert runs[0] != runs[2]
+
+
+def test_the_callers_random_state_is_left_alone():
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    list(Simulation(digits(), er8(), replace(SETTINGS, epochs=1)))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_training_learns():
+    settings = replace(SETTINGS, epochs=8, schedule=Constant(base=0.1))
+    records = list(Simulation(digits(batch_size=16, steps=8, num_test=200), er8(), settings))
+    assert records[-1].train_loss < 0.3 * records[0].train_loss
+    assert records[-1].test_accuracy > 0.85
+
+
+def test_divergence_ends_the_run_with_its_record():
+    settings = replace(SETTINGS, epochs=400, optimizer=SGD(), schedule=Constant(base=1e3))
+    simulation = Simulation(quadratic(), er8(), settings)
+    records = list(simulation)
+    assert simulation.diverged
+    assert len(records) < 400
+    assert not np.isfinite(records[-1].train_loss)
+
+
+@pytest.mark.parametrize("stopped", [1, 3])
+def test_resume_continues_to_the_same_bits(tmp_path, stopped):
+    whole = Simulation(digits(), er8(), SETTINGS)
+    expected = list(whole)
+    first = Simulation(digits(), er8(), SETTINGS)
+    for _, _record in zip(range(stopped), first, strict=False):
+        pass
+    first.save(tmp_path / "checkpoint.pt")
+    second = Simulation(digits(), er8(), SETTINGS)
+    second.load(tmp_path / "checkpoint.pt")
+    assert list(second) == expected[stopped:]
+    assert torch.equal(second.engine.workers.parameters, whole.engine.workers.parameters)
+    assert torch.equal(second.engine.workers.buffers, whole.engine.workers.buffers)
+
+
+def test_resume_may_ask_for_more_epochs(tmp_path):
+    settings = replace(SETTINGS, schedule=Constant(base=0.05))
+    first = Simulation(digits(), er8(), replace(settings, epochs=2))
+    list(first)
+    first.save(tmp_path / "checkpoint.pt")
+    longer = Simulation(digits(), er8(), settings)
+    longer.load(tmp_path / "checkpoint.pt")
+    assert list(longer) == list(Simulation(digits(), er8(), settings))[2:]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"plan": er8("vanilla", 1.0)}, "another plan"),
+        ({"task": digits(name="logistic")}, "another task"),
+        ({"settings": replace(SETTINGS, optimizer=SGD())}, "another settings"),
+    ],
+)
+def test_a_checkpoint_of_another_run_is_refused(tmp_path, change, message):
+    Simulation(digits(), er8(), SETTINGS).save(tmp_path / "checkpoint.pt")
+    other = {"task": digits(), "plan": er8(), "settings": SETTINGS} | change
+    with pytest.raises(InputError, match=message):
+        Simulation(*other.values()).load(tmp_path / "checkpoint.pt")
+
+
+def test_a_damaged_checkpoint_is_refused(tmp_path):
+    path = tmp_path / "checkpoint.pt"
+    path.write_bytes(b"not a checkpoint")
+    with pytest.raises(InputError, match="not a readable checkpoint"):
+        Simulation(digits(), er8(), SETTINGS).load(path)
+
+
+def test_workers_of_plan_and_task_must_agree():
+    with pytest.raises(InputError, match="8 workers and the task for 4"):
+        Simulation(digits(4), er8(), SETTINGS)
+
+
+def test_an_engine_serves_several_plans():
+    task = digits()
+    first = Simulation(task, er8(), SETTINGS)
+    list(first)
+    reused = list(Simulation(task, er8("vanilla", 1.0), SETTINGS, engine=first.engine))
+    assert reused == list(Simulation(digits(), er8("vanilla", 1.0), SETTINGS))
+    with pytest.raises(InputError, match="another task"):
+        Simulation(digits(), er8(), SETTINGS, engine=first.engine)
+
+
+@pytest.mark.parametrize(("strategy", "budget"), [("vanilla", 1.0), ("matcha", 0.3)])
+def test_consensus_distance_is_what_the_plan_foresees(strategy, budget):
+    """Independent noise, a small step: the steady state is η²σ² times the plan's figure."""
+    task = quadratic(heterogeneity=0.0, dimension=400, steps_per_epoch=150, start=0.0)
+    settings = Settings(
+        epochs=4, schedule=Constant(base=0.01), execution=Execution(precision="float64")
+    )
+    records = list(Simulation(task, er8(strategy, budget), settings))[1:]
+    measured = np.mean([record.consensus_distance for record in records])
+    foreseen = np.mean([record.predicted_consensus for record in records])
+    assert measured == pytest.approx(foreseen, rel=0.35)
+
+
+def test_momentum_raises_the_foreseen_distance():
+    task = quadratic(heterogeneity=0.0, dimension=400, steps_per_epoch=150, start=0.0)
+    settings = Settings(
+        epochs=4,
+        schedule=Constant(base=0.002),
+        optimizer=SGD(momentum=0.9),
+        execution=Execution(precision="float64"),
+    )
+    records = list(Simulation(task, er8("matcha", 0.3), settings))[1:]
+    measured = np.mean([record.consensus_distance for record in records])
+    foreseen = np.mean([record.predicted_consensus for record in records])
+    assert measured == pytest.approx(foreseen, rel=0.5)
+
+
+def test_recalibration_measures_the_given_batches():
+    model = nn.Sequential(nn.BatchNorm1d(2)).eval()
+    batches = [torch.randn(50, 2) * 3 + 1 for _ in range(4)]
+    with torch.no_grad():
+        recalibrate(model, batches)
+    layer = model[0]
+    torch.testing.assert_close(
+        layer.running_mean, torch.stack([b.mean(0) for b in batches]).mean(0)
+    )
+    torch.testing.assert_close(layer.running_var, torch.stack([b.var(0) for b in batches]).mean(0))
+    assert layer.momentum == 0.1
+    assert not layer.training
+
+
+def test_averaged_statistics_are_the_workers_mean():
+    simulation = Simulation(digits(), er8(), replace(SETTINGS, statistics="averaged", epochs=1))
+    list(simulation)
+    workers = simulation.engine.workers
+    assert len({tuple(row.tolist()) for row in workers.buffers}) == 8  # local in training
+    name = "norm.running_mean"
+    expected = dict(workers.buffer_layout.views(workers.buffers.mean(0)))[name]
+    torch.testing.assert_close(dict(simulation.average().named_buffers())[name], expected)
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [{"epochs": 0}, {"epochs": 1, "evaluate_every": 0}, {"epochs": 1, "statistics": "none"}],
+)
+def test_settings_refuse_nonsense(choices):
+    with pytest.raises(InputError):
+        Settings(**choices)
+
+
+def test_delays_refuse_nonsense():
+    with pytest.raises(InputError, match="seconds_per_unit"):
+        Delays(seconds_per_unit=float("nan"))

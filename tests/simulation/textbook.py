@@ -1,0 +1,35 @@
+"""Decentralized SGD as a textbook writes it: one model after another, dense W(k), numpy vectors."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+
+def gradients(task, model, points, epoch, step):
+    """Every worker's stochastic gradient at its own point."""
+    tables = {name: torch.from_numpy(table[step]) for name, table in task.tables(epoch).items()}
+    inputs, targets = task.batch(tables)
+    parameters, found = list(model.parameters()), []
+    for i, point in enumerate(points):
+        torch.nn.utils.vector_to_parameters(torch.from_numpy(point), parameters)
+        loss, _ = task.loss(model, inputs[i], targets[i], task.initial_state())
+        grads = torch.autograd.grad(loss, parameters)
+        found.append(torch.cat([g.reshape(-1) for g in grads]).numpy())
+    return np.stack(found)
+
+
+def train(task, plan, *, epochs, rate, rule, momentum=0.0, nesterov=False, decay=0.0):
+    """The workers' parameters after training; rows are workers."""
+    task.to(torch.device("cpu"), torch.float64)
+    model = task.model().double().train()
+    start = torch.nn.utils.parameters_to_vector(model.parameters()).detach().numpy()
+    x = np.tile(start, (plan.num_workers, 1))
+    memory = np.zeros_like(x)
+    for k in range(epochs * task.steps_per_epoch):
+        g = gradients(task, model, x, *divmod(k, task.steps_per_epoch)) + decay * x
+        memory = momentum * memory + g
+        u = g + momentum * memory if nesterov else memory
+        W = plan.mixing_matrix(k)
+        x = W @ (x - rate * u) if rule == "eq2" else W @ x - rate * u
+    return x
