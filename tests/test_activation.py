@@ -111,6 +111,25 @@ def test_large_graphs_keep_their_certificate(side):
     assert found.certificate.value == pytest.approx(0.5 * ring, rel=1e-4)
 
 
+@pytest.mark.parametrize(
+    "topology",
+    [
+        families.star(60).with_link_times(np.linspace(1, 10, 59).tolist()),
+        families.geometric(60, 0.25, seed=1),
+        families.path(60),
+    ],
+    ids=["star with slow leaves", "all links of a geometric graph", "path"],
+)
+def test_many_coins_and_many_critical_directions(topology):
+    matchings = one_a_link(topology)
+    costs = topology.link_times or [1.0] * len(matchings)
+    found = optimal_probabilities(matchings, 60, 0.3 * sum(costs), costs=costs)
+    assert np.dot(costs, found.probabilities) <= 0.3 * sum(costs) + 1e-9
+    assert found.certificate.gap <= 1e-5
+    value = connectivity(matchings, found.probabilities, 60)
+    assert found.certificate.value == pytest.approx(value, rel=1e-7)
+
+
 def test_expanders_are_solved_by_products_alone():
     topology = families.erdos_renyi(300, 0.06, seed=3)
     rng = np.random.default_rng(0)

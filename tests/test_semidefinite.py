@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from matcha.activation import knapsack_bound
-from matcha.semidefinite import solve
+from matcha.semidefinite import solve, solve_factored
 
 
 def random_stack(seed: int, instances: int, variables: int, order: int):
@@ -57,3 +57,14 @@ def test_stacking_changes_nothing():
     for n in range(5):
         alone = solve(A[n : n + 1], a[n : n + 1], c[n : n + 1], b[n : n + 1])
         np.testing.assert_allclose(alone.p[0], together.p[n], atol=1e-6)
+
+
+def test_factored_matrices_give_the_same_solution():
+    rng = np.random.default_rng(5)
+    D, owner = rng.standard_normal((14, 6)), np.repeat(np.arange(7), 2)
+    A = np.array([D[owner == j].T @ D[owner == j] for j in range(7)])
+    a, c = rng.random((2, 7)) * 6, 0.5 + rng.random(7)
+    factored = solve_factored(D, owner, a, c, 0.4 * c.sum())
+    stacked = solve(A[None], a[None], c[None], np.array([0.4 * c.sum()]))
+    np.testing.assert_allclose(factored.p, stacked.p, atol=1e-6)
+    np.testing.assert_allclose(factored.Y, stacked.Y, atol=1e-6)

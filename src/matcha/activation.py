@@ -21,7 +21,7 @@ import numpy as np
 
 from matcha.certificates import Certificate
 from matcha.errors import InputError
-from matcha.semidefinite import solve
+from matcha.semidefinite import solve, solve_factored
 from matcha.spectra import (
     DENSE_LIMIT,
     Array,
@@ -30,6 +30,7 @@ from matcha.spectra import (
     is_narrow,
     lowest_eigenpairs,
     orthonormal,
+    perpendicular_basis,
     start_vector,
     weighted_laplacian,
 )
@@ -37,9 +38,11 @@ from matcha.threads import on_one_thread
 from matcha.topology import Matching
 
 _MAX_ITERATIONS = 100
-_MAX_BASIS = 48
-_WHOLE_BASIS = 24
 _DIRECTIONS = 6
+_PATIENCE = 12
+"""Iterations in which the gap should at least halve."""
+_WHOLE_BASIS, _WHOLE_LIMIT = 24, 400
+"""Workers up to which all directions are used from the start, or where a few will not do."""
 _MULTIPLICITY_LIMIT = 1500
 
 
@@ -166,13 +169,25 @@ class _Problem:
             group_of_matching=group_of_matching,
         )
 
-    def compress(self, V: Array) -> Array:
-        """VᵀL_gV for each group."""
-        differences = V[self.links[:, 0]] - V[self.links[:, 1]]
-        blocks = [
-            differences[a:b] for a, b in zip(self.offsets[:-1], self.offsets[1:], strict=True)
-        ]
-        return np.array([D.T @ D for D in blocks])
+    def reduced(self, V: Array, rows: Array, tolerance: float) -> tuple[Array, Array, Array]:
+        """Solve the program in which only the directions V and the aggregates test p.
+
+        Returns:
+            p, the dual Y of the directions, and ⟨dual, L_g⟩ for each group.
+        """
+        D = V[self.links[:, 0]] - V[self.links[:, 1]]
+        L, k, M = *D.shape, len(self.costs)
+        if 2 * L * L * k < 4 * M * k**3 + M * M * k * k:
+            found = solve_factored(D, self.owner, rows, self.costs, self.limit, tolerance=tolerance)
+        else:
+            bounds = zip(self.offsets[:-1], self.offsets[1:], strict=True)
+            A = np.array([D[i:j].T @ D[i:j] for i, j in bounds])
+            limit = np.array([self.limit])
+            found = solve(A[None], rows[None], self.costs[None], limit, tolerance=tolerance)
+        Y = found.Y[0]
+        lengths = ((D @ Y) * D).sum(1)
+        gains = np.bincount(self.owner, weights=lengths) + found.y[0] @ rows
+        return found.p[0], Y, gains
 
     def average_gains(self, V: Array) -> Array:
         """⟨Y, L_g⟩ with Y = VVᵀ / columns: the mean over a whole eigenspace."""
@@ -207,48 +222,48 @@ def _maximize(problem: _Problem, tolerance: float, seed: int) -> tuple[Array, Ce
 
     # Rows of gains are aggregated dual matrices: cheap, and for symmetric graphs (complete,
     # star, hypercube), where λ₂ belongs to a huge eigenspace, one row is the whole certificate.
-    rows = [problem.spread_gains()]
+    rows = problem.spread_gains()[None]
     bound = knapsack_bound(rows[0], problem.costs, problem.limit)
     best, best_value = p, -np.inf
     V = np.empty((m, 0))
-    # Up to _WHOLE_BASIS workers one program with all directions is the whole problem.
-    count = m - 1 if m <= _WHOLE_BASIS else _DIRECTIONS
-    iterations = 0
-    for iterations in range(1, _MAX_ITERATIONS + 1):
+    # An optimal dual has a rank of at most √(2·groups) (Pataki, 1998); keep a few times that.
+    most = max(48, 4 * int(np.sqrt(2.0 * groups)))
+    whole = m <= _WHOLE_BASIS or (
+        m <= _WHOLE_LIMIT and 2 * groups >= m and len(problem.links) <= 6 * m
+    )
+    gaps: list[float] = []
+    for _ in range(_MAX_ITERATIONS):
         L = weighted_laplacian(problem.links, p[problem.owner], m)
-        values, vectors = lowest_eigenpairs(L, count, narrow=narrow, start=start)
+        values, vectors = lowest_eigenpairs(L, _DIRECTIONS, narrow=narrow, start=start)
         if values[0] > best_value:
             best, best_value = p, float(values[0])
         if everything:
             bound = best_value
-            break
-        if iterations == 1:
+        elif not gaps:
             space = _eigenspace(L, values, vectors)
-            rows.append(problem.average_gains(space))
+            rows = np.stack([rows[0], problem.average_gains(space)])
             bound = min(bound, knapsack_bound(rows[1], problem.costs, problem.limit))
-        if bound - best_value <= tolerance * bound or iterations == _MAX_ITERATIONS:
+        gaps.append(max(0.0, bound / best_value - 1.0))
+        if gaps[-1] <= tolerance or V.shape[1] == m - 1:
             break
-        V = orthonormal(np.hstack([V, vectors]))
-        A = problem.compress(V)
-        solution = solve(
-            A[None],
-            np.array(rows)[None],
-            problem.costs[None],
-            np.array([problem.limit]),
-            # Digits far below the current gap would be thrown away with the next directions.
-            tolerance=max(0.1 * tolerance, 0.01 * (bound / best_value - 1.0)),
-        )
-        Y, y = solution.Y[0], solution.y[0]
-        gains = np.einsum("gab,ab->g", A, Y) + y @ np.array(rows)
+        if len(gaps) > _PATIENCE and gaps[-1] > 0.5 * gaps[-_PATIENCE]:
+            if m > _WHOLE_LIMIT:
+                break
+            whole = True
+        # All directions at once are the whole of eq. 5 in one program, and the last.
+        V = perpendicular_basis(m) if whole else orthonormal(np.hstack([V, vectors]))
+        # Digits far below the current gap would be thrown away with the next directions.
+        accuracy = 0.1 * tolerance if whole else max(0.1 * tolerance, 0.01 * gaps[-1])
+        p, Y, gains = problem.reduced(V, rows, accuracy)
+        p = problem.scaled_to_limit(p)
         bound = min(bound, knapsack_bound(gains, problem.costs, problem.limit))
-        p = problem.scaled_to_limit(solution.p[0])
-        if V.shape[1] > _MAX_BASIS:
-            V, rows = _shrink(problem, V, Y, rows, gains)
+        if not whole and V.shape[1] > most:
+            V, rows = _shrink(V, Y, most // 2), np.vstack([rows[:2], gains])
     return best, Certificate(
         value=best_value,
         bound=max(bound, best_value),
-        gap=max(0.0, bound / best_value - 1.0),
-        iterations=iterations,
+        gap=gaps[-1],
+        iterations=len(gaps),
         seconds=time.perf_counter() - began,
     )
 
@@ -262,11 +277,9 @@ def _eigenspace(L: object, values: Array, vectors: Array) -> Array:
     return np.asarray(vectors[:, same])
 
 
-def _shrink(
-    problem: _Problem, V: Array, Y: Array, rows: list[Array], gains: Array
-) -> tuple[Array, list[Array]]:
-    """Keep the directions that the dual uses; fold the rest into one aggregate row."""
+def _shrink(V: Array, Y: Array, most: int) -> Array:
+    """The directions that the dual uses; what it gives the others stays as an aggregate row."""
     weights, mix = np.linalg.eigh(Y)
     keep = weights > 1e-4 * weights[-1]
-    keep[: -_MAX_BASIS // 2] = False
-    return orthonormal(V @ mix[:, keep]), [*rows[:2], gains]
+    keep[:-most] = False
+    return orthonormal(V @ mix[:, keep])

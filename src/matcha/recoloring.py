@@ -34,6 +34,8 @@ _STACKED_UP_TO = 24
 """Workers up to which candidates are planned as one stack of full-size programs."""
 _SEARCHED_UP_TO = {"default": 128, "high": 512}
 """Workers up to which the search is worth its time."""
+_COLORS_UP_TO = 40
+"""Colours up to which it is, where candidates are planned one by one."""
 _NEIGHBOR_WORK = 20_000
 """Colour pairs times links that one step may look at."""
 _SCREEN_ORDER = 6
@@ -101,6 +103,8 @@ def improve(
     pointless = num_colors < 2 or limit >= sum(timing.costs(matchings)) * (1.0 - 1e-12)
     if effort == "none" or pointless or m > _SEARCHED_UP_TO[effort]:
         return tuple(matchings)
+    if m > _STACKED_UP_TO and num_colors > _COLORS_UP_TO:
+        return tuple(matchings)
     problem = _Problem(topology, num_colors, timing, budget, limit, seed)
     walk = _walk(m, effort)
     first = problem.plan([problem.colors_of(matchings)])[0]
@@ -128,12 +132,20 @@ def _walk(num_workers: int, effort: Effort) -> _Walk:
 def _search(problem: _Problem, start: _Scored, walk: _Walk, seen: set[bytes]) -> _Scored:
     here, best, waited = start, start, 0
     for _ in range(walk.steps):
-        fresh = [x for x in problem.neighbors(here.colors) if problem.key(x) not in seen]
-        if not fresh or waited >= walk.patience:
+        options = problem.neighbors(here.colors)
+        if not options or waited >= walk.patience:
             break
-        order = np.argsort(problem.screen(here, np.array(fresh)), kind="stable")[: walk.tries]
-        seen.update(problem.key(fresh[n]) for n in order)
-        here = min(problem.plan([fresh[n] for n in order]), key=lambda state: state.rho)
+        chosen: list[Indices] = []
+        for n in np.argsort(problem.screen(here, np.array(options)), kind="stable"):
+            key = problem.key(options[n])
+            if key not in seen:
+                seen.add(key)
+                chosen.append(options[n])
+            if len(chosen) == walk.tries:
+                break
+        if not chosen:
+            break
+        here = min(problem.plan(chosen), key=lambda state: state.rho)
         waited += 1
         if here.rho < best.rho - 1e-6:
             best, waited = here, 0

@@ -1,32 +1,38 @@
 """The small semidefinite programs inside the planner, many at once.
 
-`solve` maximises t subject to
+Maximise t subject to
 
     Σ_j p_j A_j ⪰ t I,   Σ_j p_j a_j ≥ t,   0 ≤ p ≤ 1,   c·p ≤ b
 
-for a stack of instances of one shape, by a primal–dual interior-point method (HKM direction,
-Mehrotra's predictor–corrector; Wolkowicz, Saigal, Vandenberghe, Handbook of SDP, chapter 10).
-With a dozen variables and matrices of order 10 to 50 the work is a few stacked products, which
-is why this is ten times faster here than a general cone solver, and why a search over
-decompositions can afford thousands of them.
+by a primal–dual interior-point method (HKM direction, Mehrotra's predictor–corrector; Wolkowicz,
+Saigal, Vandenberghe, Handbook of SDP, chapter 10). `solve` takes a stack of instances of one
+shape: with a dozen variables and matrices of order 10 to 50 the work is a few stacked products,
+which is why this is many times faster here than a general cone solver, and why a search over
+decompositions can afford thousands of them. `solve_factored` takes one instance whose A_j are
+sums of a few squares d dᵀ (Laplacians are), which is cheaper where variables are many.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
+Indices = npt.NDArray[np.int64]
 
 _MAX_ITERATIONS = 60
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Solution:
-    """Primal and dual solutions of a stack of programs; the first axis numbers the instances."""
+    """Primal and dual solutions of a stack of programs; the first axis numbers the instances.
+
+    p is strictly feasible and (Y, y) positive and of unit trace whatever the accuracy reached, so
+    both ends of a certificate stay valid.
+    """
 
     p: Array
     """Primal, strictly inside its bounds."""
@@ -46,30 +52,49 @@ def solve(A: Array, a: Array, c: Array, b: Array, *, tolerance: float = 1e-8) ->
         c: Positive costs, shape (instances, variables).
         b: Positive limits, shape (instances,), below c.sum(-1).
         tolerance: Stop when the duality gap is below this fraction of t.
+    """
+    return _interior_point(_Stacked(A), _Rows(a, c, b), tolerance)
+
+
+def solve_factored(
+    D: Array, owner: Indices, a: Array, c: Array, b: float, *, tolerance: float = 1e-8
+) -> Solution:
+    """Solve one program whose matrices are A_j = Σ d dᵀ over the rows d of D that j owns.
+
+    Args:
+        D: Factors, shape (factors, k).
+        owner: The variable of each factor, ascending from 0, none left out.
+        a: Rows that bound t as well, shape (rows, variables).
+        c: Positive costs, shape (variables,).
+        b: Positive limit below c.sum().
+        tolerance: Stop when the duality gap is below this fraction of t.
 
     Returns:
-        A strictly feasible p and a dual (Y, y) that is positive and of unit trace, whatever the
-        accuracy reached: both ends of the certificate stay valid.
+        The solution as a stack of one.
     """
-    program = _Program(A, a, c, b)
-    x = _start(A, a, c, b)
-    S, s = program.slacks(x)
+    rows = _Rows(a[None], c[None], np.array([b]))
+    return _interior_point(_Factored(D, owner), rows, tolerance)
+
+
+def _interior_point(pencil: _Pencil, rows: _Rows, tolerance: float) -> Solution:
+    x = _start(pencil, rows)
+    S, s = pencil.matrices(x), rows.slacks(x)
     S_inverse = np.linalg.inv(S)
-    mu = 1.0 / (np.trace(S_inverse, axis1=1, axis2=2) + (1.0 / s[:, : program.rows]).sum(1))
+    mu = 1.0 / (np.trace(S_inverse, axis1=1, axis2=2) + (1.0 / s[:, : rows.number]).sum(1))
     Y, y = mu[:, None, None] * S_inverse, mu[:, None] / s
-    active = np.ones(len(A), dtype=bool)
+    active = np.ones(len(x), dtype=bool)
 
     iterations = 0
     while iterations < _MAX_ITERATIONS:
         mu = _complementarity(S, s, Y, y)
         gap = mu * (S.shape[-1] + s.shape[-1])
-        infeasible = np.abs(program.adjoint(Y, y) + program.objective).max(1)
+        infeasible = np.abs(_stationarity(pencil, rows, Y, y)).max(1)
         active &= (gap > tolerance * np.abs(x[:, -1])) | (infeasible > 1e-6)
         if not active.any():
             break
         iterations += 1
-        newton = _Newton(program, S, s, Y, y)
-        predicted = newton.direction(np.zeros(len(A)), None)
+        newton = _Newton(pencil, rows, S, s, Y, y)
+        predicted = newton.direction(np.zeros(len(x)), None)
         primal, dual = newton.lengths(predicted)
         mu_predicted = _complementarity(
             S + primal[:, None, None] * predicted.S,
@@ -85,52 +110,125 @@ def solve(A: Array, a: Array, c: Array, b: Array, *, tolerance: float = 1e-8) ->
         x[active] += primal[active, None] * move.x[active]
         Y[active] += dual[active, None, None] * move.Y[active]
         y[active] += dual[active, None] * move.y[active]
-        S, s = program.slacks(x)
+        S, s = pencil.matrices(x), rows.slacks(x)
 
     values, vectors = np.linalg.eigh(_symmetric(Y))
     # Rounding may leave Y a hair outside the cone; the certificate must not rest on that.
     Y = (vectors * np.maximum(values, 0.0)[:, None]) @ vectors.swapaxes(-1, -2)
-    weight = np.trace(Y, axis1=1, axis2=2) + y[:, : program.rows].sum(1)
+    weight = np.trace(Y, axis1=1, axis2=2) + y[:, : rows.number].sum(1)
     return Solution(
         p=x[:, :-1],
         Y=Y / weight[:, None, None],
-        y=y[:, : program.rows] / weight[:, None],
+        y=y[:, : rows.number] / weight[:, None],
         iterations=iterations,
     )
 
 
-class _Program:
-    """The stack with variables x = (p, t): S = Σ_j x_j F_j ⪰ 0, s = R x + h ≥ 0, maximise t."""
+# -- the constraints, in the variables x = (p, t) -------------------------------------------------
 
-    def __init__(self, A: Array, a: Array, c: Array, b: Array) -> None:
+
+class _Pencil(Protocol):
+    """S(x) = Σ_j p_j A_j − t I, and what Newton's method asks of it."""
+
+    def matrices(self, x: Array) -> Array:
+        """S(x) for each instance."""
+
+    def adjoint(self, Y: Array) -> Array:
+        """⟨Y, A_j⟩ for each j, then −trace(Y)."""
+
+    def schur(self, S_inverse: Array, Y: Array) -> Array:
+        """H_ij = tr(F_i S⁻¹ F_j Y) over the matrices F = (A_1, …, A_M, −I)."""
+
+
+class _Stacked:
+    """Matrices held as such."""
+
+    def __init__(self, A: Array) -> None:
         N, M, k, _ = A.shape
-        self.rows = a.shape[1]
         self.F = np.concatenate([A, np.broadcast_to(-np.eye(k), (N, 1, k, k))], axis=1)
         self.flat = self.F.reshape(N, M + 1, k * k)
-        # The slacks in order: rows a, p >= 0, p <= 1, the limit.
-        lower, upper = self.rows, self.rows + M
-        self.R = np.zeros((N, upper + M + 1, M + 1))
-        self.R[:, :lower, :M], self.R[:, :lower, M] = a, -1.0
-        self.R[:, lower:upper, :M] = np.eye(M)
-        self.R[:, upper:-1, :M] = -np.eye(M)
-        self.R[:, -1, :M] = -c
-        self.h = np.zeros((N, upper + M + 1))
-        self.h[:, upper:-1] = 1.0
-        self.h[:, -1] = b
-        self.objective = np.zeros(M + 1)
-        self.objective[M] = 1.0
-
-    def slacks(self, x: Array) -> tuple[Array, Array]:
-        # At the last digits 1 − p may round to zero; its logarithm must not.
-        s = np.maximum(np.einsum("nrj,nj->nr", self.R, x) + self.h, 1e-17)
-        return self.matrices(x), s
 
     def matrices(self, x: Array) -> Array:
         return np.asarray((x[:, None] @ self.flat).reshape(len(x), *self.F.shape[2:]))
 
-    def adjoint(self, Y: Array, y: Array) -> Array:
-        flat = Y.reshape(len(Y), -1, 1)
-        return np.asarray((self.flat @ flat)[..., 0] + np.einsum("nrj,nr->nj", self.R, y))
+    def adjoint(self, Y: Array) -> Array:
+        return np.asarray((self.flat @ Y.reshape(len(Y), -1, 1))[..., 0])
+
+    def schur(self, S_inverse: Array, Y: Array) -> Array:
+        Z = S_inverse[:, None] @ self.F @ Y[:, None]
+        H = Z.swapaxes(-1, -2).reshape(self.flat.shape) @ self.flat.swapaxes(-1, -2)
+        return _symmetric(H)
+
+
+class _Factored:
+    """One instance with A_j = Σ d dᵀ: tr(A_i S⁻¹ A_j Y) = Σ (dᵀS⁻¹e)(eᵀYd) over their factors."""
+
+    def __init__(self, D: Array, owner: Indices) -> None:
+        self.D, self.owner = D, owner
+        self.first = np.searchsorted(owner, np.arange(owner[-1] + 1))
+
+    def matrices(self, x: Array) -> Array:
+        weighted = x[0, self.owner][:, None] * self.D
+        return np.asarray(self.D.T @ weighted - x[0, -1] * np.eye(self.D.shape[1]))[None]
+
+    def adjoint(self, Y: Array) -> Array:
+        return np.append(self._sums(((self.D @ Y[0]) * self.D).sum(1)), -np.trace(Y[0]))[None]
+
+    def schur(self, S_inverse: Array, Y: Array) -> Array:
+        M = len(self.first)
+        products = (self.D @ S_inverse[0] @ self.D.T) * (self.D @ Y[0] @ self.D.T)
+        H = np.empty((M + 1, M + 1))
+        H[:M, :M] = np.add.reduceat(np.add.reduceat(products, self.first, 0), self.first, 1)
+        mixed = _symmetric(S_inverse[0] @ Y[0])
+        H[:M, M] = H[M, :M] = -self._sums(((self.D @ mixed) * self.D).sum(1))
+        H[M, M] = np.trace(mixed)
+        return H[None]
+
+    def _sums(self, values: Array) -> Array:
+        return np.asarray(np.add.reduceat(values, self.first))
+
+
+class _Rows:
+    """The linear slacks s(x) in order: rows a, p ≥ 0, p ≤ 1, the limit."""
+
+    def __init__(self, a: Array, c: Array, b: Array) -> None:
+        self.a, self.c, self.b = a, c, b
+        self.number = a.shape[1]
+
+    def slacks(self, x: Array) -> Array:
+        s = self.changes(x)
+        upper = self.number + self.c.shape[1]
+        s[:, upper:-1] += 1.0
+        s[:, -1] += self.b
+        # At the last digits 1 − p may round to zero; its logarithm must not.
+        return np.maximum(s, 1e-17)
+
+    def changes(self, dx: Array) -> Array:
+        p, t = dx[:, :-1], dx[:, -1:]
+        along = (self.a @ p[..., None])[..., 0] - t
+        return np.concatenate([along, p, -p, -(self.c * p).sum(1, keepdims=True)], axis=1)
+
+    def adjoint(self, y: Array) -> Array:
+        of_a, lower, upper, limit = self._split(y)
+        p = (of_a[:, None] @ self.a)[:, 0] + lower - upper - limit * self.c
+        return np.concatenate([p, -of_a.sum(1, keepdims=True)], axis=1)
+
+    def schur(self, weights: Array) -> Array:
+        of_a, lower, upper, limit = self._split(weights)
+        N, M = self.c.shape
+        extended = np.concatenate([self.a, np.full((N, self.number, 1), -1.0)], axis=2)
+        H = extended.swapaxes(1, 2) @ (of_a[..., None] * extended)
+        H[:, :M, :M] += limit[..., None] * self.c[:, :, None] * self.c[:, None, :]
+        diagonal = np.arange(M)
+        H[:, diagonal, diagonal] += lower + upper
+        return np.asarray(H)
+
+    def _split(self, y: Array) -> tuple[Array, Array, Array, Array]:
+        lower, upper = self.number, self.number + self.c.shape[1]
+        return y[:, :lower], y[:, lower:upper], y[:, upper:-1], y[:, -1:]
+
+
+# -- Newton's method ------------------------------------------------------------------------------
 
 
 class _Direction(NamedTuple):
@@ -151,30 +249,27 @@ class _Direction(NamedTuple):
 class _Newton:
     """The linearised optimality conditions at one point: factorised once, solved twice."""
 
-    def __init__(self, program: _Program, S: Array, s: Array, Y: Array, y: Array) -> None:
-        N, n = len(S), program.F.shape[1]
-        self.program, self.s, self.Y, self.y = program, s, Y, y
+    def __init__(
+        self, pencil: _Pencil, rows: _Rows, S: Array, s: Array, Y: Array, y: Array
+    ) -> None:
+        self.pencil, self.rows, self.s, self.Y, self.y = pencil, rows, s, Y, y
         self.root_S, self.root_Y = _inverse_root(S), _inverse_root(Y)
         self.S_inverse = self.root_S.swapaxes(-1, -2) @ self.root_S
-        # H_ij = tr(F_i S⁻¹ F_j Y) for the matrices, Σ_r R_ri R_rj y_r / s_r for the rows.
-        Z = self.S_inverse[:, None] @ program.F @ Y[:, None]
-        H = Z.swapaxes(-1, -2).reshape(N, n, -1) @ program.flat.swapaxes(-1, -2)
-        H = _symmetric(H) + program.R.swapaxes(-1, -2) @ ((y / s)[..., None] * program.R)
+        H = pencil.schur(self.S_inverse, Y) + rows.schur(y / s)
         tiny = 1e-15 * np.trace(H, axis1=1, axis2=2)
-        self.H_inverse = np.linalg.inv(H + tiny[:, None, None] * np.eye(n))
+        self.H_inverse = np.linalg.inv(H + tiny[:, None, None] * np.eye(H.shape[1]))
 
     def direction(self, mu: Array, second_order: _Direction | None) -> _Direction:
         """Towards complementarity `mu`, corrected for what a first direction left out."""
-        program, s, Y, y = self.program, self.s, self.Y, self.y
+        s, Y, y = self.s, self.Y, self.y
         dual = mu[:, None, None] * self.S_inverse
         dual_row = mu[:, None] / s
         if second_order is not None:
             dual = dual - _symmetric(second_order.Y @ second_order.S @ self.S_inverse)
             dual_row = dual_row - second_order.y * second_order.s / s
-        rhs = program.objective + program.adjoint(dual, dual_row)
+        rhs = _stationarity(self.pencil, self.rows, dual, dual_row)
         dx = (self.H_inverse @ rhs[..., None])[..., 0]
-        dS = program.matrices(dx)
-        ds = np.einsum("nrj,nj->nr", program.R, dx)
+        dS, ds = self.pencil.matrices(dx), self.rows.changes(dx)
         dY = dual - Y - _symmetric(Y @ dS @ self.S_inverse)
         return _Direction(dx, dS, ds, dY, dual_row - y - y * ds / s)
 
@@ -185,19 +280,28 @@ class _Newton:
         return primal, dual
 
 
+def _start(pencil: _Pencil, rows: _Rows) -> Array:
+    """A point well inside: an even share of the limit, and t a little below what it allows."""
+    share = 0.9 * np.minimum(1.0, rows.b / rows.c.sum(1))
+    x = np.concatenate(
+        [np.broadcast_to(share[:, None], rows.c.shape), np.zeros((len(share), 1))], 1
+    )
+    eigenvalues = np.linalg.eigvalsh(pencil.matrices(x))
+    values = np.concatenate([eigenvalues, rows.changes(x)[:, : rows.number]], axis=1)
+    x[:, -1] = values.min(1) - 0.3 * values.mean(1)
+    return x
+
+
+def _stationarity(pencil: _Pencil, rows: _Rows, Y: Array, y: Array) -> Array:
+    """The gradient of the Lagrangian: zero for a feasible dual."""
+    gradient = pencil.adjoint(Y) + rows.adjoint(y)
+    gradient[:, -1] += 1.0
+    return gradient
+
+
 def _complementarity(S: Array, s: Array, Y: Array, y: Array) -> Array:
     total = np.einsum("nab,nab->n", S, Y) + np.einsum("nr,nr->n", s, y)
     return np.asarray(total / (S.shape[-1] + s.shape[-1]))
-
-
-def _start(A: Array, a: Array, c: Array, b: Array) -> Array:
-    """A point well inside: an even share of the limit, and t a little below what it allows."""
-    share = 0.9 * np.minimum(1.0, b / c.sum(1))
-    p = np.broadcast_to(share[:, None], c.shape)
-    eigenvalues = np.linalg.eigvalsh(np.einsum("nj,njab->nab", p, A))
-    values = np.concatenate([eigenvalues, np.einsum("nrj,nj->nr", a, p)], axis=1)
-    t = values.min(1) - 0.3 * values.mean(1)
-    return np.concatenate([p, t[:, None]], axis=1)
 
 
 def _symmetric(X: Array) -> Array:
