@@ -1,0 +1,217 @@
+"""The report in a real browser: what a reader sees, points at and types."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from browsers import ARTIFACTS, chromium, opened, see_everything
+
+WIDTHS = {"desk": 1280, "phone": 390}
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with chromium() as found:
+        yield found
+
+
+@pytest.fixture
+def page(browser, report_page):
+    with opened(browser, report_page) as found:
+        yield found
+
+
+def sweep_of(page):
+    return json.loads(page.text_content("#matcha-data"))["networks"][0]
+
+
+def shown_widths(page):
+    return page.evaluate(
+        """[...document.querySelectorAll("#graph .link")]
+            .map((link) => Number(link.getAttribute("stroke-width")))"""
+    )
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("device", WIDTHS)
+def test_loads_without_network_or_complaints_and_fits_the_screen(
+    browser, report_page, device, scheme
+):
+    with opened(browser, report_page, width=WIDTHS[device], scheme=scheme) as page:
+        see_everything(page)
+        assert page.complaints == []
+        assert [url for url in page.requests if not url.startswith(("file:", "data:"))] == []
+        assert page.evaluate("document.documentElement.scrollWidth") <= WIDTHS[device]
+        assert page.evaluate("document.documentElement.dataset.theme") == scheme
+        assert page.locator(".chart .main-svg").count() >= 7
+        ARTIFACTS.mkdir(parents=True, exist_ok=True)
+        page.screenshot(path=ARTIFACTS / f"report-{device}-{scheme}.png", full_page=True)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("device", WIDTHS)
+def test_axe_finds_no_serious_issue(browser, report_page, device, scheme):
+    with opened(browser, report_page, width=WIDTHS[device], scheme=scheme) as page:
+        see_everything(page)
+        # Every kind of table is opened, but not those of thousands of rows: axe reads each cell.
+        for table in ("sweep", "links", "loads"):
+            page.locator(f"details[data-table={table}] summary").click()
+        page.locator("#again summary").first.click()
+        violations = Axe().run(page).response["violations"]
+        serious = [
+            f"{v['id']}: {v['help']} {[node['html'][:160] for node in v['nodes'][:3]]}"
+            for v in violations
+            if v["impact"] in ("serious", "critical")
+        ]
+        assert serious == []
+
+
+def test_the_slider_moves_rho_error_time_and_widths_to_the_sweep(page):
+    net = sweep_of(page)
+    for strategy in ("matcha", "periodic"):
+        page.locator(f"#strategy input[value={strategy}]").check(force=True)
+        for stop in (0, len(net["budgets"]) // 2, len(net["budgets"]) - 1):
+            page.locator("#budget").fill(str(stop))
+            point = net["strategies"][strategy][stop]
+            assert page.text_content("#budget-value") == f"{net['budgets'][stop]:g}"
+            assert float(page.text_content("#rho")) == pytest.approx(point["rho"], abs=6e-5)
+            assert float(page.text_content("#comm")) == pytest.approx(point["time"], rel=1e-3)
+            assert float(page.text_content("#error")) == pytest.approx(point["error"], rel=1e-3)
+            expected = [1 + 7 * activation for activation in point["activation"]]
+            assert shown_widths(page) == pytest.approx(expected, abs=1e-3)
+
+
+def test_the_strategies_stand_side_by_side_at_the_sliders_budget(page):
+    net = sweep_of(page)
+    page.locator("#budget").fill("2")
+    for strategy, points in net["strategies"].items():
+        cells = page.locator(f"#side-by-side tr[data-strategy={strategy}] td").all_text_contents()
+        point = points[2] if len(points) > 1 else points[0]
+        assert float(cells[0]) == pytest.approx(point["rho"], abs=6e-5)
+
+
+def test_hover_and_focus_show_a_links_numbers(page):
+    net = sweep_of(page)
+    page.locator("#strategy input[value=vanilla]").check(force=True)
+    i, j = net["links"][3]
+    x, y = page.evaluate(
+        """(name) => {
+        const line = document.querySelector(`[data-link="${name}"] .hit`);
+        line.scrollIntoView({ behavior: "instant", block: "center" });
+        const at = (t) => line["x1"].baseVal.value * (1 - t) + line["x2"].baseVal.value * t;
+        const up = (t) => line["y1"].baseVal.value * (1 - t) + line["y2"].baseVal.value * t;
+        const place = new DOMPoint(at(0.3), up(0.3)).matrixTransform(line.getScreenCTM());
+        return [place.x, place.y];
+    }""",
+        f"{i}-{j}",
+    )
+    page.mouse.move(x, y)
+    shown = page.text_content("#link-numbers")
+    assert f"Link {i} – {j}" in shown
+    assert "active in 100 % of iterations" in shown
+    assert page.locator("#tip").is_visible()
+    page.mouse.move(0, 0)
+    assert not page.locator("#tip").is_visible()
+    page.locator("#graph [role=option]").first.focus()
+    page.keyboard.press("ArrowRight")
+    i, j = net["links"][1]
+    assert f"Link {i} – {j}" in page.text_content("#link-numbers")
+    assert page.evaluate("document.activeElement.getAttribute('aria-label')").startswith("Link")
+
+
+def test_the_keyboard_reaches_every_control(page):
+    see_everything(page)
+    wanted = page.evaluate(
+        """() => {
+        const name = (e) => e.id || e.name || e.textContent.trim();
+        const seen = [...document.querySelectorAll("button, select, input, summary, .scroll")]
+            .filter((e) => e.checkVisibility());
+        return [...new Set(seen.map(name))];
+    }"""
+    )
+    reached = set()
+    for _ in range(120):
+        page.keyboard.press("Tab")
+        focused = page.evaluate(
+            """() => {
+            const e = document.activeElement;
+            if (e === document.body) return null;
+            const box = e.getBoundingClientRect();
+            return [e.id || e.name || e.textContent.trim(), box.width > 0];
+        }"""
+        )
+        if focused is None:
+            break
+        assert focused[1], f"{focused[0]} has the focus but no place on the page"
+        reached.add(focused[0])
+    assert set(wanted) <= reached
+    page.locator("#budget").focus()
+    before = page.text_content("#rho")
+    page.keyboard.press("ArrowLeft")
+    assert page.text_content("#rho") != before
+
+
+def test_the_legend_hides_a_run_everywhere(page):
+    see_everything(page)
+
+    def names(chart):
+        return page.evaluate(f"document.getElementById('{chart}').data.map((t) => t.name)")
+
+    assert "matcha" in names("chart-time")
+    page.get_by_label("matcha", exact=True).and_(page.locator("input[type=checkbox]")).uncheck()
+    for chart in ("chart-epoch", "chart-time", "chart-consensus", "chart-loads"):
+        assert "matcha" not in names(chart)
+        assert "vanilla" in names(chart)
+
+
+def test_charts_answer_to_hover(page):
+    page.locator("#chart-time").scroll_into_view_if_needed()
+    page.wait_for_selector("#chart-time[data-drawn]")
+    box = page.locator("#chart-time .nsewdrag").bounding_box()
+    for step in range(10):
+        page.mouse.move(box["x"] + 12 + 9 * step, box["y"] + 10 + 14 * step)
+        page.wait_for_timeout(60)
+        if page.locator("#chart-time .hovertext").count():
+            break
+    assert "training loss" in page.locator("#chart-time .hovertext").first.text_content()
+
+
+def test_the_theme_button_turns_the_page_and_its_charts(page):
+    ink = "getComputedStyle(document.querySelector('#chart-time .xtitle')).fill"
+    page.wait_for_selector("#chart-time .xtitle")
+    light = page.evaluate(ink)
+    page.locator("#theme").click()
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+    assert page.evaluate(ink) != light
+
+
+def test_tables_hold_what_the_charts_show(page):
+    net = sweep_of(page)
+    page.locator("details[data-table=sweep] summary").click()
+    rows = page.locator("details[data-table=sweep] tbody tr")
+    assert rows.count() == sum(len(points) for points in net["strategies"].values())
+    page.locator("details[data-table=links] summary").click()
+    assert page.locator("details[data-table=links] tbody tr").count() == len(net["links"])
+
+
+def test_the_timeline_pages_through_the_rounds(page):
+    page.locator("#chart-timeline").scroll_into_view_if_needed()
+    page.wait_for_selector("#chart-timeline[data-drawn]")
+    before = page.evaluate("document.getElementById('chart-timeline').layout.xaxis.range[0]")
+    page.locator("#window").fill("5")
+    after = page.evaluate("document.getElementById('chart-timeline').layout.xaxis.range[0]")
+    assert after > before
+    assert page.text_content("#window-value") == "5"
+    page.select_option("#timeline-run", label="vanilla")
+    names = page.evaluate("document.getElementById('chart-timeline').data.map((t) => t.name)")
+    assert names == ["computing", "talking"]
+
+
+def test_paper_gets_the_light_theme_and_every_chart(browser, report_page):
+    with opened(browser, report_page, scheme="dark") as page:
+        page.pdf(path=ARTIFACTS / "report.pdf", format="A4")
+        assert page.locator(".chart[data-drawn]").count() == page.locator(".chart").count()
+        assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+    assert (ARTIFACTS / "report.pdf").read_bytes().startswith(b"%PDF")
