@@ -21,7 +21,7 @@ def write_quadratic_run(
     dimension: int = 20,
     seed: int = 0,
     record_every: int = 2,
-    spans: bool = True,
+    traced_iterations: int = 10_000,
     config: dict[str, object] | None = None,
 ) -> Path:
     """Each worker i has F_i(x) = ½‖x − c_i‖²; the clock charges compute and each matching."""
@@ -51,7 +51,7 @@ def write_quadratic_run(
         for k, round_ in enumerate(plan.rounds(0, iterations)):
             gradient = x - centers + noise * rng.normal(size=x.shape)
             x = round_.mix(x - rate * gradient)
-            if spans:
+            if k < traced_iterations:
                 for worker in range(m):
                     writer.span(_span(worker, k, "compute", clock, clock + COMPUTE_SECONDS))
             clock += COMPUTE_SECONDS
@@ -59,7 +59,7 @@ def write_quadratic_run(
                 end = clock + EXCHANGE_SECONDS * plan.timing.matching_time(matching)
                 for worker in (w for link in matching for w in link):
                     talking[worker] += end - clock
-                    if spans:
+                    if k < traced_iterations:
                         writer.span(_span(worker, k, "exchange", clock, end))
                 clock = end
             units += plan.round_time(round_)

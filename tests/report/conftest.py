@@ -8,7 +8,7 @@ import matcha
 from matcha.report import write_report
 from quadratics import write_quadratic_run
 
-STRATEGIES = ("vanilla", "periodic", "matcha")
+STRATEGIES = ("vanilla", "periodic", "matcha", "greedy")
 
 
 @pytest.fixture(scope="session")
@@ -25,4 +25,6 @@ def run_folders(tmp_path_factory):
 @pytest.fixture(scope="session")
 def report_page(run_folders, tmp_path_factory):
     """Their report."""
-    return write_report(run_folders, tmp_path_factory.mktemp("page") / "report.html")
+    return write_report(
+        run_folders, tmp_path_factory.mktemp("page") / "report.html", sweep_seconds=5
+    )

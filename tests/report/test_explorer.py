@@ -24,7 +24,7 @@ def test_every_stop_holds_the_plan_of_its_budget(er8):
         net["links"], point["activation"], point["matching"], strict=True
     ):
         assert (i, j) in direct.matchings[number]
-        assert activation == pytest.approx(direct.probabilities[number], rel=1e-3)
+        assert activation == pytest.approx(direct.probabilities[number], rel=1e-3, abs=1e-6)
 
 
 def test_the_runs_own_plan_is_a_stop_and_the_start(er8):
@@ -70,3 +70,11 @@ def test_large_networks_are_not_drawn():
     assert net["positions"] is None
     assert net["strategies"]["vanilla"][0]["activation"] == []
     assert net["num_links"] == 70 * 69 // 2
+
+
+def test_overlapping_matchings_have_no_colour_but_an_activation():
+    net = network(matcha.families.paper("er8"), strategies=("greedy",), budgets=(0.3,))
+    point = net["strategies"]["greedy"][0]
+    assert point["matching"] is None
+    assert len(point["activation"]) == 12
+    assert sum(point["activation"]) > 0

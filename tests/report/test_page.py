@@ -30,7 +30,7 @@ def test_the_page_is_one_file_that_names_no_other(report_page):
 def test_the_page_holds_the_results_without_javascript(report_page):
     text = report_page.read_text(encoding="utf-8")
     table = re.search(r'<table class="results">.*?</table>', text, re.S)[0]
-    for strategy in ("vanilla", "periodic", "matcha"):
+    for strategy in ("vanilla", "periodic", "matcha", "greedy"):
         assert strategy in table
     assert "1.00×" in table
     assert "sooner than vanilla" in text
@@ -49,7 +49,7 @@ def test_the_payload_holds_the_records(report_page, run_folders):
     curve = payload["runs"][0]["curves"]["train_loss"]
     assert curve["y"][-1] == pytest.approx(run.records[-1].train_loss, rel=1e-4)
     assert curve["time"][-1] == pytest.approx(run.records[-1].time, rel=1e-4)
-    assert [run["style"] for run in payload["runs"]] == [0, 1, 2]
+    assert [run["style"] for run in payload["runs"]] == [0, 1, 2, 3]
 
 
 def test_names_cannot_break_out_of_the_page(tmp_path):
@@ -70,7 +70,7 @@ def test_embedded_json_refuses_nan():
 
 
 def test_runs_are_found_below_a_folder_and_missing_ones_are_named(tmp_path, run_folders):
-    assert len(load_runs([run_folders[0].parent])) == 3
+    assert len(load_runs([run_folders[0].parent])) == 4
     with pytest.raises(InputError, match="holds no run"):
         load_runs([tmp_path])
     with pytest.raises(InputError, match="at least one run"):
@@ -79,7 +79,7 @@ def test_runs_are_found_below_a_folder_and_missing_ones_are_named(tmp_path, run_
 
 def test_a_run_without_plan_or_losses_still_has_a_page(tmp_path):
     plan = matcha.plan(matcha.families.ring(4), 1.0, "vanilla")
-    folder = write_quadratic_run(tmp_path / "run", plan, iterations=4, spans=False)
+    folder = write_quadratic_run(tmp_path / "run", plan, iterations=4, traced_iterations=0)
     (folder / "plan.json").unlink()
     (folder / "records.jsonl").unlink()
     page = write_report([folder], tmp_path / "page.html")

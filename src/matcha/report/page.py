@@ -142,8 +142,12 @@ def _facts(payload: Mapping[str, Any], runs: Sequence[Run]) -> str:
     ]
     clocks = {run.header.clock for run in runs}
     facts.append(f"{' and '.join(sorted(clocks))} clock")
-    speeds = {mbps for run in runs if (mbps := run.header.config.get("link_mbps")) is not None}
-    facts += [f"links emulated at {speed:g} Mbit/s" for speed in sorted(speeds)]
+    speeds = {
+        str(mbps).removesuffix(" (emulated)")
+        for run in runs
+        if (mbps := run.header.config.get("link_mbps")) is not None
+    }
+    facts += [f"links emulated at {speed} Mbit/s" for speed in sorted(speeds)]
     return "".join(f"<li>{html.escape(fact)}</li>" for fact in facts)
 
 

@@ -22,7 +22,8 @@ const targetShapes = () => metric !== data.objective || data.target === null ? {
     line: { color: css("--soft"), width: 1, dash: "dot" } }],
   annotations: [{ xref: "paper", x: 0.01, y: $("log").checked ? Math.log10(data.target) : data.target,
     text: `target ${number(data.target)}`, showarrow: false, xanchor: "left", yanchor: "bottom",
-    font: { size: 11.5, color: css("--soft") } }],
+    font: { size: 11.5, color: css("--soft") },
+    bgcolor: css("--bg"), borderpad: 1 }],
 };
 const hits = (x) => metric !== data.objective ? [] : data.runs.flatMap((run, i) =>
   !shown[i] || !run.hit ? [] : [{
