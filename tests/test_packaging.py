@@ -132,6 +132,17 @@ def test_completion_proposes_commands():
     assert done.stdout.split() == ["plan"]
 
 
+@pytest.mark.parametrize("command", [["train", "digits"]])
+def test_a_command_that_needs_torch_says_so(command):
+    without = (
+        "import sys; sys.modules['torch'] = None; from matcha.cli import main; "
+        f"sys.argv = {['matcha', *command]!r}; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", without], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr == 'matcha: this needs torch: pip install "matcha-sgd[torch]"\n'
+
+
 def test_constraints_pin_every_dependency_that_make_installs():
     tomllib = pytest.importorskip("tomllib", reason="Python 3.10 cannot read TOML")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

@@ -17,6 +17,16 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+_EXTRA = '"matcha-sgd[torch]"'
+_OPTIONAL = {
+    "torch": _EXTRA,
+    "safetensors": _EXTRA,
+    "sklearn": _EXTRA,
+    "mpi4py": '"matcha-sgd[mpi]"',
+    "tensorboard": "tensorboard",
+}
+"""Packages that not every user has, and what to install for them."""
+
 
 def _version(show: bool) -> None:
     if show:
@@ -46,6 +56,12 @@ def main() -> None:
         app(prog_name="matcha")  # also under `python -m matcha.cli`: help and completion
     except MatchaError as error:
         typer.echo(f"matcha: {error}", err=True)
+        sys.exit(2)
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in _OPTIONAL:
+            raise
+        typer.echo(f"matcha: this needs {package}: pip install {_OPTIONAL[package]}", err=True)
         sys.exit(2)
     except KeyboardInterrupt:
         typer.echo("matcha: stopped.", err=True)
