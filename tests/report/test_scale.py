@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from browsers import ARTIFACTS, chromium, opened
+from browsers import ARTIFACTS, chromium, opened, see_everything
 
 import matcha
 from matcha.report import write_report
@@ -38,6 +38,7 @@ def test_a_large_run_gives_a_small_page_that_opens_at_once(tmp_path):
                 }
             )
         )
+        see_everything(page)
         page.screenshot(path=ARTIFACTS / "report-64-workers.png", full_page=True)
         # The page's own work, not the wall clock: other processes share the machine.
         assert metrics["TaskDuration"] < 2

@@ -35,8 +35,14 @@ def seconds(value: float | None) -> str:
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """A number for people; a dash where there is none."""
-    return "–" if value is None else f"{value:.{digits}g}"
+    """A number for people; a dash where there is none.
+
+    >>> number(0.123456), number(31710.4), number(None)
+    ('0.1235', '31,710', '–')
+    """
+    if value is None:
+        return "–"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.{digits}g}"
 
 
 def percent(value: float | None) -> str:

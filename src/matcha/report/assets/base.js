@@ -30,6 +30,7 @@ const number = (value, digits = 4) => {
   if (value === 0) return "0";
   const size = Math.abs(value);
   if (size < 1e-3 || size >= 1e6) return value.toExponential(2);
+  if (size >= 1e4) return Math.round(value).toLocaleString("en");
   return String(Number(value.toPrecision(digits)));
 };
 const percent = (value) => `${number(100 * value, 3)} %`;

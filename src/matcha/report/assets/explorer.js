@@ -133,7 +133,7 @@ if (data.networks.length) {
       const point = pointOf(explorer.strategy);
       return [`${explorer.net.labels[i]} – ${explorer.net.labels[j]}`,
         point.matching ? matchingName(point.matching[e]) : "–", point.activation[e],
-        linkWidth(point.activation[e])];
+        linkWidth(point.activation[e], explorer.net.links.length)];
     }),
   });
 }

@@ -3,8 +3,11 @@ const LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ";
 const matchingName = (j) => j < 26 ? LETTERS[j] : `M${j + 1}`;
 const matchingColor = (j) => `var(--m${j % 10})`;
 const matchingDash = (j) => j < 0 ? "" : STROKES[(j + Math.floor(j / 10)) % STROKES.length];
-// Width is linear in activation; a silent link stays visible as a hairline.
-const linkWidth = (activation) => 1 + 7 * Math.min(activation, 1.5);
+// Width is linear in activation; a silent link stays visible as a hairline. Thinner in a crowd.
+const linkWidth = (activation, count) => {
+  const widest = count <= 60 ? 7 : count <= 300 ? 4 : 2;
+  return Math.min(1, widest / 5) + widest * Math.min(activation, 1.5);
+};
 
 const SIZE = 520;
 const drawNetwork = (net, onLink) => {
@@ -72,7 +75,7 @@ const drawNetwork = (net, onLink) => {
 const styleLinks = (links, point, plain, describe) => links.forEach((link, e) => {
   const activation = point.activation[e];
   const j = point.matching ? point.matching[e] : -1;
-  link.line.setAttribute("stroke-width", linkWidth(activation).toFixed(3));
+  link.line.setAttribute("stroke-width", linkWidth(activation, links.length).toFixed(3));
   link.line.setAttribute("stroke", j < 0 ? plain : matchingColor(j));
   link.line.setAttribute("stroke-dasharray", activation > 0 ? matchingDash(j) : "1 5");
   link.line.setAttribute("stroke-opacity", activation > 0 ? 0.95 : 0.6);
