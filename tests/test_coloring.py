@@ -44,14 +44,6 @@ def test_a_cycle_ends_where_it_began():
     assert len(chain) == 7
 
 
-def test_a_copy_is_independent():
-    coloring = Coloring.from_matchings([((0, 1),), ((1, 2),)], 3)
-    twin = coloring.copy()
-    twin.exchange(twin.chain(0, 0, 1), 0, 1)
-    assert coloring.matchings() == (((0, 1),), ((1, 2),))
-    assert twin.matchings() == (((1, 2),), ((0, 1),))
-
-
 def test_too_few_colors_is_said_not_forced():
     assert color_links(families.complete(5).links, 5, 4) is None
     assert color_links(families.ring(5).links, 5, 2) is None

@@ -100,6 +100,29 @@ def test_one_slow_worker_costs_its_degree_and_no_more():
     assert decompose(path) == (((1, 2), (3, 4)), ((0, 1), (2, 3)))
 
 
+def test_a_few_slow_workers_cost_little_more_than_their_own_links():
+    topology = families.paper("geometric16-d13")
+    timed = topology.with_link_times([10.0 if 3 in link else 1.0 for link in topology.links])
+    seconds = sum(10.0 if any(3 in link for link in m) else 1.0 for m in decompose(timed))
+    degree = topology.degrees[3]  # its links are in as many matchings, whatever we do
+    assert seconds == 10.0 * degree + (13 - degree)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_link_times_are_grouped_well(seed):
+    topology = families.paper("geometric16-d10")
+    times = np.random.default_rng(seed).exponential(size=len(topology.links))
+    timed = topology.with_link_times(times.tolist())
+    cost = dict(zip(timed.links, times, strict=True))
+    plain, grouped = (
+        sum(max(cost[e] for e in matching) for matching in decompose(some))
+        for some in (topology, timed)
+    )
+    # The busiest worker's links are in different matchings: no decomposition beats their sum.
+    least = max(sum(cost[e] for e in timed.links if w in e) for w in range(16))
+    assert least - 1e-9 <= grouped < 0.8 * plain
+
+
 @given(topologies(max_workers=12))
 def test_cliques_partition_the_links(topology):
     matchings, groups = cliques(topology)

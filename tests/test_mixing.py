@@ -18,7 +18,6 @@ from matcha.mixing import (
     optimal_contraction,
     periodic_contraction,
     single_contraction,
-    smallest_self_weight,
     vanilla_contraction,
 )
 from matcha.topology import Topology, laplacian
@@ -183,11 +182,6 @@ def test_single_matching_closed_form_by_enumeration():
     closed = single_contraction(np.linalg.eigvalsh(mean)[1])
     assert closed.rho == pytest.approx(rho(closed.alpha), abs=1e-12)
     assert min(rho(0.45), rho(0.55)) > closed.rho
-
-
-def test_smallest_self_weight_is_that_of_the_busiest_worker():
-    matchings = families.paper_matchings("er8")
-    assert smallest_self_weight(0.25, matchings, 8) == pytest.approx(1 - 5 * 0.25)
 
 
 def test_is_doubly_stochastic_refuses_what_is_not():

@@ -126,6 +126,12 @@ def test_link_seconds_are_what_is_spent(strategy):
     assert plan.timing.unit == "seconds"
 
 
+def test_the_smallest_self_weight_is_that_of_the_busiest_worker():
+    plan = matcha.plan(families.paper("er8"), strategy="vanilla")
+    lowest = min(plan.mixing_matrix(k).diagonal().min() for k in range(3))
+    assert plan.smallest_self_weight == pytest.approx(lowest)
+
+
 def test_notes_warn_of_negative_weights_and_of_better_alternatives():
     ring = matcha.plan(families.ring(8), 0.5)
     assert any("below zero" in note for note in ring.notes)

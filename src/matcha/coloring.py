@@ -35,12 +35,6 @@ class Coloring:
                 coloring.paint(link, color)
         return coloring
 
-    def copy(self) -> Coloring:
-        """An independent copy."""
-        twin = Coloring(0, self.num_colors)
-        twin.partner = [row.copy() for row in self.partner]
-        return twin
-
     def matchings(self) -> tuple[Matching, ...]:
         """The colour classes, each sorted."""
         classes: list[list[Link]] = [[] for _ in range(self.num_colors)]

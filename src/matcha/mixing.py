@@ -180,19 +180,6 @@ def laplacian_extremes(laplacian: Any, topology: Topology, *, seed: int = 0) -> 
     return float(low[0]), float(high[0])
 
 
-def smallest_self_weight(alpha: float, matchings: Sequence[Matching], num_workers: int) -> float:
-    """The least weight a worker may keep for its own model, 1 − α·(its links), all active.
-
-    Below zero the mixing extrapolates: still a contraction in the mean, but one that amplifies
-    what it has just averaged.
-
-    >>> smallest_self_weight(0.5, [((0, 1),), ((1, 2),)], 3)
-    0.0
-    """
-    ends = np.array([link for matching in matchings for link in matching], dtype=np.int64)
-    return float(1.0 - alpha * np.bincount(ends.ravel(), minlength=num_workers).max())
-
-
 def is_doubly_stochastic(
     matrix: npt.ArrayLike, *, tolerance: float = 1e-9, signed: bool = True
 ) -> bool:
