@@ -7,6 +7,7 @@ import pytest
 import torch
 from tests.simulation.tasks import er8
 
+import matcha
 from matcha.errors import DataError
 from matcha.experiments.data import Text
 from matcha.experiments.language import LanguageTask
@@ -52,17 +53,22 @@ def test_state_is_carried_within_an_epoch_and_cleared_between():
     assert not any(tensor.any() for tensor in engine.carried[0])
 
 
-def test_dropout_runs_repeat_and_a_cyclic_text_is_learnt():
+def test_runs_with_dropout_repeat():
     settings = Settings(
-        epochs=6,
+        epochs=2,
         schedule=Plateau(base=8.0),
         optimizer=SGD(clip_norm=1.0),
         delays=Delays(compute_seconds=1.0),
     )
-    runs = [list(Simulation(make(dropout=0.1), er8("vanilla", 1.0), settings)) for _ in range(2)]
+    runs = [list(Simulation(make(dropout=0.5), er8(), settings)) for _ in range(2)]
     assert runs[0] == runs[1]
-    assert runs[0][-1].test_loss < 0.95 * math.log(17)
     assert runs[0][-1].test_accuracy is None
+
+
+def test_a_cyclic_text_is_learnt():
+    settings = Settings(epochs=12, schedule=Plateau(base=8.0), optimizer=SGD(clip_norm=1.0))
+    *_, last = Simulation(make(4), matcha.plan(matcha.families.ring(4), 1.0, "vanilla"), settings)
+    assert last.test_loss < 0.8 * math.log(17)
 
 
 def test_too_little_text():

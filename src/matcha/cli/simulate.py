@@ -1,0 +1,239 @@
+"""`matcha simulate`: what plans do to training, all workers on one device."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from matcha import families
+from matcha.cli import app
+from matcha.cli.output import console, print_json
+from matcha.cli.plan import TOPOLOGY_HELP
+from matcha.errors import InputError
+from matcha.plans import Plan
+from matcha.strategies import plan as make_plan
+
+if TYPE_CHECKING:
+    from matcha.simulation import Execution
+
+
+_LEFT_OUT = ("comm_seconds", "epochs_to_target")  # a terminal is narrower than a page
+
+
+@app.command("simulate")
+def simulate_command(
+    topology: str = typer.Argument("paper:er8", help=TOPOLOGY_HELP),
+    task: str = typer.Option(
+        "digits", "--task", "-t", help="digits, logistic, quadratic, cifar10, cifar100 or ptb."
+    ),
+    strategies: list[str] = typer.Option(
+        ["vanilla", "matcha"], "--strategy", "-s", help="Give it again for each to compare."
+    ),
+    budgets: list[float] = typer.Option(
+        [0.5], "--budget", "-b", help="C_b of every strategy but vanilla; may be given again."
+    ),
+    seeds: list[int] = typer.Option([0], "--seed", help="Of data order, weights and rounds."),
+    plans: list[Path] = typer.Option([], "--plan", help="Saved plans instead of strategies."),
+    epochs: int | None = typer.Option(None, "--epochs", "-e", help="By default the task's own."),
+    batch_size: int | None = typer.Option(None, help="Examples a worker and iteration."),
+    learning_rate: float | None = typer.Option(None, "--lr", help="By default the task's own."),
+    optimizer: str | None = typer.Option(None, help="sgd or adam, instead of the task's own."),
+    model: str | None = typer.Option(None, help="Another network, such as resnet20."),
+    rule: str = typer.Option(
+        "eq2", help="eq2: x ← W(x − ηu). footnote: x ← Wx − ηu, which can overlap the exchange."
+    ),
+    partition: str = typer.Option("iid", help="iid, shards or dirichlet."),
+    concentration: float = typer.Option(0.5, help="Of a Dirichlet partition; less is more skewed."),
+    num_train: int | None = typer.Option(None, help="Use only so many training examples."),
+    num_test: int | None = typer.Option(None, help="Use only so many test examples."),
+    data: Path | None = typer.Option(None, help="Folder of the data sets; or $MATCHA_DATA."),
+    device: str = typer.Option("auto", help="auto, cpu or cuda."),
+    precision: str = typer.Option("auto", help="float32, float64 or bfloat16 (auto on CUDA)."),
+    streams: int = typer.Option(8, help="CUDA: workers whose passes may overlap."),
+    compile: bool = typer.Option(False, "--compile", help="CUDA: compile the model's blocks."),
+    evaluate_every: int = typer.Option(1, help="Epochs between tests of the average model."),
+    statistics: str = typer.Option("recalibrated", help="BatchNorm: recalibrated or averaged."),
+    compute_seconds: float | None = typer.Option(
+        None, help="Of one gradient on the simulated clock; by default as measured here."
+    ),
+    seconds_per_unit: float = typer.Option(0.01, help="Of one matching on the simulated clock."),
+    output: Path = typer.Option(
+        Path("runs/simulate"), "--output", "-o", help="Folder of the runs."
+    ),
+    resume: bool = typer.Option(False, "--resume", help="Go on with runs that were stopped."),
+    figures: str = typer.Option("png", help="png, svg, pdf, or none."),
+    as_json: bool = typer.Option(False, "--json", help="Print the comparison as JSON instead."),
+) -> None:
+    """Train by one or several plans, all workers on one device, and compare.
+
+    Shows loss and accuracy against epochs and against time, where time is computing plus what
+    each round exchanges. Each run is a directory that `matcha report` reads.
+
+    [bold]Examples[/]
+
+      matcha simulate paper:er8 -s vanilla -s matcha -s greedy -b 0.1
+
+      matcha simulate torus:4x4 --task cifar10 --data ~/data --model resnet20 -e 30 --device cuda
+    """
+    from matcha.experiments.jobs import check_free, make_jobs
+    from matcha.experiments.recipes import Choices, recipe
+    from matcha.experiments.recipes import optimizer as make_optimizer
+    from matcha.records import read_run
+    from matcha.report.figures import check_format
+    from matcha.simulation import Delays, Settings
+
+    if figures != "none":
+        check_format(Path(f"figure.{figures}"))
+    chosen = recipe(task)
+    made = _plans(plans, topology, strategies, budgets, seeds[0])
+    number = epochs if epochs is not None else chosen.epochs
+    settings = Settings(
+        epochs=number,
+        schedule=chosen.schedule(number, learning_rate),
+        optimizer=make_optimizer(optimizer) if optimizer else chosen.optimizer,
+        rule=rule,  # type: ignore[arg-type]  # checked by the engine
+        evaluate_every=evaluate_every,
+        statistics=statistics,  # type: ignore[arg-type]  # checked by Settings
+        delays=Delays(compute_seconds=compute_seconds, seconds_per_unit=seconds_per_unit),
+        execution=_execution(device, precision, streams, compile),
+    )
+    choices = Choices(
+        num_workers=made[0].num_workers,
+        data=data,
+        model=model,
+        batch_size=batch_size,
+        partition=partition,  # type: ignore[arg-type]  # checked by partition()
+        concentration=concentration,
+        num_train=num_train,
+        num_test=num_test,
+    )
+    command = ("matcha", *sys.argv[1:])
+    jobs = make_jobs(chosen, made, choices, settings, seeds=seeds, output=output, command=command)
+    check_free(jobs, resume=resume)
+    _run(jobs, resume)
+    runs = [read_run(job.directory) for job in jobs]
+    written = _draw(runs, output, figures) if figures != "none" else []
+    _show(runs, written, as_json)
+
+
+def _plans(
+    files: Sequence[Path],
+    topology: str,
+    strategies: Sequence[str],
+    budgets: Sequence[float],
+    seed: int,
+) -> list[Plan]:
+    if files:
+        plans = [Plan.load(file) for file in files]
+        if len({plan.num_workers for plan in plans}) > 1:
+            raise InputError("the plans are for different numbers of workers")
+        return plans
+    graph = families.parse(topology)
+    pairs = [
+        (strategy, budget)
+        for strategy in strategies
+        for budget in ([1.0] if strategy == "vanilla" else budgets)
+    ]
+    return [make_plan(graph, budget, strategy, seed=seed) for strategy, budget in pairs]
+
+
+def _execution(device: str, precision: str, streams: int, compile: bool) -> Execution:
+    import torch
+
+    from matcha.simulation import Execution
+
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if precision == "auto":
+        precision = "bfloat16" if device.startswith("cuda") else "float32"
+    return Execution(
+        device=device,
+        precision=precision,  # type: ignore[arg-type]  # checked by Execution
+        streams=streams,
+        compile=compile,
+    )
+
+
+def _run(jobs: Sequence[Any], resume: bool) -> None:
+    """Run the jobs under live progress on standard error."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from matcha.experiments.jobs import Runner
+
+    progress = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("epoch {task.completed:g}/{task.total:g}"),
+        TextColumn("{task.fields[state]}"),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        disable=not sys.stderr.isatty(),
+    )
+    runner = Runner()
+    with progress:
+        for job in jobs:
+            row = progress.add_task(job.label, total=job.settings.epochs, state="")
+            for record in runner.run(job, resume=resume):
+                state = (
+                    f"loss {record.train_loss:.4f}, consensus {record.consensus_distance:.3g}, "
+                    f"{record.time:,.1f} s simulated"
+                )
+                progress.update(row, completed=record.epoch, state=state)
+
+
+def _draw(runs: Sequence[Any], folder: Path, format: str) -> list[Path]:
+    from matcha.report.figures import save_figure
+    from matcha.report.papers import draw_curves
+
+    wanted = [("train_loss", "epoch"), ("train_loss", "time"), ("consensus_distance", "epoch")]
+    written = []
+    for metric, axis in wanted:
+        path = folder / f"{metric}-{axis}.{format}"
+        save_figure(draw_curves(runs, metric, axis), path)
+        written.append(path)
+    return written
+
+
+def _show(runs: Sequence[Any], written: Sequence[Path], as_json: bool) -> None:
+    from rich.table import Table
+
+    from matcha.report import compare
+    from matcha.report.tables import columns
+
+    comparison = compare(runs)
+    rows = [asdict(row) for row in comparison.rows]
+    if as_json:
+        print_json(
+            {
+                "target": comparison.target,
+                "objective": comparison.objective,
+                "runs": [
+                    row | {"path": str(run.path)} for row, run in zip(rows, runs, strict=True)
+                ],
+                "figures": [str(path) for path in written],
+            }
+        )
+        return
+    shown = [column for column in columns(rows) if column.key not in _LEFT_OUT]
+    title = f"{runs[0].header.task}, {runs[0].header.num_workers} workers, simulated clock"
+    if comparison.target is not None:
+        title += f"; target: training loss {comparison.target:.4g}"
+    table = Table(title=title)
+    table.add_column("run")
+    for column in shown:
+        table.add_column(column.heading, justify="right")
+    for row in rows:
+        name = row["label"] if row["diverged_at"] is None else f"{row['label']} (diverged)"
+        table.add_row(name, *(column.show(row[column.key]) for column in shown))
+    console.print(table)
+    for run in runs:
+        for note in getattr(run.plan, "notes", ()):
+            console.print(f"{run.header.name}: {note}", style="dim")
+    for path in written:
+        console.print(f"wrote {path}")

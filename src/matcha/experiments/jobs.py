@@ -1,0 +1,165 @@
+"""Jobs: simulated runs that write their directory as they go and can be taken up again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from matcha.errors import InputError
+from matcha.experiments.recipes import Choices, Recipe
+from matcha.graphfiles import write_atomically
+from matcha.plans import Plan
+from matcha.records import Record, RunHeader, RunKind, RunWriter
+from matcha.simulation import Engine, Settings, Simulation, Task
+
+CHECKPOINT = "checkpoint.pt"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """One run: a recipe's task trained by a plan into a directory."""
+
+    directory: Path
+    recipe: Recipe
+    choices: Choices
+    plan: Plan
+    settings: Settings
+    kind: RunKind = "simulation"
+    command: tuple[str, ...] = ()
+    """How it was asked for, kept in the run's header."""
+
+    @property
+    def label(self) -> str:
+        """Strategy, budget and seed in a few letters.
+
+        A directory under the campaign's folder has this name.
+        """
+        return label(self.plan, self.choices.seed)
+
+    def header(self) -> RunHeader:
+        """What was run, for the run's directory."""
+        config: dict[str, Any] = {
+            "choices": {
+                k: str(v) if isinstance(v, Path) else v for k, v in asdict(self.choices).items()
+            },
+            "settings": self.settings.describe(),
+        }
+        if self.command:
+            config["command"] = list(self.command)
+        return RunHeader(
+            name=self.label,
+            kind=self.kind,
+            task=self.recipe.name,
+            strategy=self.plan.strategy,
+            budget=self.plan.budget,
+            seed=self.choices.seed,
+            num_workers=self.plan.num_workers,
+            clock="simulated",
+            config=json.loads(json.dumps(config)),
+        )
+
+
+def label(plan: Plan, seed: int) -> str:
+    """A run's short name.
+
+    >>> import matcha
+    >>> label(matcha.plan(matcha.families.ring(4), 0.5, "periodic"), seed=1)
+    'periodic-0.5-s1'
+    """
+    return f"{plan.strategy}-{plan.budget:g}-s{seed}"
+
+
+def check_free(jobs: Sequence[Job], *, resume: bool) -> None:
+    """Refuse to start when a job's directory holds a run and resuming was not asked for.
+
+    Raises:
+        InputError: Such a directory exists, or two jobs share one.
+    """
+    places = [job.directory for job in jobs]
+    if len(set(places)) != len(places):
+        raise InputError("two runs would write to the same directory: name each choice once")
+    taken = [place for place in places if (place / "run.json").exists()]
+    if taken and not resume:
+        raise InputError(
+            f"{str(taken[0])!r} already holds a run: choose another --output, or --resume it"
+        )
+
+
+class Runner:
+    """Carries jobs out one after another; jobs that differ only in their plan share an engine."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[Choices, Task] = {}
+        self._engine: tuple[Choices, Engine] | None = None
+
+    def run(self, job: Job, *, resume: bool = False) -> Iterator[Record]:
+        """Train a job, one record an epoch; a run that was stopped goes on where it stopped."""
+        simulation = self._simulation(job)
+        checkpoint = job.directory / CHECKPOINT
+        existing = resume and (job.directory / "run.json").exists()
+        if existing:
+            if checkpoint.exists():
+                simulation.load(checkpoint)
+            _forget(job.directory / "records.jsonl", after=simulation.iteration)
+        with RunWriter(job.directory, job.header(), job.plan, resume=existing) as writer:
+            for record in simulation:
+                # The record first: a crash in between repeats an epoch, and never loses one.
+                writer.record(record)
+                simulation.save(checkpoint)
+                yield record
+
+    def _simulation(self, job: Job) -> Simulation:
+        task = self._tasks.get(job.choices)
+        if task is None:
+            self._tasks = {job.choices: job.recipe.task(job.choices)}
+            task = self._tasks[job.choices]
+        engine = None
+        if self._engine is not None and self._engine[1].task is task:
+            engine = self._engine[1]
+        simulation = Simulation(task, job.plan, job.settings, engine=engine)
+        self._engine = (job.choices, simulation.engine)
+        return simulation
+
+
+def _forget(path: Path, *, after: int) -> None:
+    """Drop records that a checkpoint does not cover: their epochs will be run again."""
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            if json.loads(line)["iteration"] <= after:
+                kept.append(line + "\n")
+        except ValueError:
+            break  # cut short by a crash
+    write_atomically(path, "".join(kept))
+
+
+def make_jobs(
+    recipe: Recipe,
+    plans: Sequence[Plan],
+    choices: Choices,
+    settings: Settings,
+    *,
+    seeds: Sequence[int],
+    output: Path,
+    kind: RunKind = "simulation",
+    command: tuple[str, ...] = (),
+) -> list[Job]:
+    """One job for every plan and seed, each in its own directory below ``output``."""
+    return [
+        Job(
+            directory=output / label(plan, seed),
+            recipe=recipe,
+            choices=replace(choices, seed=seed),
+            plan=plan,
+            settings=settings,
+            kind=kind,
+            command=command,
+        )
+        for seed in seeds
+        for plan in plans
+    ]

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+from tests.commands import matcha_command
+from typer.testing import CliRunner
+
+from matcha.cli import app
+from matcha.errors import MatchaError
+from matcha.records import read_run
+
+QUICK = ["--num-train", 384, "--num-test", 60, "--compute-seconds", 0.5, "--seconds-per-unit", 1]
+
+
+def simulate(*arguments, **options):
+    return matcha_command("simulate", "paper:er8", *QUICK, *arguments, **options)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    result = simulate("-s", "vanilla", "-s", "periodic", "-b", 0.5, "-e", 3, "-o", folder, "--json")
+    assert result.returncode == 0, result.stderr
+    return folder, json.loads(result.stdout)
+
+
+def test_json_records_and_figures(finished):
+    folder, document = finished
+    assert [row["label"] for row in document["runs"]] == ["vanilla", "periodic"]
+    for row, units in zip(document["runs"], (5.0, 2.5), strict=True):
+        run = read_run(row["path"])
+        assert [record.epoch for record in run.records] == [1, 2, 3]
+        assert run.header.clock == "simulated"
+        assert run.header.config["command"][:2] == ["matcha", "simulate"]
+        iterations = run.records[-1].iteration
+        assert run.records[-1].comm_units == pytest.approx(units * iterations, abs=5)
+        assert row["time"] == pytest.approx(iterations * 0.5 + run.records[-1].comm_units)
+    for name in ("train_loss-epoch.png", "train_loss-time.png", "consensus_distance-epoch.png"):
+        assert (folder / name).read_bytes().startswith(b"\x89PNG")
+        assert str(folder / name) in document["figures"]
+
+
+def test_table_for_people(tmp_path):
+    result = simulate(
+        "-t", "logistic", "-s", "matcha", "-e", 1, "-o", tmp_path, "--figures", "none"
+    )
+    assert result.returncode == 0, result.stderr
+    assert "logistic, 8 workers, simulated clock" in result.stdout
+    assert "training loss" in result.stdout
+    assert not list(tmp_path.glob("*.png"))
+
+
+def test_resume_ends_with_the_same_bits(finished, tmp_path):
+    """Stop after the second of three epochs, with the third's record already on disk."""
+    folder, _ = finished
+    short = tmp_path / "short"
+    common = ("-s", "vanilla", "-s", "periodic", "-b", 0.5, "-o", short, "--figures", "none")
+    shutil.copytree(folder, short)
+    whole = (folder / "vanilla-1-s0/records.jsonl").read_text().splitlines()
+    half = tmp_path / "half"
+    result = simulate("-s", "vanilla", "-e", 3, "-o", half, "--figures", "none")
+    assert result.returncode == 0, result.stderr
+    assert (half / "vanilla-1-s0/records.jsonl").read_text().splitlines() == whole
+
+    # A run that was killed: no checkpoint, a record and half of one.
+    (short / "vanilla-1-s0/checkpoint.pt").unlink()
+    (short / "vanilla-1-s0/records.jsonl").write_text(whole[0] + "\n" + whole[1][:20])
+    result = simulate(*common, "-e", 3, "--resume", "--json")
+    assert result.returncode == 0, result.stderr
+    assert (short / "vanilla-1-s0/records.jsonl").read_text().splitlines() == whole
+
+
+def test_an_existing_run_is_not_overwritten(finished):
+    folder, _ = finished
+    result = simulate("-s", "vanilla", "-e", 3, "-o", folder)
+    assert result.returncode == 2
+    assert "already holds a run" in result.stderr
+    assert "--resume" in result.stderr
+
+
+def test_a_saved_plan_is_used(tmp_path):
+    plan = tmp_path / "plan.json"
+    made = matcha_command("plan", "ring:4", "-b", 0.5, "-s", "periodic", "-o", plan)
+    assert made.returncode == 0, made.stderr
+    result = simulate("--plan", plan, "-t", "quadratic", "-e", 1, "-o", tmp_path / "runs", "--json")
+    assert result.returncode == 0, result.stderr
+    (row,) = json.loads(result.stdout)["runs"]
+    run = read_run(row["path"])
+    assert run.header.num_workers == 4
+    assert run.records[0].gradient_norm > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-t", "digit"], "did you mean 'digits'"),
+        (["-t", "cifar10"], "--data DIR or $MATCHA_DATA"),
+        (["--rule", "eq3"], "rule must be"),
+        (["--partition", "sorted"], "partition must be"),
+        (["--precision", "int8"], "precision must be"),
+        (["--optimizer", "sdg"], "did you mean 'sgd'"),
+        (["--model", "resnet21"], "did you mean"),
+        (["-e", "0"], "epochs"),
+        (["-s", "vanilla", "-s", "vanilla"], "name each choice once"),
+        (["--figures", "gif"], "gif"),
+    ],
+)
+def test_one_sentence_for_bad_input(tmp_path, monkeypatch, arguments, message):
+    monkeypatch.delenv("MATCHA_DATA", raising=False)
+    command = ["simulate", "paper:er8", "-e", "1", "-o", str(tmp_path / "runs"), *arguments]
+    result = CliRunner().invoke(app, command)
+    assert isinstance(result.exception, MatchaError)
+    assert message in str(result.exception)
