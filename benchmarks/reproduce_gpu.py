@@ -26,7 +26,7 @@ from matcha.experiments.items import Item, Result, run_item
 from matcha.experiments.paper import Group, group
 from matcha.experiments.recipes import Choices, Recipe, recipe
 from matcha.plans import Plan
-from matcha.simulation import Engine, Execution, Settings, Simulation, Task
+from matcha.simulation import SGD, Engine, Execution, Settings, Simulation, Task
 
 
 @dataclass
@@ -192,6 +192,8 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, help="instead of what fits")
     parser.add_argument("--evaluations", type=int, default=6, help="a run")
     parser.add_argument("--learning-rate", type=float, help="instead of tuning")
+    parser.add_argument("--rates", type=float, nargs="+", help="instead of the group's candidates")
+    parser.add_argument("--plain", action="store_true", help="SGD without momentum")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--streams", type=int, default=8)
     parser.add_argument("--compile", action="store_true")
@@ -201,7 +203,12 @@ def main() -> None:
     args = parser.parse_args()
     args.output.mkdir(parents=True, exist_ok=True)
     chosen = group(args.group)
+    if args.rates:
+        chosen = replace(chosen, rates=tuple(args.rates))
     how = recipe(chosen.task)
+    if args.plain:
+        decay = getattr(how.optimizer, "weight_decay", 0.0)
+        how = replace(how, optimizer=SGD(weight_decay=decay))
     task = how.task(
         Choices(
             num_workers=chosen.num_workers,
