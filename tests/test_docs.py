@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from blocks import INERT, PYTHON, SHELL, blocks
+from browsers import chromium
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -142,6 +143,19 @@ def test_the_site_fetches_nothing_from_elsewhere(site):
     for sheet in site.rglob("*.css"):
         text = sheet.read_text(encoding="utf-8")
         assert not re.search(r"(@import|url\()\s*['\"]?(https?:)?//", text), sheet.name
+
+
+def test_a_browser_fetches_nothing_and_a_phone_shows_every_page(site):
+    with chromium() as browser:
+        page = browser.new_page(viewport={"width": 390, "height": 800})
+        asked = []
+        page.on("request", lambda request: asked.append(request.url))
+        for path in sorted(site.rglob("*.html")):
+            if path.name == "404.html":  # its addresses are those of a server's root
+                continue
+            page.goto(path.as_uri())
+            assert page.evaluate("document.documentElement.scrollWidth") <= 390, path.name
+    assert [address for address in asked if not address.startswith(("file:", "data:"))] == []
 
 
 def test_equations_are_mathml(site):

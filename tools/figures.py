@@ -117,6 +117,17 @@ def planner() -> str:
     )
 
 
+def decompositions() -> str:
+    """ρ by decomposition on the paper's graphs."""
+    document = result("decompositions.json")
+    rows = [
+        [row["graph"], *(f"{value:.4f}" for value in row["rho"].values())]
+        for row in document["rows"]
+    ]
+    headings = ["graph", "authors' matchings", '`effort="none"`', '`"default"`', '`"high"`']
+    return table(headings, rows, "lrrrr")
+
+
 def printed(name: str) -> str:
     """What a benchmark printed, as it printed it."""
     text = (RESULTS / name).read_text(encoding="utf-8").strip("\n")
@@ -124,6 +135,7 @@ def printed(name: str) -> str:
 
 
 REGIONS: dict[str, Callable[[], str]] = {
+    "decompositions": decompositions,
     "planner": planner,
     "readme-results": readme_results,
     "tradeoff-table": tradeoff_table,
