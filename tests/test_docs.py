@@ -13,9 +13,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from browsers import chromium
 
 from blocks import INERT, PYTHON, SHELL, blocks
-from browsers import chromium
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
