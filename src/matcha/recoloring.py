@@ -39,7 +39,6 @@ _COLORS_UP_TO = 40
 _NEIGHBOR_WORK = 20_000
 """Colour pairs times links that one step may look at."""
 _SCREEN_ORDER = 6
-_SLACK = 1e-4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,7 +112,9 @@ def improve(
     for _ in range(walk.restarts):
         shaken = problem.plan([problem.shaken(best.colors)])[0]
         best = min(best, _search(problem, shaken, walk, seen), key=lambda state: state.rho)
-    if best.rho > first.rho - _SLACK * (1.0 - first.rho):
+    # The walk plans to a few digits; only a gain that stands to all of them counts.
+    before, after = problem.plan_each([first.colors, best.colors], tolerance=None)
+    if after.rho >= before.rho:
         return tuple(matchings)
     return sort_matchings(topology, problem.matchings_of(best.colors))
 
@@ -169,7 +170,7 @@ class _Problem:
         self.links, self.ends = topology.links, topology.link_array
         self.index = {link: e for e, link in enumerate(topology.links)}
         self.timing, self.budget, self.limit = timing, budget, limit
-        self.plan: Callable[[Sequence[Indices]], list[_Scored]] = self._plan_each
+        self.plan: Callable[[Sequence[Indices]], list[_Scored]] = self.plan_each
         if self.num_workers <= _STACKED_UP_TO:
             Q = perpendicular_basis(self.num_workers)
             D = Q[self.ends[:, 0]] - Q[self.ends[:, 1]]
@@ -275,16 +276,18 @@ class _Problem:
         values, vectors = np.linalg.eigh(B)
         return vectors[:, -_SCREEN_ORDER:], values[-_SCREEN_ORDER:]
 
-    def _plan_each(self, candidates: Sequence[Indices]) -> list[_Scored]:
+    def plan_each(
+        self, candidates: Sequence[Indices], tolerance: float | None = 1e-3
+    ) -> list[_Scored]:
         found = []
         for colors in candidates:
             matchings = self.matchings_of(colors)
             costs, allowed = self.costs(colors)
             activation = optimal_probabilities(
-                matchings, self.num_workers, allowed, costs=costs.tolist(), tolerance=1e-3
+                matchings, self.num_workers, allowed, costs=costs.tolist(), tolerance=tolerance
             )
             p = activation.probabilities
-            best = optimal_contraction(moments(matchings, p, self.num_workers), tolerance=1e-5)
+            best = optimal_contraction(moments(matchings, p, self.num_workers))
             found.append(_Scored(colors=colors, p=np.array(p), alpha=best.alpha, rho=best.rho))
         return found
 
