@@ -98,7 +98,7 @@ def train_command(
         _launch([target, *(arguments or [])], plan, plan_file, hosts, rendezvous)
         return
     directory = output or _run_directory(target, plan)
-    if not _is_worker():
+    if not is_worker():
         if (directory / "run.json").exists() and not resume:
             raise InputError(f"{str(directory)!r} already holds a run: choose another --output.")
         _launch(_command_line(directory), plan, plan_file, hosts, rendezvous)
@@ -140,7 +140,8 @@ def train_command(
 # -- launching -------------------------------------------------------------------------------------
 
 
-def _is_worker() -> bool:
+def is_worker() -> bool:
+    """Whether a launcher (torchrun, srun with PMI, mpirun) started this process as one of many."""
     return "RANK" in os.environ or "PMI_RANK" in os.environ or "OMPI_COMM_WORLD_RANK" in os.environ
 
 

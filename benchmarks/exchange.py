@@ -1,0 +1,303 @@
+"""The exchange against the fastest thing that could carry the same bytes.
+
+    sudo python benchmarks/exchange.py --output benchmarks/results/exchange
+
+Three questions, one table:
+- on a link shaped to 200 Mbit/s, how does a one-matching exchange compare with raw duplex sockets;
+- on loopback, how does it compare with a bare torch.distributed.batch_isend_irecv;
+- what does a round without a partner cost, and how much memory is held beyond the model.
+
+Both contenders of a comparison alternate in the same run. "exchange" is everything that Gossip does
+in a round, iteration header and mixing included; "messages" is the same without the arithmetic.
+"+average" adds to the reference the averaging that any user of the bare call has to write.
+Without root the shaped part is left out, and said so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import socket
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from matcha import Round, families
+from matcha.distributed import Gossip, Message, TorchTransport, Transport
+from matcha.distributed.collectives import barrier
+from matcha.distributed.exchange import Exchange, Meeting
+from matcha.distributed.launch import LocalWorkers
+from matcha.errors import MatchaError
+
+SIZES_MB = (4, 100)
+SHAPED_MBPS = 200
+BUCKET_MB = 25
+PAIR = Round(matchings=(((0, 1),),), indices=(0,), mixing="pairwise", weight=0.5)
+EMPTY = Round(matchings=(), indices=(), mixing="pairwise", weight=0.5)
+
+
+# -- contenders ------------------------------------------------------------------------------------
+
+
+class RawSockets:
+    """Two threads and one TCP connection: full duplex, nothing else."""
+
+    def __init__(self, rank: int) -> None:
+        address = (os.environ["MASTER_ADDR"], 29477)
+        if rank == 0:
+            with socket.create_server(address) as server:
+                self.socket, _ = server.accept()
+        else:
+            self.socket = _connect(address)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def exchange(self, outgoing: torch.Tensor, incoming: torch.Tensor) -> None:
+        """Send one tensor and receive another at the same time."""
+        sender = threading.Thread(target=self.socket.sendall, args=(_bytes(outgoing),))
+        sender.start()
+        view, got = _bytes(incoming), 0
+        while got < len(view):
+            got += self.socket.recv_into(view[got:])
+        sender.join()
+
+
+def _connect(address: tuple[str, int]) -> socket.socket:
+    for _ in range(200):
+        try:
+            return socket.create_connection(address)
+        except OSError:
+            time.sleep(0.05)
+    raise SystemExit(f"nobody listens at {address}")
+
+
+def _bytes(tensor: torch.Tensor) -> memoryview:
+    return memoryview(tensor.numpy()).cast("B")
+
+
+def bare(outgoing: torch.Tensor, incoming: torch.Tensor, peer: int) -> None:
+    works = dist.batch_isend_irecv(
+        [dist.P2POp(dist.irecv, incoming, peer), dist.P2POp(dist.isend, outgoing, peer)]
+    )
+    for work in works:
+        work.wait()
+
+
+def bare_and_average(x: torch.Tensor, incoming: torch.Tensor, peer: int) -> None:
+    bare(x, incoming, peer)
+    x.add_(incoming).mul_(0.5)
+
+
+def messages(transport: Transport, outgoing: torch.Tensor, incoming: torch.Tensor) -> None:
+    message = Message(peer=1 - transport.rank, tag=5, incoming=incoming, outgoing=outgoing)
+    transport.post([message]).wait(120)
+
+
+# -- measuring -------------------------------------------------------------------------------------
+
+
+def alternate(
+    transport: Transport, contenders: dict[str, Callable[[], None]], repetitions: int
+) -> dict[str, float]:
+    """Median seconds of each, taken in turns; both workers start together each time."""
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    for repetition in range(repetitions + 1):
+        for name, run in contenders.items():
+            barrier(transport, 120)
+            started = time.perf_counter()
+            run()
+            if repetition:  # the first only warms up
+                times[name].append(time.perf_counter() - started)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def compare(transport: Transport, megabytes: int, shaped: bool) -> dict[str, Any]:
+    count = megabytes * 1_000_000 // 4
+    x, incoming = torch.ones(count), torch.zeros(count)
+    buckets = list(torch.split(x, BUCKET_MB * 1_000_000 // 4))
+    exchange = Exchange(transport, buckets, bucket_bytes=BUCKET_MB * 1_000_000, timeout=120)
+    met = [Meeting(0, 1 - transport.rank)]
+    contenders: dict[str, Callable[[], None]] = {}
+    if shaped:
+        raw = RawSockets(transport.rank)
+        contenders["raw sockets"] = lambda: raw.exchange(x, incoming)
+    else:
+        contenders["batch_isend_irecv"] = lambda: bare(x, incoming, 1 - transport.rank)
+        contenders["and average"] = lambda: bare_and_average(x, incoming, 1 - transport.rank)
+    contenders["messages"] = lambda: messages(transport, x, incoming)
+    contenders["exchange"] = lambda: exchange.run(PAIR, met, 0)
+    repetitions = (3 if megabytes >= 100 else 9) if shaped else (9 if megabytes >= 100 else 41)
+    seconds = alternate(transport, contenders, repetitions)
+    reference = next(iter(seconds.values()))
+    return {
+        "link": f"{SHAPED_MBPS} Mbit/s" if shaped else "loopback",
+        "megabytes": megabytes,
+        "reference": next(iter(seconds)),
+        "milliseconds": {name: 1e3 * value for name, value in seconds.items()},
+        "messages_ratio": seconds["messages"] / reference,
+        "exchange_ratio": seconds["exchange"] / reference,
+        "spare_megabytes": exchange.spare_bytes / 1e6,
+    }
+
+
+class Rounds:
+    """The plan-like value that gives every iteration the same round."""
+
+    seed = 0
+    digest = "benchmark"
+    topology = families.path(2)
+    num_workers = 2
+
+    def __init__(self, round: Round) -> None:
+        self.round = round
+
+    def rounds(self, start: int = 0, stop: int | None = None) -> Any:
+        """The same round for ever."""
+        while True:
+            yield self.round
+
+
+def empty_round(transport: Transport) -> dict[str, Any]:
+    """What a step costs more with Gossip attached, when the round has no partner for us."""
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    steps = 2000
+
+    def run() -> float:
+        for _ in range(100):
+            optimizer.step()
+        started = time.perf_counter()
+        for _ in range(steps):
+            optimizer.step()
+        return (time.perf_counter() - started) / steps
+
+    without = min(run() for _ in range(5))
+    gossip = Gossip(model, optimizer, Rounds(EMPTY), transport=transport)
+    attached = min(run() for _ in range(5))
+    gossip.detach()
+    return {"microseconds": 1e6 * (attached - without)}
+
+
+def memory(transport: Transport, overlap: bool) -> dict[str, Any]:
+    """Memory held beyond a 100 MB model after rounds with several partners, as buckets."""
+    model = nn.ParameterList(torch.zeros(1_250_000) for _ in range(20))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    twice = (((0, 1),), ((0, 1),))
+    largest = 0
+    for mixing in ("pairwise", "laplacian"):
+        round = Round(matchings=twice, indices=(0, 1), mixing=mixing, weight=0.5)  # type: ignore[arg-type]
+        with Gossip(
+            model, optimizer, Rounds(round), transport=transport, overlap=overlap
+        ) as gossip:
+            for _ in range(2):
+                optimizer.step()
+            gossip.settle()
+            copies = sum(t.nbytes for t in gossip._overlap.mixed) if gossip._overlap else 0
+            largest = max(largest, gossip.exchange.spare_bytes + copies)
+    return {
+        "rule": "footnote" if overlap else "eq2",
+        "model_megabytes": 100.0,
+        "beyond_megabytes": largest / 1e6,
+        "allowed_megabytes": 2 * BUCKET_MB + (100.0 if overlap else 0.0),
+    }
+
+
+def work(kind: str, output: Path) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    transport = TorchTransport()
+    dist.barrier()
+    result: dict[str, Any] = {
+        "comparisons": [compare(transport, mb, kind == "shaped") for mb in SIZES_MB]
+    }
+    if kind == "loopback":
+        result["empty_round"] = empty_round(transport)
+        result["memory"] = [memory(transport, overlap) for overlap in (False, True)]
+    if transport.rank == 0:
+        output.write_text(json.dumps(result))
+    transport.close()
+    dist.destroy_process_group()
+
+
+# -- the whole -------------------------------------------------------------------------------------
+
+
+def measure(folder: Path) -> dict[str, Any]:
+    command = [sys.executable, __file__, "--worker"]
+    with LocalWorkers([*command, "loopback", str(folder / "loopback.json")], 2) as workers:
+        if any(workers.wait(timeout=300)):
+            raise SystemExit("the loopback workers failed")
+    result: dict[str, Any] = json.loads((folder / "loopback.json").read_text())
+    sys.path.insert(0, str(Path(__file__).parent / "network"))
+    from namespaces import Network
+
+    try:
+        with Network(families.path(2), mbps=SHAPED_MBPS) as network:
+            if any(network.run([*command, "shaped", str(folder / "shaped.json")], timeout=300)):
+                raise SystemExit("the workers on the shaped link failed")
+        shaped = json.loads((folder / "shaped.json").read_text())
+        result["comparisons"] = shaped["comparisons"] + result["comparisons"]
+    except MatchaError as error:
+        result["not_measured"] = str(error)
+    return result
+
+
+def table(result: dict[str, Any]) -> str:
+    lines = [
+        "link        size     reference            ms  +average  messages  exchange   "
+        "messages/ref  exchange/ref"
+    ]
+    for row in result["comparisons"]:
+        ms = row["milliseconds"]
+        lines.append(
+            f"{row['link']:<11}{row['megabytes']:>4} MB   {row['reference']:<17}"
+            f"{ms[row['reference']]:>7.1f}{ms.get('and average', float('nan')):>10.1f}"
+            f"{ms['messages']:>10.1f}{ms['exchange']:>10.1f}"
+            f"{row['messages_ratio']:>15.2f}{row['exchange_ratio']:>14.2f}"
+        )
+    lines.append(f"\na round without a partner: {result['empty_round']['microseconds']:.1f} µs")
+    lines += [
+        f"memory beyond a {row['model_megabytes']:.0f} MB model, {row['rule']}: "
+        f"{row['beyond_megabytes']:.0f} MB (allowed {row['allowed_megabytes']:.0f})"
+        for row in result["memory"]
+    ]
+    if "not_measured" in result:
+        lines.append(f"the shaped link was not measured: {result['not_measured']}")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--output", type=Path, help="write OUTPUT.json and OUTPUT.txt")
+    parser.add_argument("--worker", nargs=2, metavar=("KIND", "FILE"))
+    options = parser.parse_args()
+    if options.worker:
+        work(options.worker[0], Path(options.worker[1]))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        result = measure(Path(folder))
+    result |= {
+        "benchmark": "exchange",
+        "torch": torch.__version__,
+        "machine": f"{os.cpu_count()} cores, {platform.processor() or platform.machine()}",
+        "bucket_megabytes": BUCKET_MB,
+    }
+    text = table(result)
+    print(text)
+    if options.output:
+        options.output.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
+        options.output.with_suffix(".txt").write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()

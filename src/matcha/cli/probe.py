@@ -1,0 +1,98 @@
+"""`matcha probe`: measure the links, write a topology with their times."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+from rich.table import Table
+
+from matcha import Topology, families
+from matcha.cli import app
+from matcha.cli.output import check_free, console, print_json
+from matcha.cli.plan import TOPOLOGY_HELP
+from matcha.cli.train import is_worker
+from matcha.errors import InputError
+
+if TYPE_CHECKING:
+    from matcha.distributed.probe import LinkMeasure
+
+
+@app.command("probe")
+def probe_command(
+    topology: str = typer.Argument(..., help=TOPOLOGY_HELP),
+    output: Path = typer.Option(
+        ..., "--output", "-o", help="Where to write the topology with link times (JSON)."
+    ),
+    message_mb: float = typer.Option(
+        4.0, help="Size of a message: your model's parameters, in megabytes."
+    ),
+    repetitions: int = typer.Option(5, help="Measurements of a link, of which the median counts."),
+    deadline: float = typer.Option(300.0, help="Seconds before a silent worker is an error."),
+    as_json: bool = typer.Option(False, "--json", help="Print the measurements as JSON."),
+) -> None:
+    """Measure latency and speed of every link between real workers.
+
+    The topology that is written carries a time for each link: `matcha plan` and `matcha tune` then
+    choose what to use by the second. It is never overwritten.
+
+    Alone, this command starts its workers on this machine. To measure a cluster, start it with the
+    launcher that will start the training:
+
+      torchrun --nnodes=4 --nproc-per-node=2 … -m matcha.cli probe torus:2x4 -o network.json
+    """
+    if message_mb <= 0:
+        raise InputError(f"--message-mb is {message_mb}, but it must be positive.")
+    check_free(output, force=False)
+    graph = families.parse(topology)
+    if not is_worker():
+        from matcha.distributed.launch import run_local
+
+        command = [sys.executable, "-m", "matcha.cli", *sys.argv[1:]]
+        codes = run_local(command, graph.num_workers)
+        raise typer.Exit(max(codes) if any(codes) else 0)
+
+    import torch
+
+    from matcha.distributed import default_transport
+    from matcha.distributed.probe import probe
+
+    transport = default_transport()
+    measures = probe(
+        graph,
+        transport,
+        message_bytes=int(message_mb * 1e6),
+        repetitions=repetitions,
+        timeout=deadline,
+    )
+    transport.close()
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+    if transport.rank == 0:
+        timed = graph.with_link_times([measure.seconds for measure in measures])
+        check_free(output, force=False)
+        timed.save(output)
+        if as_json:
+            print_json([{**asdict(measure), "mbps": measure.mbps} for measure in measures])
+        else:
+            print_measures(timed, measures)
+            console.print(f"wrote [cyan]{output}[/]")
+
+
+def print_measures(topology: Topology, measures: tuple[LinkMeasure, ...]) -> None:
+    """A row a link, slowest first."""
+    table = Table(title=f"links of {topology}", title_justify="left")
+    for name in ("link", "latency (ms)", "Mbit/s", "time (ms)"):
+        table.add_column(name, justify="left" if name == "link" else "right")
+    for measure in sorted(measures, key=lambda m: -m.seconds):
+        i, j = measure.link
+        table.add_row(
+            f"{topology.labels[i]}–{topology.labels[j]}",
+            f"{1e3 * measure.latency:.2f}",
+            f"{measure.mbps:,.0f}",
+            f"{1e3 * measure.seconds:.1f}",
+        )
+    console.print(table)

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from commands import matcha_command
+from matcha.records import read_run
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["digitz"], "did you mean 'digits'"),
+        (["nowhere.py"], "there is no script 'nowhere.py'"),
+        (["digits", "--resume"], "--resume needs --output"),
+        (["digits", "--wire", "int8"], "float16 or bfloat16"),
+        (["digits", "--", "--lr", "1"], "takes no arguments of its own"),
+        (["digits", "--hosts", "2"], "--rendezvous"),
+        (["digits", "-t", "ring:3", "--hosts", "2", "--rendezvous", "a:1"], "split evenly"),
+        (["digits", "--plan", "nowhere.json"], "cannot be read"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_code_2(tmp_path: Path, arguments, sentence) -> None:
+    done = matcha_command("train", *arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert sentence in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_a_task_trains_and_resumes(tmp_path: Path) -> None:
+    arguments = ["train", "logistic", "-t", "ring:3", "-s", "greedy", "-b", "0.5", "-o", "run"]
+    arguments += ["--checkpoint-every", "1", "--overlap", "--wire", "bfloat16"]
+    done = matcha_command(*arguments, "--epochs", "1", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "epoch 1/1" in done.stdout
+    again = matcha_command(*arguments, cwd=tmp_path)
+    assert again.returncode == 2
+    assert "already holds a run" in again.stderr
+    resumed = matcha_command(*arguments, "--epochs", "2", "--resume", cwd=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    run = read_run(tmp_path / "run")
+    assert [record.epoch for record in run.records] == [1.0, 2.0]
+    assert run.header.strategy == "greedy"
+    assert sorted(run.worker_records) == [0, 1, 2]
+    assert all(len(records) == 2 for records in run.worker_records.values())

@@ -1,0 +1,124 @@
+"""The examples and the recipes of docs/clusters.md, run as a user would."""
+
+from __future__ import annotations
+
+import difflib
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from commands import matcha_command
+from matcha.records import read_run
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+MPIRUN = shutil.which("mpirun", path=str(Path(sys.executable).parent)) or shutil.which("mpirun")
+
+
+def code_lines(name: str) -> list[str]:
+    text = (EXAMPLES / name).read_text()
+    body = text.split('"""', 2)[2]  # what the docstring says is not what adopting takes
+    return [line for line in body.splitlines() if line.strip()]
+
+
+def accuracy(output: str) -> float:
+    (line,) = [line for line in output.splitlines() if line.startswith("test accuracy")]
+    return float(line.split()[-1].rstrip("%"))
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def test_adopting_gossip_changes_three_lines() -> None:
+    before, after = code_lines("train_ddp.py"), code_lines("train_gossip.py")
+    changes = [line for line in difflib.ndiff(before, after) if line[0] in "+-"]
+    assert sum(line.startswith("+") for line in changes) == 3
+    assert sum(line.startswith("-") for line in changes) == 3
+    assert len((EXAMPLES / "train_gossip.py").read_text().splitlines()) <= 60
+
+
+@pytest.mark.slow
+def test_two_hosts_with_two_workers_each_train_under_torchrun() -> None:
+    endpoint = f"127.0.0.1:{free_port()}"
+    command = [
+        *TORCHRUN,
+        "--nnodes=2",
+        "--nproc-per-node=2",
+        "--rdzv-backend=c10d",
+        f"--rdzv-endpoint={endpoint}",
+        "--local-addr=127.0.0.1",
+        str(EXAMPLES / "train_gossip.py"),
+        "--epochs=4",
+    ]
+    launchers = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    try:
+        outputs = [launcher.communicate(timeout=150) for launcher in launchers]
+    finally:
+        for launcher in launchers:
+            launcher.kill()
+    assert [launcher.returncode for launcher in launchers] == [0, 0], outputs
+    assert accuracy(outputs[0][0] + outputs[1][0]) > 80
+
+
+@pytest.mark.slow
+def test_the_script_before_adopting_runs_too() -> None:
+    command = [*TORCHRUN, "--standalone", "--nproc-per-node=4", str(EXAMPLES / "train_ddp.py")]
+    done = subprocess.run([*command, "--epochs=4"], capture_output=True, text=True, timeout=150)
+    assert done.returncode == 0, done.stderr
+    assert accuracy(done.stdout) > 80
+
+
+@pytest.mark.slow
+def test_matcha_train_starts_a_script() -> None:
+    script = EXAMPLES / "train_gossip.py"
+    done = matcha_command("train", script, "--topology", "ring:4", "--", "--epochs", "1")
+    assert done.returncode == 0, done.stderr
+    assert accuracy(done.stdout) > 10
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(MPIRUN is None, reason="needs mpirun (pip install mpich)")
+def test_a_task_trains_under_mpirun(tmp_path: Path) -> None:
+    pytest.importorskip("mpi4py", reason="needs the extra `mpi`")
+    command = [MPIRUN, "-n", "3", sys.executable, "-m", "matcha.cli", "train", "logistic"]
+    command += ["--topology", "ring:3", "--epochs", "2", "--output", str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150)
+    assert done.returncode == 0, done.stderr
+    assert len(read_run(tmp_path / "run").records) == 2
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+def test_the_slurm_file_is_valid_and_asks_for_what_it_uses() -> None:
+    file = EXAMPLES / "slurm.sbatch"
+    subprocess.run(["bash", "-n", str(file)], check=True)
+    text = file.read_text()
+    nodes = int(text.split("--nodes=")[1].split()[0])
+    workers = int(text.split("WORKERS_PER_NODE=")[1].split()[0])
+    rows, columns = map(int, text.split("torus:")[1].split()[0].split("x"))
+    assert nodes * workers == rows * columns
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_ray_train_starts_two_workers(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="needs the extra `ray`")
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / "train_ray.py"), "--workers", "2", "--epochs", "3"],
+        capture_output=True,
+        text=True,
+        timeout=180,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    line = next(line for line in (done.stdout + done.stderr).splitlines() if "test acc" in line)
+    assert float(line.split()[-1].rstrip("%")) > 60
