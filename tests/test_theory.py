@@ -6,11 +6,12 @@ from itertools import product
 import numpy as np
 import pytest
 
-from matcha import families, theory
+from matcha import Plan, families, theory
 from matcha.errors import InputError
 from matcha.rounds import Round
 from matcha.schedules import Bernoulli, Choice, Cycle, Periodic
 from matcha.theory import schedule_error
+from matcha.timing import Units
 
 # DESIGN.md section 5: vanilla at its rho-optimal alpha.
 VANILLA = {
@@ -175,3 +176,42 @@ def test_nothing_beats_the_doubling_bound_and_a_hypercube_meets_it():
             assert error == pytest.approx(bound)
     with pytest.raises(InputError):
         theory.doubling_bound(8, 0.0)
+
+
+@pytest.mark.parametrize("mixing", ["laplacian", "pairwise"])
+@pytest.mark.parametrize("kind", ["coins", "choice", "cycle", "periodic"])
+def test_drift_against_simulation(mixing, kind):
+    topology, matchings = families.paper("er8"), families.paper_matchings("er8")
+    p = (0.9, 0.5, 0.3, 0.2, 0.7)
+    schedule = {
+        "coins": Bernoulli(probabilities=p, seed=1),
+        "choice": Choice(probabilities=tuple(q / 3 for q in p), seed=1),
+        "cycle": Cycle(cycle=((0, 2), (), (4, 1), (3,))),
+        "periodic": Periodic(frequency=0.5, num_matchings=5),
+    }[kind]
+    plan = Plan(
+        topology=topology,
+        strategy="matcha",
+        budget=0.5,
+        seed=1,
+        mixing=mixing,
+        matchings=matchings,
+        probabilities=p,
+        alpha=0.3,
+        schedule=schedule,
+        timing=Units(),
+        num_colors=5,
+        rho=0.5,
+        algebraic_connectivity=1.0,
+        expected_comm_time=1.0,
+    )
+    # All fixed differences at once: column i is the response to a unit gradient at worker i.
+    g = np.eye(8) - 1 / 8
+    x, total = np.zeros((8, 8)), 0.0
+    for k, round_ in enumerate(plan.rounds(0, 6200)):
+        x = round_.mix(x + g) if round_ else x + g
+        total += np.square(x).sum() if k >= 200 else 0.0
+    random = kind in ("coins", "choice")
+    assert theory.drift_error(plan) == pytest.approx(total / 6000 / 8, rel=0.05 if random else 1e-6)
+    # Differences that persist cost more than noise that does not.
+    assert theory.drift_error(plan) > theory.consensus_error(plan)

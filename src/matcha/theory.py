@@ -86,6 +86,85 @@ def schedule_error(
     return _fixed_point_error(operator, num_workers, symmetric=False)
 
 
+def drift_error(plan: Plan, *, max_workers: int = MAX_WORKERS) -> float | None:
+    """The steady-state disagreement tr(X)/m that gradients with fixed differences cause.
+
+    Where workers' gradients differ by the same vectors at every iteration (unlike data), noise
+    does not average out over time: x ← W(x + g) with g fixed, of covariance I − J over
+    directions. With learning rate η and dissimilarity ζ² the workers' mean squared distance to
+    their average settles near η²ζ² times it. Theorem 2 bounds it by ρ/(1 − √ρ)².
+
+    Returns:
+        The error, infinite where the plan never reaches consensus; None where m is too large.
+    """
+    m = plan.num_workers
+    if m > max_workers:
+        return None
+    noise = cycles.centering(m)
+    schedule = plan.schedule
+    if isinstance(schedule, (Bernoulli, Choice)):
+        mean = noise.copy()
+        for matching, p in zip(plan.matchings, schedule.probabilities, strict=True):
+            L = p * plan.alpha * laplacian(matching, m).toarray()
+            mean = mean - L if _adds_up(plan) else (np.eye(m) - L) @ mean
+        if float(np.abs(np.linalg.eigvals(mean)).max()) > 1 - 1e-12:
+            return math.inf
+        # C = E[x gᵀ] settles first; then X has the source (I − J) + C + Cᵀ.
+        C = np.linalg.solve(np.eye(m) - mean, mean @ noise)
+        return _fixed_point_error(
+            _operator(plan), m, symmetric=_adds_up(plan), noise=noise + C + C.T
+        )
+    return _cycle_drift(plan, noise)
+
+
+def _adds_up(plan: Plan) -> bool:
+    """Whether E[W] is I minus a sum over matchings, not a product over them."""
+    return plan.mixing == "laplacian" or isinstance(plan.schedule, Choice)
+
+
+def _cycle_drift(plan: Plan, noise: Array) -> float:
+    m, length = plan.num_workers, _period(plan)
+    matrices = [round_.matrix(m) if round_ else None for round_ in plan.rounds(0, length)]
+
+    def advance(X: Array, C: Array) -> tuple[Array, Array, float]:
+        total = 0.0
+        for W in matrices:
+            X = X + noise + C + C.T
+            C = C + noise
+            if W is not None:
+                X, C = W @ X @ W.T, W @ C
+            total += float(np.trace(X))
+        return X, C, total
+
+    zero = np.zeros((m, m))
+    product = noise
+    for W in matrices:
+        product = product if W is None else W @ product
+    if float(np.linalg.norm(product, 2)) > 1 - 1e-12:
+        return math.inf
+    C: Array = np.linalg.solve(np.eye(m) - product, advance(zero, zero)[1]).astype(np.float64)
+    X = cycles.lyapunov(product, advance(zero, C)[0])
+    return math.inf if X is None else advance(X, C)[2] / (length * m)
+
+
+def _period(plan: Plan) -> int:
+    if isinstance(plan.schedule, Cycle):
+        return len(plan.schedule.cycle)
+    assert isinstance(plan.schedule, Periodic)
+    return len(_periodic_cycle(plan.schedule.frequency, ()))
+
+
+def _operator(plan: Plan) -> _Operator:
+    """X ↦ E[W X Wᵀ] of a plan with random rounds."""
+    schedule, m = plan.schedule, plan.num_workers
+    if isinstance(schedule, Choice):
+        return _choice_operator(plan.matchings, schedule, m, plan.mixing, plan.alpha)
+    assert isinstance(schedule, Bernoulli)
+    if plan.mixing == "laplacian":
+        return _laplacian_operator(plan.matchings, schedule, m, plan.alpha)
+    return _pairwise_operator(plan.matchings, schedule, plan.alpha)
+
+
 def error_optimal_alpha(plan: Plan) -> float:
     """The α that minimises the steady-state consensus error, for the plan's own schedule.
 
@@ -291,17 +370,19 @@ def _choice_operator(
     return apply
 
 
-def _fixed_point_error(operator: _Operator, m: int, *, symmetric: bool) -> float:
+def _fixed_point_error(
+    operator: _Operator, m: int, *, symmetric: bool, noise: Array | None = None
+) -> float:
     """tr(X)/m for X = K(X + I − J), solving (I − K) X = K(I − J) without forming K."""
     from scipy.sparse.linalg import LinearOperator, cg, gmres
 
-    noise = cycles.centering(m)
-    source = operator(noise)
+    centering = cycles.centering(m)
+    source = operator(centering if noise is None else noise)
 
     def residual(x: Array) -> Array:
         # J is a fixed direction of K; projecting it out keeps the operator definite.
         X: Array = x.reshape(m, m)
-        left: Array = X - operator(noise @ X @ noise)
+        left: Array = X - operator(centering @ X @ centering)
         return left.reshape(m * m)
 
     system = LinearOperator((m * m, m * m), matvec=residual, dtype=np.float64)
