@@ -13,6 +13,7 @@ from matcha.rounds import Round
 from matcha.strategies import plan
 from matcha.sweeps import sweep
 from matcha.topology import Topology
+from matcha.tuning import tune
 
 __version__ = "0.1.0"
-__all__ = ["MatchaError", "Plan", "Round", "Topology", "families", "plan", "sweep"]
+__all__ = ["MatchaError", "Plan", "Round", "Topology", "families", "plan", "sweep", "tune"]

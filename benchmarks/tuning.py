@@ -1,0 +1,272 @@
+"""Whether `matcha.tune` chooses well: its choice against brute force, by simulation.
+
+    python benchmarks/tuning.py            # about five minutes
+    python benchmarks/tuning.py --quick    # one task, a few points
+
+For each task every plan is simulated at many learning rates until the mean of F(x_i) − F* over
+workers reaches the target; brute force takes the fastest of all. Writes
+benchmarks/results/tuning.json and .txt.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+import matcha
+from matcha import Plan, Topology, families
+from matcha.tuning import DEFAULT_BUDGETS, DEFAULT_STRATEGIES, Task, TunedPoint
+
+RESULTS = Path(__file__).parent / "results"
+Array = npt.NDArray[np.float64]
+SEEDS = 6
+MAX_ITERATIONS = 3000
+RATES = tuple(2.0 ** (-k / 2) for k in range(13))
+"""Learning rates tried, as fractions of 1/L."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """A task that can be simulated: F, its gradients at each worker, and its constants."""
+
+    name: str
+    topology: Topology
+    compute_time: float
+    link_time: float
+    task: Task
+    start: Array
+    gradients: Callable[[Array, np.random.Generator], Array]
+    """Stochastic gradients; x has shape (seeds, workers, parameters)."""
+    gap: Callable[[Array], Array]
+    """F(x) − F* along the last axis."""
+
+
+def quadratic(
+    name: str, topology: Topology, *, dissimilarity: float, compute: float, link: float
+) -> Problem:
+    """½ xᵀHx with curvatures from 0.05 to 1; workers' own minima differ by unlike data."""
+    d, m = 20, topology.num_workers
+    rng = np.random.default_rng(0)
+    h = np.geomspace(0.05, 1.0, d)
+    shift = rng.standard_normal((m, d))
+    shift -= shift.mean(axis=0)
+    shift *= math.sqrt(dissimilarity / (np.square(shift).sum() / m)) if dissimilarity else 0.0
+    start = np.full(d, 1.0) * np.sqrt(2 / h.sum())
+    noise = math.sqrt(1 / d)
+    return Problem(
+        name=name,
+        topology=topology,
+        compute_time=compute,
+        link_time=link,
+        task=Task(
+            smoothness=1.0,
+            curvature=float(h.mean()),
+            strong_convexity=0.05,
+            gradient_variance=1.0,
+            dissimilarity=dissimilarity,
+            initial_gap=1.0,
+            target=0.01,
+        ),
+        start=start,
+        gradients=lambda x, rng: x * h + shift + noise * rng.standard_normal(x.shape),
+        gap=lambda x: 0.5 * np.square(x) @ h,
+    )
+
+
+def logistic(name: str, topology: Topology, *, compute: float, link: float) -> Problem:
+    """Regularised logistic regression on synthetic data, one shard a worker, batches of 4."""
+    from scipy.optimize import minimize
+
+    m, d, n, penalty = topology.num_workers, 8, 40, 0.1
+    rng = np.random.default_rng(1)
+    truth = rng.standard_normal(d)
+    features = rng.standard_normal((m, n, d)) + 0.3 * rng.standard_normal((m, 1, d))
+    labels = np.where(rng.random((m, n)) < 1 / (1 + np.exp(-features @ truth)), 1.0, -1.0)
+    signed = features * labels[..., None]
+    pool = signed.reshape(-1, d)
+
+    def loss(x: Array) -> Array:
+        margins = x @ pool.T
+        value: Array = np.logaddexp(0, -margins).mean(axis=-1)
+        return value + penalty / 2 * np.square(x).sum(axis=-1)
+
+    def slope(x: Array, rows: Array) -> Array:
+        """Mean gradient over rows; x (…, d), rows (…, batch, d)."""
+        pull = -1 / (1 + np.exp(np.einsum("...bd,...d->...b", rows, x)))
+        result: Array = np.einsum("...b,...bd->...d", pull, rows) / rows.shape[-2] + penalty * x
+        return result
+
+    best = minimize(loss, np.zeros(d), jac=lambda x: slope(x, pool), tol=1e-12)
+    # The constants, measured at the optimum and at the start, as a user could.
+    s = 1 / (1 + np.exp(-pool @ best.x))
+    hessian = (pool * (s * (1 - s))[:, None]).T @ pool / len(pool) + penalty * np.eye(d)
+    curvatures = np.linalg.eigvalsh(hessian)
+    each = slope(np.broadcast_to(best.x, (m, n, d)), signed[:, :, None, :])
+    means = each.mean(axis=1)
+    variance = float(np.square(each - means[:, None]).sum(axis=-1).mean()) / 4
+    unlike = float(np.square(means - means.mean(axis=0)).sum(axis=-1).mean())
+    start = np.zeros(d)
+    top = float(np.linalg.eigvalsh(pool.T @ pool / len(pool) / 4)[-1] + penalty)
+
+    def gradients(x: Array, rng: np.random.Generator) -> Array:
+        picks = rng.integers(0, n, (*x.shape[:2], 4))
+        return slope(x, signed[np.arange(m)[None, :, None], picks])
+
+    gap0 = float(loss(start) - best.fun)
+    return Problem(
+        name=name,
+        topology=topology,
+        compute_time=compute,
+        link_time=link,
+        task=Task(
+            smoothness=top,
+            curvature=float(curvatures.mean()),
+            strong_convexity=float(curvatures[0]),
+            gradient_variance=variance,
+            dissimilarity=unlike,
+            initial_gap=gap0,
+            target=0.03 * gap0,
+        ),
+        start=start,
+        gradients=gradients,
+        gap=lambda x: loss(x) - best.fun,
+    )
+
+
+def iterations_needed(problem: Problem, plan: Plan, rate: float, limit: int) -> float:
+    """Iterations until the gap, averaged over workers and seeds, is at most the target."""
+    m, rng = plan.num_workers, np.random.default_rng(7)
+    x = np.broadcast_to(problem.start, (SEEDS, m, len(problem.start))).copy()
+    known: dict[tuple[int, ...], Array] = {}
+    smoothed = problem.task.initial_gap
+    for k, round_ in enumerate(plan.rounds(0, limit)):
+        x -= rate * problem.gradients(x, rng)
+        if round_:
+            if round_.indices not in known:
+                known[round_.indices] = round_.matrix(m)
+            x = known[round_.indices] @ x
+        if k % 4:
+            continue
+        # A short running mean: a lucky moment is not an arrival.
+        now = float(problem.gap(x).mean())
+        if not now < 1e3:
+            return math.inf
+        smoothed += 0.3 * (now - smoothed)
+        if smoothed <= problem.task.target:
+            return k + 1.0
+    return math.inf
+
+
+def simulated_seconds(
+    problem: Problem, plan: Plan, point: TunedPoint, rates: tuple[float, ...], best: float
+) -> tuple[float, float]:
+    """The least time to the target over learning rates, and its rate; beaten runs end early."""
+    found, at = math.inf, math.nan
+    for rate in rates:
+        limit = min(MAX_ITERATIONS, min(found, 1.6 * best) / point.iteration_seconds + 1)
+        needed = iterations_needed(problem, plan, rate, math.ceil(limit))
+        if needed * point.iteration_seconds < found:
+            found, at = needed * point.iteration_seconds, rate
+    return found, at
+
+
+def verify(
+    problem: Problem,
+    strategies: tuple[str, ...] = DEFAULT_STRATEGIES,
+    budgets: tuple[float, ...] = DEFAULT_BUDGETS,
+    rates: tuple[float, ...] = RATES,
+) -> dict[str, Any]:
+    """Tune, then simulate every point; how far the choice is from the best of them."""
+    tuning = matcha.tune(
+        problem.topology,
+        compute_time=problem.compute_time,
+        link_time=problem.link_time,
+        task=problem.task,
+        strategies=strategies,
+        budgets=budgets,
+        effort="none",
+    )
+    scaled = tuple(rate / problem.task.smoothness for rate in rates)
+    chosen, rate = simulated_seconds(problem, tuning.plan, tuning.best, scaled, math.inf)
+    alone = iterations_needed(problem, tuning.plan, tuning.best.learning_rate, MAX_ITERATIONS)
+    best, best_point, best_rate = chosen, tuning.best, rate
+    for point in tuning.points:
+        if point == tuning.best:
+            continue
+        plan = matcha.plan(problem.topology, point.budget, point.strategy, effort="none")
+        seconds, rate = simulated_seconds(problem, plan, point, scaled, best)
+        if seconds < best:
+            best, best_point, best_rate = seconds, point, rate
+    return {
+        "task": problem.name,
+        "topology": problem.topology.name,
+        "compute_time": problem.compute_time,
+        "link_time": problem.link_time,
+        "choice": [tuning.best.strategy, tuning.best.budget],
+        "predicted_seconds": tuning.best.seconds,
+        "simulated_seconds": chosen,
+        "simulated_seconds_at_predicted_rate": alone * tuning.best.iteration_seconds,
+        "predicted_rate": tuning.best.learning_rate,
+        "best": [best_point.strategy, best_point.budget],
+        "best_seconds": best,
+        "best_rate": best_rate,
+        "excess": chosen / best - 1,
+    }
+
+
+def problems() -> list[Problem]:
+    d10, er16 = families.paper("geometric16-d10"), families.paper("er16")
+    d5 = families.paper("geometric16-d5")
+    return [
+        quadratic("quadratic", d10, dissimilarity=0.0, compute=0.1, link=0.05),
+        quadratic("quadratic, slow links", er16, dissimilarity=0.0, compute=0.1, link=0.3),
+        quadratic("quadratic, unlike data", d10, dissimilarity=0.5, compute=0.1, link=0.05),
+        quadratic("quadratic, sparse", d5, dissimilarity=0.1, compute=0.1, link=0.1),
+        logistic("logistic regression", er16, compute=0.1, link=0.05),
+        logistic("logistic, slow links", d5, compute=0.05, link=0.2),
+    ]
+
+
+def line(row: dict[str, Any]) -> str:
+    return (
+        f"{row['task']:24s} {row['topology']:22s} {row['choice'][0]:>8s} {row['choice'][1]:5.2f} "
+        f"{row['predicted_seconds']:9.4g} {row['simulated_seconds']:9.4g} "
+        f"{row['best'][0]:>8s} {row['best'][1]:5.2f} {row['best_seconds']:9.4g} "
+        f"{100 * row['excess']:6.1f} %"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true")
+    quick = parser.parse_args().quick
+    rows = []
+    for problem in problems()[: 1 if quick else None]:
+        rows.append(verify(problem))
+        print(line(rows[-1]), flush=True)
+    table = "\n".join(
+        [
+            "matcha.tune's choice against brute force, by simulation; seconds to the target.",
+            f"{'task':24s} {'topology':22s} {'choice':>8s} {'C_b':>5s} {'predicted':>9s} "
+            f"{'simulated':>9s} {'best':>8s} {'C_b':>5s} {'seconds':>9s} {'excess':>8s}",
+            *map(line, rows),
+            f"largest excess {100 * max(row['excess'] for row in rows):.1f} % (bar: 15 %)",
+        ]
+    )
+    print(table)
+    if not quick:
+        RESULTS.mkdir(exist_ok=True)
+        (RESULTS / "tuning.json").write_text(json.dumps(rows, indent=1) + "\n")
+        (RESULTS / "tuning.txt").write_text(table + "\n")
+
+
+if __name__ == "__main__":
+    main()
