@@ -65,8 +65,8 @@ class Network:
         """The time of a matching."""
         if self.samples is not None:
             return Fraction(float(self.samples[:, chosen].max(axis=1).mean()))
-        positions: list[int] = chosen.tolist()
-        return max(self.times[e] for e in positions)
+        slowest = int(chosen[np.argmax(self.seconds[chosen])])
+        return self.times[slowest]
 
     def ends(self, chosen: Indices) -> Step:
         """The ends of a matching's links."""

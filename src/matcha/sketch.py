@@ -28,7 +28,7 @@ SCOUTS = 48
 MOST_PROBES = 2048
 """s for the cycle itself, where time allows; gains are known to about √(2/s)."""
 
-_NUMBERS = 600_000  # in Z: s falls with the number of workers, so that a run takes seconds
+_NUMBERS = 500_000  # in Z: s falls with the number of workers, so that a run takes seconds
 _EXACT_MATCHING_UP_TO = 1200  # workers; 0.1 s a matching there, and it grows with the cube
 _SLOW = 48
 _DEGREE = 8
@@ -60,21 +60,14 @@ def sketched_cycle(
         network: The links and their times.
         seed: Decides the random copies.
         probes: How many of them for the cycle itself; None: as many as memory allows.
-        weights: Weights to try; the best is refined between its neighbours.
+        weights: Weights to try; the one used is where a parabola through their errors is lowest.
     """
     if probes is None:
         probes = max(2 * SCOUTS, min(MOST_PROBES, _NUMBERS // network.num_workers))
     graph = _Graph.of(network)
     price = graph.heat_price(_HORIZON, seed)
-    tried: dict[float, float] = {}
-
-    def attempt(weight: float) -> float:
-        if weight not in tried:
-            tried[weight] = _run(graph, price, weight, SCOUTS, seed, nearly_heaviest_matching).error
-        return tried[weight]
-
-    best = min(weights, key=attempt)
-    best = min((round(best - 0.05, 3), best, round(best + 0.05, 3)), key=attempt)
+    errors = [_run(graph, price, w, SCOUTS, seed, nearly_heaviest_matching).error for w in weights]
+    best = _lowest(weights, errors)
     small = network.num_workers <= _EXACT_MATCHING_UP_TO
     find = heaviest_matching if small else nearly_heaviest_matching
     return Sketched(
@@ -85,6 +78,15 @@ def sketched_cycle(
             "by simulation.",
         ),
     )
+
+
+def _lowest(weights: Sequence[float], errors: Sequence[float]) -> float:
+    """Where the parabola through the logarithms of the errors is lowest, within the weights."""
+    if len(weights) < 3:
+        return weights[int(np.argmin(errors))]
+    a, b, _ = np.polyfit(weights, np.log(errors), 2)
+    vertex = -b / (2 * a) if a > 0 else weights[int(np.argmin(errors))]
+    return round(float(np.clip(vertex, min(weights), max(weights))), 3)
 
 
 def contraction(rounds: Steps, num_workers: int, weight: float, *, seed: int = 0) -> float:
@@ -229,8 +231,10 @@ def _run(
     cost = float(np.median(network.seconds))
     count = max(_MATCHINGS, 2 * math.ceil(float(network.rate) / cost))
     for leg in range(2):
+        # The first leg only finds out where the second one should start.
+        finder = nearly_heaviest_matching if leg == 0 else find
         matchings, costs = _greedy(
-            graph, price, weight, Z, count + count // 4, seed + 1 + leg, find
+            graph, price, weight, Z, count + count // 4, seed + 1 + leg, finder
         )
         sizes = window_sizes(costs, network.rate, [count])
         candidate = Candidate(

@@ -79,7 +79,7 @@ def network_of(request: Request, colors: Sequence[Matching]) -> Network:
         rate = _scaled_pace(timing, request.budget * timing.round_time(colors))
     elif len(set(times)) == 1:
         # In exact decimals: a budget of 0.3 with 10 matchings is 3 an iteration, no less.
-        rate = Fraction(repr(request.budget)) * len(colors) * times[0]
+        rate = _simple(Fraction(repr(request.budget)) * len(colors)) * times[0]
     else:
         rate = Fraction(timing.allowance(colors, request.budget))
     return Network(
@@ -89,6 +89,12 @@ def network_of(request: Request, colors: Sequence[Matching]) -> Network:
         rate=rate,
         samples=np.array(timing.samples) if isinstance(timing, RandomLinks) else None,
     )
+
+
+def _simple(rate: Fraction) -> Fraction:
+    """The rate itself, or the simple fraction that rounding has made it miss: 1/7 of 7 is 1."""
+    simple = rate.limit_denominator(1000)
+    return simple if abs(simple - rate) < rate / 10**9 else rate
 
 
 def _scaled_pace(timing: Scaled, limit: float) -> Fraction:
