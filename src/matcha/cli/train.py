@@ -65,6 +65,9 @@ def train_command(
     rendezvous: str | None = typer.Option(
         None, help="HOST:PORT of one of several machines, where they meet."
     ),
+    host_rank: int | None = typer.Option(
+        None, help="This machine's number, from 0, which is the one at --rendezvous."
+    ),
 ) -> None:
     """Train decentralized on real workers, one process each.
 
@@ -95,13 +98,13 @@ def train_command(
         _check_task(target, wire)
     plan = _plan(plan_file, topology, strategy, budget, seed)
     if is_script:
-        _launch([target, *(arguments or [])], plan, plan_file, hosts, rendezvous)
+        _launch([target, *(arguments or [])], plan, plan_file, hosts, rendezvous, host_rank)
         return
     directory = output or _run_directory(target, plan)
     if not is_worker():
         if (directory / "run.json").exists() and not resume:
             raise InputError(f"{str(directory)!r} already holds a run: choose another --output.")
-        _launch(_command_line(directory), plan, plan_file, hosts, rendezvous)
+        _launch(_command_line(directory), plan, plan_file, hosts, rendezvous, host_rank)
         console.print(f"records in [cyan]{directory}[/]")
         return
 
@@ -151,7 +154,12 @@ def _command_line(directory: Path) -> list[str]:
 
 
 def _launch(
-    command: list[str], plan: Plan, plan_file: Path | None, hosts: int, rendezvous: str | None
+    command: list[str],
+    plan: Plan,
+    plan_file: Path | None,
+    hosts: int,
+    rendezvous: str | None,
+    host_rank: int | None,
 ) -> None:
     """Start the workers of this machine and wait for them; exit as they did."""
     if (hosts > 1) != (rendezvous is not None):
@@ -167,7 +175,7 @@ def _launch(
                 command = [*command, "--plan", str(path)]
         environment = {PLAN_VARIABLE: str(path.resolve())}
         if rendezvous is not None:
-            code = _torchrun(command, here, hosts, rendezvous, environment)
+            code = _torchrun(command, here, hosts, rendezvous, host_rank, environment)
         else:
             code = _local(command, here, environment)
     if code:
@@ -182,21 +190,23 @@ def _local(command: list[str], num_workers: int, environment: dict[str, str]) ->
 
 
 def _torchrun(
-    command: list[str], here: int, hosts: int, rendezvous: str, environment: dict[str, str]
+    command: list[str],
+    here: int,
+    hosts: int,
+    rendezvous: str,
+    host_rank: int | None,
+    environment: dict[str, str],
 ) -> int:
     from torch.distributed.run import main as torchrun
 
     os.environ.update(environment)
     module = ["--module", command[1], *command[2:]] if command[0] == "-m" else command
-    torchrun(
-        [
-            f"--nnodes={hosts}",
-            f"--nproc-per-node={here}",
-            "--rdzv-backend=c10d",
-            f"--rdzv-endpoint={rendezvous}",
-            *module,
-        ]
-    )
+    if host_rank is None:
+        meeting = ["--rdzv-backend=c10d", f"--rdzv-endpoint={rendezvous}"]
+    else:
+        address, _, port = rendezvous.rpartition(":")
+        meeting = [f"--node-rank={host_rank}", f"--master-addr={address}", f"--master-port={port}"]
+    torchrun([f"--nnodes={hosts}", f"--nproc-per-node={here}", *meeting, *module])
     return 0
 
 
