@@ -2,10 +2,14 @@
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from graphs import topologies
 from matcha import families
 from matcha.activation import default_tolerance, knapsack_bound, optimal_probabilities
 from matcha.errors import InputError
+from matcha.matchings import decompose
 from matcha.topology import laplacian
 
 PAPER = ["er8", "geometric16-d5", "geometric16-d10", "geometric16-d13", "er16"]
@@ -49,6 +53,22 @@ def test_reaches_the_optimum_of_a_general_solver(name, budget):
     assert found.certificate.bound >= expected * (1 - 1e-6)
     assert found.certificate.gap <= 1e-7
     assert sum(found.probabilities) <= limit + 1e-9
+
+
+@settings(max_examples=80)
+@given(
+    topologies(max_workers=14),
+    st.sampled_from([decompose, one_a_link]),
+    st.sampled_from([0.001, 0.05, 0.3, 0.7, 0.99]),
+)
+def test_every_answer_is_certified(topology, split, budget):
+    # One coin a link leaves many optimal answers: the ties on which interior points stumble.
+    matchings = split(topology)
+    limit = budget * len(decompose(topology))
+    found = optimal_probabilities(matchings, topology.num_workers, limit)
+    assert sum(found.probabilities) <= limit + 1e-9
+    assert all(0.0 <= p <= 1.0 for p in found.probabilities)
+    assert found.certificate.gap <= 1e-6
 
 
 def test_costs_weigh_in_the_limit():

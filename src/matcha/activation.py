@@ -252,6 +252,7 @@ def _maximize(problem: _Problem, tolerance: float, seed: int) -> tuple[Array, Ce
             whole = True
         # All directions at once are the whole of eq. 5 in one program, and the last.
         V = perpendicular_basis(m) if whole else orthonormal(np.hstack([V, vectors]))
+        whole = V.shape[1] == m - 1
         # Digits far below the current gap would be thrown away with the next directions.
         accuracy = 0.1 * tolerance if whole else max(0.1 * tolerance, 0.01 * gaps[-1])
         p, Y, gains = problem.reduced(V, rows, accuracy)

@@ -25,6 +25,7 @@ Array = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
 
 _MAX_ITERATIONS = 60
+_RIDGE = 1e-12
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,13 +85,20 @@ def _interior_point(pencil: _Pencil, rows: _Rows, tolerance: float) -> Solution:
     mu = 1.0 / (np.trace(S_inverse, axis1=1, axis2=2) + (1.0 / s[:, : rows.number]).sum(1))
     Y, y = mu[:, None, None] * S_inverse, mu[:, None] / s
     active = np.ones(len(x), dtype=bool)
+    best, best_error = (x.copy(), Y.copy(), y.copy()), np.full(len(x), np.inf)
 
     iterations = 0
     while iterations < _MAX_ITERATIONS:
         mu = _complementarity(S, s, Y, y)
         gap = mu * (S.shape[-1] + s.shape[-1])
         infeasible = np.abs(_stationarity(pencil, rows, Y, y)).max(1)
-        active &= (gap > tolerance * np.abs(x[:, -1])) | (infeasible > 1e-6)
+        error = np.maximum(gap / np.abs(x[:, -1]), infeasible)
+        # Where optima tie, the last steps may lose digits again: the best point is what counts.
+        better = error < best_error
+        best_error = np.where(better, error, best_error)
+        for kept, now in zip(best, (x, Y, y), strict=True):
+            kept[better] = now[better]
+        active &= (error > np.maximum(tolerance, 1e-12)) & (error < 1e3 * best_error)
         if not active.any():
             break
         iterations += 1
@@ -113,6 +121,7 @@ def _interior_point(pencil: _Pencil, rows: _Rows, tolerance: float) -> Solution:
         y[active] += dual[active, None] * move.y[active]
         S, s = pencil.matrices(x), rows.slacks(x)
 
+    x, Y, y = best
     values, vectors = np.linalg.eigh(_symmetric(Y))
     # Rounding may leave Y a hair outside the cone; the certificate must not rest on that.
     Y = (vectors * np.maximum(values, 0.0)[:, None]) @ vectors.swapaxes(-1, -2)
@@ -257,8 +266,11 @@ class _Newton:
         self.root_S, self.root_Y = _inverse_root(S), _inverse_root(Y)
         self.S_inverse = self.root_S.swapaxes(-1, -2) @ self.root_S
         H = pencil.schur(self.S_inverse, Y) + rows.schur(y / s)
-        tiny = 1e-15 * np.trace(H, axis1=1, axis2=2)
-        self.H_inverse = np.linalg.inv(H + tiny[:, None, None] * np.eye(H.shape[1]))
+        # Near the end some bounds bind a million times tighter than others: scale, then invert.
+        scale = 1.0 / np.sqrt(np.maximum(np.diagonal(H, axis1=1, axis2=2), 1e-300))
+        scale = scale[:, :, None] * scale[:, None, :]
+        self.H = H
+        self.H_inverse = scale * np.linalg.inv(scale * H + _RIDGE * np.eye(H.shape[1]))
 
     def direction(self, mu: Array, second_order: _Direction | None) -> _Direction:
         """Towards complementarity `mu`, corrected for what a first direction left out."""
@@ -269,10 +281,17 @@ class _Newton:
             dual = dual - _symmetric(second_order.Y @ second_order.S @ self.S_inverse)
             dual_row = dual_row - second_order.y * second_order.s / s
         rhs = _stationarity(self.pencil, self.rows, dual, dual_row)
-        dx = (self.H_inverse @ rhs[..., None])[..., 0]
+        dx = self._solve(rhs)
         dS, ds = self.pencil.matrices(dx), self.rows.changes(dx)
         dY = dual - Y - _symmetric(Y @ dS @ self.S_inverse)
         return _Direction(dx, dS, ds, dY, dual_row - y - y * ds / s)
+
+    def _solve(self, rhs: Array) -> Array:
+        """H⁻¹ rhs, refined: the inverse alone loses the flat directions of a tie."""
+        dx = self.H_inverse @ rhs[..., None]
+        for _ in range(2):
+            dx += self.H_inverse @ (rhs[..., None] - self.H @ dx)
+        return np.asarray(dx[..., 0])
 
     def lengths(self, move: _Direction) -> tuple[Array, Array]:
         """How far the primal and the dual may go along a direction and stay positive."""
