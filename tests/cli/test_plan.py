@@ -100,6 +100,25 @@ def test_a_matching_that_shares_a_worker(tmp_path):
     assert "worker 1 twice" in done.stderr
 
 
+def test_saved_plans_are_checked_and_shown(tmp_path):
+    plan = tmp_path / "plan.json"
+    assert matcha_command("plan", "ring:6", "-b", "0.4", "-o", plan).returncode == 0
+    shown = matcha_command("plan", plan, "--json")
+    assert Plan.from_json(json.loads(shown.stdout)) == Plan.load(plan)
+    text = plan.read_text()
+    for damaged, sentence in (
+        (text[: len(text) // 2], "truncated"),
+        (text.replace("0.4", "0.5", 1), "checksum"),
+        (text.replace("matcha.plan/1", "matcha.plan/7"), "checksum"),
+        ('{"hello": 1}', "neither a list of links"),
+    ):
+        plan.write_text(damaged)
+        done = matcha_command("plan", plan)
+        assert done.returncode == 2
+        assert sentence in done.stderr
+        assert done.stderr.count("\n") == 1
+
+
 def test_help_reads_like_documentation():
     done = matcha_command("plan", "--help")
     assert done.returncode == 0

@@ -47,7 +47,7 @@ def _options(
 
 def _register() -> None:
     """Each command lives in its own file and adds itself to `app` when imported."""
-    from matcha.cli import plan, probe, report, simulate, sweep, train, tune, watch  # noqa: F401
+    from matcha.cli import bench, plan, probe, report, simulate, sweep, train, tune, watch  # noqa: F401
 
 
 def main() -> None:

@@ -70,6 +70,10 @@ def plan_command(
       matcha plan geometric:64:0.25:1 -b 0.1 --strategy greedy -o plan.json --plot plan.svg
 
       matcha plan my-network.graphml --json
+
+    A saved plan instead of a topology is checked and shown:
+
+      matcha plan plan.json --plot plan.svg
     """
     from matcha.report import figures
 
@@ -77,19 +81,22 @@ def plan_command(
     check_free(plot, force)
     if plot is not None:
         figures.check_format(plot)
-    graph = families.parse(topology)
-    with patient_progress("planning"):
-        made = make_plan(
-            graph,
-            budget,
-            strategy,
-            seed,
-            mixing=mixing,  # type: ignore[arg-type]
-            matchings=_matchings(matchings, topology),
-            decomposition=decomposition,  # type: ignore[arg-type]
-            timing=_timing(delay_exponent, graph),
-            effort=effort,  # type: ignore[arg-type]
-        )
+    if _is_saved_plan(topology):
+        made = Plan.load(topology)
+    else:
+        graph = families.parse(topology)
+        with patient_progress("planning"):
+            made = make_plan(
+                graph,
+                budget,
+                strategy,
+                seed,
+                mixing=mixing,  # type: ignore[arg-type]
+                matchings=_matchings(matchings, topology),
+                decomposition=decomposition,  # type: ignore[arg-type]
+                timing=_timing(delay_exponent, graph),
+                effort=effort,  # type: ignore[arg-type]
+            )
     if output is not None:
         made.save(output)
     if plot is not None:
@@ -147,6 +154,15 @@ def _promises(plan: Plan) -> list[tuple[str, str]]:
         how = f"{c.iterations} iterations, {c.seconds:.2f} s"
         lines.append(("certified gap", f"{max(c.gap, 0.0):.1e} ({how})"))
     return lines
+
+
+def _is_saved_plan(text: str) -> bool:
+    """Whether the argument is a plan file rather than a topology."""
+    path = Path(text)
+    if path.suffix != ".json" or not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return b'"matcha.plan/' in file.read(200)
 
 
 def _matchings(given: str | None, topology: str) -> Any:

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from commands import matcha_command
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_benchmarks_are_listed_with_what_they_measure():
+    done = matcha_command("bench", "--json")
+    listed = json.loads(done.stdout)
+    assert {"planner", "strategies", "basics"} <= set(listed)
+    assert all(line.endswith(".") for line in listed.values()), listed
+    assert "pack_data" not in listed
+
+
+def test_arguments_reach_the_benchmark():
+    done = matcha_command("bench", "planner", "--nonsense")
+    assert done.returncode == 2
+    assert "unrecognized arguments: --nonsense" in done.stderr
+
+
+def test_bad_names_are_one_sentence():
+    done = matcha_command("bench", "planer")
+    assert done.returncode == 2
+    assert "did you mean 'planner'" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_an_installed_package_says_where_the_benchmarks_are(tmp_path):
+    shutil.copytree(ROOT / "src" / "matcha", tmp_path / "a" / "b" / "matcha")
+    code = "from matcha.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "bench"],
+        capture_output=True, text=True, cwd=tmp_path,
+        env={"PYTHONPATH": str(tmp_path / "a" / "b"), "PATH": "/usr/bin:/bin"},
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "clone of the repository" in done.stderr
