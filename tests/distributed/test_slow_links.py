@@ -22,6 +22,21 @@ def test_a_message_takes_at_least_its_size_over_the_speed() -> None:
     assert min(run_threads(2, work)) >= 0.1
 
 
+def test_measurements_go_at_full_speed() -> None:
+    def work(transport) -> float:
+        slow = SlowLinks(transport, mbps=0.001)  # the message below would take 200 s
+        incoming, outgoing = torch.zeros(6_250), torch.ones(6_250)
+        message = Message(peer=1 - slow.rank, tag=0, incoming=incoming, outgoing=outgoing)
+        with slow.at_full_speed():
+            pending = slow.post([message])
+        started = time.perf_counter()
+        pending.wait(10)
+        assert torch.equal(incoming, outgoing)
+        return time.perf_counter() - started
+
+    assert max(run_threads(2, work)) < 100
+
+
 def test_a_speed_must_be_positive() -> None:
     with pytest.raises(InputError, match="positive"):
         run_threads(1, lambda transport: SlowLinks(transport, 0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 
 import typer
 
@@ -47,7 +48,19 @@ def _options(
 
 def _register() -> None:
     """Each command lives in its own file and adds itself to `app` when imported."""
-    from matcha.cli import bench, plan, probe, report, simulate, sweep, train, tune, watch  # noqa: F401
+    for name in (
+        "bench",
+        "demo",
+        "plan",
+        "probe",
+        "report",
+        "simulate",
+        "sweep",
+        "train",
+        "tune",
+        "watch",
+    ):
+        import_module(f"matcha.cli.{name}")
 
 
 def main() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from matcha.distributed.transport import Message, Pending, Transport
 from matcha.errors import InputError
@@ -27,6 +28,7 @@ class SlowLinks(Transport):
             raise InputError(f"link speed must be positive, not {mbps} Mbit/s")
         self.transport = transport
         self.seconds_per_byte = 8e-6 / mbps
+        self._at_full_speed = False
         self.rank = transport.rank
         self.num_workers = transport.num_workers
         self.device = transport.device
@@ -44,8 +46,17 @@ class SlowLinks(Transport):
         """Start the messages; their `Pending` takes the time of the emulated link."""
         outgoing = sum(m.outgoing.nbytes for m in messages if m.outgoing is not None)
         incoming = sum(m.incoming.nbytes for m in messages if m.incoming is not None)
-        seconds = max(outgoing, incoming) * self.seconds_per_byte
+        seconds = 0.0 if self._at_full_speed else max(outgoing, incoming) * self.seconds_per_byte
         return _Slow(self.transport.post(messages), seconds)
+
+    @contextmanager
+    def at_full_speed(self) -> Iterator[None]:
+        """Without the emulation: for measurements that are no part of training. All ends together."""
+        self._at_full_speed = True
+        try:
+            yield
+        finally:
+            self._at_full_speed = False
 
     def accuse(self, peer: int) -> None:
         """As the transport below."""

@@ -1,0 +1,192 @@
+"""The demo: the same training by four strategies, on real processes over slow links.
+
+Eight processes start once and train scikit-learn's digits four times over, each strategy to the
+same training loss. Links are slowed down by emulation; everything else is real.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from matcha import families
+from matcha.errors import ExchangeError, InputError
+from matcha.plans import Plan
+from matcha.records import Record
+from matcha.strategies import plan
+
+STRATEGIES = ("vanilla", "periodic", "matcha", "greedy")
+_POLL_SECONDS = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demo:
+    """What the demo trains, and on what network."""
+
+    directory: Path
+    topology: str = "paper:er8"
+    strategies: tuple[str, ...] = STRATEGIES
+    budget: float = 0.2
+    """C_b of every strategy but vanilla."""
+    link_mbps: float = 2.5
+    """The speed that links are emulated to have."""
+    target_loss: float = 0.025
+    epochs: int = 20
+    """Give up on the target after so many."""
+    learning_rate: float | None = None
+    batch_size: int = 16
+    seed: int = 0
+
+    def run_directory(self, strategy: str) -> Path:
+        """Where a strategy's run is recorded."""
+        return self.directory / strategy
+
+    def plan_file(self, strategy: str) -> Path:
+        """Where a strategy's plan waits for the workers."""
+        return self.directory / "plans" / f"{strategy}.json"
+
+
+def make_plans(demo: Demo) -> dict[str, Plan]:
+    """Plan every strategy and leave the plans where the workers find them."""
+    topology = families.parse(demo.topology)
+    plans = {}
+    for strategy in demo.strategies:
+        budget = 1.0 if strategy == "vanilla" else demo.budget
+        plans[strategy] = plan(topology, budget, strategy, demo.seed)
+        demo.plan_file(strategy).parent.mkdir(parents=True, exist_ok=True)
+        plans[strategy].save(demo.plan_file(strategy))
+    return plans
+
+
+def run_demo(
+    demo: Demo, num_workers: int, on_record: Callable[[str, Record], None] | None = None
+) -> None:
+    """Start the workers, follow them to the end, and leave none behind, whatever happens.
+
+    Args:
+        demo: What to train; its plans are made already.
+        num_workers: How many processes.
+        on_record: Called with a strategy and each of its records as they come.
+
+    Raises:
+        ExchangeError: A worker failed; its last words are in the message.
+    """
+    from matcha.distributed.launch import LocalWorkers
+
+    spec = demo.directory / "demo.json"
+    spec.write_text(json.dumps(asdict(demo), default=str) + "\n", encoding="utf-8")
+    followers = {
+        strategy: _new_records(demo.run_directory(strategy)) for strategy in demo.strategies
+    }
+    command = [sys.executable, "-m", "matcha.experiments.demo", str(spec)]
+    with (
+        _logs(demo.directory / "logs", num_workers) as logs,
+        LocalWorkers(command, num_workers, outputs=logs) as workers,
+    ):
+        while {process.poll() for process in workers.processes} <= {None, 0}:
+            _follow(followers, on_record)
+            if all(process.poll() == 0 for process in workers.processes):
+                break
+            time.sleep(_POLL_SECONDS)
+        codes = workers.wait()
+    _follow(followers, on_record)
+    if any(codes):
+        rank = next(r for r, code in enumerate(codes) if code)
+        words = (demo.directory / "logs" / f"worker-{rank}.log").read_text(encoding="utf-8")
+        last = words.strip().splitlines()[-1:] or ["it said nothing"]
+        raise ExchangeError(f"worker {rank} failed: {last[0]} (see {demo.directory}/logs)")
+
+
+def _follow(
+    followers: Mapping[str, Iterator[list[Record]]],
+    on_record: Callable[[str, Record], None] | None,
+) -> None:
+    for strategy, records in followers.items():
+        for record in next(records):
+            if on_record is not None:
+                on_record(strategy, record)
+
+
+def worker_main(spec: Path) -> None:
+    """One worker of the demo: every strategy in turn, in one process group."""
+    import torch
+
+    from matcha.distributed import default_transport
+    from matcha.experiments.recipes import Choices
+    from matcha.experiments.training import TaskTraining, run_worker
+
+    document = json.loads(spec.read_text(encoding="utf-8"))
+    document["strategies"] = tuple(document["strategies"])
+    document["directory"] = Path(document["directory"])
+    demo = Demo(**document)
+    torch.set_num_threads(1)
+    transport = default_transport()
+    for strategy in demo.strategies:
+        made = Plan.load(demo.plan_file(strategy))
+        request = TaskTraining(
+            task="digits",
+            choices=Choices(
+                num_workers=made.num_workers, batch_size=demo.batch_size, seed=demo.seed
+            ),
+            epochs=demo.epochs,
+            learning_rate=demo.learning_rate,
+            link_mbps=demo.link_mbps,
+            target_loss=demo.target_loss,
+            directory=demo.run_directory(strategy),
+            name=strategy,
+        )
+        run_worker(request, made, transport)
+    transport.close()
+    torch.distributed.destroy_process_group()
+
+
+def free_directory(root: Path, stem: str) -> Path:
+    """A directory below `root` that does not exist yet."""
+    for number in range(1, 10_000):
+        path = root / (stem if number == 1 else f"{stem}-{number}")
+        if not path.exists():
+            return path
+    raise InputError(f"{str(root)!r} is full of {stem}: clear it or choose --output.")
+
+
+@contextmanager
+def _logs(folder: Path, count: int) -> Iterator[Sequence[IO[Any]]]:
+    """A file for each worker's words, so that they do not tear the progress bars apart."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files = [(folder / f"worker-{rank}.log").open("w", encoding="utf-8") for rank in range(count)]
+    try:
+        yield files
+    finally:
+        for file in files:
+            file.close()
+
+
+def _new_records(directory: Path) -> Iterator[list[Record]]:
+    """Each time it is asked: the run's records since the last time."""
+    path, place = directory / "records.jsonl", 0
+    while True:
+        found = []
+        if path.exists():
+            with path.open(encoding="utf-8") as file:
+                file.seek(place)
+                while (line := file.readline()).endswith("\n"):
+                    found.append(_record(json.loads(line)))
+                    place = file.tell()
+        yield found
+
+
+def _record(document: dict[str, Any]) -> Record:
+    """A line of the file; NaN and infinities are words there."""
+    return Record(**{k: float(v) if isinstance(v, str) else v for k, v in document.items()})
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    worker_main(Path(sys.argv[1]))
