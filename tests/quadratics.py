@@ -39,11 +39,8 @@ def write_quadratic_run(
         seed=seed,
         num_workers=m,
         clock="simulated",
-        config={
-            "learning_rate": rate,
-            "command": ["matcha", "simulate", plan.topology.name, "--strategy", plan.strategy],
-            **(config or {}),
-        },
+        config={"learning_rate": rate, **(config or {})},
+        command=f"matcha simulate {plan.topology.name} --strategy {plan.strategy}",
     )
     clock = units = 0.0
     talking = np.zeros(m)

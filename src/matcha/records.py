@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import shlex
+import sys
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime, timezone
@@ -19,6 +22,8 @@ from matcha.errors import InputError
 from matcha.graphfiles import write_atomically
 
 SCHEMA = "matcha.run/1"
+COMMAND_VARIABLE = "MATCHA_COMMAND"
+"""Where a launcher leaves its own command line for the workers' records."""
 RunKind: TypeAlias = Literal["simulation", "training", "demo", "reproduction"]
 Clock: TypeAlias = Literal["simulated", "wall"]
 SpanKind: TypeAlias = Literal["compute", "exchange", "wait"]
@@ -76,6 +81,8 @@ class RunHeader:
     clock: Clock
     config: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=lambda: versions())
+    command: str | None = field(default_factory=lambda: invoked())
+    """The command line that does it again; None where the run came from a program of its own."""
     started: str = field(default_factory=lambda: datetime.now(timezone.utc).isoformat())
     schema: str = SCHEMA
 
@@ -194,6 +201,16 @@ def versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
+
+
+def invoked() -> str | None:
+    """The `matcha` command line that this process serves, if one does."""
+    program = Path(sys.argv[0]) if sys.argv and sys.argv[0] else Path()
+    if COMMAND_VARIABLE in os.environ:
+        return os.environ[COMMAND_VARIABLE]
+    if program.name == "matcha" or program.parts[-3:] == ("matcha", "cli", "__main__.py"):
+        return shlex.join(["matcha", *sys.argv[1:]])
+    return None
 
 
 def _python_version() -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
+from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
@@ -20,6 +21,8 @@ from matcha.cli import app
 from matcha.cli.output import console, patient_progress, print_json
 from matcha.errors import InputError
 from matcha.records import Record
+
+_narrator = Console(stderr=True)
 
 if TYPE_CHECKING:
     from matcha.experiments.demo import Demo
@@ -92,11 +95,13 @@ def demo_command(
 
 
 def _announce(demo: Demo, num_workers: int) -> None:
-    console.print(
-        f"Training digits on [bold]{num_workers} processes[/] ({demo.topology}), links emulated "
-        f"at [bold]{demo.link_mbps:g} Mbit/s[/],\nto training loss {demo.target_loss:g}: vanilla "
-        f"talks over all links in every iteration, the others have\n{demo.budget:.0%} of that "
-        "communication time. Starting the processes takes a moment.",
+    _narrator.print(
+        f"Training digits on [bold]{num_workers} processes[/] ({demo.topology}); "
+        f"links emulated at [bold]{demo.link_mbps:g} Mbit/s[/].\n"
+        "vanilla talks over every link in every iteration; the others have "
+        f"[bold]{demo.budget:.0%}[/] of that time.\n"
+        f"Each trains until the training loss is {demo.target_loss:g}. "
+        "Starting the processes takes a moment.",
         highlight=False,
     )
 
@@ -111,7 +116,7 @@ class _Bars:
             TextColumn("{task.description:<9}"),
             BarColumn(bar_width=30),
             TextColumn("{task.fields[words]}"),
-            console=console.__class__(stderr=True),
+            console=_narrator,
         )
         self._tasks = {
             name: self._progress.add_task(name, total=1.0, words="waiting")

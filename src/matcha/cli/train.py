@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import tempfile
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from matcha.cli.output import console, patient_progress
 from matcha.cli.plan import TOPOLOGY_HELP
 from matcha.errors import InputError
 from matcha.plans import Plan
-from matcha.records import Record
+from matcha.records import COMMAND_VARIABLE, Record
 from matcha.strategies import plan as make_plan
 
 if TYPE_CHECKING:
@@ -173,7 +174,10 @@ def _launch(
             plan.save(path)
             if command[0] == "-m":
                 command = [*command, "--plan", str(path)]
-        environment = {PLAN_VARIABLE: str(path.resolve())}
+        environment = {
+            PLAN_VARIABLE: str(path.resolve()),
+            COMMAND_VARIABLE: shlex.join(["matcha", *sys.argv[1:]]),
+        }
         if rendezvous is not None:
             code = _torchrun(command, here, hosts, rendezvous, host_rank, environment)
         else:

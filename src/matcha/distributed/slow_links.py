@@ -51,7 +51,7 @@ class SlowLinks(Transport):
 
     @contextmanager
     def at_full_speed(self) -> Iterator[None]:
-        """Without the emulation: for measurements that are no part of training. All ends together."""
+        """Without the emulation, for what is no part of training; on all workers together."""
         self._at_full_speed = True
         try:
             yield

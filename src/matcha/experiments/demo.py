@@ -19,7 +19,7 @@ from typing import IO, Any
 from matcha import families
 from matcha.errors import ExchangeError, InputError
 from matcha.plans import Plan
-from matcha.records import Record
+from matcha.records import COMMAND_VARIABLE, Record, invoked
 from matcha.strategies import plan
 
 STRATEGIES = ("vanilla", "periodic", "matcha", "greedy")
@@ -43,6 +43,13 @@ class Demo:
     learning_rate: float | None = None
     batch_size: int = 16
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("link_mbps", "target_loss", "epochs"):
+            if not getattr(self, name) > 0:
+                raise InputError(f"{name} must be positive, not {getattr(self, name):g}.")
+        if not self.strategies:
+            raise InputError("the demo needs at least one strategy.")
 
     def run_directory(self, strategy: str) -> Path:
         """Where a strategy's run is recorded."""
@@ -86,9 +93,10 @@ def run_demo(
         strategy: _new_records(demo.run_directory(strategy)) for strategy in demo.strategies
     }
     command = [sys.executable, "-m", "matcha.experiments.demo", str(spec)]
+    environment = {COMMAND_VARIABLE: invoked() or "matcha demo"}
     with (
         _logs(demo.directory / "logs", num_workers) as logs,
-        LocalWorkers(command, num_workers, outputs=logs) as workers,
+        LocalWorkers(command, num_workers, outputs=logs, environment=environment) as workers,
     ):
         while {process.poll() for process in workers.processes} <= {None, 0}:
             _follow(followers, on_record)
@@ -184,7 +192,10 @@ def _new_records(directory: Path) -> Iterator[list[Record]]:
 
 def _record(document: dict[str, Any]) -> Record:
     """A line of the file; NaN and infinities are words there."""
-    return Record(**{k: float(v) if isinstance(v, str) else v for k, v in document.items()})
+    numbers: dict[str, Any] = {
+        key: float(value) if isinstance(value, str) else value for key, value in document.items()
+    }
+    return Record(**numbers)
 
 
 if __name__ == "__main__":

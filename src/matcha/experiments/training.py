@@ -87,6 +87,8 @@ def describe(request: TaskTraining, epochs: int) -> dict[str, Any]:
         "update_rule": "footnote" if request.overlap else "eq2",
         "wire_dtype": str(request.wire_dtype or "as the model"),
     }
+    if request.target_loss is not None:
+        described["target_loss"] = request.target_loss
     if request.link_mbps is not None:
         described["link_mbps"] = f"{request.link_mbps:g} (emulated)"
     return described

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import json
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -63,9 +62,6 @@ def results_table(payload: Mapping[str, Any]) -> str:
 def details_table(run: Run, label: str) -> str:
     """What it takes to do a run again: command, seed, configuration, versions."""
     header = run.header
-    command = header.config.get("command")
-    if isinstance(command, list):
-        command = shlex.join(str(word) for word in command)
     facts: dict[str, Any] = {
         "name": header.name,
         "task": header.task,
@@ -77,22 +73,30 @@ def details_table(run: Run, label: str) -> str:
         "plan digest": None if run.plan is None else run.plan.digest,
         "versions": ", ".join(f"{name} {v}" for name, v in header.versions.items()),
     }
-    facts |= {
-        key: value if isinstance(value, (str, int, float)) else json.dumps(value)
-        for key, value in header.config.items()
-        if key != "command"
-    }
+    facts |= _flat({key: value for key, value in header.config.items() if key != "command"})
     rows = "".join(
         f'<tr><th scope="row">{html.escape(str(key))}</th><td>{html.escape(str(value))}</td></tr>'
         for key, value in facts.items()
         if value is not None
     )
-    code = f"<pre><code>{html.escape(str(command))}</code></pre>" if command else ""
+    code = f"<pre><code>{html.escape(header.command)}</code></pre>" if header.command else ""
     return (
         f"<details><summary>{html.escape(label)}</summary>"
         f'{code}<div class="scroll" tabindex="0" role="group" aria-label="Configuration of '
         f'{html.escape(label)}"><table class="facts">{rows}</table></div></details>'
     )
+
+
+def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Settings within settings as `outer inner`; what was left open stays out."""
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        name = f"{prefix}{key}".replace("_", " ")
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{name} ")
+        elif value is not None:
+            flat[name] = value if isinstance(value, (str, int, float)) else json.dumps(value)
+    return flat
 
 
 def _cell(column: Column, row: Mapping[str, Any], best: Any) -> str:

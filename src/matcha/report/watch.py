@@ -93,8 +93,16 @@ def is_finished(run: Run) -> bool:
     target = config.get("target_loss")
     if isinstance(target, (int, float)) and loss is not None and loss <= target:
         return True
-    epochs = config.get("epochs")
-    return isinstance(epochs, (int, float)) and last.epoch >= epochs
+    epochs = _epochs(run)
+    return epochs is not None and last.epoch >= epochs
+
+
+def _epochs(run: Run) -> float | None:
+    """How many epochs were asked for: training says so itself, simulation in its settings."""
+    config = run.header.config
+    settings = config.get("settings")
+    epochs = config.get("epochs", settings.get("epochs") if isinstance(settings, dict) else None)
+    return float(epochs) if isinstance(epochs, (int, float)) else None
 
 
 def sparkline(values: Sequence[float], width: int = 32, *, logarithmic: bool = False) -> str:
@@ -129,17 +137,17 @@ def _title(run: Run) -> Text:
 def _progress(run: Run) -> Table:
     last = run.records[-1]
     grid = Table.grid(padding=(0, 2))
-    epochs = run.header.config.get("epochs")
+    epochs = _epochs(run)
     rate = last.iteration / last.time if last.time else 0.0
-    words_ = f"epoch {last.epoch:g}" + (f" of {epochs}" if epochs else "")
+    words_ = f"epoch {last.epoch:g}" + (f" of {epochs:g}" if epochs else "")
     cells: list[RenderableType] = [
         words_,
         f"iteration {last.iteration}",
         f"{rate:.3g} iterations/s",
     ]
     cells.append(words.seconds(last.time))
-    if isinstance(epochs, (int, float)):
-        cells.append(ProgressBar(total=float(epochs), completed=last.epoch, width=24))
+    if epochs is not None:
+        cells.append(ProgressBar(total=epochs, completed=last.epoch, width=24))
     grid.add_row(*cells)
     return grid
 

@@ -66,7 +66,7 @@ def headline(payload: Mapping[str, Any]) -> str:
     if len(rows) == 1:
         return f"{first}."
     if best["speedup"] is not None and best["strategy"] != "vanilla":
-        return f"{first}, {best['speedup']:.2g}× sooner than vanilla."
+        return f"{first}, {best['speedup']:.3g}× sooner than vanilla."
     return f"{first}, before {_and([r['label'] for r in rows if r is not best])}."
 
 

@@ -90,7 +90,7 @@ const segments = (id, options, chosen, change) => {
 
 const note = $("target-note");
 if (data.target !== null) {
-  const what = data.target_given ? "the target of the runs" : "the lowest that every run reached";
+  const what = data.target_given ? "set for the runs" : "the lowest that every run reached";
   note.textContent = `Target: ${NAMES[data.objective] ?? "loss"} ${number(data.target)}, ${what}. ` +
     "Communication is counted up to the target; the rest is the state at the end of the run.";
 }

@@ -76,6 +76,7 @@ let before = null;
 addEventListener("beforeprint", () => {
   before = document.documentElement.dataset.theme;
   document.documentElement.dataset.theme = "light";
+  document.querySelectorAll("#again details").forEach((details) => { details.open = true; });
   drawAll();
 });
 addEventListener("afterprint", () => before && setTheme(before));

@@ -1,0 +1,106 @@
+"""The main job, with real processes: small enough for a test, ended in every way."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from commands import matcha_command
+from matcha.records import read_run
+
+SMALL = ("demo", "--topology", "ring:4", "--strategies", "vanilla,greedy", "--budget", "0.5")
+
+
+@pytest.mark.slow
+def test_the_demo_trains_for_real_and_leaves_a_report(tmp_path):
+    folder = tmp_path / "demo"
+    done = matcha_command(
+        *SMALL, "--target-loss", 0.5, "--link-mbps", 100, "-o", folder, "--json", timeout=240
+    )
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert [row["strategy"] for row in document["rows"]] == ["vanilla", "greedy"]
+    for row in document["rows"]:
+        assert row["time_to_target"] > 0
+        assert row["comm_seconds"] > 0
+        assert row["train_loss"] <= 0.5
+        assert row["test_accuracy"] > 0.6
+    assert document["rows"][0]["speedup"] == 1
+    run = read_run(folder / "greedy")
+    assert sorted(run.worker_records) == [0, 1, 2, 3]
+    assert {span.kind for span in run.spans} >= {"compute", "exchange"}
+    assert run.header.command.startswith("matcha demo --topology ring:4")
+    # The emulated speed is what the workers saw: vanilla sends two matchings every iteration.
+    model_bytes = 4 * 6_170
+    floor = 2 * 8 * model_bytes / 100e6 * read_run(folder / "vanilla").records[-1].iteration
+    assert document["rows"][0]["comm_seconds"] >= floor
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert "links emulated at 100 Mbit/s" in page
+
+
+def start(folder):
+    return subprocess.Popen(
+        [sys.executable, "-m", "matcha.cli", *SMALL, "--link-mbps", "0.5", "-o", str(folder)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, "NO_COLOR": "1", "TERM": "dumb"},
+        start_new_session=True,
+    )
+
+
+def wait_until(condition, seconds=120):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "the demo never got so far"
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "moment"),
+    [(signal.SIGINT, "starting"), (signal.SIGINT, "training"), (signal.SIGTERM, "training")],
+)
+def test_an_ended_demo_leaves_nothing_running(tmp_path, number, moment):
+    demo = start(tmp_path / "demo")
+    parent = psutil.Process(demo.pid)
+    wait_until(lambda: len(parent.children(recursive=True)) >= 4)
+    if moment == "training":
+        wait_until((tmp_path / "demo" / "vanilla" / "run.json").exists)
+    workers = parent.children(recursive=True)
+    demo.send_signal(number)
+    output, _ = demo.communicate(timeout=60)
+    assert demo.returncode == 128 + number, output.decode()
+    assert b"Traceback" not in output
+    gone, alive = psutil.wait_procs(workers, timeout=10)
+    assert alive == []
+    assert len(gone) >= 4
+
+
+def test_a_directory_in_use_is_refused(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    done = matcha_command("demo", "-o", tmp_path)
+    assert done.returncode == 2
+    assert "not empty" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--strategies", "vanila"], "did you mean 'vanilla'"),
+        (["--budget", "2"], "budget"),
+        (["--link-mbps", "0"], "positive"),
+        (["--target-loss", "-1"], "positive"),
+    ],
+)
+def test_bad_input_is_one_sentence_before_anything_starts(tmp_path, arguments, sentence):
+    done = matcha_command("demo", "-o", tmp_path / "demo", *arguments)
+    assert done.returncode == 2
+    assert sentence in done.stderr
+    assert not (tmp_path / "demo" / "logs").exists()
