@@ -58,6 +58,7 @@ def test_axe_finds_no_serious_issue(browser, report_page, device, scheme):
         # Every kind of table is opened, but not those of thousands of rows: axe reads each cell.
         for table in ("sweep", "links", "loads"):
             page.locator(f"details[data-table={table}] summary").click()
+            page.locator(f"details[data-table={table}] tbody tr").first.wait_for()
         page.locator("#again summary").first.click()
         violations = Axe().run(page).response["violations"]
         serious = [
@@ -197,9 +198,12 @@ def test_tables_hold_what_the_charts_show(page):
     net = sweep_of(page)
     page.locator("details[data-table=sweep] summary").click()
     rows = page.locator("details[data-table=sweep] tbody tr")
+    rows.first.wait_for()
     assert rows.count() == sum(len(points) for points in net["strategies"].values())
     page.locator("details[data-table=links] summary").click()
-    assert page.locator("details[data-table=links] tbody tr").count() == len(net["links"])
+    links = page.locator("details[data-table=links] tbody tr")
+    links.first.wait_for()
+    assert links.count() == len(net["links"])
 
 
 def test_the_timeline_pages_through_the_rounds(page):
