@@ -105,10 +105,11 @@ def improve(
     if m > _STACKED_UP_TO and num_colors > _COLORS_UP_TO:
         return tuple(matchings)
     problem = _Problem(topology, num_colors, timing, budget, limit, seed)
-    walk = _walk(m, effort)
     first = problem.plan([problem.colors_of(matchings)])[0]
-    seen = {problem.key(first.colors)}
-    best = _search(problem, first, walk, seen)
+    best = _search(problem, first, _walk(m, "default"), {problem.key(first.colors)})
+    walk, seen = _walk(m, effort), {problem.key(first.colors)}
+    if effort == "high":  # a wider walk takes another way, not always a better one
+        best = min(best, _search(problem, first, walk, seen), key=lambda state: state.rho)
     for _ in range(walk.restarts):
         shaken = problem.plan([problem.shaken(best.colors)])[0]
         best = min(best, _search(problem, shaken, walk, seen), key=lambda state: state.rho)
