@@ -11,22 +11,8 @@ import argparse
 from pathlib import Path
 
 import matcha
-from matcha.experiments.items import Item
 from matcha.experiments.paper import GROUPS
-
-
-def plan_of(item: Item) -> matcha.Plan:
-    topology = matcha.families.parse(item.topology)
-    theirs = None
-    if item.strategy != "greedy":
-        theirs = matcha.families.paper_matchings(item.topology.removeprefix("paper:"))
-    return matcha.plan(
-        topology,
-        budget=item.budget,
-        strategy=item.strategy,
-        seed=item.seed,
-        matchings=theirs,
-    )
+from matcha.experiments.trainings import plan_of
 
 
 def main() -> None:

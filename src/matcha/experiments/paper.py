@@ -42,7 +42,7 @@ def _items(task: str, topology: str, names: list[str], seeds: tuple[int, ...] = 
     return [_item(task, topology, name, seed) for seed in seeds for name in names]
 
 
-def _figure5(topology: str, *more: str) -> list[Item]:
+def _figure5(task: str, topology: str, *more: str) -> list[Item]:
     budget = GEOMETRIC[topology]
     names = [
         "vanilla",
@@ -50,7 +50,7 @@ def _figure5(topology: str, *more: str) -> list[Item]:
         *("matcha 0.1", "greedy 0.1"),
         *more,
     ]
-    return _items("cifar10", topology, names)
+    return _items(task, topology, names)
 
 
 def _figure4(task: str) -> tuple[Item, ...]:
@@ -81,9 +81,9 @@ GROUPS: dict[str, Group] = {
             num_workers=16,
             rates=(0.2, 0.4, 0.1),
             items=(
-                *_figure5("paper:geometric16-d10", "periodic 0.1"),
-                *_figure5("paper:geometric16-d13"),
-                *_figure5("paper:geometric16-d5"),
+                *_figure5("cifar10", "paper:geometric16-d10", "periodic 0.1"),
+                *_figure5("cifar10", "paper:geometric16-d13"),
+                *_figure5("cifar10", "paper:geometric16-d5"),
                 *_items(
                     "cifar10",
                     "paper:geometric16-d10",
@@ -108,6 +108,23 @@ GROUPS: dict[str, Group] = {
             rates=(20.0, 40.0),
             items=_figure4("ptb"),
             delays=Delays(compute_seconds=0.33, seconds_per_unit=_UNIT * 51.0 / _MILLIONS),
+        ),
+        # The same comparisons in minutes on two CPU cores; a unit costs as much as a gradient.
+        Group(
+            name="digits8",
+            task="digits",
+            num_workers=8,
+            rates=(0.05,),
+            items=_figure4("digits"),
+            delays=Delays(compute_seconds=0.01, seconds_per_unit=0.01),
+        ),
+        Group(
+            name="digits16",
+            task="digits",
+            num_workers=16,
+            rates=(0.05,),
+            items=tuple(item for graph in GEOMETRIC for item in _figure5("digits", graph)),
+            delays=Delays(compute_seconds=_COMPUTE, seconds_per_unit=_UNIT),
         ),
     )
 }

@@ -35,6 +35,11 @@ class BasicBlock(nn.Module):
         self.conv2, self.norm2 = _conv(width, width, 3), nn.BatchNorm2d(width)
         self.shortcut = _shortcut(into, width, stride)
 
+    @property
+    def last_norm(self) -> nn.BatchNorm2d:
+        """The normalisation before the shortcut is added."""
+        return self.norm2
+
     def forward(self, x: Tensor) -> Tensor:
         """The block's output."""
         out = functional.relu(self.norm1(self.conv1(x)), inplace=True)
@@ -54,6 +59,11 @@ class Bottleneck(nn.Module):
         self.conv2, self.norm2 = _conv(width, width, 3, stride), nn.BatchNorm2d(width)
         self.conv3, self.norm3 = _conv(width, out, 1), nn.BatchNorm2d(out)
         self.shortcut = _shortcut(into, out, stride)
+
+    @property
+    def last_norm(self) -> nn.BatchNorm2d:
+        """The normalisation before the shortcut is added."""
+        return self.norm3
 
     def forward(self, x: Tensor) -> Tensor:
         """The block's output."""
@@ -93,6 +103,11 @@ class ResNet(nn.Module):
         self.blocks = nn.Sequential(*blocks)
         self.head = nn.Linear(into, num_classes)
         initialise(self)
+        # Each block starts as its shortcut (Goyal et al., 2017). Without this the paper's 24
+        # bottlenecks add up to features so large that the first steps overshoot at any usual rate.
+        for module in blocks:
+            assert isinstance(module, (BasicBlock, Bottleneck))
+            nn.init.zeros_(module.last_norm.weight)
 
     @classmethod
     def resnet18(cls, num_classes: int) -> ResNet:

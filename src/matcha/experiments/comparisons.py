@@ -1,0 +1,108 @@
+"""Results of several runs side by side: means over seeds, and times to a loss."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from matcha.experiments.items import Result
+from matcha.simulation.run import Delays
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Results:
+    """Results that share a task and a learning rate, to be asked by topology and label."""
+
+    results: tuple[Result, ...]
+    delays: Delays
+
+    @classmethod
+    def of(cls, results: Iterable[Result], task: str, delays: Delays) -> Results:
+        """The results of a task at the learning rate that won the tuning on vanilla.
+
+        The tuning ran vanilla at several rates; all other items ran at the winner only.
+        """
+        chosen = [result for result in results if result.item.task == task]
+        others = {r.item.learning_rate for r in chosen if r.item.strategy != "vanilla"}
+        kept = [r for r in chosen if not others or r.item.learning_rate in others]
+        return cls(results=tuple(kept), delays=delays)
+
+    def __bool__(self) -> bool:
+        return bool(self.results)
+
+    @property
+    def topologies(self) -> list[str]:
+        """In order of appearance."""
+        return list(dict.fromkeys(result.item.topology for result in self.results))
+
+    def labels(self, topology: str) -> list[str]:
+        """What was run on a topology, in order of appearance."""
+        found = (r.item.label for r in self.results if r.item.topology == topology)
+        return list(dict.fromkeys(found))
+
+    def seeds(self, topology: str, label: str) -> list[Result]:
+        """One result a seed."""
+        return [r for r in self.results if r.item.topology == topology and r.item.label == label]
+
+    def final(self, topology: str, label: str, name: str) -> float | None:
+        """A field's last value, the mean over seeds; None where it was not measured."""
+        return _mean(result.final(name) for result in self.seeds(topology, label))
+
+    def seconds(self, result: Result) -> list[float]:
+        """The simulated clock at each record, by these delays.
+
+        Worked out from iterations and units, so that other delays can be asked about afterwards.
+        """
+        compute = self.delays.compute_seconds or 0.0
+        unit = self.delays.seconds_per_unit
+        return [r.iteration * compute + r.comm_units * unit for r in result.records]
+
+    def time_to(self, topology: str, label: str, loss: float) -> float | None:
+        """Simulated seconds until the training loss first reached ``loss``, the mean over seeds."""
+        times = [self._time_to(result, loss) for result in self.seeds(topology, label)]
+        return None if None in times else _mean(times)
+
+    def _time_to(self, result: Result, loss: float) -> float | None:
+        before: tuple[float, float] | None = None
+        for record, seconds in zip(result.records, self.seconds(result), strict=True):
+            now = record.train_loss
+            if now is None:
+                continue
+            if now <= loss:
+                if before is None:
+                    return seconds
+                share = (before[0] - loss) / (before[0] - now)
+                return before[1] + share * (seconds - before[1])
+            before = (now, seconds)
+        return None
+
+    def table(self, topology: str) -> str:
+        """Markdown: one row a label."""
+        lines = [
+            "| run | seeds | training loss | test loss | test accuracy | consensus distance "
+            "| foreseen | units | simulated seconds |",
+            "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        ]
+        for label in self.labels(topology):
+            runs = self.seeds(topology, label)
+
+            def value(name: str, form: str, label: str = label, scale: float = 1.0) -> str:
+                found = self.final(topology, label, name)
+                return "–" if found is None else format(found * scale, form)
+
+            seconds = _mean(self.seconds(result)[-1] for result in runs)
+            note = " (diverged)" if any(result.diverged for result in runs) else ""
+            accuracy = value("test_accuracy", ".1f", scale=100.0)
+            lines.append(
+                f"| {label}{note} | {len(runs)} | {value('train_loss', '.4f')} "
+                f"| {value('test_loss', '.4f')} "
+                f"| {accuracy if accuracy == '–' else accuracy + ' %'} "
+                f"| {value('consensus_distance', '.3g')} | {value('predicted_consensus', '.3g')} "
+                f"| {value('comm_units', ',.0f')} | {seconds or 0:,.0f} |"
+            )
+        return "\n".join(lines)
+
+
+def _mean(values: Iterable[float | None] | Sequence[float]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None

@@ -1,0 +1,46 @@
+"""How the reproduced figures look."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from matcha.experiments.comparisons import Results
+
+COLORS = {"vanilla": "#000000", "matcha": "#0072B2", "periodic": "#D55E00", "greedy": "#009E73"}
+DASHES = {1.0: "-", 0.6: "-", 0.5: "-", 0.4: "-", 0.3: "-", 0.1: "--", 0.02: ":"}
+
+
+def axes(columns: int, rows: int = 1, width: float = 4.2, height: float = 3.2) -> tuple[Any, Any]:
+    """A figure and its axes as a two-dimensional array, without a display."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
+    return figure, figure.subplots(rows, columns, squeeze=False)
+
+
+def draw_loss(ax: Any, results: Results, topology: str, *, time: bool) -> None:
+    """Training loss against epochs or simulated seconds, one line a run (first seed)."""
+    from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
+
+    for label in results.labels(topology):
+        result = results.seeds(topology, label)[0]
+        x = results.seconds(result) if time else [r.epoch for r in result.records]
+        item = result.item
+        ax.plot(
+            x,
+            [record.train_loss for record in result.records],
+            color=COLORS.get(item.strategy),
+            ls=DASHES.get(item.budget, "-."),
+            lw=1.4,
+            label=label,
+        )
+    ax.set_xlabel("simulated seconds" if time else "epoch")
+    ax.set_ylabel("training loss")
+    if time:
+        ax.set_xscale("log")
+    ax.set_yscale("log")
+    for axis in (ax.xaxis, ax.yaxis) if time else (ax.yaxis,):
+        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axis.set_major_formatter(FormatStrFormatter("%g"))
+        axis.set_minor_formatter(NullFormatter())
+    ax.grid(alpha=0.25)

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from tests.commands import matcha_command
+from typer.testing import CliRunner
+
+from matcha.cli import app
+from matcha.errors import MatchaError
+
+
+def test_a_figure_from_plans_alone(tmp_path):
+    result = matcha_command("reproduce", "fig3", "--quick", "-o", tmp_path, "--json")
+    assert result.returncode == 0, result.stderr
+    document = json.loads(result.stdout)
+    assert {claim["verdict"] for claim in document["claims"]} == {"holds"}
+    assert (tmp_path / "fig3.png").exists()
+
+
+@pytest.mark.slow
+def test_a_figure_that_trains(tmp_path):
+    command = ["reproduce", "fig1", "--quick", "-e", "1", "--device", "cpu", "-o", str(tmp_path)]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.output
+    assert "verdict" in result.output
+    lines = (tmp_path / "fig1.results.jsonl").read_text().splitlines()
+    assert len(lines) == 4
+    assert "Training on digits" in (tmp_path / "fig1.md").read_text()
+    again = CliRunner().invoke(
+        app,
+        [
+            *["reproduce", "fig1", "--quick", "--json", "-o", str(tmp_path / "again")],
+            *["--from", str(tmp_path / "fig1.results.jsonl")],
+        ],
+    )
+    assert again.exit_code == 0, again.output
+    assert json.loads(again.stdout)["claims"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["fig2"], "unknown figure 'fig2'"),
+        (["fig4", "--from", "nowhere.jsonl"], "cannot be read"),
+        (["fig3", "--format", "gif"], "gif"),
+        (["fig5"], "--data DIR or $MATCHA_DATA"),
+    ],
+)
+def test_one_sentence_for_bad_input(tmp_path, monkeypatch, arguments, message):
+    monkeypatch.delenv("MATCHA_DATA", raising=False)
+    result = CliRunner().invoke(app, ["reproduce", *arguments, "-o", str(tmp_path)])
+    assert isinstance(result.exception, MatchaError)
+    assert message in str(result.exception)

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import pytest
+
+from matcha.experiments.comparisons import Results
+from matcha.experiments.items import Item, Result
+from matcha.records import Record
+from matcha.simulation import Delays
+
+DELAYS = Delays(compute_seconds=1.0, seconds_per_unit=2.0)
+
+
+def make(strategy, losses, *, budget=0.5, seed=0, rate=0.1, units=1.0, topology="ring:4"):
+    records = tuple(
+        Record(iteration=10 * (k + 1), epoch=k + 1, train_loss=loss, comm_units=units * (k + 1))
+        for k, loss in enumerate(losses)
+    )
+    item = Item(
+        task="digits", topology=topology, strategy=strategy, budget=budget, seed=seed,
+        learning_rate=rate,
+    )  # fmt: skip
+    return Result(item=item, records=records, device="", seconds=0.0, plan={}, config={})
+
+
+def results(*made):
+    return Results.of(made, "digits", DELAYS)
+
+
+def test_only_vanilla_at_the_tuned_rate_is_kept():
+    found = results(
+        make("vanilla", [1.0], budget=1.0, rate=0.1),
+        make("vanilla", [2.0], budget=1.0, rate=0.2),
+        make("matcha", [3.0], rate=0.2),
+    )
+    assert found.final("ring:4", "vanilla", "train_loss") == 2.0
+    assert found.labels("ring:4") == ["vanilla", "matcha 0.5"]
+
+
+def test_means_over_seeds():
+    found = results(make("matcha", [1.0]), make("matcha", [3.0], seed=1))
+    assert len(found.seeds("ring:4", "matcha 0.5")) == 2
+    assert found.final("ring:4", "matcha 0.5", "train_loss") == 2.0
+    assert found.final("ring:4", "greedy 0.5", "train_loss") is None
+
+
+def test_time_to_a_loss_is_interpolated():
+    found = results(make("matcha", [4.0, 2.0, 1.0]))
+    clock = [10 + 2, 20 + 4, 30 + 6]
+    assert found.seconds(found.results[0]) == clock
+    assert found.time_to("ring:4", "matcha 0.5", 3.0) == pytest.approx((clock[0] + clock[1]) / 2)
+    assert found.time_to("ring:4", "matcha 0.5", 9.0) == clock[0]
+    assert found.time_to("ring:4", "matcha 0.5", 0.5) is None
+
+
+def test_a_seed_that_never_arrives_counts():
+    found = results(make("matcha", [1.0]), make("matcha", [3.0], seed=1))
+    assert found.time_to("ring:4", "matcha 0.5", 2.0) is None
+
+
+def test_table_has_a_row_a_label_and_tells_of_divergence():
+    found = results(make("matcha", [1.0]), make("periodic", [float("nan")]))
+    lines = found.table("ring:4").splitlines()
+    assert len(lines) == 4
+    assert lines[2].startswith("| matcha 0.5 | 1 | 1.0000 |")
+    assert "periodic 0.5 (diverged)" in lines[3]
