@@ -48,18 +48,20 @@ def _options(
 
 def _register() -> None:
     """Each command lives in its own file and adds itself to `app` when imported."""
-    from matcha.cli import (  # noqa: F401
-        bench,
-        plan,
-        probe,
-        report,
-        reproduce,
-        simulate,
-        sweep,
-        train,
-        tune,
-        watch,
-    )
+    for name in (
+        "bench",
+        "demo",
+        "plan",
+        "probe",
+        "report",
+        "reproduce",
+        "simulate",
+        "sweep",
+        "train",
+        "tune",
+        "watch",
+    ):
+        import_module(f"matcha.cli.{name}")
 
 
 def main() -> None:
