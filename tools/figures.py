@@ -67,19 +67,49 @@ def tradeoff_table() -> str:
     return table(headings, rows, "ll" + "r" * (len(headings) - 2))
 
 
-def readme_results() -> str:
+def crossings() -> str:
     """What it costs to be as close together as vanilla keeps the workers."""
-    data = tradeoff_data()
-    rows = []
-    for graph, lines in data.items():
-        (vanilla,) = lines["vanilla"]
-        shares = {}
-        for strategy in ("periodic", "matcha", "greedy"):
-            reached = crossing(lines[strategy], vanilla[1])
-            assert reached is not None
-            shares[strategy] = f"{reached / vanilla[0]:.0%}"
-        rows.append([f"`paper:{graph}`", "100%", *shares.values()])
-    return table(["graph", "vanilla", "periodic", "matcha", "greedy"], rows, "lrrrr")
+    rows = [
+        [
+            f"`paper:{row['graph']}`",
+            "1",
+            *(f"{row[name]:.2f}" for name in ("matcha_paper", "matcha_best")),
+            f"**{row['greedy']:.2f}**",
+            f"{row['no_less']:.2f}",
+        ]
+        for row in result("strategies.json")["crossings"]
+    ]
+    return table(["graph", "vanilla", "paper", "matcha", "greedy", "no less than"], rows, "lrrrrr")
+
+
+def slow_links() -> str:
+    """Strategies at equal seconds, where a few workers have slow links."""
+    rows = [
+        [
+            f"`{row['graph']}`",
+            f"{row['budget']:g}",
+            f"{row['seconds']['greedy']:.2f}",
+            *(f"{row['error'][name]:.3g}" for name in ("matcha", "blind", "greedy")),
+        ]
+        for row in result("strategies.json")["slow_links"]
+    ]
+    headings = ["graph", "budget", "seconds an iteration", "matcha", "blind", "greedy"]
+    return table(headings, rows, "llrrrr")
+
+
+def free_links() -> str:
+    """Greedy against sequences with links of their own choosing."""
+    names = ("greedy", "one_peer", "finite_time", "no_less")
+    rows = [
+        [
+            row["workers"],
+            f"{row['units']:g}",
+            *("–" if row.get(name) is None else f"{row[name]:.3g}" for name in names),
+        ]
+        for row in result("strategies.json")["free_links"]
+    ]
+    headings = ["workers", "matchings an iteration", "greedy", "one-peer exponential"]
+    return table([*headings, "finite-time", "no less than"], rows, "rrrrrr")
 
 
 def planner() -> str:
@@ -135,9 +165,11 @@ def printed(name: str) -> str:
 
 
 REGIONS: dict[str, Callable[[], str]] = {
+    "crossings": crossings,
     "decompositions": decompositions,
+    "free-links": free_links,
     "planner": planner,
-    "readme-results": readme_results,
+    "slow-links": slow_links,
     "tradeoff-table": tradeoff_table,
 }
 
