@@ -44,7 +44,7 @@ def rounds(draw: st.DrawFn) -> tuple[Round, int]:
         if matching:
             matchings.append(tuple(matching))
     mixing = draw(st.sampled_from(["laplacian", "pairwise"]))
-    weight = draw(st.floats(0.05, 0.6)) if mixing == "laplacian" else 0.5
+    weight = draw(st.floats(0.05, 0.6) if mixing == "laplacian" else st.sampled_from([0.5, 0.54]))
     indices = tuple(range(len(matchings)))
     round = Round(matchings=tuple(matchings), indices=indices, mixing=mixing, weight=weight)
     return round, topology.num_workers

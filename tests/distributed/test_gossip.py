@@ -18,7 +18,7 @@ from matcha.errors import ExchangeError, InputError
 
 @pytest.mark.parametrize(("strategy", "mixing", "rule"), cases.CASES)
 def test_every_case_in_memory_equals_the_definition(strategy, mixing, rule) -> None:
-    plan = cases.make_plan(strategy, mixing)
+    plan = cases.real_plan(strategy, mixing)
     results = run_threads(cases.NUM_WORKERS, lambda t: cases.train(t, plan, rule))
     cases.check(results, plan, rule)
 

@@ -13,6 +13,7 @@ from matcha.errors import ExchangeError
 @pytest.mark.slow
 @pytest.mark.timeout(280)
 def test_every_case_over_gloo_equals_the_definition(workers, tmp_path: Path) -> None:
+    cases.write_plans(tmp_path)
     workers.run("cases.py", "gloo", str(tmp_path), num_workers=cases.NUM_WORKERS, timeout=250)
     cases.check_folder("gloo", tmp_path)
 

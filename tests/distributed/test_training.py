@@ -8,13 +8,15 @@ import torch
 from torch import nn
 
 import matcha.experiments.training
+from distributed import cases
 from matcha import families, plan
 from matcha.distributed import Training, run_threads, train_task
 from matcha.errors import InputError
+from matcha.experiments.quadratics import QuadraticTask
 from matcha.experiments.recipes import Choices, recipe
 from matcha.experiments.training import TaskTraining, run_worker, torch_optimizer
 from matcha.records import read_run
-from matcha.simulation import Settings, Simulation
+from matcha.simulation import Constant, Execution, Settings, Simulation
 from matcha.simulation.optimizers import Adam
 
 NUM_WORKERS = 4
@@ -57,6 +59,33 @@ def test_the_digits_curves_coincide_with_the_simulators(tmp_path: Path, overlap)
     assert run.header.config["update_rule"] == settings.rule
     assert {span.worker for span in run.spans} == set(range(NUM_WORKERS))
     assert {span.kind for span in run.spans} == {"compute", "wait", "exchange"}
+
+
+@pytest.mark.parametrize(("strategy", "mixing", "rule"), cases.CASES)
+def test_every_case_equals_the_simulator_in_float64(strategy, mixing, rule) -> None:
+    """50 iterations on quadratics with noise and heterogeneity, 8 workers."""
+
+    def task() -> QuadraticTask:
+        return QuadraticTask(8, heterogeneity=1.0, steps_per_epoch=10, seed=2)
+
+    chosen = cases.real_plan(strategy, mixing)
+    rates = Constant(base=0.05)
+    settings = Settings(
+        epochs=5, schedule=rates, rule=rule, execution=Execution(precision="float64")
+    )
+    simulated = list(Simulation(task(), chosen, settings))
+    training = Training(
+        epochs=5,
+        rate=rates.rate,
+        optimizer=torch.optim.SGD,
+        dtype=torch.float64,
+        gossip={"overlap": rule == "footnote", "bucket_mb": 1e-4, "deadline": 60},
+    )
+    trained = run_threads(8, lambda t: train_task(task(), chosen, training, t))[0]
+    for real, ideal in zip(trained, simulated, strict=True):
+        for name in ("train_loss", "test_loss", "consensus_distance"):
+            assert getattr(real, name) == pytest.approx(getattr(ideal, name), rel=1e-10, abs=1e-10)
+    assert trained[-1].iteration == 50
 
 
 def test_a_resumed_run_ends_where_an_uninterrupted_one_does(tmp_path: Path, monkeypatch) -> None:

@@ -276,11 +276,12 @@ def _blocks(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
 
 def _average(x: torch.Tensor, arrived: torch.Tensor, weight: float) -> None:
     """Set x <- (1 - w) x + w arrived; `arrived` is used up."""
+    own = float(1 - torch.tensor(weight, dtype=x.dtype))  # rounded once, as the definition does
     for mine, theirs in _blocks(x, arrived):
         if weight == 0.5:  # halving is exact, so it may come last: two passes, not three
             mine.add_(theirs).mul_(0.5)
         else:
-            mine.mul_(1 - weight).add_(theirs.mul_(weight))
+            mine.mul_(own).add_(theirs.mul_(weight))
 
 
 def _accumulate(
