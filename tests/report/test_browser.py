@@ -8,6 +8,9 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from browsers import ARTIFACTS, chromium, opened, see_everything
 
+import matcha
+from matcha.report import write_report
+
 WIDTHS = {"desk": 1280, "phone": 390}
 
 
@@ -225,3 +228,13 @@ def test_paper_gets_the_light_theme_and_every_chart(browser, report_page):
         assert page.locator(".chart[data-drawn]").count() == page.locator(".chart").count()
         assert page.evaluate("document.documentElement.dataset.theme") == "dark"
     assert (ARTIFACTS / "report.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_a_page_of_plans_alone_explores_without_complaints(browser, tmp_path):
+    plan = matcha.plan(matcha.families.ring(5), 0.5, "matcha")
+    path = write_report([], tmp_path / "plans.html", plans=[plan], sweep_seconds=1)
+    with opened(browser, path) as page:
+        see_everything(page)
+        assert page.complaints == []
+        assert page.locator("h2:visible").all_text_contents() == ["What a budget buys"]
+        assert float(page.text_content("#rho")) == pytest.approx(plan.rho, abs=6e-5)

@@ -95,3 +95,12 @@ def test_runs_on_two_topologies_share_a_page(tmp_path):
     payload = payload_of(page)
     assert [net["name"] for net in payload["networks"]] == ["ring:4", "star:5"]
     assert [run["network"] for run in payload["runs"]] == [0, 1]
+
+
+def test_plans_alone_make_a_page_to_explore(tmp_path):
+    plan = matcha.plan(matcha.families.ring(4), 0.5, "matcha")
+    page = write_report([], tmp_path / "page.html", plans=[plan], sweep_seconds=0)
+    payload = payload_of(page)
+    assert payload["runs"] == []
+    assert payload["networks"][0]["start"] == {"strategy": "matcha", "budget": 0.5}
+    assert 'id="results" aria-labelledby="results-title" hidden' in page.read_text()

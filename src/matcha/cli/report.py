@@ -8,14 +8,17 @@ import typer
 
 from matcha.cli import app
 from matcha.cli.output import check_free, console, patient_progress, print_json
-from matcha.errors import unknown_name
+from matcha.errors import InputError, unknown_name
+from matcha.plans import Plan
 
 FORMATS = ("html", "png", "svg", "pdf")
 
 
 @app.command("report")
 def report_command(
-    runs: list[Path] = typer.Argument(..., help="Run directories, or folders that hold some."),
+    runs: list[Path] = typer.Argument(
+        ..., help="Run directories, folders that hold some, or plans (.json) to explore."
+    ),
     output: Path | None = typer.Option(
         None, "--output", "-o", help="The page (report.html), or the folder for figures (figures)."
     ),
@@ -39,12 +42,16 @@ def report_command(
 
       matcha report runs/demo-* -o report.html
       matcha report runs/demo-* --format pdf -o figures
+
+      matcha report plan.json -o plan.html
     """
     from matcha.report import compare, load_runs, write_report
 
     if format not in FORMATS:
         raise unknown_name("format", format, FORMATS)
-    found = load_runs(runs)
+    plans = [Plan.load(path) for path in runs if path.suffix == ".json"]
+    folders = [path for path in runs if path.suffix != ".json"]
+    found = load_runs(folders) if folders else []
     if format == "html":
         page = output or Path("report.html")
         check_free(page, force)
@@ -52,12 +59,15 @@ def report_command(
             write_report(
                 found,
                 page,
+                plans=plans,
                 title=title,
                 target=target,
                 sweep_seconds=sweep_seconds,
                 progress=progress,
             )
         written = [page]
+    elif not found:
+        raise InputError("figures need runs; to draw a plan use `matcha plan --plot`.")
     else:
         from matcha.report.papers import write_figures
 

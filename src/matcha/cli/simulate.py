@@ -12,7 +12,7 @@ import typer
 
 from matcha import families
 from matcha.cli import app
-from matcha.cli.output import console, print_json
+from matcha.cli.output import console, patient_progress, print_json
 from matcha.cli.plan import TOPOLOGY_HELP
 from matcha.errors import InputError
 from matcha.plans import Plan
@@ -67,6 +67,7 @@ def simulate_command(
     ),
     resume: bool = typer.Option(False, "--resume", help="Go on with runs that were stopped."),
     figures: str = typer.Option("png", help="png, svg, pdf, or none."),
+    report: bool = typer.Option(True, help="Write a page for the browser beside the runs."),
     as_json: bool = typer.Option(False, "--json", help="Print the comparison as JSON instead."),
 ) -> None:
     """Train by one or several plans, all workers on one device, and compare.
@@ -118,6 +119,12 @@ def simulate_command(
     _run(jobs, resume)
     runs = [read_run(job.directory) for job in jobs]
     written = _draw(runs, output, figures) if figures != "none" else []
+    if report:
+        from matcha.report import write_report
+
+        with patient_progress("writing the report") as progress:
+            page = output / "report.html"
+            written.append(write_report(runs, page, sweep_seconds=2, progress=progress))
     _show(runs, written, as_json)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import sys
@@ -62,6 +63,8 @@ def train_command(
     checkpoint_every: int = typer.Option(0, help="Task: epochs between checkpoints; 0: none."),
     resume: bool = typer.Option(False, "--resume", help="Task: go on from the newest checkpoint."),
     tensorboard: bool = typer.Option(False, "--tensorboard", help="Task: also write event files."),
+    watch: bool = typer.Option(False, "--watch", help="Task: a live dashboard instead of lines."),
+    report: bool = typer.Option(True, help="Task: write a page for the browser at the end."),
     hosts: int = typer.Option(1, help="Machines that take part, each running this command."),
     rendezvous: str | None = typer.Option(
         None, help="HOST:PORT of one of several machines, where they meet."
@@ -105,7 +108,11 @@ def train_command(
     if not is_worker():
         if (directory / "run.json").exists() and not resume:
             raise InputError(f"{str(directory)!r} already holds a run: choose another --output.")
-        _launch(_command_line(directory), plan, plan_file, hosts, rendezvous, host_rank)
+        watched = directory if watch and hosts == 1 else None
+        command = _command_line(directory)
+        _launch(command, plan, plan_file, hosts, rendezvous, host_rank, watched)
+        if report and (directory / "run.json").exists():
+            _report(directory)
         console.print(f"records in [cyan]{directory}[/]")
         return
 
@@ -161,6 +168,7 @@ def _launch(
     hosts: int,
     rendezvous: str | None,
     host_rank: int | None,
+    watched: Path | None = None,
 ) -> None:
     """Start the workers of this machine and wait for them; exit as they did."""
     if (hosts > 1) != (rendezvous is not None):
@@ -181,16 +189,58 @@ def _launch(
         if rendezvous is not None:
             code = _torchrun(command, here, hosts, rendezvous, host_rank, environment)
         else:
-            code = _local(command, here, environment)
+            code = _local(command, here, environment, watched)
     if code:
         raise typer.Exit(code)
 
 
-def _local(command: list[str], num_workers: int, environment: dict[str, str]) -> int:
+def _local(
+    command: list[str], num_workers: int, environment: dict[str, str], watched: Path | None
+) -> int:
     from matcha.distributed.launch import run_local
 
-    codes = run_local([sys.executable, *command], num_workers, environment=environment)
+    command = [sys.executable, *command]
+    if watched is not None:
+        codes = _under_watch(command, num_workers, environment, watched)
+    else:
+        codes = run_local(command, num_workers, environment=environment)
     return next((code if code > 0 else 128 - code for code in codes if code), 0)
+
+
+def _under_watch(
+    command: list[str], num_workers: int, environment: dict[str, str], directory: Path
+) -> list[int]:
+    """Run the workers with their words in files and the run's directory on the screen."""
+    from matcha.distributed.launch import LocalWorkers
+    from matcha.report.watch import watch
+
+    folder = directory / "logs"
+    folder.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        logs = [
+            stack.enter_context((folder / f"worker-{rank}.log").open("w", encoding="utf-8"))
+            for rank in range(num_workers)
+        ]
+        workers = stack.enter_context(
+            LocalWorkers(command, num_workers, environment=environment, outputs=logs)
+        )
+        console.print(f"starting {num_workers} workers; their words go to {folder}")
+        watch(directory, until=lambda: None not in {p.poll() for p in workers.processes})
+        codes = workers.wait()
+    for rank, code in enumerate(codes):
+        if code:
+            last = (folder / f"worker-{rank}.log").read_text(encoding="utf-8").strip()
+            console.print(f"worker {rank}: {last.splitlines()[-1] if last else 'no words'}")
+    return codes
+
+
+def _report(directory: Path) -> None:
+    from matcha.report import write_report
+
+    with patient_progress("writing the report") as progress:
+        page = directory / "report.html"
+        write_report([directory], page, sweep_seconds=2, progress=progress)
+    console.print(f"report in [cyan]{page}[/]")
 
 
 def _torchrun(

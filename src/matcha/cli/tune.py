@@ -46,6 +46,7 @@ def tune_command(
     plot: Path | None = typer.Option(
         None, help="Draw time an iteration against error to a .png, .svg or .pdf file."
     ),
+    report: Path | None = typer.Option(None, help="Write a page (.html) to explore the plan."),
     force: bool = typer.Option(False, "--force", help="Overwrite files."),
     as_json: bool = typer.Option(False, "--json", help="Print the points as JSON instead."),
 ) -> None:
@@ -55,10 +56,11 @@ def tune_command(
 
       matcha tune paper:geometric16-d10 --compute-time 0.1 --link-time 0.05 --plot tune.svg
     """
-    from matcha.report import figures
+    from matcha.report import figures, write_report
 
     check_free(output, force)
     check_free(plot, force)
+    check_free(report, force)
     if plot is not None:
         figures.check_format(plot)
     graph = families.parse(topology)
@@ -87,10 +89,13 @@ def tune_command(
         found.plan.save(output)
     if plot is not None:
         found.plot(plot)
+    if report is not None:
+        with patient_progress("writing the report") as progress:
+            write_report([], report, plans=[found.plan], progress=progress)
     if as_json:
         print_json(found.to_json())
         return
     console.print(found.table(), highlight=False, soft_wrap=True)
-    for path in (output, plot):
+    for path in (output, plot, report):
         if path is not None:
             console.print(f"wrote [cyan]{path}[/]")

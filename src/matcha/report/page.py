@@ -12,6 +12,7 @@ from typing import Any
 
 from matcha.errors import InputError
 from matcha.graphfiles import write_atomically
+from matcha.plans import Plan
 from matcha.records import Run, find_runs, read_run
 from matcha.report import words
 from matcha.report.payload import Progress, build_payload
@@ -26,6 +27,7 @@ def write_report(
     runs: Sequence[Run | str | Path],
     path: str | Path,
     *,
+    plans: Sequence[Plan] = (),
     title: str | None = None,
     target: float | None = None,
     sweep_seconds: float = 20.0,
@@ -36,6 +38,7 @@ def write_report(
     Args:
         runs: Runs, or directories that hold runs (at any depth).
         path: The page to write.
+        plans: Plans that were not run, to explore beside the runs or instead of them.
         title: Its heading.
         target: The loss at which the runs are compared; by default what their configuration calls
             `target_loss`, or else the lowest that all of them reached.
@@ -48,9 +51,14 @@ def write_report(
     Raises:
         InputError: There is no run to show, or a directory does not hold one.
     """
-    found = load_runs(runs)
+    found = load_runs(runs) if runs or not plans else []
     payload = build_payload(
-        found, title=title, target=target, sweep_seconds=sweep_seconds, progress=progress
+        found,
+        plans,
+        title=title,
+        target=target,
+        sweep_seconds=sweep_seconds,
+        progress=progress,
     )
     page = render(payload, found)
     target_file = Path(path)
@@ -86,7 +94,8 @@ def render(payload: Mapping[str, Any], runs: Sequence[Run]) -> str:
         "title": html.escape(payload["title"]),
         "headline": html.escape(words.headline(payload)),
         "facts": _facts(payload, runs),
-        "results": results_table(payload),
+        "results": results_table(payload) if runs else "",
+        "hidden_results": "" if runs else "hidden",
         "again": "\n".join(
             details_table(run, row["label"])
             for run, row in zip(runs, payload["summaries"], strict=True)
@@ -141,7 +150,8 @@ def _facts(payload: Mapping[str, Any], runs: Sequence[Run]) -> str:
         for net in payload["networks"]
     ]
     clocks = {run.header.clock for run in runs}
-    facts.append(f"{' and '.join(sorted(clocks))} clock")
+    if clocks:
+        facts.append(f"{' and '.join(sorted(clocks))} clock")
     speeds = {
         str(mbps).removesuffix(" (emulated)")
         for run in runs

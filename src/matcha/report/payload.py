@@ -24,6 +24,7 @@ NUM_STYLES = 12
 
 def build_payload(
     runs: Sequence[Run],
+    plans: Sequence[Plan] = (),
     *,
     title: str | None = None,
     target: float | None = None,
@@ -34,19 +35,21 @@ def build_payload(
 
     Args:
         runs: The runs, in the order to show them.
+        plans: Plans to explore that were not run.
         title: The page's heading; by default made from the task and topology.
         target: The loss at which runs are compared, as for `compare`.
         sweep_seconds: The longest to spend on planning the slider's stops, all topologies together.
         progress: Called with (steps done, steps in all) while the sweeps are planned.
     """
     comparison = compare(runs, target)
-    topologies = _distinct(run.plan.topology for run in runs if run.plan is not None)
+    every = [*(run.plan for run in runs if run.plan is not None), *plans]
+    topologies = _distinct(plan.topology for plan in every)
     networks = []
     for number, topology in enumerate(topologies):
         networks.append(
             network(
                 topology,
-                [r.plan for r in runs if r.plan and _is(r.plan, topology)],
+                [plan for plan in every if _is(plan, topology)],
                 seconds=sweep_seconds / len(topologies),
                 progress=_share(progress, number, len(topologies)),
             )
@@ -69,7 +72,7 @@ def build_payload(
         for run, row, style in zip(runs, comparison.rows, styles, strict=True)
     ]
     return {
-        "title": title or words.title(runs),
+        "title": title or words.title(runs, plans),
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "objective": comparison.objective,
         "target": short(comparison.target),

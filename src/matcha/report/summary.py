@@ -62,7 +62,8 @@ def compare(runs: Sequence[Run], target: float | None = None) -> Comparison:
         target: The loss to reach. By default what the runs' own configuration calls
             `target_loss`, or else the lowest loss that every run reached.
     """
-    objective = next((o for o in OBJECTIVES if all(_values(run, o) for run in runs)), None)
+    known = [o for o in OBJECTIVES if runs and all(_values(run, o) for run in runs)]
+    objective = known[0] if known else None
     asked = {run.header.config.get("target_loss") for run in runs}
     if target is None and len(asked) == 1:
         target = next(iter(asked))

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from matcha.plans import Plan
 from matcha.records import Run
 
 _OBJECTIVE = {"train_loss": "training loss", "test_loss": "test loss"}
 
 
-def title(runs: Sequence[Run]) -> str:
-    """A heading: the task and where it ran."""
-    tasks = dict.fromkeys(run.header.task for run in runs)
-    names = dict.fromkeys(run.plan.topology.name for run in runs if run.plan is not None)
+def title(runs: Sequence[Run], plans: Sequence[Plan] = ()) -> str:
+    """A heading: the task and where it ran, or what is planned."""
+    tasks = dict.fromkeys(run.header.task for run in runs) or ["Plans"]
+    every = [*(run.plan for run in runs if run.plan is not None), *plans]
+    names = dict.fromkeys(plan.topology.name for plan in every)
     where = f" on {', '.join(names)}" if names else ""
     return f"{', '.join(tasks)}{where}"
 
@@ -53,6 +55,8 @@ def percent(value: float | None) -> str:
 def headline(payload: Mapping[str, Any]) -> str:
     """The result in one sentence: who reached the target first, and what it cost."""
     rows = payload["summaries"]
+    if not rows:
+        return "What each budget buys, by every strategy."
     timed = [r for r in rows if r["time_to_target"] is not None]
     loss = _OBJECTIVE.get(payload["objective"] or "", "loss")
     if payload["target"] is None or not timed:

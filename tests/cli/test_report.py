@@ -57,3 +57,14 @@ def test_bad_input_is_one_sentence_and_exit_code_2(tmp_path, arguments, sentence
     assert done.returncode == 2
     assert sentence in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_plan_can_be_explored(tmp_path):
+    plan = tmp_path / "plan.json"
+    matcha.plan(matcha.families.ring(4), 0.5, "matcha").save(plan)
+    done = matcha_command("report", plan, "-o", tmp_path / "page.html", "--sweep-seconds", 0)
+    assert done.returncode == 0, done.stderr
+    assert "ring:4" in (tmp_path / "page.html").read_text(encoding="utf-8")
+    refused = matcha_command("report", plan, "--format", "svg", "-o", tmp_path / "figures")
+    assert refused.returncode == 2
+    assert "need runs" in refused.stderr

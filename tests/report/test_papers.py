@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import pytest
+
+from matcha.records import read_run
+from matcha.report.papers import draw_curves, draw_loads, draw_timeline, write_figures
+from matcha.report.timeline import timeline, worker_loads
+
+
+@pytest.fixture(scope="module")
+def runs(run_folders):
+    return [read_run(folder) for folder in run_folders]
+
+
+def test_curves_are_the_records(runs):
+    axes = draw_curves(runs, "train_loss", "time", target=0.5).axes[0]
+    lines = {line.get_label(): line for line in axes.lines}
+    for run in runs:
+        y = lines[run.header.strategy].get_ydata()
+        assert y[-1] == pytest.approx(run.records[-1].train_loss, rel=1e-4)
+    assert axes.get_yscale() == "log"
+    assert len(axes.lines) == len(runs) + 1
+
+
+def test_runs_have_distinct_colours_and_dashes(runs):
+    axes = draw_curves(runs, "train_loss", "epoch").axes[0]
+    assert len({line.get_color() for line in axes.lines}) == len(runs)
+    assert len({line.get_linestyle() for line in axes.lines}) == len(runs)
+
+
+def test_bars_are_the_workers_loads(runs):
+    axes = draw_loads(runs).axes[0]
+    heights = [bar.get_height() for bar in axes.containers[0]]
+    assert heights == worker_loads(runs[0])["planned"]
+
+
+def test_a_timeline_shows_its_first_rounds(runs):
+    axes = draw_timeline(runs[2], "matcha", rounds=5).axes[0]
+    lines = timeline(runs[2])
+    shown = sum(len(container) for container in axes.containers)
+    assert shown == sum(1 for k in lines["iteration"] if k < 5)
+
+
+def test_figures_are_named_by_what_they_show(runs, tmp_path):
+    written = write_figures(runs[:1], tmp_path, "svg")
+    assert {path.name for path in written} == {
+        "train_loss-epoch.svg",
+        "train_loss-time.svg",
+        "consensus.svg",
+        "workers.svg",
+        "timeline-vanilla.svg",
+        "topology-vanilla.svg",
+    }

@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import html
+import re
+
+import matcha
+from matcha.records import read_run
+from matcha.report.payload import build_payload
+from matcha.report.tables import columns, details_table, results_table
+from quadratics import write_quadratic_run
+
+
+def test_the_best_of_a_column_is_marked_in_words_and_only_there(run_folders):
+    payload = build_payload([read_run(folder) for folder in run_folders], sweep_seconds=0)
+    table = results_table(payload)
+    times = [row["time_to_target"] for row in payload["summaries"]]
+    marked = re.findall(r'<strong>([\d.]+) s<span class="sr"> \(best\)', table)
+    assert f"{min(times):.3g}" in marked
+    assert table.count("<tr>") == len(run_folders) + 1
+
+
+def test_columns_that_no_run_can_fill_are_left_out(tmp_path):
+    plan = matcha.plan(matcha.families.ring(4), 1.0, "vanilla")
+    run = read_run(write_quadratic_run(tmp_path / "run", plan, iterations=10))
+    summaries = build_payload([run], sweep_seconds=0)["summaries"]
+    assert "test_loss" not in {column.key for column in columns(summaries)}
+    bare = [dict.fromkeys(summaries[0]) | {"unit": "units"}]
+    assert columns(bare) == []
+
+
+def test_a_runs_details_hold_its_command_seed_digest_and_nested_settings(tmp_path):
+    plan = matcha.plan(matcha.families.ring(4), 1.0, "vanilla")
+    config = {"settings": {"epochs": 3, "left_open": None}, "tags": ["a", "<b>"]}
+    run = read_run(write_quadratic_run(tmp_path / "run", plan, iterations=4, config=config))
+    text = details_table(run, "vanilla")
+    assert "matcha simulate ring:4 --strategy vanilla" in text
+    assert plan.digest in text
+    assert '<th scope="row">settings epochs</th><td>3</td>' in text
+    assert "left open" not in text
+    assert html.escape('["a", "<b>"]') in text
