@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html.parser
-import importlib.util
 import json
 import os
 import re
@@ -15,6 +14,12 @@ from pathlib import Path
 import pytest
 from browsers import chromium
 
+import doctests
+import figures
+import mathml
+import pictures
+import reference
+import tables
 from blocks import INERT, PYTHON, SHELL, blocks
 
 ROOT = Path(__file__).parent.parent
@@ -183,37 +188,27 @@ def test_the_reference_has_the_public_names(site):
 # -- figures ---------------------------------------------------------------------------------------
 
 
-def _tool(module):
-    spec = importlib.util.spec_from_file_location(module, ROOT / "tools" / f"{module}.py")
-    loaded = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loaded)
-    return loaded
-
-
 def test_every_figure_comes_from_the_committed_results():
-    assert _tool("figures").differences() == []
+    assert figures.differences() == []
 
 
 def test_a_changed_result_is_noticed(tmp_path, monkeypatch):
-    figures = _tool("figures")
-    shutil.copytree(figures.RESULTS, tmp_path / "results")
+    shutil.copytree(tables.RESULTS, tmp_path / "results")
     changed = tmp_path / "results" / "tradeoff.json"
     document = json.loads(changed.read_text())
     for point in document["points"]:
         point["consensus_error"] *= 2
     changed.write_text(json.dumps(document))
-    monkeypatch.setattr(figures, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(tables, "RESULTS", tmp_path / "results")
     found = "\n".join(figures.differences())
     assert "'tradeoff-table'" in found
     assert "tradeoff.svg" in found
 
 
 def test_a_picture_is_the_same_when_drawn_again():
-    figures = _tool("figures")
-    data = figures.tradeoff_data()
-    assert figures.svg(figures.draw_tradeoff(data), data) == figures.svg(
-        figures.draw_tradeoff(data), data
-    )
+    for numbers, draw in pictures.PICTURES.values():
+        data = numbers()
+        assert figures.svg(draw(data), data) == figures.svg(draw(data), data)
 
 
 def test_pictures_in_pages_exist_and_have_words():
@@ -227,7 +222,6 @@ def test_pictures_in_pages_exist_and_have_words():
 
 
 def test_an_equation_keeps_its_source_and_refuses_what_it_cannot_say():
-    mathml = _tool("mathml")
     assert 'alttext="a &lt; b"' in mathml.to_mathml("a < b")
     assert "<mtable" in mathml.to_mathml(r"\begin{aligned} a &= b \\ c &= d \end{aligned}")
     with pytest.raises(ValueError, match=r"\\\\foobar"):
@@ -235,7 +229,6 @@ def test_an_equation_keeps_its_source_and_refuses_what_it_cannot_say():
 
 
 def test_doctests_are_fenced_in_the_reference():
-    doctests = _tool("doctests")
     fenced = doctests.fenced("Sum.\n\n>>> 1 + 1\n2\n>>> [3]\n[3]\n\nThen prose.\n\n>>> 4\n4")
     assert fenced.count("```pycon") == 2
     assert fenced.count("```") == 4
@@ -247,7 +240,7 @@ def test_the_command_reference_names_every_command():
 
     from matcha.cli import app
 
-    text = _tool("commands").reference()
+    text = reference.reference()
     for command in typer.main.get_command(app).commands:
         assert f"## matcha {command} " in text
     assert "[cyan]" not in text

@@ -1,0 +1,143 @@
+"""The pictures of README and docs, drawn from committed result files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from tables import Data, result
+
+
+def tradeoff_data() -> Data:
+    """Points of the trade-off, by graph and strategy."""
+    document = result("tradeoff.json")
+    series: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    for p in document["points"]:
+        line = series.setdefault(p["graph"], {}).setdefault(p["strategy"], [])
+        line.append((p["comm_units"], p["consensus_error"]))
+    return series
+
+
+def draw_tradeoff(data: Data) -> Any:
+    """Consensus error against communication, both logarithmic, one panel a graph."""
+    from matplotlib.figure import Figure
+
+    from matcha.report.figures import STRATEGY_COLORS, STRATEGY_MARKERS
+
+    titles = {
+        "er8": "8 workers, the paper's Figure 1",
+        "geometric16-d10": "16 workers, dense geometric graph",
+    }
+    figure = Figure(figsize=(9.2, 3.9), layout="constrained")
+    for panel, (graph, lines) in enumerate(data.items(), start=1):
+        axes = figure.add_subplot(1, len(data), panel)
+        for strategy, points in lines.items():
+            x, y = zip(*points, strict=True)
+            axes.plot(
+                x,
+                y,
+                color=STRATEGY_COLORS[strategy],
+                marker=STRATEGY_MARKERS[strategy],
+                ms=9 if strategy == "vanilla" else 4.5,
+                mew=2 if strategy == "vanilla" else 1,
+                lw=1.8,
+                ls="none" if strategy == "vanilla" else "-",
+                label=_LABELS[strategy],
+                zorder=4 if strategy == "vanilla" else 3,
+            )
+        (vanilla,) = lines["vanilla"]
+        axes.axhline(vanilla[1], color=STRATEGY_COLORS["vanilla"], lw=0.8, ls=":")
+        _mark_saving(axes, lines, vanilla)
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.set_xlabel("communication an iteration (matchings)")
+        axes.set_ylabel("disagreement that remains")
+        axes.set_title(titles[graph], fontsize=11)
+        axes.grid(alpha=0.25, which="major")
+        axes.legend(frameon=False, fontsize=9)
+    return figure
+
+
+_LABELS = {
+    "vanilla": "vanilla: every link, always",
+    "periodic": "periodic: every link, sometimes",
+    "matcha": "matcha: the links that matter",
+    "greedy": "greedy: the best next matching",
+}
+
+
+def crossing(points: Sequence[tuple[float, float]], error: float) -> float | None:
+    """Communication at which a falling curve reaches an error, by log-log interpolation."""
+    from math import exp, log
+
+    for (x0, y0), (x1, y1) in pairwise(points):
+        if y0 >= error >= y1 and y0 > y1:
+            share = (log(y0) - log(error)) / (log(y0) - log(y1))
+            return exp(log(x0) + share * (log(x1) - log(x0)))
+    return None
+
+
+def _mark_saving(axes: Any, lines: Mapping[str, Any], vanilla: tuple[float, float]) -> None:
+    """An arrow from vanilla to the strategy that reaches its error for least communication."""
+    reached = {s: crossing(p, vanilla[1]) for s, p in lines.items() if s != "vanilla"}
+    best = min((x for x in reached.values() if x is not None), default=None)
+    if best is None or best > 0.9 * vanilla[0]:
+        return
+    axes.annotate(
+        "",
+        xy=(best, vanilla[1]),
+        xytext=vanilla,
+        arrowprops={"arrowstyle": "->", "color": "#444444", "lw": 1.4},
+        zorder=5,
+    )
+    axes.annotate(
+        f"{vanilla[0] / best:.1f}× less communication",
+        xy=(best, vanilla[1]),
+        xytext=(-4, -12),
+        textcoords="offset points",
+        ha="right",
+        fontsize=9,
+        color="#444444",
+    )
+
+
+def headline_data() -> Data:
+    """Seconds to the target of each strategy and budget."""
+    document = result("headline.json")
+    runs = [
+        (row["strategy"], row["budget"], round(row["seconds_to_target"], 3))
+        for row in document["rows"]
+    ]
+    return {"runs": runs, "hosts": document["hosts"], "mbps": document["mbps"]}
+
+
+def draw_headline(data: Data) -> Any:
+    """A bar a run, shortest time at the bottom."""
+    from matplotlib.figure import Figure
+
+    from matcha.report.figures import STRATEGY_COLORS
+
+    figure = Figure(figsize=(7.2, 3.6), layout="constrained")
+    axes = figure.add_subplot()
+    runs = sorted(data["runs"], key=lambda run: -run[2])
+    colors = [STRATEGY_COLORS.get(strategy, "#8C6D31") for strategy, _, _ in runs]
+    names = {"ddp": "DDP all-reduce", "vanilla": "vanilla"}
+    labels = [names.get(s, f"{s}, budget {b:g}") for s, b, _ in runs]
+    bars = axes.barh(range(len(runs)), [run[2] for run in runs], color=colors)
+    axes.bar_label(bars, labels=[f"{run[2]:.1f} s" for run in runs], padding=4, fontsize=9)
+    axes.set_yticks(range(len(runs)), labels, fontsize=9)
+    axes.invert_yaxis()
+    axes.margins(x=0.1)
+    axes.set_xlabel(
+        f"seconds to the same training loss, {data['hosts']} processes, "
+        f"{data['mbps']:g} Mbit/s cards"
+    )
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+PICTURES: dict[str, tuple[Callable[[], Data], Callable[[Data], Any]]] = {
+    "headline": (headline_data, draw_headline),
+    "tradeoff": (tradeoff_data, draw_tradeoff),
+}

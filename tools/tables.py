@@ -1,0 +1,274 @@
+"""The tables of README and docs, as Markdown, from committed result files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent.parent / "benchmarks" / "results"
+Data = Any
+
+
+def result(name: str) -> Data:
+    """A committed result file."""
+    return json.loads((RESULTS / name).read_text(encoding="utf-8"))
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[object]], align: str = "") -> str:
+    """A Markdown table; `align` has l or r for each column, all left by default."""
+    marks = {"l": "---", "r": "---:"}
+    lines = [headings, [marks[a] for a in align or "l" * len(headings)], *rows]
+    return "".join("| " + " | ".join(str(cell) for cell in line) + " |\n" for line in lines)
+
+
+def tradeoff_table() -> str:
+    """Consensus error by strategy and budget on the two graphs of the picture."""
+    document = result("tradeoff.json")
+    known = {(p["graph"], p["strategy"], p["budget"]): p for p in document["points"]}
+    strategies = [s for s in ("periodic", "matcha", "greedy") if ("er8", s, 0.1) in known]
+    rows = []
+    for graph in document["num_colors"]:
+        for budget in (0.02, 0.1, 0.3, 0.5):
+            errors = [known[graph, s, budget]["consensus_error"] for s in strategies]
+            units = known[graph, "matcha", budget]["comm_units"]
+            rows.append([graph, budget, f"{units:.2g}", *(f"{e:.2f}" for e in errors)])
+        last = known[graph, "vanilla", 1.0]
+        rows.append(
+            [graph, "1 (vanilla)", f"{last['comm_units']:g}"]
+            + [f"{last['consensus_error']:.2f}"] * len(strategies)
+        )
+    headings = ["graph", "budget", "units an iteration", *strategies]
+    return table(headings, rows, "ll" + "r" * (len(headings) - 2))
+
+
+def crossings() -> str:
+    """What it costs to be as close together as vanilla keeps the workers."""
+    rows = [
+        [
+            f"`paper:{row['graph']}`",
+            "1",
+            *(f"{row[name]:.2f}" for name in ("matcha_paper", "matcha_best")),
+            f"**{row['greedy']:.2f}**",
+            f"{row['no_less']:.2f}",
+        ]
+        for row in result("strategies.json")["crossings"]
+    ]
+    return table(["graph", "vanilla", "paper", "matcha", "greedy", "no less than"], rows, "lrrrrr")
+
+
+def slow_links() -> str:
+    """Strategies at equal seconds, where a few workers have slow links."""
+    rows = [
+        [
+            f"`{row['graph']}`",
+            f"{row['budget']:g}",
+            f"{row['seconds']['greedy']:.2f}",
+            *(f"{row['error'][name]:.3g}" for name in ("matcha", "blind", "greedy")),
+        ]
+        for row in result("strategies.json")["slow_links"]
+    ]
+    headings = ["graph", "budget", "seconds an iteration", "matcha", "blind", "greedy"]
+    return table(headings, rows, "llrrrr")
+
+
+def free_links() -> str:
+    """Greedy against sequences with links of their own choosing."""
+    names = ("greedy", "one_peer", "finite_time", "no_less")
+    rows = [
+        [
+            row["workers"],
+            f"{row['units']:g}",
+            *("–" if row.get(name) is None else f"{row[name]:.3g}" for name in names),
+        ]
+        for row in result("strategies.json")["free_links"]
+    ]
+    headings = ["workers", "matchings an iteration", "greedy", "one-peer exponential"]
+    return table([*headings, "finite-time", "no less than"], rows, "rrrrrr")
+
+
+def planner() -> str:
+    """Seconds, memory and gap of the planner, and of cvxpy's solvers where they were run."""
+    document = result("planner.json")
+    names = {"erdos-renyi": "Erdős–Rényi", "geometric": "geometric"}
+    rows = [
+        [
+            names[r["family"]],
+            f"{r['workers']:,}",
+            f"{r['links']:,}",
+            r["who"],
+            f"{r['eq5_s']:.2f}",
+            f"{r['eq9_s']:.2f}",
+            f"{r['gap']:.0e}" if "gap" in r else "–",
+            f"{r['peak_mb']:.0f}",
+        ]
+        for r in document["rows"]
+    ]
+    headings = ["graph", "workers", "links", "by", "eq. 5, s", "eq. 9, s", "gap", "peak MB"]
+    ours = {
+        r["family"]: r["total_s"]
+        for r in document["rows"]
+        if r["who"] == "matcha" and r["workers"] == 64
+    }
+    ratios = [
+        f"{r['total_s'] / ours[r['family']]:.0f}× ({names[r['family']]})"
+        for r in document["rows"]
+        if r["who"] == "CLARABEL"
+    ]
+    return (
+        table(headings, rows, "lrrlrrrr")
+        + f"\nFaster than CLARABEL at 64 workers: {', '.join(ratios)}. "
+        + f"Machine: {document['machine']}.\n"
+    )
+
+
+def decompositions() -> str:
+    """ρ by decomposition on the paper's graphs."""
+    document = result("decompositions.json")
+    rows = [
+        [row["graph"], *(f"{value:.4f}" for value in row["rho"].values())]
+        for row in document["rows"]
+    ]
+    headings = ["graph", "authors' matchings", '`effort="none"`', '`"default"`', '`"high"`']
+    return table(headings, rows, "lrrrr")
+
+
+def headline() -> str:
+    """Wall-clock time to the same training loss on a shaped network."""
+    document = result("headline.json")
+    rows = [
+        [
+            r["strategy"],
+            f"{r['budget']:g}",
+            f"{r['iteration_ms']:.0f}",
+            r["iterations_to_target"],
+            f"{r['seconds_to_target']:.1f}",
+            f"{r['speed_up_over_vanilla']:.1f}×",
+        ]
+        for r in document["rows"]
+    ]
+    headings = ["strategy", "budget", "ms an iteration", "iterations", "seconds", "speed-up"]
+    return table(headings, rows, "llrrrr")
+
+
+def headline_settings() -> str:
+    """What the headline was measured on, in a sentence."""
+    d = result("headline.json")
+    return (
+        f"{d['hosts']} real processes on `{d['topology']}`, network cards shaped to "
+        f"{d['mbps']:g} Mbit/s, a model of {d['message_bytes'] / 1e6:.2f} MB, digits; computing "
+        f"padded to {d['compute_ms']:g} ms an iteration, seconds until training loss "
+        f"{d['target_loss']:g}; {d['cores']} cores, torch {d['torch']}.\n"
+    )
+
+
+def overlap() -> str:
+    """Milliseconds an iteration with the exchange after, and beside, the gradient."""
+    found: dict[float, dict[bool, float]] = {}
+    for row in result("headline.json")["overlap"]:
+        found.setdefault(row["budget"], {})[row["overlap"]] = row["iteration_ms"]
+    rows = [[f"{b:g}", f"{ms[False]:.0f}", f"{ms[True]:.0f}"] for b, ms in sorted(found.items())]
+    return table(["budget", "default", "`overlap=True`"], rows, "lrr")
+
+
+def exchange() -> str:
+    """The exchange against the least that could carry the bytes."""
+    document = result("exchange.json")
+    rows = []
+    for row in document["comparisons"]:
+        ms = row["milliseconds"]
+        average = ms.get("and average")
+        rows.append(
+            [
+                row["link"],
+                f"{row['megabytes']} MB",
+                row["reference"],
+                f"{ms[row['reference']]:.1f}",
+                f"{average:.1f}" if average else "–",
+                f"{ms['messages']:.1f}",
+                f"{ms['exchange']:.1f}",
+                f"{row['messages_ratio']:.2f}",
+                f"{row['exchange_ratio']:.2f}",
+            ]
+        )
+    headings = ["link", "size", "reference", "ms", "and average", "messages", "exchange"]
+    beyond = {m["rule"]: m for m in document["memory"]}
+    return (
+        table([*headings, "messages ÷ ref.", "exchange ÷ ref."], rows, "lrlrrrrrr")
+        + f"\nA round without a partner takes {document['empty_round']['microseconds']:.1f} µs. "
+        + f"Memory beyond a model of {beyond['eq2']['model_megabytes']:.0f} MB: "
+        + f"{beyond['eq2']['beyond_megabytes']:.0f} MB, and "
+        + f"{beyond['footnote']['beyond_megabytes']:.0f} MB with `overlap=True`. "
+        + f"Machine: {document['machine']}, torch {document['torch']}.\n"
+    )
+
+
+def simulation(name: str) -> str:
+    """Examples a second of the simulator, against a loop over models and one large batch."""
+    document = result(f"simulation_{name}.json")
+    rows = [
+        [
+            case["case"],
+            f"{case['num_workers']} × {case['batch_size']}",
+            f"{case['parameters']:,}",
+            _thousands(case["loop"]),
+            _thousands(case["engine"][case["best"]]),
+            _ratio(case["times_loop"], "×"),
+            _ratio(case["share_of_whole"], "%"),
+        ]
+        for case in document["cases"]
+    ]
+    machine = document["machine"]
+    headings = [
+        "model",
+        "workers × batch",
+        "parameters",
+        "loop",
+        "engine",
+        "÷ loop",
+        "of one batch",
+    ]
+    return (
+        table(headings, rows, "lrrrrrr")
+        + f"\nMachine: {machine['device']}, {machine['cores']} cores, torch {machine['torch']}.\n"
+    )
+
+
+def _thousands(value: float | None) -> str:
+    return "–" if value is None else f"{value:,.0f}"
+
+
+def _ratio(value: float | None, unit: str) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.1f}×" if unit == "×" else f"{value:.0%}"
+
+
+def printed(name: str) -> str:
+    """What a benchmark printed, as it printed it."""
+    text = (RESULTS / name).read_text(encoding="utf-8").strip("\n")
+    return f"```text\n{text}\n```\n"
+
+
+REGIONS: dict[str, Callable[[], str]] = {
+    "crossings": crossings,
+    "decompositions": decompositions,
+    "exchange": exchange,
+    "free-links": free_links,
+    "headline": headline,
+    "headline-settings": headline_settings,
+    "overlap": overlap,
+    "simulation-cpu": lambda: simulation("cpu"),
+    "simulation-h200": lambda: simulation("h200"),
+    "planner": planner,
+    "slow-links": slow_links,
+    "tradeoff-table": tradeoff_table,
+}
+
+
+def region(name: str) -> str:
+    """What stands between the marks of a name; `printed:FILE` is a benchmark's own output."""
+    kind, _, file = name.partition(":")
+    body = printed(file) if kind == "printed" else REGIONS[name]()
+    return f"\n{body}\n"  # Markdown wants a blank line between a comment and a table
