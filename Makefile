@@ -6,9 +6,9 @@ STAMP := .venv/.installed
 
 .PHONY: run test lint types doctest unit browser docs figures format clean
 
+# The main job: digits on eight real processes by four strategies, then a report for the browser.
 run: $(STAMP)
-	$(BIN)/matcha plan paper:er8 --budget 0.5 --output runs/quickstart/plan.json \
-	    --plot runs/quickstart/topology.png --force
+	$(BIN)/matcha demo
 
 test: lint types doctest docs unit
 

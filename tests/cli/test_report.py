@@ -32,7 +32,7 @@ def test_the_comparison_comes_as_json(runs, tmp_path):
     page = tmp_path / "report.html"
     done = matcha_command("report", runs, "-o", page, "--json", "--sweep-seconds", 0)
     document = json.loads(done.stdout)
-    assert [row["strategy"] for row in document["rows"]] == ["periodic", "vanilla"]
+    assert [row["strategy"] for row in document["rows"]] == ["vanilla", "periodic"]
     assert document["written"] == [str(page)]
 
 

@@ -15,7 +15,7 @@ from matcha.graphfiles import write_atomically
 from matcha.plans import Plan
 from matcha.records import Run, find_runs, read_run
 from matcha.report import words
-from matcha.report.payload import Progress, build_payload
+from matcha.report.payload import SLOTS, Progress, build_payload
 from matcha.report.tables import details_table, results_table
 
 MAX_BYTES = 5_000_000
@@ -81,10 +81,17 @@ def load_runs(runs: Sequence[Run | str | Path]) -> list[Run]:
         below = find_runs(entry)
         if not below:
             raise InputError(f"{str(entry)!r} holds no run (no run.json there or below).")
-        loaded += [read_run(directory) for directory in below]
+        loaded += sorted((read_run(directory) for directory in below), key=_baseline_first)
     if not loaded:
         raise InputError("a report needs at least one run.")
     return loaded
+
+
+def _baseline_first(run: Run) -> tuple[int, float, int, str]:
+    """Runs of a folder in the order to read them: what is compared with comes first."""
+    header = run.header
+    place = SLOTS.index(header.strategy) if header.strategy in SLOTS else len(SLOTS)
+    return place, header.budget, header.seed, header.name
 
 
 def render(payload: Mapping[str, Any], runs: Sequence[Run]) -> str:
