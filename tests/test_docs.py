@@ -177,6 +177,11 @@ def test_every_page_is_in_the_navigation(site):
         assert f'href="{target}"' in text or target == "index.html", target
 
 
+def test_no_page_is_in_the_navigation_twice():
+    pages = re.findall(r"^ +- .+: (\S+\.md)$", (ROOT / "mkdocs.yml").read_text("utf-8"), re.M)
+    assert sorted(pages) == sorted(set(pages))
+
+
 def test_the_reference_has_the_public_names(site):
     import matcha
 

@@ -137,6 +137,43 @@ def draw_headline(data: Data) -> Any:
     return figure
 
 
+_PAPER_GRAPHS = ("er8", "geometric16-d5", "geometric16-d10", "geometric16-d13", "er16")
+
+
+def greedy_data() -> Data:
+    """Error against budget on the paper's graphs."""
+    rows = result("strategies.json")["errors"]
+    return [row for row in rows if row["graph"] in _PAPER_GRAPHS]
+
+
+def draw_greedy(data: Data) -> Any:
+    """One panel a graph: matcha, matcha with pairwise mixing, greedy, vanilla, and the bound."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12.5, 3.1), layout="constrained")
+    styles = {
+        "matcha": ("o-", "#d95f02"),
+        "matcha, pairwise": ("s-", "#7570b3"),
+        "greedy": ("D-", "#1b9e77"),
+    }
+    panels = figure.subplots(1, len(_PAPER_GRAPHS), sharey=True)
+    for axes, name in zip(panels, _PAPER_GRAPHS, strict=True):
+        mine = [row for row in data if row["graph"] == name]
+        budgets = [row["budget"] for row in mine]
+        for label, (style, color) in styles.items():
+            errors = [row["formula"][label] for row in mine]
+            axes.loglog(budgets, errors, style, color=color, markersize=4, label=label)
+        bound = [(row["budget"], row["doubling_bound"]) for row in mine if row["doubling_bound"]]
+        axes.loglog(*zip(*bound, strict=True), ":", color="#888888", label="no schedule below")
+        axes.axhline(mine[0]["vanilla"], color="#444444", linewidth=0.8, linestyle="--")
+        axes.set_title(name, fontsize=10)
+        axes.set_xlabel("budget")
+    panels[0].set_ylabel("consensus error")
+    panels[0].text(0.02, data[0]["vanilla"] * 1.15, "vanilla", fontsize=8, color="#444444")
+    panels[0].legend(fontsize=7)
+    return figure
+
+
 PICTURES: dict[str, tuple[Callable[[], Data], Callable[[Data], Any]]] = {
     "headline": (headline_data, draw_headline),
     "tradeoff": (tradeoff_data, draw_tradeoff),

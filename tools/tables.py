@@ -58,36 +58,6 @@ def crossings() -> str:
     return table(["graph", "vanilla", "paper", "matcha", "greedy", "no less than"], rows, "lrrrrr")
 
 
-def slow_links() -> str:
-    """Strategies at equal seconds, where a few workers have slow links."""
-    rows = [
-        [
-            f"`{row['graph']}`",
-            f"{row['budget']:g}",
-            f"{row['seconds']['greedy']:.2f}",
-            *(f"{row['error'][name]:.3g}" for name in ("matcha", "blind", "greedy")),
-        ]
-        for row in result("strategies.json")["slow_links"]
-    ]
-    headings = ["graph", "budget", "seconds an iteration", "matcha", "blind", "greedy"]
-    return table(headings, rows, "llrrrr")
-
-
-def free_links() -> str:
-    """Greedy against sequences with links of their own choosing."""
-    names = ("greedy", "one_peer", "finite_time", "no_less")
-    rows = [
-        [
-            row["workers"],
-            f"{row['units']:g}",
-            *("–" if row.get(name) is None else f"{row[name]:.3g}" for name in names),
-        ]
-        for row in result("strategies.json")["free_links"]
-    ]
-    headings = ["workers", "matchings an iteration", "greedy", "one-peer exponential"]
-    return table([*headings, "finite-time", "no less than"], rows, "rrrrrr")
-
-
 def planner() -> str:
     """Seconds, memory and gap of the planner, and of cvxpy's solvers where they were run."""
     document = result("planner.json")
@@ -245,6 +215,94 @@ def _ratio(value: float | None, unit: str) -> str:
     return f"{value:.1f}×" if unit == "×" else f"{value:.0%}"
 
 
+def greedy_errors() -> str:
+    """Consensus error of matcha, matcha with pairwise mixing, and greedy."""
+    rows = [
+        [
+            row["graph"],
+            row["budget"],
+            *(f"{row['formula'][k]:.3g}" for k in ("matcha", "matcha, pairwise", "greedy")),
+            f"{row['simulation']['greedy']['mean']:.3g} ± "
+            f"{row['simulation']['greedy']['half_width']:.1g}",
+            f"{row['doubling_bound']:.3g}",
+            f"{row['formula']['matcha'] / row['formula']['greedy']:.1f}×",
+        ]
+        for row in result("strategies.json")["errors"]
+    ]
+    headings = [
+        "graph",
+        "budget",
+        "matcha",
+        "matcha, pairwise",
+        "greedy",
+        "simulated (95 %)",
+        "no schedule below",
+        "gain",
+    ]
+    return table(headings, rows, "ll" + "r" * 6)
+
+
+def greedy_crossings() -> str:
+    """Budgets that reach vanilla's error, and greedy's share of matcha's."""
+    rows = [
+        [
+            row["graph"],
+            *(f"{row[k]:.3f}" for k in ("matcha_best", "matcha_paper", "greedy")),
+            *(f"{row[k]:.2f}" for k in ("share_best", "possible_best", "share_paper")),
+        ]
+        for row in result("strategies.json")["crossings"]
+    ]
+    headings = [
+        "graph",
+        "matcha, best α",
+        "matcha, paper's α",
+        "greedy",
+        "share of best α",
+        "no schedule below",
+        "share of paper's α",
+    ]
+    return table(headings, rows, "l" + "r" * 6)
+
+
+def greedy_slow() -> str:
+    """Unequal links, equal seconds."""
+    rows = [
+        [
+            row["graph"],
+            row["budget"],
+            f"{row['seconds']['greedy']:.3g}",
+            *(f"{row['error'][k]:.3g}" for k in ("matcha", "blind", "greedy")),
+        ]
+        for row in result("strategies.json")["slow_links"]
+    ]
+    headings = ["graph", "budget", "seconds", "matcha", "greedy, times unknown", "greedy"]
+    return table(headings, rows, "ll" + "r" * 4)
+
+
+def greedy_free() -> str:
+    """Complete graphs against sequences made for them."""
+    rows = [
+        [
+            row["workers"],
+            row["units"],
+            *(
+                "–" if row[k] is None else f"{row[k]:.3g}"
+                for k in ("greedy", "one_peer", "finite_time", "no_less")
+            ),
+        ]
+        for row in result("strategies.json")["free_links"]
+    ]
+    headings = [
+        "workers",
+        "units an iteration",
+        "greedy",
+        "one-peer exponential",
+        "hypercube, Base-3",
+        "no schedule below",
+    ]
+    return table(headings, rows, "r" * 6)
+
+
 def printed(name: str) -> str:
     """What a benchmark printed, as it printed it."""
     text = (RESULTS / name).read_text(encoding="utf-8").strip("\n")
@@ -255,14 +313,16 @@ REGIONS: dict[str, Callable[[], str]] = {
     "crossings": crossings,
     "decompositions": decompositions,
     "exchange": exchange,
-    "free-links": free_links,
+    "greedy-crossings": greedy_crossings,
+    "greedy-errors": greedy_errors,
+    "greedy-free": greedy_free,
+    "greedy-slow": greedy_slow,
     "headline": headline,
     "headline-settings": headline_settings,
     "overlap": overlap,
     "simulation-cpu": lambda: simulation("cpu"),
     "simulation-h200": lambda: simulation("h200"),
     "planner": planner,
-    "slow-links": slow_links,
     "tradeoff-table": tradeoff_table,
 }
 
