@@ -91,7 +91,7 @@ def simulate_command(
     if figures != "none":
         check_format(Path(f"figure.{figures}"))
     chosen = recipe(task)
-    made = _plans(plans, topology, strategies, budgets, seeds[0])
+    made = {seed: _plans(plans, topology, strategies, budgets, seed) for seed in seeds}
     number = epochs if epochs is not None else chosen.epochs
     settings = Settings(
         epochs=number,
@@ -104,7 +104,7 @@ def simulate_command(
         execution=_execution(device, precision, streams, compile),
     )
     choices = Choices(
-        num_workers=made[0].num_workers,
+        num_workers=made[seeds[0]][0].num_workers,
         data=data,
         model=model,
         batch_size=batch_size,
@@ -114,7 +114,13 @@ def simulate_command(
         num_test=num_test,
     )
     command = ("matcha", *sys.argv[1:])
-    jobs = make_jobs(chosen, made, choices, settings, seeds=seeds, output=output, command=command)
+    jobs = [
+        job
+        for seed, of_seed in made.items()
+        for job in make_jobs(
+            chosen, of_seed, choices, settings, seeds=[seed], output=output, command=command
+        )
+    ]
     check_free(jobs, resume=resume)
     _run(jobs, resume)
     runs = [read_run(job.directory) for job in jobs]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -105,10 +107,16 @@ class Runner:
                 simulation.load(checkpoint)
             _forget(job.directory / "records.jsonl", after=simulation.iteration)
         with RunWriter(job.directory, job.header(), job.plan, resume=existing) as writer:
+            saved, cost = -math.inf, 0.0
             for record in simulation:
                 # The record first: a crash in between repeats an epoch, and never loses one.
                 writer.record(record)
-                simulation.save(checkpoint)
+                over = simulation.diverged or simulation.epoch == job.settings.epochs
+                started = time.perf_counter()
+                if over or started - saved > 20 * cost:  # large models: at most 5 % of the time
+                    simulation.save(checkpoint)
+                    saved = time.perf_counter()
+                    cost = saved - started
                 yield record
 
     def _simulation(self, job: Job) -> Simulation:

@@ -1,0 +1,203 @@
+"""Write docs/reproduction.md and its pictures from the committed results.
+
+    python benchmarks/reproduction_page.py
+
+Every number on the page comes from benchmarks/results/; the words around them are below.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+
+from matcha.experiments.comparisons import Results
+from matcha.experiments.figures import maker
+from matcha.experiments.figures.outcome import Outcome
+from matcha.experiments.items import Result, read_results
+from matcha.experiments.paper import group
+from matcha.experiments.trainings import Trainings
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+RUNS = RESULTS / "reproduction"
+IMAGES = ROOT / "docs" / "images"
+
+HEAD = """# Reproduction
+
+What became of the paper's Figures 1, 3, 4 and 5 (and Appendix A). This page is written by
+`python benchmarks/reproduction_page.py` from the results under `benchmarks/results/`; every verdict
+is decided by code: *holds*, *holds nearly* (it misses by little, the margin is in the code), *does
+not hold*. Claims marked *(ours)* are what this project promises beyond the paper.
+
+<!-- not run: trains for minutes, or needs the data sets and a GPU -->
+```bash
+matcha reproduce fig3                       # plans only: seconds
+matcha reproduce fig5 --quick               # digits on two CPU cores: minutes
+matcha reproduce fig4 --from benchmarks/results/reproduction/cifar100.jsonl \\
+                      --from benchmarks/results/reproduction/ptb.jsonl
+matcha reproduce fig5 --data DIR            # trains in full: wants a GPU
+```
+"""
+
+HOW = """## How the runs were made
+
+One NVIDIA H200 for about twenty minutes in all, so epochs are fewer than the paper's 200 (40 for
+the text). Batches, data sets, partitions, decay steps and decompositions are the paper's; decay
+happens after half and three quarters of the epochs. The learning rate was tuned on vanilla, as the
+paper does, by the lowest final training loss. Accuracy is that of the average model with BatchNorm
+statistics measured again.
+
+{settings}
+
+Time is simulated: computing plus units of communication. The paper gives 13 and 22 minutes for 200
+epochs on its sparsest and densest geometric graph, hence 6.9 ms a unit and 45 ms of computing an
+iteration for ResNet-50; for the larger models a unit is scaled by the size of the message, and
+computing is taken as 330 ms, so that one unit costs about as much as one gradient.
+
+What is different from the paper, and matters:
+
+- **CIFAR-10 is far from converged.** Nine epochs (432 iterations) of the 24-bottleneck network end
+  at 14 % to 51 % accuracy. Its first steps overshot: the network then lacked the usual zero start
+  of residual branches (it has it now; these results are from commit a6febae, before that).
+  Strategies can be compared, levels cannot. Compiled and uncompiled code was compared in float64 on
+  a CPU: the losses agree to 14 digits at the first step, and part only as the unstable start
+  amplifies rounding.
+- **CIFAR-100 uses WideResNet-16-4**, since the paper names no size and 28-10 would have had three
+  epochs; its schedule ran to its end (36 epochs).
+- **Penn Treebank had four epochs** at a constant rate.
+- **The authors' vanilla is another one.** Their published code mixes over two alternating
+  matchings; here vanilla is what the paper's text says: all links, every iteration, the optimal
+  weight.
+"""
+
+HEADLINE = """### Why the fivefold gain is not in the table
+
+All runs had the same number of epochs. The paper gave every budget vanilla's *time*, so that its
+C_b = 0.02 had several times the epochs; within equal epochs only matcha 0.5 gets down to vanilla's
+final loss, and then the gain is the ratio of the times an iteration. Down to a loss that all
+budgets reach, the gain depends on the links (tables above): below four times where a unit costs
+one gradient, as assumed here, and above six where it costs three. One seed each.
+"""
+
+RATES = """## A finding: vanilla's own weight is negative, and training minds
+
+The weight \\(\\alpha = 2/(\\lambda_2+\\lambda_m)\\) that minimises ρ gives vanilla and periodic a
+mixing matrix with eigenvalues down to \\(-\\sqrt\\rho\\), and on dense graphs a negative weight for
+a worker's own model: each round overshoots the mean. For a quadratic of curvature \\(h\\),
+heavy-ball momentum \\(\\mu\\) and an eigenvalue \\(w<0\\), the workers' deviation grows unless
+\\(\\eta h < (1-w)(1-\\mu)/|w|\\): 0.2 on geometric16-d10, about twenty times less than for
+\\(w>0\\). So a rate tuned on vanilla is far from what the others could use. Digits, sixteen
+workers, {epochs} epochs, final training loss (– : no longer finite):
+
+{table}
+
+Without momentum the limit of a quadratic is the usual one, and vanilla and periodic still fail
+first: early on, workers are far enough apart that overshooting leaves the region where a quadratic
+describes anything. `greedy` averages pairs, its weights are never negative, and it takes the
+largest rates of all. `matcha plan` prints a note for plans with a negative weight.
+"""
+
+
+def settings_table() -> str:
+    lines = [
+        "| group | workers | model | epochs | iterations | rates tried | rate | device |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    models = {
+        "cifar10": "ResNet-50 of the paper, 0.78 M",
+        "cifar100": "WideResNet-16-4, 2.8 M",
+        "ptb": "2 × 1500 LSTM, 51 M",
+        "digits8": "small CNN, 6 k",
+        "digits16": "small CNN, 6 k",
+    }
+    for name, model in models.items():
+        found = lines_of(name)
+        tried = sorted({r.item.learning_rate for r in found if r.item.learning_rate is not None})
+        chosen = next(r.item.learning_rate for r in found if r.item.strategy != "vanilla")
+        last = max(len(r.records) for r in found)
+        iterations = max(r.records[-1].iteration for r in found)
+        lines.append(
+            f"| {name} | {group(name).num_workers} | {model} | {last} | {iterations:,} "
+            f"| {', '.join(f'{rate:g}' for rate in tried)} | {chosen:g} | {found[0].device} |"
+        )
+    return "\n".join(lines)
+
+
+def lines_of(name: str) -> list[Result]:
+    return list(read_results([RUNS / f"{name}.jsonl"]))
+
+
+def seeds_table() -> str:
+    """Mean and spread over three seeds on geometric16-d10."""
+    chosen = group("cifar10")
+    results = Results.of(lines_of("cifar10"), "cifar10", chosen.delays)
+    lines = [
+        "| run | seeds | training loss | test accuracy |",
+        "| --- | --- | --- | --- |",
+    ]
+    graph = "paper:geometric16-d10"
+    for label in results.labels(graph):
+        runs = results.seeds(graph, label)
+        if len(runs) < 3:
+            continue
+        losses = [run.final("train_loss") or 0.0 for run in runs]
+        points = [100 * (run.final("test_accuracy") or 0.0) for run in runs]
+        loss = f"{statistics.mean(losses):.3f} ± {statistics.stdev(losses):.3f}"
+        accuracy = f"{statistics.mean(points):.1f} ± {statistics.stdev(points):.1f} %"
+        lines.append(f"| {label} | {len(runs)} | {loss} | {accuracy} |")
+    return "\n".join(lines)
+
+
+def rates_section() -> str:
+    document = json.loads((RESULTS / "learning_rates.json").read_text())
+    rows = document["rows"]
+    columns = list(dict.fromkeys((r["optimizer"], r["rate"]) for r in rows))
+    lines = [
+        "| run | " + " | ".join(f"{o}, rate {rate:g}" for o, rate in columns) + " |",
+        "|" + " --- |" * (len(columns) + 1),
+    ]
+    for run in dict.fromkeys(r["run"] for r in rows):
+        cells = {(r["optimizer"], r["rate"]): r["train_loss"] for r in rows if r["run"] == run}
+        shown = ["–" if cells[c] is None else f"{cells[c]:.3f}" for c in columns]
+        lines.append(f"| {run} | " + " | ".join(shown) + " |")
+    return RATES.format(epochs=document["epochs"], table="\n".join(lines))
+
+
+def figure(name: str, *groups: str, quick: bool = False) -> tuple[Outcome, str]:
+    trainings = Trainings(earlier=[RUNS / f"{g}.jsonl" for g in groups] or [RUNS / "ptb.jsonl"])
+    outcome = maker(name)(trainings.run, quick=quick)
+    image = IMAGES / f"{name}{'-quick' if quick else ''}.png"
+    outcome.figure.savefig(image, dpi=100, bbox_inches="tight")
+    return outcome, f"images/{image.name}"
+
+
+def main() -> None:
+    IMAGES.mkdir(parents=True, exist_ok=True)
+    parts = [HEAD, HOW.format(settings=settings_table())]
+    for name, groups in (
+        ("fig1", ["cifar100"]),
+        ("fig3", []),
+        ("fig4", ["cifar100", "ptb"]),
+        ("fig5", ["cifar10"]),
+    ):
+        outcome, image = figure(name, *groups)
+        parts.append(outcome.markdown(image))
+        if name == "fig4":
+            parts.append(HEADLINE)
+        if name == "fig5":
+            parts.append("### geometric16-d10, three seeds\n\n" + seeds_table() + "\n")
+    parts.append(rates_section())
+    parts.append(
+        "## The same on digits, two CPU cores\n\n"
+        "`--quick` runs; 300 test images, so half a point of accuracy is below what can be seen.\n"
+    )
+    for name, groups in (("fig4", ["digits8"]), ("fig5", ["digits16"])):
+        outcome, image = figure(name, *groups, quick=True)
+        text = outcome.markdown(image).replace("## Figure", "### Quick: Figure")
+        parts.append(text.replace("\n### er8", "\n#### er8").replace("\n### geo", "\n#### geo"))
+    (ROOT / "docs" / "reproduction.md").write_text("\n".join(parts), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
