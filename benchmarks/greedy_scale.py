@@ -1,9 +1,10 @@
 """How long greedy planning takes as networks grow, and what the sketch costs.
 
-    python benchmarks/greedy_scale.py           # about ten minutes
-    python benchmarks/greedy_scale.py --quick   # up to 1,024 workers
+    python benchmarks/greedy_scale.py           # about ten minutes on a quiet machine
+    python benchmarks/greedy_scale.py --sizes 1024 10000 --graphs   # only these
 
-Each size is planned in a process of its own (wall and processor seconds, peak memory). Writes
+
+Each size is planned in a process of its own (wall and processor seconds, peak memory). Updates
 benchmarks/results/greedy_scale.json and .txt.
 """
 
@@ -46,6 +47,7 @@ def plan_one(num_workers: int) -> None:
         "colors": plan.num_colors,
         "wall_seconds": time.perf_counter() - wall,
         "cpu_seconds": time.process_time() - cpu,
+        "load": os.getloadavg()[0],
         "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         "consensus_error": plan.consensus_error,
         "rho": plan.rho,
@@ -81,7 +83,8 @@ def both(name: str) -> dict[str, Any]:
 def line(row: dict[str, Any]) -> str:
     return (
         f"{row['workers']:7d} {row['links']:7d} {row['wall_seconds']:9.1f} "
-        f"{row['cpu_seconds']:9.1f} {row['peak_mb']:9.0f} {row['consensus_error']:9.4g} "
+        f"{row['cpu_seconds']:9.1f} {row['load']:5.1f} {row['peak_mb']:8.0f} "
+        f"{row['consensus_error']:9.4g} "
         f"{row['rho']:8.5f} {row['weight']:6.3f} {'sketch' if row['sketched'] else 'exact':>7s}"
     )
 
@@ -93,48 +96,54 @@ def both_line(row: dict[str, Any]) -> str:
     )
 
 
+def report(document: dict[str, Any]) -> str:
+    return "\n".join(
+        [
+            f"Greedy plans of random geometric graphs at C_b {BUDGET:g}, {os.cpu_count()} cores;",
+            "load: the machine's load average meanwhile, without which wall is about cpu.",
+            f"{'workers':>7s} {'links':>7s} {'wall s':>9s} {'cpu s':>9s} {'load':>5s} "
+            f"{'peak MB':>8s} {'error':>9s} {'rho':>8s} {'weight':>6s} {'search':>7s}",
+            *map(line, document["sizes"]),
+            "",
+            "What the sketch costs where both searches can run: consensus error.",
+            f"{'graph':24s} {'exact':>9s} {'sketched':>9s} {'estimate':>9s} {'cost':>9s}",
+            *map(both_line, document["both"]),
+        ]
+    )
+
+
+def save(document: dict[str, Any]) -> None:
+    RESULTS.mkdir(exist_ok=True)
+    document["sizes"].sort(key=lambda row: row["workers"])
+    (RESULTS / "greedy_scale.json").write_text(json.dumps(document, indent=1) + "\n")
+    (RESULTS / "greedy_scale.txt").write_text(report(document) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--sizes", type=int, nargs="*", default=SIZES)
+    parser.add_argument("--graphs", nargs="*", default=BOTH, help="what both searches plan")
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:
         plan_one(arguments.one)
         return
-    rows = []
-    for size in SIZES:
-        if arguments.quick and size > 1024:
-            break
-        done = subprocess.run(
-            [sys.executable, __file__, "--one", str(size)],
-            check=True,
-            capture_output=True,
-            text=True,
-        )
-        rows.append(json.loads(done.stdout))
-        print(line(rows[-1]), flush=True)
-    pairs = []
-    for name in BOTH:
-        pairs.append(both(name))
-        print(both_line(pairs[-1]), flush=True)
-    table = "\n".join(
-        [
-            f"Greedy plans of random geometric graphs at C_b {BUDGET:g} "
-            f"(load average at the end {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores).",
-            f"{'workers':>7s} {'links':>7s} {'wall s':>9s} {'cpu s':>9s} {'peak MB':>9s} "
-            f"{'error':>9s} {'rho':>8s} {'weight':>6s} {'search':>7s}",
-            *map(line, rows),
-            "",
-            "What the sketch costs where both searches can run: consensus error.",
-            f"{'graph':24s} {'exact':>9s} {'sketched':>9s} {'estimate':>9s} {'cost':>9s}",
-            *map(both_line, pairs),
-        ]
-    )
-    print(table)
-    RESULTS.mkdir(exist_ok=True)
-    document = {"budget": BUDGET, "sizes": rows, "both": pairs}
-    (RESULTS / "greedy_scale.json").write_text(json.dumps(document, indent=1) + "\n")
-    (RESULTS / "greedy_scale.txt").write_text(table + "\n")
+    path = RESULTS / "greedy_scale.json"
+    document = {"budget": BUDGET, "sizes": [], "both": []}
+    if path.exists():
+        document = json.loads(path.read_text())
+    for size in arguments.sizes:
+        command = [sys.executable, __file__, "--one", str(size)]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        row = json.loads(done.stdout)
+        document["sizes"] = [r for r in document["sizes"] if r["workers"] != size] + [row]
+        print(line(row), flush=True)
+        save(document)
+    for name in arguments.graphs:
+        pair = both(name)
+        document["both"] = [r for r in document["both"] if r["graph"] != name] + [pair]
+        print(both_line(pair), flush=True)
+        save(document)
 
 
 if __name__ == "__main__":

@@ -2,10 +2,10 @@
 
     python benchmarks/strategies.py                 # all sections, about ten minutes
     python benchmarks/strategies.py --only errors   # one of them
-    python benchmarks/strategies.py --plot          # docs/images/greedy.svg from the results file
 
 Writes benchmarks/results/strategies.json and .txt. Consensus error is tr(X)/m in the steady state
-under unit gradient noise, measured after mixing (docs/greedy.md).
+under unit gradient noise, measured after mixing (docs/greedy.md). `python tools/figures.py` then
+fills the page and draws its figure.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from matcha import Plan, Topology, families, theory
 from matcha.strategies.finite_time import finite_time_plan, one_peer_exponential_error
 
 RESULTS = Path(__file__).parent / "results"
-IMAGE = Path(__file__).parents[1] / "docs" / "images" / "greedy.svg"
 BUDGETS = (0.02, 0.1, 0.3, 0.5)
 PAPER = ("er8", "geometric16-d5", "geometric16-d10", "geometric16-d13", "er16")
 OTHERS = ("ring:16", "torus:4x4", "star:16", "barbell:16", "geometric:64:0.2:1")
@@ -368,42 +367,7 @@ def free_table(rows: list[dict[str, Any]]) -> str:
     )
 
 
-# -- figure and command line --------------------------------------------------------------------
-
-
-def plot(document: dict[str, Any]) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    rows = document["errors"]
-    figure, axes = plt.subplots(1, len(PAPER), figsize=(13, 3.2), sharey=True)
-    styles = {"matcha": "o-", "matcha, pairwise": "s-", "greedy": "D-"}
-    colors = {"matcha": "#d95f02", "matcha, pairwise": "#7570b3", "greedy": "#1b9e77"}
-    for axis, name in zip(axes, PAPER, strict=True):
-        mine = [row for row in rows if row["graph"] == name]
-        for label, style in styles.items():
-            axis.loglog(
-                [row["budget"] for row in mine],
-                [row["formula"][label] for row in mine],
-                style,
-                color=colors[label],
-                markersize=4,
-                label=label,
-            )
-        bound = [(row["budget"], row["doubling_bound"]) for row in mine if row["doubling_bound"]]
-        axis.loglog(*zip(*bound, strict=True), ":", color="#888888", label="no schedule below")
-        axis.axhline(mine[0]["vanilla"], color="#444444", linewidth=0.8, linestyle="--")
-        axis.set_title(name, fontsize=10)
-        axis.set_xlabel("budget $C_b$")
-    axes[0].set_ylabel("steady-state consensus error")
-    axes[0].text(0.02, rows[0]["vanilla"] * 1.1, "vanilla", fontsize=8, color="#444444")
-    axes[0].legend(fontsize=8)
-    figure.tight_layout()
-    IMAGE.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(IMAGE, metadata={"Date": None})
-    print(f"wrote {IMAGE}")
+# -- command line -------------------------------------------------------------------------------
 
 
 SECTIONS: dict[str, tuple[Callable[[], list[dict[str, Any]]], Callable[[Any], str]]] = {
@@ -417,22 +381,18 @@ SECTIONS: dict[str, tuple[Callable[[], list[dict[str, Any]]], Callable[[Any], st
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", choices=SECTIONS, action="append")
-    parser.add_argument("--plot", action="store_true", help="only draw, from the results file")
     arguments = parser.parse_args()
     path = RESULTS / "strategies.json"
     document: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    if not arguments.plot:
-        for name in arguments.only or SECTIONS:
-            begun = time.perf_counter()
-            document[name] = SECTIONS[name][0]()
-            document.setdefault("seconds", {})[name] = round(time.perf_counter() - begun, 1)
-            RESULTS.mkdir(exist_ok=True)
-            path.write_text(json.dumps(document, indent=1) + "\n")
-        tables = [SECTIONS[name][1](document[name]) for name in SECTIONS if name in document]
-        (RESULTS / "strategies.txt").write_text("\n\n".join(tables) + "\n")
-        print("\n\n".join(tables))
-    if "errors" in document:
-        plot(document)
+    for name in arguments.only or SECTIONS:
+        begun = time.perf_counter()
+        document[name] = SECTIONS[name][0]()
+        document.setdefault("seconds", {})[name] = round(time.perf_counter() - begun, 1)
+        RESULTS.mkdir(exist_ok=True)
+        path.write_text(json.dumps(document, indent=1) + "\n")
+    tables = [SECTIONS[name][1](document[name]) for name in SECTIONS if name in document]
+    (RESULTS / "strategies.txt").write_text("\n\n".join(tables) + "\n")
+    print("\n\n".join(tables))
 
 
 if __name__ == "__main__":

@@ -85,7 +85,7 @@ def logistic(name: str, topology: Topology, *, compute: float, link: float) -> P
     """Regularised logistic regression on synthetic data, one shard a worker, batches of 4."""
     from scipy.optimize import minimize
 
-    m, d, n, penalty = topology.num_workers, 8, 40, 0.1
+    m, d, n, penalty = topology.num_workers, 8, 30, 0.1
     rng = np.random.default_rng(1)
     truth = rng.standard_normal(d)
     features = rng.standard_normal((m, n, d)) + 0.3 * rng.standard_normal((m, 1, d))
@@ -153,13 +153,13 @@ def iterations_needed(problem: Problem, plan: Plan, rate: float, limit: int) -> 
             if round_.indices not in known:
                 known[round_.indices] = round_.matrix(m)
             x = known[round_.indices] @ x
-        if k % 4:
+        if k % 2:
             continue
-        # A short running mean: a lucky moment is not an arrival.
+        # A very short running mean: a lucky moment is not an arrival, a long one would be late.
         now = float(problem.gap(x).mean())
         if not now < 1e3:
             return math.inf
-        smoothed += 0.3 * (now - smoothed)
+        smoothed += 0.6 * (now - smoothed)
         if smoothed <= problem.task.target:
             return k + 1.0
     return math.inf

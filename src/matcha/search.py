@@ -33,6 +33,7 @@ HORIZONS = (0.0, 1.0, 2.0, 4.0)
 
 _MAX_CLASSES = 12
 _SWEEPS = 12
+_SHORT = 16
 _HEAVIEST_WEIGHT = 0.95
 
 
@@ -228,6 +229,26 @@ def refined(candidate: Candidate, sweeps: int = _SWEEPS) -> Candidate:
     return best
 
 
+def kicked(candidate: Candidate, kicks: int, sweeps: int, seed: int = 0) -> Candidate:
+    """Leave local minima: replace a stretch of matchings by random ones and descend again."""
+    network, rng = candidate.network, np.random.default_rng(seed)
+    length = len(candidate.matchings)
+    best = candidate
+    for _ in range(kicks):
+        matchings, start = list(best.matchings), int(rng.integers(length))
+        for n in range(start, start + max(2, length // 6)):
+            limit = float(best.costs[n % length])
+            weights = np.where(network.seconds <= limit, 0.5 + rng.random(len(network.links)), 0.0)
+            matchings[n % length] = heaviest_matching(network.links, weights, network.num_workers)
+        costs = tuple(network.cost(chosen) for chosen in matchings)
+        other = replace(best, matchings=tuple(matchings), costs=costs).scored()
+        if math.isfinite(other.error):
+            other = refined(other, sweeps)
+        if other.error < best.error * (1 - 1e-9):
+            best = other
+    return best
+
+
 def with_best_weight(candidate: Candidate) -> Candidate:
     """The same cycle with the weight that minimises its error."""
     from scipy.optimize import minimize_scalar
@@ -378,6 +399,7 @@ def best_cycle(
     horizons: Sequence[float] = HORIZONS,
     refine: int = 3,
     sweeps: int = _SWEEPS,
+    kicks: int = 0,
     starts: Sequence[Sequence[Indices]] = (),
 ) -> Found:
     """Run greedily with several weights and look-aheads, repeat the best windows, and descend.
@@ -389,10 +411,12 @@ def best_cycle(
         horizons: Look-aheads to try.
         refine: How many of the best cycles to refine.
         sweeps: At most how many passes of refinement.
+        kicks: How often to kick the best short cycle out of its local minimum.
         starts: Cycles known beforehand, to be considered as well.
     """
     m, longest = network.num_workers, math.ceil(1.25 * max(lengths)) + 1
     candidates: list[Candidate] = []
+    shorts: list[Candidate] = []
     endless = math.inf
     for horizon in horizons:
         price = heat_price(network, horizon)
@@ -412,6 +436,8 @@ def best_cycle(
                     ).scored()
                     if best is None or candidate.error < best.error:
                         best = candidate
+                    if size <= _SHORT and math.isfinite(candidate.error):
+                        shorts.append(candidate)
                 assert best is not None
                 state = None
                 if leg == 0 and math.isfinite(best.error):
@@ -435,6 +461,10 @@ def best_cycle(
     candidates = _distinct(candidates)
     finalists = [refined(candidate, sweeps) for candidate in candidates[:refine]]
     finalists += candidates[refine : refine + 1]
+    # In a short cycle a kick is felt everywhere, and descending again is quick.
+    if kicks:
+        shorts.sort(key=lambda candidate: candidate.error)
+        finalists += [kicked(refined(c, sweeps), kicks, sweeps) for c in _distinct(shorts)[:2]]
     return Found(best=min(finalists, key=lambda candidate: candidate.error), endless=endless)
 
 

@@ -33,7 +33,7 @@ class Task:
     smoothness: float = 1.0
     """L: the largest curvature of the loss."""
     curvature: float | None = None
-    """The mean curvature, for the loss that disagreement causes; by default L / 4."""
+    """The mean curvature, for the loss that disagreement causes; None: as spread from μ to L."""
     strong_convexity: float | None = None
     """μ: the smallest curvature; None for losses that are not strongly convex."""
     gradient_variance: float = 1.0
@@ -313,13 +313,54 @@ def predict(
 def floor(task: Task, num_workers: int, rate: float, noise: float, drift: float) -> float:
     """The mean of F(x_i) − F* that a constant learning rate never goes below.
 
-    The average model hovers at ησ²/4m (a quadratic's exact value for small ηL; Theorem 2's second
-    term); disagreement adds half the curvature times η²(σ² · noise + ζ² · drift).
+    The average model hovers at ησ²/4m / (1 − ηh/2), a quadratic's exact value (Theorem 2's second
+    term is 4L times it for small ηh). Disagreement adds half the curvature h times
+    η²(σ² · noise + ζ² · drift), in which the pull of the curvature itself, 1 − ηh an iteration,
+    helps the mixing: it is taken into the one contraction γ that would give the same noise
+    γ²/(1 − γ²), or the same drift γ²/(1 − γ)².
     """
-    curvature = task.smoothness / 4 if task.curvature is None else task.curvature
-    averaged = rate * task.gradient_variance / (4 * num_workers)
-    spread = rate**2 * (task.gradient_variance * noise + task.dissimilarity * drift)
-    return averaged + curvature / 2 * spread
+    by_noise, by_drift = math.sqrt(noise / (1 + noise)), math.sqrt(drift) / (1 + math.sqrt(drift))
+    curvatures = _curvatures(task)
+    averaged = spread = 0.0
+    for h in curvatures:
+        averaged += rate * task.gradient_variance / (4 * num_workers) / (1 - rate * h / 2)
+        a, b = by_noise * (1 - rate * h), by_drift * (1 - rate * h)
+        spread += h * task.gradient_variance * a * a / (1 - a * a)
+        spread += h * task.dissimilarity * (b / (1 - b)) ** 2
+    mean = sum(curvatures) / len(curvatures)
+    scale = 1.0 if task.curvature is None else task.curvature / mean
+    return (averaged + rate**2 / 2 * scale * spread) / len(curvatures)
+
+
+def _curvatures(task: Task) -> list[float]:
+    """Curvatures spread evenly over the orders of magnitude from μ (or L/100) to L."""
+    low = task.strong_convexity or task.smoothness / 100
+    return [low * (task.smoothness / low) ** ((k + 0.5) / 8) for k in range(8)]
+
+
+def _progress(share: float, task: Task) -> float:
+    """The ηK after which a share of the initial gap is left.
+
+    Curvatures spread evenly over the orders of magnitude from μ to L, all directions equally far
+    from their optimum, leave (e^{-2μt} − e^{-2Lt}) / (2t(L − μ)) of it at t = ηK: at first like
+    Theorem 2's 1/(ηK), in the end exponentially.
+    """
+    if share >= 1:
+        return 0.0
+    mu, L = task.strong_convexity or 0.0, task.smoothness
+
+    def left(t: float) -> float:
+        if L - mu < 1e-9 * L:
+            return math.exp(-2 * L * t)
+        return (math.exp(-2 * mu * t) - math.exp(-2 * L * t)) / (2 * t * (L - mu))
+
+    low, high = 1e-12 / L, 1 / L
+    while left(high) > share:
+        low, high = high, 2 * high
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if left(middle) > share else (low, middle)
+    return high
 
 
 def _iterations(task: Task, m: int, noise: float, drift: float) -> tuple[float, float]:
@@ -333,11 +374,7 @@ def _iterations(task: Task, m: int, noise: float, drift: float) -> tuple[float, 
         left = task.target - floor(task, m, rate, noise, drift)
         if left <= 0:
             return math.inf
-        if task.strong_convexity is None:
-            # Theorem 2's first term: the gap falls like 1 / (ηK).
-            return task.initial_gap / (2 * rate * task.smoothness * left)
-        decay = -2 * math.log1p(-min(rate * task.strong_convexity, 1 - 1e-9))
-        return math.log(task.initial_gap / left) / decay
+        return _progress(left / task.initial_gap, task) / rate
 
     def objective(logarithm: float) -> float:
         value = needed(math.exp(logarithm))
