@@ -19,7 +19,7 @@ from matcha.rounds import Round
 
 __all__ = ["Exchange", "Meeting", "meetings"]
 
-_BLOCK = 1 << 16  # elements: three passes over a block stay in the cache, so memory is read once
+_BLOCK = 1 << 17  # elements: three passes over a block stay in the cache, so memory is read once
 _NUM_SPARES = 4  # of half a bucket each: two buckets beyond the model
 
 
