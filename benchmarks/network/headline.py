@@ -242,7 +242,7 @@ def table(result: dict[str, Any]) -> str:
         )
     lines += [
         "",
-        "overlap (greedy): ms an iteration",
+        "greedy, milliseconds an iteration: the exchange after the gradient, or beside it:",
         "budget   x <- W(x - eta g)   x <- Wx - eta g",
     ]
     for budget in OVERLAP_BUDGETS:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
@@ -124,6 +125,13 @@ class LocalWorkers:
 def run_local(
     command: Sequence[str], num_workers: int, *, environment: Mapping[str, str] | None = None
 ) -> list[int]:
-    """Run a command as `num_workers` local workers and return their exit codes."""
-    with LocalWorkers(command, num_workers, environment=environment) as workers:
-        return workers.wait()
+    """Run a command as `num_workers` local workers and return their exit codes.
+
+    Ctrl-C and SIGTERM to this process end the workers too. Call it from the main thread.
+    """
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that `with` cleans up
+    try:
+        with LocalWorkers(command, num_workers, environment=environment) as workers:
+            return workers.wait()
+    finally:
+        signal.signal(signal.SIGTERM, before)

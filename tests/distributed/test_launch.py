@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from matcha.distributed.launch import LocalWorkers, run_local
+from matcha.errors import ExchangeError, InputError
+
+
+def test_workers_get_what_torchrun_would_set(tmp_path: Path) -> None:
+    script = (
+        "import os, pathlib, sys\n"
+        "names = 'RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MINE'.split()\n"
+        "file = pathlib.Path(sys.argv[1], os.environ['RANK'])\n"
+        "file.write_text(' '.join(map(os.getenv, names)))\n"
+        "assert int(os.environ['MASTER_PORT']) > 0\n"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    assert run_local(command, 3, environment={"MINE": "x"}) == [0, 0, 0]
+    for rank in range(3):
+        assert (tmp_path / str(rank)).read_text() == f"{rank} {rank} 3 3 127.0.0.1 x"
+
+
+def test_once_one_has_failed_the_others_are_stopped() -> None:
+    command = ["sh", "-c", '[ "$RANK" = 1 ] && exit 7; sleep 600']
+    started = time.monotonic()
+    with LocalWorkers(command, 3) as workers:
+        codes = workers.wait(grace=0.2)
+    assert codes[1] == 7
+    assert codes[0] == codes[2] == -signal.SIGTERM
+    assert time.monotonic() - started < 60
+
+
+def test_even_a_stopped_worker_is_ended() -> None:
+    with LocalWorkers(["sleep", "600"], 2) as workers:
+        workers.processes[0].send_signal(signal.SIGSTOP)
+    assert all(process.poll() is not None for process in workers.processes)
+
+
+def test_too_slow_workers_are_an_error() -> None:
+    with LocalWorkers(["sleep", "600"], 2) as workers, pytest.raises(ExchangeError, match="within"):
+        workers.wait(timeout=0.3)
+    assert all(process.poll() is not None for process in workers.processes)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ending_the_launcher_ends_the_workers(tmp_path: Path, number) -> None:
+    script = (
+        "import sys\nfrom matcha.distributed.launch import run_local\n"
+        f"run_local(['sh', '-c', 'echo $$ > {tmp_path}/$RANK; exec sleep 600'], 2)\n"
+    )
+    launcher = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.DEVNULL)
+    files = [tmp_path / "0", tmp_path / "1"]
+    end = time.monotonic() + 60
+    while not all(file.exists() and file.read_text().strip() for file in files):
+        assert time.monotonic() < end, "the workers were not started"
+        time.sleep(0.05)
+    pids = [int(file.read_text()) for file in files]
+    launcher.send_signal(number)
+    assert launcher.wait(60) != 0
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_no_worker_is_refused() -> None:
+    with pytest.raises(InputError, match="at least one"):
+        LocalWorkers(["true"], 0)
