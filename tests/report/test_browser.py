@@ -223,7 +223,18 @@ def test_the_timeline_pages_through_the_rounds(page):
 
 
 def test_paper_gets_the_light_theme_and_every_chart(browser, report_page):
+    widest = "Math.max(...[...document.querySelectorAll('.main-svg')].map((s) => s.clientWidth))"
     with opened(browser, report_page, scheme="dark") as page:
+        see_everything(page)
+        on_screen = page.evaluate(widest)
+        page.emulate_media(media="print")
+        page.evaluate("dispatchEvent(new Event('beforeprint'))")
+        assert page.evaluate("document.documentElement.dataset.theme") == "light"
+        assert page.evaluate(widest) <= 181 / 25.4 * 96  # the printed page is 180 mm wide
+        page.emulate_media(media="screen")
+        page.evaluate("dispatchEvent(new Event('afterprint'))")
+        page.wait_for_timeout(200)
+        assert page.evaluate(widest) == on_screen
         page.pdf(path=ARTIFACTS / "report.pdf", format="A4")
         assert page.locator(".chart[data-drawn]").count() == page.locator(".chart").count()
         assert page.evaluate("document.documentElement.dataset.theme") == "dark"

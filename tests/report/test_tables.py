@@ -6,7 +6,7 @@ import re
 import matcha
 from matcha.records import read_run
 from matcha.report.payload import build_payload
-from matcha.report.tables import columns, details_table, results_table
+from matcha.report.tables import columns, details, results_table
 from quadratics import write_quadratic_run
 
 
@@ -32,9 +32,18 @@ def test_a_runs_details_hold_its_command_seed_digest_and_nested_settings(tmp_pat
     plan = matcha.plan(matcha.families.ring(4), 1.0, "vanilla")
     config = {"settings": {"epochs": 3, "left_open": None}, "tags": ["a", "<b>"]}
     run = read_run(write_quadratic_run(tmp_path / "run", plan, iterations=4, config=config))
-    text = details_table(run, "vanilla")
+    text = details([run], ["vanilla"])
     assert "matcha simulate ring:4 --strategy vanilla" in text
     assert plan.digest in text
     assert '<th scope="row">settings epochs</th><td>3</td>' in text
     assert "left open" not in text
     assert html.escape('["a", "<b>"]') in text
+
+
+def test_what_runs_share_is_said_once(run_folders):
+    runs = [read_run(folder) for folder in run_folders]
+    text = details(runs, [run.header.strategy for run in runs])
+    assert text.count("<details") == len(runs) + 1
+    assert text.count("versions") == 1
+    assert text.count("plan digest") == len(runs)
+    assert text.count("--strategy greedy") == 1

@@ -16,7 +16,7 @@ from matcha.plans import Plan
 from matcha.records import Run, find_runs, read_run
 from matcha.report import words
 from matcha.report.payload import SLOTS, Progress, build_payload
-from matcha.report.tables import details_table, results_table
+from matcha.report.tables import details, results_table
 
 MAX_BYTES = 5_000_000
 _SCRIPTS = ("base.js", "charts.js", "curves.js", "network.js", "explorer.js", "timeline.js")
@@ -103,10 +103,7 @@ def render(payload: Mapping[str, Any], runs: Sequence[Run]) -> str:
         "facts": _facts(payload, runs),
         "results": results_table(payload) if runs else "",
         "hidden_results": "" if runs else "hidden",
-        "again": "\n".join(
-            details_table(run, row["label"])
-            for run, row in zip(runs, payload["summaries"], strict=True)
-        ),
+        "again": details(runs, [row["label"] for row in payload["summaries"]]) if runs else "",
         "hidden_curves": "" if has["curves"] else "hidden",
         "hidden_explorer": "" if payload["networks"] else "hidden",
         "hidden_consensus": "" if has["consensus_distance"] else "hidden",

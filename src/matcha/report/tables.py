@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -59,10 +60,39 @@ def results_table(payload: Mapping[str, Any]) -> str:
     )
 
 
-def details_table(run: Run, label: str) -> str:
-    """What it takes to do a run again: command, seed, configuration, versions."""
+def details(runs: Sequence[Run], labels: Sequence[str]) -> str:
+    """What it takes to do the runs again: what they share, then what is each one's own."""
+    facts = [_facts(run) for run in runs]
+    shared = {
+        key: value for key, value in facts[0].items() if all(f.get(key) == value for f in facts)
+    }
+    if len(runs) == 1:
+        return _fold(labels[0], shared, is_open=True)
+    own = [{k: v for k, v in f.items() if k not in shared} for f in facts]
+    parts = [_fold(label, f) for label, f in zip(labels, own, strict=True)]
+    return "\n".join([_fold("Shared by all runs", shared, is_open=True), *parts])
+
+
+def _fold(title: str, facts: Mapping[str, Any], *, is_open: bool = False) -> str:
+    command = facts.get("command")
+    code = f"<pre><code>{html.escape(command)}</code></pre>" if command else ""
+    rows = "".join(
+        f'<tr><th scope="row">{html.escape(str(key))}</th><td>{html.escape(str(value))}</td></tr>'
+        for key, value in facts.items()
+        if key != "command"
+    )
+    return (
+        f"<details{' open' if is_open else ''}><summary>{html.escape(title)}</summary>{code}"
+        f'<div class="scroll" tabindex="0" role="group" aria-label="Configuration: '
+        f'{html.escape(title)}"><table class="facts">{rows}</table></div></details>'
+    )
+
+
+def _facts(run: Run) -> dict[str, Any]:
     header = run.header
-    facts: dict[str, Any] = {
+    command = header.command or header.config.get("command")
+    facts = {
+        "command": shlex.join(map(str, command)) if isinstance(command, list) else command,
         "name": header.name,
         "task": header.task,
         "strategy": f"{header.strategy}, budget {header.budget:g}",
@@ -72,19 +102,9 @@ def details_table(run: Run, label: str) -> str:
         "started": header.started,
         "plan digest": None if run.plan is None else run.plan.digest,
         "versions": ", ".join(f"{name} {v}" for name, v in header.versions.items()),
+        **_flat({key: value for key, value in header.config.items() if key != "command"}),
     }
-    facts |= _flat({key: value for key, value in header.config.items() if key != "command"})
-    rows = "".join(
-        f'<tr><th scope="row">{html.escape(str(key))}</th><td>{html.escape(str(value))}</td></tr>'
-        for key, value in facts.items()
-        if value is not None
-    )
-    code = f"<pre><code>{html.escape(header.command)}</code></pre>" if header.command else ""
-    return (
-        f"<details><summary>{html.escape(label)}</summary>"
-        f'{code}<div class="scroll" tabindex="0" role="group" aria-label="Configuration of '
-        f'{html.escape(label)}"><table class="facts">{rows}</table></div></details>'
-    )
+    return {key: value for key, value in facts.items() if value is not None}
 
 
 def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -95,8 +115,14 @@ def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         if isinstance(value, Mapping):
             flat |= _flat(value, f"{name} ")
         elif value is not None:
-            flat[name] = value if isinstance(value, (str, int, float)) else json.dumps(value)
+            flat[name] = _plain(value)
     return flat
+
+
+def _plain(value: Any) -> str | int:
+    if isinstance(value, float):
+        return f"{value:g}"
+    return value if isinstance(value, (str, int)) else json.dumps(value)
 
 
 def _cell(column: Column, row: Mapping[str, Any], best: Any) -> str:

@@ -86,6 +86,7 @@ const segments = (id, options, chosen, change) => {
   }
   $(id).querySelector("div")?.remove();
   $(id).append(box);
+  $(id).hidden = options.length < 2;
 };
 
 const note = $("target-note");

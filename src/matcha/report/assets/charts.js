@@ -7,17 +7,33 @@ const axis = (title, more = {}) => ({
   zeroline: false, automargin: true, fixedrange: false, ...more,
 });
 
-// Ticks at 1, 2 and 5 of each decade in view, or at decades only when there are many.
+// A log axis over less than a decade gets round numbers; beyond that, powers of ten.
 const logTicks = (traces) => {
   const values = traces.flatMap((trace) => trace.y).filter((v) => v > 0);
   if (!values.length) return {};
-  const [low, high] = [Math.min(...values), Math.max(...values)].map(Math.log10);
-  const steps = high - low > 3 ? [1] : high - low > 1 ? [1, 3] : [1, 2, 3, 5, 7];
+  const [low, high] = [Math.min(...values), Math.max(...values)];
+  const decades = Math.log10(high / low);
   const ticks = [];
-  for (let decade = Math.floor(low) - 1; decade <= Math.ceil(high); decade += 1) {
-    for (const step of steps) ticks.push(step * 10 ** decade);
+  if (decades < 0.8) {
+    const rough = Math.max(high - low, high * 0.02) / 4;
+    const unit = 10 ** Math.floor(Math.log10(rough));
+    const step = unit * [1, 2, 5, 10].find((m) => m * unit >= rough);
+    for (let k = Math.floor(low / step) - 1; k * step <= high + step; k += 1) {
+      if (k > 0) ticks.push(k * step);
+    }
+  } else {
+    const steps = decades > 3 ? [1] : [1, 3];
+    for (let d = Math.floor(Math.log10(low)) - 1; d <= Math.ceil(Math.log10(high)); d += 1) {
+      ticks.push(...steps.map((step) => step * 10 ** d));
+    }
   }
-  return { tickmode: "array", tickvals: ticks, ticktext: ticks.map((v) => number(v, 2)) };
+  return { tickmode: "array", tickvals: ticks, ticktext: ticks.map(tickText) };
+};
+const tickText = (value) => {
+  if (value >= 1e-3 && value < 1e4) return number(value, 3);
+  const power = Math.floor(Math.log10(value) + 1e-9);
+  const step = Math.round(value / 10 ** power);
+  return `${step === 1 ? "" : `${step}·`}10<sup>${power}</sup>`;
 };
 const valueAxis = (title, traces, logarithmic) => logarithmic
   ? axis(title, { type: "log", ...logTicks(traces) }) : axis(title);
@@ -31,8 +47,12 @@ const layoutOf = (x, y, more = {}) => ({
   xaxis: x, yaxis: y, hovermode: "closest", ...more,
 });
 
+let printing = false;
 const draw = (id) => {
   const { traces, layout } = charts.get(id)();
+  // On paper nobody resizes, and the page is narrower than the screen was.
+  if (printing) Object.assign(layout, { width: $(id).clientWidth, height: $(id).clientHeight });
+  else layout.autosize = true;
   Plotly.react($(id), traces, layout, { displayModeBar: false, responsive: true });
   $(id).dataset.drawn = "yes";
 };
@@ -75,8 +95,14 @@ $("theme").addEventListener("click", () =>
 let before = null;
 addEventListener("beforeprint", () => {
   before = document.documentElement.dataset.theme;
+  printing = true;
+  document.documentElement.classList.add("paper");
   document.documentElement.dataset.theme = "light";
   document.querySelectorAll("#again details").forEach((details) => { details.open = true; });
   drawAll();
 });
-addEventListener("afterprint", () => before && setTheme(before));
+addEventListener("afterprint", () => {
+  printing = false;
+  document.documentElement.classList.remove("paper");
+  setTheme(before);
+});
