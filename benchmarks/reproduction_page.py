@@ -22,6 +22,7 @@ ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 RUNS = RESULTS / "reproduction"
 IMAGES = ROOT / "docs" / "images"
+PAGE = ROOT / "docs" / "reproduction.md"
 
 HEAD = """# Reproduction
 
@@ -164,16 +165,19 @@ def rates_section() -> str:
     return RATES.format(epochs=document["epochs"], table="\n".join(lines))
 
 
-def figure(name: str, *groups: str, quick: bool = False) -> tuple[Outcome, str]:
+def figure(
+    name: str, groups: list[str], images: Path | None, *, quick: bool = False
+) -> tuple[Outcome, str]:
     trainings = Trainings(earlier=[RUNS / f"{g}.jsonl" for g in groups] or [RUNS / "ptb.jsonl"])
     outcome = maker(name)(trainings.run, quick=quick)
-    image = IMAGES / f"{name}{'-quick' if quick else ''}.png"
-    outcome.figure.savefig(image, dpi=100, bbox_inches="tight")
-    return outcome, f"images/{image.name}"
+    image = f"{name}{'-quick' if quick else ''}.png"
+    if images is not None:
+        outcome.figure.savefig(images / image, dpi=100, bbox_inches="tight")
+    return outcome, f"images/{image}"
 
 
-def main() -> None:
-    IMAGES.mkdir(parents=True, exist_ok=True)
+def page(images: Path | None = None) -> str:
+    """The page's text; its pictures are drawn where a folder for them is given."""
     parts = [HEAD, HOW.format(settings=settings_table())]
     for name, groups in (
         ("fig1", ["cifar100"]),
@@ -181,7 +185,7 @@ def main() -> None:
         ("fig4", ["cifar100", "ptb"]),
         ("fig5", ["cifar10"]),
     ):
-        outcome, image = figure(name, *groups)
+        outcome, image = figure(name, groups, images)
         parts.append(outcome.markdown(image))
         if name == "fig4":
             parts.append(HEADLINE)
@@ -193,10 +197,15 @@ def main() -> None:
         "`--quick` runs; 300 test images, so half a point of accuracy is below what can be seen.\n"
     )
     for name, groups in (("fig4", ["digits8"]), ("fig5", ["digits16"])):
-        outcome, image = figure(name, *groups, quick=True)
+        outcome, image = figure(name, groups, images, quick=True)
         text = outcome.markdown(image).replace("## Figure", "### Quick: Figure")
         parts.append(text.replace("\n### er8", "\n#### er8").replace("\n### geo", "\n#### geo"))
-    (ROOT / "docs" / "reproduction.md").write_text("\n".join(parts), encoding="utf-8")
+    return "\n".join(parts)
+
+
+def main() -> None:
+    IMAGES.mkdir(parents=True, exist_ok=True)
+    PAGE.write_text(page(IMAGES), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ from dataclasses import replace
 from functools import cache
 
 import numpy as np
-import pytest
 
 import matcha
 from matcha.experiments.quadratics import QuadraticTask
@@ -34,8 +33,6 @@ def quadratic(num_workers=8, **choices):
 @cache
 def er8(strategy="matcha", budget=0.5, mixing=None, seed=0):
     """A plan for the paper's graph of eight workers, its mixing replaced if asked for."""
-    if strategy == "greedy":
-        pytest.importorskip("matcha.strategies.greedy")
     plan = matcha.plan(matcha.families.paper("er8"), budget, strategy, seed=seed)
     if mixing in (None, plan.mixing):
         return plan

@@ -1,0 +1,66 @@
+"""The simulation's benchmark runs, and what was committed meets the bars and fills the pages."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+RESULTS = BENCHMARKS / "results"
+
+
+def script(name, monkeypatch):
+    spec = importlib.util.spec_from_file_location(name, BENCHMARKS / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, name, module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_case_is_measured(tmp_path):
+    command = [sys.executable, str(BENCHMARKS / "simulation.py"), "--only", "digits-linear"]
+    output = tmp_path / "results.json"
+    done = subprocess.run(
+        [*command, "--repeats", "1", "--output", str(output)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "| digits-linear |" in done.stdout
+    (case,) = json.loads(output.read_text())["cases"]
+    assert case["loop"] > 0
+    assert case["engine"]["auto"] > 0
+
+
+@pytest.mark.parametrize("name", ["simulation_h200.json", "simulation_cpu.json"])
+def test_the_committed_results_meet_every_bar(name):
+    cases = json.loads((RESULTS / name).read_text())["cases"]
+    for case in cases:
+        for value, bar in (("times_loop", "bar_loop"), ("share_of_whole", "bar_whole")):
+            if case[bar] is not None:
+                assert case[value] >= case[bar], case
+    assert sum(case["bar_loop"] is not None for case in cases) >= 4
+
+
+def test_the_tables_of_the_page_are_the_committed_results(monkeypatch):
+    benchmark = script("simulation", monkeypatch)
+    page = (BENCHMARKS.parent / "docs" / "simulation.md").read_text()
+    for name in ("simulation_h200.json", "simulation_cpu.json"):
+        assert benchmark.table(json.loads((RESULTS / name).read_text())["cases"]) in page
+
+
+def test_the_engine_on_the_cpu_agrees_with_itself(monkeypatch):
+    """The check that the GPU run makes against the CPU, here with the CPU on both sides."""
+    for result in script("simulation", monkeypatch).agreement("cpu"):
+        assert result["agrees"], result
+        assert set(result["worst"].values()) == {0.0}
+
+
+def test_the_reproduction_page_is_written_from_the_committed_results(monkeypatch):
+    module = script("reproduction_page", monkeypatch)
+    assert module.page() == module.PAGE.read_text(encoding="utf-8")
