@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 RESULTS = BENCHMARKS / "results"
@@ -59,6 +60,12 @@ def test_the_engine_on_the_cpu_agrees_with_itself(monkeypatch):
     for result in script("simulation", monkeypatch).agreement("cpu"):
         assert result["agrees"], result
         assert set(result["worst"].values()) == {0.0}
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_the_captured_engine_agrees_with_the_cpu(monkeypatch):
+    for result in script("simulation", monkeypatch).agreement("cuda"):
+        assert result["agrees"], result
 
 
 def test_the_reproduction_page_is_written_from_the_committed_results(monkeypatch):
