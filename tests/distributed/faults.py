@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch import nn
 from matcha import families, plan
 from matcha.distributed import Gossip, TorchTransport, Transport
 from matcha.errors import ExchangeError
+from matcha.schedules import Periodic
 
 NUM_WORKERS = 4
 VICTIM = 2
@@ -97,6 +99,29 @@ def confuse(transport: Transport) -> None:
             print(error)
 
 
+def run_ahead(transport: Transport, folder: Path) -> None:
+    """0 and 1 meet in every round, and so do 2 and 3; 0 goes on only when 2 and 3 have finished."""
+    pairs = replace(
+        PLAN,
+        matchings=(((0, 1), (2, 3)),),
+        probabilities=(1.0,),
+        schedule=Periodic(frequency=1.0, num_matchings=1),
+    )
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with Gossip(model, optimizer, pairs, transport=transport, deadline=60) as gossip:
+        while gossip.iteration < ITERATIONS:
+            if transport.rank == 0 and gossip.iteration == 3:
+                end = time.monotonic() + 50
+                while not all((folder / f"finished-{rank}").exists() for rank in (2, 3)):
+                    assert time.monotonic() < end, "2 and 3 wait for 0, whom they never meet"
+                    time.sleep(0.02)
+            optimizer.zero_grad()
+            model(torch.ones(1, 64, dtype=torch.float64)).sum().backward()
+            optimizer.step()
+        (folder / f"finished-{transport.rank}").touch()
+
+
 def main(scenario: str, folder: str) -> None:
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo")
@@ -113,6 +138,7 @@ def main(scenario: str, folder: str) -> None:
             train(transport, deadline=4, pause=0.05, progress=progress)
         elif scenario == "confuse":
             confuse(transport)
+            run_ahead(transport, root)
     except ExchangeError as error:
         print(f"{time.time():.3f} {error}")
         sys.exit(3)

@@ -89,3 +89,5 @@ def test_a_worker_with_another_plan_model_or_seed_is_refused_at_the_start(
         assert "another plan" in plan
         assert "another model" in model
         assert "another seed ('2', others '1')" in seed
+    # The same processes then trained: workers out of reach of a slow one ran ahead of it.
+    assert all((tmp_path / f"finished-{rank}").exists() for rank in range(faults.NUM_WORKERS))
