@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 import torch
@@ -26,6 +27,9 @@ MODELS: dict[str, Callable[[int], nn.Module]] = {
     "vgg16": VGG16,
 }
 """Image classifiers by name; each takes the number of classes."""
+
+
+_SEEDING = threading.Lock()
 
 
 def build(name: str, num_classes: int, seed: int = 0) -> nn.Module:
@@ -53,7 +57,8 @@ def maker(name: str, num_classes: int) -> Callable[[], nn.Module]:
 
 def seeded(make: Callable[[], nn.Module], seed: int) -> nn.Module:
     """Build a module with initial weights from the seed; torch's own generator is left alone."""
-    with torch.random.fork_rng(devices=[]):
+    # Threads share that generator: one at a time, or they would draw from each other's seed.
+    with _SEEDING, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return make()
 
