@@ -81,7 +81,12 @@ def test_labels_say_only_what_sets_runs_apart(tmp_path):
         "matcha 0.3, seed 0",
         "matcha 0.3, seed 1",
     ]
-    assert len(set(labels(("matcha", 0.3, 0), ("matcha", 0.3, 0)))) == 2
+    assert labels(("vanilla", 1, 0), ("vanilla", 1, 0), ("greedy", 0.1, 0), ("greedy", 0.2, 0)) == [
+        "vanilla",
+        "vanilla (2)",
+        "greedy 0.1",
+        "greedy 0.2",
+    ]
 
 
 def test_communication_seconds_come_from_workers_records_or_spans(tmp_path):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
@@ -154,6 +155,8 @@ def _print(demo: Demo, comparison: Comparison) -> None:
     table = Table(
         title=f"to training loss {demo.target_loss:g}, links emulated at {demo.link_mbps:g} Mbit/s",
         title_justify="left",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
     )
     table.add_column("strategy")
     for column in shown:

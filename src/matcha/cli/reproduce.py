@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import typer
 
 from matcha.cli import app
-from matcha.cli.output import console, print_json
+from matcha.cli.output import console, patient_progress, print_json
 
 if TYPE_CHECKING:
-    from matcha.experiments.items import Result
+    from matcha.experiments.items import Item, Result
 
 
 @app.command("reproduce")
@@ -32,6 +32,7 @@ def reproduce_command(
     compile: bool = typer.Option(False, "--compile", help="CUDA: compile the model's blocks."),
     output: Path = typer.Option(Path("runs/reproduce"), "--output", "-o", help="Folder."),
     format: str = typer.Option("png", help="Of the figure: png, svg or pdf."),
+    report: bool = typer.Option(True, help="Write a page for the browser for each task."),
     as_json: bool = typer.Option(False, "--json", help="Print the verdicts as JSON instead."),
 ) -> None:
     """Make a figure of the paper again and judge the paper's claims by it.
@@ -58,8 +59,17 @@ def reproduce_command(
     trainings = Trainings(
         earlier=results, data=data, device=device, compile=compile, epochs=epochs, quick=quick
     )
-    outcome = make(lambda items: _watched(trainings.run(items), len(items)), quick=quick)
+    trained: list[Result] = []
+
+    def train(items: Sequence[Item]) -> list[Result]:
+        found = list(_watched(trainings.run(items), len(items)))
+        trained.extend(found)
+        return found
+
+    outcome = make(train, quick=quick)
     written = outcome.write(output, format)
+    if report:
+        written += _pages(trained, output, figure)
     if as_json:
         claims = [asdict(claim) for claim in outcome.claims]
         print_json({"claims": claims, "files": [str(path) for path in written]})
@@ -73,6 +83,23 @@ def reproduce_command(
     console.print(table)
     for path in written:
         console.print(f"wrote {path}")
+
+
+def _pages(results: Sequence[Result], output: Path, figure: str) -> list[Path]:
+    """One page for each task and network: losses of different ones do not compare."""
+    from matcha.experiments.trainings import run_of
+    from matcha.report import write_report
+
+    written = []
+    for task, topology in dict.fromkeys((r.item.task, r.item.topology) for r in results):
+        place = topology.replace(":", "-").replace("/", "-")
+        page = output / f"{figure}-{task}-{place}.html"
+        with patient_progress(f"writing {page.name}") as progress:
+            runs = [
+                run_of(r) for r in results if (r.item.task, r.item.topology) == (task, topology)
+            ]
+            written.append(write_report(runs, page, sweep_seconds=2, progress=progress))
+    return written
 
 
 def _watched(results: Iterable[Result], number: int) -> Iterator[Result]:

@@ -13,6 +13,7 @@ from matcha.experiments.items import Item, Result, read_results, run_item
 from matcha.experiments.paper import GROUPS, Group
 from matcha.experiments.recipes import Choices, Recipe, recipe
 from matcha.plans import Plan
+from matcha.records import Run, RunHeader
 from matcha.simulation import Engine, Execution, Settings
 from matcha.strategies import plan
 
@@ -115,3 +116,29 @@ def _group(item: Item) -> Group:
 def _loss(result: Result) -> float:
     loss = result.final("train_loss")
     return float("inf") if loss is None or loss != loss else loss
+
+
+def run_of(result: Result) -> Run:
+    """A result as the run that a report reads; nothing of it is on disk.
+
+    The plan is made again, and left out where it is no longer the one that was run.
+    """
+    item, plan = result.item, plan_of(result.item)
+    return Run(
+        header=RunHeader(
+            name=item.label,
+            kind="reproduction",
+            task=item.task,
+            strategy=item.strategy,
+            budget=item.budget,
+            seed=item.seed,
+            num_workers=plan.num_workers,
+            clock="simulated",
+            config=result.config | {"topology": item.topology, "device": result.device},
+        ),
+        plan=plan if plan.digest == result.plan["digest"] else None,
+        records=result.records,
+        worker_records={},
+        spans=(),
+        path=Path(),
+    )

@@ -83,16 +83,19 @@ def compare(runs: Sequence[Run], target: float | None = None) -> Comparison:
 def label_runs(runs: Sequence[Run]) -> list[str]:
     """A short, distinct name for each run: its strategy, and only what sets it apart."""
     headers = [run.header for run in runs]
-    forms = (
-        lambda h: h.strategy,
-        lambda h: f"{h.strategy} {h.budget:g}",
-        lambda h: f"{h.strategy} {h.budget:g}, seed {h.seed}",
-        lambda h: f"{h.strategy} {h.budget:g}, {h.name}",
-    )
-    for form in forms:
-        labels = [form(h) for h in headers]
-        if len(set(labels)) == len(labels):
-            return labels
+    labels = [h.strategy for h in headers]
+    if len(set(labels)) < len(labels):
+        labels = [
+            h.strategy if h.strategy == "vanilla" else f"{h.strategy} {h.budget:g}" for h in headers
+        ]
+    for extras in ([f"seed {h.seed}" for h in headers], [h.name for h in headers]):
+        ways: dict[str, set[str]] = {}
+        for label, extra in zip(labels, extras, strict=True):
+            ways.setdefault(label, set()).add(extra)
+        labels = [
+            f"{label}, {extra}" if len(ways[label]) > 1 else label
+            for label, extra in zip(labels, extras, strict=True)
+        ]
     counts: Counter[str] = Counter()
     for i, label in enumerate(labels):
         counts[label] += 1
