@@ -38,3 +38,22 @@ def test_no_run_is_one_sentence(tmp_path):
     done = matcha_command("watch", tmp_path)
     assert done.returncode == 2
     assert "holds no run" in done.stderr
+
+
+@pytest.mark.slow
+def test_training_can_be_watched_and_leaves_a_report(tmp_path):
+    arguments = ("train", "logistic", "--topology", "path:2", "--epochs", 2, "--watch")
+    done = matcha_command(*arguments, "-o", tmp_path / "run", timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "epoch 2 of 2" in done.stdout
+    assert (tmp_path / "run" / "logs" / "worker-1.log").exists()
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert "matcha train logistic --topology path:2" in page
+
+
+@pytest.mark.slow
+def test_a_watched_worker_that_fails_is_quoted(tmp_path):
+    arguments = ("train", "cifar10", "--topology", "path:2", "--data", tmp_path, "--watch")
+    done = matcha_command(*arguments, "-o", tmp_path / "run", timeout=240)
+    assert done.returncode != 0
+    assert "worker 0:" in done.stdout
