@@ -157,10 +157,12 @@ def _print(demo: Demo, comparison: Comparison) -> None:
         title_justify="left",
         box=SIMPLE_HEAD,
         pad_edge=False,
+        padding=(0, 1),
     )
     table.add_column("strategy")
     for column in shown:
-        table.add_column(column.heading, justify="right")
+        longest = max(map(len, column.heading.split()))
+        table.add_column(column.heading, justify="right", min_width=longest)
     for row in rows:
         table.add_row(row["label"], *(c.show(row[c.key]) for c in shown))
     console.print(table)
