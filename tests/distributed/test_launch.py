@@ -62,6 +62,7 @@ def test_ending_the_launcher_ends_the_workers(tmp_path: Path, number) -> None:
         assert time.monotonic() < end, "the workers were not started"
         time.sleep(0.05)
     pids = [int(file.read_text()) for file in files]
+    time.sleep(1)  # the last worker may be up before Popen has returned it
     launcher.send_signal(number)
     assert launcher.wait(60) != 0
     for pid in pids:

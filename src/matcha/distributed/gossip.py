@@ -133,6 +133,7 @@ class Gossip:
             wire_dtype=wire_dtype,
             timeout=deadline,
         )
+        self.exchange.measures_waiting = on_span is not None
         self._on_span = on_span
         self._free_since = time.perf_counter()
         self._known: dict[int, tuple[Round, tuple[Meeting, ...]]] = {}

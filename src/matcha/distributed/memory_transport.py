@@ -81,7 +81,8 @@ class _Arrivals(Pending):
     def wait(self, timeout: float) -> None:
         transport = self.transport
         deadline = time.monotonic() + 0.9 * timeout  # the rest is for finding the cause
-        for message in self.messages:
+        while self.messages:
+            message = self.messages[0]
             box = transport.network.mailbox(message.peer, transport.rank, message.tag)
             try:
                 arrived = box.get(timeout=max(0.0, deadline - time.monotonic()))
@@ -90,6 +91,7 @@ class _Arrivals(Pending):
                 raise transport.failure(message.peer, problem, 0.1 * timeout) from None
             assert message.incoming is not None
             message.incoming.copy_(arrived)
+            self.messages.pop(0)
 
 
 def run_threads(num_workers: int, work: Callable[[MemoryTransport], T]) -> list[T]:

@@ -64,14 +64,13 @@ class _Requests(Pending):
     def wait(self, timeout: float) -> None:
         # MPI has no wait with a time limit. Spin first (most answers are near), then give way.
         started = time.monotonic()
-        pending = self.requests
         while True:
-            pending = [(peer, request) for peer, request in pending if not request.Test()]
-            if not pending:
+            self.requests = [(peer, r) for peer, r in self.requests if not r.Test()]
+            if not self.requests:
                 return
             waited = time.monotonic() - started
             if waited > timeout:
-                peer = pending[0][0]
+                peer = self.requests[0][0]
                 raise self.transport.failure(peer, f"did not answer within {timeout:g} s", 0.0)
             time.sleep(0.0 if waited < 1e-3 else 1e-4)
 

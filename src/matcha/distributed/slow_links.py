@@ -81,3 +81,4 @@ class _Slow(Pending):
         # have started. The next message may already be posted; it waits for its turn here.
         self.pending.wait(timeout)
         time.sleep(self.seconds)
+        self.seconds = 0.0

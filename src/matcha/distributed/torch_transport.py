@@ -107,14 +107,15 @@ class _Works(Pending):
     def wait(self, timeout: float) -> None:
         patience = min(_PATIENCE, 0.2 * timeout)
         limit = timedelta(seconds=timeout - patience)
-        for peer, work in self.works:
-            if work is None:
-                continue
+        while self.works:
+            peer, work = self.works[0]
             try:
-                work.wait(limit)
+                if work is not None:
+                    work.wait(limit)
             except RuntimeError as error:
                 problem = _problem(error, timeout)
                 raise self.transport.failure(peer, problem, patience) from error
+            self.works.pop(0)
         if self.transport.backend == "nccl":
             torch.cuda.current_stream().synchronize()
 

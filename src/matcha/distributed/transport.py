@@ -38,7 +38,7 @@ class Pending(ABC):
 
     @abstractmethod
     def wait(self, timeout: float) -> None:
-        """Block until every tensor of the post may be used again.
+        """Block until every tensor of the post may be used again; waiting again does nothing.
 
         Args:
             timeout: seconds after which to give up.
