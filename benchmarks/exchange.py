@@ -249,6 +249,10 @@ def measure(folder: Path) -> dict[str, Any]:
     return result
 
 
+def _shown(milliseconds: float | None) -> str:
+    return "-" if milliseconds is None else f"{milliseconds:.1f}"
+
+
 def table(result: dict[str, Any]) -> str:
     lines = [
         "link        size     reference            ms  +average  messages  exchange   "
@@ -258,7 +262,7 @@ def table(result: dict[str, Any]) -> str:
         ms = row["milliseconds"]
         lines.append(
             f"{row['link']:<11}{row['megabytes']:>4} MB   {row['reference']:<17}"
-            f"{ms[row['reference']]:>7.1f}{ms.get('and average', float('nan')):>10.1f}"
+            f"{ms[row['reference']]:>7.1f}{_shown(ms.get('and average')):>10}"
             f"{ms['messages']:>10.1f}{ms['exchange']:>10.1f}"
             f"{row['messages_ratio']:>15.2f}{row['exchange_ratio']:>14.2f}"
         )
