@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from distributed.signals import hear_ctrl_c
 from matcha.distributed.launch import LocalWorkers, run_local
 from matcha.errors import ExchangeError, InputError
 
@@ -28,13 +29,32 @@ def test_workers_get_what_torchrun_would_set(tmp_path: Path) -> None:
 
 
 def test_once_one_has_failed_the_others_are_stopped() -> None:
-    command = ["sh", "-c", '[ "$RANK" = 1 ] && exit 7; sleep 600']
+    command = ["sh", "-c", '[ "$RANK" = 1 ] && exit 7; exec sleep 600']
     started = time.monotonic()
     with LocalWorkers(command, 3) as workers:
         codes = workers.wait(grace=0.2)
     assert codes[1] == 7
     assert codes[0] == codes[2] == -signal.SIGTERM
     assert time.monotonic() - started < 60
+
+
+def test_what_a_worker_started_ends_with_it(tmp_path: Path) -> None:
+    command = ["sh", "-c", f"sleep 600 & echo $! > {tmp_path}/pid; wait"]
+    with LocalWorkers(command, 1):
+        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+            time.sleep(0.02)
+    pid = int((tmp_path / "pid").read_text())
+    end = time.monotonic() + 10
+    while Path(f"/proc/{pid}").exists() and "Z" not in _state(pid):
+        assert time.monotonic() < end, "an orphan is left behind"
+        time.sleep(0.02)
+
+
+def _state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except OSError:
+        return "Z"
 
 
 def test_even_a_stopped_worker_is_ended() -> None:
@@ -50,12 +70,15 @@ def test_too_slow_workers_are_an_error() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_ending_the_launcher_ends_the_workers(tmp_path: Path, number) -> None:
+def test_ending_the_launcher_ends_the_workers(tmp_path: Path, number, request) -> None:
     script = (
         "import sys\nfrom matcha.distributed.launch import run_local\n"
         f"run_local(['sh', '-c', 'echo $$ > {tmp_path}/$RANK; exec sleep 600'], 2)\n"
     )
-    launcher = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.DEVNULL)
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", script], stderr=subprocess.DEVNULL, preexec_fn=hear_ctrl_c
+    )
+    request.addfinalizer(launcher.terminate)  # whatever happens below, nothing stays
     files = [tmp_path / "0", tmp_path / "1"]
     end = time.monotonic() + 60
     while not all(file.exists() and file.read_text().strip() for file in files):

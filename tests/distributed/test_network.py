@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from distributed.signals import hear_ctrl_c
 from matcha import Topology, families
 from matcha.errors import MatchaError
 
@@ -74,9 +75,12 @@ def test_an_error_inside_takes_the_network_down() -> None:
 @needs_network
 @pytest.mark.usefixtures("none_left")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_ctrl_c_takes_the_network_down(number, code) -> None:
+def test_ctrl_c_takes_the_network_down(number, code, request) -> None:
     command = [sys.executable, str(FOLDER / "run.py"), "ring:3", "--mbps", "100", "--"]
-    run = subprocess.Popen([*command, "sleep", "600"], stderr=subprocess.DEVNULL)
+    run = subprocess.Popen(
+        [*command, "sleep", "600"], stderr=subprocess.DEVNULL, preexec_fn=hear_ctrl_c
+    )
+    request.addfinalizer(run.terminate)  # whatever happens below, nothing stays
     prefix = f"{namespaces.PREFIX}{run.pid}"
     end = time.monotonic() + 60
     while not _has_processes(f"{prefix}-2"):

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import IO, Any
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -72,6 +73,7 @@ class LocalWorkers:
                         stdin=subprocess.DEVNULL,
                         stdout=output,
                         stderr=subprocess.STDOUT if output is not None else None,
+                        start_new_session=True,  # its own group, so that its children end with it
                     )
                 )
         except BaseException:
@@ -107,8 +109,8 @@ class LocalWorkers:
         for number, patience in ((signal.SIGTERM, 3.0), (signal.SIGKILL, None)):
             running = [process for process in self.processes if process.poll() is None]
             for process in running:
-                process.send_signal(number)
-                process.send_signal(signal.SIGCONT)  # a stopped one hears nothing else
+                _signal_group(process, number)
+                _signal_group(process, signal.SIGCONT)  # a stopped one hears nothing else
             for process in running:
                 try:
                     process.wait(patience)
@@ -120,6 +122,13 @@ class LocalWorkers:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+
+def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    """Signal a running worker and whatever it started, such as loaders of data."""
+    if process.poll() is None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
 
 
 def run_local(
