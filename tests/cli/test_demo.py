@@ -14,6 +14,7 @@ import pytest
 
 from commands import matcha_command
 from matcha.records import read_run
+from signals import hear_ctrl_c
 
 SMALL = ("demo", "--topology", "ring:4", "--strategies", "vanilla,greedy", "--budget", "0.5")
 
@@ -52,6 +53,7 @@ def start(folder):
         stderr=subprocess.STDOUT,
         env={**os.environ, "NO_COLOR": "1", "TERM": "dumb"},
         start_new_session=True,
+        preexec_fn=hear_ctrl_c,
     )
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from distributed.signals import hear_ctrl_c
 from matcha.distributed.launch import LocalWorkers, run_local
 from matcha.errors import ExchangeError, InputError
+from signals import hear_ctrl_c
 
 
 def test_workers_get_what_torchrun_would_set(tmp_path: Path) -> None:

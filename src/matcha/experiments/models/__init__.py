@@ -29,7 +29,7 @@ MODELS: dict[str, Callable[[int], nn.Module]] = {
 """Image classifiers by name; each takes the number of classes."""
 
 
-_SEEDING = threading.Lock()
+_SEEDING = threading.RLock()
 
 
 def build(name: str, num_classes: int, seed: int = 0) -> nn.Module:
