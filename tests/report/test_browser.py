@@ -75,9 +75,8 @@ def test_axe_finds_no_serious_issue(browser, report_page, device, scheme):
 
 def choose(page, strategy):
     """Click a strategy's name, as a reader does: the radio button itself is not drawn."""
-    button = page.locator(f"#strategy input[value={strategy}]")
-    page.locator("#strategy label").filter(has=button).click()
-    expect(button).to_be_checked()
+    page.locator("#strategy label").get_by_text(strategy, exact=True).click()
+    expect(page.locator(f"#strategy input[value={strategy}]")).to_be_checked()
 
 
 def test_the_slider_moves_rho_error_time_and_widths_to_the_sweep(page):
