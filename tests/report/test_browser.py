@@ -74,9 +74,10 @@ def test_axe_finds_no_serious_issue(browser, report_page, device, scheme):
 
 
 def choose(page, strategy):
-    """Click a strategy's name, as a reader does: the radio button itself is not drawn."""
-    page.locator("#strategy label").get_by_text(strategy, exact=True).click()
-    expect(page.locator(f"#strategy input[value={strategy}]")).to_be_checked()
+    """Click a strategy's button, which lies unseen over its name."""
+    button = page.locator(f"#strategy input[value={strategy}]")
+    button.click()
+    expect(button).to_be_checked()
 
 
 def test_the_slider_moves_rho_error_time_and_widths_to_the_sweep(page):
