@@ -8,6 +8,7 @@ import pytest
 import matcha
 from matcha.errors import InputError
 from matcha.records import Record, RunHeader, RunWriter, Span, find_runs, read_run, versions
+from matcha.stages import staged_plan
 
 PLAN = matcha.plan(matcha.families.ring(4), strategy="vanilla", budget=1.0)
 
@@ -36,6 +37,13 @@ def test_a_run_comes_back_as_it_was_written(tmp_path):
     assert run.spans == (span,)
     assert run.plan == PLAN
     assert find_runs(tmp_path) == [tmp_path / "run"]
+
+
+def test_a_staged_plan_comes_back_with_its_run(tmp_path):
+    staged = staged_plan(matcha.families.ring(4), {0: 0.2, 10: 0.6})
+    with RunWriter(tmp_path, header(), staged) as writer:
+        writer.record(Record(iteration=1, epoch=1.0))
+    assert read_run(tmp_path).plan == staged
 
 
 def test_lines_are_json_even_for_infinities(tmp_path):

@@ -163,7 +163,7 @@ def read_run(directory: str | Path) -> Run:
     Raises:
         InputError: The directory does not hold a run of this version.
     """
-    from matcha.plans import Plan
+    from matcha.stages import load_plan
 
     path = Path(directory)
     try:
@@ -175,7 +175,7 @@ def read_run(directory: str | Path) -> Run:
     plan_file = path / "plan.json"
     return Run(
         header=_build(RunHeader, document),
-        plan=Plan.load(plan_file) if plan_file.exists() else None,
+        plan=load_plan(plan_file) if plan_file.exists() else None,
         records=_read_lines(path / "records.jsonl", Record),
         worker_records={
             int(file.stem.removeprefix("worker-")): _read_lines(file, Record)
