@@ -145,7 +145,7 @@ class Plan:
         document = self.to_json()
         for incidental in ("certificate", "notes"):
             document.pop(incidental)
-        return _fingerprint(document)
+        return fingerprint(document)
 
     # -- in and out -----------------------------------------------------------------------------
 
@@ -221,9 +221,7 @@ class Plan:
 
     def save(self, path: str | Path) -> None:
         """Write the plan as JSON, with a checksum, whole or not at all."""
-        document = self.to_json()
-        document["checksum"] = _fingerprint(document)
-        write_atomically(Path(path), json.dumps(document, indent=1) + "\n")
+        save_document(self.to_json(), Path(path))
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:
@@ -257,6 +255,12 @@ class Plan:
         return self.summary()
 
 
+def save_document(document: dict[str, Any], path: Path) -> None:
+    """Write a JSON object with a checksum, whole or not at all; `load_document` takes it back."""
+    signed = {**document, "checksum": fingerprint(document)}
+    write_atomically(path, json.dumps(signed, indent=1) + "\n")
+
+
 def load_document(path: Path) -> dict[str, Any]:
     """The JSON object in a file, its checksum verified and removed.
 
@@ -276,7 +280,7 @@ def load_document(path: Path) -> dict[str, Any]:
     if not isinstance(document, dict) or not str(document.get("schema", "")).startswith("matcha."):
         raise PlanError(f"{str(path)!r} is not a matcha plan (no schema name inside).")
     checksum = document.pop("checksum", None)
-    if checksum is not None and checksum != _fingerprint(document):
+    if checksum is not None and checksum != fingerprint(document):
         raise PlanError(f"{str(path)!r} is damaged: its checksum does not match its content.")
     return document
 
@@ -298,6 +302,7 @@ def _optional_float(value: Any) -> float | None:
     return None if value is None else float(value)
 
 
-def _fingerprint(document: Any) -> str:
+def fingerprint(document: Any) -> str:
+    """A digest of plain JSON values, the same for equal values."""
     text = json.dumps(document, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()

@@ -8,6 +8,7 @@ compared as integers, so no rounding can differ.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -37,11 +38,11 @@ class Schedule(Protocol):
         """The schedule as plain JSON values."""
 
 
-class _InTurn:
+class _InTurn(ABC):
     """Schedules for which one iteration costs the same alone as in order."""
 
-    def active(self, k: int) -> Active:
-        raise NotImplementedError
+    @abstractmethod
+    def active(self, k: int) -> Active: ...
 
     def actives(self, start: int, stop: int | None) -> Iterator[Active]:
         k = start

@@ -8,9 +8,7 @@ see the members of a `Plan`.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import json
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -22,8 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from matcha.errors import InputError, PlanError
-from matcha.graphfiles import write_atomically
-from matcha.plans import Plan, load_document
+from matcha.plans import Plan, fingerprint, load_document, save_document
 from matcha.rounds import Mixing, Round
 from matcha.strategies import plan as make_plan
 from matcha.timing import Timing
@@ -188,7 +185,7 @@ class StagedPlan:
             "stages": [[stage.start, stage.level] for stage in self.stages],
             "target": self.target,
         }
-        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+        return fingerprint(parts)
 
     # -- on demand ------------------------------------------------------------------------------
 
@@ -261,10 +258,7 @@ class StagedPlan:
 
     def save(self, path: str | Path) -> None:
         """Write the plan as JSON, with a checksum, whole or not at all."""
-        document = self.to_json()
-        text = json.dumps(document, sort_keys=True, separators=(",", ":"))
-        document["checksum"] = hashlib.sha256(text.encode()).hexdigest()
-        write_atomically(Path(path), json.dumps(document, indent=1) + "\n")
+        save_document(self.to_json(), Path(path))
 
     @classmethod
     def load(cls, path: str | Path) -> StagedPlan:

@@ -6,6 +6,7 @@ Matchings of a round are exchanged one after another; the links of a matching al
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -44,11 +45,11 @@ class Timing(Protocol):
         """The model as plain JSON values."""
 
 
-class _Additive:
+class _Additive(ABC):
     """Matchings whose times add up: the constraint is Σ p_j c_j <= C_b Σ c_j."""
 
-    def matching_time(self, matching: Matching) -> float:
-        raise NotImplementedError
+    @abstractmethod
+    def matching_time(self, matching: Matching) -> float: ...
 
     def round_time(self, matchings: Sequence[Matching]) -> float:
         return float(sum(self.matching_time(matching) for matching in matchings))
