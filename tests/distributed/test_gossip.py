@@ -26,6 +26,7 @@ def test_every_case_in_memory_equals_the_definition(strategy, mixing, rule) -> N
 # -- models and optimizers that never heard of us --------------------------------------------------
 
 PLAN = cases.make_plan("vanilla", "laplacian")
+SEEDING = threading.Lock()  # threads share torch's generator
 
 
 def train(
@@ -39,7 +40,9 @@ def train(
     """Train on each worker's own batches (4 inputs) and return every worker's model and gossip."""
 
     def work(transport: MemoryTransport) -> tuple[nn.Module, Gossip]:
-        model = make()
+        with SEEDING:
+            torch.manual_seed(transport.rank)
+            model = make()
         chosen = optimizer((p for p in model.parameters() if p.requires_grad), lr=0.1)
         settings = {"transport": transport, "deadline": 30.0, **options}
         gossip = Gossip(model, chosen, plan, **settings)
