@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from matcha.experiments.items import Item, Result, run_item
+from matcha.experiments.ladders import lowest_rung
 from matcha.experiments.paper import Group, group
 from matcha.experiments.recipes import Choices, Recipe, recipe
 from matcha.plans import Plan
@@ -84,7 +85,7 @@ class Runner:
     def probe(self) -> None:
         """How long an epoch and an evaluation take; captures the graphs on the way."""
         plan = self.plan(self.group.items[0])
-        settings = replace(self.settings(2, self.group.rates[0]), evaluate_every=2)
+        settings = replace(self.settings(2, self.recipe.learning_rate), evaluate_every=2)
         simulation = Simulation(self.task, plan, settings, engine=self.engine)
         epochs = iter(simulation)
         next(epochs)
@@ -101,6 +102,11 @@ class Runner:
             flush=True,
         )
 
+    def epochs_of(self, item: Item) -> int:
+        """How long an item is trained."""
+        assert self.state.epochs is not None
+        return round(self.state.epochs * item.stretch)
+
     def item_seconds(self, epochs: int) -> float:
         """What an item of so many epochs takes."""
         count = epochs // max(1, epochs // self.args.evaluations) + 1
@@ -108,7 +114,8 @@ class Runner:
 
     def choose_epochs(self) -> int:
         """As many as let the whole list fit."""
-        number = len(self.group.items) + len(self.group.rates) - 1
+        tuning = min(3, len(self.group.rates)) - 1
+        number = sum(item.stretch for item in self.group.items) + tuning
         each = self.args.list_seconds / number
         per_epoch = self.epoch_seconds
         epochs = int((each - self.args.evaluations * self.evaluation_seconds) / per_epoch)
@@ -120,8 +127,8 @@ class Runner:
 
     def run(self, item: Item, rate: float, key: str) -> Result | None:
         """One item, its result written; None if it failed or there was no time."""
-        assert self.state.epochs is not None
-        if not self.has_time(self.state.epochs):
+        epochs = self.epochs_of(item)
+        if not self.has_time(epochs):
             print(f"no time for {key}", flush=True)
             return None
         try:
@@ -130,7 +137,7 @@ class Runner:
                 replace(item, learning_rate=rate),
                 self.task,
                 self.plan(item),
-                self.settings(self.state.epochs, rate),
+                self.settings(epochs, rate),
                 engine=self.engine,
             )
         except Exception:
@@ -150,23 +157,28 @@ class Runner:
         return result
 
     def tune(self) -> None:
-        """Run vanilla with each candidate rate; the lowest final training loss wins."""
+        """Run vanilla with the candidate rates; the lowest final training loss wins."""
         vanilla = self.group.items[0]
-        for rate in self.group.rates:
-            if str(rate) in self.state.losses:
-                continue
-            result = self.run(vanilla, rate, f"{_key(vanilla)} lr {rate:g}")
-            if result is None:
-                return
-            loss = result.final("train_loss")
-            usable = loss is not None and math.isfinite(loss)
-            self.state.losses[str(rate)] = loss if usable and loss is not None else 1e30
-            self.state.write()
-        best = min(self.state.losses, key=self.state.losses.__getitem__)
-        self.state.learning_rate = float(best)
+
+        def loss(rate: float) -> float:
+            if str(rate) not in self.state.losses:
+                result = self.run(vanilla, rate, f"{_key(vanilla)} lr {rate:g}")
+                if result is None:
+                    raise TimeoutError
+                last = result.final("train_loss")
+                usable = last is not None and math.isfinite(last)
+                self.state.losses[str(rate)] = last if usable and last is not None else 1e30
+                self.state.write()
+            return self.state.losses[str(rate)]
+
+        try:
+            best = lowest_rung(self.group.rates, loss)
+        except TimeoutError:
+            return
+        self.state.learning_rate = best
         self.state.done.append(_key(vanilla))
         self.state.write()
-        print(f"learning rate {best} of {self.state.losses}", flush=True)
+        print(f"learning rate {best:g} of {self.state.losses}", flush=True)
 
 
 def _key(item: Item) -> str:
@@ -193,6 +205,7 @@ def main() -> None:
     parser.add_argument("--evaluations", type=int, default=6, help="a run")
     parser.add_argument("--learning-rate", type=float, help="instead of tuning")
     parser.add_argument("--rates", type=float, nargs="+", help="instead of the group's candidates")
+    parser.add_argument("--probe", action="store_true", help="only time an epoch")
     parser.add_argument("--plain", action="store_true", help="SGD without momentum")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--streams", type=int, default=8)
@@ -235,6 +248,16 @@ def main() -> None:
     )
     print(f"ready after {time.perf_counter() - started:.1f} s", flush=True)
     runner.probe()
+    if args.probe:
+        timed = {
+            "group": chosen.name,
+            "model": args.model or how.model,
+            "epoch_seconds": runner.epoch_seconds,
+            "evaluation_seconds": runner.evaluation_seconds,
+            "device": torch.cuda.get_device_name() if args.device == "cuda" else args.device,
+        }
+        (args.output / f"probe_{timed['model']}.json").write_text(json.dumps(timed) + "\n")
+        return
     if args.list_seconds is None:
         args.list_seconds = runner.deadline - time.perf_counter()
     if runner.state.epochs is None:

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from matcha.experiments.comparisons import Results
+from matcha.experiments.comparisons import Results, time_to
 from matcha.experiments.items import Item, Result
 from matcha.records import Record
 from matcha.simulation import Delays
@@ -47,14 +49,37 @@ def test_time_to_a_loss_is_interpolated():
     found = results(make("matcha", [4.0, 2.0, 1.0]))
     clock = [10 + 2, 20 + 4, 30 + 6]
     assert found.seconds(found.results[0]) == clock
-    assert found.time_to("ring:4", "matcha 0.5", 3.0) == pytest.approx((clock[0] + clock[1]) / 2)
-    assert found.time_to("ring:4", "matcha 0.5", 9.0) == clock[0]
-    assert found.time_to("ring:4", "matcha 0.5", 0.5) is None
+    curve = found.curve(found.results)
+    assert curve == list(zip(clock, [4.0, 2.0, 1.0], strict=True))
+    assert time_to(curve, 3.0) == pytest.approx((clock[0] + clock[1]) / 2)
+    assert time_to(curve, 9.0) == clock[0]
+    assert time_to(curve, 0.5) is None
 
 
-def test_a_seed_that_never_arrives_counts():
-    found = results(make("matcha", [1.0]), make("matcha", [3.0], seed=1))
-    assert found.time_to("ring:4", "matcha 0.5", 2.0) is None
+def test_gain_compares_mean_curves_over_common_seeds():
+    found = results(
+        make("vanilla", [4.0, 3.0], budget=1.0, units=20.0),
+        make("vanilla", [4.0, 1.0], budget=1.0, units=20.0, seed=1),
+        make("matcha", [3.0, 1.0]),
+        make("matcha", [1.0, 1.0], seed=1),
+        make("matcha", [9.0, 9.0], seed=2),  # vanilla has no such seed
+        make("greedy", [9.0, 2.5]),
+    )
+    # Vanilla's mean ends at 2 after 2 x (10 + 40) seconds, matcha's is there after one epoch.
+    assert found.gain("ring:4", "matcha 0.5") == pytest.approx(100 / 12)
+    assert found.gain("ring:4", "matcha 0.5", 4.0) == pytest.approx(50 / 12)
+    assert found.gain("ring:4", "matcha 0.5", 0.5) is None  # nobody gets there
+    # Greedy has one seed, so vanilla's other one does not count: the loss to reach is 3.
+    assert found.gain("ring:4", "greedy 0.5") == pytest.approx(100 / (12 + 12 * 6 / 6.5))
+    assert found.gain("ring:4", "greedy 0.5", 2.0) is None
+    assert found.gain("ring:4", "periodic 0.5") is None
+
+
+def test_runs_with_more_epochs_are_rows_of_their_own():
+    longer = replace(make("matcha", [1.0]).item, stretch=1.5)
+    found = results(make("matcha", [3.0]), replace(make("matcha", [1.0]), item=longer))
+    assert found.labels("ring:4") == ["matcha 0.5", "matcha 0.5, 1.5 × epochs"]
+    assert found.final("ring:4", "matcha 0.5", "train_loss") == 3.0
 
 
 def test_table_has_a_row_a_label_and_tells_of_divergence():

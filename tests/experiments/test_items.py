@@ -65,8 +65,10 @@ def test_damaged_results(tmp_path, content):
 def test_groups_start_with_vanilla_and_name_plans_once():
     for entry in GROUPS.values():
         assert entry.items[0].strategy == "vanilla"
-        files = [item.plan_file for item in entry.items]
+        assert len(set(entry.items)) == len(entry.items)
+        files = [item.plan_file for item in entry.items if item.stretch == 1]
         assert len(set(files)) == len(files)
+        assert list(entry.rates) == sorted(entry.rates)
     assert group("ptb").num_workers == 8
     with pytest.raises(InputError, match="did you mean 'cifar10'"):
         group("cifar1")

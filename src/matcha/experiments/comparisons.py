@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -57,24 +58,37 @@ class Results:
         unit = self.delays.seconds_per_unit
         return [r.iteration * compute + r.comm_units * unit for r in result.records]
 
-    def time_to(self, topology: str, label: str, loss: float) -> float | None:
-        """Simulated seconds until the training loss first reached ``loss``, the mean over seeds."""
-        times = [self._time_to(result, loss) for result in self.seeds(topology, label)]
-        return None if None in times else _mean(times)
+    def curve(self, results: Sequence[Result]) -> list[tuple[float, float]]:
+        """Simulated seconds and training loss after each epoch that all runs have: their means."""
+        clocks = [self.seconds(result) for result in results]
+        losses = [[_known(record.train_loss) for record in result.records] for result in results]
+        seconds = [sum(values) / len(values) for values in zip(*clocks, strict=False)]
+        means = [sum(values) / len(values) for values in zip(*losses, strict=False)]
+        return list(zip(seconds, means, strict=True))
 
-    def _time_to(self, result: Result, loss: float) -> float | None:
-        before: tuple[float, float] | None = None
-        for record, seconds in zip(result.records, self.seconds(result), strict=True):
-            now = record.train_loss
-            if now is None:
-                continue
-            if now <= loss:
-                if before is None:
-                    return seconds
-                share = (before[0] - loss) / (before[0] - now)
-                return before[1] + share * (seconds - before[1])
-            before = (now, seconds)
-        return None
+    def gain(self, topology: str, label: str, loss: float | None = None) -> float | None:
+        """How many times sooner than vanilla a training loss was reached.
+
+        Both curves are means over the seeds that both were run with.
+
+        Args:
+            topology: where.
+            label: the run that is compared.
+            loss: to be reached; None takes vanilla's final one.
+
+        Returns:
+            The ratio of the simulated times, or None where one of the two never got there.
+        """
+        ours = {result.item.seed: result for result in self.seeds(topology, label)}
+        theirs = {result.item.seed: result for result in self.seeds(topology, "vanilla")}
+        common = sorted(ours.keys() & theirs.keys())
+        if not common:
+            return None
+        slow = self.curve([theirs[seed] for seed in common])
+        fast = self.curve([ours[seed] for seed in common])
+        target = slow[-1][1] if loss is None else loss
+        before, after = time_to(slow, target), time_to(fast, target)
+        return before / after if before and after else None
 
     def table(self, topology: str) -> str:
         """Markdown: one row a label."""
@@ -101,6 +115,27 @@ class Results:
                 f"| {value('comm_units', ',.0f')} | {seconds or 0:,.0f} |"
             )
         return "\n".join(lines)
+
+
+def time_to(curve: Sequence[tuple[float, float]], loss: float) -> float | None:
+    """When a curve of (seconds, loss) first reaches a loss, interpolated; None if never.
+
+    >>> time_to([(10.0, 4.0), (20.0, 2.0)], 3.0)
+    15.0
+    """
+    before: tuple[float, float] | None = None
+    for seconds, now in curve:
+        if now <= loss:
+            if before is None:
+                return seconds
+            share = (before[1] - loss) / (before[1] - now)
+            return before[0] + share * (seconds - before[0])
+        before = (seconds, now)
+    return None
+
+
+def _known(value: float | None) -> float:
+    return math.nan if value is None else value
 
 
 def _mean(values: Iterable[float | None] | Sequence[float]) -> float | None:

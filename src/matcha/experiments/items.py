@@ -26,6 +26,8 @@ class Item:
     seed: int = 0
     learning_rate: float | None = None
     """None takes the rate tuned on vanilla."""
+    stretch: float = 1.0
+    """Epochs as a multiple of vanilla's: with cheap rounds more of them fit into its time."""
     epochs: int | None = None
 
     @property
@@ -35,7 +37,8 @@ class Item:
         >>> Item(task="digits", topology="paper:er8", strategy="matcha", budget=0.5).label
         'matcha 0.5'
         """
-        return self.strategy if self.strategy == "vanilla" else f"{self.strategy} {self.budget:g}"
+        name = self.strategy if self.strategy == "vanilla" else f"{self.strategy} {self.budget:g}"
+        return name if self.stretch == 1 else f"{name}, {self.stretch:g} × epochs"
 
     @property
     def plan_file(self) -> str:

@@ -10,6 +10,7 @@ import torch
 
 from matcha import families
 from matcha.experiments.items import Item, Result, read_results, run_item
+from matcha.experiments.ladders import lowest_rung
 from matcha.experiments.paper import GROUPS, Group
 from matcha.experiments.recipes import Choices, Recipe, recipe
 from matcha.plans import Plan
@@ -71,19 +72,21 @@ class Trainings:
             Choices(num_workers=chosen.num_workers, data=self._data, batch_size=batch_size)
         )
         engine = Engine(task, how.optimizer, execution=self._execution)
-        rate: float | None = None
-        for item in items:
-            candidates = chosen.rates if rate is None else (rate,)
-            task.seed = item.seed
-            tried = [self._one(item, how, chosen, engine, value) for value in candidates]
-            if rate is None:
-                best = min(tried, key=_loss)
-                rate = best.item.learning_rate
-                tried = [best]
-            yield tried[0]
+        tried: dict[float, Result] = {}
+
+        def tuning_loss(rate: float) -> float:
+            tried[rate] = self._one(items[0], how, chosen, engine, rate)
+            return _loss(tried[rate])
+
+        rate = lowest_rung(chosen.rates, tuning_loss)
+        yield tried[rate]
+        for item in items[1:]:
+            yield self._one(item, how, chosen, engine, rate)
 
     def _one(self, item: Item, how: Recipe, chosen: Group, engine: Engine, rate: float) -> Result:
+        engine.task.seed = item.seed
         epochs = self._epochs or (QUICK_EPOCHS if self._quick else how.epochs)
+        epochs = round(epochs * item.stretch)
         settings = Settings(
             epochs=epochs,
             schedule=how.schedule(epochs, rate),
@@ -105,8 +108,8 @@ def plan_of(item: Item) -> Plan:
     return plan(topology, item.budget, item.strategy, seed=item.seed, matchings=theirs)
 
 
-def _identity(item: Item) -> tuple[str, str, str, float, int]:
-    return (item.task, item.topology, item.strategy, item.budget, item.seed)
+def _identity(item: Item) -> Item:
+    return replace(item, learning_rate=None, epochs=None)
 
 
 def _group(item: Item) -> Group:

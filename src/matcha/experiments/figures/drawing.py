@@ -19,11 +19,20 @@ def axes(columns: int, rows: int = 1, width: float = 4.2, height: float = 3.2) -
 
 
 def draw_loss(ax: Any, results: Results, topology: str, *, time: bool) -> None:
-    """Training loss against epochs or simulated seconds, one line a run (first seed)."""
+    """Training loss against epochs or simulated seconds, one line a run (first seed).
+
+    Runs with more epochs than vanilla are drawn faintly, and only against time. Runs that diverged
+    leave the picture at its top.
+    """
     from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
 
+    finite: list[float] = []
+    any_diverged = False
     for label in results.labels(topology):
         result = results.seeds(topology, label)[0]
+        longer = result.item.stretch != 1
+        if longer and not time:
+            continue
         x = results.seconds(result) if time else [r.epoch for r in result.records]
         item = result.item
         ax.plot(
@@ -32,13 +41,19 @@ def draw_loss(ax: Any, results: Results, topology: str, *, time: bool) -> None:
             color=COLORS.get(item.strategy),
             ls=DASHES.get(item.budget, "-."),
             lw=1.4,
-            label=label,
+            alpha=0.4 if longer else 1.0,
+            label=f"{label} (diverged)" if result.diverged else label,
         )
+        any_diverged |= result.diverged
+        if not result.diverged:
+            finite += [r.train_loss for r in result.records if r.train_loss is not None]
     ax.set_xlabel("simulated seconds" if time else "epoch")
     ax.set_ylabel("training loss")
     if time:
         ax.set_xscale("log")
     ax.set_yscale("log")
+    if any_diverged and finite:
+        ax.set_ylim(0.85 * min(finite), 1.15 * max(finite))
     for axis in (ax.xaxis, ax.yaxis) if time else (ax.yaxis,):
         axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         axis.set_major_formatter(FormatStrFormatter("%g"))
