@@ -9,28 +9,29 @@ workers' mean squared distance to their average settles near η²σ² times it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from fractions import Fraction
-from typing import TypeAlias
 
 import numpy as np
 
 from matcha import cycles
-from matcha.cycles import Array, Step
+from matcha.cycles import Array
 from matcha.errors import InputError
-from matcha.pairwise import expected_conjugate
+from matcha.moments import (
+    Operator,
+    choice_operator,
+    fixed_point_error,
+    laplacian_operator,
+    pairwise_operator,
+)
+from matcha.periods import cycle_contraction, cycle_error, periodic_cycle
 from matcha.plans import Plan
-from matcha.rounds import Mixing, Round
+from matcha.rounds import Mixing
 from matcha.schedules import Bernoulli, Choice, Cycle, Periodic
 from matcha.topology import Matching, laplacian
 
 MAX_WORKERS = 512
 """Beyond this the exact covariance (m × m, solved for) is too slow to be a default."""
-
-_Operator: TypeAlias = Callable[[Array], Array]
-_TOLERANCE = 1e-10
-_MAX_DENOMINATOR = 2000
 
 
 def consensus_error(plan: Plan, *, max_workers: int = MAX_WORKERS) -> float | None:
@@ -68,22 +69,22 @@ def schedule_error(
 ) -> float:
     """`consensus_error` before there is a plan: for a schedule over matchings."""
     if isinstance(schedule, Cycle):
-        return _cycle_error(matchings, schedule.cycle, num_workers, mixing, weight)
+        return cycle_error(matchings, schedule.cycle, num_workers, mixing, weight)
     if isinstance(schedule, Periodic):
         everything = tuple(range(len(matchings)))
-        rounds = _periodic_cycle(schedule.frequency, everything)
-        return _cycle_error(matchings, rounds, num_workers, mixing, weight)
+        rounds = periodic_cycle(schedule.frequency, everything)
+        return cycle_error(matchings, rounds, num_workers, mixing, weight)
     if isinstance(schedule, Choice):
-        operator = _choice_operator(matchings, schedule, num_workers, mixing, weight)
-        return _fixed_point_error(operator, num_workers, symmetric=True)
+        operator = choice_operator(matchings, schedule, weight)
+        return fixed_point_error(operator, num_workers, symmetric=True)
     if all(p in (0.0, 1.0) for p in schedule.probabilities):
         always = tuple(j for j, p in enumerate(schedule.probabilities) if p == 1.0)
-        return _cycle_error(matchings, (always,), num_workers, mixing, weight)
+        return cycle_error(matchings, (always,), num_workers, mixing, weight)
     if mixing == "laplacian":
-        operator = _laplacian_operator(matchings, schedule, num_workers, weight)
-        return _fixed_point_error(operator, num_workers, symmetric=True)
-    operator = _pairwise_operator(matchings, schedule, weight)
-    return _fixed_point_error(operator, num_workers, symmetric=False)
+        operator = laplacian_operator(matchings, schedule, num_workers, weight)
+        return fixed_point_error(operator, num_workers, symmetric=True)
+    operator = pairwise_operator(matchings, schedule, weight)
+    return fixed_point_error(operator, num_workers, symmetric=False)
 
 
 def drift_error(plan: Plan, *, max_workers: int = MAX_WORKERS) -> float | None:
@@ -111,7 +112,7 @@ def drift_error(plan: Plan, *, max_workers: int = MAX_WORKERS) -> float | None:
             return math.inf
         # C = E[x gᵀ] settles first; then X has the source (I − J) + C + Cᵀ.
         C = np.linalg.solve(np.eye(m) - mean, mean @ noise)
-        return _fixed_point_error(
+        return fixed_point_error(
             _operator(plan), m, symmetric=_adds_up(plan), noise=noise + C + C.T
         )
     return _cycle_drift(plan, noise)
@@ -151,18 +152,18 @@ def _period(plan: Plan) -> int:
     if isinstance(plan.schedule, Cycle):
         return len(plan.schedule.cycle)
     assert isinstance(plan.schedule, Periodic)
-    return len(_periodic_cycle(plan.schedule.frequency, ()))
+    return len(periodic_cycle(plan.schedule.frequency, ()))
 
 
-def _operator(plan: Plan) -> _Operator:
-    """X ↦ E[W X Wᵀ] of a plan with random rounds."""
-    schedule, m = plan.schedule, plan.num_workers
+def _operator(plan: Plan, *, adjoint: bool = False) -> Operator:
+    """X ↦ E[W X Wᵀ] of a plan with random rounds, or its adjoint E[Wᵀ X W]."""
+    schedule = plan.schedule
     if isinstance(schedule, Choice):
-        return _choice_operator(plan.matchings, schedule, m, plan.mixing, plan.alpha)
+        return choice_operator(plan.matchings, schedule, plan.alpha)
     assert isinstance(schedule, Bernoulli)
     if plan.mixing == "laplacian":
-        return _laplacian_operator(plan.matchings, schedule, m, plan.alpha)
-    return _pairwise_operator(plan.matchings, schedule, plan.alpha)
+        return laplacian_operator(plan.matchings, schedule, plan.num_workers, plan.alpha)
+    return pairwise_operator(plan.matchings, schedule, plan.alpha, adjoint=adjoint)
 
 
 def error_optimal_alpha(plan: Plan) -> float:
@@ -205,16 +206,10 @@ def contraction(plan: Plan) -> float:
         rounds = (
             schedule.cycle
             if isinstance(schedule, Cycle)
-            else _periodic_cycle(schedule.frequency, tuple(range(len(plan.matchings))))
+            else periodic_cycle(schedule.frequency, tuple(range(len(plan.matchings))))
         )
-        return _cycle_contraction(plan.matchings, rounds, m, plan.mixing, plan.alpha)
-    if isinstance(schedule, Choice):
-        operator = _choice_operator(plan.matchings, schedule, m, plan.mixing, plan.alpha)
-    elif plan.mixing == "laplacian":
-        operator = _laplacian_operator(plan.matchings, schedule, m, plan.alpha)
-    else:
-        operator = _pairwise_operator(plan.matchings, schedule, plan.alpha, adjoint=True)
-    second_moment = operator(np.eye(m)) - 1 / m
+        return cycle_contraction(plan.matchings, rounds, m, plan.mixing, plan.alpha)
+    second_moment = _operator(plan, adjoint=True)(np.eye(m)) - 1 / m
     return float(np.linalg.norm((second_moment + second_moment.T) / 2, 2))
 
 
@@ -305,205 +300,6 @@ def doubling_bound(num_workers: int, matchings_per_iteration: float) -> float:
     ages = np.arange(1, last + 1)
     lengths = np.maximum(2.0 ** (-matchings_per_iteration * ages), 1 / num_workers)
     return float(np.sum(lengths - 1 / num_workers))
-
-
-# -- the expected second-moment map -------------------------------------------------------------
-
-
-def _laplacian_operator(
-    matchings: Sequence[Matching], schedule: Bernoulli, m: int, alpha: float
-) -> _Operator:
-    """X ↦ E[W X W] for W = I − α Σ b_c L_c: mean part plus α² Σ p(1 − p) L_c X L_c."""
-    coins = schedule.groups or tuple((j,) for j in range(len(matchings)))
-    parts = []
-    mean = np.eye(m)
-    for coin in coins:
-        p = schedule.probabilities[coin[0]]
-        L = laplacian([link for j in coin for link in matchings[j]], m)
-        mean -= alpha * p * L.toarray()
-        if 0 < p < 1:
-            parts.append((alpha * alpha * p * (1 - p), L))
-
-    def apply(X: Array) -> Array:
-        result = mean @ X @ mean
-        for scale, L in parts:
-            result += scale * (L @ (L @ X).T)
-        return result
-
-    return apply
-
-
-def _pairwise_operator(
-    matchings: Sequence[Matching], schedule: Bernoulli, weight: float, *, adjoint: bool = False
-) -> _Operator:
-    """X ↦ E[W X Wᵀ] for W = A_r ··· A_1, or its adjoint E[Wᵀ X W]: one matching at a time."""
-    chain = [
-        (p, cycles.step(matching))
-        for matching, p in zip(matchings, schedule.probabilities, strict=True)
-        if p > 0 and matching
-    ]
-    if any(len(group) > 1 for group in schedule.groups):
-        raise InputError("pairwise mixing needs a coin for each matching, not one for a group.")
-    if adjoint:
-        chain.reverse()
-    return lambda X: expected_conjugate(X, chain, weight)
-
-
-def _choice_operator(
-    matchings: Sequence[Matching], schedule: Choice, m: int, mixing: Mixing, weight: float
-) -> _Operator:
-    """X ↦ (1 − Σ p_j) X + Σ p_j W_j X W_j; a single matching mixes alike under both rules."""
-    steps = [
-        (p, cycles.step(matching))
-        for matching, p in zip(matchings, schedule.probabilities, strict=True)
-        if p > 0 and matching
-    ]
-
-    def apply(X: Array) -> Array:
-        result: Array = X.copy()
-        for p, ends in steps:
-            mixed = X.copy()
-            cycles.conjugate(mixed, ends, weight)
-            result += p * (mixed - X)
-        return result
-
-    return apply
-
-
-def _fixed_point_error(
-    operator: _Operator, m: int, *, symmetric: bool, noise: Array | None = None
-) -> float:
-    """tr(X)/m for X = K(X + I − J), solving (I − K) X = K(I − J) without forming K."""
-    from scipy.sparse.linalg import LinearOperator, cg, gmres
-
-    centering = cycles.centering(m)
-    source = operator(centering if noise is None else noise)
-
-    def residual(x: Array) -> Array:
-        # J is a fixed direction of K; projecting it out keeps the operator definite.
-        X: Array = x.reshape(m, m)
-        left: Array = X - operator(centering @ X @ centering)
-        return left.reshape(m * m)
-
-    system = LinearOperator((m * m, m * m), matvec=residual, dtype=np.float64)
-    if symmetric:
-        # Warm start: K(I − J) summed as if K were the scalar that its trace suggests.
-        shrink = float(np.trace(source)) / (m - 1)
-        guess = source / max(1 - shrink, 1e-6) if shrink < 1 else source
-        x, failed = cg(system, source.ravel(), x0=guess.ravel(), rtol=_TOLERANCE, maxiter=5000)
-    else:
-        x, failed = gmres(system, source.ravel(), rtol=_TOLERANCE, restart=60, maxiter=100)
-    X = x.reshape(m, m)
-    # A steady state is positive semidefinite: no other solution of the equation is one.
-    diverges = failed or float(np.linalg.eigvalsh((X + X.T) / 2)[0]) < -1e-6 * abs(np.trace(X))
-    return math.inf if diverges else float(np.trace(X)) / m
-
-
-# -- periodic solutions -------------------------------------------------------------------------
-
-
-def _periodic_cycle(frequency: float, everything: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    exact = Fraction(repr(float(frequency))).limit_denominator(_MAX_DENOMINATOR)
-    n, d = exact.numerator, exact.denominator
-    return tuple(everything if (k + 1) * n // d > k * n // d else () for k in range(d))
-
-
-def _cycle_error(
-    matchings: Sequence[Matching],
-    rounds: Sequence[tuple[int, ...]],
-    m: int,
-    mixing: Mixing,
-    weight: float,
-) -> float:
-    if mixing == "pairwise":
-        state = cycles.steady_state(_steps(matchings, rounds), m, weight)
-        return math.inf if state is None else state.error
-    matrices = _matrices(matchings, rounds, m, weight)
-    if len(matrices) == 1:
-        return _commuting_error(rounds, next(iter(matrices.values())), m)
-    noise = cycles.centering(m)
-
-    def advance(X: Array) -> tuple[Array, float]:
-        total = 0.0
-        for active in rounds:
-            X = X + noise
-            if active:
-                W = matrices[active]
-                X = W @ X @ W
-            total += float(np.trace(X))
-        return X, total
-
-    product = noise
-    for active in rounds:
-        if active:
-            product = matrices[active] @ product
-    fixed = cycles.lyapunov(product, advance(np.zeros((m, m)))[0])
-    return math.inf if fixed is None else advance(fixed)[1] / (len(rounds) * m)
-
-
-def _commuting_error(rounds: Sequence[tuple[int, ...]], W: Array, m: int) -> float:
-    """One symmetric W in all active rounds: every eigenvector of W evolves alone."""
-    shrink = np.linalg.eigvalsh(W - 1 / m) ** 2
-    # J's own direction carries no disagreement; W − J maps it to 0, so drop one zero.
-    shrink = np.delete(shrink, int(np.argmin(shrink)))
-    if shrink.max() > 1 - 1e-12:
-        return math.inf
-    state, factor = np.zeros(m - 1), np.ones(m - 1)
-    for active in rounds:
-        state += 1
-        if active:
-            state *= shrink
-            factor *= shrink
-    state /= 1 - factor
-    total = 0.0
-    for active in rounds:
-        state += 1
-        if active:
-            state *= shrink
-        total += float(state.sum())
-    return total / (len(rounds) * m)
-
-
-def _cycle_contraction(
-    matchings: Sequence[Matching],
-    rounds: Sequence[tuple[int, ...]],
-    m: int,
-    mixing: Mixing,
-    weight: float,
-) -> float:
-    if mixing == "pairwise":
-        return cycles.contraction(_steps(matchings, rounds), m, weight)
-    matrices = _matrices(matchings, rounds, m, weight)
-    if len(matrices) == 1:
-        # The paper's periodic DecenSGD: ρ of the expected W² (not of a whole period).
-        active = sum(bool(a) for a in rounds) / len(rounds)
-        worst = float(np.linalg.norm(next(iter(matrices.values())) - 1 / m, 2)) ** 2
-        return 1 - active + active * worst
-    product = cycles.centering(m)
-    for a in rounds:
-        if a:
-            product = matrices[a] @ product
-    return float(np.linalg.norm(product, 2) ** (2 / len(rounds)))
-
-
-def _matrices(
-    matchings: Sequence[Matching], rounds: Sequence[tuple[int, ...]], m: int, weight: float
-) -> dict[tuple[int, ...], Array]:
-    return {
-        active: Round(
-            matchings=tuple(matchings[j] for j in active),
-            indices=active,
-            mixing="laplacian",
-            weight=weight,
-        ).matrix(m)
-        for active in set(rounds)
-        if active
-    }
-
-
-def _steps(matchings: Sequence[Matching], rounds: Sequence[tuple[int, ...]]) -> list[list[Step]]:
-    known = [cycles.step(matching) for matching in matchings]
-    return [[known[j] for j in active if len(known[j][0])] for active in rounds]
 
 
 def _check_rho(rho: float) -> None:
