@@ -61,11 +61,11 @@ def plan_one(num_workers: int) -> None:
 def both(name: str) -> dict[str, Any]:
     """A graph that both searches can do: what the sketch costs."""
     import matcha
-    from matcha import families, search, sketch
+    from matcha import candidates, families, sketch
 
     topology = families.parse(name)
     exact = matcha.plan(topology, BUDGET, "greedy")
-    network = search.Network(
+    network = candidates.Network(
         num_workers=topology.num_workers,
         links=topology.link_array,
         times=(Fraction(1),) * len(topology.links),

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 import matcha
 from matcha import cycles, families, search, sketch, theory
+from matcha.candidates import Candidate, Network
+from matcha.descent import refined
 from matcha.errors import InputError
 from matcha.heaviest import heaviest_matching, nearly_heaviest_matching
 from matcha.matchings import decompose, is_matching
@@ -42,7 +44,7 @@ def cycle_of(plan):
 
 def network(topology, rate):
     times = (Fraction(1),) * len(topology.links)
-    return search.Network(
+    return Network(
         num_workers=topology.num_workers, links=topology.link_array, times=times, rate=rate
     )
 
@@ -193,10 +195,10 @@ def test_refinement_descends_and_keeps_matchings(weight):
     net = network(topology, Fraction(8, 10))
     rng = np.random.default_rng(3)
     chosen = [heaviest_matching(net.links, rng.random(len(net.links)), 16) for _ in range(12)]
-    start = search.Candidate(
+    start = Candidate(
         network=net, matchings=tuple(chosen), costs=(Fraction(1),) * 12, weight=weight
     ).scored()
-    better = search.refined(start)
+    better = refined(start)
     assert better.error < 0.9 * start.error
     assert better.error == pytest.approx(better.scored().error)
     for matching in better.matchings:

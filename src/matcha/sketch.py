@@ -18,9 +18,10 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from matcha import cycles
+from matcha.candidates import Candidate, Network
 from matcha.cycles import Array, Steps
 from matcha.heaviest import Indices, heaviest_matching, nearly_heaviest_matching
-from matcha.search import Candidate, Network, window_sizes
+from matcha.search import window_sizes
 from matcha.spectra import is_narrow, lowest_eigenpairs, start_vector, weighted_laplacian
 
 SCOUTS = 48

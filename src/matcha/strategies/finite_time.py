@@ -14,12 +14,12 @@ from fractions import Fraction
 import numpy as np
 
 from matcha import cycles
+from matcha.candidates import timeline
 from matcha.cycles import Array
 from matcha.errors import InputError
 from matcha.families import complete
 from matcha.plans import Plan, check_budget
 from matcha.schedules import Cycle
-from matcha.search import timeline
 from matcha.theory import consensus_error, contraction
 from matcha.timing import Units
 from matcha.topology import Matching

@@ -15,12 +15,13 @@ from fractions import Fraction
 import numpy as np
 
 from matcha import cycles, sketch
+from matcha.candidates import Candidate, Network
 from matcha.errors import InputError
 from matcha.heaviest import Indices
 from matcha.mixing import laplacian_extremes
 from matcha.plans import Plan
 from matcha.schedules import Cycle
-from matcha.search import HORIZONS, WEIGHTS, Candidate, Network, best_cycle
+from matcha.search import HORIZONS, WEIGHTS, best_cycle
 from matcha.spectra import weighted_laplacian
 from matcha.strategies import Effort, Request
 from matcha.strategies.finite_time import hypercube_matchings
