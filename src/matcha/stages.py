@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -143,6 +143,10 @@ class StagedPlan:
     def matchings(self) -> tuple[Matching, ...]:
         """The matchings of all levels, one level after another."""
         return tuple(matching for level in self.levels for matching in level.matchings)
+
+    def level_at(self, k: int) -> Plan:
+        """The plan in force at iteration k."""
+        return self.levels[self.stages[self._stage_at(k)].level]
 
     def round(self, k: int) -> Round:
         """What is active at iteration k; a stage begins its own schedule at its start."""
@@ -358,7 +362,16 @@ def staged_plan(
     return StagedPlan(levels=levels, stages=stages, target=target)
 
 
-def load_plan(path: str | Path) -> Plan | StagedPlan:
+AnyPlan: TypeAlias = Plan | StagedPlan
+"""What engines, records and reports take: a plan, or several in stages."""
+
+
+def levels(plan: AnyPlan) -> tuple[Plan, ...]:
+    """The plans that decide a plan's rounds: the levels of a staged one, or it alone."""
+    return plan.levels if isinstance(plan, StagedPlan) else (plan,)
+
+
+def load_plan(path: str | Path) -> AnyPlan:
     """Read a plan of either kind.
 
     Raises:

@@ -9,6 +9,7 @@ import pytest
 
 from commands import matcha_command
 from matcha import Plan, families
+from matcha.stages import StagedPlan, load_plan
 
 
 def test_the_table_says_what_the_plan_promises(tmp_path):
@@ -125,3 +126,23 @@ def test_help_reads_like_documentation():
     for part in ("matchings", "certificate", "Examples", "geometric", "--budget", "--plot"):
         assert part in done.stdout
     assert matcha_command("--version").stdout.startswith("matcha 0.")
+
+
+def test_a_saved_staged_plan_is_shown_stage_by_stage(staged_file, tmp_path):
+    done = matcha_command("plan", staged_file)
+    assert done.returncode == 0, done.stderr
+    assert "staged periodic plan" in done.stdout
+    rows = [line.split("│")[1:4] for line in done.stdout.splitlines() if "periodic │" in line]
+    assert [[cell.strip() for cell in row] for row in rows] == [
+        ["0", "periodic", "1"],
+        ["4", "periodic", "0.25"],
+    ]
+    printed = json.loads(matcha_command("plan", staged_file, "--json").stdout)
+    assert StagedPlan.from_json(printed) == load_plan(staged_file)
+
+
+def test_a_staged_plan_is_not_drawn(staged_file, tmp_path):
+    done = matcha_command("plan", staged_file, "--plot", tmp_path / "a.svg", "-o", tmp_path / "b")
+    assert done.returncode == 2
+    assert "several in stages" in done.stderr
+    assert not list(tmp_path.iterdir())

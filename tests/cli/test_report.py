@@ -68,3 +68,10 @@ def test_a_plan_can_be_explored(tmp_path):
     refused = matcha_command("report", plan, "--format", "svg", "-o", tmp_path / "figures")
     assert refused.returncode == 2
     assert "need runs" in refused.stderr
+
+
+def test_a_staged_plan_can_be_explored(staged_file, tmp_path):
+    page = tmp_path / "plan.html"
+    done = matcha_command("report", staged_file, "-o", page, "--sweep-seconds", 0)
+    assert done.returncode == 0, done.stderr
+    assert "ring:3" in page.read_text(encoding="utf-8")

@@ -113,3 +113,16 @@ def test_one_sentence_for_bad_input(tmp_path, monkeypatch, arguments, message):
     result = CliRunner().invoke(app, command)
     assert isinstance(result.exception, MatchaError)
     assert message in str(result.exception)
+
+
+def test_a_staged_plan_is_used_beside_a_plain_one(staged_file, tmp_path):
+    plain = tmp_path / "plain.json"
+    made = matcha_command("plan", "ring:3", "-s", "vanilla", "-b", 1, "-o", plain)
+    assert made.returncode == 0, made.stderr
+    plans = ["--plan", plain, "--plan", staged_file]
+    result = simulate(*plans, "-t", "quadratic", "-e", 1, "-o", tmp_path / "runs", "--json")
+    assert result.returncode == 0, result.stderr
+    runs = [read_run(row["path"]) for row in json.loads(result.stdout)["runs"]]
+    assert [run.path.name for run in runs] == ["vanilla-1-s0", "staged-periodic-1-s0"]
+    # A hundred iterations: three matchings in each, or in four and every fourth of the rest.
+    assert [run.records[0].comm_units for run in runs] == [300, 3 * (4 + 96 / 4)]

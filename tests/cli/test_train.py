@@ -6,6 +6,7 @@ import pytest
 
 from commands import matcha_command
 from matcha.records import read_run
+from matcha.stages import load_plan
 
 
 @pytest.mark.parametrize(
@@ -46,3 +47,16 @@ def test_a_task_trains_and_resumes(tmp_path: Path) -> None:
     assert run.header.strategy == "greedy"
     assert sorted(run.worker_records) == [0, 1, 2]
     assert all(len(records) == 2 for records in run.worker_records.values())
+
+
+@pytest.mark.slow
+def test_a_staged_plan_trains(staged_file, tmp_path: Path) -> None:
+    arguments = ["logistic", "--plan", staged_file, "-o", "run", "--epochs", "1", "--no-report"]
+    done = matcha_command("train", *arguments, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    run = read_run(tmp_path / "run")
+    assert run.plan == load_plan(staged_file)
+    (record,) = run.records
+    spoken = sum(len(run.plan.round(k).matchings) for k in range(record.iteration))
+    assert record.comm_units == spoken
+    assert 0 < spoken < 3 * record.iteration

@@ -10,6 +10,7 @@ from matcha.errors import InputError
 from matcha.records import read_run
 from matcha.report import load_runs, write_report
 from matcha.report.page import MAX_BYTES, embed_json
+from matcha.stages import staged_plan
 from quadratics import write_quadratic_run
 
 
@@ -104,3 +105,12 @@ def test_plans_alone_make_a_page_to_explore(tmp_path):
     assert payload["runs"] == []
     assert payload["networks"][0]["start"] == {"strategy": "matcha", "budget": 0.5}
     assert 'id="results" aria-labelledby="results-title" hidden' in page.read_text()
+
+
+def test_a_staged_plan_stands_in_the_sweep_level_by_level(tmp_path):
+    staged = staged_plan(matcha.families.ring(4), {0: 0.45, 100: 0.15}, strategy="periodic")
+    page = write_report([], tmp_path / "page.html", plans=[staged], sweep_seconds=5)
+    (network,) = payload_of(page)["networks"]
+    for level in staged.levels:
+        point = network["strategies"]["periodic"][network["budgets"].index(level.budget)]
+        assert point["rho"] == pytest.approx(level.rho, rel=1e-3)

@@ -12,6 +12,7 @@ import matcha
 from matcha.errors import InputError
 from matcha.simulation import SGD, Constant, Delays, Execution, Settings, Simulation, StepDecay
 from matcha.simulation.run import recalibrate
+from matcha.stages import staged_plan
 from matcha.timing import LinkSeconds
 
 SETTINGS = Settings(
@@ -215,3 +216,17 @@ def test_settings_refuse_nonsense(choices):
 def test_delays_refuse_nonsense():
     with pytest.raises(InputError, match="seconds_per_unit"):
         Delays(seconds_per_unit=float("nan"))
+
+
+def test_a_staged_plan_foresees_by_the_stage_in_force():
+    staged = staged_plan(matcha.families.paper("er8"), {0: 1.0, 150: 0.1}, strategy="periodic")
+    task = quadratic(heterogeneity=0.0, dimension=400, steps_per_epoch=150, start=0.0)
+    settings = Settings(
+        epochs=2, schedule=Constant(base=0.01), execution=Execution(precision="float64")
+    )
+    first, second = Simulation(task, staged, settings)
+    errors = [level.consensus_error for level in sorted(staged.levels, key=lambda p: -p.budget)]
+    # The noise is the same in both stages, so the foreseen distances part as the errors do.
+    assert second.predicted_consensus / first.predicted_consensus == pytest.approx(
+        errors[1] / errors[0], rel=0.2
+    )

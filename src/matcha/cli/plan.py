@@ -14,6 +14,7 @@ from matcha.cli import app
 from matcha.cli.output import check_free, console, patient_progress, print_json
 from matcha.errors import InputError, PlanError
 from matcha.plans import Plan
+from matcha.stages import AnyPlan, StagedPlan, load_plan
 from matcha.strategies import plan as make_plan
 from matcha.timing import Scaled, Timing
 from matcha.topology import Topology
@@ -81,8 +82,11 @@ def plan_command(
     check_free(plot, force)
     if plot is not None:
         figures.check_format(plot)
+    made: AnyPlan
     if _is_saved_plan(topology):
-        made = Plan.load(topology)
+        made = load_plan(topology)
+        if plot is not None and isinstance(made, StagedPlan):
+            raise InputError("--plot draws one plan, and this one has several in stages.")
     else:
         graph = families.parse(topology)
         with patient_progress("planning"):
@@ -100,11 +104,15 @@ def plan_command(
     if output is not None:
         made.save(output)
     if plot is not None:
+        assert isinstance(made, Plan)
         figures.save_figure(figures.draw_topology(made), plot)
     if as_json:
         print_json(made.to_json())
         return
-    print_plan(made)
+    if isinstance(made, StagedPlan):
+        print_stages(made)
+    else:
+        print_plan(made)
     for path in (output, plot):
         if path is not None:
             console.print(f"wrote [cyan]{path}[/]")
@@ -129,6 +137,34 @@ def print_plan(plan: Plan) -> None:
     console.print(table)
     for name, value in _promises(plan):
         console.print(f"  [bold]{name:<28}[/] {value}")
+    for note in plan.notes:
+        console.print(f"  [yellow]note:[/] {note}")
+
+
+def print_stages(plan: StagedPlan) -> None:
+    """A staged plan as a table: a row a stage, and what its level promises."""
+    table = Table(title=f"staged {plan.strategy} plan for {plan.topology}", title_justify="left")
+    unit = f"{plan.timing.unit} an iteration"
+    for heading in ("from iteration", "strategy", "budget", unit, "rho", "consensus error"):
+        table.add_column(heading, justify="right")
+    for stage in plan.stages:
+        level = plan.levels[stage.level]
+        error = "–" if level.consensus_error is None else f"{level.consensus_error:.4g}"
+        table.add_row(
+            f"{stage.start:,}",
+            level.strategy,
+            f"{level.budget:g}",
+            f"{level.expected_comm_time:.4g}",
+            f"{level.rho:.4f}",
+            error,
+        )
+    console.print(table)
+    if plan.target is not None:
+        budgets = ", ".join(f"{level.budget:g}" for level in plan.levels)
+        console.print(
+            f"  more stages follow on demand, at budgets {budgets}, to hold a consensus distance "
+            f"of {plan.target:g}"
+        )
     for note in plan.notes:
         console.print(f"  [yellow]note:[/] {note}")
 
@@ -162,7 +198,8 @@ def _is_saved_plan(text: str) -> bool:
     if path.suffix != ".json" or not path.is_file():
         return False
     with path.open("rb") as file:
-        return b'"matcha.plan/' in file.read(200)
+        start = file.read(200)
+    return b'"matcha.plan/' in start or b'"matcha.staged-plan/' in start
 
 
 def _matchings(given: str | None, topology: str) -> Any:

@@ -9,7 +9,7 @@ import typer
 from matcha.cli import app
 from matcha.cli.output import check_free, console, patient_progress, print_json
 from matcha.errors import InputError, unknown_name
-from matcha.plans import Plan
+from matcha.stages import load_plan
 
 FORMATS = ("html", "png", "svg", "pdf")
 
@@ -49,7 +49,7 @@ def report_command(
 
     if format not in FORMATS:
         raise unknown_name("format", format, FORMATS)
-    plans = [Plan.load(path) for path in runs if path.suffix == ".json"]
+    plans = [load_plan(path) for path in runs if path.suffix == ".json"]
     folders = [path for path in runs if path.suffix != ".json"]
     found = load_runs(folders) if folders else []
     if format == "html":

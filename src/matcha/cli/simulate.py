@@ -15,7 +15,7 @@ from matcha.cli import app
 from matcha.cli.output import console, patient_progress, print_json
 from matcha.cli.plan import TOPOLOGY_HELP
 from matcha.errors import InputError
-from matcha.plans import Plan
+from matcha.stages import AnyPlan, load_plan
 from matcha.strategies import plan as make_plan
 
 if TYPE_CHECKING:
@@ -140,9 +140,9 @@ def _plans(
     strategies: Sequence[str],
     budgets: Sequence[float],
     seed: int,
-) -> list[Plan]:
+) -> list[AnyPlan]:
     if files:
-        plans = [Plan.load(file) for file in files]
+        plans = [load_plan(file) for file in files]
         if len({plan.num_workers for plan in plans}) > 1:
             raise InputError("the plans are for different numbers of workers")
         return plans

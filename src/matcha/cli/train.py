@@ -18,8 +18,8 @@ from matcha.cli import app
 from matcha.cli.output import console, patient_progress
 from matcha.cli.plan import TOPOLOGY_HELP
 from matcha.errors import InputError
-from matcha.plans import Plan
 from matcha.records import COMMAND_VARIABLE, Record
+from matcha.stages import AnyPlan, load_plan
 from matcha.strategies import plan as make_plan
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ def _command_line(directory: Path) -> list[str]:
 
 def _launch(
     command: list[str],
-    plan: Plan,
+    plan: AnyPlan,
     plan_file: Path | None,
     hosts: int,
     rendezvous: str | None,
@@ -267,7 +267,7 @@ def _torchrun(
 # -- one worker ------------------------------------------------------------------------------------
 
 
-def _work(request: TaskTraining, plan: Plan) -> None:
+def _work(request: TaskTraining, plan: AnyPlan) -> None:
     import torch
 
     from matcha.distributed import default_transport
@@ -312,15 +312,17 @@ def _check_task(name: str, wire: str | None) -> None:
         raise InputError(f"--wire is {wire!r}, but it is float16 or bfloat16.")
 
 
-def _plan(plan_file: Path | None, topology: str, strategy: str, budget: float, seed: int) -> Plan:
+def _plan(
+    plan_file: Path | None, topology: str, strategy: str, budget: float, seed: int
+) -> AnyPlan:
     path = plan_file or os.environ.get(PLAN_VARIABLE)
     if path is not None:
-        return Plan.load(path)
+        return load_plan(path)
     with patient_progress("planning"):
         return make_plan(families.parse(topology), budget, strategy, seed)
 
 
-def _run_directory(target: str, plan: Plan) -> Path:
+def _run_directory(target: str, plan: AnyPlan) -> Path:
     stem = f"{target}-{plan.strategy}-{plan.budget:g}"
     for number in range(1, 10_000):
         path = Path("runs") / (stem if number == 1 else f"{stem}-{number}")

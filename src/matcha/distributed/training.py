@@ -21,8 +21,8 @@ from matcha.distributed.gossip import Gossip
 from matcha.distributed.slow_links import SlowLinks
 from matcha.distributed.transport import Transport
 from matcha.errors import InputError
-from matcha.plans import Plan
 from matcha.records import Record, RunHeader, RunWriter, Span
+from matcha.stages import AnyPlan
 
 __all__ = ["Training", "WorkerTask", "train_task"]
 
@@ -94,7 +94,7 @@ class Training:
 
 def train_task(
     task: WorkerTask,
-    plan: Plan,
+    plan: AnyPlan,
     training: Training,
     transport: Transport,
     on_record: Callable[[Record], None] | None = None,
@@ -122,7 +122,7 @@ class _Worker:
     def __init__(
         self,
         task: WorkerTask,
-        plan: Plan,
+        plan: AnyPlan,
         training: Training,
         transport: Transport,
         on_record: Callable[[Record], None] | None,

@@ -13,9 +13,9 @@ from typing import Any
 from matcha.errors import InputError
 from matcha.experiments.recipes import Choices, Recipe
 from matcha.graphfiles import write_atomically
-from matcha.plans import Plan
 from matcha.records import Record, RunHeader, RunKind, RunWriter
 from matcha.simulation import Engine, Settings, Simulation, Task
+from matcha.stages import AnyPlan, StagedPlan
 
 CHECKPOINT = "checkpoint.pt"
 
@@ -27,7 +27,7 @@ class Job:
     directory: Path
     recipe: Recipe
     choices: Choices
-    plan: Plan
+    plan: AnyPlan
     settings: Settings
     kind: RunKind = "simulation"
     command: tuple[str, ...] = ()
@@ -64,14 +64,15 @@ class Job:
         )
 
 
-def label(plan: Plan, seed: int) -> str:
+def label(plan: AnyPlan, seed: int) -> str:
     """A run's short name.
 
     >>> import matcha
     >>> label(matcha.plan(matcha.families.ring(4), 0.5, "periodic"), seed=1)
     'periodic-0.5-s1'
     """
-    return f"{plan.strategy}-{plan.budget:g}-s{seed}"
+    stem = f"{plan.strategy}-{plan.budget:g}-s{seed}"
+    return f"staged-{stem}" if isinstance(plan, StagedPlan) else stem
 
 
 def check_free(jobs: Sequence[Job], *, resume: bool) -> None:
@@ -148,7 +149,7 @@ def _forget(path: Path, *, after: int) -> None:
 
 def make_jobs(
     recipe: Recipe,
-    plans: Sequence[Plan],
+    plans: Sequence[AnyPlan],
     choices: Choices,
     settings: Settings,
     *,

@@ -14,9 +14,9 @@ from matcha.distributed.slow_links import SlowLinks
 from matcha.distributed.training import Training, train_task
 from matcha.distributed.transport import Transport
 from matcha.experiments.recipes import Choices, recipe
-from matcha.plans import Plan
 from matcha.records import Record
 from matcha.simulation.optimizers import SGD, Adam, Optimizer
+from matcha.stages import AnyPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class TaskTraining:
 
 def run_worker(
     request: TaskTraining,
-    plan: Plan,
+    plan: AnyPlan,
     transport: Transport,
     on_record: Callable[[Record], None] | None = None,
 ) -> list[Record]:

@@ -12,11 +12,11 @@ from typing import Any
 
 from matcha.errors import InputError
 from matcha.graphfiles import write_atomically
-from matcha.plans import Plan
 from matcha.records import Run, find_runs, read_run
 from matcha.report import words
 from matcha.report.payload import SLOTS, Progress, build_payload
 from matcha.report.tables import details, results_table
+from matcha.stages import AnyPlan
 
 MAX_BYTES = 5_000_000
 _SCRIPTS = ("base.js", "charts.js", "curves.js", "network.js", "explorer.js", "timeline.js")
@@ -27,7 +27,7 @@ def write_report(
     runs: Sequence[Run | str | Path],
     path: str | Path,
     *,
-    plans: Sequence[Plan] = (),
+    plans: Sequence[AnyPlan] = (),
     title: str | None = None,
     target: float | None = None,
     sweep_seconds: float = 20.0,

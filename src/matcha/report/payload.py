@@ -7,13 +7,13 @@ from dataclasses import asdict
 from datetime import datetime, timezone
 from typing import Any
 
-from matcha.plans import Plan
 from matcha.records import Run
 from matcha.report import words
 from matcha.report.explorer import network
 from matcha.report.series import curves, short
 from matcha.report.summary import Comparison, compare, reached
 from matcha.report.timeline import timeline, worker_loads
+from matcha.stages import AnyPlan, levels
 from matcha.topology import Topology
 
 Progress = Callable[[int, int], None]
@@ -24,7 +24,7 @@ NUM_STYLES = 12
 
 def build_payload(
     runs: Sequence[Run],
-    plans: Sequence[Plan] = (),
+    plans: Sequence[AnyPlan] = (),
     *,
     title: str | None = None,
     target: float | None = None,
@@ -35,21 +35,22 @@ def build_payload(
 
     Args:
         runs: The runs, in the order to show them.
-        plans: Plans to explore that were not run.
+        plans: Plans to explore that were not run; of a staged one, each level.
         title: The page's heading; by default made from the task and topology.
         target: The loss at which runs are compared, as for `compare`.
         sweep_seconds: The longest to spend on planning the slider's stops, all topologies together.
         progress: Called with (steps done, steps in all) while the sweeps are planned.
     """
     comparison = compare(runs, target)
-    every = [*(run.plan for run in runs if run.plan is not None), *plans]
+    given = [*(run.plan for run in runs if run.plan is not None), *plans]
+    every = [level for plan in given for level in levels(plan)]
     topologies = _distinct(plan.topology for plan in every)
     networks = []
     for number, topology in enumerate(topologies):
         networks.append(
             network(
                 topology,
-                [plan for plan in every if _is(plan, topology)],
+                [plan for plan in every if _alike(plan.topology, topology)],
                 seconds=sweep_seconds / len(topologies),
                 progress=_share(progress, number, len(topologies)),
             )
@@ -116,11 +117,6 @@ def _distinct(topologies: Any) -> list[Topology]:
 
 def _alike(a: Topology, b: Topology) -> bool:
     return (a.num_workers, a.links, a.link_times) == (b.num_workers, b.links, b.link_times)
-
-
-def _is(made: Any, topology: Topology) -> bool:
-    """Whether a plan is of this topology, and whole: a staged plan has no single set of numbers."""
-    return isinstance(made, Plan) and _alike(made.topology, topology)
 
 
 def _same(run: Run, topologies: Sequence[Topology]) -> Topology:

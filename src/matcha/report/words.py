@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from matcha.plans import Plan
 from matcha.records import Run
+from matcha.stages import AnyPlan
 
 _OBJECTIVE = {"train_loss": "training loss", "test_loss": "test loss"}
 
 
-def title(runs: Sequence[Run], plans: Sequence[Plan] = ()) -> str:
+def title(runs: Sequence[Run], plans: Sequence[AnyPlan] = ()) -> str:
     """A heading: the task and where it ran, or what is planned."""
     tasks = dict.fromkeys(run.header.task for run in runs) or ["Plans"]
     every = [*(run.plan for run in runs if run.plan is not None), *plans]

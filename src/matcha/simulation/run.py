@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from matcha.errors import InputError
-from matcha.plans import Plan
 from matcha.records import Record
 from matcha.simulation.engine import Engine, Execution, Rule
 from matcha.simulation.flat import mean_squared_deviation
 from matcha.simulation.optimizers import SGD, Optimizer
 from matcha.simulation.rates import Constant, Schedule
 from matcha.simulation.task import Evaluation, Task, generator, gradient_norm
+from matcha.stages import AnyPlan, StagedPlan
 
 Statistics: TypeAlias = Literal["recalibrated", "averaged"]
 CHECKPOINT_SCHEMA = "matcha.checkpoint/1"
@@ -96,7 +96,7 @@ class Simulation:
     """
 
     def __init__(
-        self, task: Task, plan: Plan, settings: Settings, *, engine: Engine | None = None
+        self, task: Task, plan: AnyPlan, settings: Settings, *, engine: Engine | None = None
     ) -> None:
         if plan.num_workers != task.num_workers:
             raise InputError(
@@ -209,7 +209,10 @@ class Simulation:
         correlates the steps: for a mode that a round shrinks by w, an AR(1) noise of coefficient
         μ raises the steady state by (1 + wμ)/(1 − wμ); c = w²/(1 − w²) gives the typical w.
         """
-        c = getattr(self.plan, "consensus_error", None)
+        plan = self.plan
+        if isinstance(plan, StagedPlan):
+            plan = plan.level_at(self.iteration - 1)
+        c = plan.consensus_error
         if c is None:
             return None
         m = self.task.num_workers
