@@ -146,3 +146,35 @@ def test_a_staged_plan_is_not_drawn(staged_file, tmp_path):
     assert done.returncode == 2
     assert "several in stages" in done.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_stages_are_planned_and_saved(tmp_path):
+    file = tmp_path / "staged.json"
+    stages = ["--stage", "40:0.25", "--stage", "9:0.5"]
+    done = matcha_command("plan", "ring:6", "-b", 1, "-s", "periodic", *stages, "-o", file)
+    assert done.returncode == 0, done.stderr
+    made = load_plan(file)
+    assert [(stage.start, made.levels[stage.level].budget) for stage in made.stages] == [
+        (0, 1.0),
+        (9, 0.5),
+        (40, 0.25),
+    ]
+    again = matcha_command("plan", file, "--stage", "60:0.1")
+    assert again.returncode == 2
+    assert "a saved plan has its stages" in again.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--stage", "soon"], "it is ITERATION:BUDGET"),
+        (["--stage", "0:0.1"], "starts at iteration 1 or later"),
+        (["--stage", "5:0.1", "--stage", "5:0.2"], "two stages start at iteration 5"),
+        (["--stage", "5:7"], "budget"),
+        (["--stage", "5:0.1", "--plot", "a.svg"], "--stage makes several"),
+    ],
+)
+def test_bad_stages_are_told(arguments, sentence):
+    done = matcha_command("plan", "ring:6", *arguments)
+    assert done.returncode == 2
+    assert sentence in done.stderr

@@ -14,7 +14,7 @@ from matcha.cli import app
 from matcha.cli.output import check_free, console, patient_progress, print_json
 from matcha.errors import InputError, PlanError
 from matcha.plans import Plan
-from matcha.stages import AnyPlan, StagedPlan, load_plan
+from matcha.stages import AnyPlan, StagedPlan, load_plan, staged_plan
 from matcha.strategies import plan as make_plan
 from matcha.timing import Scaled, Timing
 from matcha.topology import Topology
@@ -33,6 +33,11 @@ def plan_command(
     topology: str = typer.Argument(..., help=TOPOLOGY_HELP),
     budget: float = typer.Option(
         0.5, "--budget", "-b", help="C_b in (0, 1]: communication as a fraction of vanilla's."
+    ),
+    stage: list[str] = typer.Option(
+        [],
+        metavar="ITERATION:BUDGET",
+        help="Another budget from this iteration on, such as [cyan]1000:0.1[/]; may be repeated.",
     ),
     strategy: str = typer.Option(
         "matcha", "--strategy", "-s", help="matcha, vanilla, periodic, single or greedy."
@@ -72,6 +77,8 @@ def plan_command(
 
       matcha plan my-network.graphml --json
 
+      matcha plan paper:er8 -b 0.5 --stage 1000:0.1 -o staged.json
+
     A saved plan instead of a topology is checked and shown:
 
       matcha plan plan.json --plot plan.svg
@@ -84,22 +91,28 @@ def plan_command(
         figures.check_format(plot)
     made: AnyPlan
     if _is_saved_plan(topology):
+        if stage:
+            raise InputError("a saved plan has its stages: --stage goes with a topology.")
         made = load_plan(topology)
         if plot is not None and isinstance(made, StagedPlan):
             raise InputError("--plot draws one plan, and this one has several in stages.")
     else:
         graph = families.parse(topology)
+        options: dict[str, Any] = {
+            "mixing": mixing,
+            "matchings": _matchings(matchings, topology),
+            "decomposition": decomposition,
+            "timing": _timing(delay_exponent, graph),
+            "effort": effort,
+        }
+        budgets = {0: budget} | _stages(stage)
+        if plot is not None and len(budgets) > 1:
+            raise InputError("--plot draws one plan, and --stage makes several.")
         with patient_progress("planning"):
-            made = make_plan(
-                graph,
-                budget,
-                strategy,
-                seed,
-                mixing=mixing,  # type: ignore[arg-type]
-                matchings=_matchings(matchings, topology),
-                decomposition=decomposition,  # type: ignore[arg-type]
-                timing=_timing(delay_exponent, graph),
-                effort=effort,  # type: ignore[arg-type]
+            made = (
+                staged_plan(graph, budgets, strategy, seed, **options)
+                if len(budgets) > 1
+                else make_plan(graph, budget, strategy, seed, **options)
             )
     if output is not None:
         made.save(output)
@@ -116,6 +129,25 @@ def plan_command(
     for path in (output, plot):
         if path is not None:
             console.print(f"wrote [cyan]{path}[/]")
+
+
+def _stages(texts: list[str]) -> dict[int, float]:
+    """The budget from each iteration on."""
+    stages: dict[int, float] = {}
+    for text in texts:
+        start, _, budget = text.partition(":")
+        try:
+            iteration, value = int(start), float(budget)
+        except ValueError:
+            raise InputError(
+                f"--stage is {text!r}, but it is ITERATION:BUDGET, such as 1000:0.1."
+            ) from None
+        if iteration < 1:
+            raise InputError("a --stage starts at iteration 1 or later; --budget is what it ends.")
+        if iteration in stages:
+            raise InputError(f"two stages start at iteration {iteration}.")
+        stages[iteration] = value
+    return stages
 
 
 def print_plan(plan: Plan) -> None:
