@@ -35,7 +35,7 @@ class Round:
     """Their positions in `plan.matchings`."""
     mixing: Mixing
     weight: float
-    """α for Laplacian mixing; the partner's share, ½, for pairwise."""
+    """α for Laplacian mixing; the partner's share for pairwise: ½, or above it where that pays."""
 
     def __bool__(self) -> bool:
         return bool(self.matchings)

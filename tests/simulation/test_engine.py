@@ -18,7 +18,8 @@ from matcha.simulation import SGD, Adam, Constant, Delays, Engine, Execution, Se
 
 EXACT = Execution(precision="float64")
 PLANS = [
-    ("vanilla", 1.0, None),
+    ("vanilla", 1.0, "laplacian"),
+    ("vanilla", 1.0, "pairwise"),
     ("matcha", 0.5, "laplacian"),
     ("matcha", 0.5, "pairwise"),
     ("matcha", 0.1, "laplacian"),
@@ -26,7 +27,8 @@ PLANS = [
     ("periodic", 0.5, "pairwise"),
     ("single", 0.1, "laplacian"),
     ("single", 0.1, "pairwise"),
-    ("greedy", 0.3, None),
+    ("greedy", 0.3, "pairwise"),
+    ("greedy", 0.3, "laplacian"),
 ]
 SILENT = Round(matchings=(), indices=(), mixing="laplacian", weight=0.1)
 
@@ -62,6 +64,7 @@ def test_equals_the_textbook(strategy, budget, mixing, rule):
             task, plan, epochs=2, rate=0.05, rule=rule, momentum=0.9, nesterov=True, decay=1e-3
         )
         np.testing.assert_allclose(rows(simulation.engine), expected, rtol=1e-12, atol=1e-12)
+        assert np.ptp(expected, axis=0).max() > 1e-4  # the workers differ: mixing had work to do
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
@@ -207,6 +210,7 @@ def test_every_workers_blocks_are_compiled(monkeypatch):
         ({"precision": "float16"}, "precision must be one of"),
         ({"batching": "both"}, "batching must be"),
         ({"streams": 0}, "streams must be"),
+        ({"device": "tpu"}, "cpu or cuda, not 'tpu'"),
     ],
 )
 def test_execution_refuses_nonsense(choices, message):

@@ -19,6 +19,19 @@ def gradients(task, model, points, epoch, step):
     return np.stack(found)
 
 
+def mixing_matrix(plan, k):
+    """W(k) from the links alone: I − αΣL (eq. 2), or the product of I − αL over matchings."""
+    W = np.eye(plan.num_workers)
+    for matching in plan.round(k).matchings:
+        L = np.zeros_like(W)
+        for i, j in matching:
+            L[[i, j], [i, j]] += 1
+            L[[i, j], [j, i]] -= 1
+        A = plan.alpha * L
+        W = W - A if plan.mixing == "laplacian" else W - A @ W
+    return W
+
+
 def train(task, plan, *, epochs, rate, rule, momentum=0.0, nesterov=False, decay=0.0):
     """The workers' parameters after training; rows are workers."""
     task.to(torch.device("cpu"), torch.float64)
@@ -30,6 +43,6 @@ def train(task, plan, *, epochs, rate, rule, momentum=0.0, nesterov=False, decay
         g = gradients(task, model, x, *divmod(k, task.steps_per_epoch)) + decay * x
         memory = momentum * memory + g
         u = g + momentum * memory if nesterov else memory
-        W = plan.mixing_matrix(k)
+        W = mixing_matrix(plan, k)
         x = W @ (x - rate * u) if rule == "eq2" else W @ x - rate * u
     return x

@@ -56,7 +56,10 @@ class Execution:
             raise InputError(f"batching must be auto, loop or vmap, not {self.batching!r}")
         if self.streams < 1:
             raise InputError(f"streams must be 1 or more, not {self.streams}")
-        if self.device.startswith("cuda") and not torch.cuda.is_available():
+        kind = self.device.partition(":")[0]
+        if kind not in ("cpu", "cuda"):
+            raise InputError(f"device must be cpu or cuda, not {self.device!r}")
+        if kind == "cuda" and not torch.cuda.is_available():
             raise InputError("device 'cuda' asks for an NVIDIA GPU, and PyTorch sees none here")
 
 
