@@ -63,19 +63,29 @@ def test_fig1_judges_communication_norms_and_training():
 
 def test_fig4_on_invented_results():
     found = verdicts(maker("fig4")(invented, quick=True))
-    assert found["digits8: matcha below periodic at C_b = 0.1"] == "holds"
-    assert found["digits8: greedy below matcha at C_b = 0.02"] == "holds"
+    assert found["digits: matcha below periodic at C_b = 0.1"] == "holds"
+    assert found["digits: greedy below matcha at C_b = 0.02"] == "holds"
     assert (
-        found["digits8: matcha 0.5 has nearly vanilla's training loss, or less"] == "does not hold"
+        found["digits: matcha 0.5 has nearly vanilla's training loss, or less"] == "does not hold"
     )
-    assert found["digits8: matcha 0.5 within 0.5 points of vanilla's accuracy"] == "holds"
+    assert found["digits: matcha 0.5 within 0.5 points of vanilla's accuracy"] == "holds"
 
 
 def test_fig5_on_invented_results():
     outcome = maker("fig5")(invented, quick=True)
     found = verdicts(outcome)
-    assert found["digits16 on geometric16-d10: matcha below periodic at C_b = 0.4"] == "holds"
+    assert found["digits on geometric16-d10: matcha below periodic at C_b = 0.4"] == "holds"
     assert set(outcome.sections) == {"geometric16-d5", "geometric16-d10", "geometric16-d13"}
+
+
+def test_two_diverged_runs_prove_nothing():
+    def diverged(items):
+        for result in invented(items):
+            broken = replace(result.records[-1], train_loss=float("nan"))
+            yield replace(result, records=(*result.records[:-1], broken))
+
+    found = verdicts(maker("fig4")(diverged, quick=True))
+    assert found["digits: matcha below periodic at C_b = 0.1"] == "does not hold"
 
 
 @pytest.mark.parametrize("name", ["fig1", "fig4", "fig5"])

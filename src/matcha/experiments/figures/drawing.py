@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from matcha.experiments.comparisons import Results
+from matcha.experiments.items import Result
 
 COLORS = {"vanilla": "#000000", "matcha": "#0072B2", "periodic": "#D55E00", "greedy": "#009E73"}
 DASHES = {1.0: "-", 0.6: "-", 0.5: "-", 0.4: "-", 0.3: "-", 0.1: "--", 0.02: ":"}
@@ -18,6 +19,13 @@ def axes(columns: int, rows: int = 1, width: float = 4.2, height: float = 3.2) -
     return figure, figure.subplots(rows, columns, squeeze=False)
 
 
+def _place(result: Result) -> tuple[int, float, float]:
+    """Order of the legend: by strategy, longer runs after the others, large budgets first."""
+    item = result.item
+    strategies = [*COLORS, item.strategy]
+    return strategies.index(item.strategy), item.stretch, -item.budget
+
+
 def draw_loss(ax: Any, results: Results, topology: str, *, time: bool) -> None:
     """Training loss against epochs or simulated seconds, one line a run (first seed).
 
@@ -28,8 +36,8 @@ def draw_loss(ax: Any, results: Results, topology: str, *, time: bool) -> None:
 
     finite: list[float] = []
     any_diverged = False
-    for label in results.labels(topology):
-        result = results.seeds(topology, label)[0]
+    drawn = [results.seeds(topology, label)[0] for label in results.labels(topology)]
+    for result in sorted(drawn, key=_place):
         longer = result.item.stretch != 1
         if longer and not time:
             continue
@@ -42,7 +50,7 @@ def draw_loss(ax: Any, results: Results, topology: str, *, time: bool) -> None:
             ls=DASHES.get(item.budget, "-."),
             lw=1.4,
             alpha=0.4 if longer else 1.0,
-            label=f"{label} (diverged)" if result.diverged else label,
+            label=f"{item.label} (diverged)" if result.diverged else item.label,
         )
         any_diverged |= result.diverged
         if not result.diverged:
@@ -51,6 +59,8 @@ def draw_loss(ax: Any, results: Results, topology: str, *, time: bool) -> None:
     ax.set_ylabel("training loss")
     if time:
         ax.set_xscale("log")
+    else:
+        ax.xaxis.get_major_locator().set_params(integer=True)
     ax.set_yscale("log")
     if any_diverged and finite:
         ax.set_ylim(0.85 * min(finite), 1.15 * max(finite))

@@ -26,7 +26,7 @@ def reproduce(train: Train, *, quick: bool) -> Outcome:
         grid[0, column].set_title(short)
         grid[1, column].legend(frameon=False, fontsize=7, ncols=2)
         sections[short] = results.table(topology)
-        claims += _claims(chosen.name, results, topology, GEOMETRIC[topology])
+        claims += _claims(chosen.task, results, topology, GEOMETRIC[topology])
     claims += times(results)
     return Outcome(
         name="fig5",
