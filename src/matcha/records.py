@@ -46,7 +46,9 @@ class Record:
     """The same as the plan predicts it, where the task knows its gradient noise."""
     learning_rate: float | None = None
     gradient_norm: float | None = None
-    """‖∇F(x̄)‖², where the task can say."""
+    """‖∇F(x̄)‖² averaged over all iterations so far, where the task can say."""
+    gradient_bound: float | None = None
+    """Theorem 2's bound on it, where the theorem speaks: plain SGD at an admissible rate."""
     comm_units: float = 0.0
     """Communication time spent so far, in the plan's own unit."""
     time: float = 0.0

@@ -11,17 +11,16 @@ import matcha
 from matcha.errors import InputError
 from matcha.experiments.quadratics import QuadraticTask
 from matcha.simulation import Constant, Engine, Execution, Settings, Simulation
-from matcha.theory import admissible_learning_rate, gradient_bound
+from matcha.theory import admissible_learning_rate
 
 EXACT = Execution(precision="float64")
 
 
-def gradient_average(task, plan, rate, epochs):
-    """Theorem 2's left side: the mean of ‖∇F(x̄)‖² over all iterations."""
+def last_record(task, plan, rate, epochs):
     settings = Settings(
         epochs=epochs, schedule=Constant(base=rate), execution=EXACT, evaluate_every=epochs
     )
-    return float(np.mean([record.gradient_norm for record in Simulation(task, plan, settings)]))
+    return list(Simulation(task, plan, settings))[-1]
 
 
 def test_constants_hold_exactly():
@@ -55,28 +54,31 @@ def test_gradients_are_what_the_formula_says():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "budget"),
-    [("vanilla", 1.0), ("matcha", 0.5), ("matcha", 0.1), ("periodic", 0.5)],
+    [
+        ("vanilla", 1.0),
+        ("matcha", 0.5),
+        ("matcha", 0.1),
+        ("periodic", 0.5),
+        ("single", 0.1),
+        ("greedy", 0.3),
+    ],
 )
 def test_theorem_2_bounds_the_gradient_norm(strategy, budget):
     plan = er8(strategy, budget)
-    iterations, seeds = 100, 20
-    rate = 0.9 * admissible_learning_rate(plan.rho, 1.0)
-    tasks = [
-        QuadraticTask(8, noise=1.0, heterogeneity=1.0, steps_per_epoch=50, seed=seed)
-        for seed in range(seeds)
+    rate = 0.3 * admissible_learning_rate(plan.rho, 1.0)
+    records = [
+        last_record(
+            QuadraticTask(8, noise=1.0, heterogeneity=1.0, steps_per_epoch=50, seed=seed),
+            plan,
+            rate,
+            epochs=8,
+        )
+        for seed in range(20)
     ]
-    measured = np.mean([gradient_average(task, plan, rate, iterations // 50) for task in tasks])
-    bound = gradient_bound(
-        rho=plan.rho,
-        num_workers=8,
-        iterations=iterations,
-        learning_rate=rate,
-        smoothness=1.0,
-        gradient_variance=1.0,
-        dissimilarity=1.0,
-        initial_gap=max(task.initial_gap for task in tasks),
-    )
+    measured = np.mean([record.gradient_norm for record in records])
+    bound = np.mean([record.gradient_bound for record in records])
     assert 0 < measured <= bound
+    assert bound < 6 * measured  # a bound that is far away would hold of anything
 
 
 @pytest.mark.slow
@@ -88,12 +90,12 @@ def test_corollary_1_linear_speed_up():
         plan = matcha.plan(matcha.families.complete(m), 0.5, "matcha")
         rate = math.sqrt(m / iterations)
         runs = [
-            gradient_average(
+            last_record(
                 QuadraticTask(m, noise=3.0, start=0.5, steps_per_epoch=500, seed=seed),
                 plan,
                 rate,
                 iterations // 500,
-            )
+            ).gradient_norm
             for seed in range(2)
         ]
         means.append(np.mean(runs))

@@ -51,3 +51,13 @@ def test_figures_are_named_by_what_they_show(runs, tmp_path):
         "timeline-vanilla.svg",
         "topology-vanilla.svg",
     }
+
+
+def test_thin_lines_are_explained_and_seconds_say_whose(runs):
+    axes = draw_curves(runs, "consensus_distance", "epoch").axes[0]
+    labels = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert "thin: as the plan predicts" in labels
+    assert all(tick == int(tick) for tick in axes.get_xticks())
+    clocks = {run.header.clock for run in runs}
+    named = draw_curves(runs, "train_loss", "time").axes[0].get_xlabel()
+    assert named == ("simulated seconds" if clocks == {"simulated"} else "seconds")

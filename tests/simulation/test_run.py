@@ -121,7 +121,7 @@ def test_resume_may_ask_for_more_epochs(tmp_path):
     [
         ({"plan": er8("vanilla", 1.0)}, "another plan"),
         ({"task": digits(name="logistic")}, "another task"),
-        ({"settings": replace(SETTINGS, optimizer=SGD())}, "another settings"),
+        ({"settings": replace(SETTINGS, optimizer=SGD())}, "other settings"),
     ],
 )
 def test_a_checkpoint_of_another_run_is_refused(tmp_path, change, message):
@@ -230,3 +230,36 @@ def test_a_staged_plan_foresees_by_the_stage_in_force():
     assert second.predicted_consensus / first.predicted_consensus == pytest.approx(
         errors[1] / errors[0], rel=0.2
     )
+
+
+def test_the_gradient_norm_stands_beside_its_bound(tmp_path):
+    task, plan = quadratic(), er8("vanilla", 1.0)
+    settings = Settings(epochs=3, schedule=Constant(base=0.02), delays=Delays(compute_seconds=1))
+    simulation = Simulation(task, plan, settings)
+    records = list(simulation)
+    assert all(0 < record.gradient_norm < record.gradient_bound for record in records)
+    expected = [task.gradient_bound(plan.rho, record.iteration, 0.02) for record in records]
+    assert [record.gradient_bound for record in records] == expected
+    # The average runs over all iterations, also over those before a checkpoint.
+    first = Simulation(task, plan, settings)
+    next(iter(first))
+    first.save(tmp_path / "checkpoint.pt")
+    resumed = Simulation(task, plan, settings)
+    resumed.load(tmp_path / "checkpoint.pt")
+    assert list(resumed) == records[1:]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"optimizer": SGD(momentum=0.9)},
+        {"rule": "footnote"},
+        {"schedule": Constant(base=0.5)},
+        {"schedule": StepDecay(base=0.02, milestones=(1,))},
+    ],
+)
+def test_no_bound_where_theorem_2_is_silent(change):
+    settings = replace(Settings(epochs=1, schedule=Constant(base=0.02)), **change)
+    (record,) = Simulation(quadratic(), er8("vanilla", 1.0), settings)
+    assert record.gradient_norm > 0
+    assert record.gradient_bound is None

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from matcha.errors import InputError
 from matcha.simulation.task import Evaluation, generator
+from matcha.theory import admissible_learning_rate, gradient_bound
 
 _SHAPE, _NOISE = 0x5348, 0x4E4F  # purposes of random draws
 
@@ -128,6 +129,21 @@ class QuadraticTask:
         """‖∇F(x)‖²."""
         assert isinstance(model, Point)
         return float(((self._held[0] * model.x.detach()) ** 2).sum())
+
+    def gradient_bound(self, rho: float, iterations: int, learning_rate: float) -> float | None:
+        """Theorem 2 with this task's constants; None where the rate is not admissible."""
+        if not rho < 1 or learning_rate > admissible_learning_rate(rho, self.smoothness):
+            return None
+        return gradient_bound(
+            rho=rho,
+            num_workers=self.num_workers,
+            iterations=iterations,
+            learning_rate=learning_rate,
+            smoothness=self.smoothness,
+            gradient_variance=self.noise**2,
+            dissimilarity=self.heterogeneity**2,
+            initial_gap=self.initial_gap,
+        )
 
     def recalibration(self) -> Iterator[Tensor]:
         """Nothing to measure again."""

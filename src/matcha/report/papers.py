@@ -19,10 +19,16 @@ _NAMES = {
     "train_loss": "training loss",
     "test_loss": "test loss",
     "consensus_distance": "consensus distance",
+    "gradient_norm": "average squared gradient norm",
     "epoch": "epochs",
     "time": "seconds",
     "iteration": "iterations",
 }
+_FORESEEN = {
+    "consensus_distance": ("predicted_consensus", "thin: as the plan predicts"),
+    "gradient_norm": ("gradient_bound", "thin: Theorem 2's bound"),
+}
+"""What theory says of a metric, drawn beside it."""
 
 
 def write_figures(
@@ -63,19 +69,27 @@ def write_figures(
 def draw_curves(runs: Sequence[Run], metric: str, axis: str, target: float | None = None) -> Any:
     """One line a run: a metric against epochs, time or iterations, on a logarithmic scale."""
     figure, axes = _axes()
+    foreseen, explained = _FORESEEN.get(metric, (None, ""))
+    is_foreseen = False
     for number, (run, label) in enumerate(zip(runs, label_runs(runs), strict=True)):
         known = curves(run.records)
         if metric not in known:
             continue
         style = {"color": _color(runs, number), "ls": _DASHES[number % len(_DASHES)]}
         axes.plot(known[metric][axis], known[metric]["y"], lw=1.6, label=label, **style)
-        if metric == "consensus_distance" and "predicted_consensus" in known:
-            told = known["predicted_consensus"]
+        if foreseen in known:
+            told = known[foreseen]
             axes.plot(told[axis], told["y"], lw=0.8, color=style["color"])
+            is_foreseen = True
+    if is_foreseen:
+        axes.plot([], [], lw=0.8, color="#555555", label=explained)
     if target is not None:
         axes.axhline(target, color="#555555", lw=0.8, ls=":")
     axes.set_yscale("log")
-    axes.set_xlabel(_NAMES[axis])
+    if axis != "time":
+        axes.xaxis.get_major_locator().set_params(integer=True)
+    is_simulated = axis == "time" and all(run.header.clock == "simulated" for run in runs)
+    axes.set_xlabel(f"simulated {_NAMES[axis]}" if is_simulated else _NAMES[axis])
     axes.set_ylabel(_NAMES[metric])
     axes.grid(alpha=0.25)
     axes.legend(frameon=False)

@@ -18,6 +18,7 @@ METRICS = (
     "consensus_distance",
     "predicted_consensus",
     "gradient_norm",
+    "gradient_bound",
 )
 AXES = ("iteration", "epoch", "time", "comm_units")
 

@@ -151,6 +151,3 @@ class Adam:
         correction2 = (1 - self.beta2**steps).to(updates.dtype)
         torch.div(second, correction2, out=updates)
         updates.sqrt_().add_(self.epsilon).reciprocal_().mul_(first).div_(correction1)
-
-
-OPTIMIZERS = {"sgd": SGD, "adam": Adam}

@@ -20,11 +20,11 @@ from matcha.simulation.engine import Engine, Execution, Rule
 from matcha.simulation.flat import mean_squared_deviation
 from matcha.simulation.optimizers import SGD, Optimizer
 from matcha.simulation.rates import Constant, Schedule
-from matcha.simulation.task import Evaluation, Task, generator, gradient_norm
+from matcha.simulation.task import Evaluation, KnownGradient, Task, generator
 from matcha.stages import AnyPlan, StagedPlan
 
 Statistics: TypeAlias = Literal["recalibrated", "averaged"]
-CHECKPOINT_SCHEMA = "matcha.checkpoint/1"
+CHECKPOINT_SCHEMA = "matcha.checkpoint/2"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,7 +68,10 @@ class Settings:
 
     def __post_init__(self) -> None:
         if self.epochs < 1 or self.evaluate_every < 1:
-            raise InputError("epochs and evaluate_every must be 1 or more")
+            raise InputError(
+                f"epochs and evaluate_every must be 1 or more, not {self.epochs} and "
+                f"{self.evaluate_every}"
+            )
         if self.statistics not in ("recalibrated", "averaged"):
             raise InputError(f"statistics must be recalibrated or averaged: {self.statistics!r}")
 
@@ -117,6 +120,7 @@ class Simulation:
         """Finished epochs."""
         self.diverged = False
         self._losses: list[float] = []
+        self._gradient_sum = 0.0
         self._comm_units = 0.0
         self._time = 0.0
         self._compute_seconds = settings.delays.compute_seconds
@@ -155,7 +159,7 @@ class Simulation:
         with _seeded(self.engine.device, task.seed, self.epoch):
             self.engine.begin_epoch(self.epoch, rates, rounds)
             started = time.perf_counter()
-            norms = self._steps(steps)
+            self._steps(steps)
             mean_loss = float(self.engine.mean_losses(steps).mean())
             elapsed = time.perf_counter() - started
         if self._compute_seconds is None:
@@ -180,24 +184,34 @@ class Simulation:
             consensus_distance=self.engine.workers.consensus_distance(),
             predicted_consensus=self._predicted(rates[-1]),
             learning_rate=rates[-1],
-            gradient_norm=sum(norms) / len(norms) if norms else None,
+            gradient_norm=self._gradient_average(),
+            gradient_bound=self._gradient_bound(rates[-1]),
             comm_units=self._comm_units,
             time=self._time,
             compute_seconds=compute,
             comm_seconds=comm,
         )
 
-    def _steps(self, steps: int) -> list[float]:
-        """Run an epoch's iterations; ‖∇F(x̄)‖² before each where the task can say."""
-        norms = []
-        watched = hasattr(self.task, "gradient_norm")
+    def _steps(self, steps: int) -> None:
+        """Run an epoch's iterations, adding up ‖∇F(x̄)‖² before each where the task can say."""
         for k in range(steps):
-            if watched:
-                norm = gradient_norm(self.task, self.engine.workers.average())
-                assert norm is not None
-                norms.append(norm)
+            if isinstance(self.task, KnownGradient):
+                self._gradient_sum += self.task.gradient_norm(self.engine.workers.average())
             self.engine.step(k)
-        return norms
+
+    def _gradient_bound(self, rate: float) -> float | None:
+        """Theorem 2's bound on the average gradient norm so far; it is for plain SGD of eq. 2."""
+        settings = self.settings
+        is_plain = settings.optimizer == SGD() and settings.rule == "eq2"
+        if not (isinstance(self.task, KnownGradient) and is_plain):
+            return None
+        if settings.schedule != Constant(base=rate):
+            return None
+        return self.task.gradient_bound(self.plan.rho, self.iteration, rate)
+
+    def _gradient_average(self) -> float | None:
+        known = isinstance(self.task, KnownGradient)
+        return self._gradient_sum / self.iteration if known else None
 
     def _rate(self, epoch: float) -> float:
         return self.settings.schedule.rate(epoch, self._losses)
@@ -232,6 +246,7 @@ class Simulation:
             "settings": repr(self._comparable()),
             "epoch": self.epoch,
             "losses": self._losses,
+            "gradient_sum": self._gradient_sum,
             "comm_units": self._comm_units,
             "time": self._time,
             "compute_seconds": self._compute_seconds,
@@ -262,12 +277,15 @@ class Simulation:
         }
         for name, value in expected.items():
             if document[name] != value:
-                what = "plan" if name == "digest" else name
-                raise InputError(f"{str(path)!r} was written with another {what}: start a new run")
+                what = {"digest": "another plan", "task": "another task"}.get(
+                    name, "other settings"
+                )
+                raise InputError(f"{str(path)!r} was written with {what}: start a new run")
         state: dict[str, Tensor] = document["state"]
         self.engine.load_state(state)
         self.epoch = document["epoch"]
         self._losses = list(document["losses"])
+        self._gradient_sum = document["gradient_sum"]
         self._comm_units, self._time = document["comm_units"], document["time"]
         self._compute_seconds = document["compute_seconds"]
         self.diverged = document["diverged"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -68,10 +68,17 @@ class Task(Protocol):
         ...
 
 
-def gradient_norm(task: Task, model: nn.Module) -> float | None:
-    """‖∇F(x̄)‖² where the task knows its full gradient, else None."""
-    known: Any = getattr(task, "gradient_norm", None)
-    return None if known is None else float(known(model))
+@runtime_checkable
+class KnownGradient(Protocol):
+    """A task that knows its full gradient and the constants of Theorem 2."""
+
+    def gradient_norm(self, model: nn.Module) -> float:
+        """‖∇F(x)‖² at a model's parameters."""
+        ...
+
+    def gradient_bound(self, rho: float, iterations: int, learning_rate: float) -> float | None:
+        """Theorem 2's bound on the average of ‖∇F(x̄)‖²; None where the rate is not admissible."""
+        ...
 
 
 def generator(*key: int) -> np.random.Generator:
