@@ -38,5 +38,5 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> InputError:
     """
     choices = sorted(known)
     near = difflib.get_close_matches(name, choices, n=1, cutoff=0.4)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    return InputError(f"unknown {kind} {name!r}: {hint}(known: {', '.join(choices)})")
+    hint = f": did you mean {near[0]!r}?" if near else ""
+    return InputError(f"unknown {kind} {name!r}{hint} (known: {', '.join(choices)})")

@@ -18,6 +18,10 @@ def simulate(*arguments, **options):
     return matcha_command("simulate", "paper:er8", *QUICK, *arguments, **options)
 
 
+def simulate_quadratic(*arguments):
+    return matcha_command("simulate", "-t", "quadratic", "-e", 1, "--json", *arguments)
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
@@ -52,6 +56,36 @@ def test_table_for_people(tmp_path):
     assert not list(tmp_path.glob("*.png"))
 
 
+@pytest.mark.parametrize("columns", [160, 80, 60])
+def test_the_table_is_never_cut_short(finished, columns):
+    folder, document = finished
+    choices = ("-s", "vanilla", "-s", "periodic", "-b", 0.5, "-e", 3, "--resume", "-o", folder)
+    result = simulate(*choices, "--figures", "none", "--no-report", COLUMNS=str(columns))
+    assert result.returncode == 0, result.stderr
+    lines = [line for line in result.stdout.splitlines() if line.startswith(("run ", "periodic "))]
+    assert "…" not in result.stdout
+    assert "speed-up" in lines[0]
+    assert f"{document['runs'][1]['speedup']:.2f}×" in lines[1]
+    assert ("run time" in result.stdout) == (columns > 60)
+
+
+def test_a_run_is_not_resumed_with_other_choices(finished):
+    folder, _ = finished
+    common = ("-s", "vanilla", "-e", 3, "--resume", "-o", folder)
+    for changed in (["--batch-size", 8], ["--partition", "shards"]):
+        result = simulate(*common, *changed)
+        assert result.returncode == 2
+        assert f"another {changed[0][2:].replace('-', '_')}" in result.stderr
+
+
+def test_a_file_is_not_a_folder_for_runs(tmp_path):
+    place = tmp_path / "file"
+    place.touch()
+    result = simulate("-s", "vanilla", "-e", 1, "-o", place)
+    assert result.returncode == 2
+    assert "cannot be a folder" in result.stderr
+
+
 def test_resume_ends_with_the_same_bits(finished, tmp_path):
     """Stop after the second of three epochs, with the third's record already on disk."""
     folder, _ = finished
@@ -84,12 +118,13 @@ def test_a_saved_plan_is_used(tmp_path):
     plan = tmp_path / "plan.json"
     made = matcha_command("plan", "ring:4", "-b", 0.5, "-s", "periodic", "-o", plan)
     assert made.returncode == 0, made.stderr
-    result = simulate("--plan", plan, "-t", "quadratic", "-e", 1, "-o", tmp_path / "runs", "--json")
+    result = simulate_quadratic("--plan", plan, "-o", tmp_path / "runs")
     assert result.returncode == 0, result.stderr
     (row,) = json.loads(result.stdout)["runs"]
     run = read_run(row["path"])
     assert run.header.num_workers == 4
-    assert run.records[0].gradient_norm > 0
+    assert 0 < run.records[0].gradient_norm < run.records[0].gradient_bound
+    assert (tmp_path / "runs" / "gradient_norm-epoch.png").exists()
 
 
 @pytest.mark.parametrize(
@@ -102,7 +137,11 @@ def test_a_saved_plan_is_used(tmp_path):
         (["--precision", "int8"], "precision must be"),
         (["--optimizer", "sdg"], "did you mean 'sgd'"),
         (["--model", "resnet21"], "did you mean"),
-        (["-e", "0"], "epochs"),
+        (["-e", "0"], "epochs must be 1 or more, not 0"),
+        (["-e", "-3"], "epochs must be 1 or more, not -3"),
+        (["--lr", "0"], "learning rate must be above 0"),
+        (["--device", "tpu"], "cpu or cuda"),
+        (["--seed", "1", "--seed", "1"], "name each choice once"),
         (["-s", "vanilla", "-s", "vanilla"], "name each choice once"),
         (["--figures", "gif"], "gif"),
     ],
@@ -120,7 +159,7 @@ def test_a_staged_plan_is_used_beside_a_plain_one(staged_file, tmp_path):
     made = matcha_command("plan", "ring:3", "-s", "vanilla", "-b", 1, "-o", plain)
     assert made.returncode == 0, made.stderr
     plans = ["--plan", plain, "--plan", staged_file]
-    result = simulate(*plans, "-t", "quadratic", "-e", 1, "-o", tmp_path / "runs", "--json")
+    result = simulate_quadratic(*plans, "-o", tmp_path / "runs")
     assert result.returncode == 0, result.stderr
     runs = [read_run(row["path"]) for row in json.loads(result.stdout)["runs"]]
     assert [run.path.name for run in runs] == ["vanilla-1-s0", "staged-periodic-1-s0"]

@@ -86,7 +86,7 @@ def test_augmented_batches_are_shifted_and_flipped():
 def test_evaluation_counts_hits():
     data, task = make()
     data = replace(data, test_labels=np.zeros(10, np.int64))
-    task = ImageTask("r", data, task.parts, lambda: build("resnet8", 10))
+    task = ImageTask("r", data, task.parts, lambda: build("resnet8", 10), batch_size=4)
     task.to(torch.device("cpu"), torch.float32)
     always_zero = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3072, 10))
     torch.nn.init.zeros_(always_zero[1].weight)

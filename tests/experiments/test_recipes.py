@@ -21,9 +21,9 @@ def test_every_recipe_trains_an_epoch_on_tiny_data(name, tmp_path):
             num_workers=8,
             data=tmp_path,
             model=small,
-            batch_size=2,
-            num_train=None if name == "ptb" else 32,
-            num_test=None if name == "ptb" else 8,
+            batch_size=None if name == "quadratic" else 2,
+            num_train=None if name in ("ptb", "quadratic") else 32,
+            num_test=None if name in ("ptb", "quadratic") else 8,
         )
     )
     settings = Settings(epochs=1, schedule=chosen.schedule(1), optimizer=chosen.optimizer)
@@ -59,3 +59,27 @@ def test_unknown_names():
         optimizer("adamw")
     with pytest.raises(InputError, match="sgd"):
         optimizer("sgd", speed=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "choices", "message"),
+    [
+        ("digits", {"batch_size": 0}, "batch_size must be 1 or more, not 0"),
+        ("digits", {"num_train": 0}, "num_train must be"),
+        ("digits", {"num_test": -1}, "num_test must be"),
+        ("digits", {"batch_size": 10**6}, "larger than the whole training set of 1,497"),
+        ("logistic", {"model": "resnet20"}, "no choice of model, but got 'resnet20'"),
+        ("quadratic", {"partition": "shards"}, "no choice of partition"),
+        ("quadratic", {"num_train": 10}, "no choice of num_train"),
+        ("ptb", {"partition": "dirichlet"}, "no choice of partition"),
+    ],
+)
+def test_choices_that_cannot_be_heeded_are_refused(name, choices, message):
+    with pytest.raises(InputError, match=message):
+        recipe(name).task(Choices(num_workers=8, **choices))
+
+
+@pytest.mark.parametrize(("epochs", "rate"), [(-3, None), (0, None), (2, 0.0), (2, -1.0)])
+def test_schedules_refuse_nonsense(epochs, rate):
+    with pytest.raises(InputError, match="must be"):
+        recipe("digits").schedule(epochs, rate)

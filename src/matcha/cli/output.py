@@ -34,6 +34,18 @@ def check_free(path: Path | None, force: bool) -> None:
         raise InputError(f"{str(path)!r} exists: choose another name, or --force to overwrite it.")
 
 
+def make_folder(path: Path) -> None:
+    """Make a folder for results before the work that fills it.
+
+    Raises:
+        InputError: It cannot be made there.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{str(path)!r} cannot be a folder: {error.strerror}.") from None
+
+
 @contextmanager
 def patient_progress(title: str) -> Iterator[Callable[[int, int], None]]:
     """A progress bar on standard error that appears when work takes more than a second."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from matcha.cli import app
-from matcha.cli.output import console, patient_progress, print_json
+from matcha.cli.output import console, make_folder, patient_progress, print_json
 
 if TYPE_CHECKING:
     from matcha.experiments.items import Item, Result
@@ -56,6 +56,7 @@ def reproduce_command(
 
     check_format(Path(f"figure.{format}"))
     make = maker(figure)
+    make_folder(output)
     trainings = Trainings(
         earlier=results, data=data, device=device, compile=compile, epochs=epochs, quick=quick
     )

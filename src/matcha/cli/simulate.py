@@ -12,17 +12,23 @@ import typer
 
 from matcha import families
 from matcha.cli import app
-from matcha.cli.output import console, patient_progress, print_json
+from matcha.cli.output import console, make_folder, patient_progress, print_json
 from matcha.cli.plan import TOPOLOGY_HELP
 from matcha.errors import InputError
 from matcha.stages import AnyPlan, load_plan
 from matcha.strategies import plan as make_plan
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
+    from matcha.report.tables import Column
     from matcha.simulation import Execution
 
 
 _LEFT_OUT = ("comm_seconds", "epochs_to_target")  # a terminal is narrower than a page
+_SHORT = {"comm_units": "units", "consensus_distance": "consensus"}
+_FIRST_TO_GO = ("time", "consensus_distance", "comm_units", "test_accuracy")
+_ADAM_RATE = 0.001  # recipes' own rates are for SGD, and fifty times too large for Adam
 
 
 @app.command("simulate")
@@ -41,8 +47,12 @@ def simulate_command(
     plans: list[Path] = typer.Option([], "--plan", help="Saved plans instead of strategies."),
     epochs: int | None = typer.Option(None, "--epochs", "-e", help="By default the task's own."),
     batch_size: int | None = typer.Option(None, help="Examples a worker and iteration."),
-    learning_rate: float | None = typer.Option(None, "--lr", help="By default the task's own."),
-    optimizer: str | None = typer.Option(None, help="sgd or adam, instead of the task's own."),
+    learning_rate: float | None = typer.Option(
+        None, "--lr", help="By default the task's own; 0.001 for --optimizer adam."
+    ),
+    optimizer: str | None = typer.Option(
+        None, help="sgd (without momentum) or adam, instead of the task's own."
+    ),
     model: str | None = typer.Option(None, help="Another network, such as resnet20."),
     rule: str = typer.Option(
         "eq2", help="eq2: x ← W(x − ηu). footnote: x ← Wx − ηu, which can overlap the exchange."
@@ -91,8 +101,10 @@ def simulate_command(
     if figures != "none":
         check_format(Path(f"figure.{figures}"))
     chosen = recipe(task)
-    made = {seed: _plans(plans, topology, strategies, budgets, seed) for seed in seeds}
+    made = [(seed, _plans(plans, topology, strategies, budgets, seed)) for seed in seeds]
     number = epochs if epochs is not None else chosen.epochs
+    if learning_rate is None and optimizer == "adam":
+        learning_rate = _ADAM_RATE
     settings = Settings(
         epochs=number,
         schedule=chosen.schedule(number, learning_rate),
@@ -104,7 +116,7 @@ def simulate_command(
         execution=_execution(device, precision, streams, compile),
     )
     choices = Choices(
-        num_workers=made[seeds[0]][0].num_workers,
+        num_workers=made[0][1][0].num_workers,
         data=data,
         model=model,
         batch_size=batch_size,
@@ -116,12 +128,13 @@ def simulate_command(
     command = ("matcha", *sys.argv[1:])
     jobs = [
         job
-        for seed, of_seed in made.items()
+        for seed, of_seed in made
         for job in make_jobs(
             chosen, of_seed, choices, settings, seeds=[seed], output=output, command=command
         )
     ]
     check_free(jobs, resume=resume)
+    make_folder(output)
     _run(jobs, resume)
     runs = [read_run(job.directory) for job in jobs]
     written = _draw(runs, output, figures) if figures != "none" else []
@@ -205,6 +218,8 @@ def _draw(runs: Sequence[Any], folder: Path, format: str) -> list[Path]:
     from matcha.report.papers import draw_curves
 
     wanted = [("train_loss", "epoch"), ("train_loss", "time"), ("consensus_distance", "epoch")]
+    if any(record.gradient_norm is not None for run in runs for record in run.records):
+        wanted.append(("gradient_norm", "epoch"))
     written = []
     for metric, axis in wanted:
         path = folder / f"{metric}-{axis}.{format}"
@@ -214,8 +229,6 @@ def _draw(runs: Sequence[Any], folder: Path, format: str) -> list[Path]:
 
 
 def _show(runs: Sequence[Any], written: Sequence[Path], as_json: bool) -> None:
-    from rich.table import Table
-
     from matcha.report import compare
     from matcha.report.tables import columns
 
@@ -233,20 +246,41 @@ def _show(runs: Sequence[Any], written: Sequence[Path], as_json: bool) -> None:
             }
         )
         return
-    shown = [column for column in columns(rows) if column.key not in _LEFT_OUT]
     title = f"{runs[0].header.task}, {runs[0].header.num_workers} workers, simulated clock"
     if comparison.target is not None:
         title += f"; target: training loss {comparison.target:.4g}"
-    table = Table(title=title)
-    table.add_column("run")
-    for column in shown:
-        table.add_column(column.heading, justify="right")
-    for row in rows:
-        name = row["label"] if row["diverged_at"] is None else f"{row['label']} (diverged)"
-        table.add_row(name, *(column.show(row[column.key]) for column in shown))
-    console.print(table)
+    console.print(_table(title, rows, columns(rows)))
     for run in runs:
         for note in getattr(run.plan, "notes", ()):
             console.print(f"{run.header.name}: {note}", style="dim")
     for path in written:
         console.print(f"wrote {path}")
+
+
+def _table(title: str, rows: Sequence[dict[str, Any]], columns: Sequence[Column]) -> Table:
+    """The comparison, in as many columns as fit without a cell or a word cut short."""
+    from rich.table import Table
+
+    names = [f"{r['label']}{'' if r['diverged_at'] is None else ' (diverged)'}" for r in rows]
+    shown = {
+        column.key: (
+            _SHORT.get(column.key, column.heading),
+            [column.show(row[column.key]) for row in rows],
+        )
+        for column in columns
+        if column.key not in _LEFT_OUT
+    }
+    widths = {
+        key: max(map(len, [*heading.split(), *cells])) for key, (heading, cells) in shown.items()
+    }
+    room = console.width - max(map(len, names))
+    for key in _FIRST_TO_GO:
+        if key in shown and sum(widths[k] + 2 for k in shown) > room:
+            del shown[key]
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column("run", no_wrap=True)
+    for key, (heading, _) in shown.items():
+        table.add_column(heading, justify="right", min_width=widths[key])
+    for name, *cells in zip(names, *(cells for _, cells in shown.values()), strict=True):
+        table.add_row(name, *cells)
+    return table

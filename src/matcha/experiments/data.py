@@ -7,7 +7,7 @@ import importlib.util
 import io
 import os
 import pickle
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
@@ -37,6 +37,8 @@ class Images:
         """A random part of each split, the same for the same seed; None keeps all."""
         from matcha.simulation.task import generator
 
+        if num_train is None and num_test is None:
+            return self
         train, test = (
             np.sort(generator(seed, 0x5355, k).permutation(len(labels))[:number])
             for k, (labels, number) in enumerate(
@@ -60,6 +62,15 @@ class Text:
     valid: Labels
     test: Labels
     vocabulary: tuple[str, ...]
+
+    def head(self, num_train: int | None, num_test: int | None) -> Text:
+        """The first words of each part, with the whole vocabulary; None keeps all."""
+        return replace(
+            self,
+            train=self.train[:num_train],
+            valid=self.valid[:num_test],
+            test=self.test[:num_test],
+        )
 
 
 def data_directory(directory: str | Path | None = None) -> Path:

@@ -53,10 +53,15 @@ class ImageTask:
             raise InputError(f"batch_size must be 1 or more, not {batch_size}")
         self.name, self.seed, self.batch_size = name, seed, batch_size
         self.num_workers = len(parts)
+        number = sum(map(len, parts))
+        if number < batch_size:
+            raise InputError(
+                f"a batch of {batch_size:,} is larger than the whole training set of {number:,}"
+            )
         self.parts = parts
         self.flat = flat
         self.augment = augment
-        self.steps_per_epoch = max(1, sum(map(len, parts)) // (self.num_workers * batch_size))
+        self.steps_per_epoch = max(1, number // (self.num_workers * batch_size))
         self._make = model
         self._data = data
         self._padding = padding if augment else 0

@@ -13,7 +13,7 @@ from typing import Any
 from matcha.errors import InputError
 from matcha.experiments.recipes import Choices, Recipe
 from matcha.graphfiles import write_atomically
-from matcha.records import Record, RunHeader, RunKind, RunWriter
+from matcha.records import Record, RunHeader, RunKind, RunWriter, read_run
 from matcha.simulation import Engine, Settings, Simulation, Task
 from matcha.stages import AnyPlan, StagedPlan
 
@@ -79,15 +79,38 @@ def check_free(jobs: Sequence[Job], *, resume: bool) -> None:
     """Refuse to start when a job's directory holds a run and resuming was not asked for.
 
     Raises:
-        InputError: Such a directory exists, or two jobs share one.
+        InputError: Such a directory exists, two jobs share one, or a run that is to be resumed
+            was started with other choices.
     """
     places = [job.directory for job in jobs]
     if len(set(places)) != len(places):
         raise InputError("two runs would write to the same directory: name each choice once")
-    taken = [place for place in places if (place / "run.json").exists()]
-    if taken and not resume:
+    for job in jobs:
+        if not (job.directory / "run.json").exists():
+            continue
+        if not resume:
+            raise InputError(
+                f"{str(job.directory)!r} already holds a run: choose another --output, or "
+                "--resume it"
+            )
+        _check_same(job)
+
+
+def _check_same(job: Job) -> None:
+    """Refuse to go on with a run under other choices: its records would not be of one run."""
+    theirs, mine = read_run(job.directory).header, job.header()
+    changed = [] if theirs.task == mine.task else ["task"]
+    for part, free in (("choices", {"data"}), ("settings", {"epochs"})):
+        before = theirs.config.get(part, {})
+        changed += [
+            name
+            for name, value in mine.config[part].items()
+            if name not in free and name in before and before[name] != value
+        ]
+    if changed:
         raise InputError(
-            f"{str(taken[0])!r} already holds a run: choose another --output, or --resume it"
+            f"{str(job.directory)!r} was started with another {' and '.join(changed)}: --resume "
+            "it as it was, or start a new run"
         )
 
 

@@ -64,11 +64,25 @@ class Recipe:
             DataError: The data set is missing or damaged.
             InputError: A choice makes no sense.
         """
+        for name in ("batch_size", "num_train", "num_test"):
+            number = getattr(choices, name)
+            if number is not None and number < 1:
+                raise InputError(f"{name} must be 1 or more, not {number}")
         return self.make(self, choices)
 
+    def examples_a_batch(self, choices: Choices) -> int:
+        """The batch size chosen, or else the recipe's."""
+        return self.batch_size if choices.batch_size is None else choices.batch_size
+
     def schedule(self, epochs: int, learning_rate: float | None = None) -> Schedule:
-        """The learning rate over a run of so many epochs, the paper's decays scaled to it."""
-        base = learning_rate or self.learning_rate
+        """The learning rate over a run of so many epochs, the paper's decays scaled to it.
+
+        Raises:
+            InputError: There is no epoch, or the learning rate is not above 0.
+        """
+        if epochs < 1:
+            raise InputError(f"epochs must be 1 or more, not {epochs}")
+        base = self.learning_rate if learning_rate is None else learning_rate
         if self.decay == "plateau":
             return Plateau(base=base, factor=4)
         if self.decay == "steps":
@@ -85,9 +99,9 @@ def _images(
     load: Callable[[Choices], sets.Images], *, augment: bool, flat: bool = False
 ) -> Callable[[Recipe, Choices], Task]:
     def make(recipe: Recipe, choices: Choices) -> Task:
-        images = load(choices)
-        if choices.num_train or choices.num_test:
-            images = images.subset(choices.num_train, choices.num_test)
+        if flat:
+            _refuse(recipe, choices, "model")
+        images = load(choices).subset(choices.num_train, choices.num_test)
         parts = partition(
             images.train_labels,
             choices.num_workers,
@@ -105,7 +119,7 @@ def _images(
             images,
             parts,
             model,
-            batch_size=choices.batch_size or recipe.batch_size,
+            batch_size=recipe.examples_a_batch(choices),
             seed=choices.seed,
             augment=augment,
             flat=flat,
@@ -114,19 +128,23 @@ def _images(
     return make
 
 
+def _refuse(recipe: Recipe, choices: Choices, *names: str) -> None:
+    """What a task cannot heed is an error: the user would believe that it was heeded."""
+    usual = Choices(num_workers=choices.num_workers)
+    for name in names:
+        value = getattr(choices, name)
+        if value != getattr(usual, name):
+            raise InputError(f"the task {recipe.name} has no choice of {name}, but got {value!r}")
+
+
 def _quadratic(recipe: Recipe, choices: Choices) -> Task:
+    _refuse(recipe, choices, "model", "batch_size", "partition", "num_train", "num_test")
     return QuadraticTask(choices.num_workers, heterogeneity=1.0, seed=choices.seed)
 
 
 def _language(recipe: Recipe, choices: Choices) -> Task:
-    text = sets.penn_treebank(choices.data)
-    if choices.num_train or choices.num_test:
-        text = sets.Text(
-            train=text.train[: choices.num_train],
-            valid=text.valid[: choices.num_test],
-            test=text.test[: choices.num_test],
-            vocabulary=text.vocabulary,
-        )
+    _refuse(recipe, choices, "partition")
+    text = sets.penn_treebank(choices.data).head(choices.num_train, choices.num_test)
     sizes = {"lstm": 1500, "lstm-small": 200}
     name = choices.model or recipe.model
     if name not in sizes:
@@ -138,7 +156,7 @@ def _language(recipe: Recipe, choices: Choices) -> Task:
         text,
         choices.num_workers,
         lambda: LanguageModel(words, size, dropout=dropout),
-        batch_size=choices.batch_size or recipe.batch_size,
+        batch_size=recipe.examples_a_batch(choices),
         seed=choices.seed,
     )
 

@@ -49,7 +49,7 @@ def run_worker(
 ) -> list[Record]:
     """Train one worker's part of a built-in task; see `matcha.distributed.train_task`."""
     chosen = recipe(request.task)
-    epochs = request.epochs or chosen.epochs
+    epochs = chosen.epochs if request.epochs is None else request.epochs
     if request.link_mbps is not None:
         transport = SlowLinks(transport, request.link_mbps)
     training = Training(
@@ -80,7 +80,7 @@ def describe(request: TaskTraining, epochs: int) -> dict[str, Any]:
     described: dict[str, Any] = {
         "task": request.task,
         "model": request.choices.model or chosen.model,
-        "batch_size": request.choices.batch_size or chosen.batch_size,
+        "batch_size": chosen.examples_a_batch(request.choices),
         "partition": request.choices.partition,
         "epochs": epochs,
         "learning_rate": request.learning_rate or chosen.learning_rate,

@@ -85,7 +85,8 @@ class Trainings:
 
     def _one(self, item: Item, how: Recipe, chosen: Group, engine: Engine, rate: float) -> Result:
         engine.task.seed = item.seed
-        epochs = self._epochs or (QUICK_EPOCHS if self._quick else how.epochs)
+        usual = QUICK_EPOCHS if self._quick else how.epochs
+        epochs = usual if self._epochs is None else self._epochs
         epochs = round(epochs * item.stretch)
         settings = Settings(
             epochs=epochs,
