@@ -2,6 +2,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
 from tests.commands import matcha_command
@@ -165,3 +169,18 @@ def test_a_staged_plan_is_used_beside_a_plain_one(staged_file, tmp_path):
     assert [run.path.name for run in runs] == ["vanilla-1-s0", "staged-periodic-1-s0"]
     # A hundred iterations: three matchings in each, or in four and every fourth of the rest.
     assert [run.records[0].comm_units for run in runs] == [300, 3 * (4 + 96 / 4)]
+
+
+def test_ctrl_c_says_how_to_go_on(tmp_path):
+    command = [sys.executable, "-m", "matcha.cli", "simulate", "ring:4", "-t", "logistic"]
+    command += ["-s", "periodic", "-e", "100000", "-o", str(tmp_path), "--seed", "3"]
+    running = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    records = tmp_path / "periodic-0.5-s3" / "records.jsonl"
+    while not (records.exists() and records.read_text().count("\n") > 2):
+        assert running.poll() is None, running.stderr.read()
+        time.sleep(0.05)
+    running.send_signal(signal.SIGINT)
+    _, said = running.communicate(timeout=60)
+    assert running.returncode == 130
+    assert "--resume" in said
+    assert "Traceback" not in said

@@ -74,3 +74,10 @@ def test_a_cyclic_text_is_learnt():
 def test_too_little_text():
     with pytest.raises(DataError, match="too few for 8 workers"):
         make(length=100)
+
+
+def test_one_validation_word_predicts_nothing():
+    words = np.arange(200, dtype=np.int64) % 7
+    text = Text(train=words, valid=words[:1], test=words, vocabulary=tuple("abcdefg"))
+    with pytest.raises(DataError, match="2 words or more"):
+        LanguageTask("tiny", text, 2, lambda: LanguageModel(7, 4), batch_size=2, length=3)

@@ -192,25 +192,31 @@ def _run(jobs: Sequence[Any], resume: bool) -> None:
 
     from matcha.experiments.jobs import Runner
 
+    terminal = Console(stderr=True)
+    bar = [BarColumn(bar_width=20)] if terminal.width >= 100 else []  # the numbers come first
     progress = Progress(
         TextColumn("{task.description}"),
-        BarColumn(),
+        *bar,
         TextColumn("epoch {task.completed:g}/{task.total:g}"),
         TextColumn("{task.fields[state]}"),
         TimeRemainingColumn(),
-        console=Console(stderr=True),
+        console=terminal,
         disable=not sys.stderr.isatty(),
     )
     runner = Runner()
-    with progress:
-        for job in jobs:
-            row = progress.add_task(job.label, total=job.settings.epochs, state="")
-            for record in runner.run(job, resume=resume):
-                state = (
-                    f"loss {record.train_loss:.4f}, consensus {record.consensus_distance:.3g}, "
-                    f"{record.time:,.1f} s simulated"
-                )
-                progress.update(row, completed=record.epoch, state=state)
+    try:
+        with progress:
+            for job in jobs:
+                row = progress.add_task(job.label, total=job.settings.epochs, state="")
+                for record in runner.run(job, resume=resume):
+                    state = (
+                        f"loss {record.train_loss:.4f}, consensus {record.consensus_distance:.2g}, "
+                        f"clock {record.time:,.1f} s"
+                    )
+                    progress.update(row, completed=record.epoch, state=state)
+    except KeyboardInterrupt:
+        typer.echo("matcha: stopped; the same command with --resume goes on from there.", err=True)
+        raise typer.Exit(130) from None
 
 
 def _draw(runs: Sequence[Any], folder: Path, format: str) -> list[Path]:

@@ -56,6 +56,8 @@ class LanguageTask:
                 f"the training text has {len(text.train):,} words: too few for "
                 f"{num_workers} workers that read {batch_size} places, {length} words at a time"
             )
+        if len(text.valid) < 2:
+            raise DataError("the validation text must have 2 words or more to predict one")
         self._columns = np.stack([_columns(stretch, batch_size) for stretch in stretches])
         self.steps_per_epoch = (self._columns.shape[1] - 1) // length
 
