@@ -9,9 +9,10 @@ from tests.simulation.tasks import er8
 
 import matcha
 from matcha.errors import InputError
-from matcha.experiments.quadratics import QuadraticTask
+from matcha.experiments.quadratics import Point, QuadraticTask
 from matcha.simulation import Constant, Engine, Execution, Settings, Simulation
-from matcha.theory import admissible_learning_rate
+from matcha.simulation.task import Evaluation
+from matcha.theory import admissible_learning_rate, gradient_bound
 
 EXACT = Execution(precision="float64")
 
@@ -79,6 +80,75 @@ def test_theorem_2_bounds_the_gradient_norm(strategy, budget):
     bound = np.mean([record.gradient_bound for record in records])
     assert 0 < measured <= bound
     assert bound < 6 * measured  # a bound that is far away would hold of anything
+
+
+class Valleys:
+    """Fᵢ(x) = log cosh(x − bᵢ), all bᵢ at 0 but one far out: L = 1, σ = 0, and ζ is bounded.
+
+    Its gradients are not linear, so unlike on quadratics the workers' mean goes astray when they
+    do not agree: left alone, they would settle with x̄ = 1, where F is steep.
+    """
+
+    name, seed, num_workers, steps_per_epoch = "valleys", 0, 8, 1000
+
+    def __init__(self):
+        self.bottoms = torch.tensor([0.0] * 7 + [8.0], dtype=torch.float64)
+        grid = torch.linspace(-20, 20, 4001, dtype=torch.float64)[:, None] - self.bottoms
+        slopes = torch.tanh(grid)
+        self.dissimilarity = float(slopes.var(1, correction=0).max())
+        self.gap = float(self._value(torch.zeros(8)) - torch.log(torch.cosh(grid)).mean(1).min())
+
+    def _value(self, x):
+        return torch.log(torch.cosh(x - self.bottoms)).mean()
+
+    def model(self):
+        return Point(torch.zeros(1, dtype=torch.float64))
+
+    def to(self, device, dtype):
+        pass
+
+    def tables(self, epoch):
+        return {"none": np.zeros((self.steps_per_epoch, self.num_workers))}
+
+    def batch(self, rows):
+        return self.bottoms[:, None], rows["none"]
+
+    def initial_state(self):
+        return ()
+
+    def loss(self, model, inputs, targets, state):
+        return torch.log(torch.cosh(model() - inputs)).sum(), ()
+
+    def evaluate(self, model):
+        return Evaluation(loss=float(self._value(model.x.detach())))
+
+    def recalibration(self):
+        return iter(())
+
+    def gradient_norm(self, model):
+        return float(torch.tanh(model.x.detach() - self.bottoms).mean() ** 2)
+
+    def gradient_bound(self, rho, iterations, learning_rate):
+        return gradient_bound(
+            rho=rho,
+            num_workers=8,
+            iterations=iterations,
+            learning_rate=learning_rate,
+            smoothness=1.0,
+            gradient_variance=0.0,
+            dissimilarity=self.dissimilarity,
+            initial_gap=self.gap,
+        )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("strategy", "budget"), [("vanilla", 1.0), ("matcha", 0.5)])
+def test_theorem_2_where_disagreement_bends_the_mean(strategy, budget):
+    plan = er8(strategy, budget)
+    record = last_record(Valleys(), plan, 0.01, epochs=10)
+    assert 0 < record.gradient_norm < record.gradient_bound
+    left_alone = float(torch.tanh(1 - Valleys().bottoms).mean() ** 2)
+    assert record.gradient_bound < left_alone / 4  # so workers that never mixed would break it
 
 
 @pytest.mark.slow

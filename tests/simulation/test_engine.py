@@ -83,6 +83,8 @@ def test_full_budget_matcha_is_vanilla():
     ]
     ends = [rows(simulate(digits(), plan)[0].engine) for plan in plans]
     np.testing.assert_allclose(ends[0], ends[1], rtol=1e-7, atol=1e-9)
+    silent = rows(simulate(digits(), er8("periodic", 0.01))[0].engine)
+    assert np.abs(silent - ends[1]).max() > 1e-3  # both mixed: without it they would agree too
 
 
 def test_exact_averaging_is_large_batch_sgd():

@@ -33,6 +33,8 @@ class QuadraticTask:
 
     A is diagonal with eigenvalues from L/``condition`` to L. The minima bᵢ differ so that the mean
     of ‖∇Fᵢ − ∇F‖² is ζ² everywhere; a stochastic gradient adds Gaussian noise with E‖ξ‖² = σ².
+    A common A is what makes ζ a constant; it also makes the mean of the workers' gradients the
+    gradient at their mean, so x̄ does not feel the network, and only the consensus distance does.
 
     Args:
         num_workers: m.
