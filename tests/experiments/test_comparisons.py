@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -43,6 +44,16 @@ def test_means_over_seeds():
     assert len(found.seeds("ring:4", "matcha 0.5")) == 2
     assert found.final("ring:4", "matcha 0.5", "train_loss") == 2.0
     assert found.final("ring:4", "greedy 0.5", "train_loss") is None
+
+
+def test_a_diverged_run_has_no_final_model():
+    run = make("periodic", [1.0, float("nan")])
+    before = replace(run.records[0], test_accuracy=0.9)
+    found = results(replace(run, records=(before, run.records[1])))
+    assert math.isnan(found.final("ring:4", "periodic 0.5", "test_accuracy"))
+    assert found.final("ring:4", "periodic 0.5", "comm_units") == 2.0
+    row = found.table("ring:4").splitlines()[-1]
+    assert "(diverged) | 1 | – | – | – |" in row
 
 
 def test_time_to_a_loss_is_interpolated():

@@ -9,6 +9,10 @@ from dataclasses import dataclass
 from matcha.experiments.items import Result
 from matcha.simulation.run import Delays
 
+_OF_THE_MODEL = frozenset(
+    ("train_loss", "test_loss", "test_accuracy", "consensus_distance", "predicted_consensus")
+)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Results:
@@ -46,8 +50,14 @@ class Results:
         return [r for r in self.results if r.item.topology == topology and r.item.label == label]
 
     def final(self, topology: str, label: str, name: str) -> float | None:
-        """A field's last value, the mean over seeds; None where it was not measured."""
-        return _mean(result.final(name) for result in self.seeds(topology, label))
+        """A field's last value, the mean over seeds; None where it was not measured.
+
+        A run that diverged has no final model: what was measured before does not count, it is NaN.
+        """
+        runs = self.seeds(topology, label)
+        if name in _OF_THE_MODEL and any(result.diverged for result in runs):
+            return math.nan
+        return _mean(result.final(name) for result in runs)
 
     def seconds(self, result: Result) -> list[float]:
         """The simulated clock at each record, by these delays.
@@ -102,7 +112,7 @@ class Results:
 
             def value(name: str, form: str, label: str = label, scale: float = 1.0) -> str:
                 found = self.final(topology, label, name)
-                return "–" if found is None else format(found * scale, form)
+                return "–" if found is None or found != found else format(found * scale, form)
 
             seconds = _mean(self.seconds(result)[-1] for result in runs)
             note = " (diverged)" if any(result.diverged for result in runs) else ""

@@ -84,7 +84,7 @@ def same_accuracy(name: str, results: Results, topology: str, budget: float) -> 
     points = None if ours is None or theirs is None else 100 * (ours - theirs)
     return Claim(
         statement=f"{name}: matcha {budget:g} within 0.5 points of vanilla's accuracy",
-        measured="–" if points is None else f"{points:+.1f} points",
+        measured=_short(points, "+.1f", " points"),
         verdict=judge(points, -0.5, nearly=-1.0),
     )
 
@@ -113,7 +113,7 @@ def beats(
     )
 
 
-def _short(value: float | None) -> str:
+def _short(value: float | None, form: str = ".4f", unit: str = "") -> str:
     if value is None:
         return "–"
-    return f"{value:.4f}" if value == value else "divergence"
+    return f"{value:{form}}{unit}" if value == value else "divergence"
