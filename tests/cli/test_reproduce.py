@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from tests.commands import matcha_command
@@ -36,6 +37,16 @@ def test_a_figure_that_trains(tmp_path):
     )
     assert again.exit_code == 0, again.output
     assert json.loads(again.stdout)["claims"]
+
+
+def test_results_of_another_figure_are_not_drawn(tmp_path):
+    results = Path(__file__).parents[2] / "benchmarks/results/reproduction/digits8.jsonl"
+    for choice, words in (["fig5", "the full-scale fig5"], ["fig4", "the full-scale fig4"]):
+        command = ["reproduce", choice, "--from", str(results), "-o", str(tmp_path)]
+        result = CliRunner().invoke(app, command)
+        assert isinstance(result.exception, MatchaError)
+        assert words in str(result.exception)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

@@ -54,11 +54,11 @@ def test_later_results_replace_earlier_ones(tmp_path, result):
     assert found.seconds == 123.0
 
 
-@pytest.mark.parametrize("content", ["nonsense\n", '{"item": {}}\n'])
+@pytest.mark.parametrize("content", ["nonsense\n", '{"item": {}}\n', "[1]\n"])
 def test_damaged_results(tmp_path, content):
     path = tmp_path / "results.jsonl"
     path.write_text(content)
-    with pytest.raises(InputError, match="does not hold results"):
+    with pytest.raises(InputError, match="does not hold results: line 1"):
         read_results([path])
 
 

@@ -12,6 +12,7 @@ import typer
 
 from matcha.cli import app
 from matcha.cli.output import console, make_folder, patient_progress, print_json
+from matcha.errors import InputError
 
 if TYPE_CHECKING:
     from matcha.experiments.items import Item, Result
@@ -60,14 +61,19 @@ def reproduce_command(
     trainings = Trainings(
         earlier=results, data=data, device=device, compile=compile, epochs=epochs, quick=quick
     )
+    asked: list[Item] = []
     trained: list[Result] = []
 
     def train(items: Sequence[Item]) -> list[Result]:
+        asked.extend(items)
         found = list(_watched(trainings.run(items), len(items)))
         trained.extend(found)
         return found
 
     outcome = make(train, quick=quick)
+    if results and asked and not trained:
+        scale = "the quick" if quick else "the full-scale"
+        raise InputError(f"the results given with --from are not of {scale} {figure}.")
     written = outcome.write(output, format)
     if report:
         written += _pages(trained, output, figure)

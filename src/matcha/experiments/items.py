@@ -146,10 +146,18 @@ def read_results(paths: Iterable[str | Path]) -> Iterator[Result]:
     for path in paths:
         try:
             lines = Path(path).read_text(encoding="utf-8").splitlines()
-            results = [Result.from_line(line) for line in lines if line.strip()]
         except OSError as error:
             raise InputError(f"{str(path)!r} cannot be read: {error.strerror}") from None
-        except (ValueError, KeyError, TypeError) as error:
-            raise InputError(f"{str(path)!r} does not hold results: {error}") from None
-        found.update((result.item, result) for result in results)
+        except UnicodeDecodeError:
+            raise InputError(f"{str(path)!r} does not hold results: it is not text") from None
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            try:
+                result = Result.from_line(line)
+            except (ValueError, KeyError, TypeError, AttributeError):
+                raise InputError(
+                    f"{str(path)!r} does not hold results: line {number} is not one, or is damaged"
+                ) from None
+            found[result.item] = result
     return iter(found.values())

@@ -14,7 +14,7 @@ from matcha.errors import InputError
 from matcha.experiments.recipes import Choices, Recipe
 from matcha.graphfiles import write_atomically
 from matcha.records import Record, RunHeader, RunKind, RunWriter, read_run
-from matcha.simulation import Engine, Settings, Simulation, Task
+from matcha.simulation import Engine, Settings, Simulation
 from matcha.stages import AnyPlan, StagedPlan
 
 CHECKPOINT = "checkpoint.pt"
@@ -118,8 +118,7 @@ class Runner:
     """Carries jobs out one after another; jobs that differ only in their plan share an engine."""
 
     def __init__(self) -> None:
-        self._tasks: dict[Choices, Task] = {}
-        self._engine: tuple[Choices, Engine] | None = None
+        self._made: tuple[str, Choices, Engine] | None = None
 
     def run(self, job: Job, *, resume: bool = False) -> Iterator[Record]:
         """Train a job, one record an epoch; a run that was stopped goes on where it stopped."""
@@ -144,15 +143,11 @@ class Runner:
                 yield record
 
     def _simulation(self, job: Job) -> Simulation:
-        task = self._tasks.get(job.choices)
-        if task is None:
-            self._tasks = {job.choices: job.recipe.task(job.choices)}
-            task = self._tasks[job.choices]
-        engine = None
-        if self._engine is not None and self._engine[1].task is task:
-            engine = self._engine[1]
+        wanted = (job.recipe.name, job.choices)
+        engine = self._made[2] if self._made is not None and self._made[:2] == wanted else None
+        task = job.recipe.task(job.choices) if engine is None else engine.task
         simulation = Simulation(task, job.plan, job.settings, engine=engine)
-        self._engine = (job.choices, simulation.engine)
+        self._made = (*wanted, simulation.engine)
         return simulation
 
 

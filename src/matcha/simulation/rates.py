@@ -21,11 +21,13 @@ def _warm(epoch: float, base: float, start: float, epochs: float) -> float:
     return base if epoch >= epochs else start + (base - start) * epoch / epochs
 
 
-def _check(base: float, warmup: float) -> None:
+def _check(base: float, warmup: float, factor: float = 1.0) -> None:
     if not base > 0:
         raise InputError(f"the learning rate must be above 0, not {base}")
     if warmup < 0:
         raise InputError(f"warm-up must not be negative: {warmup}")
+    if not factor > 0:
+        raise InputError(f"the decay factor must be above 0, not {factor}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,9 +63,7 @@ class StepDecay:
     start: float = 0.0
 
     def __post_init__(self) -> None:
-        _check(self.base, self.warmup)
-        if not self.factor > 0:
-            raise InputError(f"the decay factor must be above 0, not {self.factor}")
+        _check(self.base, self.warmup, self.factor)
 
     def rate(self, epoch: float, losses: Sequence[float] = ()) -> float:
         """η at an epoch."""
@@ -86,9 +86,7 @@ class Plateau:
     start: float = 0.0
 
     def __post_init__(self) -> None:
-        _check(self.base, self.warmup)
-        if not self.factor > 0:
-            raise InputError(f"the decay factor must be above 0, not {self.factor}")
+        _check(self.base, self.warmup, self.factor)
 
     def rate(self, epoch: float, losses: Sequence[float] = ()) -> float:
         """η at an epoch, given the losses of the evaluations so far."""
