@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from matcha.records import read_run
@@ -61,3 +63,12 @@ def test_thin_lines_are_explained_and_seconds_say_whose(runs):
     clocks = {run.header.clock for run in runs}
     named = draw_curves(runs, "train_loss", "time").axes[0].get_xlabel()
     assert named == ("simulated seconds" if clocks == {"simulated"} else "seconds")
+
+
+def test_a_diverged_run_is_named_so(runs):
+    last = replace(runs[0].records[-1], train_loss=float("nan"))
+    broken = replace(runs[0], records=(*runs[0].records, last))
+    axes = draw_curves([broken, *runs[1:]], "train_loss", "epoch").axes[0]
+    labels = [line.get_label() for line in axes.lines]
+    assert labels[0] == "vanilla (diverged)"
+    assert not any("diverged" in label for label in labels[1:])

@@ -5,6 +5,7 @@ import pytest
 import torch
 from tests.simulation.tasks import er8
 
+from matcha.rounds import Round
 from matcha.simulation.mixing import matrices, mix_product, mix_rows
 
 
@@ -34,3 +35,12 @@ def test_product_agrees_with_the_definition(dtype, close):
         expected = round.mix(x.numpy())
         mix_product(x, matrix, torch.empty_like(x))
         np.testing.assert_allclose(x.numpy(), expected, rtol=close, atol=close)
+
+
+def test_values_that_overflow_do_so_quietly():
+    """A run that diverges says so by its loss; numpy's warnings would be errors here."""
+    x = torch.tensor([[3e38], [-3e38], [torch.inf]])
+    mix_rows(
+        x, Round(matchings=(((0, 1),), ((1, 2),)), indices=(0, 1), mixing="laplacian", weight=1)
+    )
+    assert not torch.isfinite(x).any()

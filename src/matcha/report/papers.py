@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,8 @@ def draw_curves(runs: Sequence[Run], metric: str, axis: str, target: float | Non
         if metric not in known:
             continue
         style = {"color": _color(runs, number), "ls": _DASHES[number % len(_DASHES)]}
+        if run.records[-1].train_loss is not None and not math.isfinite(run.records[-1].train_loss):
+            label += " (diverged)"
         axes.plot(known[metric][axis], known[metric]["y"], lw=1.6, label=label, **style)
         if foreseen in known:
             told = known[foreseen]

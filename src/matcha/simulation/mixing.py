@@ -21,9 +21,11 @@ def mix_rows(parameters: Tensor, round: Round) -> None:
     >>> x.flatten().tolist()
     [1.0, 1.0, 5.0]
     """
-    if round:
-        rows = parameters.numpy()
-        active = sorted({worker for link in round.links for worker in link})
+    if not round:
+        return
+    rows = parameters.numpy()
+    active = sorted({worker for link in round.links for worker in link})
+    with np.errstate(over="ignore", invalid="ignore"):  # the loss tells of divergence
         if len(active) == rows.shape[0]:
             rows[:] = round.mix(rows)
             return

@@ -12,7 +12,7 @@ const LINE_DASH = [3, 1, 0, 4, 2, 5, 0, 1, 2, 3, 4, 5];
 const NAMES = {
   train_loss: "training loss", test_loss: "test loss", test_accuracy: "test accuracy",
   consensus_distance: "consensus distance", predicted_consensus: "predicted",
-  gradient_norm: "squared gradient norm", epoch: "epochs", time: "seconds",
+  gradient_norm: "average squared gradient norm", epoch: "epochs", time: "seconds",
   iteration: "iterations", comm_units: "communication",
 };
 

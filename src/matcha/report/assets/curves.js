@@ -15,6 +15,18 @@ const curveTraces = (name, x) => data.runs.flatMap((run, i) => {
       `%{x:.4g} ${NAMES[x]}<extra></extra>`,
   }];
 });
+// What theory says of a metric, in thin lines beside it.
+const thinTraces = (name, x, word) => data.runs.flatMap((run, i) => {
+  const curve = run.curves[name];
+  if (!curve || !shown[i]) return [];
+  return [{ type: "scatter", mode: "lines", name: `${run.label}, ${word}`,
+    x: curve[x], y: curve.y, opacity: 0.85,
+    line: { color: css(`--s${run.style}`), width: 1.2, dash: "solid" },
+    hovertemplate: `<b>${escaped(run.label)}</b>, ${word}<br>%{y:.4g} at %{x:.4g} ${NAMES[x]}` +
+      "<extra></extra>" }];
+});
+const bounds = (x) =>
+  metric === "gradient_norm" ? thinTraces("gradient_bound", x, "Theorem 2's bound") : [];
 const escaped = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;");
 
 const targetShapes = () => metric !== data.objective || data.target === null ? {} : {
@@ -34,7 +46,7 @@ const hits = (x) => metric !== data.objective ? [] : data.runs.flatMap((run, i) 
   }]);
 
 const lossChart = (x) => () => {
-  const traces = [...curveTraces(metric, x), ...hits(x)];
+  const traces = [...bounds(x), ...curveTraces(metric, x), ...hits(x)];
   return { traces, layout: layoutOf(axis(NAMES[x], { rangemode: "tozero" }),
     valueAxis(NAMES[metric], traces, $("log").checked), targetShapes()) };
 };
@@ -69,17 +81,9 @@ if (data.runs.some((run) => run.curves.consensus_distance)) {
   const predicted = data.runs.some((run) => run.curves.predicted_consensus);
   $("prediction-note").textContent = predicted
     ? "Thin lines are what the plan predicts; thick ones are what happened." : "";
-  const predictions = () => data.runs.flatMap((run, i) => {
-    const curve = run.curves.predicted_consensus;
-    if (!curve || !shown[i]) return [];
-    return [{ type: "scatter", mode: "lines", name: `${run.label}, predicted`,
-      x: curve.iteration, y: curve.y, opacity: 0.85,
-      line: { color: css(`--s${run.style}`), width: 1.2, dash: "solid" },
-      hovertemplate: `<b>${escaped(run.label)}</b>, predicted<br>%{y:.4g} at iteration %{x}` +
-        "<extra></extra>" }];
-  });
   chart("chart-consensus", () => {
-    const traces = [...predictions(), ...curveTraces("consensus_distance", "iteration")];
+    const traces = [...thinTraces("predicted_consensus", "iteration", "predicted"),
+      ...curveTraces("consensus_distance", "iteration")];
     return { traces, layout: layoutOf(axis("iterations", { rangemode: "tozero" }),
       valueAxis("consensus distance", traces, true)) };
   });
