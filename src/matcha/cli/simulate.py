@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 
 _LEFT_OUT = ("comm_seconds", "epochs_to_target")  # a terminal is narrower than a page
-_SHORT = {"comm_units": "units", "consensus_distance": "consensus"}
 _FIRST_TO_GO = ("time", "consensus_distance", "comm_units", "test_accuracy")
 _ADAM_RATE = 0.001  # recipes' own rates are for SGD, and fifty times too large for Adam
 
@@ -268,25 +267,31 @@ def _table(title: str, rows: Sequence[dict[str, Any]], columns: Sequence[Column]
     from rich.table import Table
 
     names = [f"{r['label']}{'' if r['diverged_at'] is None else ' (diverged)'}" for r in rows]
+    has_target = any(column.key == "time_to_target" for column in columns)
+    unit = rows[0]["unit"]
+    shorter = {
+        "comm_units": f"{unit} to target" if has_target else unit,
+        "consensus_distance": "consensus",
+    }
     shown = {
         column.key: (
-            _SHORT.get(column.key, column.heading),
+            shorter.get(column.key, column.heading),
             [column.show(row[column.key]) for row in rows],
         )
         for column in columns
         if column.key not in _LEFT_OUT
     }
-    widths = {
-        key: max(map(len, [*heading.split(), *cells])) for key, (heading, cells) in shown.items()
-    }
+    whole = {key: max(map(len, [heading, *cells])) for key, (heading, cells) in shown.items()}
+    narrow = {key: max(map(len, [*head.split(), *cells])) for key, (head, cells) in shown.items()}
     room = console.width - max(map(len, names))
+    widths = whole if sum(width + 2 for width in whole.values()) <= room else narrow
     for key in _FIRST_TO_GO:
         if key in shown and sum(widths[k] + 2 for k in shown) > room:
             del shown[key]
     table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column("run", no_wrap=True)
     for key, (heading, _) in shown.items():
-        table.add_column(heading, justify="right", min_width=widths[key])
+        table.add_column(heading, justify="right", width=widths[key])
     for name, *cells in zip(names, *(cells for _, cells in shown.values()), strict=True):
         table.add_row(name, *cells)
     return table
