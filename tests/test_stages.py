@@ -132,3 +132,8 @@ def test_levels_share_topology_and_options_agree(fixed):
         staged_plan(TOPOLOGY, [0.1, 0.5])
     with pytest.raises(InputError, match="no target"):
         fixed.next_stage(200, 1.0)
+
+
+def test_a_plan_on_demand_says_that_someone_must_ask():
+    staged = staged_plan(families.ring(4), [0.25, 0.5], strategy="periodic", target=0.1)
+    assert any("next_stage chooses among budgets 0.25, 0.5" in note for note in staged.notes)

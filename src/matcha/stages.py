@@ -134,10 +134,17 @@ class StagedPlan:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a user should know about the levels."""
-        return tuple(
+        """What a user should know about the levels, and about stages still to come."""
+        notes = [
             f"level {n}: {note}" for n, level in enumerate(self.levels) for note in level.notes
-        )
+        ]
+        if self.target is not None:
+            budgets = ", ".join(f"{level.budget:g}" for level in self.levels)
+            notes.append(
+                f"to hold a consensus distance of {self.target:g}, next_stage chooses among "
+                f"budgets {budgets}; a run that never calls it stays in the last stage given."
+            )
+        return tuple(notes)
 
     @cached_property
     def matchings(self) -> tuple[Matching, ...]:

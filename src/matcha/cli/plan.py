@@ -191,12 +191,6 @@ def print_stages(plan: StagedPlan) -> None:
             error,
         )
     console.print(table)
-    if plan.target is not None:
-        budgets = ", ".join(f"{level.budget:g}" for level in plan.levels)
-        console.print(
-            f"  more stages follow on demand, at budgets {budgets}, to hold a consensus distance "
-            f"of {plan.target:g}"
-        )
     for note in plan.notes:
         console.print(f"  [yellow]note:[/] {note}")
 
