@@ -82,7 +82,7 @@ def test_full_budget_matcha_is_vanilla():
         matcha.plan(topology, 1.0, strategy, matchings=parts) for strategy in ("matcha", "vanilla")
     ]
     ends = [rows(simulate(digits(), plan)[0].engine) for plan in plans]
-    np.testing.assert_allclose(ends[0], ends[1], rtol=1e-7, atol=1e-9)
+    np.testing.assert_allclose(ends[0], ends[1], rtol=1e-12, atol=1e-13)
     silent = rows(simulate(digits(), er8("periodic", 0.01))[0].engine)
     assert np.abs(silent - ends[1]).max() > 1e-3  # both mixed: without it they would agree too
 
