@@ -136,7 +136,7 @@ def compare(transport: Transport, megabytes: int, shaped: bool) -> dict[str, Any
         contenders["and average"] = lambda: bare_and_average(x, incoming, 1 - transport.rank)
     contenders["messages"] = lambda: messages(transport, x, incoming)
     contenders["exchange"] = lambda: exchange.run(PAIR, met, 0)
-    repetitions = (3 if megabytes >= 100 else 9) if shaped else (9 if megabytes >= 100 else 41)
+    repetitions = (3 if megabytes >= 100 else 9) if shaped else (15 if megabytes >= 100 else 201)
     seconds = alternate(transport, contenders, repetitions)
     reference = next(iter(seconds.values()))
     return {
