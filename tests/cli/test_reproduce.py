@@ -39,6 +39,20 @@ def test_a_figure_that_trains(tmp_path):
     assert json.loads(again.stdout)["claims"]
 
 
+def test_the_page_leaves_out_the_rates_that_lost_the_tuning(tmp_path):
+    results = Path(__file__).parents[2] / "benchmarks/results/reproduction/cifar100.jsonl"
+    rates = {json.loads(line)["item"]["learning_rate"] for line in results.read_text().splitlines()}
+    assert len(rates) > 1
+    command = ["reproduce", "fig4", "--from", str(results), "-o", str(tmp_path)]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output
+    page = (tmp_path / "fig4-cifar100-paper-er8.html").read_text()
+    for label in ("vanilla, seed 0", "matcha 0.1, seed 2", "matcha 0.1, 1.5 × epochs"):
+        assert label in page
+    for label in ("vanilla, seed 0 (2)", "matcha 0.1, seed 0, matcha"):
+        assert label not in page
+
+
 def test_results_of_another_figure_are_not_drawn(tmp_path):
     results = Path(__file__).parents[2] / "benchmarks/results/reproduction/digits8.jsonl"
     for choice, words in (["fig5", "the full-scale fig5"], ["fig4", "the full-scale fig4"]):

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 import matcha
@@ -89,12 +91,27 @@ def test_labels_say_only_what_sets_runs_apart(tmp_path):
     ]
 
 
+def test_a_name_that_adds_to_the_label_is_the_label(tmp_path):
+    names = ["matcha 0.3", "matcha 0.3", "matcha 0.3, twice as long", "elsewhere"]
+    made = [
+        run_of([1], strategy="matcha", budget=0.3, seed=k, tmp_path=tmp_path) for k in (0, 1, 0, 2)
+    ]
+    named = [
+        replace(run, header=replace(run.header, name=name))
+        for run, name in zip(made, names, strict=True)
+    ]
+    assert label_runs(named) == [
+        "matcha 0.3, seed 0",
+        "matcha 0.3, seed 1",
+        "matcha 0.3, twice as long",
+        "matcha 0.3, seed 2",
+    ]
+
+
 def test_communication_seconds_come_from_workers_records_or_spans(tmp_path):
     plan = matcha.plan(matcha.families.ring(4), 0.5, "matcha")
     run = read_run(write_quadratic_run(tmp_path / "run", plan, iterations=40, record_every=1))
     recorded = worker_comm_seconds(run)
-    from dataclasses import replace
-
     spans = worker_comm_seconds(replace(run, worker_records={}))
     assert recorded == pytest.approx(spans)
     half = worker_comm_seconds(run, until=run.records[19].time)

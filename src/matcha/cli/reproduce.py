@@ -76,7 +76,7 @@ def reproduce_command(
         raise InputError(f"the results given with --from are not of {scale} {figure}.")
     written = outcome.write(output, format)
     if report:
-        written += _pages(trained, output, figure)
+        written += _pages(outcome.results, output, figure)
     if as_json:
         claims = [asdict(claim) for claim in outcome.claims]
         print_json({"claims": claims, "files": [str(path) for path in written]})

@@ -88,6 +88,12 @@ def label_runs(runs: Sequence[Run]) -> list[str]:
         labels = [
             h.strategy if h.strategy == "vanilla" else f"{h.strategy} {h.budget:g}" for h in headers
         ]
+    if len(set(labels)) < len(labels):
+        # A name that only adds to the label says best what is different.
+        labels = [
+            h.name if h.name.startswith(f"{label}, ") else label
+            for h, label in zip(headers, labels, strict=True)
+        ]
     for extras in ([f"seed {h.seed}" for h in headers], [h.name for h in headers]):
         ways: dict[str, set[str]] = {}
         for label, extra in zip(labels, extras, strict=True):
