@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import replace
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
@@ -10,6 +12,7 @@ from browsers import ARTIFACTS, chromium, opened, see_everything
 from playwright.sync_api import expect
 
 import matcha
+from matcha.records import read_run
 from matcha.report import write_report
 
 WIDTHS = {"desk": 1280, "phone": 390}
@@ -257,3 +260,20 @@ def test_a_page_of_plans_alone_explores_without_complaints(browser, tmp_path):
         assert page.complaints == []
         assert page.locator("h2:visible").all_text_contents() == ["What a budget buys"]
         assert float(page.text_content("#rho")) == pytest.approx(plan.rho, abs=6e-5)
+
+
+def test_a_diverged_run_leaves_the_charts_to_the_others(browser, run_folders, tmp_path):
+    runs = [read_run(folder) for folder in run_folders]
+    ends = [replace(runs[0].records[-1], train_loss=value) for value in (1e12, float("nan"))]
+    broken = replace(runs[0], records=(*runs[0].records, *ends))
+    path = write_report([broken, *runs[1:]], tmp_path / "diverged.html", sweep_seconds=1)
+    highest = max(record.train_loss for run in runs[1:] for record in run.records)
+    top = "document.getElementById('chart-epoch')._fullLayout.yaxis.range[1]"
+    with opened(browser, path) as page:
+        see_everything(page)
+        assert page.complaints == []
+        page.select_option("#metric", "train_loss")
+        assert page.evaluate(top) == pytest.approx(math.log10(1.15 * highest), abs=1e-3)
+        page.locator("#log").uncheck()
+        assert page.evaluate(top) == pytest.approx(1.15 * highest, rel=1e-3)
+        assert "run that did not diverge" in page.text_content("#target-note")

@@ -72,3 +72,11 @@ def test_a_diverged_run_is_named_so(runs):
     labels = [line.get_label() for line in axes.lines]
     assert labels[0] == "vanilla (diverged)"
     assert not any("diverged" in label for label in labels[1:])
+
+
+def test_a_diverged_run_does_not_flatten_the_others(runs):
+    ends = [replace(runs[0].records[-1], train_loss=value) for value in (1e12, float("nan"))]
+    broken = replace(runs[0], records=(*runs[0].records, *ends))
+    highest = max(r.train_loss for run in runs[1:] for r in run.records)
+    axes = draw_curves([broken, *runs[1:]], "train_loss", "epoch").axes[0]
+    assert axes.get_ylim()[1] == pytest.approx(1.15 * highest, rel=1e-4)  # curves are rounded

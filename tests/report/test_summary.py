@@ -62,7 +62,9 @@ def test_divergence_is_said_and_does_not_spoil_the_target(tmp_path):
     bad = run_of([4, 9, float("nan")], strategy="periodic", tmp_path=tmp_path)
     comparison = compare([good, bad])
     assert comparison.rows[1].diverged_at == 2
-    assert comparison.target == 4
+    assert comparison.target == 2
+    assert comparison.rows[1].time_to_target is None
+    assert compare([bad]).target == 4
 
 
 def test_without_losses_there_is_no_target(tmp_path):

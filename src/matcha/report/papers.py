@@ -72,13 +72,19 @@ def draw_curves(runs: Sequence[Run], metric: str, axis: str, target: float | Non
     figure, axes = _axes()
     foreseen, explained = _FORESEEN.get(metric, (None, ""))
     is_foreseen = False
+    sound: list[float] = []
+    is_any_diverged = False
     for number, (run, label) in enumerate(zip(runs, label_runs(runs), strict=True)):
         known = curves(run.records)
         if metric not in known:
             continue
         style = {"color": _color(runs, number), "ls": _DASHES[number % len(_DASHES)]}
-        if run.records[-1].train_loss is not None and not math.isfinite(run.records[-1].train_loss):
+        last = run.records[-1].train_loss
+        if last is not None and not math.isfinite(last):
             label += " (diverged)"
+            is_any_diverged = True
+        else:
+            sound += [y for y in known[metric]["y"] if y is not None and y > 0]
         axes.plot(known[metric][axis], known[metric]["y"], lw=1.6, label=label, **style)
         if foreseen in known:
             told = known[foreseen]
@@ -89,6 +95,8 @@ def draw_curves(runs: Sequence[Run], metric: str, axis: str, target: float | Non
     if target is not None:
         axes.axhline(target, color="#555555", lw=0.8, ls=":")
     axes.set_yscale("log")
+    if is_any_diverged and sound:  # the last values of a diverged run would flatten all others
+        axes.set_ylim(min(sound) / 1.15, max(sound) * 1.15)
     if axis != "time":
         axes.xaxis.get_major_locator().set_params(integer=True)
     is_simulated = axis == "time" and all(run.header.clock == "simulated" for run in runs)

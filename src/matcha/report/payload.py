@@ -64,6 +64,7 @@ def build_payload(
             "budget": row.budget,
             "clock": row.clock,
             "unit": row.unit,
+            "diverged": row.diverged_at is not None,
             "network": None if run.plan is None else topologies.index(_same(run, topologies)),
             "curves": curves(run.records),
             "hit": _hit(run, comparison),

@@ -60,7 +60,7 @@ def compare(runs: Sequence[Run], target: float | None = None) -> Comparison:
     Args:
         runs: The runs.
         target: The loss to reach. By default what the runs' own configuration calls
-            `target_loss`, or else the lowest loss that every run reached.
+            `target_loss`, or else the lowest loss that every run reached (but those that diverged).
     """
     known = [o for o in OBJECTIVES if runs and all(_values(run, o) for run in runs)]
     objective = known[0] if known else None
@@ -69,7 +69,8 @@ def compare(runs: Sequence[Run], target: float | None = None) -> Comparison:
         target = next(iter(asked))
     given = target is not None
     if target is None and objective is not None:
-        lowest = [min(v for _, v in _values(run, objective)) for run in runs]
+        sound = [run for run in runs if _diverged_at(run, objective) is None] or runs
+        lowest = [min(v for _, v in _values(run, objective)) for run in sound]
         target = max(lowest, default=None)
     labels = label_runs(runs)
     rows = [
@@ -140,11 +141,6 @@ def _summarise(run: Run, label: str, objective: str | None, target: float | None
     if mean is None and any(r.comm_seconds is not None for r in run.records):
         until = hit.time if hit else math.inf
         mean = sum(r.comm_seconds or 0.0 for r in run.records if r.time <= until)
-    broken = (
-        r.iteration
-        for r in run.records
-        if objective and (value := getattr(r, objective)) is not None and not math.isfinite(value)
-    )
     return Summary(
         label=label,
         strategy=run.header.strategy,
@@ -162,8 +158,16 @@ def _summarise(run: Run, label: str, objective: str | None, target: float | None
         comm_seconds=mean,
         time_to_target=None if hit is None else hit.time,
         epochs_to_target=None if hit is None else hit.epoch,
-        diverged_at=next(broken, None),
+        diverged_at=_diverged_at(run, objective),
     )
+
+
+def _diverged_at(run: Run, objective: str | None) -> int | None:
+    """The first iteration recorded with a value that is no number."""
+    if objective is None:
+        return None
+    values = ((r.iteration, getattr(r, objective)) for r in run.records)
+    return next((k for k, value in values if value is not None and not math.isfinite(value)), None)
 
 
 def _with_speedups(rows: list[Summary]) -> list[Summary]:

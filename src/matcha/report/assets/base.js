@@ -91,7 +91,8 @@ const segments = (id, options, chosen, change) => {
 
 const note = $("target-note");
 if (data.target !== null) {
-  const what = data.target_given ? "set for the runs" : "the lowest that every run reached";
+  const everyone = data.runs.some((run) => run.diverged) ? "run that did not diverge" : "run";
+  const what = data.target_given ? "set for the runs" : `the lowest that every ${everyone} reached`;
   note.textContent = `Target: ${NAMES[data.objective] ?? "loss"} ${number(data.target)}, ${what}. ` +
     "Communication is counted up to the target; the rest is the state at the end of the run.";
 }

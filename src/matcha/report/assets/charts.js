@@ -35,8 +35,18 @@ const tickText = (value) => {
   const step = Math.round(value / 10 ** power);
   return `${step === 1 ? "" : `${step}·`}10<sup>${power}</sup>`;
 };
-const valueAxis = (title, traces, logarithmic) => logarithmic
-  ? axis(title, { type: "log", ...logTicks(traces) }) : axis(title);
+const valueAxis = (title, traces, logarithmic) => {
+  const more = {};
+  // Runs that diverged leave at the top: their last values would flatten all others.
+  const finite = traces.filter((trace) => !trace.diverged);
+  const sound = finite.length ? finite : traces;
+  if (sound.length < traces.length) {
+    const values = sound.flatMap((trace) => trace.y).filter((y) => Number.isFinite(y) && y > 0);
+    const [low, high] = [Math.min(...values) / 1.15, Math.max(...values) * 1.15];
+    more.range = logarithmic ? [Math.log10(low), Math.log10(high)] : [0, high];
+  }
+  return logarithmic ? axis(title, { type: "log", ...logTicks(sound), ...more }) : axis(title, more);
+};
 
 const layoutOf = (x, y, more = {}) => ({
   margin: { l: 56, r: 14, t: 10, b: 46 }, showlegend: false, dragmode: "zoom",

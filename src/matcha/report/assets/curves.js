@@ -8,6 +8,7 @@ const curveTraces = (name, x) => data.runs.flatMap((run, i) => {
   if (!curve || !shown[i]) return [];
   return [{
     type: "scatter", mode: "lines+markers", name: run.label, x: curve[x], y: curve.y,
+    diverged: run.diverged,
     line: lineOf(run.style),
     marker: { symbol: SYMBOLS[run.style], size: sparse(curve.y.length, run.style),
       color: css(`--s${run.style}`), line: { width: 0 } },
@@ -19,7 +20,7 @@ const curveTraces = (name, x) => data.runs.flatMap((run, i) => {
 const thinTraces = (name, x, word) => data.runs.flatMap((run, i) => {
   const curve = run.curves[name];
   if (!curve || !shown[i]) return [];
-  return [{ type: "scatter", mode: "lines", name: `${run.label}, ${word}`,
+  return [{ type: "scatter", mode: "lines", name: `${run.label}, ${word}`, diverged: run.diverged,
     x: curve[x], y: curve.y, opacity: 0.85,
     line: { color: css(`--s${run.style}`), width: 1.2, dash: "solid" },
     hovertemplate: `<b>${escaped(run.label)}</b>, ${word}<br>%{y:.4g} at %{x:.4g} ${NAMES[x]}` +
@@ -40,6 +41,7 @@ const targetShapes = () => metric !== data.objective || data.target === null ? {
 const hits = (x) => metric !== data.objective ? [] : data.runs.flatMap((run, i) =>
   !shown[i] || !run.hit ? [] : [{
     type: "scatter", mode: "markers", x: [run.hit[x]], y: [run.hit.y], name: run.label,
+    diverged: run.diverged,
     marker: { symbol: "circle-open", size: 13, line: { width: 2.5 }, color: css(`--s${run.style}`) },
     hovertemplate: `<b>${escaped(run.label)}</b><br>reached the target<br>` +
       `%{x:.4g} ${NAMES[x]}<extra></extra>`,
