@@ -25,7 +25,8 @@ def report_command(
     format: str = typer.Option("html", help="html: one page. png, svg, pdf: figures for papers."),
     title: str | None = typer.Option(None, help="The page's heading."),
     target: float | None = typer.Option(
-        None, help="Compare at this loss; by default the lowest that every run reached."
+        None,
+        help="Compare at this loss; by default the lowest that every run but the diverged reached.",
     ),
     sweep_seconds: float = typer.Option(
         20.0, help="The longest to spend on planning the budget slider's stops."
