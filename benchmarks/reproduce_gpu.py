@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from matcha.experiments.items import Item, Result, run_item
-from matcha.experiments.ladders import lowest_rung
+from matcha.experiments.ladders import lowest_rung, tuning_loss
 from matcha.experiments.paper import Group, group
 from matcha.experiments.recipes import Choices, Recipe, recipe
 from matcha.plans import Plan
@@ -165,9 +165,7 @@ class Runner:
                 result = self.run(vanilla, rate, f"{_key(vanilla)} lr {rate:g}")
                 if result is None:
                     raise TimeoutError
-                last = result.final("train_loss")
-                usable = last is not None and math.isfinite(last)
-                self.state.losses[str(rate)] = last if usable and last is not None else 1e30
+                self.state.losses[str(rate)] = tuning_loss(result)
                 self.state.write()
             return self.state.losses[str(rate)]
 

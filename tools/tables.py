@@ -8,6 +8,10 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from matcha.experiments.comparisons import Results
+from matcha.experiments.items import read_results
+from matcha.experiments.paper import ER8, GEOMETRIC, group
+
 RESULTS = Path(__file__).parent.parent / "benchmarks" / "results"
 Data = Any
 
@@ -105,38 +109,31 @@ def decompositions() -> str:
     return table(headings, rows, "lrrrr")
 
 
-def _last_records(name: str) -> dict[tuple[str, str, float], list[Data]]:
-    """The last record of every seed by graph, strategy and budget, at the rate tuned on vanilla."""
-    path = RESULTS / "reproduction" / f"{name}.jsonl"
-    runs = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    rate = next(r["item"]["learning_rate"] for r in runs if r["item"]["strategy"] != "vanilla")
-    found: dict[tuple[str, str, float], list[Data]] = {}
-    for run in runs:
-        item = run["item"]
-        if item["learning_rate"] == rate and item.get("stretch", 1) == 1:
-            key = item["topology"], item["strategy"], item["budget"]
-            found.setdefault(key, []).append(run["records"][-1])
-    return found
+def _trained(name: str) -> Results:
+    """A group's runs at the rate tuned on vanilla, all of the same number of epochs."""
+    chosen = group(name)
+    runs = read_results([RESULTS / "reproduction" / f"{name}.jsonl"])
+    equal = [run for run in runs if run.item.stretch == 1]
+    return Results.of(equal, chosen.task, chosen.delays)
 
 
 def training() -> str:
     """CIFAR-100 on eight workers: accuracy against communication, means over seeds."""
-    order = ["vanilla", "matcha", "periodic", "greedy"]
-    found = sorted(
-        _last_records("cifar100").items(), key=lambda run: (-run[0][2], order.index(run[0][1]))
-    )
+    results, order = _trained("cifar100"), ["vanilla", "matcha", "periodic", "greedy"]
+    seeds = [results.seeds(ER8, label) for label in results.labels(ER8)]
     rows = []
-    for (_, strategy, budget), records in found:
-        accuracies = [record["test_accuracy"] for record in records]
-        spread = f" ± {100 * stdev(accuracies):.1f}" if len(records) > 1 else ""
+    for runs in sorted(seeds, key=lambda r: (-r[0].item.budget, order.index(r[0].item.strategy))):
+        item = runs[0].item
+        accuracies = [run.final("test_accuracy") or 0.0 for run in runs]
+        spread = f" ± {100 * stdev(accuracies):.1f}" if len(runs) > 1 else ""
         rows.append(
             [
-                strategy,
-                f"{budget:g}",
-                f"{fmean(record['comm_units'] for record in records):,.0f}",
-                f"{fmean(record['train_loss'] for record in records):.3f}",
+                item.strategy,
+                f"{item.budget:g}",
+                f"{results.final(ER8, item.label, 'comm_units'):,.0f}",
+                f"{results.final(ER8, item.label, 'train_loss'):.3f}",
                 f"{100 * fmean(accuracies):.1f}{spread} %",
-                len(records),
+                len(runs),
             ]
         )
     headings = [
@@ -147,22 +144,19 @@ def training() -> str:
 
 def geometric() -> str:
     """CIFAR-10 on sixteen workers: accuracy on the paper's three graphs."""
-    found = _last_records("cifar10")
+    results = _trained("cifar10")
 
-    def accuracy(graph: str, strategy: str, budget: float) -> str:
-        records = found.get((graph, strategy, budget))
-        if records is None:
+    def accuracy(graph: str, label: str) -> str:
+        points = results.final(graph, label, "test_accuracy")
+        if points is None:
             return "–"
-        points = records[0].get("test_accuracy")
-        return "diverged" if points is None else f"{100 * points:.1f} %"
+        return f"{100 * points:.1f} %" if points == points else "diverged"
 
     rows = []
-    for graph in (f"paper:geometric16-d{degree}" for degree in (5, 10, 13)):
-        budget = max(b for place, s, b in found if (place, s) == (graph, "matcha"))
-        equal = [accuracy(graph, s, budget) for s in ("matcha", "periodic", "greedy")]
-        tenth = [accuracy(graph, s, 0.1) for s in ("matcha", "greedy")]
-        cells = [accuracy(graph, "vanilla", 1.0), f"{budget:g}", *equal, *tenth]
-        rows.append([f"`{graph}`", *cells])
+    for graph, budget in GEOMETRIC.items():
+        equal = [accuracy(graph, f"{s} {budget:g}") for s in ("matcha", "periodic", "greedy")]
+        tenth = [accuracy(graph, f"{s} 0.1") for s in ("matcha", "greedy")]
+        rows.append([f"`{graph}`", accuracy(graph, "vanilla"), f"{budget:g}", *equal, *tenth])
     headings = [
         "graph", "vanilla", "budget", "matcha", "periodic", "greedy", "matcha at 0.1",
         "greedy at 0.1",

@@ -53,10 +53,7 @@ def cycle_error(
             total += float(np.trace(X))
         return X, total
 
-    product = noise
-    for active in rounds:
-        if active:
-            product = matrices[active] @ product
+    product = _product(matrices, rounds, m)
     fixed = cycles.lyapunov(product, advance(np.zeros((m, m)))[0])
     return math.inf if fixed is None else advance(fixed)[1] / (len(rounds) * m)
 
@@ -100,11 +97,18 @@ def cycle_contraction(
         active = sum(bool(a) for a in rounds) / len(rounds)
         worst = float(np.linalg.norm(next(iter(matrices.values())) - 1 / m, 2)) ** 2
         return 1 - active + active * worst
+    return float(np.linalg.norm(_product(matrices, rounds, m), 2) ** (2 / len(rounds)))
+
+
+def _product(
+    matrices: dict[tuple[int, ...], Array], rounds: Sequence[tuple[int, ...]], m: int
+) -> Array:
+    """Φ − J, what a whole cycle leaves of a disagreement."""
     product = cycles.centering(m)
-    for a in rounds:
-        if a:
-            product = matrices[a] @ product
-    return float(np.linalg.norm(product, 2) ** (2 / len(rounds)))
+    for active in rounds:
+        if active:
+            product = matrices[active] @ product
+    return product
 
 
 def _matrices(

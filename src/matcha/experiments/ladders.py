@@ -4,6 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from matcha.experiments.items import Result
+
+
+def tuning_loss(result: Result) -> float:
+    """What a rate is judged by: the final training loss, infinite where training failed."""
+    loss = result.final("train_loss")
+    return float("inf") if loss is None or loss != loss else loss
+
 
 def lowest_rung(rates: Sequence[float], loss: Callable[[float], float]) -> float:
     """The rate with the lowest loss, found by walking downhill from the middle of a ladder.

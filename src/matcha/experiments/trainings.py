@@ -10,7 +10,7 @@ import torch
 
 from matcha import families
 from matcha.experiments.items import Item, Result, read_results, run_item
-from matcha.experiments.ladders import lowest_rung
+from matcha.experiments.ladders import lowest_rung, tuning_loss
 from matcha.experiments.paper import GROUPS, Group
 from matcha.experiments.recipes import Choices, Recipe, recipe
 from matcha.plans import Plan
@@ -74,11 +74,11 @@ class Trainings:
         engine = Engine(task, how.optimizer, execution=self._execution)
         tried: dict[float, Result] = {}
 
-        def tuning_loss(rate: float) -> float:
+        def loss_at(rate: float) -> float:
             tried[rate] = self._one(items[0], how, chosen, engine, rate)
-            return _loss(tried[rate])
+            return tuning_loss(tried[rate])
 
-        rate = lowest_rung(chosen.rates, tuning_loss)
+        rate = lowest_rung(chosen.rates, loss_at)
         yield tried[rate]
         for item in items[1:]:
             yield self._one(item, how, chosen, engine, rate)
@@ -115,11 +115,6 @@ def _identity(item: Item) -> Item:
 
 def _group(item: Item) -> Group:
     return next(g for g in GROUPS.values() if _identity(item) in map(_identity, g.items))
-
-
-def _loss(result: Result) -> float:
-    loss = result.final("train_loss")
-    return float("inf") if loss is None or loss != loss else loss
 
 
 def run_of(result: Result) -> Run:

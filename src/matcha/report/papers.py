@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from matcha.plans import Plan
 from matcha.records import Run
 from matcha.report.figures import PALETTE, STRATEGY_COLORS, draw_topology, save_figure
 from matcha.report.series import curves
-from matcha.report.summary import compare, label_runs
+from matcha.report.summary import compare, diverged_at, label_runs
 from matcha.report.timeline import KINDS, timeline, worker_loads
 
 _DASHES = ("-", "--", "-.", ":", (0, (6, 2)), (0, (6, 2, 1, 2, 1, 2)))
@@ -79,8 +78,7 @@ def draw_curves(runs: Sequence[Run], metric: str, axis: str, target: float | Non
         if metric not in known:
             continue
         style = {"color": _color(runs, number), "ls": _DASHES[number % len(_DASHES)]}
-        last = run.records[-1].train_loss
-        if last is not None and not math.isfinite(last):
+        if diverged_at(run, "train_loss") is not None:
             label += " (diverged)"
             is_any_diverged = True
         else:

@@ -69,7 +69,7 @@ def compare(runs: Sequence[Run], target: float | None = None) -> Comparison:
         target = next(iter(asked))
     given = target is not None
     if target is None and objective is not None:
-        sound = [run for run in runs if _diverged_at(run, objective) is None] or runs
+        sound = [run for run in runs if diverged_at(run, objective) is None] or runs
         lowest = [min(v for _, v in _values(run, objective)) for run in sound]
         target = max(lowest, default=None)
     labels = label_runs(runs)
@@ -158,11 +158,11 @@ def _summarise(run: Run, label: str, objective: str | None, target: float | None
         comm_seconds=mean,
         time_to_target=None if hit is None else hit.time,
         epochs_to_target=None if hit is None else hit.epoch,
-        diverged_at=_diverged_at(run, objective),
+        diverged_at=diverged_at(run, objective),
     )
 
 
-def _diverged_at(run: Run, objective: str | None) -> int | None:
+def diverged_at(run: Run, objective: str | None) -> int | None:
     """The first iteration recorded with a value that is no number."""
     if objective is None:
         return None
