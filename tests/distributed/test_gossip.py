@@ -497,3 +497,51 @@ def test_after_detach_the_model_trains_alone() -> None:
     assert gossip.iteration == 2
     assert not torch.equal(flat(model), before)
     assert not hasattr(optimizer, "_step_supports_amp_scaling")
+
+
+def test_overlap_hides_the_exchange_behind_a_closure_too() -> None:
+    """A closure computes the gradient: the exchange must not be waited for before it ran."""
+    plan = Fixed(2, *([(((0, 1),),)] * 4))
+    gradients = {rank: threading.Event() for rank in range(2)}
+
+    class Late(MemoryTransport):
+        """Delivers the other's values only when this worker's gradient is there."""
+
+        def post(self, messages):
+            pending = super().post(messages)
+            if not armed.is_set():
+                return pending
+            wait = pending.wait
+
+            def late(timeout: float) -> None:
+                assert gradients[self.rank].wait(20), "waited for the exchange before the closure"
+                wait(timeout)
+
+            pending.wait = late
+            return pending
+
+    armed = threading.Event()
+    ready = threading.Barrier(2)
+
+    def work(transport: MemoryTransport) -> int:
+        model = mlp()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        late = Late(transport.network, transport.rank)
+        with Gossip(model, optimizer, plan, transport=late, overlap=True, deadline=30) as gossip:
+            ready.wait(20)
+            armed.set()
+
+            def closure() -> torch.Tensor:
+                optimizer.zero_grad()
+                loss = model(torch.ones(2, 4).double()).square().mean()
+                loss.backward()
+                gradients[transport.rank].set()
+                return loss
+
+            for _ in range(4):
+                gradients[transport.rank].clear()
+                optimizer.step(closure)
+            gradients[transport.rank].set()
+            return gossip.iteration
+
+    assert run_threads(2, work) == [4, 4]

@@ -3,46 +3,30 @@
 from __future__ import annotations
 
 import copy
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 import matcha
 from matcha.distributed.agreement import agree
+from matcha.distributed.averaging import Averaging
 from matcha.distributed.buckets import fill_buckets, layout_digest
-from matcha.distributed.collectives import broadcast, mean_
+from matcha.distributed.collectives import broadcast
 from matcha.distributed.environment import default_transport
-from matcha.distributed.exchange import Exchange, Meeting, meetings
-from matcha.distributed.loss_scaling import LossScaling
+from matcha.distributed.exchange import Exchange
+from matcha.distributed.itinerary import GossipPlan, Itinerary
 from matcha.distributed.overlap import Overlap
+from matcha.distributed.steps import Steps
+from matcha.distributed.stopwatch import Stopwatch
 from matcha.distributed.transport import Transport
 from matcha.errors import ExchangeError, InputError
-from matcha.records import Span, SpanKind
-from matcha.rounds import Round
-from matcha.topology import Topology
+from matcha.records import Span
 
 __all__ = ["Gossip", "GossipPlan"]
-
-_KNOWN_ROUNDS = 1 << 14  # rounds repeat; beyond this many different ones, look again
-
-
-class GossipPlan(Protocol):
-    """What the runtime needs of a plan; staged plans offer it too."""
-
-    @property
-    def topology(self) -> Topology: ...  # noqa: D102
-    @property
-    def num_workers(self) -> int: ...  # noqa: D102
-    @property
-    def digest(self) -> str: ...  # noqa: D102
-    @property
-    def seed(self) -> int: ...  # noqa: D102
-    def rounds(self, start: int = 0, stop: int | None = None) -> Iterator[Round]: ...  # noqa: D102
 
 
 class Gossip:
@@ -105,7 +89,6 @@ class Gossip:
         self.transport = transport or default_transport()
         _check_workers(plan, self.transport)
         self.rank = self.transport.rank
-        self.exchange_seconds = 0.0
 
         bucket_bytes = int(bucket_mb * 1e6)
         self.buckets = fill_buckets(model, bucket_bytes=bucket_bytes, buffers=buffers == "average")
@@ -134,73 +117,44 @@ class Gossip:
             timeout=deadline,
         )
         self.exchange.measures_waiting = on_span is not None
-        self._on_span = on_span
-        self._free_since = time.perf_counter()
-        self._known: dict[int, tuple[Round, tuple[Meeting, ...]]] = {}
-        self.seek(iteration)
-        self._scaling = LossScaling(optimizer)
-        self._hooks = [
-            optimizer.register_step_pre_hook(self._before_step),
-            optimizer.register_step_post_hook(self._after_step),
-        ]
+        self._stopwatch = Stopwatch(self.rank, on_span)
+        self._averaging = Averaging(self.transport, model, self.buckets, deadline)
+        self._itinerary = Itinerary(plan, self.rank, iteration)
+        self._steps = Steps([optimizer], begin=self._begin, change=self._change, end=self._end)
 
     # -- the hot path -----------------------------------------------------------------------------
 
-    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if self._on_span is not None:
-            self._emit("compute", self._free_since, time.perf_counter())
-        self._scaling.before_step()
-        if self._overlap is not None and self._met:
+    def _begin(self) -> None:
+        if self._overlap is not None and self._itinerary.met:
             self._overlap.start(self._run)  # does nothing when already on its way
+
+    def _change(self) -> None:
+        if self._stopwatch.listens:
+            self._stopwatch.computed(self.iteration)
+        if self._overlap is not None:
             self._overlap.finish()
 
-    def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        self._scaling.after_step()
-        if self._met:
+    def _end(self) -> None:
+        if self._itinerary.met:
             self._check_in_place()
             if self._overlap is not None:
                 self._overlap.merge()
             else:
                 self._run()
-        self._next()
-        if self._overlap is not None and self._met:
-            self._overlap.start(self._run)
-        if self._on_span is not None:
-            self._free_since = time.perf_counter()
+        self._itinerary.advance()
+        self._begin()
+        if self._stopwatch.listens:
+            self._stopwatch.restart()
 
     def _run(self) -> None:
         """This worker's part of the current round; on the overlap's thread where there is one."""
-        started = time.perf_counter()
-        waited = self.exchange.wait_seconds
-        self.exchange.run(self._round, self._met, self.iteration)
-        ended = time.perf_counter()
-        ready = started + (self.exchange.wait_seconds - waited)
-        self.exchange_seconds += ended - started
-        if self._on_span is not None:
-            self._emit("wait", started, ready)
-            self._emit("exchange", ready, ended)
-
-    def _emit(self, kind: SpanKind, start: float, end: float) -> None:
-        assert self._on_span is not None
-        span = Span(worker=self.rank, iteration=self.iteration, kind=kind, start=start, end=end)
-        self._on_span(span)
+        now = self._itinerary
+        with self._stopwatch.exchanging(self.exchange, now.iteration):
+            self.exchange.run(now.round, now.met, now.iteration)
 
     def seek(self, iteration: int) -> None:
         """Go on at another iteration of the plan, as every worker must."""
-        self.iteration = iteration - 1
-        self._rounds = self.plan.rounds(iteration)
-        self._next()
-
-    def _next(self) -> None:
-        self.iteration += 1
-        self._round = round = next(self._rounds)
-        # By identity: plans hand out the same few objects, and hashing one's links takes long.
-        known, met = self._known.get(id(round), (None, ()))
-        if known is not round:
-            met = meetings(round, self.rank)
-            if len(self._known) < _KNOWN_ROUNDS:
-                self._known[id(round)] = round, met
-        self._met = met
+        self._itinerary.seek(iteration)
 
     def _check_in_place(self) -> None:
         for bucket in self.buckets:
@@ -229,9 +183,19 @@ class Gossip:
         """Whether exchanges run beside the gradient."""
         return self._overlap is not None
 
+    @property
+    def iteration(self) -> int:
+        """Of the round that comes next: how many steps this worker has taken."""
+        return self._itinerary.iteration
+
+    @property
+    def exchange_seconds(self) -> float:
+        """Spent in exchanges so far, waiting for partners included."""
+        return self._stopwatch.exchange_seconds
+
     def restart_clock(self) -> None:
         """Count the next stretch of computing from now: something else came between."""
-        self._free_since = time.perf_counter()
+        self._stopwatch.restart()
 
     def skip_step(self) -> None:
         """Take part in this iteration's round without a step of the optimizer.
@@ -239,8 +203,7 @@ class Gossip:
         For scripts that leave out `optimizer.step()` on some worker by themselves (a bad batch);
         every worker must come to every round. With GradScaler this happens by itself.
         """
-        self._before_step(self.optimizer, (), {})
-        self._after_step(self.optimizer, (), {})
+        self._steps.take()
 
     @contextmanager
     def averaged(self) -> Iterator[nn.Module]:
@@ -249,14 +212,8 @@ class Gossip:
         A collective call. Floating-point buffers (BatchNorm's statistics) are averaged too.
         """
         self.settle()
-        tensors = self._averaged_tensors()
-        own = [tensor.clone() for tensor in tensors]
-        mean_(self.transport, tensors, self.deadline)
-        try:
+        with self._averaging.averaged():
             yield self.model
-        finally:
-            for tensor, value in zip(tensors, own, strict=True):
-                tensor.copy_(value)
 
     def averaged_model(self) -> nn.Module:
         """A copy of the model with all workers' values averaged. A collective call."""
@@ -266,15 +223,7 @@ class Gossip:
     def consensus_distance(self) -> float:
         """(1/m) Σ ‖x_i − x̄‖², how far the workers' parameters are apart. A collective call."""
         self.settle()
-        own = [bucket.data for bucket in self.buckets if not bucket.volatile]
-        centre = [tensor.clone() for tensor in own]
-        mean_(self.transport, centre, self.deadline)
-        squares = sum(
-            float((x - c).double().square().sum()) for x, c in zip(own, centre, strict=True)
-        )
-        total = torch.tensor([squares], dtype=torch.float64)
-        mean_(self.transport, [total], self.deadline)
-        return float(total)
+        return self._averaging.consensus_distance()
 
     def state_dict(self) -> dict[str, Any]:
         """Where in which plan this worker is, in plain values; for scripts that save by themselves.
@@ -330,12 +279,8 @@ class Gossip:
 
     def detach(self) -> None:
         """Stop exchanging; the model and optimizer go on as ordinary ones. May be called twice."""
-        if not self._hooks:
+        if not self._steps.detach():
             return
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
-        self._scaling.detach()
         if self._overlap is not None:
             self._overlap.discard()
             self._overlap.close()
@@ -361,12 +306,6 @@ class Gossip:
         """Drop the exchange under way: the values it started from are about to be replaced."""
         if self._overlap is not None:
             self._overlap.discard()
-
-    def _averaged_tensors(self) -> list[torch.Tensor]:
-        """The buckets, and floating-point buffers that are in none."""
-        inside = {id(slot.tensor) for bucket in self.buckets for slot in bucket.slots}
-        buffers = [b for b in self.model.buffers() if b.is_floating_point() and id(b) not in inside]
-        return [bucket.data for bucket in self.buckets] + buffers
 
     def _everything(self) -> list[torch.Tensor]:
         """What all workers must start from: parameters, frozen ones too, and buffers."""
