@@ -68,12 +68,26 @@ def test_frozen_parameters_and_buffers_stay_out_unless_asked_for() -> None:
     ]
 
 
-def test_a_moved_parameter_is_noticed() -> None:
+def test_a_moved_parameter_is_noticed_and_taken_back() -> None:
     model = nn.Linear(2, 2)
     (bucket,) = fill(model)
     assert bucket.moved() is None
-    model.bias.data = torch.zeros(2)
+    model.bias.data = torch.full((2,), 5.0)
     assert bucket.moved() == "bias"
+    assert bucket.take_back() is None
+    assert bucket.moved() is None
+    assert bucket.data.eq(5).sum() == 2
+    model.double()
+    assert bucket.take_back() == "weight"
+
+
+def test_a_parameter_keeps_its_bucket_alive() -> None:
+    model = nn.Linear(3, 3)
+    before = model.weight.detach().clone()
+    fill(model)  # nobody keeps the buckets
+    filler = [torch.full((16,), 7.0) for _ in range(100)]
+    assert torch.equal(model.weight, before)
+    assert len(filler) == 100
 
 
 def test_the_digest_tells_layouts_apart() -> None:

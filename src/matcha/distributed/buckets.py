@@ -1,8 +1,12 @@
-"""Buckets: a model's parameters as views of a few flat, aligned tensors.
+"""Buckets: a model's parameters side by side in a few flat, aligned tensors.
 
 An exchange is then a few large messages and the mixing a few passes over contiguous memory; nothing
 is packed, unpacked or pickled. The parameters keep their identity, shape and strides, so that
 optimizers, compiled models and references held elsewhere go on working.
+
+To everybody else each parameter is an ordinary tensor with a storage of its own, exactly its size:
+whoever saves a model (safetensors, Accelerate, torch.save) takes tensors of one storage for copies
+of one another, or writes the whole storage for each. Only we know that the storages are neighbours.
 """
 
 from __future__ import annotations
@@ -31,11 +35,13 @@ class Slot:
     tensor: torch.Tensor
     offset: int
     """In elements."""
+    shape: torch.Size
+    """What it had when it came."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucket:
-    """A flat tensor of one dtype on one device, and the tensors that are views of it."""
+    """A flat tensor of one dtype on one device, and the tensors that live in it."""
 
     data: torch.Tensor
     slots: tuple[Slot, ...]
@@ -44,11 +50,26 @@ class Bucket:
 
     def moved(self) -> str | None:
         """The name of a tensor that no longer lives in this bucket; None when all do."""
+        return next((slot.name for slot in self._moved()), None)
+
+    def take_back(self) -> str | None:
+        """Bring back the values of tensors that were given others (`parameter.data = ...`).
+
+        Returns:
+            The name of one that cannot come back, since its shape, dtype or device is another.
+        """
+        for slot in self._moved():
+            there = slot.tensor.shape, slot.tensor.dtype, slot.tensor.device
+            if there != (slot.shape, self.data.dtype, self.data.device):
+                return slot.name
+            _move(slot.tensor, self.data, slot.offset)
+        return None
+
+    def _moved(self) -> Iterator[Slot]:
         base, size = self.data.data_ptr(), self.data.element_size()
         for slot in self.slots:
             if slot.tensor.data_ptr() != base + slot.offset * size:
-                return slot.name
-        return None
+                yield slot
 
 
 def fill_buckets(model: nn.Module, *, bucket_bytes: int, buffers: bool) -> tuple[Bucket, ...]:
@@ -58,7 +79,7 @@ def fill_buckets(model: nn.Module, *, bucket_bytes: int, buffers: bool) -> tuple
     workers and nobody changes them. A parameter larger than a bucket gets a bucket of its own.
 
     Args:
-        model: its parameters become views; values, shapes and strides stay.
+        model: its parameters move in; values, shapes and strides stay.
         bucket_bytes: the size at which a new bucket is begun.
         buffers: also take floating-point buffers (BatchNorm's running statistics).
 
@@ -108,7 +129,7 @@ def _bucket(batch: list[_Tied], *, volatile: bool) -> Bucket:
     step = max(1, _ALIGNMENT // first.element_size())
     slots, end = [], 0
     for tied in batch:
-        slots += [Slot(name=name, tensor=tensor, offset=end) for name, tensor in tied]
+        slots += [Slot(name=n, tensor=t, offset=end, shape=t.shape) for n, t in tied]
         end += -(-tied[0][1].numel() // step) * step
     data = torch.zeros(end, dtype=first.dtype, device=first.device)
     for slot in slots:
@@ -119,10 +140,19 @@ def _bucket(batch: list[_Tied], *, volatile: bool) -> Bucket:
 def _move(tensor: torch.Tensor, data: torch.Tensor, offset: int) -> None:
     # Dense strides (channels_last too) survive; an expanded or gappy view becomes contiguous.
     strides = torch.empty_like(tensor, memory_format=torch.preserve_format).stride()
-    view = data.as_strided(tensor.shape, strides, offset)
+    place = _storage_of_its_own(data[offset : offset + tensor.numel()])
+    view = place.as_strided(tensor.shape, strides)
     with torch.no_grad():
         view.copy_(tensor)
     tensor.data = view
+
+
+def _storage_of_its_own(part: torch.Tensor) -> torch.Tensor:
+    """The same memory, which it keeps alive, but in a storage that begins and ends with it.
+
+    Through bytes, since DLPack does not know every dtype.
+    """
+    return torch.from_dlpack(part.view(torch.uint8)).view(part.dtype)
 
 
 def _check_flattenable(name: str, tensor: torch.Tensor) -> None:

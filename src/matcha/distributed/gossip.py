@@ -36,8 +36,9 @@ class Gossip:
     with the partners that the plan's round gives it: x ← W(x − ηg), eq. 2. In a round without a
     partner nothing is called and nobody is waited for.
 
-    The model's trainable parameters become views of a few flat buckets; they keep their identity,
-    so the optimizer, its state and compiled versions of the model are left alone. Construction is a
+    The model's trainable parameters move into a few flat buckets; they keep their identity and
+    look like ordinary ones to whoever saves or loads them, so the optimizer, its state and compiled
+    versions of the model are left alone. Construction is a
     collective call: the workers check that they agree, and all start from worker 0's values.
 
     Args:
@@ -158,11 +159,11 @@ class Gossip:
 
     def _check_in_place(self) -> None:
         for bucket in self.buckets:
-            name = bucket.moved()
+            name = bucket.take_back()
             if name is not None:
                 raise ExchangeError(
-                    f"parameter {name!r} was moved after Gossip took it in (model.to(...) or "
-                    ".data = ...): move the model first, then construct Gossip."
+                    f"parameter {name!r} has another device, dtype or shape than when Gossip took "
+                    "it in (model.to(...)): change the model first, then construct Gossip."
                 )
         for parameter in self._frozen:
             if parameter.requires_grad:
