@@ -61,7 +61,8 @@ def plan_one(num_workers: int) -> None:
 def both(name: str) -> dict[str, Any]:
     """A graph that both searches can do: what the sketch costs."""
     import matcha
-    from matcha import candidates, families, sketch
+    from matcha import families
+    from matcha.strategies.greedy import candidates, sketch
 
     topology = families.parse(name)
     exact = matcha.plan(topology, BUDGET, "greedy")

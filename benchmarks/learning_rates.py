@@ -15,10 +15,10 @@ import json
 import math
 from pathlib import Path
 
-from matcha.experiments.items import Item
-from matcha.experiments.recipes import Choices, recipe
-from matcha.experiments.trainings import plan_of
+from matcha.experiments.reproduction.items import Item
+from matcha.experiments.reproduction.trainings import plan_of
 from matcha.simulation import SGD, Delays, Engine, Settings, Simulation
+from matcha.tasks.recipes import Choices, recipe
 
 GRAPH = "paper:geometric16-d10"
 RUNS = [

@@ -11,8 +11,8 @@ import argparse
 from pathlib import Path
 
 import matcha
-from matcha.experiments.paper import GROUPS
-from matcha.experiments.trainings import plan_of
+from matcha.experiments.reproduction.paper import GROUPS
+from matcha.experiments.reproduction.trainings import plan_of
 
 
 def main() -> None:

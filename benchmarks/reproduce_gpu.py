@@ -22,12 +22,12 @@ from typing import Any
 
 import torch
 
-from matcha.experiments.items import Item, Result, run_item
-from matcha.experiments.ladders import lowest_rung, tuning_loss
-from matcha.experiments.paper import Group, group
-from matcha.experiments.recipes import Choices, Recipe, recipe
+from matcha.experiments.reproduction.items import Item, Result, run_item
+from matcha.experiments.reproduction.ladders import lowest_rung, tuning_loss
+from matcha.experiments.reproduction.paper import Group, group
 from matcha.plans import Plan
 from matcha.simulation import SGD, Engine, Execution, Settings, Simulation, Task
+from matcha.tasks.recipes import Choices, Recipe, recipe
 
 
 @dataclass

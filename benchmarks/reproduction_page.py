@@ -11,12 +11,12 @@ import json
 import statistics
 from pathlib import Path
 
-from matcha.experiments.comparisons import Results
-from matcha.experiments.figures import maker
-from matcha.experiments.figures.outcome import Outcome
-from matcha.experiments.items import Result, read_results
-from matcha.experiments.paper import ER8, group
-from matcha.experiments.trainings import Trainings
+from matcha.experiments.reproduction.comparisons import Results
+from matcha.experiments.reproduction.figures import maker
+from matcha.experiments.reproduction.figures.outcome import Outcome
+from matcha.experiments.reproduction.items import Result, read_results
+from matcha.experiments.reproduction.paper import ER8, group
+from matcha.experiments.reproduction.trainings import Trainings
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"

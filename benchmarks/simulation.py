@@ -29,13 +29,13 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from matcha.experiments.data import Images, Text
-from matcha.experiments.images import ImageTask
-from matcha.experiments.language import LanguageTask
-from matcha.experiments.models import LanguageModel, SmallCNN, build
-from matcha.experiments.partitions import partition
 from matcha.rounds import Round
 from matcha.simulation import SGD, Delays, Engine, Execution, Settings, Simulation, StepDecay
+from matcha.tasks.data import Images, Text
+from matcha.tasks.images import ImageTask
+from matcha.tasks.language import LanguageTask
+from matcha.tasks.models import LanguageModel, SmallCNN, build
+from matcha.tasks.partitions import partition
 from matcha.timing import Units
 
 OPTIMIZER = SGD(momentum=0.9, nesterov=True, weight_decay=1e-4)

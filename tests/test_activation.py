@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.graphs import topologies
 
-from graphs import topologies
 from matcha import families
 from matcha.activation import default_tolerance, knapsack_bound, optimal_probabilities
 from matcha.errors import InputError

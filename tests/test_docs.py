@@ -12,7 +12,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from browsers import chromium
+from tests.blocks import INERT, PYTHON, SHELL, blocks
+from tests.report.browsers import chromium
 
 import doctests
 import figures
@@ -20,7 +21,6 @@ import mathml
 import pictures
 import reference
 import tables
-from blocks import INERT, PYTHON, SHELL, blocks
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"

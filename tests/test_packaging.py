@@ -12,9 +12,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from tests.commands import matcha_command
 
 import matcha
-from commands import matcha_command
 
 ROOT = Path(__file__).parent.parent
 DATA = ("data/paper_graphs.json", "py.typed", "report/assets/page.html")

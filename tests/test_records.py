@@ -8,7 +8,7 @@ import pytest
 import matcha
 from matcha.errors import InputError
 from matcha.records import Record, RunHeader, RunWriter, Span, find_runs, read_run, versions
-from matcha.stages import staged_plan
+from matcha.strategies import staged_plan
 
 PLAN = matcha.plan(matcha.families.ring(4), strategy="vanilla", budget=1.0)
 

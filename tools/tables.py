@@ -8,9 +8,9 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from matcha.experiments.comparisons import Results
-from matcha.experiments.items import read_results
-from matcha.experiments.paper import ER8, GEOMETRIC, group
+from matcha.experiments.reproduction.comparisons import Results
+from matcha.experiments.reproduction.items import read_results
+from matcha.experiments.reproduction.paper import ER8, GEOMETRIC, group
 
 RESULTS = Path(__file__).parent.parent / "benchmarks" / "results"
 Data = Any

@@ -36,7 +36,7 @@ from matcha import plan as make_plan
 from matcha.distributed import Gossip, TorchTransport
 from matcha.distributed.collectives import barrier
 from matcha.errors import MatchaError
-from matcha.experiments.data import digits
+from matcha.tasks.data import digits
 
 NUM_WORKERS = 8
 BATCH = 16

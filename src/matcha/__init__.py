@@ -6,14 +6,25 @@
 2
 """
 
-from matcha import families
 from matcha.errors import MatchaError
-from matcha.plans import Plan
+from matcha.plans import Plan, StagedPlan, load_plan
 from matcha.rounds import Round
-from matcha.strategies import plan
+from matcha.strategies import plan, staged_plan
 from matcha.sweeps import sweep
-from matcha.topology import Topology
+from matcha.topology import Topology, families
 from matcha.tuning import tune
 
-__version__ = "0.1.0"
-__all__ = ["MatchaError", "Plan", "Round", "Topology", "families", "plan", "sweep", "tune"]
+__version__ = "0.2.0.dev0"
+__all__ = [
+    "MatchaError",
+    "Plan",
+    "Round",
+    "StagedPlan",
+    "Topology",
+    "families",
+    "load_plan",
+    "plan",
+    "staged_plan",
+    "sweep",
+    "tune",
+]

@@ -19,10 +19,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from matcha.certificates import Certificate
-from matcha.errors import InputError
-from matcha.semidefinite import solve, solve_factored
-from matcha.spectra import (
+from matcha._numerics.certificates import Certificate
+from matcha._numerics.semidefinite import solve, solve_factored
+from matcha._numerics.spectra import (
     DENSE_LIMIT,
     Array,
     Indices,
@@ -34,7 +33,8 @@ from matcha.spectra import (
     start_vector,
     weighted_laplacian,
 )
-from matcha.threads import on_one_thread
+from matcha._numerics.threads import on_one_thread
+from matcha.errors import InputError
 from matcha.topology import Matching
 
 _MAX_ITERATIONS = 100

@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from matcha.errors import InputError
-from matcha.spectra import (
+from matcha._numerics.spectra import (
     DENSE_LIMIT,
     Array,
     is_narrow,
@@ -31,7 +30,8 @@ from matcha.spectra import (
     top_eigenpairs,
     weighted_laplacian,
 )
-from matcha.threads import on_one_thread
+from matcha._numerics.threads import on_one_thread
+from matcha.errors import InputError
 from matcha.topology import Matching, Topology
 
 _MAX_ITERATIONS = 30
@@ -144,7 +144,7 @@ def optimal_contraction(of: Moments, *, tolerance: float = 1e-9, seed: int = 0) 
 def vanilla_contraction(topology: Topology, *, seed: int = 0) -> Contraction:
     """All links at every iteration: α = 2/(λ₂ + λ_m), ρ = ((λ_m − λ₂)/(λ_m + λ₂))².
 
-    >>> from matcha.families import ring
+    >>> from matcha.topology.families import ring
     >>> vanilla_contraction(ring(4))
     Contraction(alpha=0.333..., rho=0.111...)
     """

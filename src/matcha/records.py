@@ -18,8 +18,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import IO, Any, Literal, TypeAlias, TypeVar
 
+from matcha.documents import write_atomically
 from matcha.errors import InputError
-from matcha.graphfiles import write_atomically
 
 SCHEMA = "matcha.run/1"
 COMMAND_VARIABLE = "MATCHA_COMMAND"
@@ -165,7 +165,7 @@ def read_run(directory: str | Path) -> Run:
     Raises:
         InputError: The directory does not hold a run of this version.
     """
-    from matcha.stages import load_plan
+    from matcha.plans import load_plan
 
     path = Path(directory)
     try:

@@ -75,7 +75,7 @@ def sweep(
     Returns:
         ρ, communication time and consensus error for each point.
 
-    >>> from matcha import families
+    >>> from matcha.topology import families
     >>> points = sweep(families.ring(4), budgets=[0.5, 1.0], strategies=["vanilla", "periodic"])
     >>> [(point.strategy, point.budget) for point in points]
     [('vanilla', 1.0), ('periodic', 0.5), ('periodic', 1.0)]

@@ -235,7 +235,7 @@ def tune(
     Raises:
         InputError: A time is not positive, link times are missing, or nothing reaches the target.
 
-    >>> from matcha import families
+    >>> from matcha.topology import families
     >>> found = tune(families.ring(8), compute_time=1.0, link_time=0.001,
     ...     strategies=["vanilla", "periodic"], budgets=[0.1, 0.5])
     >>> found.best.strategy, found.best.budget

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 import matcha
-from matcha.stages import staged_plan
+from matcha.strategies import staged_plan
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from commands import matcha_command
+from tests.commands import matcha_command
 
 ROOT = Path(__file__).parents[2]
 

@@ -11,10 +11,10 @@ import time
 
 import psutil
 import pytest
+from tests.commands import matcha_command
+from tests.signals import hear_ctrl_c
 
-from commands import matcha_command
 from matcha.records import read_run
-from signals import hear_ctrl_c
 
 SMALL = ("demo", "--topology", "ring:4", "--strategies", "vanilla,greedy", "--budget", "0.5")
 

@@ -6,10 +6,10 @@ import json
 import os
 
 import pytest
+from tests.commands import matcha_command
 
-from commands import matcha_command
 from matcha import Plan, families
-from matcha.stages import StagedPlan, load_plan
+from matcha.plans import StagedPlan, load_plan
 
 
 def test_the_table_says_what_the_plan_promises(tmp_path):

@@ -3,10 +3,10 @@ from __future__ import annotations
 import json
 
 import pytest
+from tests.commands import matcha_command
+from tests.quadratics import write_quadratic_run
 
 import matcha
-from commands import matcha_command
-from quadratics import write_quadratic_run
 
 
 @pytest.fixture(scope="module")

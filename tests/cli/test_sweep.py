@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 
-from commands import matcha_command
+from tests.commands import matcha_command
 
 
 def test_sweep_table_json_and_figure(tmp_path):

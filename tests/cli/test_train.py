@@ -3,10 +3,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.commands import matcha_command
 
-from commands import matcha_command
+from matcha.plans import load_plan
 from matcha.records import read_run
-from matcha.stages import load_plan
 
 
 @pytest.mark.parametrize(

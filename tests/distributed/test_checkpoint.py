@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from tests.distributed import cases
 from torch import nn
 
-from distributed import cases
 from matcha.distributed import Gossip, MemoryTransport, run_threads
 from matcha.distributed.checkpoint import checkpoints
 from matcha.errors import DataError, InputError

@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.commands import matcha_command
 
-from commands import matcha_command
 from matcha.records import read_run
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -5,9 +5,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.distributed import cases
+from tests.graphs import topologies
 
-from distributed import cases
-from graphs import topologies
 from matcha import Round
 from matcha.distributed import Message, Pending, Transport, run_threads
 from matcha.distributed.exchange import Exchange, meetings

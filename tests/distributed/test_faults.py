@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.distributed import faults
 
-from distributed import faults
 from matcha.distributed import run_threads
 from matcha.distributed.checkpoint import checkpoints
 

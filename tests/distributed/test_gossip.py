@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.distributed import cases
 from torch import nn
 
-from distributed import cases
 from matcha import Plan, Round, families
 from matcha.distributed import Gossip, MemoryTransport, SlowLinks, run_threads
 from matcha.errors import ExchangeError, InputError

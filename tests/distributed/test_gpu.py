@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-
-from distributed import cases
+from tests.distributed import cases
 
 GPUS = torch.cuda.device_count()
 

@@ -8,10 +8,10 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.signals import hear_ctrl_c
 
 from matcha.distributed.launch import LocalWorkers, run_local
 from matcha.errors import ExchangeError, InputError
-from signals import hear_ctrl_c
 
 
 def test_workers_get_what_torchrun_would_set(tmp_path: Path) -> None:

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.signals import hear_ctrl_c
 
 from matcha import Topology, families
 from matcha.errors import MatchaError
-from signals import hear_ctrl_c
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "network"
 sys.path.insert(0, str(FOLDER))

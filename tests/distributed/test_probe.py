@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.commands import matcha_command
 
-from commands import matcha_command
 from matcha import Topology, families
 from matcha.distributed import SlowLinks, run_threads
 from matcha.distributed.probe import probe

@@ -5,19 +5,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.distributed import cases
 from torch import nn
 
 import matcha.experiments.training
-from distributed import cases
 from matcha import families, plan
 from matcha.distributed import Training, run_threads, train_task
 from matcha.errors import InputError
-from matcha.experiments.quadratics import QuadraticTask
-from matcha.experiments.recipes import Choices, recipe
 from matcha.experiments.training import TaskTraining, run_worker, torch_optimizer
 from matcha.records import read_run
 from matcha.simulation import Constant, Execution, Settings, Simulation
-from matcha.simulation.optimizers import Adam
+from matcha.tasks.optimizers import Adam
+from matcha.tasks.quadratics import QuadraticTask
+from matcha.tasks.recipes import Choices, recipe
 
 NUM_WORKERS = 4
 RING = families.ring(NUM_WORKERS)

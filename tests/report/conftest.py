@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from tests.quadratics import write_quadratic_run
 
 import matcha
 from matcha.report import write_report
-from quadratics import write_quadratic_run
 
 STRATEGIES = ("vanilla", "periodic", "matcha", "greedy")
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from browsers import ARTIFACTS, chromium, opened, see_everything
 from playwright.sync_api import expect
+from tests.report.browsers import ARTIFACTS, chromium, opened, see_everything
 
 import matcha
 from matcha.records import read_run

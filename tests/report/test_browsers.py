@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from browsers import executable
+from tests.report.browsers import executable
 
 
 @pytest.mark.parametrize(("ci", "outcome"), [("true", pytest.fail), ("", pytest.skip)])

@@ -4,14 +4,14 @@ import json
 import re
 
 import pytest
+from tests.quadratics import write_quadratic_run
 
 import matcha
 from matcha.errors import InputError
 from matcha.records import read_run
 from matcha.report import load_runs, write_report
 from matcha.report.page import MAX_BYTES, embed_json
-from matcha.stages import staged_plan
-from quadratics import write_quadratic_run
+from matcha.strategies import staged_plan
 
 
 def payload_of(page):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
-from browsers import ARTIFACTS, chromium, opened, see_everything
+from tests.quadratics import write_quadratic_run
+from tests.report.browsers import ARTIFACTS, chromium, opened, see_everything
 
 import matcha
 from matcha.report import write_report
-from quadratics import write_quadratic_run
 
 
 @pytest.mark.slow

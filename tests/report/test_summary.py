@@ -3,11 +3,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from tests.quadratics import write_quadratic_run
 
 import matcha
 from matcha.records import Record, Run, RunHeader, read_run
 from matcha.report.summary import compare, label_runs, worker_comm_seconds
-from quadratics import write_quadratic_run
 
 
 def run_of(losses, *, strategy="matcha", seconds=1.0, seed=0, budget=0.5, config=None, tmp_path):

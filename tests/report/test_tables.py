@@ -3,11 +3,12 @@ from __future__ import annotations
 import html
 import re
 
+from tests.quadratics import write_quadratic_run
+
 import matcha
 from matcha.records import read_run
 from matcha.report.payload import build_payload
 from matcha.report.tables import columns, details, results_table
-from quadratics import write_quadratic_run
 
 
 def test_the_best_of_a_column_is_marked_in_words_and_only_there(run_folders):

@@ -3,11 +3,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from tests.quadratics import EXCHANGE_SECONDS, write_quadratic_run
 
 import matcha
 from matcha.records import read_run
 from matcha.report.timeline import timeline, worker_loads
-from quadratics import EXCHANGE_SECONDS, write_quadratic_run
 
 
 @pytest.fixture(scope="module")

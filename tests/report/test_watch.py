@@ -5,12 +5,12 @@ import time
 
 import pytest
 from rich.console import Console
+from tests.quadratics import write_quadratic_run
 
 import matcha
 from matcha.errors import InputError
 from matcha.records import Record, RunHeader, RunWriter, read_run
 from matcha.report.watch import frame, is_finished, latest, sparkline, watch
-from quadratics import write_quadratic_run
 
 
 def plan_of_four():

@@ -9,12 +9,12 @@ from tests.simulation.tasks import digits, er8, quadratic, rows
 
 import matcha
 from matcha.errors import InputError
-from matcha.experiments.images import ImageTask
-from matcha.experiments.models import build
-from matcha.experiments.models.resnet import BasicBlock
-from matcha.experiments.partitions import partition
 from matcha.rounds import Round
 from matcha.simulation import SGD, Adam, Constant, Delays, Engine, Execution, Settings, Simulation
+from matcha.tasks.images import ImageTask
+from matcha.tasks.models import build
+from matcha.tasks.models.resnet import BasicBlock
+from matcha.tasks.partitions import partition
 
 EXACT = Execution(precision="float64")
 PLANS = [

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from matcha.experiments.models import LanguageModel, build
 from matcha.simulation.flat import Layout, Workers, mean_squared_deviation
+from matcha.tasks.models import LanguageModel, build
 
 CPU = torch.device("cpu")
 

@@ -12,8 +12,9 @@ import sys
 absent = ("rustworkx", "clarabel", "typer", "rich", "matplotlib", "sklearn")
 sys.modules.update(dict.fromkeys(absent))
 from matcha import Plan
-from matcha.experiments import items, jobs, paper, recipes
-from matcha.experiments.quadratics import QuadraticTask
+from matcha.experiments.reproduction import items, jobs, paper
+from matcha.tasks import recipes
+from matcha.tasks.quadratics import QuadraticTask
 from matcha.simulation import Constant, Settings, Simulation
 
 plan = Plan.load(sys.argv[1])

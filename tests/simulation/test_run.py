@@ -12,7 +12,7 @@ import matcha
 from matcha.errors import InputError
 from matcha.simulation import SGD, Constant, Delays, Execution, Settings, Simulation, StepDecay
 from matcha.simulation.run import recalibrate
-from matcha.stages import staged_plan
+from matcha.strategies import staged_plan
 from matcha.timing import LinkSeconds
 
 SETTINGS = Settings(

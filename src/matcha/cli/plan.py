@@ -9,15 +9,14 @@ from typing import Any
 import typer
 from rich.table import Table
 
-from matcha import families
 from matcha.cli import app
 from matcha.cli.output import check_free, console, patient_progress, print_json
 from matcha.errors import InputError, PlanError
-from matcha.plans import Plan
-from matcha.stages import AnyPlan, StagedPlan, load_plan, staged_plan
+from matcha.plans import AnyPlan, Plan, StagedPlan, load_plan
 from matcha.strategies import plan as make_plan
+from matcha.strategies import staged_plan
 from matcha.timing import Scaled, Timing
-from matcha.topology import Topology
+from matcha.topology import Topology, families
 
 TOPOLOGY_HELP = (
     "Who can talk to whom: [cyan]ring:8[/], [cyan]path:8[/], [cyan]torus:4x4[/], "

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import typer
 from rich.table import Table
 
-from matcha import Topology, families
 from matcha.cli import app
 from matcha.cli.output import check_free, console, print_json
 from matcha.cli.plan import TOPOLOGY_HELP
 from matcha.cli.train import is_worker
 from matcha.errors import InputError
+from matcha.topology import Topology, families
 
 if TYPE_CHECKING:
     from matcha.distributed.probe import LinkMeasure

@@ -9,7 +9,7 @@ import typer
 from matcha.cli import app
 from matcha.cli.output import check_free, console, patient_progress, print_json
 from matcha.errors import InputError, unknown_name
-from matcha.stages import load_plan
+from matcha.plans import load_plan
 
 FORMATS = ("html", "png", "svg", "pdf")
 

@@ -15,7 +15,7 @@ from matcha.cli.output import console, make_folder, patient_progress, print_json
 from matcha.errors import InputError
 
 if TYPE_CHECKING:
-    from matcha.experiments.items import Item, Result
+    from matcha.experiments.reproduction.items import Item, Result
 
 
 @app.command("reproduce")
@@ -51,8 +51,8 @@ def reproduce_command(
     """
     from rich.table import Table
 
-    from matcha.experiments.figures import maker
-    from matcha.experiments.trainings import Trainings
+    from matcha.experiments.reproduction.figures import maker
+    from matcha.experiments.reproduction.trainings import Trainings
     from matcha.report.figures import check_format
 
     check_format(Path(f"figure.{format}"))
@@ -94,7 +94,7 @@ def reproduce_command(
 
 def _pages(results: Sequence[Result], output: Path, figure: str) -> list[Path]:
     """One page for each task and network: losses of different ones do not compare."""
-    from matcha.experiments.trainings import run_of
+    from matcha.experiments.reproduction.trainings import run_of
     from matcha.report import write_report
 
     written = []

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from matcha import families
 from matcha.cli import app
 from matcha.cli.output import console, make_folder, patient_progress, print_json
 from matcha.cli.plan import TOPOLOGY_HELP
 from matcha.errors import InputError
-from matcha.stages import AnyPlan, load_plan
+from matcha.plans import AnyPlan, load_plan
 from matcha.strategies import plan as make_plan
+from matcha.topology import families
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -90,12 +90,12 @@ def simulate_command(
 
       matcha simulate torus:4x4 --task cifar10 --data ~/data --model resnet20 -e 30 --device cuda
     """
-    from matcha.experiments.jobs import check_free, make_jobs
-    from matcha.experiments.recipes import Choices, recipe
-    from matcha.experiments.recipes import optimizer as make_optimizer
+    from matcha.experiments.reproduction.jobs import check_free, make_jobs
     from matcha.records import read_run
     from matcha.report.figures import check_format
     from matcha.simulation import Delays, Settings
+    from matcha.tasks.recipes import Choices, recipe
+    from matcha.tasks.recipes import optimizer as make_optimizer
 
     if figures != "none":
         check_format(Path(f"figure.{figures}"))
@@ -189,7 +189,7 @@ def _run(jobs: Sequence[Any], resume: bool) -> None:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from matcha.experiments.jobs import Runner
+    from matcha.experiments.reproduction.jobs import Runner
 
     terminal = Console(stderr=True)
     bar = [BarColumn(bar_width=20)] if terminal.width >= 100 else []  # the numbers come first

@@ -7,12 +7,12 @@ from pathlib import Path
 import typer
 from rich.table import Table
 
-from matcha import families
 from matcha.cli import app
 from matcha.cli.output import check_free, console, patient_progress, print_json
 from matcha.cli.plan import TOPOLOGY_HELP
 from matcha.errors import InputError
 from matcha.sweeps import DEFAULT_BUDGETS, DEFAULT_STRATEGIES, Sweep, sweep
+from matcha.topology import families
 
 
 @app.command("sweep")

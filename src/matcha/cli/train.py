@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from matcha import families
 from matcha.cli import app
 from matcha.cli.output import console, patient_progress
 from matcha.cli.plan import TOPOLOGY_HELP
 from matcha.errors import InputError
+from matcha.plans import AnyPlan, load_plan
 from matcha.records import COMMAND_VARIABLE, Record
-from matcha.stages import AnyPlan, load_plan
 from matcha.strategies import plan as make_plan
+from matcha.topology import families
 
 if TYPE_CHECKING:
     from matcha.experiments.training import TaskTraining
@@ -118,8 +118,8 @@ def train_command(
 
     import torch
 
-    from matcha.experiments.recipes import Choices
     from matcha.experiments.training import TaskTraining
+    from matcha.tasks.recipes import Choices
 
     choices = Choices(
         num_workers=plan.num_workers,
@@ -285,7 +285,7 @@ def _work(request: TaskTraining, plan: AnyPlan) -> None:
 
 
 def _progress(request: TaskTraining) -> Callable[[Record], None]:
-    from matcha.experiments.recipes import recipe
+    from matcha.tasks.recipes import recipe
 
     total = request.epochs or recipe(request.task).epochs
 
@@ -305,7 +305,7 @@ def _progress(request: TaskTraining) -> Callable[[Record], None]:
 
 
 def _check_task(name: str, wire: str | None) -> None:
-    from matcha.experiments.recipes import recipe
+    from matcha.tasks.recipes import recipe
 
     recipe(name)
     if wire is not None and wire not in _WIRES:

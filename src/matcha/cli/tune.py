@@ -6,11 +6,11 @@ from pathlib import Path
 
 import typer
 
-from matcha import families
 from matcha.cli import app
 from matcha.cli.output import check_free, console, patient_progress, print_json
 from matcha.cli.plan import TOPOLOGY_HELP
 from matcha.cli.sweep import _budgets as parse_budgets
+from matcha.topology import families
 from matcha.tuning import DEFAULT_BUDGETS, DEFAULT_STRATEGIES, Task, tune
 
 

@@ -8,12 +8,16 @@ gossip = Gossip(model, optimizer, plan)     # consensus now follows every optimi
 
 from matcha.distributed.environment import default_transport
 from matcha.distributed.gossip import Gossip
-from matcha.distributed.memory_transport import MemoryNetwork, MemoryTransport, run_threads
-from matcha.distributed.mpi_transport import MpiTransport
-from matcha.distributed.slow_links import SlowLinks
-from matcha.distributed.torch_transport import TorchTransport
 from matcha.distributed.training import Training, train_task
-from matcha.distributed.transport import Message, Pending, Transport
+from matcha.distributed.transports.memory_transport import (
+    MemoryNetwork,
+    MemoryTransport,
+    run_threads,
+)
+from matcha.distributed.transports.mpi_transport import MpiTransport
+from matcha.distributed.transports.slow_links import SlowLinks
+from matcha.distributed.transports.torch_transport import TorchTransport
+from matcha.distributed.transports.transport import Message, Pending, Transport
 
 __all__ = [
     "Gossip",

@@ -15,24 +15,47 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from torch import nn
 
 from matcha.distributed.collectives import gather
+from matcha.distributed.transports.transport import Transport
+from matcha.documents import write_atomically
 from matcha.errors import DataError, InputError
-from matcha.graphfiles import write_atomically
-
-if TYPE_CHECKING:
-    from matcha.distributed.gossip import Gossip
 
 __all__ = ["CheckpointInfo", "checkpoints", "load_checkpoint", "save_checkpoint"]
 
 SCHEMA = "matcha.checkpoint/2"
 _MANIFEST = "complete.json"
 Generators = Mapping[str, torch.Generator]
+
+
+class Worker(Protocol):
+    """What a checkpoint needs of a `Gossip`."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    transport: Transport
+    deadline: float
+    iteration: int
+
+    @property
+    def rank(self) -> int:
+        """This worker's number."""
+
+    def settle(self) -> None:
+        """Finish an exchange that is under way."""
+
+    def forget(self) -> None:
+        """Drop what is known of rounds to come."""
+
+    def seek(self, iteration: int) -> None:
+        """Go on from an iteration."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Position and digests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +98,7 @@ def checkpoints(directory: str | Path) -> list[CheckpointInfo]:
 
 
 def save_checkpoint(
-    gossip: Gossip,
+    gossip: Worker,
     directory: str | Path,
     *,
     extra: Mapping[str, Any] | None = None,
@@ -117,7 +140,7 @@ def save_checkpoint(
 
 
 def load_checkpoint(
-    gossip: Gossip,
+    gossip: Worker,
     directory: str | Path,
     *,
     iteration: int | None = None,
@@ -159,7 +182,7 @@ def load_checkpoint(
 
 
 def _collect(
-    gossip: Gossip, extra: Mapping[str, Any], generators: Generators
+    gossip: Worker, extra: Mapping[str, Any], generators: Generators
 ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     tensors = {f"model/{name}": tensor for name, tensor in _named(gossip).items()}
     state = gossip.optimizer.state_dict()
@@ -171,7 +194,7 @@ def _collect(
     return alone, document
 
 
-def _restore(gossip: Gossip, file: Any, document: dict[str, Any], generators: Generators) -> None:
+def _restore(gossip: Worker, file: Any, document: dict[str, Any], generators: Generators) -> None:
     with torch.no_grad():
         for name, tensor in _named(gossip).items():
             tensor.copy_(file.get_tensor(f"model/{name}"))
@@ -180,7 +203,7 @@ def _restore(gossip: Gossip, file: Any, document: dict[str, Any], generators: Ge
         generator.set_state(file.get_tensor(f"generator/{name}"))
 
 
-def _load_average(gossip: Gossip, info: CheckpointInfo) -> dict[str, Any]:
+def _load_average(gossip: Worker, info: CheckpointInfo) -> dict[str, Any]:
     gossip.optimizer.state.clear()
     targets = _named(gossip)
     sums = {
@@ -199,7 +222,7 @@ def _load_average(gossip: Gossip, info: CheckpointInfo) -> dict[str, Any]:
         return document
 
 
-def _named(gossip: Gossip) -> dict[str, torch.Tensor]:
+def _named(gossip: Worker) -> dict[str, torch.Tensor]:
     model = getattr(gossip.model, "_orig_mod", gossip.model)
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
@@ -236,6 +259,9 @@ def _unflatten(value: Any, file: Any) -> Any:
 
 
 def _write(path: Path, tensors: dict[str, torch.Tensor], document: dict[str, Any]) -> None:
+    # Imported where used: a worker that writes no checkpoint needs no safetensors.
+    from safetensors.torch import save_file
+
     part = path.with_name(path.name + ".part")
     save_file(tensors, part, metadata={"matcha": json.dumps(document)})
     with part.open("rb") as file:
@@ -246,6 +272,8 @@ def _write(path: Path, tensors: dict[str, torch.Tensor], document: dict[str, Any
 @contextmanager
 def _opened(info: CheckpointInfo, name: str) -> Iterator[tuple[Any, dict[str, Any]]]:
     """A worker's file: its tensors and its document."""
+    from safetensors import SafetensorError, safe_open
+
     path = info.path / name
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
@@ -267,7 +295,7 @@ def _read_manifest(folder: Path, document: dict[str, Any]) -> CheckpointInfo:
     )
 
 
-def _choose(gossip: Gossip, root: Path, iteration: int | None) -> CheckpointInfo:
+def _choose(gossip: Worker, root: Path, iteration: int | None) -> CheckpointInfo:
     found = checkpoints(root)
     if iteration is not None:
         found = [info for info in found if info.iteration <= iteration]
@@ -298,11 +326,11 @@ def _offer(earlier: list[CheckpointInfo]) -> str:
     return "There is no intact one before it."
 
 
-def _file_name(gossip: Gossip) -> str:
+def _file_name(gossip: Worker) -> str:
     return f"worker-{gossip.rank:03d}.safetensors"
 
 
-def _check_fit(gossip: Gossip, info: CheckpointInfo, average: bool) -> None:
+def _check_fit(gossip: Worker, info: CheckpointInfo, average: bool) -> None:
     state = gossip.state_dict()
     advice = "to start this team from the average of the saved models, ask for average=True."
     if info.layout_digest != state["layout_digest"]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import torch
 
-from matcha.distributed.transport import Message, Transport
+from matcha.distributed.transports.transport import Message, Transport
 
 __all__ = ["barrier", "broadcast", "gather", "mean_"]
 

@@ -8,7 +8,7 @@ import os
 import torch
 import torch.distributed as dist
 
-from matcha.distributed.transport import Transport
+from matcha.distributed.transports.transport import Transport
 from matcha.errors import InputError
 
 __all__ = ["default_transport"]
@@ -24,14 +24,14 @@ def default_transport() -> Transport:
     """
     if not dist.is_initialized() and not {"RANK", "WORLD_SIZE"} <= os.environ.keys():
         if _started_by_mpi():
-            from matcha.distributed.mpi_transport import MpiTransport
+            from matcha.distributed.transports.mpi_transport import MpiTransport
 
             return MpiTransport()
         raise InputError(
             "this process has no other workers to talk to: start the script with "
             "`torchrun --nproc-per-node=8 SCRIPT`, `matcha train SCRIPT` or `mpirun`."
         )
-    from matcha.distributed.torch_transport import TorchTransport
+    from matcha.distributed.transports.torch_transport import TorchTransport
 
     if not dist.is_initialized():
         dist.init_process_group(_backend())

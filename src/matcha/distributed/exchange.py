@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from matcha.distributed.transport import Message, Pending, Transport
+from matcha.distributed.transports.transport import Message, Pending, Transport
 from matcha.errors import ExchangeError
 from matcha.rounds import Round
 

@@ -15,6 +15,7 @@ import matcha
 from matcha.distributed.agreement import agree
 from matcha.distributed.averaging import Averaging
 from matcha.distributed.buckets import fill_buckets, layout_digest
+from matcha.distributed.checkpoint import load_checkpoint, save_checkpoint
 from matcha.distributed.collectives import broadcast
 from matcha.distributed.environment import default_transport
 from matcha.distributed.exchange import Exchange
@@ -22,7 +23,7 @@ from matcha.distributed.itinerary import GossipPlan, Itinerary
 from matcha.distributed.overlap import Overlap
 from matcha.distributed.steps import Steps
 from matcha.distributed.stopwatch import Stopwatch
-from matcha.distributed.transport import Transport
+from matcha.distributed.transports.transport import Transport
 from matcha.errors import ExchangeError, InputError
 from matcha.records import Span
 
@@ -259,8 +260,6 @@ class Gossip:
         keep: int = 2,
     ) -> Path:
         """Write a checkpoint of all workers; see `matcha.distributed.checkpoint`. Collective."""
-        from matcha.distributed.checkpoint import save_checkpoint
-
         return save_checkpoint(self, directory, extra=extra, generators=generators, keep=keep)
 
     def load(
@@ -272,8 +271,6 @@ class Gossip:
         generators: Mapping[str, torch.Generator] | None = None,
     ) -> dict[str, Any]:
         """Continue from a checkpoint; see `matcha.distributed.checkpoint`. Collective."""
-        from matcha.distributed.checkpoint import load_checkpoint
-
         return load_checkpoint(
             self, directory, iteration=iteration, average=average, generators=generators
         )

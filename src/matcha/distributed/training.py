@@ -18,11 +18,11 @@ from torch import Tensor, nn
 
 from matcha.distributed.collectives import gather
 from matcha.distributed.gossip import Gossip
-from matcha.distributed.slow_links import SlowLinks
-from matcha.distributed.transport import Transport
+from matcha.distributed.transports.slow_links import SlowLinks
+from matcha.distributed.transports.transport import Transport
 from matcha.errors import InputError
+from matcha.plans import AnyPlan
 from matcha.records import Record, RunHeader, RunWriter, Span
-from matcha.stages import AnyPlan
 
 __all__ = ["Training", "WorkerTask", "train_task"]
 

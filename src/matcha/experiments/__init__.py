@@ -1,1 +1,1 @@
-"""Tasks, recipes and the paper's figures."""
+"""The demo, and the paper's experiments reproduced."""

@@ -16,11 +16,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from matcha import families
 from matcha.errors import ExchangeError, InputError
 from matcha.plans import Plan
 from matcha.records import COMMAND_VARIABLE, Record, invoked
 from matcha.strategies import plan
+from matcha.topology import families
 
 STRATEGIES = ("vanilla", "periodic", "matcha", "greedy")
 _POLL_SECONDS = 0.1
@@ -127,8 +127,8 @@ def worker_main(spec: Path) -> None:
     import torch
 
     from matcha.distributed import default_transport
-    from matcha.experiments.recipes import Choices
     from matcha.experiments.training import TaskTraining, run_worker
+    from matcha.tasks.recipes import Choices
 
     document = json.loads(spec.read_text(encoding="utf-8"))
     document["strategies"] = tuple(document["strategies"])

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from matcha.distributed.slow_links import SlowLinks
 from matcha.distributed.training import Training, train_task
-from matcha.distributed.transport import Transport
-from matcha.experiments.recipes import Choices, recipe
+from matcha.distributed.transports.slow_links import SlowLinks
+from matcha.distributed.transports.transport import Transport
+from matcha.plans import AnyPlan
 from matcha.records import Record
-from matcha.simulation.optimizers import SGD, Adam, Optimizer
-from matcha.stages import AnyPlan
+from matcha.tasks.optimizers import SGD, Adam, Optimizer
+from matcha.tasks.recipes import Choices, recipe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,13 +10,13 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from matcha.documents import write_atomically
 from matcha.errors import InputError
-from matcha.graphfiles import write_atomically
+from matcha.plans import AnyPlan
 from matcha.records import Run, find_runs, read_run
 from matcha.report import words
 from matcha.report.payload import SLOTS, Progress, build_payload
 from matcha.report.tables import details, results_table
-from matcha.stages import AnyPlan
 
 MAX_BYTES = 5_000_000
 _SCRIPTS = ("base.js", "charts.js", "curves.js", "network.js", "explorer.js", "timeline.js")

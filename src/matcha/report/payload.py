@@ -7,13 +7,13 @@ from dataclasses import asdict
 from datetime import datetime, timezone
 from typing import Any
 
+from matcha.plans import AnyPlan, levels
 from matcha.records import Run
 from matcha.report import words
 from matcha.report.explorer import network
 from matcha.report.series import curves, short
 from matcha.report.summary import Comparison, compare, reached
 from matcha.report.timeline import timeline, worker_loads
-from matcha.stages import AnyPlan, levels
 from matcha.topology import Topology
 
 Progress = Callable[[int, int], None]

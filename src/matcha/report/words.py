@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from matcha.plans import AnyPlan
 from matcha.records import Run
-from matcha.stages import AnyPlan
 
 _OBJECTIVE = {"train_loss": "training loss", "test_loss": "test loss"}
 

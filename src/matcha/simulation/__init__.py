@@ -1,10 +1,10 @@
 """All workers of a plan on one device: what a plan does to training, before touching a cluster."""
 
 from matcha.simulation.engine import Engine, Execution
-from matcha.simulation.optimizers import SGD, Adam
-from matcha.simulation.rates import Constant, Plateau, StepDecay
 from matcha.simulation.run import Delays, Settings, Simulation
-from matcha.simulation.task import Evaluation, Task
+from matcha.tasks.optimizers import SGD, Adam
+from matcha.tasks.rates import Constant, Plateau, StepDecay
+from matcha.tasks.task import Evaluation, Task
 
 __all__ = [
     "SGD",

@@ -21,8 +21,8 @@ from matcha.errors import InputError
 from matcha.rounds import Round
 from matcha.simulation.flat import Workers
 from matcha.simulation.mixing import matrices, mix_product, mix_rows
-from matcha.simulation.optimizers import SGD, Optimizer
-from matcha.simulation.task import Task
+from matcha.tasks.optimizers import SGD, Optimizer
+from matcha.tasks.task import Task
 
 Rule: TypeAlias = Literal["eq2", "footnote"]
 Batching: TypeAlias = Literal["auto", "loop", "vmap"]

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from matcha.errors import InputError
+from matcha.plans import AnyPlan, StagedPlan
 from matcha.records import Record
 from matcha.simulation.engine import Engine, Execution, Rule
 from matcha.simulation.flat import mean_squared_deviation
-from matcha.simulation.optimizers import SGD, Optimizer
-from matcha.simulation.rates import Constant, Schedule
-from matcha.simulation.task import Evaluation, KnownGradient, Task, generator
-from matcha.stages import AnyPlan, StagedPlan
+from matcha.tasks.optimizers import SGD, Optimizer
+from matcha.tasks.rates import Constant, Schedule
+from matcha.tasks.task import Evaluation, KnownGradient, Task, generator
 
 Statistics: TypeAlias = Literal["recalibrated", "averaged"]
 CHECKPOINT_SCHEMA = "matcha.checkpoint/2"

@@ -13,16 +13,15 @@ from fractions import Fraction
 
 import numpy as np
 
-from matcha import cycles
-from matcha.candidates import timeline
-from matcha.cycles import Array
 from matcha.errors import InputError
-from matcha.families import complete
 from matcha.plans import Plan, check_budget
 from matcha.schedules import Cycle
-from matcha.theory import consensus_error, contraction
+from matcha.strategies.greedy.candidates import timeline
+from matcha.theory import consensus_error, contraction, cycles
+from matcha.theory.cycles import Array
 from matcha.timing import Units
 from matcha.topology import Matching
+from matcha.topology.families import complete
 
 
 def hypercube_matchings(num_workers: int) -> tuple[Matching, ...]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from matcha._numerics.spectra import weighted_laplacian
 from matcha.activation import Activation, optimal_probabilities
 from matcha.errors import InputError
 from matcha.matchings import Groups, cliques, single_links
@@ -16,13 +17,12 @@ from matcha.mixing import (
     optimal_contraction,
     vanilla_contraction,
 )
-from matcha.pairwise import optimal_activation
 from matcha.plans import Plan
-from matcha.recoloring import improve
 from matcha.schedules import Bernoulli
-from matcha.spectra import weighted_laplacian
-from matcha.strategies import Request
 from matcha.strategies.parts import annotated, coloring
+from matcha.strategies.recoloring import improve
+from matcha.strategies.request import Request
+from matcha.theory.pairwise import optimal_activation
 from matcha.topology import Matching
 
 

@@ -9,7 +9,7 @@ from matcha.matchings import decompose
 from matcha.mixing import periodic_contraction
 from matcha.plans import Plan
 from matcha.rounds import Mixing
-from matcha.strategies import Request
+from matcha.strategies.request import Request
 from matcha.topology import Matching
 
 _COMPARED_UP_TO = 2000

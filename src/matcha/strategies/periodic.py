@@ -5,8 +5,8 @@ from __future__ import annotations
 from matcha.mixing import laplacian_extremes, periodic_contraction
 from matcha.plans import Plan
 from matcha.schedules import Periodic
-from matcha.strategies import Request
 from matcha.strategies.parts import annotated, coloring, only_laplacian
+from matcha.strategies.request import Request
 
 
 def build(request: Request) -> Plan:

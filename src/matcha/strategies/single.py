@@ -6,8 +6,8 @@ from matcha.activation import optimal_probabilities
 from matcha.mixing import single_contraction
 from matcha.plans import Plan
 from matcha.schedules import Choice
-from matcha.strategies import Request
 from matcha.strategies.parts import annotated, coloring
+from matcha.strategies.request import Request
 from matcha.topology import Matching
 
 

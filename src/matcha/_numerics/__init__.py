@@ -1,0 +1,1 @@
+"""Numerical parts with no word of networks: eigenvectors, small cone programs, threads."""

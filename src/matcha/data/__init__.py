@@ -1,1 +1,0 @@
-"""Package data: the paper's graphs."""

@@ -1,0 +1,1 @@
+"""How bytes reach another worker: torch.distributed, MPI, threads of one process."""

@@ -1,0 +1,122 @@
+"""In-memory transport: workers are threads of one process. For tests and for teaching."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import torch
+
+from matcha.distributed.transports.transport import Message, Pending, Transport
+from matcha.errors import InputError
+
+__all__ = ["MemoryNetwork", "MemoryTransport", "run_threads"]
+
+T = TypeVar("T")
+Mailbox = queue.SimpleQueue[torch.Tensor]
+
+
+class MemoryNetwork:
+    """The shared mailboxes of the workers of one run.
+
+    >>> network = MemoryNetwork(2)
+    >>> [network.transport(rank).rank for rank in range(2)]
+    [0, 1]
+    """
+
+    def __init__(self, num_workers: int) -> None:
+        if num_workers < 1:
+            raise InputError(f"a network needs at least one worker, not {num_workers}")
+        self.num_workers = num_workers
+        self._mailboxes: defaultdict[tuple[int, int, int], Mailbox] = defaultdict(queue.SimpleQueue)
+        self._lock = threading.Lock()
+        self.accusations: dict[int, int] = {}
+
+    def transport(self, rank: int) -> MemoryTransport:
+        """The transport of worker `rank`."""
+        return MemoryTransport(self, rank)
+
+    def mailbox(self, source: int, target: int, tag: int) -> Mailbox:
+        """Where messages with one tag from `source` wait for `target`."""
+        with self._lock:
+            return self._mailboxes[source, target, tag]
+
+
+class MemoryTransport(Transport):
+    """One thread's end of a `MemoryNetwork`."""
+
+    device = None
+
+    def __init__(self, network: MemoryNetwork, rank: int) -> None:
+        self.network = network
+        self.rank = rank
+        self.num_workers = network.num_workers
+
+    def post(self, messages: Sequence[Message]) -> Pending:
+        """Put copies of what is sent into the peers' mailboxes."""
+        for message in messages:
+            if message.outgoing is not None:
+                box = self.network.mailbox(self.rank, message.peer, message.tag)
+                box.put(message.outgoing.clone())
+        return _Arrivals(self, [message for message in messages if message.incoming is not None])
+
+    def accuse(self, peer: int) -> None:
+        """Note it in the network."""
+        self.network.accusations[self.rank] = peer
+
+    def accused_by(self, rank: int) -> int | None:
+        """Read it from the network."""
+        return self.network.accusations.get(rank)
+
+
+class _Arrivals(Pending):
+    def __init__(self, transport: MemoryTransport, messages: list[Message]) -> None:
+        self.transport = transport
+        self.messages = messages
+
+    def wait(self, timeout: float) -> None:
+        transport = self.transport
+        deadline = time.monotonic() + 0.9 * timeout  # the rest is for finding the cause
+        while self.messages:
+            message = self.messages[0]
+            box = transport.network.mailbox(message.peer, transport.rank, message.tag)
+            try:
+                arrived = box.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                problem = f"did not answer within {timeout:g} s"
+                raise transport.failure(message.peer, problem, 0.1 * timeout) from None
+            assert message.incoming is not None
+            message.incoming.copy_(arrived)
+            self.messages.pop(0)
+
+
+def run_threads(num_workers: int, work: Callable[[MemoryTransport], T]) -> list[T]:
+    """Run `work` once a worker, each in a thread with its own transport, and collect the results.
+
+    The first worker's exception is raised again once all have ended.
+
+    >>> run_threads(3, lambda transport: transport.rank**2)
+    [0, 1, 4]
+    """
+    network = MemoryNetwork(num_workers)
+    results: dict[int, T] = {}
+    errors: dict[int, BaseException] = {}
+
+    def body(rank: int) -> None:
+        try:
+            results[rank] = work(network.transport(rank))
+        except BaseException as error:  # handed to the caller below
+            errors[rank] = error
+
+    threads = [threading.Thread(target=body, args=(rank,)) for rank in range(num_workers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[min(errors)]
+    return [results[rank] for rank in range(num_workers)]

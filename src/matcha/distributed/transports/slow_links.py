@@ -1,0 +1,84 @@
+"""Emulated link speed: any transport, slowed down to what a real link would take."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from matcha.distributed.transports.transport import Message, Pending, Transport
+from matcha.errors import InputError
+
+__all__ = ["SlowLinks"]
+
+
+class SlowLinks(Transport):
+    """A transport whose every link is emulated to carry `mbps` megabits a second each way.
+
+    A message takes its size over the speed, counted from the moment both ends are there. Links of a
+    matching are slow at the same time, and a worker's messages follow one another, so a round takes
+    what the delay model says: the matchings one after the other.
+
+    This is an emulation by sleeping, for demonstrations without a shaped network; say so next to
+    every number measured with it. `benchmarks/network` shapes real links.
+    """
+
+    def __init__(self, transport: Transport, mbps: float) -> None:
+        if not mbps > 0:
+            raise InputError(f"link speed must be positive, not {mbps} Mbit/s")
+        self.transport = transport
+        self.seconds_per_byte = 8e-6 / mbps
+        self._at_full_speed = False
+        self.rank = transport.rank
+        self.num_workers = transport.num_workers
+        self.device = transport.device
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """As the transport below, which makes the errors."""
+        return self.transport.hosts
+
+    @hosts.setter
+    def hosts(self, hosts: tuple[str, ...]) -> None:
+        self.transport.hosts = hosts
+
+    def post(self, messages: Sequence[Message]) -> Pending:
+        """Start the messages; their `Pending` takes the time of the emulated link."""
+        outgoing = sum(m.outgoing.nbytes for m in messages if m.outgoing is not None)
+        incoming = sum(m.incoming.nbytes for m in messages if m.incoming is not None)
+        seconds = 0.0 if self._at_full_speed else max(outgoing, incoming) * self.seconds_per_byte
+        return _Slow(self.transport.post(messages), seconds)
+
+    @contextmanager
+    def at_full_speed(self) -> Iterator[None]:
+        """Without the emulation, for what is no part of training; on all workers together."""
+        self._at_full_speed = True
+        try:
+            yield
+        finally:
+            self._at_full_speed = False
+
+    def accuse(self, peer: int) -> None:
+        """As the transport below."""
+        self.transport.accuse(peer)
+
+    def accused_by(self, rank: int) -> int | None:
+        """As the transport below."""
+        return self.transport.accused_by(rank)
+
+    def close(self) -> None:
+        """As the transport below."""
+        self.transport.close()
+
+
+class _Slow(Pending):
+    def __init__(self, pending: Pending, seconds: float) -> None:
+        self.pending = pending
+        self.seconds = seconds
+
+    def wait(self, timeout: float) -> None:
+        # The fast transport delivers once both ends have posted: that is when a real link would
+        # have started. The next message may already be posted; it waits for its turn here.
+        self.pending.wait(timeout)
+        time.sleep(self.seconds)
+        self.seconds = 0.0

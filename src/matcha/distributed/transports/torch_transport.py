@@ -1,0 +1,145 @@
+"""Transport over torch.distributed: gloo anywhere, NCCL where every worker has its own GPU."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from matcha.distributed.transports.transport import Message, Pending, Transport
+from matcha.errors import ExchangeError
+
+__all__ = ["TorchTransport"]
+
+_ACCUSATION = "matcha/accused-by/"
+_PATIENCE = 2.0  # seconds to look for the cause of a failure
+_STORE_PATIENCE = 2.0  # seconds; the store may have died with the worker that hosted it
+
+
+class TorchTransport(Transport):
+    """Messages over a process group of our own, made from the default one's workers.
+
+    Our own group keeps our messages apart from collectives the training script runs itself, also
+    when the exchange runs on another thread. Making it is a collective call.
+
+    Args:
+        backend: `gloo` or `nccl`; by default what the default group uses for the current device.
+    """
+
+    def __init__(self, backend: str | None = None) -> None:
+        if not dist.is_available() or not dist.is_initialized():
+            raise ExchangeError(
+                "torch.distributed is not initialised: call torch.distributed.init_process_group() "
+                "and start the script with torchrun or `matcha train`."
+            )
+        self.rank = dist.get_rank()
+        self.num_workers = dist.get_world_size()
+        self.backend = backend or _default_backend()
+        self.device = (
+            torch.device("cuda", torch.cuda.current_device())
+            if self.backend == "nccl"
+            else torch.device("cpu")
+        )
+        self._group = dist.new_group(backend=self.backend)
+        self._store = dist.distributed_c10d._get_default_store()
+        if self.backend == "nccl":
+            # A first grouped point-to-point call in which some workers take no part would hang:
+            # NCCL builds the communicator then, with everybody.
+            dist.barrier(group=self._group)
+
+    def post(self, messages: Sequence[Message]) -> Pending:
+        """Start the messages in our own process group."""
+        receives = [m for m in messages if m.incoming is not None]
+        sends = [m for m in messages if m.outgoing is not None]
+        try:
+            if self.backend == "nccl":
+                return _Works(self, self._post_grouped(receives, sends))
+            # Receives first: the other way round a shaped link takes almost twice as long.
+            works = [
+                (m.peer, dist.irecv(m.incoming, m.peer, self._group, m.tag))  # type: ignore[arg-type]
+                for m in receives
+            ]
+            works += [
+                (m.peer, dist.isend(m.outgoing, m.peer, self._group, m.tag))  # type: ignore[arg-type]
+                for m in sends
+            ]
+        except RuntimeError as error:
+            raise self.failure(messages[0].peer, _problem(error), _PATIENCE) from error
+        return _Works(self, works)
+
+    def _post_grouped(
+        self, receives: list[Message], sends: list[Message]
+    ) -> list[tuple[int, dist.Work | None]]:
+        # NCCL runs calls in order on one stream, so two workers that both receive first would wait
+        # for each other; grouped calls are one kernel. Tags are unknown to it: order matches.
+        ops = [dist.P2POp(dist.irecv, m.incoming, m.peer, self._group) for m in receives]  # type: ignore[arg-type]
+        ops += [dist.P2POp(dist.isend, m.outgoing, m.peer, self._group) for m in sends]  # type: ignore[arg-type]
+        peer = (receives or sends)[0].peer
+        return [(peer, work) for work in dist.batch_isend_irecv(ops)]
+
+    def accuse(self, peer: int) -> None:
+        """Write to the key-value store that all workers share."""
+        _quickly(lambda: self._store.set(_ACCUSATION + str(self.rank), str(peer)))
+
+    def accused_by(self, rank: int) -> int | None:
+        """Read from the key-value store that all workers share."""
+        key = _ACCUSATION + str(rank)
+        found = _quickly(lambda: self._store.get(key) if self._store.check([key]) else None)
+        return int(found) if found else None
+
+    def close(self) -> None:
+        """Destroy our process group."""
+        if dist.is_initialized():
+            dist.destroy_process_group(self._group)
+
+
+class _Works(Pending):
+    def __init__(
+        self, transport: TorchTransport, works: list[tuple[int, dist.Work | None]]
+    ) -> None:
+        self.transport = transport
+        self.works = works
+
+    def wait(self, timeout: float) -> None:
+        patience = min(_PATIENCE, 0.2 * timeout)
+        limit = timedelta(seconds=timeout - patience)
+        while self.works:
+            peer, work = self.works[0]
+            try:
+                if work is not None:
+                    work.wait(limit)
+            except RuntimeError as error:
+                problem = _problem(error, timeout)
+                raise self.transport.failure(peer, problem, patience) from error
+            self.works.pop(0)
+        if self.transport.backend == "nccl":
+            torch.cuda.current_stream().synchronize()
+
+
+def _default_backend() -> str:
+    config = dist.get_backend_config()
+    return "nccl" if torch.cuda.is_available() and "nccl" in config else "gloo"
+
+
+def _problem(error: RuntimeError, timeout: float | None = None) -> str:
+    text = str(error)
+    if "imed out" in text or "imeout" in text:
+        return f"did not answer within {timeout:g} s" if timeout else "did not answer in time"
+    return "closed its connection: it crashed or was killed"
+
+
+def _quickly(call: Callable[[], bytes | None]) -> bytes | None:
+    result: list[bytes | None] = []
+
+    def body() -> None:
+        with suppress(RuntimeError):  # the store is gone: we only lose the better message
+            result.append(call())
+
+    thread = threading.Thread(target=body, daemon=True)
+    thread.start()
+    thread.join(_STORE_PATIENCE)
+    return result[0] if result else None

@@ -1,0 +1,97 @@
+"""Documents: JSON files that are written whole or not at all, and checked when they are read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from matcha.errors import InputError
+
+MAX_BYTES = 512 * 2**20
+_WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file whole or not at all, on disk before it gets its name.
+
+    Several processes may write the same file at once: each writes its own temporary one, and the
+    last to finish wins.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    number, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent)
+    partial = Path(name)
+    try:
+        with os.fdopen(number, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.chmod(0o666 & ~_umask())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def save_document(document: dict[str, Any], path: Path) -> None:
+    """Write a JSON object with a checksum, whole or not at all; `load_document` takes it back."""
+    signed = {**document, "checksum": fingerprint(document)}
+    write_atomically(path, json.dumps(signed, indent=1) + "\n")
+
+
+def load_document(path: Path) -> dict[str, Any]:
+    """The JSON object in a file, its checksum verified and removed.
+
+    Raises:
+        InputError: The file is missing, not JSON, not ours, or its checksum is wrong.
+    """
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise InputError(f"{str(path)!r} is larger than {MAX_BYTES >> 20} MiB: not a plan.")
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{str(path)!r} cannot be read: {error.strerror}.") from None
+    except (ValueError, RecursionError):
+        raise InputError(
+            f"{str(path)!r} is not JSON: it is truncated, damaged or not a plan."
+        ) from None
+    if not isinstance(document, dict) or not str(document.get("schema", "")).startswith("matcha."):
+        raise InputError(f"{str(path)!r} is not a matcha plan (no schema name inside).")
+    checksum = document.pop("checksum", None)
+    if checksum is not None and checksum != fingerprint(document):
+        raise InputError(f"{str(path)!r} is damaged: its checksum does not match its content.")
+    return document
+
+
+def fingerprint(document: Any) -> str:
+    """A digest of plain JSON values, the same for equal values.
+
+    >>> fingerprint({"a": 1, "b": 2}) == fingerprint({"b": 2, "a": 1})
+    True
+    """
+    text = json.dumps(document, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def spelled(value: Any) -> Any:
+    """A number as JSON can hold it: NaN and infinities become words.
+
+    >>> spelled(float("inf")), spelled(0.5)
+    ('inf', 0.5)
+    """
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def number(value: Any) -> Any:
+    """The number that `spelled` wrote; anything else is left as it is."""
+    return _WORDS.get(value, value) if isinstance(value, str) else value
+
+
+def _umask() -> int:
+    # There is no way to read it but to set it; threads of ours write with the default mode only.
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,260 @@
+"""Step 1: decompositions of a topology's links into matchings, and their verifiers.
+
+A matching is a set of links that share no worker, so all of them can talk at once. Splitting the
+links into M matchings is edge colouring: by Vizing's theorem M is Δ or Δ+1, with Δ the largest
+degree. The paper's other subgraphs, single links and cliques, are offered as well; a clique is a
+group of matchings that share one coin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import combinations, pairwise
+
+from matcha.errors import PlanError
+from matcha.matchings.coloring import Coloring, color_links
+from matcha.topology import Link, Matching, Topology, check_matchings
+
+Groups = tuple[tuple[int, ...], ...]
+
+_GROUPING_WORK = 2_000_000
+"""Colour pairs times workers up to which slow links are regrouped: a second or two a sweep."""
+
+
+def decompose(topology: Topology, *, seed: int = 0) -> tuple[Matching, ...]:
+    """Split the links into Δ matchings where a quick search finds them, else Δ+1; never more.
+
+    Where the topology has link times, slow links are put together: a matching costs its slowest
+    link, so the sum over matchings is what a full exchange takes.
+
+    Args:
+        topology: The workers and their links.
+        seed: Decides the repairs of the search.
+
+    Returns:
+        The matchings, largest first (costliest first where there are link times).
+
+    >>> from matcha.topology import families
+    >>> decompose(families.ring(4))
+    (((0, 1), (2, 3)), ((0, 3), (1, 2)))
+    """
+    best = _fewest_colors(topology, _by_degree(topology), seed)
+    if topology.link_times is not None:
+        times = _times(topology)
+        by_time = sorted(topology.links, key=lambda link: (-times[link], link))
+        other = _fewest_colors(topology, by_time, seed)
+        candidates = [_grouped_by_time(topology, matchings, times) for matchings in (best, other)]
+        best = min(candidates, key=lambda found: (len(found), _full_exchange(found, times)))
+    return sort_matchings(topology, best)
+
+
+def single_links(topology: Topology) -> tuple[Matching, ...]:
+    """Every link alone (section 3, "Extension").
+
+    >>> from matcha.topology import families
+    >>> single_links(families.path(3))
+    (((0, 1),), ((1, 2),))
+    """
+    return tuple((link,) for link in topology.links)
+
+
+def cliques(topology: Topology) -> tuple[tuple[Matching, ...], Groups]:
+    """Split the links into cliques, greedily the largest first (section 3, "Extension").
+
+    Each clique's links are coloured into matchings that are active together: one group.
+
+    Returns:
+        The matchings, and the groups as positions among them.
+
+    >>> from matcha.topology import families
+    >>> cliques(families.complete(4))[1]
+    ((0, 1, 2),)
+    """
+    matchings: list[Matching] = []
+    groups: list[tuple[int, ...]] = []
+    for workers in _clique_partition(topology):
+        number = {worker: n for n, worker in enumerate(workers)}
+        inside = Topology.from_links(
+            [(number[i], number[j]) for i in workers for j in workers if i < j]
+        )
+        first = len(matchings)
+        matchings += [
+            tuple(sorted((workers[i], workers[j]) for i, j in matching))
+            for matching in decompose(inside)
+        ]
+        groups.append(tuple(range(first, len(matchings))))
+    return tuple(matchings), tuple(groups)
+
+
+def sort_matchings(topology: Topology, matchings: Iterable[Matching]) -> tuple[Matching, ...]:
+    """Matchings in the order plans list them: costliest, then largest, then by their links."""
+    times = _times(topology)
+    kept = [tuple(sorted(matching)) for matching in matchings if matching]
+    return tuple(sorted(kept, key=lambda m: (-_slowest(m, times), -len(m), m)))
+
+
+# -- verifiers ----------------------------------------------------------------------------------
+
+
+def is_matching(links: Iterable[Link]) -> bool:
+    """Whether no two links share a worker.
+
+    >>> is_matching([(0, 1), (2, 3)]), is_matching([(0, 1), (1, 2)])
+    (True, False)
+    """
+    ends = [end for link in links for end in link]
+    return len(ends) == len(set(ends))
+
+
+def is_decomposition(topology: Topology, matchings: Sequence[Matching]) -> bool:
+    """Whether the matchings are proper and together hold each link exactly once.
+
+    >>> from matcha.topology import families
+    >>> is_decomposition(families.path(3), [((0, 1),), ((1, 2),)])
+    True
+    """
+    try:
+        check_decomposition(topology, matchings)
+    except PlanError:
+        return False
+    return True
+
+
+def is_clique_partition(
+    topology: Topology, matchings: Sequence[Matching], groups: Sequence[Sequence[int]]
+) -> bool:
+    """Whether the matchings decompose the topology and each group holds all links of a clique.
+
+    >>> from matcha.topology import families
+    >>> is_clique_partition(families.complete(5), *cliques(families.complete(5)))
+    True
+    """
+    if sorted(j for group in groups for j in group) != list(range(len(matchings))):
+        return False
+    if not is_decomposition(topology, matchings):
+        return False
+    for group in groups:
+        links = [link for j in group for link in matchings[j]]
+        size = len({end for link in links for end in link})
+        if len(links) != size * (size - 1) // 2:
+            return False
+    return True
+
+
+def check_decomposition(topology: Topology, matchings: Sequence[Matching]) -> None:
+    """Refuse matchings that do not split the topology's links.
+
+    Raises:
+        PlanError: Names the link that is missing, foreign or used twice, or the shared worker.
+    """
+    check_matchings(topology, tuple(matchings))
+    seen: set[Link] = set()
+    for number, matching in enumerate(matchings):
+        if not matching:
+            raise PlanError(f"matching {number} is empty: leave it out.")
+        for link in matching:
+            if link in seen:
+                raise PlanError(
+                    f"link {link} is in two matchings: a decomposition uses each link once."
+                )
+            seen.add(link)
+    for link in topology.links:
+        if link not in seen:
+            raise PlanError(f"link {link} is in no matching: a decomposition uses each link once.")
+
+
+# -- colouring ----------------------------------------------------------------------------------
+
+
+def _fewest_colors(topology: Topology, order: Sequence[Link], seed: int) -> tuple[Matching, ...]:
+    """Colour links in an order: Δ colours if a search finds them, else Δ+1."""
+    m, delta = topology.num_workers, topology.max_degree
+    # A matching holds at most ⌊m/2⌋ links: an overfull graph cannot do with Δ.
+    if len(order) <= delta * (m // 2):
+        found = color_links(order, m, delta, seed=seed)
+        if found is not None:
+            return found.matchings()
+    found = color_links(order, m, delta + 1, seed=seed)
+    return _misra_gries(topology) if found is None else found.matchings()
+
+
+def _misra_gries(topology: Topology) -> tuple[Matching, ...]:
+    """At most Δ+1 colours, guaranteed (Misra and Gries, 1992)."""
+    import rustworkx
+
+    graph = rustworkx.PyGraph(multigraph=False)
+    graph.add_nodes_from(range(topology.num_workers))
+    graph.add_edges_from_no_data(list(topology.links))
+    colors = rustworkx.graph_misra_gries_edge_color(graph)
+    coloring = Coloring(topology.num_workers, topology.max_degree + 1)
+    for edge, color in colors.items():
+        i, j = graph.get_edge_endpoints_by_index(edge)
+        coloring.paint((min(i, j), max(i, j)), color)
+    return coloring.matchings()
+
+
+def _grouped_by_time(
+    topology: Topology, matchings: Sequence[Matching], times: dict[Link, float]
+) -> tuple[Matching, ...]:
+    """Exchange colours so that slow links share matchings: lower the sum of the slowest.
+
+    Two matchings a and b fall apart into Kempe chains, and each may be turned over. Their joint
+    cost is least when every chain has its slower side in a: then b is as quick as it can be.
+    """
+    coloring = Coloring.from_matchings(matchings, topology.num_workers)
+    pairs = list(combinations(range(coloring.num_colors), 2))
+    cost = _full_exchange(matchings, times)
+    while len(pairs) * topology.num_workers <= _GROUPING_WORK:
+        for a, b in pairs:
+            for chain in coloring.chains(a, b):
+                sides = [0.0, 0.0]
+                for i, j in pairwise(chain):
+                    side = int(coloring.partner[i][a] != j)
+                    sides[side] = max(sides[side], times[(i, j) if i < j else (j, i)])
+                if sides[1] > sides[0]:
+                    coloring.exchange(chain, a, b)
+        lower = _full_exchange(coloring.matchings(), times)
+        if lower >= cost * (1.0 - 1e-12):
+            break
+        cost = lower
+    return tuple(matching for matching in coloring.matchings() if matching)
+
+
+def _by_degree(topology: Topology) -> list[Link]:
+    """Links of busy workers first: they have the least choice of colours."""
+    degree = topology.degrees
+    return sorted(topology.links, key=lambda link: (-degree[link[0]] - degree[link[1]], link))
+
+
+def _clique_partition(topology: Topology) -> list[list[int]]:
+    """Workers of cliques that split the links: grow one from each link left, in order."""
+    left = {worker: set(topology.neighbors(worker)) for worker in range(topology.num_workers)}
+    found = []
+    for link in _by_degree(topology):
+        if link[1] not in left[link[0]]:
+            continue
+        clique = list(link)
+        shared = left[link[0]] & left[link[1]]
+        while shared:
+            # The worker that keeps most of the others in play.
+            nearest = max(sorted(shared), key=lambda w: len(shared & left[w]))
+            clique.append(nearest)
+            shared &= left[nearest]
+        for i in clique:
+            left[i].difference_update(clique)
+        found.append(sorted(clique))
+    return found
+
+
+def _times(topology: Topology) -> dict[Link, float]:
+    if topology.link_times is None:
+        return dict.fromkeys(topology.links, 1.0)
+    return dict(zip(topology.links, topology.link_times, strict=True))
+
+
+def _slowest(matching: Matching, times: dict[Link, float]) -> float:
+    return max(times[link] for link in matching)
+
+
+def _full_exchange(matchings: Iterable[Matching], times: dict[Link, float]) -> float:
+    return sum(_slowest(matching, times) for matching in matchings if matching)

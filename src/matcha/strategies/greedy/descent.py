@@ -1,0 +1,189 @@
+"""Descent on a cycle's steady-state error: one matching at a time, by the adjoint.
+
+Once there is a whole cycle, what a covariance will cost from any point on is known exactly. At that
+price V the best matching in a place minimises ⟨V, A X A⟩, with S its links, w the weight and
+b_e = e_i − e_j,
+
+    ⟨V, X⟩ − ⟨V, A X A⟩ = Σ_e 2w b_eᵀX V b_e − w² Σ_{e,f} (b_eᵀX b_f)(b_eᵀV b_f),
+
+and replacing one by a better one lowers the error of the whole cycle.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from matcha.strategies.greedy.candidates import Candidate, Network
+from matcha.strategies.greedy.heaviest import Indices, heaviest_matching
+from matcha.theory import cycles
+from matcha.theory.cycles import Array
+
+SWEEPS = 12
+"""At most how many passes over a cycle."""
+_HEAVIEST_WEIGHT = 0.95
+
+
+def refined(candidate: Candidate, sweeps: int = SWEEPS) -> Candidate:
+    """Descend: replace matchings one at a time by better ones, and adjust the weight; repeat."""
+    best = with_best_weight(candidate)
+    for _ in range(sweeps):
+        swept = with_best_weight(_swept(best))
+        if not swept.error < best.error * (1 - 1e-4):
+            return swept if swept.error < best.error else best
+        best = swept
+    return best
+
+
+def kicked(candidate: Candidate, kicks: int, sweeps: int, seed: int = 0) -> Candidate:
+    """Leave local minima: replace a stretch of matchings by random ones and descend again."""
+    network, rng = candidate.network, np.random.default_rng(seed)
+    length = len(candidate.matchings)
+    best = candidate
+    for _ in range(kicks):
+        matchings, start = list(best.matchings), int(rng.integers(length))
+        for n in range(start, start + max(2, length // 6)):
+            limit = float(best.costs[n % length])
+            weights = np.where(network.seconds <= limit, 0.5 + rng.random(len(network.links)), 0.0)
+            matchings[n % length] = heaviest_matching(network.links, weights, network.num_workers)
+        costs = tuple(network.cost(chosen) for chosen in matchings)
+        other = replace(best, matchings=tuple(matchings), costs=costs).scored()
+        if math.isfinite(other.error):
+            other = refined(other, sweeps)
+        if other.error < best.error * (1 - 1e-9):
+            best = other
+    return best
+
+
+def with_best_weight(candidate: Candidate) -> Candidate:
+    """The same cycle with the weight that minimises its error."""
+    from scipy.optimize import minimize_scalar
+
+    def error(weight: float) -> float:
+        found = replace(candidate, weight=float(weight)).scored().error
+        return found if math.isfinite(found) else 1e300
+
+    current = candidate.scored()
+    low, high = current.weight - 0.12, min(current.weight + 0.12, _HEAVIEST_WEIGHT)
+    found = minimize_scalar(error, bounds=(low, high), method="bounded", options={"xatol": 2e-3})
+    # Three digits are all that matters, and read better in a plan.
+    other = replace(current, weight=round(float(found.x), 3)).scored()
+    return other if other.error < current.error else current
+
+
+def _swept(candidate: Candidate) -> Candidate:
+    """One pass over the cycle, each matching replaced by the best one found at its price."""
+    network, m, w = candidate.network, candidate.network.num_workers, candidate.weight
+    rounds, noise = candidate.rounds(), cycles.centering(m)
+    state = cycles.steady_state(rounds, m, w)
+    V = cycles.steady_adjoint(rounds, m, w)
+    if state is None or V is None:
+        return candidate
+    # prices[n]: what a covariance costs right after matching n.
+    prices: list[Array] = []
+    for round_ in reversed(rounds):
+        V = V + noise
+        for ends in reversed(round_):
+            prices.append(V.copy())
+            cycles.conjugate(V, ends, w)
+    prices.reverse()
+    X = state.covariance.copy()
+    matchings = list(candidate.matchings)
+    for numbers in candidate.numbers():
+        X += noise
+        for n in numbers:
+            allowed = network.seconds <= float(candidate.costs[n])
+            matchings[n] = _improved(network, X, prices[n], w, matchings[n], allowed)
+            cycles.conjugate(X, network.ends(matchings[n]), w)
+    costs = tuple(network.cost(chosen) for chosen in matchings)
+    return replace(candidate, matchings=tuple(matchings), costs=costs)
+
+
+def _improved(
+    network: Network, X: Array, V: Array, w: float, current: Indices, allowed: npt.NDArray[np.bool_]
+) -> Indices:
+    """A matching that lowers ⟨V, A X A⟩, from two starts: the current and the heaviest one."""
+    i, j = network.links.T
+    edge = np.arange(len(i))
+    BX, BV = X[i] - X[j], V[i] - V[j]
+    linear = 2 * w * np.einsum("ek,ek->e", BX, BV)
+    linear[~allowed] = -np.inf
+    diagonal = w * w * (BX[edge, i] - BX[edge, j]) * (BV[edge, i] - BV[edge, j])
+
+    def coupling(chosen: Indices) -> Array:
+        """w² (b_eᵀX b_f)(b_eᵀV b_f) for all links e and chosen links f."""
+        f, g = network.ends(chosen)
+        product: Array = w * w * (BX[:, f] - BX[:, g]) * (BV[:, f] - BV[:, g])
+        return product
+
+    def cost(chosen: Indices, Q: Array) -> float:
+        return float(Q[chosen].sum() - linear[chosen].sum())
+
+    best, best_cost = current, cost(current, coupling(current))
+    floor = 1e-9 * abs(best_cost)
+    worth = np.where(allowed, linear - diagonal, 0.0)
+    for start in (current, heaviest_matching(network.links, worth, network.num_workers)):
+        if not len(start):
+            continue
+        chosen, value = start, cost(start, coupling(start))
+        for _ in range(4):
+            # Links are worth what they gain next to the links chosen now.
+            Q = coupling(chosen)
+            inside = np.isin(edge, chosen)
+            worth = linear - diagonal - 2 * (Q.sum(axis=1) - np.where(inside, diagonal, 0.0))
+            other = heaviest_matching(network.links, np.where(allowed, worth, 0.0), len(X))
+            if not len(other):
+                break
+            other_value = cost(other, coupling(other))
+            if other_value >= value:
+                break
+            chosen, value = other, other_value
+        chosen, value = _swapped(network, chosen, value, linear, diagonal, coupling, floor)
+        if value < best_cost - floor and len(chosen):
+            best, best_cost = chosen, value
+    return best
+
+
+def _swapped(
+    network: Network,
+    chosen: Indices,
+    value: float,
+    linear: Array,
+    diagonal: Array,
+    coupling: Callable[[Indices], Array],
+    floor: float,
+) -> tuple[Indices, float]:
+    """Descend by single moves: add a link, dropping those in its way, or drop one."""
+    i, j = network.links.T
+    for _ in range(2 * network.num_workers):
+        Q = coupling(chosen)
+        size = len(chosen)
+        # Position of the chosen link at each worker; `size` is a ghost link that costs nothing.
+        owner = np.full(network.num_workers, size)
+        owner[network.links[chosen].ravel()] = np.repeat(np.arange(size), 2)
+        Q = np.hstack([Q, np.zeros((len(Q), 1))])
+        within = np.vstack([Q[chosen], np.zeros(size + 1)])
+        drop = np.zeros(size + 1)
+        drop[:size] = linear[chosen] - 2 * within[:size].sum(axis=1) + diagonal[chosen]
+        a, b = owner[i], owner[j]
+        edge = np.arange(len(i))
+        change = diagonal - linear + 2 * (Q.sum(axis=1) - Q[edge, a] - Q[edge, b])
+        change += drop[a] + drop[b] + 2 * within[a, b]
+        change[chosen] = np.inf
+        add, remove = int(np.argmin(change)), int(np.argmin(drop[:size]))
+        if min(change[add], drop[remove]) >= -floor:
+            break
+        if change[add] <= drop[remove]:
+            stay = np.delete(chosen, [k for k in {int(a[add]), int(b[add])} if k < size])
+            chosen = np.sort(np.append(stay, add))
+            value += float(change[add])
+        else:
+            chosen = np.delete(chosen, remove)
+            value += float(drop[remove])
+        if not len(chosen):
+            break
+    return chosen, value

@@ -1,0 +1,347 @@
+"""The greedy search for thousands of workers: the covariance is never formed.
+
+X is carried as s random copies of the noisy consensus itself: columns Z (m × s) that receive
+fresh noise each iteration and the same mixing, so E[ZZᵀ]/s = X and a link's gain is an inner
+product of differences of two rows. Matchings come from a linear-time approximation. The slowest
+directions of the graph would take thousands of iterations to fill up; they are few and smooth, so
+their steady state is solved for in the span of the lowest eigenvectors and Z starts from there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from matcha._numerics.spectra import is_narrow, lowest_eigenpairs, start_vector, weighted_laplacian
+from matcha.strategies.greedy.candidates import Candidate, Network
+from matcha.strategies.greedy.heaviest import Indices, heaviest_matching, nearly_heaviest_matching
+from matcha.strategies.greedy.search import window_sizes
+from matcha.theory import cycles
+from matcha.theory.cycles import Array, Steps
+
+SCOUTS = 48
+"""s while the weight is chosen."""
+MOST_PROBES = 2048
+"""s for the cycle itself, where time allows; gains are known to about √(2/s)."""
+
+_NUMBERS = 500_000  # in Z: s falls with the number of workers, so that a run takes seconds
+_EXACT_MATCHING_UP_TO = 1200  # workers; 0.1 s a matching there, and it grows with the cube
+_SLOW = 48
+_DEGREE = 8
+_HORIZON = 4.0
+Finder: TypeAlias = Callable[[Indices, Array, int], Indices]
+
+_WEIGHTS = (0.5, 0.6, 0.7)
+_MATCHINGS = 48
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sketched:
+    """The best cycle that the sketch found, and how it was found."""
+
+    best: Candidate
+    notes: tuple[str, ...]
+
+
+def sketched_cycle(
+    network: Network,
+    *,
+    seed: int = 0,
+    probes: int | None = None,
+    weights: Sequence[float] = _WEIGHTS,
+) -> Sketched:
+    """Choose a weight by short greedy runs on a small sketch, then run on a large one.
+
+    Args:
+        network: The links and their times.
+        seed: Decides the random copies.
+        probes: How many of them for the cycle itself; None: as many as memory allows.
+        weights: Weights to try; the one used is where a parabola through their errors is lowest.
+    """
+    if probes is None:
+        probes = max(2 * SCOUTS, min(MOST_PROBES, _NUMBERS // network.num_workers))
+    graph = _Graph.of(network)
+    price = graph.heat_price(_HORIZON, seed)
+    errors = [_run(graph, price, w, SCOUTS, seed, nearly_heaviest_matching).error for w in weights]
+    best = _lowest(weights, errors)
+    small = network.num_workers <= _EXACT_MATCHING_UP_TO
+    find = heaviest_matching if small else nearly_heaviest_matching
+    return Sketched(
+        best=_run(graph, price, best, probes, seed, find),
+        notes=(
+            f"{network.num_workers} workers: searched on a sketch of {probes} random copies with "
+            f"{'exact' if small else 'approximate'} matchings; its consensus error is estimated "
+            "by simulation.",
+        ),
+    )
+
+
+def _lowest(weights: Sequence[float], errors: Sequence[float]) -> float:
+    """Where the parabola through the logarithms of the errors is lowest, within the weights."""
+    if len(weights) < 3:
+        return weights[int(np.argmin(errors))]
+    a, b, _ = np.polyfit(weights, np.log(errors), 2)
+    vertex = -b / (2 * a) if a > 0 else weights[int(np.argmin(errors))]
+    return round(float(np.clip(vertex, min(weights), max(weights))), 3)
+
+
+def contraction(rounds: Steps, num_workers: int, weight: float, *, seed: int = 0) -> float:
+    """`cycles.contraction` for many workers, by power iteration on ΦᵀΦ.
+
+    It approaches ‖Φ − J‖^(2 / cycle length) from below and is good to about 1e-3 of 1 − ρ.
+    """
+    x = np.random.default_rng(seed).standard_normal((num_workers, 8))
+    x -= x.mean(axis=0)
+    x, _ = np.linalg.qr(x)
+    norm = 0.0
+    for _ in range(30):
+        y = _through(rounds, x, weight)
+        before, norm = norm, float(np.linalg.norm(y, 2))
+        if norm < 1e-150:
+            return 0.0
+        x = _through([list(reversed(r)) for r in reversed(rounds)], y / norm, weight)
+        x, _ = np.linalg.qr(x - x.mean(axis=0))
+        if abs(norm - before) < 1e-5 * (1 - min(norm, 1 - 1e-12)):
+            break
+    return float(norm ** (2.0 / len(rounds)))
+
+
+def _through(rounds: Steps, x: Array, weight: float) -> Array:
+    x = x.copy()
+    for round_ in rounds:
+        for ends in round_:
+            cycles.mix(x, ends, weight)
+    return x
+
+
+# -- the graph's smooth directions --------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Price:
+    """V: what a covariance costs later, as a linear map, with b_eᵀV b_e for every link."""
+
+    apply: Callable[[Array], Array]
+    own: Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Graph:
+    """The network with its Laplacian and the lowest eigenpairs of it."""
+
+    network: Network
+    laplacian: Any
+    values: Array
+    vectors: Array
+    top: float
+    """An upper bound on the largest eigenvalue."""
+    mean_degree: float
+
+    @classmethod
+    def of(cls, network: Network) -> _Graph:
+        m, links = network.num_workers, network.links
+        laplacian = weighted_laplacian(links, np.ones(len(links)), m)
+        values, vectors = lowest_eigenpairs(
+            laplacian,
+            min(_SLOW, m // 4),
+            narrow=is_narrow(links, m),
+            start=start_vector(m, 0),
+            tolerance=1e-3,
+        )
+        degrees = laplacian.diagonal()
+        i, j = links.T
+        return cls(
+            network=network,
+            laplacian=laplacian,
+            values=values,
+            vectors=vectors,
+            top=float((degrees[i] + degrees[j]).max()),
+            mean_degree=2 * len(links) / m,
+        )
+
+    def heat_price(self, horizon: float, seed: int) -> _Price:
+        """`search.heat_price` as a map: a polynomial in L, exact on the lowest eigenvectors."""
+        scale = 2 * horizon / self.mean_degree
+
+        def exact(values: Array) -> Array:
+            result: Array = 1 / -np.expm1(-scale * values)
+            return result
+
+        i, j = self.network.links.T
+        total = np.zeros(len(i))
+        rng = np.random.default_rng(seed)
+        root = self._function(lambda values: np.sqrt(exact(values)))
+        for _ in range(8):
+            half = root(rng.standard_normal((self.network.num_workers, SCOUTS)))
+            total += np.square(half[i] - half[j]).sum(axis=1)
+        return _Price(apply=self._function(exact), own=total / (8 * SCOUTS))
+
+    def _function(self, f: Callable[[Array], Array]) -> Callable[[Array], Array]:
+        """The map from x to f(L) x, without the mean, by Chebyshev polynomials."""
+        low, high = float(self.values[-1]), self.top
+        middle, half = (high + low) / 2, max((high - low) / 2, 1e-9)
+        nodes = np.cos(np.pi * (np.arange(_DEGREE + 1) + 0.5) / (_DEGREE + 1))
+        series = np.polynomial.chebyshev.chebfit(nodes, f(middle + half * nodes), _DEGREE)
+        correction = f(self.values) - np.polynomial.chebyshev.chebval(
+            (self.values - middle) / half, series
+        )
+        U = self.vectors
+
+        def apply(x: Array) -> Array:
+            x = x - x.mean(axis=0)
+            # Clenshaw's recurrence, with L shifted and scaled to [−1, 1].
+            now, before = np.zeros_like(x), np.zeros_like(x)
+            for c in series[:0:-1]:
+                shifted = (self.laplacian @ now - middle * now) / half
+                now, before = 2 * shifted - before + c * x, now
+            result: Array = (self.laplacian @ now - middle * now) / half - before + series[0] * x
+            result += U @ (correction[:, None] * (U.T @ x))
+            return result
+
+        return apply
+
+    def settled(self, candidate: Candidate, probes: int, seed: int) -> Array:
+        """Copies that start near the steady state of a cycle: right in the slow directions."""
+        rounds, U = candidate.rounds(), self.vectors
+        F = U.T @ _through(rounds, U, candidate.weight)
+        # Noise enters at every iteration; half a cycle of decay is its average over a cycle.
+        source = len(rounds) * (np.eye(len(F)) + F @ F.T) / 2
+        Y = cycles.lyapunov(F, source)
+        if Y is None:
+            return np.zeros((self.network.num_workers, probes))
+        values, vectors = np.linalg.eigh((Y + Y.T) / 2)
+        rng = np.random.default_rng(seed)
+        draw = vectors * np.sqrt(np.maximum(values, 0)) @ rng.standard_normal((len(F), probes))
+        return np.asarray(U @ draw)
+
+
+# -- runs ---------------------------------------------------------------------------------------
+
+
+def _run(
+    graph: _Graph, price: _Price, weight: float, probes: int, seed: int, find: Finder
+) -> Candidate:
+    """Greedy twice, the second time from where the first one's cycle settles; then measured."""
+    network = graph.network
+    Z = np.zeros((network.num_workers, probes))
+    cost = float(np.median(network.seconds))
+    count = max(_MATCHINGS, 2 * math.ceil(float(network.rate) / cost))
+    for leg in range(2):
+        # The first leg only finds out where the second one should start.
+        finder = nearly_heaviest_matching if leg == 0 else find
+        matchings, costs = _greedy(
+            graph, price, weight, Z, count + count // 4, seed + 1 + leg, finder
+        )
+        sizes = window_sizes(costs, network.rate, [count])
+        candidate = Candidate(
+            network=network,
+            matchings=tuple(matchings[-sizes[0] :]),
+            costs=tuple(costs[-sizes[0] :]),
+            weight=weight,
+        )
+        candidate = covering(candidate)
+        Z = graph.settled(candidate, probes, seed + 3)
+    return measured(graph, candidate, probes, seed + 4)
+
+
+def _greedy(
+    graph: _Graph, price: _Price, weight: float, Z: Array, count: int, seed: int, find: Finder
+) -> tuple[list[Indices], list[Fraction]]:
+    """`search.greedy_run` on copies Z."""
+    network, rng = graph.network, np.random.default_rng(seed)
+    i, j = network.links.T
+    Z = Z.copy()
+    credit, cheapest = Fraction(0), network.limits[0]
+    matchings: list[Indices] = []
+    costs: list[Fraction] = []
+    while len(matchings) < count:
+        wait = max(1, math.ceil((cheapest - credit) / network.rate))
+        noise = rng.standard_normal(Z.shape)
+        Z += math.sqrt(wait) * (noise - noise.mean(axis=0))
+        credit += wait * network.rate
+        while credit >= cheapest:
+            PZ = price.apply(Z)
+            D = Z[i] - Z[j]
+            along = np.einsum("es,es->e", D, PZ[i] - PZ[j])
+            spread = np.einsum("es,es->e", D, D)
+            gains = 2 * weight * along - weight**2 * spread * price.own
+            chosen = _best_by_time(network, gains, find)
+            cost = network.cost(chosen)
+            if cost > credit:
+                break
+            cycles.mix(Z, network.ends(chosen), weight)
+            credit -= cost
+            matchings.append(chosen)
+            costs.append(cost)
+    return matchings, costs
+
+
+def _best_by_time(network: Network, gains: Array, find: Finder) -> Indices:
+    best, best_rate = None, 0.0
+    for limit in network.limits:
+        allowed = np.where(network.seconds <= float(limit), gains, 0.0)
+        chosen = find(network.links, allowed, network.num_workers)
+        if len(chosen):
+            rate = float(gains[chosen].sum()) / float(network.cost(chosen))
+            if rate > best_rate:
+                best, best_rate = chosen, rate
+    if best is None:
+        best = find(network.links, 1 / network.seconds, network.num_workers)
+    return best
+
+
+def measured(graph: _Graph, candidate: Candidate, probes: int, seed: int) -> Candidate:
+    """The candidate with its error, estimated on copies that had no part in the choice."""
+    rounds, m = candidate.rounds(), candidate.network.num_workers
+    rng = np.random.default_rng(seed)
+    Z = graph.settled(candidate, probes, seed)
+    total, counted = 0.0, 0
+    for turn in range(5):
+        idle = 0
+        for round_ in rounds:
+            idle += 1
+            if not round_:
+                continue
+            size = float(np.square(Z).sum())
+            if turn >= 3:
+                # Iterations in which nobody talks: noise piles up at a known rate.
+                total += (idle - 1) * size + probes * (m - 1) * idle * (idle - 1) / 2
+            noise = rng.standard_normal(Z.shape)
+            Z += math.sqrt(idle) * (noise - noise.mean(axis=0))
+            for ends in round_:
+                cycles.mix(Z, ends, candidate.weight)
+            if turn >= 3:
+                total += float(np.square(Z).sum())
+            idle = 0
+        counted += len(rounds) if turn >= 3 else 0
+    return replace(candidate, error=total / (counted * probes * m))
+
+
+def covering(candidate: Candidate) -> Candidate:
+    """The cycle with matchings of links not used so far, until it connects all workers."""
+    network = candidate.network
+    matchings = list(candidate.matchings)
+    while not cycles.connects([[network.ends(chosen) for chosen in matchings]], _m(network)):
+        from scipy.sparse import coo_array
+        from scipy.sparse.csgraph import connected_components
+
+        used = network.links[np.concatenate(matchings)]
+        graph = coo_array((np.ones(len(used)), used.T), shape=(_m(network), _m(network)))
+        part = connected_components(graph, directed=False)[1]
+        across = part[network.links[:, 0]] != part[network.links[:, 1]]
+        matchings.append(
+            nearly_heaviest_matching(
+                network.links, np.where(across, 1 / network.seconds, 0.0), _m(network)
+            )
+        )
+    costs = tuple(network.cost(chosen) for chosen in matchings)
+    return replace(candidate, matchings=tuple(matchings), costs=costs)
+
+
+def _m(network: Network) -> int:
+    return network.num_workers

@@ -1,0 +1,344 @@
+"""Step 1, continued: among decompositions of one size, look for one that contracts faster.
+
+The decomposition decides how much of the budget's connectivity can be had: on the paper's er8 at
+C_b = 0.5, random colourings of the same size give ρ between 0.64 and 0.77. We walk among
+colourings by Kempe exchanges (see `coloring`). At each step every exchange is screened to first
+order, with the probabilities and the weight held fixed; the most promising ones are planned
+properly (eq. 5 and eq. 9) and the walk moves to the best of them, uphill if it must, never to a
+decomposition it has seen: tabu search. All is counted in steps, not seconds, so the same seed
+gives the same decomposition on every machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import combinations, pairwise
+from typing import Literal
+
+import numpy as np
+
+from matcha._numerics.semidefinite import solve
+from matcha._numerics.spectra import Array, Indices, perpendicular_basis, weighted_laplacian
+from matcha._numerics.threads import on_one_thread
+from matcha.activation import optimal_probabilities
+from matcha.matchings import sort_matchings
+from matcha.matchings.coloring import Coloring
+from matcha.mixing import moments, optimal_contraction
+from matcha.timing import Timing
+from matcha.topology import Link, Matching, Topology
+
+Effort = Literal["none", "default", "high"]
+
+_STACKED_UP_TO = 24
+"""Workers up to which candidates are planned as one stack of full-size programs."""
+_SEARCHED_UP_TO = {"default": 128, "high": 512}
+"""Workers up to which the search is worth its time."""
+_COLORS_UP_TO = 40
+"""Colours up to which it is, where candidates are planned one by one."""
+_NEIGHBOR_WORK = 20_000
+"""Colour pairs times links that one step may look at."""
+_SCREEN_ORDER = 6
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Walk:
+    """How long to search."""
+
+    steps: int
+    tries: int
+    """Candidates planned properly at each step."""
+    patience: int
+    """Steps without progress after which the walk ends."""
+    restarts: int
+    """Walks from a shaken copy of the best found."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Scored:
+    """A colouring, as the colour of each link, and the plan it leads to."""
+
+    colors: Indices
+    p: Array
+    alpha: float
+    rho: float
+
+
+@on_one_thread
+def improve(
+    topology: Topology,
+    matchings: Sequence[Matching],
+    timing: Timing,
+    budget: float,
+    *,
+    effort: Effort = "default",
+    seed: int = 0,
+) -> tuple[Matching, ...]:
+    """A decomposition of the same size whose plan at this budget has a smaller ρ.
+
+    With link times the comparison is at equal seconds: a candidate may spend no more than the
+    decomposition that the search started from.
+
+    Args:
+        topology: The workers and their links.
+        matchings: A decomposition to start from.
+        timing: The delay model.
+        budget: C_b.
+        effort: How long to search; `none` returns the matchings as they are.
+        seed: Decides the restarts, and the samples on graphs with very many colours.
+
+    Returns:
+        A decomposition into as many matchings, never worse than the one given.
+
+    >>> from matcha.topology.families import paper
+    >>> from matcha.matchings import decompose
+    >>> from matcha.timing import Units
+    >>> er8 = paper("er8")
+    >>> len(improve(er8, decompose(er8), Units(), 0.5))
+    5
+    """
+    m, num_colors = topology.num_workers, len(matchings)
+    limit = timing.allowance(matchings, budget)
+    pointless = num_colors < 2 or limit >= sum(timing.costs(matchings)) * (1.0 - 1e-12)
+    if effort == "none" or pointless or m > _SEARCHED_UP_TO[effort]:
+        return tuple(matchings)
+    if m > _STACKED_UP_TO and num_colors > _COLORS_UP_TO:
+        return tuple(matchings)
+    problem = _Problem(topology, num_colors, timing, budget, limit, seed)
+    first = problem.plan([problem.colors_of(matchings)])[0]
+    best = _search(problem, first, _walk(m, "default"), {problem.key(first.colors)})
+    walk, seen = _walk(m, effort), {problem.key(first.colors)}
+    if effort == "high":  # a wider walk takes another way, not always a better one
+        best = min(best, _search(problem, first, walk, seen), key=lambda state: state.rho)
+    for _ in range(walk.restarts):
+        shaken = problem.plan([problem.shaken(best.colors)])[0]
+        best = min(best, _search(problem, shaken, walk, seen), key=lambda state: state.rho)
+    # The walk plans to a few digits; only a gain that stands to all of them counts.
+    before, after = problem.plan_each([first.colors, best.colors], tolerance=None)
+    if after.rho >= before.rho:
+        return tuple(matchings)
+    return sort_matchings(topology, problem.matchings_of(best.colors))
+
+
+def _walk(num_workers: int, effort: Effort) -> _Walk:
+    if num_workers > _STACKED_UP_TO:
+        # Each candidate is a plan of its own here, tens of milliseconds.
+        if effort == "default":
+            return _Walk(steps=8, tries=2, patience=3, restarts=0)
+        return _Walk(steps=40, tries=4, patience=8, restarts=1)
+    if effort == "default":
+        return _Walk(steps=24, tries=8, patience=8, restarts=0)
+    return _Walk(steps=100, tries=24, patience=25, restarts=5)
+
+
+def _search(problem: _Problem, start: _Scored, walk: _Walk, seen: set[bytes]) -> _Scored:
+    here, best, waited = start, start, 0
+    for _ in range(walk.steps):
+        options = problem.neighbors(here.colors)
+        if not options or waited >= walk.patience:
+            break
+        chosen: list[Indices] = []
+        for n in np.argsort(problem.screen(here, np.array(options)), kind="stable"):
+            key = problem.key(options[n])
+            if key not in seen:
+                seen.add(key)
+                chosen.append(options[n])
+            if len(chosen) == walk.tries:
+                break
+        if not chosen:
+            break
+        here = min(problem.plan(chosen), key=lambda state: state.rho)
+        waited += 1
+        if here.rho < best.rho - 1e-6:
+            best, waited = here, 0
+    return best
+
+
+class _Problem:
+    """What the search knows of the topology and the budget, as arrays."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        num_colors: int,
+        timing: Timing,
+        budget: float,
+        limit: float,
+        seed: int,
+    ) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.num_workers, self.num_colors = topology.num_workers, num_colors
+        self.links, self.ends = topology.links, topology.link_array
+        self.index = {link: e for e, link in enumerate(topology.links)}
+        self.timing, self.budget, self.limit = timing, budget, limit
+        self.plan: Callable[[Sequence[Indices]], list[_Scored]] = self.plan_each
+        if self.num_workers <= _STACKED_UP_TO:
+            Q = perpendicular_basis(self.num_workers)
+            D = Q[self.ends[:, 0]] - Q[self.ends[:, 1]]
+            self.outer = (D[:, :, None] * D[:, None, :]).reshape(len(D), -1)
+            self.plan = self._plan_stack
+
+    # -- colourings as values ---------------------------------------------------------------------
+
+    def colors_of(self, matchings: Sequence[Matching]) -> Indices:
+        colors = np.zeros(len(self.links), dtype=np.int64)
+        for color, matching in enumerate(matchings):
+            for link in matching:
+                colors[self.index[link]] = color
+        return colors
+
+    def matchings_of(self, colors: Indices) -> tuple[Matching, ...]:
+        classes: list[list[Link]] = [[] for _ in range(self.num_colors)]
+        for link, color in zip(self.links, colors.tolist(), strict=True):
+            classes[color].append(link)
+        return tuple(tuple(links) for links in classes)
+
+    def key(self, colors: Indices) -> bytes:
+        """The same for colourings that differ only in the names of colours."""
+        _, first, inverse = np.unique(colors, return_index=True, return_inverse=True)
+        return np.argsort(np.argsort(first))[inverse].astype(np.int16).tobytes()
+
+    def neighbors(self, colors: Indices) -> list[Indices]:
+        """Every colouring one Kempe exchange away; where those are too many, a sample."""
+        coloring = Coloring.from_matchings(self.matchings_of(colors), self.num_workers)
+        pairs = list(combinations(range(self.num_colors), 2))
+        most = max(1, _NEIGHBOR_WORK // len(self.links))
+        if len(pairs) > most:
+            pairs = [pairs[n] for n in self.rng.choice(len(pairs), size=most, replace=False)]
+        found = []
+        for a, b in pairs:
+            chains = coloring.chains(a, b)
+            # Exchanging one of two chains, or all but one, differs only in colour names.
+            some = chains if len(chains) > 2 else chains[1:]
+            found += [self._exchanged(colors, chain, a, b) for chain in some]
+        return found
+
+    def _exchanged(self, colors: Indices, chain: Sequence[int], a: int, b: int) -> Indices:
+        moved: Indices = colors.copy()
+        for i, j in pairwise(chain):
+            link = self.index[(i, j) if i < j else (j, i)]
+            moved[link] = a + b - colors[link]
+        return moved
+
+    def shaken(self, colors: Indices) -> Indices:
+        """A few random exchanges away."""
+        for _ in range(2 * self.num_colors):
+            options = self.neighbors(colors)
+            if options:
+                colors = options[self.rng.integers(len(options))]
+        return colors
+
+    # -- what they are worth ----------------------------------------------------------------------
+
+    def costs(self, colors: Indices) -> tuple[Array, float]:
+        """What each matching costs, and how much may be spent."""
+        matchings = self.matchings_of(colors)
+        allowed = min(self.limit, self.timing.allowance(matchings, self.budget))
+        return np.array(self.timing.costs(matchings)), allowed
+
+    def screen(self, here: _Scored, candidates: Indices) -> Array:
+        """ρ of each candidate to first order: p and α stay, the top eigenvectors stay.
+
+        Recolouring link l from a to b changes its mean weight by δ = p_b − p_a and its variance
+        by ε, so E[WᵀW] by δ(−2αL_l + α²(L̄L_l + L_lL̄)) + 2α²εL_l: for each link two small
+        matrices in the span of the top eigenvectors.
+        """
+        p, alpha, mean = here.p, here.alpha, self._laplacian(here.p[here.colors])
+        V, values = self._top(here, mean)
+        w = V[self.ends[:, 0]] - V[self.ends[:, 1]]
+        G = mean @ V
+        g = G[self.ends[:, 0]] - G[self.ends[:, 1]]
+        square = w[:, :, None] * w[:, None, :]
+        cross = g[:, :, None] * w[:, None, :]
+        of_mean = -2.0 * alpha * square + alpha**2 * (cross + cross.swapaxes(1, 2))
+        of_variance = 2.0 * alpha**2 * square
+        variance = p * (1.0 - p)
+        delta = p[candidates] - p[here.colors]
+        epsilon = variance[candidates] - variance[here.colors]
+        change = delta @ of_mean.reshape(len(w), -1) + epsilon @ of_variance.reshape(len(w), -1)
+        small = np.diag(values) + change.reshape(-1, len(values), len(values))
+        rho = np.linalg.eigvalsh(small)[:, -1]
+        if self.timing.unit == "units":
+            return rho
+        # A candidate whose matchings cost more must use them less often.
+        affordable = []
+        for x in candidates:
+            costs, allowed = self.costs(x)
+            affordable.append(min(1.0, allowed / float(costs @ p)))
+        return np.asarray(1.0 - (1.0 - rho) * np.array(affordable))
+
+    def _laplacian(self, weights: Array) -> Array:
+        return np.asarray(weighted_laplacian(self.ends, weights, self.num_workers).toarray())
+
+    def _top(self, here: _Scored, mean: Array) -> tuple[Array, Array]:
+        variance = self._laplacian((2.0 * here.p * (1.0 - here.p))[here.colors])
+        B = np.eye(self.num_workers) - 2.0 * here.alpha * mean - 1.0 / self.num_workers
+        B += here.alpha**2 * (mean @ mean + variance)
+        values, vectors = np.linalg.eigh(B)
+        return vectors[:, -_SCREEN_ORDER:], values[-_SCREEN_ORDER:]
+
+    def plan_each(
+        self, candidates: Sequence[Indices], tolerance: float | None = 1e-3
+    ) -> list[_Scored]:
+        found = []
+        for colors in candidates:
+            matchings = self.matchings_of(colors)
+            costs, allowed = self.costs(colors)
+            activation = optimal_probabilities(
+                matchings, self.num_workers, allowed, costs=costs.tolist(), tolerance=tolerance
+            )
+            p = activation.probabilities
+            best = optimal_contraction(moments(matchings, p, self.num_workers))
+            found.append(_Scored(colors=colors, p=np.array(p), alpha=best.alpha, rho=best.rho))
+        return found
+
+    def _plan_stack(self, candidates: Sequence[Indices]) -> list[_Scored]:
+        colors = np.array(candidates)
+        N, M, k = len(colors), self.num_colors, self.num_workers - 1
+        members = (colors[:, None, :] == np.arange(M)[:, None]).astype(np.float64)
+        A = (members @ self.outer).reshape(N, M, k, k)
+        budgets = [self.costs(x) for x in candidates]
+        c, b = np.array([costs for costs, _ in budgets]), np.array([most for _, most in budgets])
+        p = solve(A, np.empty((N, 0, M)), c, b, tolerance=1e-4).p
+        flat = A.reshape(N, M, k * k)
+        mean = (p[:, None] @ flat).reshape(N, k, k)
+        variance = ((2.0 * p * (1.0 - p))[:, None] @ flat).reshape(N, k, k)
+        alpha, rho = _least_of_each(mean, mean @ mean + variance)
+        return [
+            _Scored(colors=x, p=p[n], alpha=float(alpha[n]), rho=float(rho[n]))
+            for n, x in enumerate(candidates)
+        ]
+
+
+def _least_of_each(P: Array, Q: Array) -> tuple[Array, Array]:
+    """For a stack of matrices, the α that minimises λ_max(I − 2αP + α²Q), to six digits.
+
+    Keeps one falling and one rising parabola for each and goes to the lowest point of the two.
+    """
+    alpha = np.trace(P, axis1=1, axis2=2) / np.trace(Q, axis1=1, axis2=2)
+    best_alpha, best = alpha, np.full(len(P), np.inf)
+    nothing = np.full((2, len(P)), np.nan)
+    falling, rising = nothing.copy(), nothing.copy()
+    for _ in range(12):
+        shift = alpha[:, None, None]
+        values, vectors = np.linalg.eigh(np.eye(P.shape[1]) - 2.0 * shift * P + shift**2 * Q)
+        x = vectors[:, :, -1:]
+        parabola = np.stack([(P @ x * x).sum((1, 2)), (Q @ x * x).sum((1, 2))])
+        better = values[:, -1] < best
+        best, best_alpha = (
+            np.where(better, values[:, -1], best),
+            np.where(better, alpha, best_alpha),
+        )
+        falls = alpha * parabola[1] < parabola[0]
+        falling, rising = np.where(falls, parabola, falling), np.where(falls, rising, parabola)
+        # Lowest points, NaN while one side is unknown; then the other side's own is next.
+        low_of_rising, low_of_falling = rising[0] / rising[1], falling[0] / falling[1]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            crossing = 2.0 * (rising[0] - falling[0]) / (rising[1] - falling[1])
+        known = np.clip(crossing, low_of_rising, low_of_falling)
+        next_alpha = np.where(np.isnan(rising[0]), low_of_falling, low_of_rising)
+        next_alpha = np.where(np.isfinite(known), known, next_alpha)
+        if (np.abs(next_alpha - alpha) <= 1e-7 * alpha).all():
+            break
+        alpha = next_alpha
+    return best_alpha, best

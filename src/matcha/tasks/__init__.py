@@ -1,0 +1,1 @@
+"""What is trained: data, model and loss of m workers, for either engine."""

@@ -1,0 +1,25 @@
+"""What theory promises of a plan: steady-state consensus error, contraction, Theorem 2's bound."""
+
+from matcha.theory.bounds import admissible_learning_rate, doubling_bound, gradient_bound
+from matcha.theory.steady_state import (
+    MAX_WORKERS,
+    consensus_error,
+    contraction,
+    drift_error,
+    error_optimal_alpha,
+    schedule_error,
+    with_error_optimal_alpha,
+)
+
+__all__ = [
+    "MAX_WORKERS",
+    "admissible_learning_rate",
+    "consensus_error",
+    "contraction",
+    "doubling_bound",
+    "drift_error",
+    "error_optimal_alpha",
+    "gradient_bound",
+    "schedule_error",
+    "with_error_optimal_alpha",
+]

@@ -1,0 +1,100 @@
+"""Theorem 2: the admissible learning rate and its bound; and what no schedule goes below."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from matcha.errors import InputError
+
+
+def admissible_learning_rate(rho: float, smoothness: float) -> float:
+    """The largest learning rate that Theorem 2 allows: ηL <= min{1, (ρ^-½ − 1)/4}.
+
+    >>> admissible_learning_rate(0.25, smoothness=2.0)
+    0.125
+    """
+    _check_rho(rho)
+    if not smoothness > 0:
+        raise InputError(f"the smoothness constant is {smoothness!r}, but it must be positive.")
+    return min(1.0, (1 / math.sqrt(rho) - 1) / 4 if rho > 0 else 1.0) / smoothness
+
+
+def gradient_bound(
+    *,
+    rho: float,
+    num_workers: int,
+    iterations: int,
+    learning_rate: float,
+    smoothness: float,
+    gradient_variance: float,
+    dissimilarity: float,
+    initial_gap: float,
+) -> float:
+    """Theorem 2: a bound on the average of E‖∇F(x̄)‖² over the first K iterations.
+
+    It covers every sequence of doubly stochastic mixing matrices with contraction ρ an iteration;
+    for a cycle, which is not i.i.d., ρ is the contraction of the whole cycle per iteration and
+    the bound holds up to the factor by which a part of a cycle may lag behind.
+
+    Args:
+        rho: Contraction ‖E[WᵀW] − J‖₂.
+        num_workers: m.
+        iterations: K.
+        learning_rate: η.
+        smoothness: L, the Lipschitz constant of the gradient.
+        gradient_variance: σ², a bound on the variance of a worker's stochastic gradient.
+        dissimilarity: ζ², a bound on the mean squared distance of workers' gradients to their mean.
+        initial_gap: F(x̄₁) − F_inf.
+
+    Raises:
+        InputError: The learning rate is above `admissible_learning_rate`, so nothing is promised.
+
+    >>> bound = gradient_bound(rho=0.0, num_workers=4, iterations=100, learning_rate=0.1,
+    ...     smoothness=1.0, gradient_variance=1.0, dissimilarity=0.0, initial_gap=1.0)
+    >>> round(bound, 6)
+    0.225
+    """
+    limit = admissible_learning_rate(rho, smoothness)
+    if not 0 < learning_rate <= limit * (1 + 1e-12):
+        raise InputError(
+            f"the learning rate is {learning_rate!r}, but Theorem 2 holds for 0 < rate <= "
+            f"{limit:.4g} at rho {rho:.4g} and smoothness {smoothness:g}."
+        )
+    root, step = math.sqrt(rho), learning_rate * smoothness
+    D = 6 * step**2 * rho / (1 - root) ** 2
+    synchronous = (
+        2 * initial_gap / (learning_rate * iterations) + step * gradient_variance / num_workers
+    )
+    network = (
+        2
+        * step**2
+        * rho
+        / (1 - root)
+        * (gradient_variance / (1 + root) + 3 * dissimilarity / (1 - root))
+    )
+    return (synchronous + network) / (1 - 2 * D)
+
+
+def doubling_bound(num_workers: int, matchings_per_iteration: float) -> float:
+    """A consensus error that no strategy goes below, whatever its links and weights.
+
+    After a matchings, one worker's noise has reached at most 2^a workers, so it still has squared
+    length max(2^-a, 1/m); and by convexity no timing beats an even one. Hence
+    tr(X)/m >= Σ_{n>=1} (max(2^{-cn}, 1/m) − 1/m) at c matchings an iteration.
+
+    >>> doubling_bound(8, 1.0)
+    0.5
+    """
+    if not matchings_per_iteration > 0:
+        raise InputError("a bound needs a positive number of matchings an iteration.")
+    last = math.ceil(math.log2(num_workers) / matchings_per_iteration)
+    ages = np.arange(1, last + 1)
+    lengths = np.maximum(2.0 ** (-matchings_per_iteration * ages), 1 / num_workers)
+    return float(np.sum(lengths - 1 / num_workers))
+
+
+def _check_rho(rho: float) -> None:
+    if not 0 <= rho < 1:
+        raise InputError(f"rho is {rho!r}, but Theorem 2 needs 0 <= rho < 1.")

@@ -1,0 +1,110 @@
+"""The second moment of the workers' disagreement when rounds are random.
+
+A schedule of independent or exclusive coins maps the covariance X to E[W X Wᵀ]; the steady state
+of X ← E[W (X + I − J) Wᵀ] is found without forming that m² × m² map.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import numpy as np
+
+from matcha.errors import InputError
+from matcha.schedules import Bernoulli, Choice
+from matcha.theory import cycles
+from matcha.theory.cycles import Array
+from matcha.theory.pairwise import expected_conjugate
+from matcha.topology import Matching, laplacian
+
+Operator: TypeAlias = Callable[[Array], Array]
+_TOLERANCE = 1e-10
+
+
+def laplacian_operator(
+    matchings: Sequence[Matching], schedule: Bernoulli, m: int, alpha: float
+) -> Operator:
+    """X ↦ E[W X W] for W = I − α Σ b_c L_c: mean part plus α² Σ p(1 − p) L_c X L_c."""
+    coins = schedule.groups or tuple((j,) for j in range(len(matchings)))
+    parts = []
+    mean = np.eye(m)
+    for coin in coins:
+        p = schedule.probabilities[coin[0]]
+        L = laplacian([link for j in coin for link in matchings[j]], m)
+        mean -= alpha * p * L.toarray()
+        if 0 < p < 1:
+            parts.append((alpha * alpha * p * (1 - p), L))
+
+    def apply(X: Array) -> Array:
+        result = mean @ X @ mean
+        for scale, L in parts:
+            result += scale * (L @ (L @ X).T)
+        return result
+
+    return apply
+
+
+def pairwise_operator(
+    matchings: Sequence[Matching], schedule: Bernoulli, weight: float, *, adjoint: bool = False
+) -> Operator:
+    """X ↦ E[W X Wᵀ] for W = A_r ··· A_1, or its adjoint E[Wᵀ X W]: one matching at a time."""
+    chain = [
+        (p, cycles.step(matching))
+        for matching, p in zip(matchings, schedule.probabilities, strict=True)
+        if p > 0 and matching
+    ]
+    if any(len(group) > 1 for group in schedule.groups):
+        raise InputError("pairwise mixing needs a coin for each matching, not one for a group.")
+    if adjoint:
+        chain.reverse()
+    return lambda X: expected_conjugate(X, chain, weight)
+
+
+def choice_operator(matchings: Sequence[Matching], schedule: Choice, weight: float) -> Operator:
+    """X ↦ (1 − Σ p_j) X + Σ p_j W_j X W_j; a single matching mixes alike under both rules."""
+    steps = [
+        (p, cycles.step(matching))
+        for matching, p in zip(matchings, schedule.probabilities, strict=True)
+        if p > 0 and matching
+    ]
+
+    def apply(X: Array) -> Array:
+        result: Array = X.copy()
+        for p, ends in steps:
+            mixed = X.copy()
+            cycles.conjugate(mixed, ends, weight)
+            result += p * (mixed - X)
+        return result
+
+    return apply
+
+
+def fixed_point_error(
+    operator: Operator, m: int, *, symmetric: bool, noise: Array | None = None
+) -> float:
+    """tr(X)/m for X = K(X + I − J), solving (I − K) X = K(I − J) without forming K."""
+    from scipy.sparse.linalg import LinearOperator, cg, gmres
+
+    centering = cycles.centering(m)
+    source = operator(centering if noise is None else noise)
+
+    def residual(x: Array) -> Array:
+        # J is a fixed direction of K; projecting it out keeps the operator definite.
+        X: Array = x.reshape(m, m)
+        left: Array = X - operator(centering @ X @ centering)
+        return left.reshape(m * m)
+
+    system = LinearOperator((m * m, m * m), matvec=residual, dtype=np.float64)
+    if symmetric:
+        # Warm start: K(I − J) summed as if K were the scalar that its trace suggests.
+        shrink = float(np.trace(source)) / (m - 1)
+        guess = source / max(1 - shrink, 1e-6) if shrink < 1 else source
+        x, failed = cg(system, source.ravel(), x0=guess.ravel(), rtol=_TOLERANCE, maxiter=5000)
+    else:
+        x, failed = gmres(system, source.ravel(), rtol=_TOLERANCE, restart=60, maxiter=100)
+    X = x.reshape(m, m)
+    # A steady state is positive semidefinite: no other solution of the equation is one.
+    diverges = failed or float(np.linalg.eigvalsh((X + X.T) / 2)[0]) < -1e-6 * abs(np.trace(X))
+    return math.inf if diverges else float(np.trace(X)) / m

@@ -1,0 +1,131 @@
+"""The workers' disagreement when rounds repeat: its periodic solution, averaged over a period."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+
+import numpy as np
+
+from matcha.rounds import Mixing, Round
+from matcha.theory import cycles
+from matcha.theory.cycles import Array, Step
+from matcha.topology import Matching
+
+_MAX_DENOMINATOR = 2000
+
+
+def periodic_cycle(frequency: float, everything: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """One period of the schedule that uses everything in a share of the rounds, evenly spread.
+
+    >>> periodic_cycle(0.4, (0, 1))
+    ((), (), (0, 1), (), (0, 1))
+    """
+    exact = Fraction(repr(float(frequency))).limit_denominator(_MAX_DENOMINATOR)
+    n, d = exact.numerator, exact.denominator
+    return tuple(everything if (k + 1) * n // d > k * n // d else () for k in range(d))
+
+
+def cycle_error(
+    matchings: Sequence[Matching],
+    rounds: Sequence[tuple[int, ...]],
+    m: int,
+    mixing: Mixing,
+    weight: float,
+) -> float:
+    """tr(X)/m averaged over a cycle of rounds; infinite where it never settles."""
+    if mixing == "pairwise":
+        state = cycles.steady_state(_steps(matchings, rounds), m, weight)
+        return math.inf if state is None else state.error
+    matrices = _matrices(matchings, rounds, m, weight)
+    if len(matrices) == 1:
+        return _commuting_error(rounds, next(iter(matrices.values())), m)
+    noise = cycles.centering(m)
+
+    def advance(X: Array) -> tuple[Array, float]:
+        total = 0.0
+        for active in rounds:
+            X = X + noise
+            if active:
+                W = matrices[active]
+                X = W @ X @ W
+            total += float(np.trace(X))
+        return X, total
+
+    product = _product(matrices, rounds, m)
+    fixed = cycles.lyapunov(product, advance(np.zeros((m, m)))[0])
+    return math.inf if fixed is None else advance(fixed)[1] / (len(rounds) * m)
+
+
+def _commuting_error(rounds: Sequence[tuple[int, ...]], W: Array, m: int) -> float:
+    """One symmetric W in all active rounds: every eigenvector of W evolves alone."""
+    shrink = np.linalg.eigvalsh(W - 1 / m) ** 2
+    # J's own direction carries no disagreement; W − J maps it to 0, so drop one zero.
+    shrink = np.delete(shrink, int(np.argmin(shrink)))
+    if shrink.max() > 1 - 1e-12:
+        return math.inf
+    state, factor = np.zeros(m - 1), np.ones(m - 1)
+    for active in rounds:
+        state += 1
+        if active:
+            state *= shrink
+            factor *= shrink
+    state /= 1 - factor
+    total = 0.0
+    for active in rounds:
+        state += 1
+        if active:
+            state *= shrink
+        total += float(state.sum())
+    return total / (len(rounds) * m)
+
+
+def cycle_contraction(
+    matchings: Sequence[Matching],
+    rounds: Sequence[tuple[int, ...]],
+    m: int,
+    mixing: Mixing,
+    weight: float,
+) -> float:
+    """ρ of a cycle of rounds: ‖Φ − J‖^(2 / length), Φ the product of its mixing matrices."""
+    if mixing == "pairwise":
+        return cycles.contraction(_steps(matchings, rounds), m, weight)
+    matrices = _matrices(matchings, rounds, m, weight)
+    if len(matrices) == 1:
+        # The paper's periodic DecenSGD: ρ of the expected W² (not of a whole period).
+        active = sum(bool(a) for a in rounds) / len(rounds)
+        worst = float(np.linalg.norm(next(iter(matrices.values())) - 1 / m, 2)) ** 2
+        return 1 - active + active * worst
+    return float(np.linalg.norm(_product(matrices, rounds, m), 2) ** (2 / len(rounds)))
+
+
+def _product(
+    matrices: dict[tuple[int, ...], Array], rounds: Sequence[tuple[int, ...]], m: int
+) -> Array:
+    """Φ − J, what a whole cycle leaves of a disagreement."""
+    product = cycles.centering(m)
+    for active in rounds:
+        if active:
+            product = matrices[active] @ product
+    return product
+
+
+def _matrices(
+    matchings: Sequence[Matching], rounds: Sequence[tuple[int, ...]], m: int, weight: float
+) -> dict[tuple[int, ...], Array]:
+    return {
+        active: Round(
+            matchings=tuple(matchings[j] for j in active),
+            indices=active,
+            mixing="laplacian",
+            weight=weight,
+        ).matrix(m)
+        for active in set(rounds)
+        if active
+    }
+
+
+def _steps(matchings: Sequence[Matching], rounds: Sequence[tuple[int, ...]]) -> list[list[Step]]:
+    known = [cycles.step(matching) for matching in matchings]
+    return [[known[j] for j in active if len(known[j][0])] for active in rounds]

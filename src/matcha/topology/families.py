@@ -1,0 +1,284 @@
+"""Families of topologies, and the five graphs of the paper."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from functools import lru_cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from matcha.errors import InputError, TopologyError, unknown_name
+from matcha.topology.topology import Matching, Topology
+
+_MAX_DRAWS = 1000
+
+
+def ring(num_workers: int) -> Topology:
+    """Each worker talks to the one before and the one after.
+
+    >>> ring(4).links
+    ((0, 1), (0, 3), (1, 2), (2, 3))
+    """
+    _at_least("ring", num_workers, 3)
+    links = [(i, (i + 1) % num_workers) for i in range(num_workers)]
+    return Topology.from_links(links, positions=_circle(num_workers), name=f"ring:{num_workers}")
+
+
+def path(num_workers: int) -> Topology:
+    """A line of workers.
+
+    >>> path(3).links
+    ((0, 1), (1, 2))
+    """
+    _at_least("path", num_workers, 2)
+    links = [(i, i + 1) for i in range(num_workers - 1)]
+    points = [(float(i), 0.0) for i in range(num_workers)]
+    return Topology.from_links(links, positions=points, name=f"path:{num_workers}")
+
+
+def torus(rows: int, columns: int) -> Topology:
+    """A grid whose edges wrap around.
+
+    >>> torus(3, 3).max_degree
+    4
+    """
+    _at_least("torus", min(rows, columns), 2)
+    links = set()
+    for r in range(rows):
+        for c in range(columns):
+            here = r * columns + c
+            for there in (r * columns + (c + 1) % columns, (r + 1) % rows * columns + c):
+                links.add((min(here, there), max(here, there)))
+    points = [(float(c), float(-r)) for r in range(rows) for c in range(columns)]
+    return Topology.from_links(sorted(links), positions=points, name=f"torus:{rows}x{columns}")
+
+
+def hypercube(dimension: int) -> Topology:
+    """2^d workers; links join numbers that differ in one bit.
+
+    >>> hypercube(3).num_workers, hypercube(3).max_degree
+    (8, 3)
+    """
+    _at_least("hypercube", dimension, 1)
+    m = 2**dimension
+    links = [(i, i ^ 1 << b) for i in range(m) for b in range(dimension) if i < i ^ 1 << b]
+    return Topology.from_links(links, name=f"hypercube:{dimension}")
+
+
+def star(num_workers: int) -> Topology:
+    """Worker 0 talks to everyone; nobody else talks to each other.
+
+    >>> star(4).degrees
+    (3, 1, 1, 1)
+    """
+    _at_least("star", num_workers, 2)
+    points = [(0.0, 0.0), *_circle(num_workers - 1)]
+    links = [(0, i) for i in range(1, num_workers)]
+    return Topology.from_links(links, positions=points, name=f"star:{num_workers}")
+
+
+def complete(num_workers: int) -> Topology:
+    """Everyone can talk to everyone.
+
+    >>> len(complete(5).links)
+    10
+    """
+    _at_least("complete", num_workers, 2)
+    links = [(i, j) for i in range(num_workers) for j in range(i + 1, num_workers)]
+    positions = _circle(num_workers)
+    return Topology.from_links(links, positions=positions, name=f"complete:{num_workers}")
+
+
+def barbell(num_workers: int) -> Topology:
+    """Two complete halves joined by one link: the worst cut a network can have.
+
+    >>> barbell(6).degrees
+    (2, 2, 3, 3, 2, 2)
+    """
+    _at_least("barbell", num_workers, 4)
+    half = num_workers // 2
+    left = [(i, j) for i in range(half) for j in range(i + 1, half)]
+    right = [(i, j) for i in range(half, num_workers) for j in range(i + 1, num_workers)]
+    links = [*left, *right, (half - 1, half)]
+    return Topology.from_links(links, name=f"barbell:{num_workers}")
+
+
+def erdos_renyi(num_workers: int, probability: float, seed: int = 0) -> Topology:
+    """Each pair is linked with `probability`; redrawn until connected, the seed decides all.
+
+    >>> erdos_renyi(16, 0.3, seed=1) == erdos_renyi(16, 0.3, seed=1)
+    True
+    """
+    _at_least("erdos-renyi", num_workers, 2)
+    if not 0 < probability <= 1:
+        raise InputError(f"erdos-renyi needs a probability in (0, 1], not {probability!r}.")
+    name = f"erdos-renyi:{num_workers}:{probability:g}:{seed}"
+
+    def draw(rng: np.random.Generator) -> tuple[list[tuple[int, int]], None]:
+        rows: list[tuple[int, int]] = []
+        for i in range(num_workers - 1):
+            js = i + 1 + np.flatnonzero(rng.random(num_workers - 1 - i) < probability)
+            rows.extend((i, int(j)) for j in js)
+        return rows, None
+
+    return _until_connected(draw, num_workers, seed, name)
+
+
+def geometric(num_workers: int, radius: float, seed: int = 0) -> Topology:
+    """Workers at random points of the unit square, linked when closer than `radius`.
+
+    Redrawn until connected; the seed decides all.
+
+    >>> geometric(16, radius=0.4, seed=1).num_workers
+    16
+    """
+    _at_least("geometric", num_workers, 2)
+    if not radius > 0:
+        raise InputError(f"geometric needs a positive radius, not {radius!r}.")
+    name = f"geometric:{num_workers}:{radius:g}:{seed}"
+
+    def draw(rng: np.random.Generator) -> tuple[list[tuple[int, int]], list[tuple[float, float]]]:
+        from scipy.spatial import cKDTree
+
+        points = rng.random((num_workers, 2))
+        pairs = cKDTree(points).query_pairs(radius, output_type="ndarray")
+        links = [(int(i), int(j)) for i, j in pairs]
+        return links, [(float(x), float(y)) for x, y in points]
+
+    return _until_connected(draw, num_workers, seed, name)
+
+
+def paper(name: str) -> Topology:
+    """One of the paper's graphs: er8, geometric16-d5, geometric16-d10, geometric16-d13, er16.
+
+    >>> paper("er8").num_workers, paper("er8").max_degree
+    (8, 5)
+    """
+    graph = _paper_graph(name)
+    return Topology.from_links(graph["edges"], graph["num_workers"], name=f"paper:{name}")
+
+
+def paper_matchings(name: str) -> tuple[Matching, ...]:
+    """The authors' own decomposition of one of the paper's graphs."""
+    return tuple(
+        tuple(sorted((min(i, j), max(i, j)) for i, j in matching))
+        for matching in _paper_graph(name)["matchings"]
+    )
+
+
+def parse(text: str) -> Topology:
+    """The topology that a command line names: a family with its numbers, or a file.
+
+    >>> parse("torus:4x4").num_workers
+    16
+
+    Raises:
+        InputError: The family is unknown or its numbers are wrong.
+    """
+    family, _, rest = text.partition(":")
+    if family in _FAMILIES:
+        return _FAMILIES[family](text, rest.split(":") if rest else [])
+    if Path(text).exists() or Path(text).suffix or "/" in text:
+        return Topology.read(text)
+    raise unknown_name("topology family", family, _FAMILIES)
+
+
+# -- helpers ------------------------------------------------------------------------------------
+
+
+def _at_least(family: str, value: int, least: int) -> None:
+    if value < least:
+        raise TopologyError(f"{family} needs a size of at least {least}, not {value}.")
+
+
+def _circle(n: int) -> list[tuple[float, float]]:
+    angles = [math.tau * i / n + math.pi / 2 for i in range(n)]
+    return [(math.cos(a), math.sin(a)) for a in angles]
+
+
+def _until_connected(
+    draw: Callable[[np.random.Generator], tuple[list[tuple[int, int]], Any]],
+    num_workers: int,
+    seed: int,
+    name: str,
+) -> Topology:
+    rng = np.random.default_rng(seed)
+    for _ in range(_MAX_DRAWS if num_workers <= 1000 else 30):
+        links, positions = draw(rng)
+        if _connects(links, num_workers):
+            return Topology.from_links(links, num_workers, positions=positions, name=name)
+    raise TopologyError(f"{name}: no connected graph turned up; raise the density.")
+
+
+def _connects(links: list[tuple[int, int]], num_workers: int) -> bool:
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    if len(links) < num_workers - 1:
+        return False
+    ends = np.array(links)
+    graph = coo_array((np.ones(len(ends)), ends.T), shape=(num_workers, num_workers))
+    return int(connected_components(graph, directed=False)[0]) == 1
+
+
+@lru_cache(maxsize=1)
+def _paper_graphs() -> dict[str, dict[str, Any]]:
+    text = (
+        resources.files("matcha.topology").joinpath("paper_graphs.json").read_text(encoding="utf-8")
+    )
+    return {graph["name"]: graph for graph in json.loads(text)}
+
+
+def _paper_graph(name: str) -> dict[str, Any]:
+    graphs = _paper_graphs()
+    if name not in graphs:
+        raise unknown_name("paper graph", name, graphs)
+    return graphs[name]
+
+
+def _numbers(text: str, words: list[str], usage: str, *kinds: Callable[[str], Any]) -> list[Any]:
+    try:
+        if len(words) != len(kinds):
+            raise ValueError
+        return [kind(word) for kind, word in zip(kinds, words, strict=True)]
+    except ValueError:
+        raise InputError(f"{text!r} is not of the form {usage}.") from None
+
+
+def _sized(build: Callable[[int], Topology], usage: str) -> Callable[[str, list[str]], Topology]:
+    return lambda text, words: build(*_numbers(text, words, usage, int))
+
+
+def _parse_torus(text: str, words: list[str]) -> Topology:
+    sides = words[0].split("x") if len(words) == 1 else []
+    return torus(*_numbers(text, sides, "torus:ROWSxCOLUMNS", int, int))
+
+
+def _seeded(
+    build: Callable[[int, float, int], Topology], usage: str
+) -> Callable[[str, list[str]], Topology]:
+    def parse_words(text: str, words: list[str]) -> Topology:
+        if len(words) == 2:
+            words = [*words, "0"]
+        return build(*_numbers(text, words, usage, int, float, int))
+
+    return parse_words
+
+
+_FAMILIES: dict[str, Callable[[str, list[str]], Topology]] = {
+    "ring": _sized(ring, "ring:WORKERS"),
+    "path": _sized(path, "path:WORKERS"),
+    "torus": _parse_torus,
+    "hypercube": _sized(hypercube, "hypercube:DIMENSION"),
+    "star": _sized(star, "star:WORKERS"),
+    "complete": _sized(complete, "complete:WORKERS"),
+    "barbell": _sized(barbell, "barbell:WORKERS"),
+    "erdos-renyi": _seeded(erdos_renyi, "erdos-renyi:WORKERS:PROBABILITY:SEED"),
+    "geometric": _seeded(geometric, "geometric:WORKERS:RADIUS:SEED"),
+    "paper": lambda text, words: paper(*_numbers(text, words, "paper:NAME", str)),
+}

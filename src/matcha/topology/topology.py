@@ -1,0 +1,392 @@
+"""The topology: the workers and the links over which they can talk."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from matcha.documents import write_atomically
+from matcha.errors import PlanError, TopologyError
+from matcha.topology import files, graphs
+
+Link = tuple[int, int]
+Matching = tuple[Link, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Topology:
+    """The base communication graph G: m workers joined by undirected links, connected.
+
+    Workers are numbered 0..m-1; `labels[i]` is the user's own name for worker i. The value is
+    validated when it is made and never changes.
+
+    >>> topology = Topology.from_links([(0, 1), (1, 2), (2, 0)])
+    >>> topology.num_workers, topology.links
+    (3, ((0, 1), (0, 2), (1, 2)))
+    """
+
+    num_workers: int
+    links: tuple[Link, ...]
+    """Sorted pairs (i, j) with i < j."""
+    labels: tuple[Hashable, ...] = ()
+    """The user's names of the workers; worker numbers where none were given."""
+    link_times: tuple[float, ...] | None = None
+    """Seconds that one exchange of the model takes over each link, parallel to `links`."""
+    positions: tuple[tuple[float, float], ...] | None = field(default=None, repr=False)
+    """Where to draw each worker."""
+    name: str = "custom"
+
+    def __post_init__(self) -> None:
+        if not self.labels:
+            object.__setattr__(self, "labels", tuple(range(self.num_workers)))
+        _check_workers(self)
+        _check_links(self)
+        _check_connected(self)
+
+    # -- making one ---------------------------------------------------------------------------
+
+    @classmethod
+    def from_links(
+        cls,
+        links: Iterable[Sequence[Any]],
+        num_workers: int | None = None,
+        *,
+        labels: Sequence[Hashable] | None = None,
+        link_times: Mapping[tuple[Any, Any], float] | Sequence[float] | None = None,
+        positions: Sequence[Sequence[float]] | None = None,
+        name: str = "custom",
+    ) -> Topology:
+        """A topology from pairs of workers.
+
+        Integer ends that cover 0..m-1 keep their numbers; any other hashable ends become labels,
+        numbered in sorted order (in order of appearance where they do not sort).
+
+        Args:
+            links: Pairs of ends, in any order and direction.
+            num_workers: How many workers there are, when more than the links mention.
+            labels: The workers' names in order; ends are then looked up among them.
+            link_times: Seconds for each link: by pair, or in the order of `links`.
+            positions: A point (x, y) for each worker.
+            name: What to call the topology.
+
+        Raises:
+            TopologyError: A self-loop, a duplicate link, fewer than two workers, a graph that is
+                not connected, or a link time that is not positive.
+
+        >>> Topology.from_links([("b", "a"), ("b", "c")]).labels
+        ('a', 'b', 'c')
+        """
+        pairs = [_pair(link) for link in links]
+        names = _worker_names(pairs, num_workers, labels)
+        number = {label: i for i, label in enumerate(names)}
+        for a, b in pairs:
+            for end in (a, b):
+                if end not in number:
+                    raise TopologyError(
+                        f"link ({a!r}, {b!r}) names worker {end!r}, "
+                        f"but the workers are {_few(names)}."
+                    )
+        numbered = [_ordered(number[a], number[b]) for a, b in pairs]
+        _check_distinct(numbered, names)
+        order = sorted(range(len(numbered)), key=numbered.__getitem__)
+        return cls(
+            num_workers=len(names),
+            links=tuple(numbered[e] for e in order),
+            labels=tuple(names),
+            link_times=_times(link_times, pairs, order),
+            positions=None
+            if positions is None
+            else tuple((float(x), float(y)) for x, y in positions),
+            name=name,
+        )
+
+    @classmethod
+    def from_networkx(cls, graph: Any, *, name: str | None = None) -> Topology:
+        """A topology from an undirected networkx graph; labels may be anything hashable.
+
+        Edge attribute `time` (seconds) becomes the link time where every edge has it, and node
+        attribute `pos` the position.
+
+        Raises:
+            TopologyError: The graph is directed or a multigraph, or not a valid topology.
+        """
+        return cls._of(graphs.from_networkx(graph, name))
+
+    @classmethod
+    def read(cls, path: str | Path) -> Topology:
+        """A topology from a file: JSON, GraphML, an edge list, or a csv/npy adjacency matrix.
+
+        Raises:
+            TopologyError: The file is missing, unreadable, or does not hold a valid topology.
+        """
+        return files.read(Path(path), cls._of)
+
+    @classmethod
+    def from_json(cls, document: Any) -> Topology:
+        """The topology in a JSON document: ours, or a plain list of links."""
+        return cls._of(graphs.from_json(document))
+
+    def to_json(self) -> dict[str, Any]:
+        """The topology as plain JSON values."""
+        document: dict[str, Any] = {
+            "schema": graphs.SCHEMA,
+            "name": self.name,
+            "num_workers": self.num_workers,
+            "links": [list(link) for link in self.links],
+        }
+        if self.labels != tuple(range(self.num_workers)):
+            document["labels"] = [_plain_label(label) for label in self.labels]
+        if self.link_times is not None:
+            document["link_times"] = list(self.link_times)
+        if self.positions is not None:
+            document["positions"] = [list(point) for point in self.positions]
+        return document
+
+    def save(self, path: str | Path) -> None:
+        """Write the topology as JSON that `Topology.read` takes back unchanged."""
+        write_atomically(Path(path), json.dumps(self.to_json(), indent=1) + "\n")
+
+    @classmethod
+    def _of(cls, given: graphs.LinkList) -> Topology:
+        return cls.from_links(
+            given.links,
+            given.num_workers,
+            labels=given.labels,
+            link_times=given.link_times,
+            positions=given.positions,
+            name=given.name,
+        )
+
+    def with_link_times(
+        self, link_times: Mapping[tuple[Any, Any], float] | Sequence[float]
+    ) -> Topology:
+        """The same topology with seconds for each link, by pair of labels or in link order."""
+        pairs = [(self.labels[i], self.labels[j]) for i, j in self.links]
+        return replace(self, link_times=_times(link_times, pairs, range(len(pairs))))
+
+    # -- reading it ---------------------------------------------------------------------------
+
+    @cached_property
+    def link_array(self) -> npt.NDArray[np.int64]:
+        """The links as a read-only array of shape (number of links, 2)."""
+        array = np.array(self.links, dtype=np.int64).reshape(-1, 2)
+        array.setflags(write=False)
+        return array
+
+    @cached_property
+    def degrees(self) -> tuple[int, ...]:
+        """How many links each worker has."""
+        counts = np.bincount(self.link_array.ravel(), minlength=self.num_workers)
+        return tuple(int(d) for d in counts)
+
+    @property
+    def max_degree(self) -> int:
+        """Δ, the degree of the busiest worker."""
+        return max(self.degrees)
+
+    @cached_property
+    def _neighbors(self) -> tuple[tuple[int, ...], ...]:
+        around: list[list[int]] = [[] for _ in range(self.num_workers)]
+        for i, j in self.links:
+            around[i].append(j)
+            around[j].append(i)
+        return tuple(tuple(sorted(a)) for a in around)
+
+    def neighbors(self, worker: int) -> tuple[int, ...]:
+        """The workers that share a link with `worker`."""
+        return self._neighbors[worker]
+
+    def laplacian(self) -> Any:
+        """The graph Laplacian L = D − A as a sparse CSR matrix."""
+        return laplacian(self.links, self.num_workers)
+
+    def to_networkx(self) -> Any:
+        """The topology as a networkx graph over the user's own labels."""
+        import networkx as nx
+
+        graph = nx.Graph(name=self.name)
+        for i, label in enumerate(self.labels):
+            graph.add_node(label, **({} if self.positions is None else {"pos": self.positions[i]}))
+        for e, (i, j) in enumerate(self.links):
+            time = {} if self.link_times is None else {"time": self.link_times[e]}
+            graph.add_edge(self.labels[i], self.labels[j], **time)
+        return graph
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.num_workers} workers, {len(self.links)} links"
+
+
+def laplacian(links: Iterable[Link], num_workers: int) -> Any:
+    """The Laplacian of some links among `num_workers` workers, as a sparse CSR matrix.
+
+    >>> laplacian([(0, 1)], 3).toarray().tolist()
+    [[1.0, -1.0, 0.0], [-1.0, 1.0, 0.0], [0.0, 0.0, 0.0]]
+    """
+    from scipy.sparse import coo_array
+
+    ends = np.array(list(links), dtype=np.int64).reshape(-1, 2)
+    i, j = ends.T
+    ones = np.ones(len(ends))
+    rows, columns = np.concatenate([i, j, i, j]), np.concatenate([j, i, i, j])
+    values = np.concatenate([-ones, -ones, ones, ones])
+    return coo_array((values, (rows, columns)), shape=(num_workers, num_workers)).tocsr()
+
+
+def check_matchings(topology: Topology, matchings: tuple[Matching, ...]) -> None:
+    """Refuse matchings that use links the topology lacks, or a worker twice.
+
+    Raises:
+        PlanError: Names the offending matching and link.
+    """
+    links = set(topology.links)
+    for number, matching in enumerate(matchings):
+        busy: set[int] = set()
+        for i, j in matching:
+            if (i, j) not in links:
+                raise PlanError(f"matching {number} uses link ({i}, {j}), which is no link.")
+            for end in (i, j):
+                if end in busy:
+                    raise PlanError(
+                        f"matching {number} uses worker {end} twice: "
+                        "links of a matching share no worker."
+                    )
+            busy |= {i, j}
+
+
+# -- validation ---------------------------------------------------------------------------------
+
+
+def _pair(link: Sequence[Any]) -> tuple[Any, Any]:
+    if isinstance(link, str) or len(link) != 2:
+        raise TopologyError(f"a link is a pair of workers, but {link!r} is not.")
+    return link[0], link[1]
+
+
+def _ordered(i: int, j: int) -> Link:
+    return (i, j) if i < j else (j, i)
+
+
+def _worker_names(
+    pairs: Sequence[tuple[Any, Any]], num_workers: int | None, labels: Sequence[Hashable] | None
+) -> list[Hashable]:
+    if labels is not None:
+        names = list(labels)
+        if len(set(names)) != len(names):
+            twice = next(n for k, n in enumerate(names) if n in names[:k])
+            raise TopologyError(f"the label {twice!r} names two workers: labels must differ.")
+        return names
+    seen = list(dict.fromkeys(end for pair in pairs for end in pair))
+    integers = all(isinstance(n, (int, np.integer)) and not isinstance(n, bool) for n in seen)
+    if num_workers is not None:
+        if not integers or any(not 0 <= n < num_workers for n in seen):
+            raise TopologyError(
+                f"with num_workers={num_workers} the ends of links are numbers "
+                f"0..{num_workers - 1}, but they are {_few(seen)}."
+            )
+        return list(range(num_workers))
+    if graphs.are_worker_numbers(seen):
+        return list(range(len(seen)))
+    try:
+        return sorted(seen)
+    except TypeError:
+        return seen
+
+
+def _times(
+    times: Mapping[tuple[Any, Any], float] | Sequence[float] | None,
+    pairs: Sequence[tuple[Any, Any]],
+    order: Iterable[int],
+) -> tuple[float, ...] | None:
+    if times is None:
+        return None
+    if isinstance(times, Mapping):
+        values = []
+        for a, b in pairs:
+            if (a, b) not in times and (b, a) not in times:
+                raise TopologyError(f"no time is given for link ({a!r}, {b!r}).")
+            values.append(times[(a, b)] if (a, b) in times else times[(b, a)])
+    else:
+        values = list(times)
+        if len(values) != len(pairs):
+            raise TopologyError(f"{len(values)} link times were given for {len(pairs)} links.")
+    return tuple(float(values[e]) for e in order)
+
+
+def _check_distinct(links: Sequence[Link], names: Sequence[Hashable]) -> None:
+    seen: set[Link] = set()
+    for i, j in links:
+        if i == j:
+            raise TopologyError(f"worker {names[i]!r} has a link to itself: remove the self-loop.")
+        if (i, j) in seen:
+            raise TopologyError(f"link ({names[i]!r}, {names[j]!r}) is given twice: keep one.")
+        seen.add((i, j))
+
+
+def _check_workers(topology: Topology) -> None:
+    m = topology.num_workers
+    if m < 2:
+        raise TopologyError(f"a topology needs at least 2 workers, but this one has {m}.")
+    if len(topology.labels) != m:
+        raise TopologyError(f"{len(topology.labels)} labels were given for {m} workers.")
+    if topology.positions is not None and len(topology.positions) != m:
+        raise TopologyError(f"{len(topology.positions)} positions were given for {m} workers.")
+
+
+def _check_links(topology: Topology) -> None:
+    _check_distinct(topology.links, topology.labels)
+    for i, j in topology.links:
+        if not 0 <= i < j < topology.num_workers:
+            raise TopologyError(
+                f"link ({i}, {j}) is not a pair i < j of workers 0..{topology.num_workers - 1}."
+            )
+    if list(topology.links) != sorted(topology.links):
+        raise TopologyError("links are not sorted: use Topology.from_links.")
+    times = topology.link_times
+    if times is None:
+        return
+    if len(times) != len(topology.links):
+        raise TopologyError(f"{len(times)} link times were given for {len(topology.links)} links.")
+    for (i, j), seconds in zip(topology.links, times, strict=True):
+        if not (math.isfinite(seconds) and seconds > 0):
+            ends = f"({topology.labels[i]!r}, {topology.labels[j]!r})"
+            raise TopologyError(
+                f"link {ends} has time {seconds!r}: link times are positive seconds."
+            )
+
+
+def _check_connected(topology: Topology) -> None:
+    unreached = set(range(topology.num_workers))
+    stack = [0]
+    unreached.discard(0)
+    while stack:
+        for j in topology.neighbors(stack.pop()):
+            if j in unreached:
+                unreached.discard(j)
+                stack.append(j)
+    if unreached:
+        a, b = topology.labels[0], topology.labels[min(unreached)]
+        raise TopologyError(
+            f"the graph is not connected: no path joins worker {a!r} and worker {b!r}; "
+            "add a link between their parts."
+        )
+
+
+def _plain_label(label: Any) -> Any:
+    if isinstance(label, (str, int, float, bool)) or label is None:
+        return label
+    if isinstance(label, tuple):
+        return [_plain_label(part) for part in label]
+    return str(label)
+
+
+def _few(names: Sequence[Hashable]) -> str:
+    shown = ", ".join(repr(n) for n in names[:6])
+    return shown + (", …" if len(names) > 6 else "")

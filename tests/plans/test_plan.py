@@ -1,0 +1,244 @@
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.graphs import topologies
+
+import matcha
+from matcha import Plan, families
+from matcha.errors import InputError, PlanError
+from matcha.strategies import STRATEGIES
+from matcha.timing import LinkSeconds, Scaled
+
+ER8 = families.paper("er8")
+AUTHORS = families.paper_matchings("er8")
+
+
+@pytest.fixture(scope="module")
+def plan():
+    return matcha.plan(ER8, 0.5, matchings=AUTHORS, seed=3)
+
+
+@given(
+    topology=topologies(max_workers=8),
+    budget=st.floats(0.01, 1.0),
+    strategy=st.sampled_from(["matcha", "vanilla", "periodic", "single"]),
+    seed=st.integers(0, 2**32),
+)
+@settings(max_examples=25)
+def test_saving_and_loading_changes_nothing(tmp_path_factory, topology, budget, strategy, seed):
+    plan = matcha.plan(topology, budget, strategy, seed, effort="none")
+    path = tmp_path_factory.mktemp("plans") / "plan.json"
+    plan.save(path)
+    back = Plan.load(path)
+    assert back == plan
+    assert back.to_json() == plan.to_json()
+    assert back.digest == plan.digest
+    assert [back.round(k) for k in range(20)] == [plan.round(k) for k in range(20)]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_rounds_are_random_access_and_average(strategy):
+    plan = matcha.plan(ER8, 0.4, strategy, seed=5, effort="none")
+    in_order = list(itertools.islice(plan.rounds(100), 40))
+    assert in_order == [plan.round(k) for k in range(100, 140)]
+    for k in range(20):
+        W = plan.mixing_matrix(k)
+        np.testing.assert_allclose(W.sum(axis=0), 1)
+        np.testing.assert_allclose(W.sum(axis=1), 1)
+        if plan.mixing == "laplacian":
+            np.testing.assert_array_equal(W, W.T)
+    assert all(set(round_.links) <= set(ER8.links) for round_ in in_order)
+
+
+@given(topology=topologies(max_workers=7), budget=st.floats(0.05, 1.0))
+@settings(max_examples=10)
+def test_activation_frequencies_match_probabilities(topology, budget):
+    plan = matcha.plan(topology, budget, effort="none", seed=1)
+    n = 4000
+    counts = np.zeros(len(plan.matchings))
+    for round_ in plan.rounds(0, n):
+        counts[list(round_.indices)] += 1
+    p = np.array(plan.probabilities)
+    assert (abs(counts / n - p) <= 4 * np.sqrt(p * (1 - p) / n) + 1e-9).all()
+
+
+def test_sampled_second_moment_matches_the_formula(plan):
+    n = 20_000
+    moment = np.zeros((8, 8))
+    for round_, count in _counted(plan, n):
+        W = round_.matrix(8)
+        moment += count * (W.T @ W)
+    rho = np.linalg.norm(moment / n - np.ones((8, 8)) / 8, 2)
+    assert rho == pytest.approx(plan.rho, abs=0.01)
+
+
+def _counted(plan, n):
+    counts = {}
+    for round_ in plan.rounds(0, n):
+        counts[round_.indices] = counts.get(round_.indices, 0) + 1
+    made = {round_.indices: round_ for round_ in plan.rounds(0, n)}
+    return [(made[indices], count) for indices, count in counts.items()]
+
+
+def test_the_same_rounds_in_a_fresh_process(plan, tmp_path):
+    plan.save(tmp_path / "plan.json")
+    code = (
+        "import matcha, sys; plan = matcha.Plan.load(sys.argv[1]); "
+        "print([plan.round(k).indices for k in (0, 5, 10**9)], plan.digest)"
+    )
+    printed = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "plan.json")],
+        capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    expected = [plan.round(k).indices for k in (0, 5, 10**9)]
+    assert printed.strip() == f"{expected} {plan.digest}"
+
+
+def test_digest_covers_what_workers_must_agree_on(plan):
+    assert replace(plan, seed=4).digest != plan.digest
+    assert replace(plan, alpha=plan.alpha * (1 + 1e-15)).digest != plan.digest
+    assert replace(plan, notes=("hello",)).digest == plan.digest
+
+
+def test_delay_models_survive_saving(plan, tmp_path):
+    timed = ER8.with_link_times([0.1 * (e + 1) for e in range(len(ER8.links))])
+    for number, options in enumerate(
+        ({"topology": timed}, {"topology": ER8, "timing": Scaled(lambda n: n**0.5, 6)})
+    ):
+        made = matcha.plan(budget=0.5, effort="none", **options)
+        made.save(tmp_path / f"{number}.json")
+        back = Plan.load(tmp_path / f"{number}.json")
+        assert back.expected_comm_time == made.expected_comm_time
+        assert back.round_time(back.round(3)) == made.round_time(made.round(3))
+    assert isinstance(matcha.plan(timed, 0.5, effort="none").timing, LinkSeconds)
+
+
+@pytest.mark.parametrize("strategy", ["matcha", "periodic", "greedy"])
+def test_long_run_time_is_the_expected_time(strategy):
+    timed = ER8.with_link_times([0.1 * (e + 1) for e in range(len(ER8.links))])
+    plan = matcha.plan(timed, 0.4, strategy, seed=2, effort="none")
+    n = 6000
+    spent = sum(plan.round_time(round_) for round_ in plan.rounds(0, n)) / n
+    assert spent == pytest.approx(plan.expected_comm_time, rel=0.06)
+
+
+def test_negative_self_weights_are_told():
+    vanilla = matcha.plan(families.paper("geometric16-d10"), 1.0, "vanilla", effort="none")
+    assert vanilla.smallest_self_weight < 0
+    assert any("below zero" in note for note in vanilla.notes)
+    pairwise = matcha.plan(ER8, 0.5, "single", mixing="pairwise", effort="none")
+    assert pairwise.smallest_self_weight == 0.5
+
+
+def test_summary_reads_like_a_plan(plan):
+    text = plan.summary()
+    for part in ("matcha plan at budget 0.5", "rho 0.6440", "units of communication"):
+        assert part in text
+
+
+DAMAGE = [
+    (lambda text: text[: len(text) // 2], "truncated"),
+    (lambda text: "", "truncated"),
+    (lambda text: text.replace("0.5", "0.6", 1), "checksum"),
+    (lambda text: text.replace("matcha.plan/1", "matcha.plan/9"), "checksum"),
+    (lambda text: '{"hello": 1}', "not a matcha plan"),
+    (lambda text: "[1, 2]", "not a matcha plan"),
+    (lambda text: "[" * 100_000, "not JSON"),
+]
+
+
+@pytest.mark.parametrize(("damage", "message"), DAMAGE)
+def test_damaged_and_foreign_files_are_refused(plan, tmp_path, damage, message):
+    path = tmp_path / "plan.json"
+    plan.save(path)
+    path.write_text(damage(path.read_text()))
+    with pytest.raises(PlanError, match=message) as error:
+        Plan.load(path)
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 300
+
+
+EDITS = [
+    ({"budget": 1.5}, "budget"),
+    ({"budget": float("nan")}, "budget"),
+    ({"alpha": -0.1}, "weight"),
+    ({"probabilities": [0.5]}, "probabilities"),
+    ({"probabilities": [1.5] * 5}, r"in \[0, 1\]"),
+    ({"schema": "matcha.plan/9"}, "matcha.plan/9"),
+    ({"mixing": "shaken"}, "shaken"),
+    ({"schedule": {"kind": "dice"}}, "dice"),
+    ({"schedule": {"kind": "cycle", "cycle": [[99]]}}, "not there"),
+    ({"timing": {"model": "sundial"}}, "sundial"),
+    ({"matchings": [[[0, 1], [1, 2]]] * 5}, "twice"),
+    ({"matchings": [[[0, 2]]] * 5}, "no link"),
+    ({"matchings": "x"}, "malformed"),
+    ({"topology": {"links": [[0, 1], [2, 3]]}}, "not connected"),
+]
+
+
+@pytest.mark.parametrize(("edit", "message"), EDITS)
+def test_loading_validates_everything(plan, edit, message):
+    with pytest.raises(PlanError, match=message):
+        Plan.from_json({**plan.to_json(), **edit})
+
+
+def test_a_missing_field_is_named(plan):
+    document = plan.to_json()
+    del document["alpha"]
+    with pytest.raises(PlanError, match="lacks 'alpha'"):
+        Plan.from_json(document)
+
+
+def test_unreadable_files(tmp_path):
+    with pytest.raises(PlanError, match="cannot be read"):
+        Plan.load(tmp_path / "none.json")
+    (tmp_path / "garbage.json").write_bytes(os.urandom(20_000_000))
+    with pytest.raises(PlanError, match="not JSON"):
+        Plan.load(tmp_path / "garbage.json")
+
+
+@pytest.mark.parametrize("budget", [0, -0.1, 1.5, float("nan"), float("inf"), "0.5", True, None])
+def test_bad_budgets(budget):
+    with pytest.raises(InputError, match=r"\(0, 1\]"):
+        matcha.plan(ER8, budget)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"strategy": "gredy"}, "did you mean 'greedy'"),
+        ({"mixing": "pairwis"}, "did you mean 'pairwise'"),
+        ({"effort": "heroic"}, "effort"),
+        ({"decomposition": "clique"}, "did you mean 'cliques'"),
+        ({"seed": -1}, "seed"),
+        ({"seed": 1.5}, "seed"),
+        ({"matchings": [[(0, 1), (1, 2)]]}, "twice"),
+        ({"matchings": [[(0, 1)]]}, "in no matching"),
+        ({"matchings": 3}, "pairs of worker numbers"),
+        ({"matchings": [*AUTHORS, [(0, 1)]]}, "two matchings"),
+        ({"matchings": [[(0, 2)]]}, "no link"),
+    ],
+)
+def test_bad_requests_are_refused_in_one_sentence(options, message):
+    with pytest.raises(InputError, match=message) as error:
+        matcha.plan(ER8, 0.5, **options)
+    assert "\n" not in str(error.value)
+
+
+def test_rounds_count_from_zero(plan):
+    with pytest.raises(InputError, match="count from 0"):
+        plan.round(-1)
+
+
+def test_json_is_plain(plan):
+    assert json.loads(json.dumps(plan.to_json())) == plan.to_json()

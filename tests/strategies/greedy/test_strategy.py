@@ -1,0 +1,264 @@
+"""The greedy strategy: better than matcha, within budget, fair, exact and sketched alike."""
+
+import dataclasses
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import matcha
+from matcha import families, theory
+from matcha.errors import InputError
+from matcha.matchings import decompose, is_matching
+from matcha.schedules import Cycle
+from matcha.strategies.greedy import search, sketch
+from matcha.strategies.greedy.candidates import Candidate, Network
+from matcha.strategies.greedy.descent import refined
+from matcha.strategies.greedy.heaviest import heaviest_matching, nearly_heaviest_matching
+from matcha.theory import cycles
+from matcha.timing import RandomLinks, Scaled
+
+# DESIGN.md section 5: (C_b, graph) -> consensus error of a first greedy prototype.
+DESIGN = {
+    (0.1, "er8"): 2.49,
+    (0.1, "geometric16-d5"): 6.03,
+    (0.1, "geometric16-d10"): 1.13,
+    (0.1, "geometric16-d13"): 0.515,
+    (0.1, "er16"): 1.37,
+    (0.3, "er8"): 0.55,
+    (0.3, "geometric16-d5"): 1.47,
+    (0.3, "geometric16-d10"): 0.18,
+    (0.3, "geometric16-d13"): 0.026,
+    (0.3, "er16"): 0.23,
+}
+
+
+def steps_of(plan):
+    return [[cycles.step(matching) for matching in round_.matchings] for round_ in cycle_of(plan)]
+
+
+def cycle_of(plan):
+    return list(plan.rounds(0, len(plan.schedule.cycle)))
+
+
+def network(topology, rate):
+    times = (Fraction(1),) * len(topology.links)
+    return Network(
+        num_workers=topology.num_workers, links=topology.link_array, times=times, rate=rate
+    )
+
+
+@pytest.mark.parametrize(("budget", "name"), DESIGN)
+def test_as_good_as_the_design_says(budget, name):
+    plan = matcha.plan(families.paper(name), budget, "greedy")
+    assert plan.consensus_error <= DESIGN[budget, name]
+    # The report is the exact steady state of what the rounds really do.
+    assert plan.consensus_error == pytest.approx(theory.consensus_error(plan), rel=1e-9)
+    assert plan.expected_comm_time <= budget * plan.num_colors + 1e-12
+    assert plan.mixing == "pairwise"
+    assert isinstance(plan.schedule, Cycle)
+
+
+@pytest.mark.parametrize("name", ["ring:16", "star:16", "torus:4x4", "barbell:16", "path:5"])
+@pytest.mark.parametrize("budget", [0.02, 0.5])
+def test_never_worse_than_matcha(name, budget):
+    topology = families.parse(name)
+    ours = matcha.plan(topology, budget, "greedy")
+    paper = theory.with_error_optimal_alpha(matcha.plan(topology, budget, "matcha"))
+    assert ours.consensus_error <= paper.consensus_error
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    num_workers=st.integers(2, 10),
+    density=st.floats(0.2, 1.0),
+    seed=st.integers(0, 10**6),
+    budget=st.sampled_from([0.003, 0.05, 0.25, 1 / 3, 0.7, 1.0]),
+)
+def test_every_connected_graph_and_budget_reaches_consensus(num_workers, density, seed, budget):
+    topology = (
+        families.erdos_renyi(num_workers, max(density, 3 / num_workers), seed)
+        if (num_workers > 3)
+        else families.path(num_workers)
+    )
+    plan = matcha.plan(topology, budget, "greedy", effort="none")
+    assert 0 <= plan.rho < 1
+    assert math.isfinite(plan.consensus_error)
+    assert plan.expected_comm_time <= budget * plan.num_colors * (1 + 1e-12)
+    used = {worker for matching in plan.matchings for link in matching for worker in link}
+    assert used == set(range(num_workers))
+    assert cycles.connects(steps_of(plan), num_workers)
+    assert all(is_matching(matching) and matching for matching in plan.matchings)
+
+
+def test_the_cycle_costs_nothing_against_endless_greed():
+    topology = families.paper("er16")
+    net = network(topology, Fraction(4, 5))
+    price = search.heat_price(net, 0.0)
+    start = np.zeros((16, 16))
+    *_, warm = search.greedy_run(net, weight=0.5, price=price, start=start, count=40)
+    assert warm > 0
+    # Endless: a long run, its beginning (from X = 0) drowned in the rest.
+    *_, endless = search.greedy_run(net, weight=0.5, price=price, start=start, count=1500)
+    plan = matcha.plan(topology, 0.1, "greedy", effort="none")
+    assert plan.consensus_error <= 1.02 * endless
+    assert plan.alpha == 0.5
+
+
+def test_effort_pays():
+    topology = families.paper("geometric16-d5")
+    errors = [
+        matcha.plan(topology, 0.1, "greedy", effort=effort).consensus_error
+        for effort in ("none", "default")
+    ]
+    assert errors[1] < 0.8 * errors[0]
+
+
+def test_the_same_plan_every_time():
+    topology = families.paper("er8")
+    first, second = (matcha.plan(topology, 0.3, "greedy") for _ in range(2))
+    assert first.digest == second.digest
+    assert all(isinstance(j, int) for active in first.schedule.cycle for j in active)
+
+
+def test_saved_and_loaded_unchanged(tmp_path):
+    plan = matcha.plan(families.paper("er8"), 0.1, "greedy", effort="none")
+    plan.save(tmp_path / "plan.json")
+    again = matcha.Plan.load(tmp_path / "plan.json")
+    assert again.digest == plan.digest
+    assert [r.matchings for r in again.rounds(0, 50)] == [r.matchings for r in plan.rounds(0, 50)]
+
+
+def test_laplacian_mixing_is_refused():
+    with pytest.raises(InputError, match="pair by pair"):
+        matcha.plan(families.ring(4), 0.5, "greedy", mixing="laplacian")
+
+
+def test_a_hypercube_inside_is_found():
+    # On a complete graph of 16 all links tie; nothing can beat the doubling bound.
+    plan = matcha.plan(families.complete(16), 0.2, "greedy", effort="none")
+    assert plan.expected_comm_time == 3.0
+    hypercube = matcha.plan(families.hypercube(4), 0.25, "greedy")
+    assert hypercube.consensus_error == pytest.approx(theory.doubling_bound(16, 1.0))
+    assert plan.consensus_error >= theory.doubling_bound(16, 3.0) - 1e-12
+
+
+# -- links that differ --------------------------------------------------------------------------
+
+
+def slow_topology():
+    topology = families.paper("geometric16-d10")
+    slow = {0, 5, 11}
+    return topology.with_link_times([1.0 if slow & {i, j} else 0.1 for i, j in topology.links])
+
+
+def test_seconds_are_spent_where_they_gain_most():
+    topology = slow_topology()
+    plain = dataclasses.replace(topology, link_times=None)
+    for budget in (0.1, 0.3):
+        ours = matcha.plan(topology, budget, "greedy")
+        paper = theory.with_error_optimal_alpha(matcha.plan(topology, budget, "matcha"))
+        assert ours.timing.unit == "seconds"
+        limit = budget * sum(ours.timing.matching_time(m) for m in decompose(topology))
+        assert ours.expected_comm_time <= limit * (1 + 1e-9)
+        assert ours.consensus_error < paper.consensus_error
+        # Knowing the times beats not knowing them, at the same seconds an iteration.
+        blind = matcha.plan(plain, budget, "greedy")
+        seconds = sum(ours.timing.round_time(round_.matchings) for round_ in cycle_of(blind)) / len(
+            blind.schedule.cycle
+        )
+        assert ours.expected_comm_time < seconds
+        assert ours.consensus_error < 1.3 * blind.consensus_error
+
+
+def test_random_links_and_scaled_times_stay_in_budget():
+    topology = families.paper("er8")
+    rng = np.random.default_rng(0)
+    samples = tuple(tuple(row) for row in rng.uniform(0.5, 1.5, (5, len(topology.links))).tolist())
+    timing = RandomLinks(topology, samples)
+    plan = matcha.plan(topology, 0.3, "greedy", timing=timing, effort="none")
+    limit = timing.allowance(decompose(topology), 0.3)
+    assert plan.expected_comm_time <= limit * (1 + 1e-9)
+    scaled = Scaled(lambda n: n**0.5, 5)
+    plan = matcha.plan(topology, 0.6, "greedy", timing=scaled, effort="none")
+    assert plan.expected_comm_time <= 0.6 * scaled.round_time(decompose(topology)) * (1 + 1e-9)
+    assert plan.expected_comm_time >= 0.5 * scaled.round_time(decompose(topology))
+
+
+# -- the parts ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("weight", [0.5, 0.62])
+def test_refinement_descends_and_keeps_matchings(weight):
+    topology = families.paper("er16")
+    net = network(topology, Fraction(8, 10))
+    rng = np.random.default_rng(3)
+    chosen = [heaviest_matching(net.links, rng.random(len(net.links)), 16) for _ in range(12)]
+    start = Candidate(
+        network=net, matchings=tuple(chosen), costs=(Fraction(1),) * 12, weight=weight
+    ).scored()
+    better = refined(start)
+    assert better.error < 0.9 * start.error
+    assert better.error == pytest.approx(better.scored().error)
+    for matching in better.matchings:
+        assert is_matching([topology.links[e] for e in matching])
+
+
+def test_the_gain_formula_is_exact():
+    topology = families.paper("er8")
+    net = network(topology, Fraction(1))
+    rng = np.random.default_rng(0)
+    X, V = (a @ a.T for a in rng.normal(size=(2, 8, 8)))
+    chosen = heaviest_matching(net.links, rng.random(len(net.links)), 8)
+    after = X.copy()
+    cycles.conjugate(after, net.ends(chosen), 0.6)
+    b = np.zeros((8, len(chosen)))
+    b[net.links[chosen, 0], range(len(chosen))] = 1
+    b[net.links[chosen, 1], range(len(chosen))] = -1
+    gain = 2 * 0.6 * np.trace(b.T @ X @ V @ b) - 0.36 * np.sum((b.T @ X @ b) * (b.T @ V @ b))
+    assert gain == pytest.approx(np.sum(V * X) - np.sum(V * after))
+    # Plain greed: exactly half of each link's squared difference leaves the trace.
+    half = X.copy()
+    cycles.conjugate(half, net.ends(chosen), 0.5)
+    assert np.trace(X) - np.trace(half) == pytest.approx(0.5 * np.trace(b.T @ X @ b))
+
+
+def test_nearly_heaviest_is_a_matching_and_nearly_heaviest():
+    rng = np.random.default_rng(0)
+    for name in ("geometric:60:0.25:1", "erdos-renyi:60:0.1:2", "torus:8x8"):
+        topology = families.parse(name)
+        for spread in (0.05, 1.0):
+            weights = 1 + spread * rng.standard_exponential(len(topology.links))
+            exact = heaviest_matching(topology.link_array, weights, topology.num_workers)
+            quick = nearly_heaviest_matching(topology.link_array, weights, topology.num_workers)
+            assert is_matching([topology.links[e] for e in quick])
+            assert weights[quick].sum() >= 0.93 * weights[exact].sum()
+    nothing = nearly_heaviest_matching(topology.link_array, np.zeros(len(weights)), 64)
+    assert len(nothing) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["geometric:96:0.17:1", "torus:10x10"])
+def test_the_sketch_costs_at_most_a_tenth(name):
+    topology = families.parse(name)
+    rate = Fraction(repr(0.2)) * len(decompose(topology))
+    sketched = sketch.sketched_cycle(network(topology, rate)).best
+    exact = matcha.plan(topology, 0.2, "greedy")
+    true = sketched.scored().error
+    assert sketched.error == pytest.approx(true, rel=0.05)
+    assert true <= 1.1 * exact.consensus_error
+
+
+@pytest.mark.slow
+def test_large_graphs_are_sketched_and_say_so():
+    topology = families.geometric(300, radius=0.1, seed=1)
+    plan = matcha.plan(topology, 0.1, "greedy")
+    assert "sketch" in plan.notes[0]
+    assert plan.expected_comm_time <= 0.1 * plan.num_colors
+    assert cycles.connects(steps_of(plan), 300)
+    exact = theory.consensus_error(plan)
+    assert plan.consensus_error == pytest.approx(exact, rel=0.05)
+    assert plan.rho == pytest.approx(cycles.contraction(steps_of(plan), 300, plan.alpha), abs=1e-3)
