@@ -10,7 +10,7 @@ from torch import nn
 
 from matcha.distributed.buckets import Bucket
 from matcha.distributed.collectives import mean_
-from matcha.distributed.transport import Transport
+from matcha.distributed.transports.transport import Transport
 
 __all__ = ["Averaging"]
 

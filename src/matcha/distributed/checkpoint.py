@@ -39,7 +39,10 @@ class Worker(Protocol):
     optimizer: torch.optim.Optimizer
     transport: Transport
     deadline: float
-    iteration: int
+
+    @property
+    def iteration(self) -> int:
+        """Finished iterations."""
 
     @property
     def rank(self) -> int:
