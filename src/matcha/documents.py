@@ -7,10 +7,12 @@ import json
 import math
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from matcha.errors import InputError
+from matcha.errors import InputError, WriteError
 
 MAX_BYTES = 512 * 2**20
 _WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
@@ -21,7 +23,35 @@ def write_atomically(path: Path, text: str) -> None:
 
     Several processes may write the same file at once: each writes its own temporary one, and the
     last to finish wins.
+
+    Raises:
+        WriteError: Says what the operating system said.
     """
+    with writing(path):
+        _write(path, text)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn what the operating system says of a file that cannot be written into one sentence.
+
+    Raises:
+        WriteError: With the file's name and the reason.
+    """
+    try:
+        yield
+    except WriteError:
+        raise
+    except OSError as error:
+        reason = error.strerror or str(error) or type(error).__name__
+        if isinstance(error, FileExistsError):
+            reason = "a file stands where its folder should be"
+        raise WriteError(
+            f"cannot write {str(path)!r}: {reason}; choose another place or make room there."
+        ) from None
+
+
+def _write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     number, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent)
     partial = Path(name)

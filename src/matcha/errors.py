@@ -30,6 +30,10 @@ class ExchangeError(MatchaError, RuntimeError):
     """A worker could not complete an exchange with a peer."""
 
 
+class WriteError(MatchaError, OSError):
+    """A result could not be written: a folder that is read-only or missing, a disk that is full."""
+
+
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> InputError:
     """An error for a misspelt name that suggests the nearest known one.
 

@@ -84,3 +84,24 @@ def test_command_line_names():
 def test_bad_names_say_what_is_wrong(text, message):
     with pytest.raises(InputError, match=message):
         families.parse(text)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ring:1000000000",
+        "path:1000000000",
+        "hypercube:40",
+        "hypercube:100000000000",
+        "complete:3000",
+        "star:99999999999",
+        "torus:100000x100000",
+        "barbell:100000",
+        "erdos-renyi:1000000:0.5",
+        "erdos-renyi:10000000:0.000001",
+        "geometric:100000:0.9",
+    ],
+)
+def test_graphs_that_no_memory_could_hold_are_refused_at_once(name):
+    with pytest.raises(InputError, match="choose fewer workers"):
+        families.parse(name)

@@ -54,7 +54,16 @@ def test_edge_lists_carry_labels_and_seconds(tmp_path):
         ("a.json", b'{"links": [[0, 1], [1', "could not be read as json"),
         ("a.json", b'{"schema": "other/3", "links": []}', "other/3"),
         ("a.json", b'{"nodes": []}', "neither a list of links"),
-        ("a.json", b"[[0, 1, 2]]", "pair of workers"),
+        ("a.json", b"[[0, 1, 2, 3]]", "pair of workers"),
+        ("a.json", b'[[0, 1, "fast"]]', "no number"),
+        ("a.json", b"[[0, [1]]]", "no name"),
+        ("a.json", b"[[0, null]]", "names a worker None"),
+        ("a.json", b"[[0, 1, 0.1], [1, 2]]", "give all links their seconds"),
+        ("a.json", b"[[0, 1, 1e308], [1, 2, 0.1]]", "at most 1e"),
+        ("a.json", b'{"nodes": [{"id": 0}], "links": [{"from": 0}]}', "node-link"),
+        ("a.json", b'{"nodes": 3, "edges": []}', "node-link"),
+        ("a.json", b'{"edges": [[0, 1]]}', '"nodes"'),
+        ("a.edges", b"0 1 0.1\n1 2\n", "give all links their seconds"),
         ("a.graphml", b"<graphml", "could not be read as graphml"),
         ("a.npy", b"not numpy", "could not be read as npy"),
         ("a.csv", b"1,x\n", "could not be read as csv"),
@@ -81,3 +90,40 @@ def test_twenty_megabytes_of_garbage(tmp_path, ending):
     with pytest.raises(TopologyError) as error:
         Topology.read(path)
     assert len(str(error.value)) < 500
+
+
+def test_seconds_beside_links_are_heeded_in_every_format(tmp_path):
+    (tmp_path / "n.json").write_text("[[0, 1, 0.25], [1, 2, 0.5]]")
+    (tmp_path / "n.csv").write_text("0,0.25,0\n0.25,0,0.5\n0,0.5,0\n")
+    graph = nx.Graph()
+    graph.add_edge(0, 1, time=0.25)
+    graph.add_edge(1, 2, time=0.5)
+    nx.write_graphml(graph, tmp_path / "n.graphml")
+    (tmp_path / "linked.json").write_text(json.dumps(nx.node_link_data(graph, edges="links")))
+    (tmp_path / "edged.json").write_text(json.dumps(nx.node_link_data(graph, edges="edges")))
+    for name in ("n.json", "n.csv", "n.graphml", "linked.json", "edged.json"):
+        topology = Topology.read(tmp_path / name)
+        assert topology.links == ((0, 1), (1, 2)), name
+        assert topology.link_times == (0.25, 0.5), name
+
+
+def test_weights_that_nobody_could_heed_are_refused(tmp_path):
+    graph = nx.Graph()
+    graph.add_edge(0, 1, weight=3)
+    graph.add_edge(1, 2, weight=5)
+    nx.write_graphml(graph, tmp_path / "w.graphml")
+    with pytest.raises(TopologyError, match="rename it 'time'"):
+        Topology.read(tmp_path / "w.graphml")
+
+
+def test_times_of_only_some_edges_are_refused():
+    graph = nx.path_graph(3)
+    graph.edges[0, 1]["time"] = 0.5
+    with pytest.raises(TopologyError, match=r"link \(1, 2\) has none"):
+        Topology.from_networkx(graph)
+
+
+def test_an_array_of_words_is_refused(tmp_path):
+    np.save(tmp_path / "a.npy", np.array([["0", "1"], ["1", "0"]]))
+    with pytest.raises(TopologyError, match="holds numbers"):
+        Topology.read(tmp_path / "a.npy")

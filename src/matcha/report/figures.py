@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from matcha.documents import writing
 from matcha.errors import InputError
 from matcha.plans import Plan
 from matcha.report.layouts import layout
@@ -145,8 +146,9 @@ def _draw_strategy(axes: Any, sweep: Sweep, strategy: str, quantity: str) -> Non
 def save_figure(figure: Any, path: str | Path) -> None:
     """Write a figure; the ending of the file says the format."""
     target = check_format(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(target, dpi=160)
+    with writing(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(target, dpi=160)
 
 
 def _link_colors(

@@ -62,7 +62,6 @@ def write_report(
     )
     page = render(payload, found)
     target_file = Path(path)
-    target_file.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(target_file, page)
     return target_file
 

@@ -15,6 +15,8 @@ import numpy as np
 from matcha.errors import InputError, TopologyError, unknown_name
 from matcha.topology.topology import Matching, Topology
 
+MAX_LINKS = 2_000_000
+"""The largest graph that is made by name: its links alone take about a gigabyte."""
 _MAX_DRAWS = 1000
 
 
@@ -25,6 +27,7 @@ def ring(num_workers: int) -> Topology:
     ((0, 1), (0, 3), (1, 2), (2, 3))
     """
     _at_least("ring", num_workers, 3)
+    _at_most(f"ring:{num_workers}", num_workers)
     links = [(i, (i + 1) % num_workers) for i in range(num_workers)]
     return Topology.from_links(links, positions=_circle(num_workers), name=f"ring:{num_workers}")
 
@@ -36,6 +39,7 @@ def path(num_workers: int) -> Topology:
     ((0, 1), (1, 2))
     """
     _at_least("path", num_workers, 2)
+    _at_most(f"path:{num_workers}", num_workers)
     links = [(i, i + 1) for i in range(num_workers - 1)]
     points = [(float(i), 0.0) for i in range(num_workers)]
     return Topology.from_links(links, positions=points, name=f"path:{num_workers}")
@@ -48,6 +52,7 @@ def torus(rows: int, columns: int) -> Topology:
     4
     """
     _at_least("torus", min(rows, columns), 2)
+    _at_most(f"torus:{rows}x{columns}", 2 * rows * columns)
     links = set()
     for r in range(rows):
         for c in range(columns):
@@ -65,6 +70,7 @@ def hypercube(dimension: int) -> Topology:
     (8, 3)
     """
     _at_least("hypercube", dimension, 1)
+    _at_most(f"hypercube:{dimension}", dimension * 2 ** min(dimension - 1, 64))
     m = 2**dimension
     links = [(i, i ^ 1 << b) for i in range(m) for b in range(dimension) if i < i ^ 1 << b]
     return Topology.from_links(links, name=f"hypercube:{dimension}")
@@ -77,6 +83,7 @@ def star(num_workers: int) -> Topology:
     (3, 1, 1, 1)
     """
     _at_least("star", num_workers, 2)
+    _at_most(f"star:{num_workers}", num_workers)
     points = [(0.0, 0.0), *_circle(num_workers - 1)]
     links = [(0, i) for i in range(1, num_workers)]
     return Topology.from_links(links, positions=points, name=f"star:{num_workers}")
@@ -89,6 +96,7 @@ def complete(num_workers: int) -> Topology:
     10
     """
     _at_least("complete", num_workers, 2)
+    _at_most(f"complete:{num_workers}", num_workers * (num_workers - 1) // 2)
     links = [(i, j) for i in range(num_workers) for j in range(i + 1, num_workers)]
     positions = _circle(num_workers)
     return Topology.from_links(links, positions=positions, name=f"complete:{num_workers}")
@@ -101,6 +109,7 @@ def barbell(num_workers: int) -> Topology:
     (2, 2, 3, 3, 2, 2)
     """
     _at_least("barbell", num_workers, 4)
+    _at_most(f"barbell:{num_workers}", num_workers * (num_workers - 2) // 4)
     half = num_workers // 2
     left = [(i, j) for i in range(half) for j in range(i + 1, half)]
     right = [(i, j) for i in range(half, num_workers) for j in range(i + 1, num_workers)]
@@ -118,6 +127,9 @@ def erdos_renyi(num_workers: int, probability: float, seed: int = 0) -> Topology
     if not 0 < probability <= 1:
         raise InputError(f"erdos-renyi needs a probability in (0, 1], not {probability!r}.")
     name = f"erdos-renyi:{num_workers}:{probability:g}:{seed}"
+    # Drawing looks at every pair: beyond 100,000 workers that is minutes, whatever the links.
+    pairs = num_workers * (num_workers - 1) / 2
+    _at_most(name, max(probability * pairs, pairs / 2500))
 
     def draw(rng: np.random.Generator) -> tuple[list[tuple[int, int]], None]:
         rows: list[tuple[int, int]] = []
@@ -141,6 +153,9 @@ def geometric(num_workers: int, radius: float, seed: int = 0) -> Topology:
     if not radius > 0:
         raise InputError(f"geometric needs a positive radius, not {radius!r}.")
     name = f"geometric:{num_workers}:{radius:g}:{seed}"
+    _at_most(
+        name, max(num_workers, min(1.0, 3.2 * radius**2) * num_workers * (num_workers - 1) / 2)
+    )
 
     def draw(rng: np.random.Generator) -> tuple[list[tuple[int, int]], list[tuple[float, float]]]:
         from scipy.spatial import cKDTree
@@ -189,6 +204,15 @@ def parse(text: str) -> Topology:
 
 
 # -- helpers ------------------------------------------------------------------------------------
+
+
+def _at_most(name: str, num_links: float) -> None:
+    """Refuse a graph before its links fill the memory."""
+    if num_links > MAX_LINKS:
+        raise InputError(
+            f"{name} would have about {num_links:.2g} links, more than the {MAX_LINKS:,} that "
+            "can be planned: choose fewer workers or a sparser family."
+        )
 
 
 def _at_least(family: str, value: int, least: int) -> None:

@@ -20,8 +20,9 @@ _T = TypeVar("_T")
 def read(path: Path, make: Callable[[LinkList], _T]) -> _T:
     """What `make` makes of the links in a file; its ending says which format it is in.
 
-    `.json` (ours, or a plain list of links), `.graphml`, `.csv` and `.npy` (adjacency matrix),
-    `.edges`, `.edgelist` and `.txt` (a link a line: two ends and, if all have it, seconds).
+    `.json` (ours, networkx's node-link data, or a plain list of links), `.graphml`, `.csv` and
+    `.npy` (adjacency matrix), `.edges`, `.edgelist` and `.txt` (a link a line: two ends and, if
+    all have it, seconds).
 
     Raises:
         TopologyError: The file is missing, unreadable, or does not hold a valid topology.
@@ -71,7 +72,7 @@ def _read_graphml(path: Path) -> LinkList:
         numbers = {node: int(str(node).lstrip("n")) for node in graph.nodes}
         if set(numbers.values()) == set(range(len(numbers))):
             graph = nx.relabel_nodes(graph, numbers)
-    return graphs.from_networkx(graph, path.stem)
+    return graphs.from_networkx(graphs.without_weights(graph), path.stem)
 
 
 def _read_csv(path: Path) -> LinkList:
@@ -93,6 +94,6 @@ def _read_edges(path: Path) -> LinkList:
         rows.append(words)
     integers = all(w.isdigit() for row in rows for w in row[:2])
     links = [(int(a), int(b)) if integers else (a, b) for a, b, *_ in rows]
-    timed = bool(rows) and all(len(row) == 3 for row in rows)
-    times = [float(row[2]) for row in rows] if timed else None
+    seconds = [float(row[2]) if len(row) == 3 else None for row in rows]
+    times = graphs.times_of_all(list(zip(links, seconds, strict=True)))
     return LinkList(links=links, link_times=times, name=path.stem)

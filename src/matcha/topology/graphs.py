@@ -27,10 +27,10 @@ class LinkList:
 
 
 def from_networkx(graph: Any, name: str | None = None) -> LinkList:
-    """The links of a networkx graph, with edges' `time` and nodes' `pos` where all have them.
+    """The links of a networkx graph, with edges' `time` and, where all have it, nodes' `pos`.
 
     Raises:
-        TopologyError: The graph is directed or a multigraph.
+        TopologyError: The graph is directed or a multigraph, or only some edges have a time.
     """
     if graph.is_directed():
         raise TopologyError(
@@ -42,7 +42,6 @@ def from_networkx(graph: Any, name: str | None = None) -> LinkList:
             "pass networkx.Graph(graph)."
         )
     edges = list(graph.edges(data=True))
-    times = [data.get("time") for _, _, data in edges]
     points = [data.get("pos") for _, data in graph.nodes(data=True)]
     nodes = list(graph.nodes)
     if are_worker_numbers(nodes):
@@ -51,18 +50,61 @@ def from_networkx(graph: Any, name: str | None = None) -> LinkList:
     return LinkList(
         links=[(a, b) for a, b, _ in edges],
         labels=nodes,
-        link_times=None if not times or any(t is None for t in times) else times,
+        link_times=times_of_all([((a, b), data.get("time")) for a, b, data in edges]),
         positions=None if any(p is None for p in points) else points,
         name=name or str(graph.name or "networkx"),
     )
 
 
+def without_weights(graph: Any) -> Any:
+    """The graph, unless its file gives links a `weight` that nobody could heed.
+
+    A weight may be seconds, a bandwidth or a likeness: which one, only its author knows.
+
+    Raises:
+        TopologyError: Weights differ, and no `time` says what a link costs.
+    """
+    edges = list(graph.edges(data=True))
+    weights = {data.get("weight") for _, _, data in edges}
+    if len(weights) > 1 and not any("time" in data for _, _, data in edges):
+        raise TopologyError(
+            "its edges carry 'weight', which may mean anything: rename it 'time' if it is the "
+            "seconds of one exchange, or leave it out."
+        )
+    return graph
+
+
+def times_of_all(
+    timed: Sequence[tuple[tuple[Any, Any], float | None]],
+) -> list[float] | None:
+    """Seconds for each link, or None where no link has them.
+
+    Raises:
+        TopologyError: Only some links have them; names one that has not.
+
+    >>> times_of_all([((0, 1), 0.5), ((1, 2), 0.25)])
+    [0.5, 0.25]
+    """
+    times = [seconds for _, seconds in timed if seconds is not None]
+    if times and len(times) < len(timed):
+        a, b = next(link for link, seconds in timed if seconds is None)
+        raise TopologyError(
+            f"{len(times)} of {len(timed)} links have a time and link ({a!r}, {b!r}) has none: "
+            "give all links their seconds, or none."
+        )
+    return times or None
+
+
 def from_adjacency(matrix: npt.NDArray[Any], name: str) -> LinkList:
     """A link wherever the entry of an adjacency matrix is not zero.
+
+    Entries of 0 and 1 say only who is linked; any others are the links' seconds.
 
     Raises:
         TopologyError: The matrix is not square, symmetric, finite and non-negative.
     """
+    if matrix.dtype.kind not in "biuf":
+        raise TopologyError(f"an adjacency matrix holds numbers, but this one is {matrix.dtype}.")
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
         raise TopologyError(f"an adjacency matrix is square, but this one is {matrix.shape}.")
     if not np.isfinite(matrix).all() or (matrix < 0).any():
@@ -71,19 +113,32 @@ def from_adjacency(matrix: npt.NDArray[Any], name: str) -> LinkList:
         i, j = np.argwhere(matrix != matrix.T)[0]
         raise TopologyError(f"the adjacency matrix is not symmetric at ({i}, {j}).")
     links = [(int(i), int(j)) for i, j in np.argwhere(matrix) if i <= j]
-    return LinkList(links=links, num_workers=matrix.shape[0], name=name)
+    seconds = [float(matrix[link]) for link in links]
+    return LinkList(
+        links=links,
+        num_workers=matrix.shape[0],
+        link_times=None if set(seconds) <= {1.0} else seconds,
+        name=name,
+    )
 
 
 def from_json(document: Any) -> LinkList:
-    """The links in a JSON document: ours, or a plain list of links.
+    """The links in a JSON document: ours, networkx's node-link data, or a plain list of links.
+
+    A link of the list is a pair of workers, or a pair and its seconds.
 
     Raises:
-        TopologyError: It is neither, or of another version.
+        TopologyError: It is none of them, or of another version.
     """
     if isinstance(document, list):
-        return LinkList(links=[_link(entry) for entry in document])
-    if not isinstance(document, dict) or "links" not in document:
+        timed = [_timed_link(entry) for entry in document]
+        return LinkList(links=[link for link, _ in timed], link_times=times_of_all(timed))
+    if not isinstance(document, dict) or not {"links", "edges"} & document.keys():
         raise TopologyError('it is neither a list of links nor an object with "links".')
+    if "nodes" in document:
+        return _from_node_link(document)
+    if "links" not in document:
+        raise TopologyError('it has "edges" but no "nodes": node-link data has both.')
     schema = document.get("schema", SCHEMA)
     if schema != SCHEMA:
         raise TopologyError(f"its schema is {schema!r}, but {SCHEMA!r} is wanted.")
@@ -113,6 +168,32 @@ def _named(labels: Sequence[Hashable], number: Any) -> Hashable:
     if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < len(labels):
         raise TopologyError(f"a link names worker {number!r}, but there are {len(labels)} labels.")
     return labels[number]
+
+
+def _from_node_link(document: dict[str, Any]) -> LinkList:
+    """What `networkx.node_link_data` wrote, with its links under "edges" or "links"."""
+    import networkx as nx
+
+    edges = "edges" if "edges" in document else "links"
+    try:
+        graph = nx.node_link_graph(document, edges=edges)
+    except (KeyError, TypeError, AttributeError, nx.NetworkXError):
+        raise TopologyError(
+            'its "nodes" and links are not networkx node-link data: a node needs an "id", '
+            'a link a "source" and a "target".'
+        ) from None
+    return from_networkx(without_weights(graph))
+
+
+def _timed_link(entry: Any) -> tuple[tuple[Any, Any], float | None]:
+    if not isinstance(entry, (list, tuple)) or len(entry) not in (2, 3):
+        raise TopologyError(f"a link is a pair of workers (and seconds), but {entry!r} is not.")
+    if len(entry) == 2:
+        return _link(entry), None
+    seconds = entry[2]
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
+        raise TopologyError(f"link {entry!r} ends in its seconds, but {seconds!r} is no number.")
+    return _link(entry[:2]), float(seconds)
 
 
 def _link(entry: Any) -> tuple[Any, Any]:

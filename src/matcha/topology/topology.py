@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -17,6 +16,8 @@ from matcha.documents import write_atomically
 from matcha.errors import PlanError, TopologyError
 from matcha.topology import files, graphs
 
+MAX_SECONDS = 1e9
+"""The longest time of a link: thirty years. Beyond it sums overflow before anybody waits."""
 Link = tuple[int, int]
 Matching = tuple[Link, ...]
 
@@ -112,8 +113,8 @@ class Topology:
     def from_networkx(cls, graph: Any, *, name: str | None = None) -> Topology:
         """A topology from an undirected networkx graph; labels may be anything hashable.
 
-        Edge attribute `time` (seconds) becomes the link time where every edge has it, and node
-        attribute `pos` the position.
+        Edge attribute `time` (seconds) becomes the link time, and node attribute `pos` the
+        position; other attributes, `weight` too, are not read.
 
         Raises:
             TopologyError: The graph is directed or a multigraph, or not a valid topology.
@@ -131,7 +132,7 @@ class Topology:
 
     @classmethod
     def from_json(cls, document: Any) -> Topology:
-        """The topology in a JSON document: ours, or a plain list of links."""
+        """The topology in a JSON document: ours, node-link data, or a plain list of links."""
         return cls._of(graphs.from_json(document))
 
     def to_json(self) -> dict[str, Any]:
@@ -267,6 +268,9 @@ def check_matchings(topology: Topology, matchings: tuple[Matching, ...]) -> None
 def _pair(link: Sequence[Any]) -> tuple[Any, Any]:
     if isinstance(link, str) or len(link) != 2:
         raise TopologyError(f"a link is a pair of workers, but {link!r} is not.")
+    for end in link:
+        if end is None or not isinstance(end, Hashable):
+            raise TopologyError(f"link {link!r} names a worker {end!r}, which is no name.")
     return link[0], link[1]
 
 
@@ -355,10 +359,11 @@ def _check_links(topology: Topology) -> None:
     if len(times) != len(topology.links):
         raise TopologyError(f"{len(times)} link times were given for {len(topology.links)} links.")
     for (i, j), seconds in zip(topology.links, times, strict=True):
-        if not (math.isfinite(seconds) and seconds > 0):
+        if not 0 < seconds <= MAX_SECONDS:
             ends = f"({topology.labels[i]!r}, {topology.labels[j]!r})"
             raise TopologyError(
-                f"link {ends} has time {seconds!r}: link times are positive seconds."
+                f"link {ends} has time {seconds!r}: link times are positive seconds, "
+                f"at most {MAX_SECONDS:g}."
             )
 
 
