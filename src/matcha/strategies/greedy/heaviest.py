@@ -11,23 +11,25 @@ import numpy.typing as npt
 
 Indices = npt.NDArray[np.int64]
 Array = npt.NDArray[np.float64]
-Mask = npt.NDArray[np.bool_]
 
 # Weights become integers of this many bits, so that the search has no rounding of its own, …
 _BITS = 40
 # … and ties are broken by a fixed pseudo-random number of this many bits a link.
 _TIE_BITS = 12
 _TIE_SEED = 20190523
-_TEMPERATURES = (0.0, *np.geomspace(0.2, 0.02, 10), 0.0, 0.0)
+_TEMPERATURES = (0.0, *np.geomspace(0.2, 0.02, 16), 0.0, 0.0)
 
 
-def heaviest_matching(links: Indices, weights: Array, num_workers: int) -> Indices:
+def heaviest_matching(
+    links: Indices, weights: Array, num_workers: int, *, bits: int = _BITS
+) -> Indices:
     """The matching of greatest total weight (Edmonds' blossoms, O(m³)).
 
     Args:
         links: The links as an array of shape (number of links, 2).
         weights: One a link; links without positive weight are never used.
         num_workers: m.
+        bits: How finely weights are told apart; fewer is quicker.
 
     Returns:
         The positions of its links, in order.
@@ -41,9 +43,11 @@ def heaviest_matching(links: Indices, weights: Array, num_workers: int) -> Indic
     top = float(weights.max(initial=0.0))
     if not top > 0:
         return np.zeros(0, dtype=np.int64)
-    scaled = np.rint(weights * (2.0**_BITS / top)).astype(np.int64)
+    scaled = np.rint(weights * (2.0**bits / top)).astype(np.int64)
     useful = np.flatnonzero(scaled > 0)
-    ranked = (scaled[useful] << _TIE_BITS) + _ties(len(weights))[useful]
+    ranked = scaled[useful]
+    if bits == _BITS:
+        ranked = (ranked << _TIE_BITS) + _ties(len(weights))[useful]
     graph = rustworkx.PyGraph(multigraph=False)
     graph.add_nodes_from(range(num_workers))
     ends = links[useful].tolist()
@@ -65,83 +69,96 @@ def nearly_heaviest_matching(links: Indices, weights: Array, num_workers: int) -
     [0, 2]
     """
     useful = np.flatnonzero(weights > 0)
+    # By falling weight, ties by position: a link's rank is its place.
+    useful = useful[np.argsort(-weights[useful], kind="stable")]
+    i, j, w = links[useful, 0], links[useful, 1], weights[useful]
     rng = np.random.default_rng(_TIE_SEED)
-    taken = np.zeros(len(useful), dtype=bool)
-    best, best_weight = taken, 0.0
+    # The link that holds each worker, −1 where none does.
+    held = np.full(num_workers, -1)
+    _take_locally_heaviest(i, j, held)
+    best, best_weight = held.copy(), float(w[_taken(i, held)].sum())
     for temperature in _TEMPERATURES:
         # Shaken weights let stranded workers wander until they meet; cooling settles the rest.
-        shaken = weights[useful] * np.exp(temperature * rng.standard_normal(len(useful)))
-        # By falling weight, ties by position: from here on a link's rank is its place.
-        order = np.argsort(-shaken, kind="stable")
-        ends, w, now = links[useful[order]], shaken[order], taken[order]
-        _take_locally_heaviest(ends, now, num_workers)
-        _augment(ends, w, now, num_workers)
-        _take_locally_heaviest(ends, now, num_workers)
-        taken = np.empty_like(now)
-        taken[order] = now
-        total = float(weights[useful[taken]].sum())
+        if not _augment(i, j, w, held, temperature, rng):
+            continue
+        _take_locally_heaviest(i, j, held)
+        total = float(w[_taken(i, held)].sum())
         if total > best_weight:
-            best, best_weight = taken.copy(), total
-    return np.sort(useful[best])
+            best, best_weight = held.copy(), total
+    return np.sort(useful[_taken(i, best)])
 
 
-def _take_locally_heaviest(ends: Indices, taken: Mask, num_workers: int) -> None:
+def _taken(i: Indices, held: Indices) -> Indices:
+    """The links that hold somebody, once each."""
+    workers = np.flatnonzero(held >= 0)
+    return held[workers[i[held[workers]] == workers]]
+
+
+def _take_locally_heaviest(i: Indices, j: Indices, held: Indices) -> None:
     """Take links between free workers, heaviest at both ends first, until none is left."""
-    free = np.ones(num_workers, dtype=bool)
-    free[ends[taken].ravel()] = False
-    alive = np.flatnonzero(free[ends[:, 0]] & free[ends[:, 1]])
+    free = held < 0
+    alive = np.flatnonzero(free[i] & free[j])
     while len(alive):
-        i, j = ends[alive].T
-        best = _heaviest_at(np.stack([i, j], axis=1), num_workers)
+        a, b = i[alive], j[alive]
+        best = _first_at(np.stack([a, b], axis=1), len(held))
         rank = np.arange(len(alive))
-        mutual = (best[i] == rank) & (best[j] == rank)
-        taken[alive[mutual]] = True
-        free[ends[alive[mutual]].ravel()] = False
-        alive = alive[free[i] & free[j]]
+        mutual = (best[a] == rank) & (best[b] == rank)
+        held[a[mutual]] = held[b[mutual]] = alive[mutual]
+        alive = alive[(held[a] < 0) & (held[b] < 0)]
 
 
-def _augment(ends: Indices, w: Array, taken: Mask, num_workers: int) -> bool:
-    """Let matched links give way to links from their ends to stranded workers; whether any did."""
-    matched = np.flatnonzero(taken)
-    free = np.ones(num_workers, dtype=bool)
-    free[ends[matched].ravel()] = False
+def _augment(
+    i: Indices, j: Indices, w: Array, held: Indices, temperature: float, rng: np.random.Generator
+) -> bool:
+    """Let matched links give way to links from their ends to stranded workers; whether any did.
+
+    Only matched links and links of stranded workers are looked at: few, once most are matched.
+    """
+    free = held < 0
+    crossing = np.flatnonzero(free[i] != free[j])
+    if not len(crossing):
+        return False
+    matched = _taken(i, held)
+    offered, kept = w[crossing], w[matched]
+    if temperature:
+        noise = np.exp(temperature * rng.standard_normal(len(crossing) + len(matched)))
+        offered, kept = offered * noise[: len(crossing)], kept * noise[len(crossing) :]
+        order = np.argsort(-offered, kind="stable")
+        crossing, offered = crossing[order], offered[order]
     # Each busy worker's heaviest link to a free one: `offer`, −1 where there is none.
-    crossing = np.flatnonzero(free[ends[:, 0]] != free[ends[:, 1]])
-    busy_end = np.where(free[ends[crossing, 0]], ends[crossing, 1], ends[crossing, 0])
-    free_end = np.where(free[ends[crossing, 0]], ends[crossing, 0], ends[crossing, 1])
-    offer = np.full(num_workers, -1)
-    offer[busy_end[::-1]] = np.arange(len(crossing))[::-1]
-    u, v = ends[matched].T
-    value = np.append(w[crossing], 0.0)
-    partner = np.append(free_end, -1)
-    a, b = offer[u], offer[v]
+    left = free[i[crossing]]
+    busy_end = np.where(left, j[crossing], i[crossing])
+    partner = np.append(np.where(left, i[crossing], j[crossing]), -1)
+    offer = _first_at(busy_end[:, None], len(held), missing=-1)
+    value = np.append(offered, 0.0)
+    a, b = offer[i[matched]], offer[j[matched]]
     # Both want the same stranded worker: the lighter offer is withdrawn.
     clash = (a >= 0) & (b >= 0) & (partner[a] == partner[b])
     lighter = value[a] < value[b]
     a, b = np.where(clash & lighter, -1, a), np.where(clash & ~lighter, -1, b)
-    gain = value[a] + value[b] - w[matched]
-    better = np.flatnonzero(gain > 1e-12 * w[matched])
+    gain = value[a] + value[b] - kept
+    better = np.flatnonzero(gain > 1e-12 * kept)
     if not len(better):
         return False
     # A stranded worker can be given to one matched link: to the one that gains most from it.
     better = better[np.argsort(-gain[better], kind="stable")]
     wanted = np.stack([partner[a[better]], partner[b[better]]], axis=1)
-    wanted[wanted < 0] = num_workers
-    first = _heaviest_at(wanted, num_workers + 1)
-    rank = np.arange(len(better))
-    wins = ((first[wanted] == rank[:, None]) | (wanted == num_workers)).all(axis=1)
-    winners = better[wins]
-    taken[matched[winners]] = False
+    wanted[wanted < 0] = len(held)
+    first = _first_at(wanted, len(held) + 1)
+    wins = (first[wanted] == np.arange(len(better))[:, None]) | (wanted == len(held))
+    winners = better[wins.all(axis=1)]
+    held[i[matched[winners]]] = held[j[matched[winners]]] = -1
     for side in (a[winners], b[winners]):
-        taken[crossing[side[side >= 0]]] = True
+        links = crossing[side[side >= 0]]
+        held[i[links]] = held[j[links]] = links
     return True
 
 
-def _heaviest_at(ends: Indices, num_workers: int) -> Indices:
-    """For each worker, the first row that names it; rows come by falling weight."""
-    first = np.empty(num_workers, dtype=np.int64)
-    # Written from the lightest to the heaviest: the last one written stays.
-    first[ends[::-1].ravel()] = np.repeat(np.arange(len(ends))[::-1], ends.shape[1])
+def _first_at(workers: Indices, num_workers: int, missing: int = 0) -> Indices:
+    """For each worker, the first row that names it."""
+    first = np.full(num_workers, missing)
+    # Written from the last to the first: the last one written stays.
+    first[workers[::-1].ravel()] = np.repeat(np.arange(len(workers))[::-1], workers.shape[1])
     return first
 
 

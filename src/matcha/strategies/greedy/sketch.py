@@ -13,9 +13,11 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from matcha._numerics.spectra import is_narrow, lowest_eigenpairs, start_vector, weighted_laplacian
 from matcha.strategies.greedy.candidates import Candidate, Network
@@ -30,10 +32,15 @@ MOST_PROBES = 2048
 """s for the cycle itself, where time allows; gains are known to about √(2/s)."""
 
 _NUMBERS = 500_000  # in Z: s falls with the number of workers, so that a run takes seconds
+_LEAST_PROBES = 160
 _EXACT_MATCHING_UP_TO = 1200  # workers; 0.1 s a matching there, and it grows with the cube
 _SLOW = 48
-_DEGREE = 8
+_DEGREE = 4
 _HORIZON = 4.0
+_BLOCK = 1 << 16  # numbers that fit the cache
+_COARSE = 7
+_HEAVIEST_WEIGHT = 0.95
+Singles: TypeAlias = npt.NDArray[np.float32]
 Finder: TypeAlias = Callable[[Indices, Array, int], Indices]
 
 _WEIGHTS = (0.5, 0.6, 0.7)
@@ -64,21 +71,37 @@ def sketched_cycle(
         weights: Weights to try; the one used is where a parabola through their errors is lowest.
     """
     if probes is None:
-        probes = max(2 * SCOUTS, min(MOST_PROBES, _NUMBERS // network.num_workers))
+        probes = max(_LEAST_PROBES, min(MOST_PROBES, _NUMBERS // network.num_workers))
     graph = _Graph.of(network)
     price = graph.heat_price(_HORIZON, seed)
-    errors = [_run(graph, price, w, SCOUTS, seed, nearly_heaviest_matching).error for w in weights]
-    best = _lowest(weights, errors)
     small = network.num_workers <= _EXACT_MATCHING_UP_TO
-    find = heaviest_matching if small else nearly_heaviest_matching
+    # Gains are known to a few percent here: coarse weights lose nothing and take half as long.
+    exact = partial(heaviest_matching, bits=_COARSE)
+    find: Finder = exact if small else nearly_heaviest_matching
+    scout, weight = None, float(np.median(weights))
+    for leg in range(2):
+        # From nothing, then from where that settles: filling up from zero could take long.
+        scout = _run(graph, price, weight, SCOUTS, seed + leg, nearly_heaviest_matching, scout)
+    weight = _best_weight(graph, scout, weights, seed)
+    found = _run(graph, price, weight, probes, seed, find, scout)
+    around = [min(weight + step, _HEAVIEST_WEIGHT) for step in (-0.05, 0.0, 0.05)]
+    found = replace(found, weight=_best_weight(graph, found, around, seed))
     return Sketched(
-        best=_run(graph, price, best, probes, seed, find),
+        best=measured(graph, found, probes, seed + 4),
         notes=(
             f"{network.num_workers} workers: searched on a sketch of {probes} random copies with "
             f"{'exact' if small else 'approximate'} matchings; its consensus error is estimated "
             "by simulation.",
         ),
     )
+
+
+def _best_weight(graph: _Graph, candidate: Candidate, weights: Sequence[float], seed: int) -> float:
+    """The weight with which a cycle's error is lowest: the same noise for each, and a parabola."""
+    errors = [
+        measured(graph, replace(candidate, weight=w), SCOUTS, seed + 4).error for w in weights
+    ]
+    return _lowest(weights, errors)
 
 
 def _lowest(weights: Sequence[float], errors: Sequence[float]) -> float:
@@ -126,7 +149,7 @@ def _through(rounds: Steps, x: Array, weight: float) -> Array:
 class _Price:
     """V: what a covariance costs later, as a linear map, with b_eᵀV b_e for every link."""
 
-    apply: Callable[[Array], Array]
+    apply: Callable[[Singles], Singles]
     own: Array
 
 
@@ -177,12 +200,14 @@ class _Graph:
         rng = np.random.default_rng(seed)
         root = self._function(lambda values: np.sqrt(exact(values)))
         for _ in range(8):
-            half = root(rng.standard_normal((self.network.num_workers, SCOUTS)))
+            half = root(rng.standard_normal((self.network.num_workers, SCOUTS), dtype=np.float32))
             total += np.square(half[i] - half[j]).sum(axis=1)
         return _Price(apply=self._function(exact), own=total / (8 * SCOUTS))
 
-    def _function(self, f: Callable[[Array], Array]) -> Callable[[Array], Array]:
+    def _function(self, f: Callable[[Array], Array]) -> Callable[[Singles], Singles]:
         """The map from x to f(L) x, without the mean, by Chebyshev polynomials."""
+        from scipy.sparse import eye_array
+
         low, high = float(self.values[-1]), self.top
         middle, half = (high + low) / 2, max((high - low) / 2, 1e-9)
         nodes = np.cos(np.pi * (np.arange(_DEGREE + 1) + 0.5) / (_DEGREE + 1))
@@ -190,17 +215,28 @@ class _Graph:
         correction = f(self.values) - np.polynomial.chebyshev.chebval(
             (self.values - middle) / half, series
         )
-        U = self.vectors
+        # Single precision: gains are known to a few percent, and half the bytes take half as long.
+        U = self.vectors.astype(np.float32)
+        fix = (correction[:, None] * self.vectors.T).astype(np.float32)
+        eye = eye_array(len(U), format="csr")
+        # L shifted and scaled to [−1, 1], and twice that.
+        twice = (2 / half * (self.laplacian - middle * eye)).astype(np.float32)
+        c = [np.float32(value) for value in series]
 
-        def apply(x: Array) -> Array:
+        def apply(x: Singles) -> Singles:
             x = x - x.mean(axis=0)
-            # Clenshaw's recurrence, with L shifted and scaled to [−1, 1].
-            now, before = np.zeros_like(x), np.zeros_like(x)
-            for c in series[:0:-1]:
-                shifted = (self.laplacian @ now - middle * now) / half
-                now, before = 2 * shifted - before + c * x, now
-            result: Array = (self.laplacian @ now - middle * now) / half - before + series[0] * x
-            result += U @ (correction[:, None] * (U.T @ x))
+            # Clenshaw's recurrence.
+            now, before = c[-1] * x, np.zeros_like(x)
+            for value in c[-2:0:-1]:
+                before *= -1
+                before += twice @ now
+                before += value * x
+                now, before = before, now
+            result: Singles = twice @ now
+            result *= np.float32(0.5)
+            result -= before
+            result += c[0] * x
+            result += U @ (fix @ x)
             return result
 
         return apply
@@ -224,29 +260,33 @@ class _Graph:
 
 
 def _run(
-    graph: _Graph, price: _Price, weight: float, probes: int, seed: int, find: Finder
+    graph: _Graph,
+    price: _Price,
+    weight: float,
+    probes: int,
+    seed: int,
+    find: Finder,
+    start: Candidate | None,
 ) -> Candidate:
-    """Greedy twice, the second time from where the first one's cycle settles; then measured."""
+    """The cycle that greed ends in, from where another cycle settles."""
     network = graph.network
-    Z = np.zeros((network.num_workers, probes))
     cost = float(np.median(network.seconds))
     count = max(_MATCHINGS, 2 * math.ceil(float(network.rate) / cost))
-    for leg in range(2):
-        # The first leg only finds out where the second one should start.
-        finder = nearly_heaviest_matching if leg == 0 else find
-        matchings, costs = _greedy(
-            graph, price, weight, Z, count + count // 4, seed + 1 + leg, finder
-        )
-        sizes = window_sizes(costs, network.rate, [count])
-        candidate = Candidate(
+    Z = (
+        np.zeros((network.num_workers, probes))
+        if start is None
+        else graph.settled(replace(start, weight=weight), probes, seed + 2)
+    )
+    matchings, costs = _greedy(graph, price, weight, Z, count + count // 4, seed + 1, find)
+    size = window_sizes(costs, network.rate, [count])[0]
+    return covering(
+        Candidate(
             network=network,
-            matchings=tuple(matchings[-sizes[0] :]),
-            costs=tuple(costs[-sizes[0] :]),
+            matchings=tuple(matchings[-size:]),
+            costs=tuple(costs[-size:]),
             weight=weight,
         )
-        candidate = covering(candidate)
-        Z = graph.settled(candidate, probes, seed + 3)
-    return measured(graph, candidate, probes, seed + 4)
+    )
 
 
 def _greedy(
@@ -255,20 +295,16 @@ def _greedy(
     """`search.greedy_run` on copies Z."""
     network, rng = graph.network, np.random.default_rng(seed)
     i, j = network.links.T
-    Z = Z.copy()
+    Z = Z.astype(np.float32)
     credit, cheapest = Fraction(0), network.limits[0]
     matchings: list[Indices] = []
     costs: list[Fraction] = []
     while len(matchings) < count:
         wait = max(1, math.ceil((cheapest - credit) / network.rate))
-        noise = rng.standard_normal(Z.shape)
-        Z += math.sqrt(wait) * (noise - noise.mean(axis=0))
+        _add_noise(Z, wait, rng)
         credit += wait * network.rate
         while credit >= cheapest:
-            PZ = price.apply(Z)
-            D = Z[i] - Z[j]
-            along = np.einsum("es,es->e", D, PZ[i] - PZ[j])
-            spread = np.einsum("es,es->e", D, D)
+            along, spread = _inner(Z, price.apply(Z), i, j)
             gains = 2 * weight * along - weight**2 * spread * price.own
             chosen = _best_by_time(network, gains, find)
             cost = network.cost(chosen)
@@ -279,6 +315,31 @@ def _greedy(
             matchings.append(chosen)
             costs.append(cost)
     return matchings, costs
+
+
+def _add_noise(Z: Array | Singles, iterations: int, rng: np.random.Generator) -> None:
+    """The gradient noise of some iterations, without its mean over workers.
+
+    Signs: a sixth of the time of normal numbers, and fresh ones have no spread of their own.
+    """
+    bits = np.frombuffer(rng.bytes(-(-Z.size // 8)), dtype=np.uint8)
+    noise = np.unpackbits(bits, count=Z.size).reshape(Z.shape).astype(np.float32)
+    noise -= noise.mean(axis=0)
+    noise *= 2 * math.sqrt(iterations)
+    Z += noise
+
+
+def _inner(Z: Singles, PZ: Singles, i: Indices, j: Indices) -> tuple[Array, Array]:
+    """b_eᵀ Z (PZ)ᵀ b_e and b_eᵀ Z Zᵀ b_e for all links e, in blocks that stay in the cache."""
+    along, spread = np.empty(len(i)), np.empty(len(i))
+    size = max(64, _BLOCK // Z.shape[1])
+    for start in range(0, len(i), size):
+        part = slice(start, start + size)
+        a, b = i[part], j[part]
+        D = Z[a] - Z[b]
+        along[part] = np.einsum("es,es->e", D, PZ[a] - PZ[b])
+        spread[part] = np.einsum("es,es->e", D, D)
+    return along, spread
 
 
 def _best_by_time(network: Network, gains: Array, find: Finder) -> Indices:
@@ -311,8 +372,7 @@ def measured(graph: _Graph, candidate: Candidate, probes: int, seed: int) -> Can
             if turn >= 3:
                 # Iterations in which nobody talks: noise piles up at a known rate.
                 total += (idle - 1) * size + probes * (m - 1) * idle * (idle - 1) / 2
-            noise = rng.standard_normal(Z.shape)
-            Z += math.sqrt(idle) * (noise - noise.mean(axis=0))
+            _add_noise(Z, idle, rng)
             for ends in round_:
                 cycles.mix(Z, ends, candidate.weight)
             if turn >= 3:
