@@ -16,7 +16,7 @@ import numpy as np
 from matcha.errors import InputError
 from matcha.plans import Plan, check_budget
 from matcha.schedules import Cycle
-from matcha.strategies.greedy.candidates import timeline
+from matcha.strategies.greedy.candidates import timeline, unrolled
 from matcha.theory import consensus_error, contraction, cycles
 from matcha.theory.cycles import Array
 from matcha.timing import Units
@@ -94,8 +94,9 @@ def finite_time_plan(num_workers: int, budget: float, *, base: int = 2, seed: in
     matchings = tuple(matching for round_ in groups for matching in round_)
     first = np.cumsum([0, *(len(round_) for round_ in groups)]).tolist()
     indices = [tuple(range(first[d], first[d + 1])) for d in range(len(groups))] * repeats
-    cycle = tuple(
-        tuple(j for n in numbers for j in indices[n]) for numbers in timeline(costs * repeats, rate)
+    cycle = unrolled(
+        (wait, tuple(j for n in numbers for j in indices[n]))
+        for wait, numbers in timeline(costs * repeats, rate)
     )
     spent = sum(len(active) for active in cycle) / len(cycle)
     uses = [sum(j in active for active in cycle) / len(cycle) for j in range(len(matchings))]
@@ -145,7 +146,7 @@ def one_peer_exponential_error(num_workers: int, rounds_per_iteration: float) ->
     rate = Fraction(rounds_per_iteration).limit_denominator(1000)
     turn = Fraction(len(matrices)) / rate
     count = len(matrices) * min(turn.denominator, 256)
-    numbers = timeline([Fraction(1)] * count, rate)
+    numbers = unrolled((wait, tuple(some)) for wait, some in timeline([Fraction(1)] * count, rate))
     noise = cycles.centering(num_workers)
 
     def advance(X: Array) -> tuple[Array, float]:

@@ -7,20 +7,23 @@ and two columns a link: nothing here costs more than O(m²) a matching.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from matcha.topology import Matching
 
+_T = TypeVar("_T")
 Array: TypeAlias = npt.NDArray[np.float64]
 Step: TypeAlias = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 """The two ends of every link of one matching."""
-Steps: TypeAlias = Sequence[Sequence[Step]]
-"""For each iteration, its matchings in the order of exchange."""
+Turn: TypeAlias = tuple[int, Sequence[Step]]
+"""Some iterations, in the last of which these matchings are exchanged, in order; often one."""
+Turns: TypeAlias = Sequence[Turn]
+"""A cycle. A stretch in which nobody talks is one turn, so a small budget costs no time here."""
 
 _DOUBLINGS = 60
 _VANISHED = 1e-13
@@ -51,7 +54,7 @@ def centering(num_workers: int) -> Array:
     return np.eye(num_workers) - 1 / num_workers
 
 
-def mix(values: Array, ends: Step, weight: float) -> None:
+def mix(values: npt.NDArray[np.floating[Any]], ends: Step, weight: float) -> None:
     """Replace rows by A · rows: both ends of a link move towards each other."""
     i, j = ends
     a, b = values[i], values[j]
@@ -66,33 +69,57 @@ def conjugate(covariance: Array, ends: Step, weight: float) -> None:
     mix(covariance.T, ends, weight)
 
 
-def advance(covariance: Array, rounds: Steps, weight: float, noise: Array) -> float:
-    """Run X through one cycle in place; the sum of tr X over its iterations."""
-    total = 0.0
+def turns_of(rounds: Iterable[Sequence[_T]]) -> list[tuple[int, Sequence[_T]]]:
+    """Rounds, one an iteration, with each stretch of empty ones put before what follows it.
+
+    >>> turns_of([[], [], [0], [1, 2], []])
+    [(3, [0]), (1, [1, 2]), (1, [])]
+    """
+    turns: list[tuple[int, Sequence[_T]]] = []
+    idle = 0
     for round_ in rounds:
-        covariance += noise
-        for ends in round_:
+        idle += 1
+        if round_:
+            turns.append((idle, round_))
+            idle = 0
+    return [*turns, (idle, [])] if idle else turns
+
+
+def length(turns: Turns) -> int:
+    """How many iterations a cycle has."""
+    return sum(iterations for iterations, _ in turns)
+
+
+def advance(covariance: Array, turns: Turns, weight: float, noise: Array) -> float:
+    """Run X through one cycle in place; the sum of tr X over its iterations."""
+    total, fresh = 0.0, float(np.trace(noise))
+    for iterations, steps in turns:
+        idle = iterations - 1
+        total += idle * float(np.trace(covariance)) + fresh * iterations * idle / 2
+        covariance += iterations * noise
+        for ends in steps:
             conjugate(covariance, ends, weight)
         total += float(np.trace(covariance))
     return total
 
 
-def retreat(adjoint: Array, rounds: Steps, weight: float, noise: Array) -> None:
+def retreat(adjoint: Array, turns: Turns, weight: float, noise: Array) -> None:
     """Run the adjoint V backwards through one cycle in place.
 
     ⟨V, X⟩ is what a covariance X costs from here on: the sum of the traces it leaves behind.
     """
-    for round_ in reversed(rounds):
+    for iterations, steps in reversed(turns):
         adjoint += noise
-        for ends in reversed(round_):
+        for ends in reversed(steps):
             conjugate(adjoint, ends, weight)
+        adjoint += (iterations - 1) * noise
 
 
-def transition(rounds: Steps, num_workers: int, weight: float) -> Array:
+def transition(turns: Turns, num_workers: int, weight: float) -> Array:
     """Φ − J: what one cycle does to disagreement."""
     product = centering(num_workers)
-    for round_ in rounds:
-        for ends in round_:
+    for _, steps in turns:
+        for ends in steps:
             mix(product, ends, weight)
     return product
 
@@ -112,45 +139,45 @@ def lyapunov(transition: Array, source: Array) -> Array | None:
     return None
 
 
-def steady_state(rounds: Steps, num_workers: int, weight: float) -> SteadyState | None:
+def steady_state(turns: Turns, num_workers: int, weight: float) -> SteadyState | None:
     """The exact steady state of a repeated cycle; None where it never reaches consensus.
 
-    >>> pair = [[step(((0, 1),))]]
-    >>> steady_state(pair, 2, 0.5).error, steady_state([*pair, []], 2, 0.5).error
+    >>> pair = (1, [step(((0, 1),))])
+    >>> steady_state([pair], 2, 0.5).error, steady_state([pair, (1, [])], 2, 0.5).error
     (0.0, 0.25)
     """
     noise = centering(num_workers)
     X = np.zeros_like(noise)
-    advance(X, rounds, weight, noise)
-    fixed = lyapunov(transition(rounds, num_workers, weight), X)
+    advance(X, turns, weight, noise)
+    fixed = lyapunov(transition(turns, num_workers, weight), X)
     if fixed is None:
         return None
     X = fixed.copy()
-    total = advance(X, rounds, weight, noise)
-    return SteadyState(covariance=X, error=total / (len(rounds) * num_workers))
+    total = advance(X, turns, weight, noise)
+    return SteadyState(covariance=X, error=total / (length(turns) * num_workers))
 
 
-def steady_adjoint(rounds: Steps, num_workers: int, weight: float) -> Array | None:
+def steady_adjoint(turns: Turns, num_workers: int, weight: float) -> Array | None:
     """V at the start of a repeated cycle; None where the cycle never reaches consensus."""
     noise = centering(num_workers)
     V = np.zeros_like(noise)
-    retreat(V, rounds, weight, noise)
-    return lyapunov(transition(rounds, num_workers, weight).T, V)
+    retreat(V, turns, weight, noise)
+    return lyapunov(transition(turns, num_workers, weight).T, V)
 
 
-def contraction(rounds: Steps, num_workers: int, weight: float) -> float:
+def contraction(turns: Turns, num_workers: int, weight: float) -> float:
     """‖Φ − J‖^(2 / cycle length): the contraction of squared disagreement an iteration.
 
     It is below 1 exactly when the links of the cycle connect all workers, because a step with
     0 < w < 1 preserves the length of a vector only where the two ends of each link agree.
 
-    >>> contraction([[step(((0, 1),))], [step(((1, 2),))]], 3, 0.5) < 1
+    >>> contraction([(1, [step(((0, 1),))]), (1, [step(((1, 2),))])], 3, 0.5) < 1
     True
     """
     # Φ of a long cycle is smaller than rounding: rescale as we go and keep the logarithm.
     product, logarithm = centering(num_workers), 0.0
-    for round_ in rounds:
-        for ends in round_:
+    for _, steps in turns:
+        for ends in steps:
             mix(product, ends, weight)
         product -= product.mean(axis=0)
         size = float(np.linalg.norm(product))
@@ -159,15 +186,15 @@ def contraction(rounds: Steps, num_workers: int, weight: float) -> float:
         product /= size
         logarithm += float(np.log(size))
     norm = float(np.linalg.norm(product, 2))
-    return float(np.exp(2 * (logarithm + np.log(norm)) / len(rounds)))
+    return float(np.exp(2 * (logarithm + np.log(norm)) / length(turns)))
 
 
-def connects(rounds: Steps, num_workers: int) -> bool:
+def connects(turns: Turns, num_workers: int) -> bool:
     """Whether the links of a cycle join all workers: every cut is crossed."""
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
-    steps = [ends for round_ in rounds for ends in round_]
+    steps = [ends for _, some in turns for ends in some]
     if not steps:
         return num_workers == 1
     i = np.concatenate([ends[0] for ends in steps])

@@ -10,7 +10,7 @@ import numpy as np
 
 from matcha.rounds import Mixing, Round
 from matcha.theory import cycles
-from matcha.theory.cycles import Array, Step
+from matcha.theory.cycles import Array, Turn
 from matcha.topology import Matching
 
 _MAX_DENOMINATOR = 2000
@@ -36,7 +36,7 @@ def cycle_error(
 ) -> float:
     """tr(X)/m averaged over a cycle of rounds; infinite where it never settles."""
     if mixing == "pairwise":
-        state = cycles.steady_state(_steps(matchings, rounds), m, weight)
+        state = cycles.steady_state(_turns(matchings, rounds), m, weight)
         return math.inf if state is None else state.error
     matrices = _matrices(matchings, rounds, m, weight)
     if len(matrices) == 1:
@@ -90,7 +90,7 @@ def cycle_contraction(
 ) -> float:
     """ρ of a cycle of rounds: ‖Φ − J‖^(2 / length), Φ the product of its mixing matrices."""
     if mixing == "pairwise":
-        return cycles.contraction(_steps(matchings, rounds), m, weight)
+        return cycles.contraction(_turns(matchings, rounds), m, weight)
     matrices = _matrices(matchings, rounds, m, weight)
     if len(matrices) == 1:
         # The paper's periodic DecenSGD: ρ of the expected W² (not of a whole period).
@@ -126,6 +126,9 @@ def _matrices(
     }
 
 
-def _steps(matchings: Sequence[Matching], rounds: Sequence[tuple[int, ...]]) -> list[list[Step]]:
+def _turns(matchings: Sequence[Matching], rounds: Sequence[tuple[int, ...]]) -> list[Turn]:
     known = [cycles.step(matching) for matching in matchings]
-    return [[known[j] for j in active if len(known[j][0])] for active in rounds]
+    return [
+        (iterations, [known[j] for j in active if len(known[j][0])])
+        for iterations, active in cycles.turns_of(rounds)
+    ]

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from itertools import chain, repeat
 
 import numpy as np
 
-from matcha.strategies.greedy.heaviest import Indices
+from matcha.strategies.greedy.heaviest import Indices, heaviest_matching
 from matcha.theory import cycles
-from matcha.theory.cycles import Array, Step
+from matcha.theory.cycles import Array, Step, Turn
 
 _MAX_CLASSES = 12
 
@@ -26,6 +27,8 @@ class Network:
     """The time of each link; a matching takes as long as its slowest."""
     rate: Fraction
     """Communication time that accrues an iteration."""
+    seed: int = 0
+    """Breaks ties between equally good matchings, and decides where kicks go."""
     samples: Array | None = None
     """Measured times, a row a measurement and a column a link; then a matching takes the mean of
     its slowest link's."""
@@ -48,6 +51,10 @@ class Network:
         slowest = int(chosen[np.argmax(self.seconds[chosen])])
         return self.times[slowest]
 
+    def heaviest(self, weights: Array) -> Indices:
+        """The matching of greatest total weight."""
+        return heaviest_matching(self.links, weights, self.num_workers, seed=self.seed)
+
     def ends(self, chosen: Indices) -> Step:
         """The ends of a matching's links."""
         return self.links[chosen, 0], self.links[chosen, 1]
@@ -64,34 +71,50 @@ class Candidate:
     weight: float
     error: float = math.inf
 
-    def numbers(self) -> list[list[int]]:
-        """For each iteration, which of the matchings are exchanged in it."""
+    def numbers(self) -> list[tuple[int, list[int]]]:
+        """For each turn, its iterations and which of the matchings are exchanged in the last."""
         return timeline(self.costs, self.network.rate)
 
-    def rounds(self) -> list[list[Step]]:
-        """For each iteration, the ends of its matchings."""
+    def turns(self) -> list[Turn]:
+        """The cycle with the ends of its matchings."""
         steps = [self.network.ends(chosen) for chosen in self.matchings]
-        return [[steps[n] for n in numbers] for numbers in self.numbers()]
+        return [(wait, [steps[n] for n in numbers]) for wait, numbers in self.numbers()]
 
     def scored(self) -> Candidate:
         """The same with its exact steady-state error."""
-        rounds, m = self.rounds(), self.network.num_workers
-        state = cycles.steady_state(rounds, m, self.weight) if cycles.connects(rounds, m) else None
+        turns, m = self.turns(), self.network.num_workers
+        state = cycles.steady_state(turns, m, self.weight) if cycles.connects(turns, m) else None
         return replace(self, error=math.inf if state is None else state.error)
 
 
-def timeline(costs: Sequence[Fraction], rate: Fraction) -> list[list[int]]:
-    """Spend time as it accrues: for each iteration, the matchings that become affordable in it.
+def timeline(costs: Sequence[Fraction], rate: Fraction) -> list[tuple[int, list[int]]]:
+    """Spend time as it accrues: turns of iterations, each with what becomes affordable at its end.
 
     >>> timeline([Fraction(1)] * 3, Fraction(1, 2))
-    [[], [0], [], [1], [], [2]]
+    [(2, [0]), (2, [1]), (2, [2])]
     >>> timeline([Fraction(1)] * 5, Fraction(5, 2))
-    [[0, 1], [2, 3, 4]]
+    [(1, [0, 1]), (1, [2, 3, 4])]
     """
-    total = sum(costs, start=Fraction(0))
-    rounds: list[list[int]] = [[] for _ in range(math.ceil(total / rate))]
-    spent = Fraction(0)
+    turns: list[tuple[int, list[int]]] = []
+    spent, before = Fraction(0), 0
     for n, cost in enumerate(costs):
         spent += cost
-        rounds[math.ceil(spent / rate) - 1].append(n)
-    return rounds
+        due = math.ceil(spent / rate)
+        if due > before:
+            turns.append((due - before, []))
+            before = due
+        turns[-1][1].append(n)
+    return turns
+
+
+def unrolled(turns: Iterable[tuple[int, tuple[int, ...]]]) -> tuple[tuple[int, ...], ...]:
+    """Turns as rounds, one an iteration.
+
+    >>> unrolled([(2, (0,)), (1, (1,))])
+    ((), (0,), (1,))
+    """
+    return tuple(
+        round_
+        for iterations, active in turns
+        for round_ in chain(repeat((), iterations - 1), (active,))
+    )

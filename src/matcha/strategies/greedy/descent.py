@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from matcha.strategies.greedy.candidates import Candidate, Network
-from matcha.strategies.greedy.heaviest import Indices, heaviest_matching
+from matcha.strategies.greedy.heaviest import Indices
 from matcha.theory import cycles
 from matcha.theory.cycles import Array
 
@@ -39,9 +39,9 @@ def refined(candidate: Candidate, sweeps: int = SWEEPS) -> Candidate:
     return best
 
 
-def kicked(candidate: Candidate, kicks: int, sweeps: int, seed: int = 0) -> Candidate:
+def kicked(candidate: Candidate, kicks: int, sweeps: int) -> Candidate:
     """Leave local minima: replace a stretch of matchings by random ones and descend again."""
-    network, rng = candidate.network, np.random.default_rng(seed)
+    network, rng = candidate.network, np.random.default_rng(candidate.network.seed)
     length = len(candidate.matchings)
     best = candidate
     for _ in range(kicks):
@@ -49,7 +49,7 @@ def kicked(candidate: Candidate, kicks: int, sweeps: int, seed: int = 0) -> Cand
         for n in range(start, start + max(2, length // 6)):
             limit = float(best.costs[n % length])
             weights = np.where(network.seconds <= limit, 0.5 + rng.random(len(network.links)), 0.0)
-            matchings[n % length] = heaviest_matching(network.links, weights, network.num_workers)
+            matchings[n % length] = network.heaviest(weights)
         costs = tuple(network.cost(chosen) for chosen in matchings)
         other = replace(best, matchings=tuple(matchings), costs=costs).scored()
         if math.isfinite(other.error):
@@ -78,23 +78,24 @@ def with_best_weight(candidate: Candidate) -> Candidate:
 def _swept(candidate: Candidate) -> Candidate:
     """One pass over the cycle, each matching replaced by the best one found at its price."""
     network, m, w = candidate.network, candidate.network.num_workers, candidate.weight
-    rounds, noise = candidate.rounds(), cycles.centering(m)
-    state = cycles.steady_state(rounds, m, w)
-    V = cycles.steady_adjoint(rounds, m, w)
+    turns, noise = candidate.turns(), cycles.centering(m)
+    state = cycles.steady_state(turns, m, w)
+    V = cycles.steady_adjoint(turns, m, w)
     if state is None or V is None:
         return candidate
     # prices[n]: what a covariance costs right after matching n.
     prices: list[Array] = []
-    for round_ in reversed(rounds):
+    for iterations, steps in reversed(turns):
         V = V + noise
-        for ends in reversed(round_):
+        for ends in reversed(steps):
             prices.append(V.copy())
             cycles.conjugate(V, ends, w)
+        V += (iterations - 1) * noise
     prices.reverse()
     X = state.covariance.copy()
     matchings = list(candidate.matchings)
-    for numbers in candidate.numbers():
-        X += noise
+    for iterations, numbers in candidate.numbers():
+        X += iterations * noise
         for n in numbers:
             allowed = network.seconds <= float(candidate.costs[n])
             matchings[n] = _improved(network, X, prices[n], w, matchings[n], allowed)
@@ -126,7 +127,7 @@ def _improved(
     best, best_cost = current, cost(current, coupling(current))
     floor = 1e-9 * abs(best_cost)
     worth = np.where(allowed, linear - diagonal, 0.0)
-    for start in (current, heaviest_matching(network.links, worth, network.num_workers)):
+    for start in (current, network.heaviest(worth)):
         if not len(start):
             continue
         chosen, value = start, cost(start, coupling(start))
@@ -135,7 +136,7 @@ def _improved(
             Q = coupling(chosen)
             inside = np.isin(edge, chosen)
             worth = linear - diagonal - 2 * (Q.sum(axis=1) - np.where(inside, diagonal, 0.0))
-            other = heaviest_matching(network.links, np.where(allowed, worth, 0.0), len(X))
+            other = network.heaviest(np.where(allowed, worth, 0.0))
             if not len(other):
                 break
             other_value = cost(other, coupling(other))

@@ -6,6 +6,8 @@ unit of communication time can do.
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import numpy.typing as npt
 
@@ -21,7 +23,7 @@ _TEMPERATURES = (0.0, *np.geomspace(0.2, 0.02, 16), 0.0, 0.0)
 
 
 def heaviest_matching(
-    links: Indices, weights: Array, num_workers: int, *, bits: int = _BITS
+    links: Indices, weights: Array, num_workers: int, *, bits: int = _BITS, seed: int = 0
 ) -> Indices:
     """The matching of greatest total weight (Edmonds' blossoms, O(m³)).
 
@@ -30,6 +32,7 @@ def heaviest_matching(
         weights: One a link; links without positive weight are never used.
         num_workers: m.
         bits: How finely weights are told apart; fewer is quicker.
+        seed: Decides between matchings of equal weight.
 
     Returns:
         The positions of its links, in order.
@@ -47,7 +50,7 @@ def heaviest_matching(
     useful = np.flatnonzero(scaled > 0)
     ranked = scaled[useful]
     if bits == _BITS:
-        ranked = (ranked << _TIE_BITS) + _ties(len(weights))[useful]
+        ranked = (ranked << _TIE_BITS) + _ties(len(weights), seed)[useful]
     graph = rustworkx.PyGraph(multigraph=False)
     graph.add_nodes_from(range(num_workers))
     ends = links[useful].tolist()
@@ -91,7 +94,8 @@ def nearly_heaviest_matching(links: Indices, weights: Array, num_workers: int) -
 def _taken(i: Indices, held: Indices) -> Indices:
     """The links that hold somebody, once each."""
     workers = np.flatnonzero(held >= 0)
-    return held[workers[i[held[workers]] == workers]]
+    links: Indices = held[workers[i[held[workers]] == workers]]
+    return links
 
 
 def _take_locally_heaviest(i: Indices, j: Indices, held: Indices) -> None:
@@ -162,5 +166,6 @@ def _first_at(workers: Indices, num_workers: int, missing: int = 0) -> Indices:
     return first
 
 
-def _ties(count: int) -> Indices:
-    return np.random.default_rng(_TIE_SEED).integers(0, 1 << _TIE_BITS, size=count)
+@cache
+def _ties(count: int, seed: int) -> Indices:
+    return np.random.default_rng(_TIE_SEED + seed).integers(0, 1 << _TIE_BITS, size=count)

@@ -17,7 +17,7 @@ import numpy as np
 
 from matcha.strategies.greedy.candidates import Candidate, Network
 from matcha.strategies.greedy.descent import SWEEPS, kicked, refined
-from matcha.strategies.greedy.heaviest import Indices, heaviest_matching
+from matcha.strategies.greedy.heaviest import Indices
 from matcha.theory import cycles
 from matcha.theory.cycles import Array
 
@@ -101,7 +101,7 @@ def _best_by_time(network: Network, gains: Array) -> Indices | None:
         allowed = (
             gains if limit == network.limits[-1] else gains * (network.seconds <= float(limit))
         )
-        chosen = heaviest_matching(network.links, allowed, network.num_workers)
+        chosen = network.heaviest(allowed)
         if len(chosen):
             rate = float(gains[chosen].sum()) / float(network.cost(chosen))
             if rate > best_rate:
@@ -186,7 +186,7 @@ def best_cycle(
                 state = None
                 if leg == 0 and math.isfinite(best.error):
                     # Continue from where the cycle settles: from X = 0 that could take long.
-                    state = cycles.steady_state(best.rounds(), m, weight)
+                    state = cycles.steady_state(best.turns(), m, weight)
                 start = start if state is None else state.covariance
             assert best is not None
             candidates.append(best)

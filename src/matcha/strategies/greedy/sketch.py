@@ -24,7 +24,7 @@ from matcha.strategies.greedy.candidates import Candidate, Network
 from matcha.strategies.greedy.heaviest import Indices, heaviest_matching, nearly_heaviest_matching
 from matcha.strategies.greedy.search import window_sizes
 from matcha.theory import cycles
-from matcha.theory.cycles import Array, Steps
+from matcha.theory.cycles import Array, Turns
 
 SCOUTS = 48
 """s while the weight is chosen."""
@@ -78,10 +78,10 @@ def sketched_cycle(
     # Gains are known to a few percent here: coarse weights lose nothing and take half as long.
     exact = partial(heaviest_matching, bits=_COARSE)
     find: Finder = exact if small else nearly_heaviest_matching
-    scout, weight = None, float(np.median(weights))
-    for leg in range(2):
-        # From nothing, then from where that settles: filling up from zero could take long.
-        scout = _run(graph, price, weight, SCOUTS, seed + leg, nearly_heaviest_matching, scout)
+    weight, quick = float(np.median(weights)), nearly_heaviest_matching
+    # From nothing, then from where that settles: filling up from zero could take long.
+    scout = _run(graph, price, weight, SCOUTS, seed, quick, None)
+    scout = _run(graph, price, weight, SCOUTS, seed + 1, quick, scout)
     weight = _best_weight(graph, scout, weights, seed)
     found = _run(graph, price, weight, probes, seed, find, scout)
     around = [min(weight + step, _HEAVIEST_WEIGHT) for step in (-0.05, 0.0, 0.05)]
@@ -113,7 +113,7 @@ def _lowest(weights: Sequence[float], errors: Sequence[float]) -> float:
     return round(float(np.clip(vertex, min(weights), max(weights))), 3)
 
 
-def contraction(rounds: Steps, num_workers: int, weight: float, *, seed: int = 0) -> float:
+def contraction(turns: Turns, num_workers: int, weight: float, *, seed: int = 0) -> float:
     """`cycles.contraction` for many workers, by power iteration on ΦᵀΦ.
 
     It approaches ‖Φ − J‖^(2 / cycle length) from below and is good to about 1e-3 of 1 − ρ.
@@ -123,21 +123,22 @@ def contraction(rounds: Steps, num_workers: int, weight: float, *, seed: int = 0
     x, _ = np.linalg.qr(x)
     norm = 0.0
     for _ in range(30):
-        y = _through(rounds, x, weight)
+        y = _through(turns, x, weight)
         before, norm = norm, float(np.linalg.norm(y, 2))
         if norm < 1e-150:
             return 0.0
-        x = _through([list(reversed(r)) for r in reversed(rounds)], y / norm, weight)
+        back = [(wait, list(reversed(steps))) for wait, steps in reversed(turns)]
+        x = _through(back, y / norm, weight)
         x, _ = np.linalg.qr(x - x.mean(axis=0))
         if abs(norm - before) < 1e-5 * (1 - min(norm, 1 - 1e-12)):
             break
-    return float(norm ** (2.0 / len(rounds)))
+    return float(norm ** (2.0 / cycles.length(turns)))
 
 
-def _through(rounds: Steps, x: Array, weight: float) -> Array:
+def _through(turns: Turns, x: Array, weight: float) -> Array:
     x = x.copy()
-    for round_ in rounds:
-        for ends in round_:
+    for _, steps in turns:
+        for ends in steps:
             cycles.mix(x, ends, weight)
     return x
 
@@ -243,10 +244,10 @@ class _Graph:
 
     def settled(self, candidate: Candidate, probes: int, seed: int) -> Array:
         """Copies that start near the steady state of a cycle: right in the slow directions."""
-        rounds, U = candidate.rounds(), self.vectors
-        F = U.T @ _through(rounds, U, candidate.weight)
+        turns, U = candidate.turns(), self.vectors
+        F = U.T @ _through(turns, U, candidate.weight)
         # Noise enters at every iteration; half a cycle of decay is its average over a cycle.
-        source = len(rounds) * (np.eye(len(F)) + F @ F.T) / 2
+        source = cycles.length(turns) * (np.eye(len(F)) + F @ F.T) / 2
         Y = cycles.lyapunov(F, source)
         if Y is None:
             return np.zeros((self.network.num_workers, probes))
@@ -295,22 +296,22 @@ def _greedy(
     """`search.greedy_run` on copies Z."""
     network, rng = graph.network, np.random.default_rng(seed)
     i, j = network.links.T
-    Z = Z.astype(np.float32)
+    Y: Singles = Z.astype(np.float32)
     credit, cheapest = Fraction(0), network.limits[0]
     matchings: list[Indices] = []
     costs: list[Fraction] = []
     while len(matchings) < count:
         wait = max(1, math.ceil((cheapest - credit) / network.rate))
-        _add_noise(Z, wait, rng)
+        _add_noise(Y, wait, rng)
         credit += wait * network.rate
         while credit >= cheapest:
-            along, spread = _inner(Z, price.apply(Z), i, j)
+            along, spread = _inner(Y, price.apply(Y), i, j)
             gains = 2 * weight * along - weight**2 * spread * price.own
             chosen = _best_by_time(network, gains, find)
             cost = network.cost(chosen)
             if cost > credit:
                 break
-            cycles.mix(Z, network.ends(chosen), weight)
+            cycles.mix(Y, network.ends(chosen), weight)
             credit -= cost
             matchings.append(chosen)
             costs.append(cost)
@@ -358,27 +359,22 @@ def _best_by_time(network: Network, gains: Array, find: Finder) -> Indices:
 
 def measured(graph: _Graph, candidate: Candidate, probes: int, seed: int) -> Candidate:
     """The candidate with its error, estimated on copies that had no part in the choice."""
-    rounds, m = candidate.rounds(), candidate.network.num_workers
+    turns, m = candidate.turns(), candidate.network.num_workers
     rng = np.random.default_rng(seed)
     Z = graph.settled(candidate, probes, seed)
     total, counted = 0.0, 0
     for turn in range(5):
-        idle = 0
-        for round_ in rounds:
-            idle += 1
-            if not round_:
-                continue
+        for wait, steps in turns:
             size = float(np.square(Z).sum())
             if turn >= 3:
                 # Iterations in which nobody talks: noise piles up at a known rate.
-                total += (idle - 1) * size + probes * (m - 1) * idle * (idle - 1) / 2
-            _add_noise(Z, idle, rng)
-            for ends in round_:
+                total += (wait - 1) * size + probes * (m - 1) * wait * (wait - 1) / 2
+            _add_noise(Z, wait, rng)
+            for ends in steps:
                 cycles.mix(Z, ends, candidate.weight)
             if turn >= 3:
                 total += float(np.square(Z).sum())
-            idle = 0
-        counted += len(rounds) if turn >= 3 else 0
+        counted += cycles.length(turns) if turn >= 3 else 0
     return replace(candidate, error=total / (counted * probes * m))
 
 
@@ -386,7 +382,7 @@ def covering(candidate: Candidate) -> Candidate:
     """The cycle with matchings of links not used so far, until it connects all workers."""
     network = candidate.network
     matchings = list(candidate.matchings)
-    while not cycles.connects([[network.ends(chosen) for chosen in matchings]], _m(network)):
+    while not cycles.connects([(1, [network.ends(chosen) for chosen in matchings])], _m(network)):
         from scipy.sparse import coo_array
         from scipy.sparse.csgraph import connected_components
 

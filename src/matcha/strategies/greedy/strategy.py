@@ -21,9 +21,9 @@ from matcha.plans import Plan
 from matcha.schedules import Cycle
 from matcha.strategies.finite_time import hypercube_matchings
 from matcha.strategies.greedy import sketch
-from matcha.strategies.greedy.candidates import Candidate, Network
+from matcha.strategies.greedy.candidates import Candidate, Network, unrolled
 from matcha.strategies.greedy.heaviest import Indices
-from matcha.strategies.greedy.search import HORIZONS, WEIGHTS, best_cycle
+from matcha.strategies.greedy.search import HORIZONS, WEIGHTS, Found, best_cycle
 from matcha.strategies.parts import annotated, coloring
 from matcha.strategies.request import Effort, Request
 from matcha.theory import cycles
@@ -90,6 +90,7 @@ def network_of(request: Request, colors: Sequence[Matching]) -> Network:
         links=topology.link_array,
         times=times,
         rate=rate,
+        seed=request.seed,
         samples=np.array(timing.samples) if isinstance(timing, RandomLinks) else None,
     )
 
@@ -118,10 +119,12 @@ def _exact(request: Request, network: Network) -> tuple[Candidate, tuple[str, ..
     if m > 64 and request.effort == "default":
         effort = replace(effort, weights=(0.55, 0.65), horizons=(4.0,), refine=1, sweeps=3)
     lengths = _cycle_lengths(network, request.topology)
-    for attempt in range(3):
-        found = best_cycle(
+    first = max(lengths)
+    found: Found | None = None
+    while lengths:
+        other = best_cycle(
             network,
-            lengths=[length << attempt for length in lengths],
+            lengths=lengths,
             weights=effort.weights,
             horizons=effort.horizons,
             refine=effort.refine,
@@ -129,8 +132,13 @@ def _exact(request: Request, network: Network) -> tuple[Candidate, tuple[str, ..
             kicks=effort.kicks if m <= 32 else 0,
             starts=_known_cycles(request.topology, network),
         )
-        if found.best.error <= 1.02 * found.endless:
+        if found is None or other.best.error < found.best.error:
+            found = other
+        if other.best.error <= 1.02 * other.endless or max(lengths) > 2 * first:
             break
+        # Repetition costs: longer cycles are tried, twice at most.
+        lengths = [2 * n for n in lengths if _affordable(network, 2 * n)]
+    assert found is not None
     best = found.best if math.isfinite(found.best.error) else sketch.covering(found.best).scored()
     return best, (
         f"exact search; a cycle of {len(best.matchings)} matchings, consensus error "
@@ -145,8 +153,13 @@ def _cycle_lengths(network: Network, topology: Topology) -> list[int]:
     # A star needs a turn of its centre with every leaf: cycles of whole turns waste nothing.
     turns = [n * topology.max_degree for n in (1, 2, 3) if n * topology.max_degree <= 96]
     wanted = sorted({max(n, least) for n in (*_LENGTHS, *turns)})
-    affordable = [n for n in wanted if n * cost / float(network.rate) <= _LONGEST_CYCLE]
-    return affordable or wanted[:1]
+    return [n for n in wanted if _affordable(network, n)] or wanted[:1]
+
+
+def _affordable(network: Network, length: int) -> bool:
+    """Whether a cycle of some matchings has few enough iterations to be stored."""
+    cost = float(np.median(network.seconds))
+    return length * cost / float(network.rate) <= _LONGEST_CYCLE
 
 
 def _known_cycles(topology: Topology, network: Network) -> list[list[Indices]]:
@@ -178,20 +191,22 @@ def _plan(
             distinct[key] = len(matchings)
             matchings.append(tuple(topology.links[e] for e in chosen.tolist()))
         places.append(distinct[key])
-    cycle = tuple(tuple(places[n] for n in numbers) for numbers in found.numbers())
+    cycle = unrolled((wait, tuple(places[n] for n in numbers)) for wait, numbers in found.numbers())
     uses = np.zeros(len(matchings))
     for active in cycle:
         for place in set(active):
             uses[place] += 1
     probabilities = tuple(float(p) for p in uses / len(cycle))
-    times = [request.timing.round_time([matchings[n] for n in active]) for active in cycle]
+    times = [
+        request.timing.round_time([matchings[n] for n in active]) for active in cycle if active
+    ]
     how_often = np.zeros(len(topology.links))
     for chosen in found.matchings:
         how_often[chosen] += 1 / len(cycle)
     rho = (
-        cycles.contraction(found.rounds(), m, found.weight)
+        cycles.contraction(found.turns(), m, found.weight)
         if m <= EXACT_UP_TO
-        else sketch.contraction(found.rounds(), m, found.weight)
+        else sketch.contraction(found.turns(), m, found.weight)
     )
     laplacian = weighted_laplacian(topology.link_array, how_often, m)
     return Plan(
