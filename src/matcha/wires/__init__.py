@@ -1,0 +1,5 @@
+"""Wires: what a message holds. Values and their definition; kernels for torch stand beside them."""
+
+from matcha.wires.wire import WIRES, Float, LowRank, Modulo, Wire, parse_wire
+
+__all__ = ["WIRES", "Float", "LowRank", "Modulo", "Wire", "parse_wire"]

@@ -1,0 +1,213 @@
+"""Wires: what a message holds. Values that a plan carries; the kernels stand beside them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from matcha.errors import InputError, unknown_name
+
+BLOCK = 256
+"""Values that share one scale and one check."""
+FACTOR_BLOCK = 64
+"""The same for the factors of a low-rank message, which are short."""
+Shape: TypeAlias = Sequence[int]
+_OVERHEAD = 4  # bytes a block: its scale in bfloat16 and its check modulo 2**16
+_TYPICAL: tuple[Shape, ...] = ((512, 2304), (512,), (512,))
+"""A layer in the middle of a network, for whoever asks before there is a model."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Float:
+    """Whole values as floating-point numbers; bfloat16 keeps 8 of float32's 24 digits.
+
+    >>> Float(name="bfloat16").share()
+    0.5
+    """
+
+    name: Literal["float32", "bfloat16"] = "float32"
+
+    @property
+    def leaves(self) -> float:
+        """The share of a squared difference that a pairwise meeting leaves."""
+        return 0.0
+
+    @property
+    def halves(self) -> int:
+        """Messages one after another in a meeting."""
+        return 1
+
+    def message_bytes(self, shapes: Iterable[Shape]) -> int:
+        """What one worker sends in a meeting for parameters of these shapes."""
+        return sum(math.prod(shape) for shape in shapes) * (4 if self.name == "float32" else 2)
+
+    def share(self, shapes: Iterable[Shape] | None = None) -> float:
+        """Bytes of a message over those of a whole float32 model."""
+        return 1.0 if self.name == "float32" else 0.5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Modulo:
+    """Values on a grid as fine as the two workers' difference allows, modulo 2^bits.
+
+    Noise is in proportion to what two workers differ by, not to the size of their values, and no
+    worker remembers another. docs/wires.md derives it; `definition` is what it does.
+
+    >>> Modulo(bits=3).name, round(1 / Modulo(bits=3).share(), 1)
+    ('modulo:3', 10.2)
+    """
+
+    bits: int
+
+    def __post_init__(self) -> None:
+        if self.bits not in _LEAVES:
+            raise InputError(
+                f"a modulo wire has {', '.join(map(str, _LEAVES))} bits, not {self.bits!r}"
+            )
+
+    @property
+    def name(self) -> str:
+        """How users spell it."""
+        return f"modulo:{self.bits}"
+
+    @property
+    def half(self) -> int:
+        """Half the modulus: differences of fewer grid steps than this come through."""
+        return 1 << (self.bits - 1)
+
+    @property
+    def reach(self) -> float:
+        """How many times its scale a difference may be; beyond, it wraps (`benchmarks/wires.py`)."""
+        return _REACH[self.bits]
+
+    @property
+    def shift(self) -> float:
+        """What the upper end's grid is shifted by: with four levels, half a step centres them."""
+        return 0.5 if self.bits == 2 else 0.0
+
+    @property
+    def leaves(self) -> float:
+        """The share of a squared difference that a pairwise meeting leaves, as measured."""
+        return _LEAVES[self.bits]
+
+    @property
+    def halves(self) -> int:
+        """Messages one after another in a meeting; the scales before them are small."""
+        return 1
+
+    def block_bytes(self, block: int = BLOCK) -> int:
+        """Bytes of one block on the wire, its scale and check included."""
+        return block * self.bits // 8 + _OVERHEAD
+
+    def message_bytes(self, shapes: Iterable[Shape]) -> int:
+        """What one worker sends in a meeting for parameters of these shapes."""
+        return sum(-(-math.prod(shape) // BLOCK) for shape in shapes) * self.block_bytes()
+
+    def share(self, shapes: Iterable[Shape] | None = None) -> float:
+        """Bytes of a message over those of a whole float32 model."""
+        if shapes is None:
+            return self.block_bytes() / (4 * BLOCK)
+        return _share(self, tuple(shapes))
+
+
+# Measured with drifting workers; a wider reach makes the grid coarser, a narrower one wraps more.
+_REACH = {8: 6.0, 4: 5.0, 3: 4.5, 2: 3.5}
+_LEAVES = {8: 0.003, 4: 0.085, 3: 0.28, 2: 0.82}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LowRank:
+    """The strongest directions of each weight matrix's difference, found by power iteration.
+
+    Factors, vectors and matrices too small to gain travel as `modulo:8`.
+
+    >>> LowRank(rank=4).name, LowRank(rank=4).is_factored((10, 3))
+    ('lowrank:4', False)
+    """
+
+    rank: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.rank <= 64:
+            raise InputError(f"a low-rank wire has a rank from 1 to 64, not {self.rank!r}")
+
+    @property
+    def name(self) -> str:
+        """How users spell it."""
+        return f"lowrank:{self.rank}"
+
+    @property
+    def factors(self) -> Modulo:
+        """How factors, vectors and small matrices travel."""
+        return Modulo(bits=8)
+
+    @property
+    def leaves(self) -> float:
+        """The share of a squared difference that a pairwise meeting leaves, as measured."""
+        return 0.97 - 0.07 * min(self.rank, 8) ** 0.5
+
+    @property
+    def halves(self) -> int:
+        """Messages one after another in a meeting: one a factor."""
+        return 2
+
+    def is_factored(self, shape: Shape) -> bool:
+        """Whether a parameter of this shape gains by being sent as two factors."""
+        rows, columns = matrix_shape(shape)
+        blocks = -(-rows * self.rank // FACTOR_BLOCK) - (-columns * self.rank // FACTOR_BLOCK)
+        return len(shape) > 1 and 2 * blocks * FACTOR_BLOCK < rows * columns
+
+    def message_bytes(self, shapes: Iterable[Shape]) -> int:
+        """What one worker sends in a meeting for parameters of these shapes."""
+        blocks = 0
+        for shape in shapes:
+            rows, columns = matrix_shape(shape)
+            factored = self.is_factored(shape)
+            parts = (rows * self.rank, columns * self.rank) if factored else (rows * columns,)
+            blocks += sum(-(-part // FACTOR_BLOCK) for part in parts)
+        return blocks * self.factors.block_bytes(FACTOR_BLOCK)
+
+    def share(self, shapes: Iterable[Shape] | None = None) -> float:
+        """Bytes of a message over those of a whole float32 model; it depends on the model."""
+        return _share(self, _TYPICAL if shapes is None else tuple(shapes))
+
+
+Wire: TypeAlias = Float | Modulo | LowRank
+
+
+def matrix_shape(shape: Shape) -> tuple[int, int]:
+    """A parameter as a matrix: its first axis, and all others together.
+
+    >>> matrix_shape((64, 16, 3, 3)), matrix_shape((10,))
+    ((64, 144), (1, 10))
+    """
+    return (int(shape[0]), math.prod(shape[1:])) if len(shape) > 1 else (1, math.prod(shape))
+
+
+def _share(wire: Modulo | LowRank, shapes: Sequence[Shape]) -> float:
+    return wire.message_bytes(shapes) / Float().message_bytes(shapes)
+
+
+WIRES = ("float32", "bfloat16", "modulo:8", "modulo:4", "modulo:3", "modulo:2", "lowrank:4")
+"""Wires to choose from; a low-rank one may have any rank."""
+
+
+def parse_wire(name: str | Wire) -> Wire:
+    """The wire of a name, or the wire itself.
+
+    >>> parse_wire("modulo:3")
+    Modulo(bits=3)
+
+    Raises:
+        InputError: No wire has this name.
+    """
+    if not isinstance(name, str):
+        return name
+    kind, _, number = name.partition(":")
+    if name == "float32" or name == "bfloat16":
+        return Float(name=name)
+    if kind not in ("modulo", "lowrank") or not number.isdecimal():
+        raise unknown_name("wire", name, WIRES)
+    return Modulo(bits=int(number)) if kind == "modulo" else LowRank(rank=int(number))
