@@ -1,4 +1,4 @@
-"""Meetings of all workers of a simulation at once: a row a worker, fixed shapes, no host in between.
+"""Meetings of all workers of a simulation at once: a row a worker, fixed shapes, no host.
 
 A matching is two vectors over the workers: `partner` (oneself at rest) and `move` (plus the weight
 at a link's lower end, minus it at the upper, 0 at rest). Everything is done for every worker, so a
@@ -138,7 +138,7 @@ class Differences:
         met = (move != 0).unsqueeze(1)
         if wire.shift:
             k.mul_(met.unsqueeze(-1))
-        seen = modulo.seen_scales(k, ok, step, common).mul_(met)
+        seen = modulo.seen_scales(k, ok, common, wire).mul_(met)
         self.seen[:, part].copy_(torch.maximum(self.seen[:, part], seen))
         finest = modulo.finest_scales(squares, wire)
         self.finest[:, part].copy_(torch.maximum(self.finest[:, part], finest))

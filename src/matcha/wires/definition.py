@@ -29,8 +29,6 @@ from matcha.wires.wire import (
 
 FADE = 0.8
 """What a round leaves of a scale that nothing renews."""
-WIDEN = 1.5
-"""How much wider a block's scale becomes after a failed check."""
 FIRST = 1 / 64
 """The first scale as a share of a block's root mean square."""
 LEAST = 1e-4
@@ -69,7 +67,8 @@ def rotate(x: Array) -> Array:
     block = x.shape[-1]
     h = hadamard(math.isqrt(block)).astype(x.dtype)
     squares = (x * signs(block).astype(x.dtype)).reshape(*x.shape[:-1], len(h), len(h))
-    return (h @ squares @ h).reshape(x.shape)
+    turned: Array = (h @ squares @ h).reshape(x.shape)
+    return turned
 
 
 def unrotate(y: Array) -> Array:
@@ -77,7 +76,8 @@ def unrotate(y: Array) -> Array:
     block = y.shape[-1]
     h = hadamard(math.isqrt(block)).astype(y.dtype)
     squares = y.reshape(*y.shape[:-1], len(h), len(h))
-    return (h @ squares @ h).reshape(y.shape) * signs(block).astype(y.dtype)
+    back: Array = (h @ squares @ h).reshape(y.shape) * signs(block).astype(y.dtype)
+    return back
 
 
 def to_blocks(vectors: Sequence[Array], block: int) -> Array:
@@ -100,7 +100,8 @@ def rounded_scale(scales: Array) -> Array:
     """Scales as they travel, in bfloat16: float32 with its lower 16 bits rounded away."""
     bits = scales.astype(np.float32).view(np.uint32)
     even = ((bits >> 16) & 1) + 0x7FFF
-    return ((bits + even) & np.uint32(0xFFFF0000)).view(np.float32).astype(scales.dtype)
+    kept: Array = ((bits + even) & np.uint32(0xFFFF0000)).view(np.float32).astype(scales.dtype)
+    return kept
 
 
 class Scales:
@@ -155,7 +156,7 @@ def modulo_difference(
     k += wire.shift
     # Two roundings add a sixth of a squared step to what is seen.
     seen = np.sqrt(np.maximum((k**2).mean(-1) - 1 / 6, 0)) * step
-    seen = np.where(ok, seen, common * WIDEN).astype(lower.dtype)
+    seen = np.where(ok, seen, common * wire.widening).astype(lower.dtype)
     for end, value in zip(scales, y, strict=True):
         squares = (value**2).mean(-1)
         end.note(seen, np.where(np.isfinite(squares), squares, 0))
@@ -164,7 +165,7 @@ def modulo_difference(
 
 def orthonormal(p: Array) -> Array:
     """A matrix's columns made orthonormal one after another; what depends on others becomes 0."""
-    q = p.copy()
+    q: Array = p.copy()
     for c in range(q.shape[1]):
         before = np.sqrt((q[:, c] ** 2).sum())
         q[:, c] -= q[:, :c] @ (q[:, :c].T @ q[:, c])
@@ -176,7 +177,8 @@ def orthonormal(p: Array) -> Array:
 def renewed(directions: Array, s: Array) -> Array:
     """The directions for the next meeting; where nothing came through, the old ones."""
     found = orthonormal(s)
-    return np.where((found != 0).any(0), found, directions)
+    kept: Array = np.where((found != 0).any(0), found, directions)
+    return kept
 
 
 def first_direction(columns: int, rank: int) -> Array:
@@ -217,7 +219,7 @@ class Definition:
 
     def mix(self, round: Round, x: Array) -> Array:
         """The workers' values after a round; `x` is left alone."""
-        mixed = x.copy()
+        mixed: Array = x.copy()
         for matching in round.matchings:
             for link in matching:
                 i, j = link
@@ -236,7 +238,8 @@ class Definition:
         if isinstance(wire, Float):
             if wire.name == "bfloat16":
                 lower, upper = (rounded_scale(v) for v in (lower, upper))
-            return upper - lower
+            difference: Array = upper - lower
+            return difference
         if isinstance(wire, Modulo):
             scales = self.scales[link[0]][0], self.scales[link[1]][0]
             ends = self._blocks(lower), self._blocks(upper)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from matcha.wires.definition import FADE, FINEST, FIRST, LEAST, WIDEN, hadamard, signs
+from matcha.wires.definition import FADE, FINEST, FIRST, LEAST, hadamard, signs
 from matcha.wires.wire import Modulo
 
 CHECK = 1 << 16
@@ -95,13 +95,13 @@ def wrap(difference: Tensor, wire: Modulo) -> Tensor:
     return torch.remainder(difference + wire.half, 2 * wire.half).sub_(wire.half)
 
 
-def seen_scales(k: Tensor, ok: Tensor, step: Tensor, common: Tensor) -> Tensor:
+def seen_scales(k: Tensor, ok: Tensor, common: Tensor, wire: Modulo) -> Tensor:
     """What a meeting says of a block's scale: the difference it saw, or wider after a failure.
 
     Two roundings add a sixth of a squared step to what is seen.
     """
-    seen = k.square().mean(-1).sub_(1 / 6).clamp_(min=0.0).sqrt_().mul_(step)
-    return torch.where(ok, seen, common * WIDEN)
+    seen = k.square().mean(-1).sub_(1 / 6).clamp_(min=0.0).sqrt_().mul_(grid(common, wire))
+    return torch.where(ok, seen, common * wire.widening)
 
 
 def finest_scales(squares: Tensor, wire: Modulo) -> Tensor:

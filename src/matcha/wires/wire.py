@@ -79,8 +79,13 @@ class Modulo:
 
     @property
     def reach(self) -> float:
-        """How many times its scale a difference may be; beyond, it wraps (`benchmarks/wires.py`)."""
+        """How many times its scale a difference may be; beyond, it wraps."""
         return _REACH[self.bits]
+
+    @property
+    def widening(self) -> float:
+        """How much wider a block's scale becomes after a failed check; spare bits make it cheap."""
+        return _WIDENING[self.bits]
 
     @property
     def shift(self) -> float:
@@ -114,6 +119,7 @@ class Modulo:
 
 # Measured with drifting workers; a wider reach makes the grid coarser, a narrower one wraps more.
 _REACH = {8: 6.0, 4: 5.0, 3: 4.5, 2: 3.5}
+_WIDENING = {8: 4.0, 4: 2.0, 3: 1.5, 2: 1.5}
 _LEAVES = {8: 0.003, 4: 0.085, 3: 0.28, 2: 0.82}
 
 
@@ -146,7 +152,7 @@ class LowRank:
     @property
     def leaves(self) -> float:
         """The share of a squared difference that a pairwise meeting leaves, as measured."""
-        return 0.97 - 0.07 * min(self.rank, 8) ** 0.5
+        return 0.97 - 0.07 * math.sqrt(min(self.rank, 8))
 
     @property
     def halves(self) -> int:
@@ -206,8 +212,10 @@ def parse_wire(name: str | Wire) -> Wire:
     if not isinstance(name, str):
         return name
     kind, _, number = name.partition(":")
-    if name == "float32" or name == "bfloat16":
-        return Float(name=name)
+    if name == "float32":
+        return Float()
+    if name == "bfloat16":
+        return Float(name="bfloat16")
     if kind not in ("modulo", "lowrank") or not number.isdecimal():
         raise unknown_name("wire", name, WIRES)
     return Modulo(bits=int(number)) if kind == "modulo" else LowRank(rank=int(number))

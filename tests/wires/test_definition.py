@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.wires.networks import SHAPES, WIRES, drift, round_of, start
+
+from matcha.wires import Modulo, parse_wire
+from matcha.wires.definition import Definition, Scales, modulo_difference, rotate, unrotate
+
+
+def test_a_rotation_keeps_lengths_and_is_undone() -> None:
+    x = np.random.default_rng(0).normal(size=(3, 256))
+    np.testing.assert_allclose(np.linalg.norm(rotate(x), axis=1), np.linalg.norm(x, axis=1))
+    np.testing.assert_allclose(unrotate(rotate(x)), x, atol=1e-14)
+    spike = np.zeros((1, 256))
+    spike[0, 7] = 16.0
+    np.testing.assert_allclose(np.abs(rotate(spike)), 1.0)  # no value stands out
+
+
+@pytest.mark.parametrize("mixing", ["laplacian", "pairwise"])
+@pytest.mark.parametrize("name", WIRES)
+def test_every_wire_keeps_the_sum_also_when_values_wrap(name, mixing) -> None:
+    x = start()
+    definition = Definition(parse_wire(name), SHAPES, x)
+    for k in range(12):
+        x = x + drift(k, jump=1000.0 if k in (3, 7) else 1.0)  # far beyond any scale
+        mixed = definition.mix(round_of(k, mixing), x)
+        assert np.abs(mixed.sum(0) - x.sum(0)).max() <= 1e-12 * np.abs(x).sum(0).max()
+        x = mixed
+
+
+@pytest.mark.parametrize(
+    ("name", "left"), [("modulo:8", 0.01), ("modulo:4", 0.15), ("modulo:3", 0.4)]
+)
+def test_a_meeting_leaves_little_of_a_difference(name, left) -> None:
+    x = start()
+    definition = Definition(parse_wire(name), SHAPES, x)
+    shares = []
+    for k in range(60):
+        x = x + drift(k)
+        mixed = definition.mix(round_of(0, "pairwise"), x)
+        shares.append(((mixed[0] - mixed[1]) ** 2).sum() / ((x[0] - x[1]) ** 2).sum())
+        x = mixed
+    assert np.mean(shares[30:]) < left
+
+
+def test_low_rank_finds_a_difference_of_low_rank() -> None:
+    x = start()
+    definition = Definition(parse_wire("lowrank:2"), SHAPES, x)
+    random = np.random.default_rng(4)
+    ends = random.normal(size=(40, 2)), random.normal(size=(2, 30))
+    for _ in range(12):
+        x[0, :1200] += 0.05 * (ends[0] @ ends[1]).ravel()
+        before = x[0] - x[1]
+        x = definition.mix(round_of(0, "pairwise"), x)
+    assert ((x[0] - x[1]) ** 2).sum() < 0.01 * (before**2).sum()
+
+
+@settings(max_examples=50)
+@given(bits=st.sampled_from([2, 3, 4, 8]), seed=st.integers(0, 10**6), jump=st.floats(0, 50))
+def test_a_check_fails_at_both_ends_or_at_neither(bits, seed, jump) -> None:
+    """The lower end's view of a link is the upper end's: one number, one verdict."""
+    random = np.random.default_rng(seed)
+    lower = random.normal(size=(3, 256))
+    upper = lower + jump * 0.01 * random.normal(size=(3, 256))
+    wire = Modulo(bits=bits)
+    scales = Scales(lower, wire), Scales(upper, wire)
+    found = modulo_difference(wire, lower, upper, scales)
+    assert np.isfinite(found).all()
+    np.testing.assert_array_equal(scales[0].seen, scales[1].seen)
+
+
+def test_equal_workers_are_left_alone() -> None:
+    x = start()
+    for name in ("modulo:8", "modulo:4", "modulo:3", "lowrank:2"):
+        mixed = Definition(parse_wire(name), SHAPES, x).mix(round_of(2, "pairwise"), x)
+        np.testing.assert_array_equal(mixed, x)
+
+
+@pytest.mark.parametrize("name", ["modulo:8", "modulo:3"])
+def test_what_is_not_finite_stays_where_it_is(name) -> None:
+    x = start()
+    definition = Definition(parse_wire(name), SHAPES, x)
+    x[0, 5], x[2, 1300] = np.nan, np.inf
+    with np.errstate(invalid="ignore"):
+        mixed = definition.mix(round_of(0, "pairwise"), x + drift(0))
+    assert np.isfinite(mixed[[1, 3, 4]]).all()
+    assert (~np.isfinite(mixed)).sum() == 2
