@@ -104,7 +104,8 @@ def test_the_strategies_stand_side_by_side_at_the_sliders_budget(page):
     for strategy, points in net["strategies"].items():
         cells = page.locator(f"#side-by-side tr[data-strategy={strategy}] td").all_text_contents()
         point = points[2] if len(points) > 1 else points[0]
-        assert float(cells[0]) == pytest.approx(point["rho"], abs=6e-5)
+        assert float(cells[0]) == pytest.approx(point["error"], rel=1e-3)
+        assert float(cells[2]) == pytest.approx(point["rho"], abs=6e-5)
 
 
 def test_hover_and_focus_show_a_links_numbers(page):
@@ -140,6 +141,96 @@ def test_hover_and_focus_show_a_links_numbers(page):
     i, j = net["links"][1]
     assert f"Link {i} – {j}" in page.text_content("#link-numbers")
     assert page.evaluate("document.activeElement.getAttribute('aria-label')").startswith("Link")
+
+
+def test_the_first_screen_holds_the_budget_and_a_chart(browser, report_page):
+    for width, height in ((1280, 900), (390, 800)):
+        with opened(browser, report_page, width=width, height=height) as page:
+            page.wait_for_selector("#chart-time[data-drawn]")
+            box = page.locator("#chart-time .nsewdrag").bounding_box()
+            assert box["y"] + box["height"] <= height
+            budget = page.locator(".facts li", has_text="budget").bounding_box()
+            assert budget["y"] < height
+
+
+def test_the_page_opens_on_the_winner(page):
+    data = json.loads(page.text_content("#matcha-data"))
+    winner = data["runs"][data["winner"]]
+    assert winner["label"] in page.text_content(".headline")
+    expect(page.locator(f"#strategy input[value={winner['strategy']}]")).to_be_checked()
+    assert page.text_content("#budget-value") == f"{winner['budget']:g}"
+    chosen = page.evaluate("document.getElementById('timeline-run').selectedOptions[0].text")
+    assert chosen == winner["label"]
+
+
+def test_the_targets_label_stands_beside_the_curves(page):
+    page.wait_for_selector("#chart-time .annotation")
+    plot = page.locator("#chart-time .nsewdrag").bounding_box()
+    label = page.locator("#chart-time .annotation").bounding_box()
+    assert label["x"] >= plot["x"] + plot["width"] - 1
+
+
+def test_matchings_and_strategies_share_no_colour(page):
+    for theme in ("light", "dark"):
+        colours = page.evaluate(
+            """(theme) => {
+            document.documentElement.dataset.theme = theme;
+            const of = (letter) => [...Array(letter === "s" ? 12 : 10).keys()].map((i) =>
+                getComputedStyle(document.documentElement).getPropertyValue(`--${letter}${i}`).trim());
+            return [of("s"), of("m")];
+        }""",
+            theme,
+        )
+        assert all(colours[0] + colours[1])
+        assert not set(colours[0]) & set(colours[1])
+
+
+def test_every_chart_has_a_legend(page):
+    page.wait_for_selector("html[data-complete]", state="attached")
+    for chart in ("chart-error", "chart-rho", "chart-consensus", "chart-loads"):
+        figure = page.locator(f"figure[data-chart={chart}]")
+        assert figure.locator(".keys li").all_text_contents()[-1].strip() in ("greedy", "matcha")
+    assert page.locator("#legend label").count() == 4
+    assert page.locator("#kinds li").count() == 3
+
+
+def test_a_picture_of_the_whole_page_holds_every_chart_without_scrolling(browser, report_page):
+    with opened(browser, report_page) as page:
+        page.wait_for_selector("html[data-complete]", state="attached")
+        assert page.evaluate("scrollY") == 0
+        assert page.locator(".chart:visible:not([data-drawn])").count() == 0
+        assert page.locator(".chart .main-svg").count() >= 7
+
+
+@pytest.mark.parametrize(
+    ("button", "name", "begins"),
+    [
+        ("figure[data-chart=chart-time] >> text=PNG", "matcha-time.png", b"\x89PNG"),
+        ("figure[data-chart=chart-time] >> text=SVG", "matcha-time.svg", b"<svg"),
+        ("figure[data-chart=chart-time] >> text=CSV", "matcha-time.csv", b"run,seconds,"),
+        ("figure[data-drawing=graph] >> text=PNG", "matcha-graph.png", b"\x89PNG"),
+        ("figure[data-drawing=graph] >> text=SVG", "matcha-graph.svg", b"<svg"),
+        ("#results-csv", "matcha-results.csv", b"run,budget,"),
+    ],
+)
+def test_charts_and_tables_can_be_kept_as_files(page, tmp_path, button, name, begins):
+    page.wait_for_selector("html[data-complete]", state="attached")
+    with page.expect_download() as download:
+        page.locator(button).first.click()
+    assert download.value.suggested_filename == name
+    download.value.save_as(tmp_path / name)
+    assert (tmp_path / name).read_bytes().startswith(begins)
+    assert page.complaints == []
+
+
+def test_tables_that_are_too_wide_say_that_they_scroll(browser, report_page):
+    with opened(browser, report_page, width=390) as page:
+        table = page.locator("#results .scroll")
+        expect(table).to_have_class("scroll more-right")
+        table.evaluate("(box) => { box.scrollLeft = 1e6; }")
+        expect(table).to_have_class("scroll more-left")
+    with opened(browser, report_page, width=1280) as page:
+        expect(page.locator("#results .scroll")).to_have_class("scroll")
 
 
 def test_the_keyboard_reaches_every_control(page):

@@ -29,6 +29,7 @@ def network(
     *,
     strategies: Sequence[str] = STRATEGIES,
     budgets: Sequence[float] = BUDGETS,
+    start: Plan | None = None,
     seconds: float = 20.0,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
@@ -42,6 +43,7 @@ def network(
         plans: Plans that were run; they stand in the sweep at their own budgets.
         strategies: What to plan beside them.
         budgets: The slider's stops. The runs' own are added.
+        start: The plan to open on; by default a run's, MATCHA's before others'.
         seconds: Stop planning after this long; the stops made by then are spread evenly.
         progress: Called with (stops made, stops in all).
     """
@@ -54,7 +56,7 @@ def network(
         "link_seconds": _short_list(topology.link_times) if topology.link_times else None,
         "num_links": len(topology.links),
         "degrees": list(topology.degrees) if positions is not None else [],
-        **_sweep(topology, plans, strategies, budgets, seconds, progress),
+        **_sweep(topology, plans, strategies, budgets, start, seconds, progress),
     }
 
 
@@ -63,6 +65,7 @@ def _sweep(
     plans: Sequence[Plan],
     strategies: Sequence[str],
     budgets: Sequence[float],
+    start: Plan | None,
     seconds: float,
     progress: Callable[[int, int], None] | None,
 ) -> dict[str, Any]:
@@ -96,7 +99,7 @@ def _sweep(
         if progress is not None:
             progress(done + 1, len(stops))
     shown = sorted(made)
-    start = next((p for n in ("matcha", "greedy") for p in plans if p.strategy == n), None)
+    start = start or next((p for n in ("matcha", "greedy") for p in plans if p.strategy == n), None)
     return {
         "unit": next(iter(known.values())).timing.unit,
         "budgets": shown,

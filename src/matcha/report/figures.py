@@ -112,7 +112,7 @@ def draw_sweep(sweep: Sweep) -> Any:
     """ρ, and the steady-state consensus error where it is known, against the budget."""
     from matplotlib.figure import Figure
 
-    panels = [("rho", "ρ, contraction an iteration", False)]
+    panels = [("rho", "ρ, contraction per iteration", False)]
     if any(point.consensus_error is not None for point in sweep):
         panels.append(("consensus_error", "steady-state consensus error", True))
     figure = Figure(figsize=(5.2 * len(panels), 4.0), layout="constrained")

@@ -108,6 +108,7 @@ def render(payload: Mapping[str, Any], runs: Sequence[Run]) -> str:
         "hidden_consensus": "" if has["consensus_distance"] else "hidden",
         "hidden_timeline": "" if has["timeline"] else "hidden",
         "hidden_loads": "" if has["loads"] else "hidden",
+        "rho_note": html.escape(words.RHO_NOTE),
         "loads_text": html.escape(words.loads_text(payload)),
         "consensus_text": html.escape(words.curve_text(payload, "consensus_distance", "iteration")),
         "epoch_text": html.escape(
@@ -147,11 +148,16 @@ def _sections(payload: Mapping[str, Any]) -> dict[str, bool]:
 
 
 def _facts(payload: Mapping[str, Any], runs: Sequence[Run]) -> str:
-    """The line under the heading: workers, links, clock, and anything emulated."""
+    """The line under the heading: workers, links, budgets, clock, and anything emulated."""
     facts = [
         f"{net['name']}: {len(net['labels'])} workers, {net['num_links']} links"
         for net in payload["networks"]
     ]
+    budgets = dict.fromkeys(
+        f"{run.header.budget:g}" for run in runs if run.header.strategy != "vanilla"
+    )
+    if budgets:
+        facts.append(f"budget C_b {', '.join(budgets)}")
     clocks = {run.header.clock for run in runs}
     if clocks:
         facts.append(f"{' and '.join(sorted(clocks))} clock")

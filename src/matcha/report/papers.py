@@ -119,7 +119,7 @@ def draw_loads(runs: Sequence[Run]) -> Any:
         axes.bar(at, heights, width, color=_color(runs, number), label=labels[number])
     unit = drawn[0][1].plan.timing.unit if kind == "planned" else "seconds"
     axes.set_xlabel("worker")
-    axes.set_ylabel(f"{unit} an iteration, {kind}")
+    axes.set_ylabel(f"{unit} per iteration, {kind}")
     axes.legend(frameon=False)
     return figure
 

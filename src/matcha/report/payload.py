@@ -46,11 +46,14 @@ def build_payload(
     every = [level for plan in given for level in levels(plan)]
     topologies = _distinct(plan.topology for plan in every)
     networks = []
+    winner = comparison.winner
+    first = [] if winner is None or runs[winner].plan is None else levels(runs[winner].plan)
     for number, topology in enumerate(topologies):
         networks.append(
             network(
                 topology,
                 [plan for plan in every if _alike(plan.topology, topology)],
+                start=next((plan for plan in first if _alike(plan.topology, topology)), None),
                 seconds=sweep_seconds / len(topologies),
                 progress=_share(progress, number, len(topologies)),
             )
@@ -79,6 +82,7 @@ def build_payload(
         "objective": comparison.objective,
         "target": short(comparison.target),
         "target_given": comparison.given,
+        "winner": winner,
         "summaries": [_rounded(asdict(row)) for row in comparison.rows],
         "runs": shown,
         "networks": networks,

@@ -52,6 +52,8 @@ class Comparison:
     given: bool
     """Whether the target was asked for, rather than the lowest loss that every run reached."""
     rows: tuple[Summary, ...]
+    winner: int | None = None
+    """The row that reached the target first; None where no row may be called that."""
 
 
 def compare(runs: Sequence[Run], target: float | None = None) -> Comparison:
@@ -76,8 +78,13 @@ def compare(runs: Sequence[Run], target: float | None = None) -> Comparison:
     rows = [
         _summarise(run, label, objective, target) for run, label in zip(runs, labels, strict=True)
     ]
+    timed = [number for number, row in enumerate(rows) if row.time_to_target is not None]
     return Comparison(
-        objective=objective, target=target, given=given, rows=tuple(_with_speedups(rows))
+        objective=objective,
+        target=target,
+        given=given,
+        rows=tuple(_with_speedups(rows)),
+        winner=min(timed, key=lambda n: rows[n].time_to_target or 0.0, default=None),
     )
 
 

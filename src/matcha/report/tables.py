@@ -27,6 +27,7 @@ def columns(summaries: Sequence[Mapping[str, Any]]) -> list[Column]:
     """The columns that these runs can fill."""
     unit = summaries[0]["unit"]
     every = [
+        Column(key="budget", heading="budget", show=words.number),
         Column(key="time_to_target", heading="time to target", show=words.seconds, best=min),
         Column(key="speedup", heading="speed-up", show=_times, best=max),
         Column(key="comm_seconds", heading="communication", show=words.seconds, best=min),
@@ -50,7 +51,10 @@ def results_table(payload: Mapping[str, Any]) -> str:
     for row, run in zip(rows, payload["runs"], strict=True):
         swatch = f'<span class="swatch" data-style="{run["style"]}" aria-hidden="true"></span>'
         note = "" if row["diverged_at"] is None else " <em>(diverged)</em>"
-        name = f'<th scope="row">{swatch}{html.escape(row["label"])}{note}</th>'
+        name = (
+            f'<th scope="row" data-value="{html.escape(row["label"])}">'
+            f"{swatch}{html.escape(row['label'])}{note}</th>"
+        )
         cells = "".join(_cell(c, row, best[c.key]) for c in shown)
         body.append(f"<tr>{name}{cells}</tr>")
     return (
@@ -129,8 +133,8 @@ def _cell(column: Column, row: Mapping[str, Any], best: Any) -> str:
     value = row[column.key]
     text = html.escape(column.show(value))
     if value is not None and value == best:
-        return f'<td><strong>{text}<span class="sr"> (best)</span></strong></td>'
-    return f"<td>{text}</td>"
+        text = f'<strong>{text}<span class="sr"> (best)</span></strong>'
+    return f"<td>{text}</td>" if value is None else f'<td data-value="{value}">{text}</td>'
 
 
 def _best(column: Column, rows: Sequence[Mapping[str, Any]]) -> Any:

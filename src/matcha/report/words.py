@@ -8,6 +8,10 @@ from typing import Any
 from matcha.plans import AnyPlan
 from matcha.records import Run
 
+RHO_NOTE = (
+    "Compare strategies by the consensus error. ρ is ‖E[WᵀW] − J‖ of one iteration where rounds "
+    "are drawn at random, and a mean over the whole cycle where they repeat: not the same measure."
+)
 _OBJECTIVE = {"train_loss": "training loss", "test_loss": "test loss"}
 
 
@@ -94,7 +98,7 @@ def loads_text(payload: Mapping[str, Any]) -> str:
         load = run["loads"].get("planned") or run["loads"].get("measured")
         if load:
             parts.append(f"{run['label']} {min(load):.3g} to {max(load):.3g}")
-    return f"Communication an iteration, least to most busy worker: {'; '.join(parts)}."
+    return f"Communication per iteration, least to most busy worker: {'; '.join(parts)}."
 
 
 def _count(n: int, noun: str) -> str:

@@ -53,10 +53,37 @@ const marker = (symbol, fill) => {
   return element("path", { d: paths[symbol], fill: symbol === "x" ? "none" : fill,
     stroke: fill, "stroke-width": symbol === "x" ? 2.5 : 0 });
 };
+// A legend for one chart: what each line, bar or colour stands for.
+const listKeys = (id, entries) => {
+  const figure = $(id).closest("figure");
+  figure.querySelector("ul.keys")?.remove();
+  const keys = element("ul", { class: "keys", "aria-label": "Legend" },
+    ...entries.map(([key, text]) => element("li", {}, key, text)));
+  $(id).before(keys);
+};
+const barKey = (style) => {
+  const svg = element("svg", { viewBox: "0 0 34 12", "aria-hidden": "true" });
+  svg.append(element("rect", { width: 34, height: 12, fill: `var(--s${style})` }));
+  return svg;
+};
 document.querySelectorAll(".swatch").forEach((s) => s.append(swatch(s.dataset.style)));
 
 // A table behind <details>, built when it is first opened and each time it is opened again.
 const dataTables = {};
+// What is behind a chart, as a file that spreadsheets and pandas read.
+const csvOf = ({ head, rows }) => [head, ...rows].map((row) => row.map((cell) => {
+  const text = String(cell ?? "");
+  return /[",\n]/.test(text) ? `"${text.replace(/"/g, '""')}"` : text;
+}).join(",")).join("\r\n");
+const save = (name, content, type) => {
+  const link = element("a", { download: name });
+  link.href = content instanceof Blob || type ? URL.createObjectURL(new Blob([content], { type }))
+    : content;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+};
+const saveTable = (name) => save(`matcha-${name}.csv`, csvOf(dataTables[name]()), "text/csv");
+
 const fillTable = (details) => {
   const { head, rows } = dataTables[details.dataset.table]();
   const table = element("table");
@@ -69,9 +96,23 @@ const fillTable = (details) => {
   table.append(element("thead", {}, line(head, "th")));
   table.append(element("tbody", {}, ...rows.slice(0, 2000).map((row) => line(row, "td"))));
   details.querySelector(".scroll")?.remove();
-  details.append(element("div", { class: "scroll", tabindex: 0, role: "group",
-    "aria-label": details.querySelector("summary").textContent }, table));
+  const box = element("div", { class: "scroll", tabindex: 0, role: "group",
+    "aria-label": details.querySelector("summary").textContent }, table);
+  details.append(box);
+  hintScroll(box);
 };
+// A table wider than its place says so: a shadow at the side where more is, and a line of text.
+const hintScroll = (box) => {
+  const say = () => {
+    const hidden = box.scrollWidth - box.clientWidth;
+    box.classList.toggle("more-right", hidden > 4 && box.scrollLeft < hidden - 4);
+    box.classList.toggle("more-left", hidden > 4 && box.scrollLeft > 4);
+  };
+  box.addEventListener("scroll", say, { passive: true });
+  new ResizeObserver(say).observe(box);
+  say();
+};
+document.querySelectorAll(".scroll").forEach(hintScroll);
 document.querySelectorAll("details.data").forEach((details) =>
   details.addEventListener("toggle", () => details.open && fillTable(details)));
 

@@ -67,16 +67,18 @@ const draw = (id) => {
   $(id).dataset.drawn = "yes";
 };
 
-// Charts below the fold wait until they are near, so that the page opens at once.
-const near = new IntersectionObserver((entries) => entries.forEach((entry) => {
-  if (!entry.isIntersecting) return;
-  near.unobserve(entry.target);
-  draw(entry.target.id);
-}), { rootMargin: "300px" });
-
+// The first charts are drawn at once and the others one by one right after, so that the page opens
+// quickly and a picture of the whole page still holds every chart.
+const waiting = [];
+const drawNext = () => {
+  const id = waiting.shift();
+  if (id === undefined) { document.documentElement.dataset.complete = "yes"; return; }
+  if (!$(id).dataset.drawn) draw(id);
+  setTimeout(drawNext, 0);
+};
 const chart = (id, make) => {
   charts.set(id, make);
-  if ($(id).dataset.drawn) draw(id); else near.observe($(id));
+  if ($(id).dataset.drawn) draw(id); else waiting.push(id);
 };
 const redraw = () => charts.forEach((_, id) => $(id).dataset.drawn && draw(id));
 const drawAll = () => charts.forEach((_, id) => draw(id));
@@ -89,6 +91,61 @@ const sparse = (count, style) => {
   const every = Math.max(1, Math.ceil(count / 9));
   return Array.from({ length: count }, (_, i) => (i + 2 * style) % every === 0 ? 7 : 0);
 };
+
+// -- charts as pictures and numbers as files
+const picture = async (id, format) => {
+  const { data: traces, layout } = $(id);
+  const legend = { showlegend: traces.length > 1, paper_bgcolor: css("--bg"), plot_bgcolor: css("--bg"),
+    legend: { orientation: "h", y: -0.25 }, margin: { l: 70, r: 80, t: 24, b: 60 } };
+  const url = await Plotly.toImage({ data: traces, layout: { ...layout, ...legend } },
+    { format, width: 900, height: 540, scale: format === "png" ? 2 : 1 });
+  return url;
+};
+const drawing = (id) => {
+  const svg = $(id).querySelector("svg").cloneNode(true);
+  const styled = $(id).querySelectorAll("svg *");
+  svg.querySelectorAll("*").forEach((part, i) => {
+    const seen = getComputedStyle(styled[i]);
+    for (const name of ["fill", "stroke", "font-family", "font-weight", "text-anchor",
+      "dominant-baseline"]) part.style.setProperty(name, seen.getPropertyValue(name));
+  });
+  svg.setAttribute("xmlns", "http://www.w3.org/2000/svg");
+  svg.style.background = css("--panel");
+  return new XMLSerializer().serializeToString(svg);
+};
+const rasterized = (text) => new Promise((done) => {
+  const image = new Image();
+  image.onload = () => {
+    const canvas = element("canvas");
+    Object.assign(canvas, { width: 1040, height: 1040 * image.height / image.width });
+    canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
+    done(canvas.toDataURL("image/png"));
+  };
+  const [, , width, height] = /viewBox="([^"]*)"/.exec(text)[1].split(" ");
+  image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(
+    text.replace("<svg", `<svg width="${width}" height="${height}"`))}`;
+});
+const savePicture = async (figure, format) => {
+  const { chart: id, drawing: graph } = figure.dataset;
+  const name = `matcha-${(id ?? graph).replace("chart-", "")}.${format}`;
+  if (id) return save(name, await picture(id, format));
+  return format === "svg" ? save(name, drawing(graph), "image/svg+xml")
+    : save(name, await rasterized(drawing(graph)));
+};
+const addTools = () => document.querySelectorAll("[data-chart], [data-drawing]").forEach((figure) => {
+  const title = figure.querySelector("figcaption");
+  const button = (text, act) => {
+    const made = element("button", { type: "button", class: "quiet small" }, text,
+      element("span", { class: "sr" }, `: ${title.firstChild.textContent}`));
+    made.addEventListener("click", act);
+    return made;
+  };
+  const table = figure.dataset.csv ?? figure.querySelector("details.data")?.dataset.table;
+  title.append(element("span", { class: "tools" },
+    button("PNG", () => savePicture(figure, "png")),
+    button("SVG", () => savePicture(figure, "svg")),
+    ...(table ? [button("CSV", () => saveTable(table))] : [])));
+});
 
 // -- the theme: the reader's setting, or the button's
 const preferred = matchMedia("(prefers-color-scheme: dark)");

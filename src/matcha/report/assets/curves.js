@@ -33,10 +33,11 @@ const escaped = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;");
 const targetShapes = () => metric !== data.objective || data.target === null ? {} : {
   shapes: [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: data.target, y1: data.target,
     line: { color: css("--soft"), width: 1, dash: "dot" } }],
-  annotations: [{ xref: "paper", x: 0.01, y: $("log").checked ? Math.log10(data.target) : data.target,
-    text: `target ${number(data.target)}`, showarrow: false, xanchor: "left", yanchor: "bottom",
-    font: { size: 11.5, color: css("--soft") },
-    bgcolor: css("--bg"), borderpad: 1 }],
+  // In the margin, where no curve can run through it.
+  annotations: [{ xref: "paper", x: 1, y: $("log").checked ? Math.log10(data.target) : data.target,
+    text: `target<br>${number(data.target)}`, showarrow: false, xanchor: "left", yanchor: "middle",
+    align: "left", font: { size: 11.5, color: css("--soft") } }],
+  margin: { l: 56, r: 58, t: 10, b: 46 },
 };
 const hits = (x) => metric !== data.objective ? [] : data.runs.flatMap((run, i) =>
   !shown[i] || !run.hit ? [] : [{
@@ -73,7 +74,10 @@ if (losses.length) {
     box.addEventListener("change", () => { shown[i] = box.checked; redraw(); });
     $("legend").append(element("label", {}, box, swatch(run.style), run.label));
   });
-  for (const x of ["epoch", "time"]) {
+  if (data.target !== null) {
+    $("curves-note").textContent = "Circles mark where a run reached the target.";
+  }
+  for (const x of ["time", "epoch"]) {
     chart(`chart-${x}`, lossChart(x));
     dataTables[x] = () => curveTable(metric, x)();
   }
@@ -84,6 +88,8 @@ if (data.runs.some((run) => run.curves.consensus_distance)) {
   $("prediction-note").textContent = predicted
     ? "Thin lines are what the plan predicts; thick ones are what happened." : "";
   chart("chart-consensus", () => {
+    listKeys("chart-consensus", data.runs.flatMap((run, i) =>
+      shown[i] && run.curves.consensus_distance ? [[swatch(run.style), run.label]] : []));
     const traces = [...thinTraces("predicted_consensus", "iteration", "predicted"),
       ...curveTraces("consensus_distance", "iteration")];
     return { traces, layout: layoutOf(axis("iterations", { rangemode: "tozero" }),

@@ -13,10 +13,10 @@ const describeLink = (e) => {
   const point = pointOf(strategy);
   const matching = point.matching
     ? `, matching ${matchingName(point.matching[e])}` : "";
-  const seconds = net.link_seconds ? `, ${number(net.link_seconds[e])} s an exchange` : "";
+  const seconds = net.link_seconds ? `, ${number(net.link_seconds[e])} s per exchange` : "";
   const often = point.activation[e] <= 1
     ? `active in ${percent(point.activation[e])} of iterations`
-    : `${number(point.activation[e], 3)} exchanges an iteration`;
+    : `${number(point.activation[e], 3)} exchanges per iteration`;
   return `Link ${net.labels[i]} – ${net.labels[j]}${matching}: ${often}${seconds}`;
 };
 
@@ -50,7 +50,7 @@ const update = () => {
     const p = pointOf(name);
     const title = element("th", { scope: "row" }, swatch(styleOf(name)), ` ${name}`);
     const row = element("tr", name === strategy ? { class: "chosen" } : {}, title,
-      ...[p.rho, p.error, p.time].map((v) => element("td", {}, number(v))));
+      ...[p.error, p.time, p.rho].map((v) => element("td", {}, number(v))));
     row.dataset.strategy = name;
     return row;
   }));
@@ -86,6 +86,8 @@ const cursor = (budget) => [{ type: "line", yref: "paper", y0: 0, y1: 1, x0: bud
   line: { color: css("--accent"), width: 2 } }];
 const sweepChart = (key, logarithmic) => () => {
   const traces = sweepTraces(key);
+  listKeys(`chart-${key}`, Object.keys(explorer.net.strategies).map((name) =>
+    [swatch(styleOf(name)), name]));
   return { traces, layout: layoutOf(axis("budget C<sub>b</sub>", { range: [0, 1.02] }),
     valueAxis("", traces, logarithmic), { margin: { l: 48, r: 10, t: 6, b: 40 },
       shapes: cursor(explorer.net.budgets[explorer.stop]) }) };
@@ -100,7 +102,7 @@ const showNetwork = (index) => {
   explorer.stop = net.budgets.indexOf(net.start.budget);
   $("budget").max = net.budgets.length - 1;
   $("budget").value = explorer.stop;
-  $("comm-title").textContent = `${net.unit} an iteration`;
+  $("comm-title").textContent = `${net.unit} per iteration`;
   $("side-unit").textContent = net.unit === "units" ? "units/iteration" : "s/iteration";
   if (net.positions) explorer.links = drawNetwork(net, showLink);
   else {
@@ -112,8 +114,8 @@ const showNetwork = (index) => {
   segments("strategy", Object.keys(net.strategies).map((name) => [name, name]), net.start.strategy,
     (name) => { explorer.strategy = name; update(); });
   update();
-  chart("chart-rho", sweepChart("rho", false));
   chart("chart-error", sweepChart("error", true));
+  chart("chart-rho", sweepChart("rho", false));
 };
 
 if (data.networks.length) {
@@ -123,12 +125,12 @@ if (data.networks.length) {
   $("budget").addEventListener("input", () => { explorer.stop = Number($("budget").value); update(); });
   showNetwork(0);
   dataTables.sweep = () => ({
-    head: ["strategy", "budget", "rho", "consensus error", explorer.net.unit],
+    head: ["strategy", "budget", "consensus error", explorer.net.unit, "rho"],
     rows: Object.entries(explorer.net.strategies).flatMap(([name, points]) => points.map((p, i) =>
-      [name, points.length === 1 ? 1 : explorer.net.budgets[i], p.rho, p.error, p.time])),
+      [name, points.length === 1 ? 1 : explorer.net.budgets[i], p.error, p.time, p.rho])),
   });
   dataTables.links = () => ({
-    head: ["link", "matching", "exchanges an iteration", "width"],
+    head: ["link", "matching", "exchanges per iteration", "width"],
     rows: explorer.net.links.map(([i, j], e) => {
       const point = pointOf(explorer.strategy);
       return [`${explorer.net.labels[i]} – ${explorer.net.labels[j]}`,

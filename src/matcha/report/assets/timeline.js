@@ -6,7 +6,8 @@ const workerNames = (run) => run.network === null
   : data.networks[run.network].labels;
 
 if (timed.length) {
-  let run = (timed.find(([r]) => r.strategy === "matcha") ?? timed[0])[0];
+  let run = (timed.find(([, i]) => i === data.winner) ?? timed.find(([r]) =>
+    r.strategy === "matcha") ?? timed[0])[0];
   const starts = () => {
     const first = new Map();
     run.timeline.iteration.forEach((k, i) =>
@@ -97,21 +98,36 @@ if (loaded.length) {
   const PATTERNS = ["", "/", ".", "x", "-", "|", "+", "\\", "", "/", ".", "x"];
   segments("load-kind", loaded.map((k) => [k, k === "planned" ? "planned" : "measured"]), kind,
     (chosen) => { kind = chosen; draw("chart-loads"); });
-  chart("chart-loads", () => ({
+  const loadChart = () => ({
     traces: data.runs.flatMap((run, i) => !shown[i] || !run.loads[kind] ? [] : [{
       type: "bar", name: run.label, x: labels(run).map((_, w) => w), y: run.loads[kind],
       customdata: labels(run), marker: { color: css(`--s${run.style}`), pattern: {
         shape: PATTERNS[run.style], fillmode: "overlay", size: 7, solidity: 0.2, fgcolor: css("--bg") } },
       hovertemplate: `<b>${escaped(run.label)}</b>, worker %{customdata}<br>%{y:.4g} ${unit()} ` +
-        "an iteration<extra></extra>" }]),
+        "per iteration<extra></extra>" }]),
     layout: layoutOf(axis("worker", { tickmode: "array", showgrid: false,
       tickvals: labels(data.runs[0]).map((_, w) => w), ticktext: labels(data.runs[0]) }),
-    axis(`${unit()} an iteration`, { rangemode: "tozero" }), { barmode: "group", bargap: 0.25 }),
-  }));
+    axis(`${unit()} per iteration`, { rangemode: "tozero" }), { barmode: "group", bargap: 0.25 }),
+  });
+  chart("chart-loads", () => {
+    listKeys("chart-loads", data.runs.flatMap((run, i) =>
+      shown[i] && run.loads[kind] ? [[barKey(run.style), run.label]] : []));
+    return loadChart();
+  });
   dataTables.loads = () => ({
     head: ["worker", ...data.runs.map((run) => run.label)],
     rows: labels(data.runs.find((r) => r.loads[kind])).map((name, w) =>
       [name, ...data.runs.map((run) => run.loads[kind]?.[w])]),
   });
 }
+dataTables.results = () => {
+  const rows = [...document.querySelectorAll("table.results tr")].map((row) =>
+    [...row.children].map((cell) => cell.dataset.value ?? cell.firstChild?.textContent ?? ""));
+  return { head: rows[0] ?? [], rows: rows.slice(1) };
+};
+$("results-csv").addEventListener("click", () => saveTable("results"));
+addTools();
+// The charts of the first screen now; the rest as soon as they are painted.
+for (const id of ["chart-time", "chart-epoch"]) if (charts.has(id)) draw(id);
+setTimeout(drawNext, 0);
 document.documentElement.dataset.ready = "yes";
