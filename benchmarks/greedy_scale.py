@@ -81,13 +81,21 @@ def both(name: str) -> dict[str, Any]:
     }
 
 
-def line(row: dict[str, Any]) -> str:
+def line(row: dict[str, Any], before: dict[int, dict[str, Any]]) -> str:
+    old = before.get(row["workers"])
+    was = f"{old['cpu_seconds']:9.1f} {old['consensus_error']:9.4g}" if old else f"{'–':>9s}" * 2
     return (
         f"{row['workers']:7d} {row['links']:7d} {row['wall_seconds']:9.1f} "
         f"{row['cpu_seconds']:9.1f} {row['load']:5.1f} {row['peak_mb']:8.0f} "
         f"{row['consensus_error']:9.4g} "
-        f"{row['rho']:8.5f} {row['weight']:6.3f} {'sketch' if row['sketched'] else 'exact':>7s}"
+        f"{row['rho']:8.5f} {row['weight']:6.3f} {'sketch' if row['sketched'] else 'exact':>7s} "
+        f"{was}"
     )
+
+
+def before(document: dict[str, Any]) -> dict[int, dict[str, Any]]:
+    """What 0.1 took, kept beside: its double precision, three scouts and thirteen full sorts."""
+    return {row["workers"]: row for row in document.get("before", [])}
 
 
 def both_line(row: dict[str, Any]) -> str:
@@ -103,8 +111,9 @@ def report(document: dict[str, Any]) -> str:
             f"Greedy plans of random geometric graphs at C_b {BUDGET:g}, {os.cpu_count()} cores;",
             "load: the machine's load average meanwhile, without which wall is about cpu.",
             f"{'workers':>7s} {'links':>7s} {'wall s':>9s} {'cpu s':>9s} {'load':>5s} "
-            f"{'peak MB':>8s} {'error':>9s} {'rho':>8s} {'weight':>6s} {'search':>7s}",
-            *map(line, document["sizes"]),
+            f"{'peak MB':>8s} {'error':>9s} {'rho':>8s} {'weight':>6s} {'search':>7s} "
+            f"{'0.1 cpu s':>9s} {'its error':>9s}",
+            *(line(row, before(document)) for row in document["sizes"]),
             "",
             "What the sketch costs where both searches can run: consensus error.",
             f"{'graph':24s} {'exact':>9s} {'sketched':>9s} {'estimate':>9s} {'cost':>9s}",
@@ -138,7 +147,7 @@ def main() -> None:
         done = subprocess.run(command, check=True, capture_output=True, text=True)
         row = json.loads(done.stdout)
         document["sizes"] = [r for r in document["sizes"] if r["workers"] != size] + [row]
-        print(line(row), flush=True)
+        print(line(row, before(document)), flush=True)
         save(document)
     for name in arguments.graphs:
         pair = both(name)
