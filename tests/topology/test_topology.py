@@ -86,7 +86,7 @@ def test_link_times_are_positive(seconds):
 
 
 def test_other_bad_arguments():
-    with pytest.raises(TopologyError, match="to_undirected"):
+    with pytest.raises(TopologyError, match="strongly connected"):
         Topology.from_networkx(nx.DiGraph([(0, 1)]))
     with pytest.raises(TopologyError, match=r"networkx\.Graph"):
         Topology.from_networkx(nx.MultiGraph([(0, 1)]))
@@ -108,3 +108,47 @@ def test_a_topology_never_changes():
         topology.links = ()
     with pytest.raises(ValueError, match="read-only"):
         topology.link_array[0, 0] = 3
+
+
+# -- one-way links ------------------------------------------------------------------------------
+
+
+def test_a_directed_topology_keeps_its_arrows(tmp_path):
+    links = [(0, 1), (1, 2), (2, 0), (1, 0)]
+    times = {(0, 1): 0.5, (1, 0): 2.0, (1, 2): 1.0, (2, 0): 1.0}
+    topology = Topology.from_links(links, directed=True, link_times=times)
+    assert topology.links == ((0, 1), (1, 0), (1, 2), (2, 0)) == topology.arrows
+    # Upload and download speeds may differ.
+    assert topology.link_times == (0.5, 2.0, 1.0, 1.0)
+    assert topology.degrees == (2, 2, 1)
+    assert topology.neighbors(0) == (1, 2)
+    topology.save(tmp_path / "a.json")
+    assert Topology.read(tmp_path / "a.json") == topology
+    again = Topology.from_networkx(topology.to_networkx(), name="custom")
+    assert again == topology
+    (tmp_path / "a.edges").write_text("0 -> 1\n1 -> 2\n2 -> 0\n")
+    assert Topology.read(tmp_path / "a.edges").links == ((0, 1), (1, 2), (2, 0))
+    matrix = np.array([[0, 1, 0], [0, 0, 1], [1, 0, 0]])
+    np.save(tmp_path / "a.npy", matrix)
+    assert Topology.read(tmp_path / "a.npy").directed
+    assert not Topology.from_links([(0, 1)]).directed
+    assert Topology.from_links([(0, 1), (1, 2)]).arrows == ((0, 1), (1, 0), (1, 2), (2, 1))
+
+
+@pytest.mark.parametrize(
+    ("links", "words"),
+    [
+        ([(0, 1), (1, 2)], ("from worker 1 to worker 0",)),
+        ([(1, 0), (2, 1)], ("from worker 0 to worker 1",)),
+        ([(0, 1), (1, 0), (0, 1)], ("given twice",)),
+    ],
+)
+def test_directed_topologies_are_strongly_connected(links, words):
+    with pytest.raises(TopologyError) as error:
+        Topology.from_links(links, directed=True)
+    assert all(word in str(error.value) for word in words), error.value
+
+
+def test_a_directed_link_needs_its_own_time():
+    with pytest.raises(TopologyError, match="no time is given"):
+        Topology.from_links([(0, 1), (1, 0)], directed=True, link_times={(0, 1): 1.0})

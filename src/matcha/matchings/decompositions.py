@@ -37,7 +37,15 @@ def decompose(topology: Topology, *, seed: int = 0) -> tuple[Matching, ...]:
     >>> from matcha.topology import families
     >>> decompose(families.ring(4))
     (((0, 1), (2, 3)), ((0, 3), (1, 2)))
+
+    One-way links are split into Δ sets in which everyone sends at most once and receives at most
+    once (König): they too can all talk at the same time.
+
+    >>> decompose(Topology.from_links([(0, 1), (1, 2), (2, 0)], directed=True))
+    (((0, 1), (1, 2), (2, 0)),)
     """
+    if topology.directed:
+        return sort_matchings(topology, _permutations(topology))
     best = _fewest_colors(topology, _by_degree(topology), seed)
     if topology.link_times is not None:
         times = _times(topology)
@@ -46,6 +54,21 @@ def decompose(topology: Topology, *, seed: int = 0) -> tuple[Matching, ...]:
         candidates = [_grouped_by_time(topology, matchings, times) for matchings in (best, other)]
         best = min(candidates, key=lambda found: (len(found), _full_exchange(found, times)))
     return sort_matchings(topology, best)
+
+
+def _permutations(topology: Topology) -> list[Matching]:
+    """The links of a directed topology as Δ partial permutations: a bipartite colouring."""
+    import rustworkx
+
+    m = topology.num_workers
+    graph = rustworkx.PyGraph(multigraph=False)
+    graph.add_nodes_from(range(2 * m))
+    graph.add_edges_from([(i, m + j, link) for link in topology.links for i, j in [link]])
+    colors = rustworkx.graph_bipartite_edge_color(graph)
+    found: list[list[Link]] = [[] for _ in range(topology.max_degree)]
+    for edge, color in colors.items():
+        found[color].append(graph.get_edge_data_by_index(edge))
+    return [tuple(sorted(links)) for links in found]
 
 
 def single_links(topology: Topology) -> tuple[Matching, ...]:

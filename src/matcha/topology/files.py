@@ -22,7 +22,7 @@ def read(path: Path, make: Callable[[LinkList], _T]) -> _T:
 
     `.json` (ours, networkx's node-link data, or a plain list of links), `.graphml`, `.csv` and
     `.npy` (adjacency matrix), `.edges`, `.edgelist` and `.txt` (a link a line: two ends and, if
-    all have it, seconds).
+    all have it, seconds; `a -> b` on every line where links carry one way).
 
     Raises:
         TopologyError: The file is missing, unreadable, or does not hold a valid topology.
@@ -84,11 +84,17 @@ def _read_npy(path: Path) -> LinkList:
 
 
 def _read_edges(path: Path) -> LinkList:
-    rows = []
+    rows: list[list[str]] = []
+    directed = None
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         words = line.split("#")[0].replace(",", " ").split()
         if not words:
             continue
+        arrow = len(words) > 1 and words[1] == "->"
+        if directed not in (None, arrow):
+            raise TopologyError(f"line {number} differs: write a -> b on every line, or on none.")
+        directed = arrow
+        words = [word for word in words if word != "->"]
         if len(words) not in (2, 3):
             raise TopologyError(f"line {number} is not two workers (and seconds): {line[:60]!r}.")
         rows.append(words)
@@ -96,4 +102,4 @@ def _read_edges(path: Path) -> LinkList:
     links = [(int(a), int(b)) if integers else (a, b) for a, b, *_ in rows]
     seconds = [float(row[2]) if len(row) == 3 else None for row in rows]
     times = graphs.times_of_all(list(zip(links, seconds, strict=True)))
-    return LinkList(links=links, link_times=times, name=path.stem)
+    return LinkList(links=links, link_times=times, name=path.stem, directed=bool(directed))

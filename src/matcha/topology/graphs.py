@@ -24,22 +24,19 @@ class LinkList:
     link_times: Sequence[float] | None = None
     positions: Sequence[Sequence[float]] | None = None
     name: str = "custom"
+    directed: bool = False
 
 
 def from_networkx(graph: Any, name: str | None = None) -> LinkList:
     """The links of a networkx graph, with edges' `time` and, where all have it, nodes' `pos`.
 
     Raises:
-        TopologyError: The graph is directed or a multigraph, or only some edges have a time.
+        TopologyError: The graph is a multigraph, or only some edges have a time.
     """
-    if graph.is_directed():
-        raise TopologyError(
-            "the graph is directed but links carry both directions: pass graph.to_undirected()."
-        )
     if graph.is_multigraph():
         raise TopologyError(
             "the graph is a multigraph but workers share at most one link: "
-            "pass networkx.Graph(graph)."
+            "pass networkx.Graph(graph), or DiGraph where links carry one way."
         )
     edges = list(graph.edges(data=True))
     points = [data.get("pos") for _, data in graph.nodes(data=True)]
@@ -53,6 +50,7 @@ def from_networkx(graph: Any, name: str | None = None) -> LinkList:
         link_times=times_of_all([((a, b), data.get("time")) for a, b, data in edges]),
         positions=None if any(p is None for p in points) else points,
         name=name or str(graph.name or "networkx"),
+        directed=graph.is_directed(),
     )
 
 
@@ -98,10 +96,11 @@ def times_of_all(
 def from_adjacency(matrix: npt.NDArray[Any], name: str) -> LinkList:
     """A link wherever the entry of an adjacency matrix is not zero.
 
-    Entries of 0 and 1 say only who is linked; any others are the links' seconds.
+    Entries of 0 and 1 say only who is linked; any others are the links' seconds. Where the matrix
+    is not symmetric the topology is directed: row i, column j is the link from i to j.
 
     Raises:
-        TopologyError: The matrix is not square, symmetric, finite and non-negative.
+        TopologyError: The matrix is not square, finite and non-negative.
     """
     if matrix.dtype.kind not in "biuf":
         raise TopologyError(f"an adjacency matrix holds numbers, but this one is {matrix.dtype}.")
@@ -109,16 +108,15 @@ def from_adjacency(matrix: npt.NDArray[Any], name: str) -> LinkList:
         raise TopologyError(f"an adjacency matrix is square, but this one is {matrix.shape}.")
     if not np.isfinite(matrix).all() or (matrix < 0).any():
         raise TopologyError("an adjacency matrix has no negative weights and no NaN.")
-    if not (matrix == matrix.T).all():
-        i, j = np.argwhere(matrix != matrix.T)[0]
-        raise TopologyError(f"the adjacency matrix is not symmetric at ({i}, {j}).")
-    links = [(int(i), int(j)) for i, j in np.argwhere(matrix) if i <= j]
+    directed = not (matrix == matrix.T).all()
+    links = [(int(i), int(j)) for i, j in np.argwhere(matrix) if directed or i <= j]
     seconds = [float(matrix[link]) for link in links]
     return LinkList(
         links=links,
         num_workers=matrix.shape[0],
         link_times=None if set(seconds) <= {1.0} else seconds,
         name=name,
+        directed=directed,
     )
 
 
@@ -154,6 +152,7 @@ def from_json(document: Any) -> LinkList:
         link_times=document.get("link_times"),
         positions=document.get("positions"),
         name=str(document.get("name", "custom")),
+        directed=document.get("directed") is True,
     )
 
 

@@ -24,10 +24,11 @@ Matching = tuple[Link, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Topology:
-    """The base communication graph G: m workers joined by undirected links, connected.
+    """The base communication graph G: m workers joined by links, connected.
 
     Workers are numbered 0..m-1; `labels[i]` is the user's own name for worker i. The value is
-    validated when it is made and never changes.
+    validated when it is made and never changes. Links carry both ways, unless the topology is
+    directed: then (i, j) carries from i to j alone, and everyone must reach everyone.
 
     >>> topology = Topology.from_links([(0, 1), (1, 2), (2, 0)])
     >>> topology.num_workers, topology.links
@@ -36,7 +37,7 @@ class Topology:
 
     num_workers: int
     links: tuple[Link, ...]
-    """Sorted pairs (i, j) with i < j."""
+    """Sorted pairs (i, j) with i < j; in a directed topology from i to j, in either order."""
     labels: tuple[Hashable, ...] = ()
     """The user's names of the workers; worker numbers where none were given."""
     link_times: tuple[float, ...] | None = None
@@ -44,6 +45,8 @@ class Topology:
     positions: tuple[tuple[float, float], ...] | None = field(default=None, repr=False)
     """Where to draw each worker."""
     name: str = "custom"
+    directed: bool = False
+    """Whether a link carries one way only; a pair with both links may have a time for each."""
 
     def __post_init__(self) -> None:
         if not self.labels:
@@ -64,6 +67,7 @@ class Topology:
         link_times: Mapping[tuple[Any, Any], float] | Sequence[float] | None = None,
         positions: Sequence[Sequence[float]] | None = None,
         name: str = "custom",
+        directed: bool = False,
     ) -> Topology:
         """A topology from pairs of workers.
 
@@ -77,6 +81,7 @@ class Topology:
             link_times: Seconds for each link: by pair, or in the order of `links`.
             positions: A point (x, y) for each worker.
             name: What to call the topology.
+            directed: Whether a pair means a link from its first end to its second alone.
 
         Raises:
             TopologyError: A self-loop, a duplicate link, fewer than two workers, a graph that is
@@ -84,6 +89,8 @@ class Topology:
 
         >>> Topology.from_links([("b", "a"), ("b", "c")]).labels
         ('a', 'b', 'c')
+        >>> Topology.from_links([(0, 1), (1, 2), (2, 0)], directed=True).links
+        ((0, 1), (1, 2), (2, 0))
         """
         pairs = [_pair(link) for link in links]
         names = _worker_names(pairs, num_workers, labels)
@@ -95,29 +102,32 @@ class Topology:
                         f"link ({a!r}, {b!r}) names worker {end!r}, "
                         f"but the workers are {_few(names)}."
                     )
-        numbered = [_ordered(number[a], number[b]) for a, b in pairs]
+        numbered = [(number[a], number[b]) for a, b in pairs]
+        if not directed:
+            numbered = [_ordered(i, j) for i, j in numbered]
         _check_distinct(numbered, names)
         order = sorted(range(len(numbered)), key=numbered.__getitem__)
         return cls(
             num_workers=len(names),
             links=tuple(numbered[e] for e in order),
             labels=tuple(names),
-            link_times=_times(link_times, pairs, order),
+            link_times=_times(link_times, pairs, order, directed=directed),
             positions=None
             if positions is None
             else tuple((float(x), float(y)) for x, y in positions),
             name=name,
+            directed=directed,
         )
 
     @classmethod
     def from_networkx(cls, graph: Any, *, name: str | None = None) -> Topology:
-        """A topology from an undirected networkx graph; labels may be anything hashable.
+        """A topology from a networkx graph, directed or not; labels may be anything hashable.
 
         Edge attribute `time` (seconds) becomes the link time, and node attribute `pos` the
         position; other attributes, `weight` too, are not read.
 
         Raises:
-            TopologyError: The graph is directed or a multigraph, or not a valid topology.
+            TopologyError: The graph is a multigraph, or not a valid topology.
         """
         return cls._of(graphs.from_networkx(graph, name))
 
@@ -143,6 +153,8 @@ class Topology:
             "num_workers": self.num_workers,
             "links": [list(link) for link in self.links],
         }
+        if self.directed:
+            document["directed"] = True
         if self.labels != tuple(range(self.num_workers)):
             document["labels"] = [_plain_label(label) for label in self.labels]
         if self.link_times is not None:
@@ -164,6 +176,7 @@ class Topology:
             link_times=given.link_times,
             positions=given.positions,
             name=given.name,
+            directed=given.directed,
         )
 
     def with_link_times(
@@ -171,7 +184,8 @@ class Topology:
     ) -> Topology:
         """The same topology with seconds for each link, by pair of labels or in link order."""
         pairs = [(self.labels[i], self.labels[j]) for i, j in self.links]
-        return replace(self, link_times=_times(link_times, pairs, range(len(pairs))))
+        times = _times(link_times, pairs, range(len(pairs)), directed=self.directed)
+        return replace(self, link_times=times)
 
     # -- reading it ---------------------------------------------------------------------------
 
@@ -184,9 +198,12 @@ class Topology:
 
     @cached_property
     def degrees(self) -> tuple[int, ...]:
-        """How many links each worker has."""
-        counts = np.bincount(self.link_array.ravel(), minlength=self.num_workers)
-        return tuple(int(d) for d in counts)
+        """How many links each worker has; in a directed topology, those out of it or into it."""
+        m, links = self.num_workers, self.link_array
+        if self.directed:
+            out, into = (np.bincount(links[:, end], minlength=m) for end in (0, 1))
+            return tuple(int(d) for d in np.maximum(out, into))
+        return tuple(int(d) for d in np.bincount(links.ravel(), minlength=m))
 
     @property
     def max_degree(self) -> int:
@@ -194,12 +211,19 @@ class Topology:
         return max(self.degrees)
 
     @cached_property
+    def arrows(self) -> tuple[Link, ...]:
+        """Every way that a message can go, from sender to receiver, sorted."""
+        if self.directed:
+            return self.links
+        return tuple(sorted([*self.links, *((j, i) for i, j in self.links)]))
+
+    @cached_property
     def _neighbors(self) -> tuple[tuple[int, ...], ...]:
         around: list[list[int]] = [[] for _ in range(self.num_workers)]
         for i, j in self.links:
             around[i].append(j)
             around[j].append(i)
-        return tuple(tuple(sorted(a)) for a in around)
+        return tuple(tuple(sorted(set(a))) for a in around)
 
     def neighbors(self, worker: int) -> tuple[int, ...]:
         """The workers that share a link with `worker`."""
@@ -213,7 +237,7 @@ class Topology:
         """The topology as a networkx graph over the user's own labels."""
         import networkx as nx
 
-        graph = nx.Graph(name=self.name)
+        graph = nx.DiGraph(name=self.name) if self.directed else nx.Graph(name=self.name)
         for i, label in enumerate(self.labels):
             graph.add_node(label, **({} if self.positions is None else {"pos": self.positions[i]}))
         for e, (i, j) in enumerate(self.links):
@@ -222,7 +246,8 @@ class Topology:
         return graph
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.num_workers} workers, {len(self.links)} links"
+        kind = "one-way links" if self.directed else "links"
+        return f"{self.name}: {self.num_workers} workers, {len(self.links)} {kind}"
 
 
 def laplacian(links: Iterable[Link], num_workers: int) -> Any:
@@ -308,13 +333,15 @@ def _times(
     times: Mapping[tuple[Any, Any], float] | Sequence[float] | None,
     pairs: Sequence[tuple[Any, Any]],
     order: Iterable[int],
+    *,
+    directed: bool,
 ) -> tuple[float, ...] | None:
     if times is None:
         return None
     if isinstance(times, Mapping):
         values = []
         for a, b in pairs:
-            if (a, b) not in times and (b, a) not in times:
+            if (a, b) not in times and (directed or (b, a) not in times):
                 raise TopologyError(f"no time is given for link ({a!r}, {b!r}).")
             values.append(times[(a, b)] if (a, b) in times else times[(b, a)])
     else:
@@ -346,11 +373,10 @@ def _check_workers(topology: Topology) -> None:
 
 def _check_links(topology: Topology) -> None:
     _check_distinct(topology.links, topology.labels)
+    m, pair = topology.num_workers, "pair" if topology.directed else "pair i < j"
     for i, j in topology.links:
-        if not 0 <= i < j < topology.num_workers:
-            raise TopologyError(
-                f"link ({i}, {j}) is not a pair i < j of workers 0..{topology.num_workers - 1}."
-            )
+        if not (0 <= i < m and 0 <= j < m) or (j < i and not topology.directed):
+            raise TopologyError(f"link ({i}, {j}) is not a {pair} of workers 0..{m - 1}.")
     if list(topology.links) != sorted(topology.links):
         raise TopologyError("links are not sorted: use Topology.from_links.")
     times = topology.link_times
@@ -368,20 +394,38 @@ def _check_links(topology: Topology) -> None:
 
 
 def _check_connected(topology: Topology) -> None:
-    unreached = set(range(topology.num_workers))
-    stack = [0]
-    unreached.discard(0)
+    unreached = _unreached(topology.arrows, topology.num_workers)
+    first, labels = topology.labels[0], topology.labels
+    if not topology.directed:
+        if unreached:
+            raise TopologyError(
+                f"the graph is not connected: no path joins worker {first!r} and worker "
+                f"{labels[min(unreached)]!r}; add a link between their parts."
+            )
+        return
+    # Everyone reaches everyone where worker 0 reaches all, and all reach worker 0.
+    back = _unreached([(j, i) for i, j in topology.arrows], topology.num_workers)
+    for found, way in ((unreached, (first, "{}")), (back, ("{}", first))):
+        if found:
+            a, b = (str(end).format(repr(labels[min(found)])) for end in way)
+            raise TopologyError(
+                f"the graph is not strongly connected: no path leads from worker {a} to worker "
+                f"{b}; add a link that way, or leave directed out if links carry both ways."
+            )
+
+
+def _unreached(arrows: Iterable[Link], num_workers: int) -> set[int]:
+    """The workers to whom no path leads from worker 0."""
+    after: list[list[int]] = [[] for _ in range(num_workers)]
+    for i, j in arrows:
+        after[i].append(j)
+    unreached, stack = set(range(1, num_workers)), [0]
     while stack:
-        for j in topology.neighbors(stack.pop()):
+        for j in after[stack.pop()]:
             if j in unreached:
                 unreached.discard(j)
                 stack.append(j)
-    if unreached:
-        a, b = topology.labels[0], topology.labels[min(unreached)]
-        raise TopologyError(
-            f"the graph is not connected: no path joins worker {a!r} and worker {b!r}; "
-            "add a link between their parts."
-        )
+    return unreached
 
 
 def _plain_label(label: Any) -> Any:
