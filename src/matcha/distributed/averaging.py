@@ -56,7 +56,8 @@ class Averaging:
     def _tensors(self) -> list[torch.Tensor]:
         """The buckets, and floating-point buffers that are in none."""
         inside = {id(slot.tensor) for bucket in self._buckets for slot in bucket.slots}
-        buffers = [
-            b for b in self._model.buffers() if b.is_floating_point() and id(b) not in inside
+        buffers = [b for b in self._model.buffers() if id(b) not in inside]
+        parts = [torch.view_as_real(b) if b.is_complex() else b for b in buffers]
+        return [bucket.data for bucket in self._buckets] + [
+            b for b in parts if b.is_floating_point()
         ]
-        return [bucket.data for bucket in self._buckets] + buffers

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
+from torch.utils.dlpack import from_dlpack
 
 from matcha.errors import InputError
 
@@ -36,6 +37,7 @@ class Slot:
     offset: int
     """In elements."""
     shape: torch.Size
+    dtype: torch.dtype
     """What it had when it came."""
 
 
@@ -59,8 +61,10 @@ class Bucket:
             The name of one that cannot come back, since its shape, dtype or device is another.
         """
         for slot in self._moved():
-            there = slot.tensor.shape, slot.tensor.dtype, slot.tensor.device
-            if there != (slot.shape, self.data.dtype, self.data.device):
+            tensor = slot.tensor
+            if (tensor.shape, tensor.dtype) != (slot.shape, slot.dtype):
+                return slot.name
+            if tensor.device != self.data.device:
                 return slot.name
             _move(slot.tensor, self.data, slot.offset)
         return None
@@ -92,7 +96,7 @@ def fill_buckets(model: nn.Module, *, bucket_bytes: int, buffers: bool) -> tuple
         raise InputError("the model has no trainable parameters, so there is nothing to exchange.")
     filled = _fill(parameters, bucket_bytes, volatile=False)
     if buffers:
-        averaged = {n: b for n, b in model.named_buffers() if b.is_floating_point()}
+        averaged = {n: b for n, b in model.named_buffers() if b.dtype.to_real().is_floating_point}
         filled += _fill(averaged, bucket_bytes, volatile=True)
     return tuple(filled)
 
@@ -101,7 +105,8 @@ def _fill(tensors: Mapping[str, torch.Tensor], limit: int, *, volatile: bool) ->
     groups: dict[tuple[torch.dtype, torch.device], dict[_Place, _Tied]] = {}
     for name, tensor in tensors.items():
         _check_flattenable(name, tensor)
-        group = groups.setdefault((tensor.dtype, tensor.device), {})
+        # Complex values are mixed, averaged and sent as what they are: two real ones.
+        group = groups.setdefault((tensor.dtype.to_real(), tensor.device), {})
         group.setdefault((tensor.data_ptr(), tuple(tensor.shape)), []).append((name, tensor))
     return [
         _bucket(batch, volatile=volatile)
@@ -126,12 +131,13 @@ def _batches(group: Iterable[_Tied], limit: int) -> Iterator[list[_Tied]]:
 
 def _bucket(batch: list[_Tied], *, volatile: bool) -> Bucket:
     first = batch[0][0][1]
-    step = max(1, _ALIGNMENT // first.element_size())
+    dtype = first.dtype.to_real()
+    step = max(1, _ALIGNMENT // dtype.itemsize)
     slots, end = [], 0
     for tied in batch:
-        slots += [Slot(name=n, tensor=t, offset=end, shape=t.shape) for n, t in tied]
-        end += -(-tied[0][1].numel() // step) * step
-    data = torch.zeros(end, dtype=first.dtype, device=first.device)
+        slots += [Slot(name=n, tensor=t, offset=end, shape=t.shape, dtype=t.dtype) for n, t in tied]
+        end += -(-tied[0][1].nbytes // dtype.itemsize // step) * step
+    data = torch.zeros(end, dtype=dtype, device=first.device)
     for slot in slots:
         _move(slot.tensor, data, slot.offset)
     return Bucket(data=data, slots=tuple(slots), volatile=volatile)
@@ -140,19 +146,19 @@ def _bucket(batch: list[_Tied], *, volatile: bool) -> Bucket:
 def _move(tensor: torch.Tensor, data: torch.Tensor, offset: int) -> None:
     # Dense strides (channels_last too) survive; an expanded or gappy view becomes contiguous.
     strides = torch.empty_like(tensor, memory_format=torch.preserve_format).stride()
-    place = _storage_of_its_own(data[offset : offset + tensor.numel()])
-    view = place.as_strided(tensor.shape, strides)
+    place = data[offset : offset + tensor.nbytes // data.element_size()]
+    view = _storage_of_its_own(place, tensor.dtype).as_strided(tensor.shape, strides)
     with torch.no_grad():
         view.copy_(tensor)
     tensor.data = view
 
 
-def _storage_of_its_own(part: torch.Tensor) -> torch.Tensor:
+def _storage_of_its_own(part: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """The same memory, which it keeps alive, but in a storage that begins and ends with it.
 
     Through bytes, since DLPack does not know every dtype.
     """
-    return torch.from_dlpack(part.view(torch.uint8)).view(part.dtype)
+    return from_dlpack(part.view(torch.uint8)).view(dtype)
 
 
 def _check_flattenable(name: str, tensor: torch.Tensor) -> None:

@@ -47,7 +47,7 @@ def mean_(transport: Transport, tensors: list[torch.Tensor], timeout: float) -> 
             total.add_(arriving)
         if parent is not None:
             transport.post([Message(peer=parent, tag=_REDUCE, outgoing=total)]).wait(timeout)
-        elif total.is_floating_point():
+        elif total.is_floating_point() or total.is_complex():
             total.div_(transport.num_workers)
         if total is not tensor:
             tensor.copy_(total)

@@ -11,9 +11,15 @@ import torch.distributed as dist
 from matcha.distributed.transports.transport import Transport
 from matcha.errors import InputError
 
-__all__ = ["default_transport"]
+__all__ = ["default_transport", "is_alone"]
 
 _MPI_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS")
+
+
+def is_alone() -> bool:
+    """Whether nothing says that there are other workers: no process group, no launcher."""
+    launched = {"RANK", "WORLD_SIZE"} <= os.environ.keys() or _started_by_mpi()
+    return not launched and not (dist.is_available() and dist.is_initialized())
 
 
 def default_transport() -> Transport:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,18 +17,29 @@ from matcha.distributed.agreement import agree
 from matcha.distributed.averaging import Averaging
 from matcha.distributed.buckets import fill_buckets, layout_digest
 from matcha.distributed.checkpoint import load_checkpoint, save_checkpoint
+from matcha.distributed.claims import Claim
 from matcha.distributed.collectives import broadcast
-from matcha.distributed.environment import default_transport
+from matcha.distributed.environment import default_transport, is_alone
 from matcha.distributed.exchange import Exchange
 from matcha.distributed.itinerary import GossipPlan, Itinerary
+from matcha.distributed.misuse import (
+    Optimizers,
+    check_options,
+    check_parallel,
+    check_stepped,
+    hookable,
+)
 from matcha.distributed.overlap import Overlap
 from matcha.distributed.steps import Steps
 from matcha.distributed.stopwatch import Stopwatch
+from matcha.distributed.transports.memory_transport import MemoryNetwork
 from matcha.distributed.transports.transport import Transport
 from matcha.errors import ExchangeError, InputError
 from matcha.records import Span
 
 __all__ = ["Gossip", "GossipPlan"]
+
+_log = logging.getLogger("matcha")
 
 
 class Gossip:
@@ -44,8 +56,11 @@ class Gossip:
 
     Args:
         model: the module that this process trains.
-        optimizer: what steps its parameters; any `torch.optim.Optimizer`.
-        plan: who talks when, for as many workers as there are processes.
+        optimizer: what steps its parameters; any `torch.optim.Optimizer`, or several: then a round
+            follows when the last of them has stepped. None when updates are written by hand: then
+            call `step()` after each.
+        plan: who talks when, for as many workers as there are processes. In a process that was
+            started alone Gossip exchanges nothing and says so once.
         transport: how messages travel; by default torch.distributed, or MPI under `mpirun`.
         overlap: exchange while the gradient is computed, x ← Wx − ηg (the paper's footnote). Exact,
             not stale; parameters must then change only in `optimizer.step()`.
@@ -58,7 +73,7 @@ class Gossip:
             computing, waiting for a partner and exchanging; for timelines.
 
     Raises:
-        InputError: the plan is for another number of workers, or there is only one.
+        InputError: the plan is for another number of workers, or the optimizer cannot be used.
         ExchangeError: the workers do not agree, or one does not answer.
 
     Example:
@@ -70,7 +85,7 @@ class Gossip:
     def __init__(
         self,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizer: Optimizers,
         plan: GossipPlan,
         *,
         transport: Transport | None = None,
@@ -82,15 +97,20 @@ class Gossip:
         iteration: int = 0,
         on_span: Callable[[Span], None] | None = None,
     ) -> None:
-        _check(model, optimizer, wire_dtype, buffers, bucket_mb, deadline)
+        check_options(wire_dtype, buffers, bucket_mb, deadline)
+        self.optimizers = hookable(optimizer, overlap=overlap)
+        check_stepped(model, self.optimizers)
+        claim = Claim(
+            {n: p for n, p in model.named_parameters() if p.requires_grad}, self.optimizers
+        )
         self.model = model
-        self.optimizer = optimizer
         self.plan = plan
         self.deadline = deadline
         self._owns_transport = transport is None
-        self.transport = transport or default_transport()
+        self.transport = transport or _own_transport()
         _check_workers(plan, self.transport)
         self.rank = self.transport.rank
+        alone = self.transport.num_workers == 1
 
         bucket_bytes = int(bucket_mb * 1e6)
         self.buckets = fill_buckets(model, bucket_bytes=bucket_bytes, buffers=buffers == "average")
@@ -121,8 +141,12 @@ class Gossip:
         self.exchange.measures_waiting = on_span is not None
         self._stopwatch = Stopwatch(self.rank, on_span)
         self._averaging = Averaging(self.transport, model, self.buckets, deadline)
-        self._itinerary = Itinerary(plan, self.rank, iteration)
-        self._steps = Steps([optimizer], begin=self._begin, change=self._change, end=self._end)
+        self._itinerary = Itinerary(plan, self.rank, iteration, alone=alone)
+        self._is_checked = False
+        self._is_detached = False
+        self._steps = Steps(
+            self.optimizers, claim, begin=self._begin, change=self._change, end=self._end
+        )
 
     # -- the hot path -----------------------------------------------------------------------------
 
@@ -131,6 +155,9 @@ class Gossip:
             self._overlap.start(self._run)  # does nothing when already on its way
 
     def _change(self) -> None:
+        if not self._is_checked:  # a wrapper may have come after us, so not at construction
+            check_parallel(self.model, group_size=1)
+            self._is_checked = True
         if self._stopwatch.listens:
             self._stopwatch.computed(self.iteration)
         if self._overlap is not None:
@@ -143,6 +170,7 @@ class Gossip:
                 self._overlap.merge()
             else:
                 self._run()
+            self._steps.restart_curvature()
         self._itinerary.advance()
         self._begin()
         if self._stopwatch.listens:
@@ -176,6 +204,11 @@ class Gossip:
     # -- for the script ---------------------------------------------------------------------------
 
     @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer, or the first of several."""
+        return self.optimizers[0]
+
+    @property
     def num_workers(self) -> int:
         """How many workers train together."""
         return self.transport.num_workers
@@ -199,6 +232,13 @@ class Gossip:
         """Count the next stretch of computing from now: something else came between."""
         self._stopwatch.restart()
 
+    def step(self) -> None:
+        """End an iteration by hand: carry out this worker's part of its round.
+
+        For updates that are written by hand, with `Gossip(model, None, plan)`: call it after each.
+        """
+        self._steps.take()
+
     def skip_step(self) -> None:
         """Take part in this iteration's round without a step of the optimizer.
 
@@ -221,6 +261,14 @@ class Gossip:
         """A copy of the model with all workers' values averaged. A collective call."""
         with self.averaged() as model:
             return copy.deepcopy(model)
+
+    def averaged_state_dict(self) -> dict[str, Any]:
+        """The average model's `state_dict()`, in memory of its own: what rank 0 saves for users.
+
+        A collective call; every worker gets it.
+        """
+        with self.averaged() as model:
+            return copy.deepcopy(getattr(model, "_orig_mod", model).state_dict())
 
     def consensus_distance(self) -> float:
         """(1/m) Σ ‖x_i − x̄‖², how far the workers' parameters are apart. A collective call."""
@@ -277,8 +325,10 @@ class Gossip:
 
     def detach(self) -> None:
         """Stop exchanging; the model and optimizer go on as ordinary ones. May be called twice."""
-        if not self._steps.detach():
+        if self._is_detached:
             return
+        self._is_detached = True
+        self._steps.detach()
         if self._overlap is not None:
             self._overlap.discard()
             self._overlap.close()
@@ -314,38 +364,19 @@ class Gossip:
         ]
 
 
-def _check(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    wire_dtype: torch.dtype | None,
-    buffers: str,
-    bucket_mb: float,
-    deadline: float,
-) -> None:
-    stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    if not any(id(p) in stepped for p in model.parameters()):
-        raise InputError(
-            "the optimizer steps none of the model's parameters: give it this model's."
-        )
-    if wire_dtype not in (None, torch.float16, torch.bfloat16):
-        raise InputError(
-            f"wire_dtype is {wire_dtype}, but it is None, torch.float16 or torch.bfloat16."
-        )
-    if buffers not in ("local", "average"):
-        raise InputError(f"buffers is {buffers!r}, but it is 'local' or 'average'.")
-    for name, value in (("bucket_mb", bucket_mb), ("deadline", deadline)):
-        if not value > 0:
-            raise InputError(f"{name} is {value}, but it must be positive.")
+def _own_transport() -> Transport:
+    return MemoryNetwork(1).transport(0) if is_alone() else default_transport()
 
 
 def _check_workers(plan: GossipPlan, transport: Transport) -> None:
     if transport.num_workers == 1:
-        raise InputError(
-            "there is only one worker, so nobody to talk to: start "
-            f"{plan.num_workers} with `torchrun --nproc-per-node={plan.num_workers} SCRIPT`, "
-            "or train without Gossip."
+        _log.warning(
+            "one process: Gossip exchanges nothing here; for the plan's %d workers start the "
+            "script with `torchrun --nproc-per-node=%d SCRIPT`.",
+            plan.num_workers,
+            plan.num_workers,
         )
-    if transport.num_workers != plan.num_workers:
+    elif transport.num_workers != plan.num_workers:
         raise InputError(
             f"the plan is for {plan.num_workers} workers, but {transport.num_workers} were "
             f"started: start {plan.num_workers}, or make a plan for {transport.num_workers}."

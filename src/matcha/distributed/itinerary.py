@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import repeat
 from typing import Protocol
 
 from matcha.distributed.exchange import Meeting, meetings
@@ -12,6 +13,7 @@ from matcha.topology import Topology
 __all__ = ["GossipPlan", "Itinerary"]
 
 _KNOWN_ROUNDS = 1 << 14  # rounds repeat; beyond this many different ones, look again
+_REST = Round(matchings=(), indices=(), mixing="pairwise", weight=0.5)
 
 
 class GossipPlan(Protocol):
@@ -29,7 +31,7 @@ class GossipPlan(Protocol):
 
 
 class Itinerary:
-    """One worker's way through a plan, a round at a time.
+    """One worker's way through a plan, a round at a time; a worker alone meets nobody.
 
     Attributes:
         iteration: of the round that comes next.
@@ -37,8 +39,9 @@ class Itinerary:
         met: whom this worker meets in it; empty when it rests.
     """
 
-    def __init__(self, plan: GossipPlan, rank: int, iteration: int) -> None:
+    def __init__(self, plan: GossipPlan, rank: int, iteration: int, *, alone: bool = False) -> None:
         self._plan = plan
+        self._alone = alone
         self._rank = rank
         self._known: dict[int, tuple[Round, tuple[Meeting, ...]]] = {}
         self.seek(iteration)
@@ -46,7 +49,7 @@ class Itinerary:
     def seek(self, iteration: int) -> None:
         """Go on at another iteration of the plan."""
         self.iteration = iteration - 1
-        self._rounds = self._plan.rounds(iteration)
+        self._rounds = repeat(_REST) if self._alone else self._plan.rounds(iteration)
         self.advance()
 
     def advance(self) -> None:

@@ -1,56 +1,62 @@
 """Loss scaling: with `torch.amp.GradScaler`, a skipped step must still take part in its round.
 
 A scaler leaves out `optimizer.step()` when a gradient overflowed. Overflow is one worker's private
-matter, but the round is not: its partner waits. So we ask the scaler to call `step()` always, the
-way fused optimizers do, and leave out the update ourselves.
+matter, but the round is not: its partner waits. The scaler has no hook to tell, so its `step` is
+wrapped once, for all: where the optimizer of a Gossip was not stepped, Gossip hears of it. Nothing
+about the scaler, the gradients or the optimizer changes.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 
 __all__ = ["LossScaling"]
 
-_ASK = "_step_supports_amp_scaling"  # how an optimizer tells GradScaler that it handles overflow
-
 
 class LossScaling:
-    """Takes the place of GradScaler's skipping for one optimizer; idle when no scaler is used."""
+    """Notices that a scaler has left out a step of one optimizer; idle when no scaler is used.
 
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self._optimizer = optimizer
-        self._fused = bool(getattr(optimizer, _ASK, False))  # such a one skips by itself
-        self._withheld: list[tuple[torch.Tensor, torch.Tensor]] = []
-        if not self._fused:
-            setattr(optimizer, _ASK, True)
+    Args:
+        optimizer: whose steps may be left out.
+        skipped: called when one was.
+    """
 
-    def before_step(self) -> None:
-        """Unscale the gradients; withhold them from the optimizer when one of them overflowed."""
-        optimizer = self._optimizer
-        found = getattr(optimizer, "found_inf", None)
-        if found is None or self._fused:
-            return
-        scale = optimizer.grad_scale  # type: ignore[attr-defined]  # None: the script unscaled them
-        optimizer.found_inf = optimizer.grad_scale = None  # type: ignore[attr-defined]
-        gradients = [
-            (p, p.grad) for g in optimizer.param_groups for p in g["params"] if p.grad is not None
-        ]
-        if found.item():
-            self._withheld = gradients
-            for parameter, _ in gradients:
-                parameter.grad = None  # every optimizer passes over such parameters
-        elif scale is not None:
-            inverse = scale.double().reciprocal().float()  # as GradScaler computes it
-            for _, gradient in gradients:
-                gradient.mul_(inverse.to(gradient.device))
-
-    def after_step(self) -> None:
-        """Give withheld gradients back."""
-        for parameter, gradient in self._withheld:
-            parameter.grad = gradient
-        self._withheld = []
+    def __init__(self, optimizer: torch.optim.Optimizer, skipped: Callable[[], None]) -> None:
+        self.stepped = False
+        self.skipped = skipped
+        self._key = id(optimizer)
+        _watched[self._key] = self
+        _watch_scalers()
 
     def detach(self) -> None:
-        """Leave skipping to the scaler again."""
-        if not self._fused:
-            delattr(self._optimizer, _ASK)
+        """Hear no more."""
+        _watched.pop(self._key, None)
+
+
+# By identity and weakly: whoever drops the optimizer drops its hooks, and those own the value.
+_watched: WeakValueDictionary[int, LossScaling] = WeakValueDictionary()
+
+
+def _watch_scalers() -> None:
+    original = torch.amp.GradScaler.step
+    if hasattr(original, "_matcha"):
+        return
+
+    @wraps(original)
+    def step(scaler: Any, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        scaling = _watched.get(id(optimizer))
+        if scaling is None:
+            return original(scaler, optimizer, *args, **kwargs)
+        scaling.stepped = False
+        result = original(scaler, optimizer, *args, **kwargs)
+        if not scaling.stepped:
+            scaling.skipped()
+        return result
+
+    step._matcha = True  # type: ignore[attr-defined]
+    torch.amp.GradScaler.step = step  # type: ignore[method-assign, assignment]
