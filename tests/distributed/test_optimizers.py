@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.distributed import cases
+from tests.distributed.test_gossip import Fixed, double_step, flat, mlp, single_worker
 from torch import nn
 
-from distributed import cases
-from distributed.test_gossip import Fixed, double_step, flat, mlp, single_worker
 from matcha.distributed import Gossip, MemoryTransport, run_threads
 from matcha.errors import InputError
 

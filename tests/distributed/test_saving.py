@@ -11,9 +11,9 @@ import pytest
 import safetensors.torch
 import torch
 import torch.distributed.checkpoint as dcp
+from tests.distributed import cases
 from torch import nn
 
-from distributed import cases
 from matcha.distributed import Gossip, run_threads
 from matcha.distributed.buckets import fill_buckets
 

@@ -36,9 +36,12 @@ class Worker(Protocol):
     """What a checkpoint needs of a `Gossip`."""
 
     model: nn.Module
-    optimizer: torch.optim.Optimizer
     transport: Transport
     deadline: float
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """What steps the model."""
 
     @property
     def iteration(self) -> int:
