@@ -163,6 +163,18 @@ def test_a_browser_fetches_nothing_and_a_phone_shows_every_page(site):
     assert [address for address in asked if not address.startswith(("file:", "data:"))] == []
 
 
+def test_the_search_works_from_the_file_system(site):
+    with chromium() as browser:
+        page = browser.new_page(viewport={"width": 1280, "height": 800})
+        asked = []
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto((site / "index.html").as_uri())
+        page.locator("input.md-search__input").fill("decomposition")
+        page.locator(".md-search-result__item").first.wait_for()
+        assert "ecomposition" in page.locator(".md-search-result__list").text_content()
+        assert [a for a in asked if not a.startswith(("file:", "data:", "about:"))] == []
+
+
 def test_equations_are_mathml(site):
     text = (site / "timing.html").read_text(encoding="utf-8")
     assert "<math " in text

@@ -51,7 +51,7 @@ def draw_tradeoff(data: Data) -> Any:
         _mark_saving(axes, lines, vanilla)
         axes.set_xscale("log")
         axes.set_yscale("log")
-        axes.set_xlabel("communication an iteration (matchings)")
+        axes.set_xlabel("communication per iteration (matchings)")
         axes.set_ylabel("disagreement that remains")
         axes.set_title(titles[graph], fontsize=11)
         axes.grid(alpha=0.25, which="major")

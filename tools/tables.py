@@ -44,7 +44,7 @@ def tradeoff_table() -> str:
             [graph, "1 (vanilla)", f"{last['comm_units']:g}"]
             + [f"{last['consensus_error']:.2f}"] * len(strategies)
         )
-    headings = ["graph", "budget", "units an iteration", *strategies]
+    headings = ["graph", "budget", "units per iteration", *strategies]
     return table(headings, rows, "ll" + "r" * (len(headings) - 2))
 
 
@@ -178,7 +178,7 @@ def headline() -> str:
         ]
         for r in document["rows"]
     ]
-    headings = ["strategy", "budget", "ms an iteration", "iterations", "seconds", "speed-up"]
+    headings = ["strategy", "budget", "ms per iteration", "iterations", "seconds", "speed-up"]
     return table(headings, rows, "llrrrr")
 
 
@@ -188,13 +188,13 @@ def headline_settings() -> str:
     return (
         f"{d['hosts']} real processes on `{d['topology']}`, network cards shaped to "
         f"{d['mbps']:g} Mbit/s, a model of {d['message_bytes'] / 1e6:.2f} MB, digits; computing "
-        f"padded to {d['compute_ms']:g} ms an iteration, seconds until training loss "
+        f"padded to {d['compute_ms']:g} ms per iteration, seconds until training loss "
         f"{d['target_loss']:g}; {d['cores']} cores, torch {d['torch']}.\n"
     )
 
 
 def overlap() -> str:
-    """Milliseconds an iteration with the exchange after, and beside, the gradient."""
+    """Milliseconds per iteration with the exchange after, and beside, the gradient."""
     found: dict[float, dict[bool, float]] = {}
     for row in result("headline.json")["overlap"]:
         found.setdefault(row["budget"], {})[row["overlap"]] = row["iteration_ms"]
@@ -354,7 +354,7 @@ def greedy_free() -> str:
     ]
     headings = [
         "workers",
-        "units an iteration",
+        "units per iteration",
         "greedy",
         "one-peer exponential",
         "hypercube, Base-3",
