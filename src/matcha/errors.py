@@ -34,6 +34,14 @@ class WriteError(MatchaError, OSError):
     """A result could not be written: a folder that is read-only or missing, a disk that is full."""
 
 
+class PeerLostError(ExchangeError):
+    """A neighbour is gone in the middle of something; a team that goes on does so without it."""
+
+    def __init__(self, message: str, peer: int) -> None:
+        super().__init__(message)
+        self.peer = peer
+
+
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> InputError:
     """An error for a misspelt name that suggests the nearest known one.
 

@@ -23,6 +23,7 @@ _OPTIONAL = {
     "torch": _EXTRA,
     "safetensors": _EXTRA,
     "sklearn": _EXTRA,
+    "cryptography": '"matcha-sgd[keys]"',
     "mpi4py": '"matcha-sgd[mpi]"',
     "tensorboard": "tensorboard",
 }
@@ -51,6 +52,7 @@ def _register() -> None:
     for name in (
         "bench",
         "demo",
+        "keys",
         "plan",
         "probe",
         "report",

@@ -8,7 +8,10 @@ gossip = Gossip(model, optimizer, plan)     # consensus now follows every optimi
 
 from matcha.distributed.environment import default_transport
 from matcha.distributed.gossip import Gossip
+from matcha.distributed.keys import Keys
 from matcha.distributed.training import Training, train_task
+from matcha.distributed.transports.links.peers import Peers, read_peers
+from matcha.distributed.transports.links.transport import LinkTransport
 from matcha.distributed.transports.memory_transport import (
     MemoryNetwork,
     MemoryTransport,
@@ -21,16 +24,20 @@ from matcha.distributed.transports.transport import Message, Pending, Transport
 
 __all__ = [
     "Gossip",
+    "Keys",
+    "LinkTransport",
     "MemoryNetwork",
     "MemoryTransport",
     "Message",
     "MpiTransport",
+    "Peers",
     "Pending",
     "SlowLinks",
     "TorchTransport",
     "Training",
     "Transport",
     "default_transport",
+    "read_peers",
     "run_threads",
     "train_task",
 ]

@@ -1,15 +1,19 @@
 """Collectives on top of any transport, for the rare moments when all workers meet.
 
 None of these is in the hot path: agreement, the first broadcast, checkpoints, the average model.
+Where a worker reaches only its neighbours, the transport's council carries them along links, with
+whoever is there; elsewhere they take a binomial tree of all workers.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 import torch
 
-from matcha.distributed.transports.transport import Message, Transport
+from matcha.distributed.transports.transport import Buffer, Council, Message, Transport
+from matcha.errors import ExchangeError
 
 __all__ = ["barrier", "broadcast", "gather", "mean_"]
 
@@ -18,7 +22,11 @@ _BROADCAST, _REDUCE, _GATHER = 1 << 20, (1 << 20) + 1, (1 << 20) + 2
 
 
 def broadcast(transport: Transport, tensors: list[torch.Tensor], timeout: float) -> None:
-    """Overwrite every worker's tensors with worker 0's, along a binomial tree."""
+    """Overwrite every worker's tensors with worker 0's, or with the lowest rank's that is there."""
+    if transport.council is not None:
+        own = _joined(tensors)
+        result = transport.council.call(lambda _: (), lambda *_: own, timeout)
+        return _overwrite(tensors, result)
     parent, children = _tree(transport.rank, transport.num_workers)
     for tensor in tensors:
         moved = _movable(transport, tensor)
@@ -37,6 +45,8 @@ def mean_(transport: Transport, tensors: list[torch.Tensor], timeout: float) -> 
     The sum runs up a fixed tree and the result comes back down it, so all workers hold the same
     bits, run after run.
     """
+    if transport.council is not None:
+        return _mean_by_council(transport.council, tensors, timeout)
     parent, children = _tree(transport.rank, transport.num_workers)
     for tensor in tensors:
         total = _movable(transport, tensor)
@@ -55,7 +65,9 @@ def mean_(transport: Transport, tensors: list[torch.Tensor], timeout: float) -> 
 
 
 def gather(transport: Transport, value: bytes, timeout: float) -> list[bytes]:
-    """Every worker's value, on every worker, in the order of ranks."""
+    """Every worker's value, on every worker, in the order of ranks; of those who are there."""
+    if transport.council is not None:
+        return _gather_by_council(transport.council, transport.rank, value, timeout)
     values = [value] * transport.num_workers
     if transport.rank == 0:
         for peer in range(1, transport.num_workers):
@@ -74,6 +86,85 @@ def gather(transport: Transport, value: bytes, timeout: float) -> list[bytes]:
 def barrier(transport: Transport, timeout: float) -> None:
     """Return once every worker has called this."""
     gather(transport, b".", timeout)
+
+
+# -- along links -----------------------------------------------------------------------------------
+
+
+def _mean_by_council(council: Council, tensors: list[torch.Tensor], timeout: float) -> None:
+    def total(parts: dict[int, memoryview]) -> list[torch.Tensor]:
+        sums = [tensor.detach().cpu().clone() for tensor in tensors]
+        for part in parts.values():  # by rank: the same bits for the same tree
+            for mine, theirs in zip(sums, _split(part, sums), strict=True):
+                mine.add_(theirs)
+        return sums
+
+    def mean(parts: dict[int, memoryview], count: int) -> Buffer:
+        sums = total(parts)
+        for tensor in sums:
+            if tensor.is_floating_point() or tensor.is_complex():
+                tensor.div_(count)
+        return _joined(sums)
+
+    result = council.call(lambda parts: (_joined(total(parts)),), mean, timeout)
+    _overwrite(tensors, result)
+
+
+def _gather_by_council(council: Council, rank: int, value: bytes, timeout: float) -> list[bytes]:
+    def collected(parts: dict[int, memoryview]) -> bytes:
+        values = {rank: value}
+        for part in parts.values():
+            values |= unpack(part)
+        return pack(values)
+
+    result = council.call(
+        lambda parts: (collected(parts),), lambda parts, _: collected(parts), timeout
+    )
+    values = unpack(result)
+    return [values[other] for other in sorted(values)]
+
+
+def pack(values: dict[int, bytes]) -> bytes:
+    """Workers' values as one string of bytes."""
+    head = json.dumps([[rank, len(value)] for rank, value in sorted(values.items())]).encode()
+    return len(head).to_bytes(4, "big") + head + b"".join(values[rank] for rank in sorted(values))
+
+
+def unpack(content: Buffer) -> dict[int, bytes]:
+    """The values that `pack` joined.
+
+    >>> unpack(pack({3: b"x", 1: b""}))
+    {1: b'', 3: b'x'}
+    """
+    start = 4 + int.from_bytes(content[:4], "big")
+    values = {}
+    for rank, size in json.loads(bytes(content[4:start])):
+        values[rank] = bytes(content[start : start + size])
+        start += size
+    return values
+
+
+def _joined(tensors: list[torch.Tensor]) -> bytes:
+    return b"".join(
+        t.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes() for t in tensors
+    )
+
+
+def _split(content: Buffer, like: list[torch.Tensor]) -> Iterator[torch.Tensor]:
+    if len(content) != sum(tensor.nbytes for tensor in like):
+        raise ExchangeError("the workers do not agree on what they average: their sizes differ.")
+    flat = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+    sizes = [tensor.nbytes for tensor in like]
+    for part, tensor in zip(torch.split(flat, sizes), like, strict=True):
+        yield part.clone().view(tensor.dtype).view(tensor.shape)
+
+
+def _overwrite(tensors: list[torch.Tensor], content: Buffer) -> None:
+    for tensor, value in zip(tensors, _split(content, tensors), strict=True):
+        tensor.copy_(value)
+
+
+# -- parts -----------------------------------------------------------------------------------------
 
 
 def _tree(rank: int, size: int) -> tuple[int | None, list[int]]:

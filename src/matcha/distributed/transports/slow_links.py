@@ -32,6 +32,7 @@ class SlowLinks(Transport):
         self.rank = transport.rank
         self.num_workers = transport.num_workers
         self.device = transport.device
+        self.council = transport.council  # whose calls are no part of training: at full speed
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -41,6 +42,11 @@ class SlowLinks(Transport):
     @hosts.setter
     def hosts(self, hosts: tuple[str, ...]) -> None:
         self.transport.hosts = hosts
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """As the transport below."""
+        return self.transport.members
 
     def post(self, messages: Sequence[Message]) -> Pending:
         """Start the messages; their `Pending` takes the time of the emulated link."""

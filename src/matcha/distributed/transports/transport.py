@@ -9,14 +9,17 @@ from __future__ import annotations
 import socket
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol, TypeAlias
 
 import torch
 
 from matcha.errors import ExchangeError
 
-__all__ = ["Message", "Pending", "Transport"]
+__all__ = ["Buffer", "Council", "Message", "Pending", "Transport"]
+
+Buffer: TypeAlias = memoryview | bytes | bytearray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +51,24 @@ class Pending(ABC):
         """
 
 
+class Council(Protocol):
+    """Calls that all workers within reach make together, on a transport that finds its own way."""
+
+    def call(
+        self,
+        contribute: Callable[[dict[int, memoryview]], Sequence[Buffer]],
+        conclude: Callable[[dict[int, memoryview], int], Buffer],
+        timeout: float,
+    ) -> Buffer:
+        """What the root of a tree concludes from everybody's contributions, on every worker.
+
+        Args:
+            contribute: this worker's part joined with those of its children in the tree.
+            conclude: the result at the root, from its children's parts and the number of workers.
+            timeout: seconds after which to give up.
+        """
+
+
 class Transport(ABC):
     """Point-to-point messages between the workers of one run.
 
@@ -56,12 +77,20 @@ class Transport(ABC):
         num_workers: how many there are.
         device: where the tensors of a message must live; None takes any device.
         hosts: host name of each worker, filled in by `matcha.distributed.agreement`.
+        council: how all workers do something together where a worker reaches only its neighbours;
+            None where any two workers can talk.
     """
 
     rank: int
     num_workers: int
     device: torch.device | None = torch.device("cpu")
     hosts: tuple[str, ...] = ()
+    council: Council | None = None
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The workers that are there now, as far as this one knows; sorted."""
+        return tuple(range(self.num_workers))
 
     @abstractmethod
     def post(self, messages: Sequence[Message]) -> Pending:

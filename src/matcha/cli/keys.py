@@ -1,0 +1,99 @@
+"""`matcha keys`: certificates for workers whose links cross networks that nobody vouches for."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.table import Table
+
+from matcha.cli import app
+from matcha.cli.output import console, print_json
+
+keys_app = typer.Typer(no_args_is_help=True, help="Make, show, renew and revoke workers' keys.")
+app.add_typer(keys_app, name="keys")
+
+_DIRECTORY = typer.Argument(..., help="The directory of keys.")
+_DAYS = typer.Option(365.0, help="Days until the certificates expire.")
+_JSON = typer.Option(False, "--json", help="Print JSON.")
+_WORKER = typer.Option(..., "--worker", help="The worker's number; may be given several times.")
+
+
+@keys_app.command("new")
+def new(
+    directory: Path = _DIRECTORY,
+    workers: int = typer.Option(..., help="How many workers."),
+    days: float = _DAYS,
+    as_json: bool = _JSON,
+) -> None:
+    """Make an authority and a certificate for each worker.
+
+    Give each worker [cyan]authority.pem[/] and its own two files, [cyan]worker-3.pem[/] and
+    [cyan]worker-3.key[/]. Keep [cyan]authority.key[/] away from all of them.
+
+    [bold]Example[/]
+
+      matcha keys new keys --workers 8
+    """
+    from matcha.distributed.keys import new_keys
+
+    _print(new_keys(directory, workers, days=days), as_json)
+
+
+@keys_app.command("show")
+def show(directory: Path = _DIRECTORY, as_json: bool = _JSON) -> None:
+    """Say what a directory of keys holds and until when."""
+    from matcha.distributed.keys import read_certificates
+
+    _print(read_certificates(directory), as_json)
+
+
+@keys_app.command("renew")
+def renew(
+    directory: Path = _DIRECTORY,
+    worker: list[int] = _WORKER,
+    days: float = _DAYS,
+    as_json: bool = _JSON,
+) -> None:
+    """Make a new certificate for a worker and revoke its old one."""
+    from matcha.distributed.keys import issue, read_certificates
+
+    for rank in worker:
+        issue(directory, rank, days=days)
+    _print(read_certificates(directory), as_json)
+
+
+@keys_app.command("revoke")
+def revoke(
+    directory: Path = _DIRECTORY, worker: list[int] = _WORKER, as_json: bool = _JSON
+) -> None:
+    """Refuse a worker's certificate from now on.
+
+    Copy [cyan]revoked.txt[/] into every worker's directory of keys: they read it anew within a
+    second, and links of that certificate end.
+    """
+    from matcha.distributed.keys import read_certificates
+    from matcha.distributed.keys import revoke as add_to_list
+
+    add_to_list(directory, worker)
+    _print(read_certificates(directory), as_json)
+
+
+def _print(certificates: list[Any], as_json: bool) -> None:
+    if as_json:
+        print_json(
+            [
+                asdict(c) | {"start": c.start.isoformat(), "end": c.end.isoformat()}
+                for c in certificates
+            ]
+        )
+        return
+    table = Table("", "valid until", "", "fingerprint (SHA-256)")
+    now = datetime.now(timezone.utc)
+    for c in certificates:
+        state = "revoked" if c.revoked else "expired" if c.end < now else ""
+        table.add_row(c.name, f"{c.end:%Y-%m-%d %H:%M}", state, c.fingerprint[:32] + "…")
+    console.print(table)

@@ -1,0 +1,1 @@
+"""Links of our own: one connection a link, with keys."""

@@ -1,0 +1,159 @@
+"""A channel: one connection that carries frames both ways, plain or under TLS.
+
+A frame is 16 bytes (kind, tag, size) and its content. One thread reads and another writes; neither
+holds the interpreter's lock while bytes move, and contents move straight from and into tensors.
+"""
+
+from __future__ import annotations
+
+import enum
+import select
+import socket
+import ssl
+import struct
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+
+from matcha.distributed.transports.transport import Buffer
+
+__all__ = ["Channel", "ClosedError", "Kind"]
+
+_HEADER = struct.Struct("!BxxxIQ")
+_TLS_STEP = 1 << 18  # bytes a write under the lock: the reader gets its turn in between
+
+
+class Kind(enum.IntEnum):
+    """What a frame is about."""
+
+    DATA = 1
+    """A tensor of an exchange; its tag says which."""
+    BEAT = 2
+    """Nothing: the sender lives."""
+    UP = 3
+    """The sender takes part from an iteration on; with all it knows about links."""
+    NEWS = 4
+    """Links that came or went."""
+    ASK = 5
+    """The sender has no state (any more) and wants the receiver's."""
+    STATE = 6
+    """The receiver's wish: a whole state."""
+    BYE = 7
+    """The sender has finished."""
+    RISE = 8
+    """A collective call's part, towards the root of the tree."""
+    MISS = 9
+    """The sender missed the result of a collective call."""
+    FOUND = 10
+    """A collective call's result, away from the root or to one who missed it."""
+
+
+class ClosedError(Exception):
+    """The connection is gone; the text says how."""
+
+
+class Channel:
+    """Frames over a connected socket.
+
+    OpenSSL allows one thread at a time in a connection: under TLS the socket does not block, both
+    threads take turns under a lock, and each waits for the network outside of it.
+    """
+
+    def __init__(self, connection: socket.socket, fingerprint: str = "") -> None:
+        self._socket = connection
+        self.fingerprint = fingerprint  # of the other end's certificate
+        self._secure = isinstance(connection, ssl.SSLSocket)
+        self._lock = threading.Lock()
+        self._users = 2  # reader and writer: the last one to leave closes
+        self.last_heard = time.monotonic()
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setblocking(not self._secure)
+
+    def send(self, kind: Kind, tag: int = 0, contents: Sequence[Buffer] = ()) -> None:
+        """Write one frame; returns when the kernel has all of it."""
+        views = [memoryview(part).cast("B") for part in contents if len(part)]
+        size = sum(len(view) for view in views)
+        try:
+            self._write([memoryview(_HEADER.pack(kind, tag, size)), *views])
+        except (OSError, ValueError) as error:
+            raise ClosedError(str(error)) from None
+
+    def _write(self, views: list[memoryview]) -> None:
+        if not self._secure:
+            while views:
+                _advance(views, self._socket.sendmsg(views))
+            return
+        if len(views) > 1 and sum(map(len, views)) <= _TLS_STEP:
+            views = [memoryview(b"".join(views))]  # one record for a small frame
+        while views:
+            with self._lock:
+                try:
+                    _advance(views, self._socket.send(views[0][:_TLS_STEP]))
+                    continue
+                except (ssl.SSLWantWriteError, ssl.SSLWantReadError):
+                    pass
+            self._wait(select.POLLOUT)
+
+    def receive_header(self) -> tuple[Kind, int, int]:
+        """Read the next frame's kind, tag and size; its content must be read next."""
+        header = bytearray(_HEADER.size)
+        self.receive_into(memoryview(header))
+        kind, tag, size = _HEADER.unpack(header)
+        try:
+            return Kind(kind), tag, size
+        except ValueError:
+            raise ClosedError(f"it sent a frame of unknown kind {kind}") from None
+
+    def receive_into(self, view: memoryview) -> None:
+        """Fill a view."""
+        got, end = 0, len(view)
+        try:
+            while got < end:
+                count = self._read(view[got:])
+                if not count:
+                    raise ClosedError("closed its connection: it crashed or was killed")
+                got += count
+                self.last_heard = time.monotonic()
+        except (OSError, ValueError) as error:
+            raise ClosedError(f"lost its connection ({error})") from None
+
+    def _read(self, view: memoryview) -> int:
+        if not self._secure:
+            return self._socket.recv_into(view)
+        while True:
+            with self._lock:
+                try:
+                    return self._socket.recv_into(view)
+                except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                    pass
+            self._wait(select.POLLIN)
+
+    def _wait(self, events: int) -> None:
+        poll = select.poll()
+        poll.register(self._socket.fileno(), events)
+        poll.poll()
+
+    def shut(self) -> None:
+        """End the connection now: whoever reads or writes is woken and told."""
+        with suppress(OSError):
+            # Not SSLSocket.shutdown, which would forget the TLS layer under the other thread.
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+
+    def leave(self) -> None:
+        """The reader and the writer call this when they have ended; the last closes the socket."""
+        with self._lock:
+            self._users -= 1
+            last = not self._users
+        if last:
+            with suppress(OSError):
+                self._socket.close()
+
+
+def _advance(views: list[memoryview], count: int) -> None:
+    while count and views:
+        if count >= len(views[0]):
+            count -= len(views.pop(0))
+        else:
+            views[0] = views[0][count:]
+            count = 0

@@ -1,0 +1,348 @@
+"""The neighborhood: this worker's links as they come and go, and the news that travels on them.
+
+A link agrees on its own, whenever it is made, from which iteration on its two ends meet; so a
+worker may be lost, cut off or come back without anybody deciding anything for all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from matcha.distributed.keys import Keys
+from matcha.distributed.transports.links.channel import Channel, Kind
+from matcha.distributed.transports.links.council import Council
+from matcha.distributed.transports.links.door import Door, Hello, RefusedError, dial
+from matcha.distributed.transports.links.link import Link, Speed
+from matcha.distributed.transports.links.peers import Peers, dials
+from matcha.distributed.transports.links.table import LinkTable
+from matcha.errors import ExchangeError
+from matcha.topology import Topology
+
+__all__ = ["Change", "Neighborhood"]
+
+_log = logging.getLogger("matcha.links")
+_BEATS = 5  # heartbeats within the longest silence
+_MOST_PATIENT = 1.0  # seconds between attempts to reach a neighbour
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A worker was lost or came (back), as this worker learnt it."""
+
+    iteration: int
+    seconds: float
+    """Of `time.monotonic`."""
+    worker: int
+    is_member: bool
+
+
+class Neighborhood:
+    """Keeps a link to every neighbour whenever there can be one.
+
+    Everything in here is guarded by `lock`; `changed` is notified whenever something is different.
+
+    Args:
+        topology: the workers and their links.
+        rank: this worker's number.
+        peers: where workers can be reached.
+        keys: TLS with certificates; None: plain TCP.
+        silence: seconds without a sign of life after which a neighbour counts as lost.
+        name: how people find a worker.
+
+    Attributes:
+        is_running: whether this worker has a state and takes part.
+        is_late: whether others took part before this one did: it needs a state first.
+        next_iteration: the first iteration whose round has not begun here.
+        asks: neighbours that wait for this worker's state.
+        changes: who came and went.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        rank: int,
+        peers: Peers,
+        keys: Keys | None,
+        silence: float,
+        name: Callable[[int], str],
+    ) -> None:
+        self.topology, self.rank, self.silence, self.name = topology, rank, silence, name
+        self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)
+        self.table = LinkTable(rank, topology)
+        self.council = Council(self)
+        self.is_open = True
+        self.is_running = False
+        self.is_late = False
+        self.next_iteration = 0
+        self.asks: list[int] = []
+        self.changes: list[Change] = []
+        self.links: dict[int, Link] = {}
+        self.reasons: dict[int, str] = {}
+        self.accusations: dict[int, int] = {}
+        self.speeds = {peer: Speed() for peer in topology.neighbors(rank)}
+        self.door: Door | None = None
+        self._members: tuple[int, ...] = (rank,)
+        self._cut: set[int] = set()
+        self._life = secrets.token_hex(8)
+        self._network = hashlib.sha256(repr(topology.links).encode()).hexdigest()[:16]
+        self._peers, self._keys = peers, keys
+        self._context = keys.context(server=False) if keys else None
+        self._start()
+
+    @property
+    def neighbors(self) -> tuple[int, ...]:
+        """Whom this worker shares a link with."""
+        return self.topology.neighbors(self.rank)
+
+    def live_links(self) -> Sequence[Link]:
+        """The links that are up; the lock is held."""
+        return [link for link in self.links.values() if link.is_up]
+
+    def cut(self, peer: int) -> None:
+        """End a link and keep it from coming back: a fault on purpose."""
+        with self.lock:
+            self._cut.add(peer)
+            if peer in self.links:
+                self.lost(self.links[peer], "was cut off on purpose")
+
+    def mend(self, peer: int) -> None:
+        """Let a link that was cut come back."""
+        with self.lock:
+            self._cut.discard(peer)
+            self.changed.notify_all()
+
+    # -- making links -----------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        dialled = [p for p in self.neighbors if dials(self.table.link(p), self._peers) == self.rank]
+        if len(dialled) < len(self.neighbors):
+            address = self._peers.addresses[self.rank]
+            assert address is not None
+            self.door = Door(address, self._keys, self._welcome, self._admit)
+        for peer in dialled:
+            self._thread(self._keep, peer)
+        self._thread(self._watch)
+
+    def _thread(self, body: Any, *arguments: Any) -> None:
+        threading.Thread(target=body, args=arguments, name="matcha-links", daemon=True).start()
+
+    def _hello(self, peer: int) -> Hello:
+        return {
+            "rank": self.rank,
+            "to": peer,
+            "network": self._network,
+            "life": self._life,
+            "running": self.is_running,
+        }
+
+    def _welcome(self, hello: Hello) -> Hello:
+        peer = hello.get("rank")
+        if peer not in self.speeds:
+            raise RefusedError(f"worker {peer!r} is no neighbour")
+        if hello.get("network") != self._network:
+            raise RefusedError(f"worker {peer} comes with another topology")
+        if hello.get("to") != self.rank:
+            raise RefusedError(f"worker {peer} looks for worker {hello.get('to')!r}")
+        if peer in self._cut or not self.is_open:
+            raise RefusedError(f"the link to worker {peer} is cut")
+        answer = self._hello(peer)
+        hello["mine"] = answer["running"]
+        return answer
+
+    def _admit(self, hello: Hello, channel: Channel) -> None:
+        self._add_link(int(hello["rank"]), channel, bool(hello["mine"]), bool(hello["running"]))
+
+    def _keep(self, peer: int) -> None:
+        """Dial a neighbour whenever there is no link to it."""
+        patience, said = 0.02, ""
+        address = self._peers.addresses[peer]
+        assert address is not None
+        while self.is_open:
+            with self.lock:
+                while self.is_open and (peer in self.links or peer in self._cut):
+                    self.changed.wait(1.0)
+                if not self.is_open:
+                    return
+                hello = self._hello(peer)
+            try:
+                channel, answer = dial(address, self._keys, self._context, hello, peer)
+                self._add_link(peer, channel, hello["running"], bool(answer["running"]))
+                patience, said = 0.02, ""
+            except (OSError, ValueError, RefusedError) as error:
+                if str(error) != said:
+                    said = str(error)
+                    _log.info("worker %d at %s:%d cannot be reached: %s", peer, *address, said)
+                time.sleep(patience)
+                patience = min(_MOST_PATIENT, 1.5 * patience)
+
+    def _add_link(self, peer: int, channel: Channel, mine: bool, theirs: bool) -> None:
+        with self.lock:
+            before = self.links.get(peer)
+            if before is not None:
+                self.lost(before, "came back on a new connection")
+            link = Link(self, peer, channel, self.speeds[peer])
+            self.links[peer] = link
+            if theirs and not mine and not self.is_running:
+                self.is_late = True
+            if mine == theirs == self.is_running:
+                self._say_up(link)
+            elif mine != self.is_running:
+                self.lost(link, "met this worker while it changed")
+            link.start()
+            self.changed.notify_all()
+
+    def _say_up(self, link: Link) -> None:
+        link.my_next = self.next_iteration
+        versions = [[*key, version] for key, version in self.table.versions.items()]
+        mine = self.table.versions[self.table.link(link.peer)]
+        facts = {"next": link.my_next, "version": mine, "links": versions}
+        link.send(Kind.UP, 0, [json.dumps(facts).encode()])
+
+    def wait_for_all(self, timeout: float) -> None:
+        """Until every link has come up, also those of others: the first call needs everybody.
+
+        Or until a neighbour says that training is under way: then this worker is late.
+        """
+        end = time.monotonic() + timeout
+        with self.lock:
+            while not self.is_late and self.table.unseen():
+                if time.monotonic() > end:
+                    text = f"{self._missing()} did not come within {timeout:g} s: is it running, "
+                    raise ExchangeError(f"{text}and is its address in the peers file right?")
+                self.changed.wait(0.2)
+
+    def _missing(self) -> str:
+        """Who did not come: neighbours where there are such, else workers of missing links."""
+        live = {link.peer for link in self.live_links()}
+        near = [peer for peer in self.neighbors if peer not in live]
+        down = {rank for link in self.table.unseen() for rank in link}
+        return ", ".join(self.name(rank) for rank in near or sorted(down - {self.rank}))
+
+    # -- what comes in ----------------------------------------------------------------------------
+
+    def heard(self, link: Link, kind: Kind, tag: int, content: bytearray) -> None:
+        """A frame that is no message of an exchange; called by a link's reader."""
+        with self.lock:
+            if link.ended is not None:
+                return
+            if kind is Kind.UP:
+                self._hear_up(link, json.loads(content))
+            elif kind is Kind.NEWS:
+                self._hear_news(link, json.loads(content))
+            elif kind is Kind.ASK:
+                self.asks.append(link.peer)
+            elif kind is Kind.STATE:
+                link.state = content
+            elif kind is Kind.BYE:
+                link.finished = int(content)
+            else:
+                self.council.heard(link, kind, tag, content)
+            self.changed.notify_all()
+
+    def _hear_up(self, link: Link, facts: dict[str, Any]) -> None:
+        link.their_next = int(facts["next"])
+        if link.my_next is None:
+            return
+        link.is_up = True
+        version = self.table.raise_link(link.peer, int(facts["version"]))
+        fresh = self.table.merge({(i, j): v for i, j, v in facts["links"]})
+        fresh[self.table.link(link.peer)] = version
+        self.tell({"links": [[*key, v] for key, v in fresh.items()]})
+        self._note_members()
+
+    def _hear_news(self, link: Link, news: dict[str, Any]) -> None:
+        fresh = self.table.merge({(i, j): v for i, j, v in news.get("links", ())})
+        told = {k: v for k, v in news.get("accused", {}).items() if int(k) not in self.accusations}
+        self.accusations |= {int(k): int(v) for k, v in told.items()}
+        if fresh or told:
+            changed = [[*key, v] for key, v in fresh.items()]
+            self.tell({"links": changed, "accused": told})
+        self._note_members()
+
+    def tell(self, news: dict[str, Any]) -> None:
+        """Send news to every neighbour, which tells on what is new to it."""
+        content = json.dumps(news).encode()
+        for link in self.links.values():
+            if link.my_next is not None:  # it was told all that was known when it came up
+                link.send(Kind.NEWS, 0, [content])
+
+    def lost(self, link: Link, reason: str) -> None:
+        """A link has ended; called by its threads and by the watch."""
+        with self.lock:
+            if link.ended is not None:
+                return
+            link.end(reason)
+            self.reasons[link.peer] = reason
+            if self.links.get(link.peer) is link:
+                del self.links[link.peer]
+                if link.is_up and self.is_open:
+                    _log.info(
+                        "worker %d: link to worker %d ended: it %s", self.rank, link.peer, reason
+                    )
+                    version = self.table.lower_link(link.peer)
+                    self.tell({"links": [[*self.table.link(link.peer), version]]})
+                    self._note_members()
+            self.changed.notify_all()
+
+    def drop_all(self, reason: str) -> None:
+        """End every link; those that should be there come back as new ones."""
+        for link in list(self.links.values()):
+            self.lost(link, reason)
+
+    def _note_members(self) -> None:
+        before, now = set(self._members), set(self.table.members)
+        self._members = self.table.members
+        for worker in sorted(before ^ now):
+            change = Change(
+                iteration=self.next_iteration,
+                seconds=time.monotonic(),
+                worker=worker,
+                is_member=worker in now,
+            )
+            self.changes.append(change)
+            if self.is_running:
+                verb = "is here" if change.is_member else "is gone"
+                _log.info(
+                    "worker %d: worker %d %s (iteration %d, %d of %d members)",
+                    self.rank, worker, verb, change.iteration, len(now), self.topology.num_workers,
+                )  # fmt: skip
+
+    def _watch(self) -> None:
+        """Send signs of life and look for those of others."""
+        while self.is_open:
+            time.sleep(self.silence / _BEATS)
+            revoked = self._keys.revoked() if self._keys else frozenset()
+            now = time.monotonic()
+            with self.lock:
+                for link in list(self.links.values()):
+                    quiet = now - link.channel.last_heard
+                    if quiet > self.silence and not link.is_waited_for:
+                        self.lost(link, f"gave no sign of life for {quiet:.1f} s")
+                    elif link.channel.fingerprint in revoked:
+                        self.lost(link, "showed a certificate that is now revoked")
+                    elif link.is_idle:
+                        link.send(Kind.BEAT)
+
+    def close(self) -> None:
+        """Say goodbye and end all links."""
+        with self.lock:
+            if not self.is_open:
+                return
+            self.is_open = False
+            for link in self.links.values():
+                link.send(Kind.BYE, 0, [str(self.next_iteration).encode()])
+            end = time.monotonic() + 2.0
+            while any(not li.is_idle for li in self.links.values()) and time.monotonic() < end:
+                self.changed.wait(0.1)
+            self.drop_all("has finished")
+        if self.door is not None:
+            self.door.close()

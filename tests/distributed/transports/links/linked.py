@@ -1,0 +1,53 @@
+"""Workers as threads over links of their own, on loopback."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from matcha import Topology
+from matcha.distributed import Keys, LinkTransport, Peers
+from matcha.distributed.transports.links.peers import free_ports
+
+HOST = "127.0.0.1"
+
+
+def local_peers(num_workers: int) -> Peers:
+    return Peers(addresses=tuple((HOST, port) for port in free_ports(HOST, num_workers)))
+
+
+def run_linked(
+    topology: Topology,
+    work: Callable[[LinkTransport], Any],
+    *,
+    peers: Peers | None = None,
+    keys: Path | None = None,
+    **options: Any,
+) -> list[Any]:
+    """As `run_threads`, over `LinkTransport`; a loaded machine may be silent for long."""
+    peers = peers or local_peers(topology.num_workers)
+    settings = {"silence": 20.0, "timeout": 60.0, **options}
+    results: dict[int, Any] = {}
+    errors: dict[int, BaseException] = {}
+
+    def body(rank: int) -> None:
+        own = Keys(directory=keys, rank=rank) if keys else None
+        try:
+            transport = LinkTransport(topology, rank, peers, keys=own, **settings)
+            try:
+                results[rank] = work(transport)
+            finally:
+                transport.close()
+        except BaseException as error:
+            errors[rank] = error
+
+    threads = [threading.Thread(target=body, args=(r,)) for r in range(topology.num_workers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[min(errors)]
+    return [results[rank] for rank in range(topology.num_workers)]
