@@ -51,6 +51,8 @@ class Record:
     """Theorem 2's bound on it, where the theorem speaks: plain SGD at an admissible rate."""
     comm_units: float = 0.0
     """Communication time spent so far, in the plan's own unit."""
+    megabytes_sent: float | None = None
+    """By a worker so far, in the mean over workers."""
     time: float = 0.0
     """Seconds on the run's clock so far."""
     compute_seconds: float | None = None

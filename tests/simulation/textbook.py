@@ -5,6 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from matcha.wires import parse_wire
+from matcha.wires.definition import Definition
+
 
 def gradients(task, model, points, epoch, step):
     """Every worker's stochastic gradient at its own point."""
@@ -32,17 +35,26 @@ def mixing_matrix(plan, k):
     return W
 
 
-def train(task, plan, *, epochs, rate, rule, momentum=0.0, nesterov=False, decay=0.0):
-    """The workers' parameters after training; rows are workers."""
+def train(task, plan, *, epochs, rate, rule, momentum=0.0, nesterov=False, decay=0.0, wire=None):
+    """The workers' parameters after training; rows are workers.
+
+    With a wire, rounds are its definition's.
+    """
     task.to(torch.device("cpu"), torch.float64)
     model = task.model().double().train()
     start = torch.nn.utils.parameters_to_vector(model.parameters()).detach().numpy()
     x = np.tile(start, (plan.num_workers, 1))
     memory = np.zeros_like(x)
+    shapes = [tuple(p.shape) for p in model.parameters()]
+    network = wire and Definition(parse_wire(wire), shapes, x)
     for k in range(epochs * task.steps_per_epoch):
         g = gradients(task, model, x, *divmod(k, task.steps_per_epoch)) + decay * x
         memory = momentum * memory + g
         u = g + momentum * memory if nesterov else memory
         W = mixing_matrix(plan, k)
-        x = W @ (x - rate * u) if rule == "eq2" else W @ x - rate * u
+
+        def mix(x, k=k, W=W):
+            return network.mix(plan.round(k), x) if network else W @ x
+
+        x = mix(x - rate * u) if rule == "eq2" else mix(x) - rate * u
     return x

@@ -1,6 +1,7 @@
 """All workers of a plan on one device: what a plan does to training, before touching a cluster."""
 
-from matcha.simulation.engine import Engine, Execution
+from matcha.simulation.engine import Engine
+from matcha.simulation.execution import Execution
 from matcha.simulation.run import Delays, Settings, Simulation
 from matcha.tasks.optimizers import SGD, Adam
 from matcha.tasks.rates import Constant, Plateau, StepDecay

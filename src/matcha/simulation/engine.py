@@ -9,68 +9,34 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from matcha.errors import InputError
 from matcha.rounds import Round
+from matcha.simulation.execution import (
+    DTYPES,
+    Batching,
+    Bound,
+    Execution,
+    Graphs,
+    compile_blocks,
+    new_stream,
+    prefers_vmap,
+)
 from matcha.simulation.flat import Workers
-from matcha.simulation.mixing import matrices, mix_product, mix_rows
+from matcha.simulation.mixing import Mixing, WholeMixing, WireMixing, is_whole
+from matcha.tasks.momentum import Following, Momentum, following
 from matcha.tasks.optimizers import SGD, Optimizer
 from matcha.tasks.task import Task
+from matcha.topology import Link
+from matcha.wires import Float, Wire
 
 Rule: TypeAlias = Literal["eq2", "footnote"]
-Batching: TypeAlias = Literal["auto", "loop", "vmap"]
-Precision: TypeAlias = Literal["float32", "float64", "bfloat16"]
-
-_DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.float32}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Execution:
-    """How the iteration is carried out; it changes speed, and results only in the last bits."""
-
-    device: str = "cpu"
-    precision: Precision = "float32"
-    """``bfloat16`` keeps float32 parameters and computes under autocast."""
-    batching: Batching = "auto"
-    """Several workers' passes one by one, or as one batched computation (``vmap``)."""
-    streams: int = 8
-    """CUDA: how many workers' passes may overlap."""
-    capture: bool = True
-    """CUDA: replay captured graphs instead of launching kernel by kernel."""
-    compile: bool = False
-    """Compile the model's blocks first (``torch.compile``); pays on CUDA for long trainings."""
-
-    def __post_init__(self) -> None:
-        if self.precision not in _DTYPES:
-            raise InputError(
-                f"precision must be one of {', '.join(_DTYPES)}, not {self.precision!r}"
-            )
-        if self.batching not in ("auto", "loop", "vmap"):
-            raise InputError(f"batching must be auto, loop or vmap, not {self.batching!r}")
-        if self.streams < 1:
-            raise InputError(f"streams must be 1 or more, not {self.streams}")
-        kind = self.device.partition(":")[0]
-        if kind not in ("cpu", "cuda"):
-            raise InputError(f"device must be cpu or cuda, not {self.device!r}")
-        if kind == "cuda" and not torch.cuda.is_available():
-            raise InputError("device 'cuda' asks for an NVIDIA GPU, and PyTorch sees none here")
-
-
-def prefers_vmap(model: nn.Module) -> bool:
-    """Whether one batched computation beats a loop over models on a CPU.
-
-    Measured: vmap wins on linear models and perceptrons (many tiny products become one), loses on
-    convolutions (they become grouped ones); modules that change buffers cannot be batched.
-    """
-    unsuitable = (nn.modules.conv._ConvNd, nn.RNNBase, nn.modules.batchnorm._BatchNorm, nn.Dropout)
-    return not any(isinstance(module, unsuitable) for module in model.modules())
 
 
 class Engine:
@@ -82,6 +48,8 @@ class Engine:
         rule: ``eq2`` mixes after the step, x ← W(x − ηu); ``footnote`` before it, x ← Wx − ηu, with
             u from the values before mixing, so that the exchange may overlap the gradient.
         execution: device, precision and how the workers are batched.
+
+    Whole float32 messages and local momentum, unless `equip` says otherwise.
     """
 
     def __init__(
@@ -100,7 +68,7 @@ class Engine:
         self.device = torch.device(execution.device)
         self.on_cuda = self.device.type == "cuda"
         self.low_precision = execution.precision == "bfloat16"
-        dtype = _DTYPES[execution.precision]
+        dtype = DTYPES[execution.precision]
         compute = torch.bfloat16 if self.low_precision else dtype
         template = task.model()
         use_vmap = execution.batching == "vmap" or (
@@ -117,7 +85,7 @@ class Engine:
             channels_last=self.on_cuda and not use_vmap,
         )
         if execution.compile:
-            _compile_blocks(self.workers.modules)
+            compile_blocks(self.workers.modules)
         self.memory = self.optimizer.state(self.workers.parameters)
         self._fused: SGD | None = None
         if self.on_cuda and rule == "eq2" and isinstance(self.optimizer, SGD):
@@ -133,11 +101,44 @@ class Engine:
             tuple(tensor.to(self.device, copy=True) for tensor in first) for _ in range(m)
         ]
         self._rounds: list[Round] = []
+        self._met = torch.zeros(steps, m, dtype=torch.bool, device=self.device)
         if self.on_cuda:
-            self.mixers = torch.eye(m, dtype=dtype, device=self.device).repeat(steps, 1, 1)
-            self._scratch = torch.empty_like(self.workers.parameters)
-            self._streams = [_stream(self.device) for _ in range(execution.streams)]
-        self._graphs: dict[str, torch.cuda.CUDAGraph] = {}
+            self._streams = [new_stream(self.device) for _ in range(execution.streams)]
+        self._graphs = Graphs(self.device, capture=execution.capture)
+        self._parts: dict[str, Callable[[], None]] = {}
+        self._equipment: tuple[Wire, Momentum, tuple[Link, ...]] | None = None
+        self.equip(Float(), Momentum(), ())
+
+    def equip(self, wire: Wire, momentum: Momentum, links: Sequence[Link]) -> None:
+        """Say what messages hold and how momentum and meetings go together.
+
+        Costly captures (the gradients) are kept; the rest is captured anew.
+
+        Args:
+            wire: what messages hold.
+            momentum: settled for the optimizer and the plan.
+            links: of the topology; a wire may remember something of each.
+        """
+        if (wire, momentum, tuple(links)) == self._equipment:
+            return
+        self._equipment = wire, momentum, tuple(links)
+        workers = self.workers
+        self._graphs.keep("gradients")
+        self.following = following(
+            momentum, self.optimizer, workers.parameters, mixes_first=self.rule == "footnote"
+        )
+        rows = [workers.parameters]
+        if momentum.kind == "tracking":
+            rows.append(self.following.state()["tracked"])
+        self.mixing: Mixing
+        if is_whole(wire):
+            steps = self.task.steps_per_epoch
+            self.mixing = WholeMixing(rows, steps, self.position, self._graphs)
+        else:
+            self.mixing = WireMixing(wire, workers.segments(), rows, links, self._graphs)
+        shapes = workers.layout.shapes
+        self.message_bytes = momentum.messages * wire.message_bytes(shapes)
+        """What a worker sends in a meeting."""
 
     def reset(self) -> None:
         """Start afresh from the task's initial model; what was captured stays."""
@@ -145,6 +146,8 @@ class Engine:
         self.workers.updates.zero_()
         for name, fresh in self.optimizer.state(self.workers.parameters).items():
             self.memory[name].copy_(fresh)
+        self.following.reset(self.workers.parameters)
+        self.mixing.reset()
 
     # The iteration, in the parts that both update rules are made of.
 
@@ -179,7 +182,7 @@ class Engine:
         template = self.workers.template
 
         def loss_of(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-            bound = _Bound(template, parameters)
+            bound = Bound(template, parameters)
             return self.task.loss(bound, x, y, ())[0]
 
         with self.autocast():
@@ -198,32 +201,45 @@ class Engine:
         rate = self.rates.index_select(0, self.position)
         self.workers.parameters.addcmul_(self.workers.updates, rate, value=-1)
 
-    def _product(self) -> None:
-        matrix = self.mixers.index_select(0, self.position)[0]
-        mix_product(self.workers.parameters, matrix, self._scratch)
-
     # Two ways to carry the parts out.
 
-    def _run(self, name: str, part: Callable[[], None]) -> None:
-        graph = self._graphs.get(name)
-        if graph is None:
-            part()
-        else:
-            graph.replay()
+    def _run(self, name: str) -> None:
+        self._graphs.run(name, self._parts[name])
 
-    def _compute(self) -> None:
-        self._gradients()
+    def _ordered_parts(self) -> dict[str, Callable[[], None]]:
+        """The iteration's parts in their order."""
+        before: dict[str, Callable[[], None]] = {"gradients": self._gradients}
+        if self.rule == "eq2":
+            return before | {"step": self._step} | self.mixing.parts() | {"after": self._after}
+        parts = before | {"direct": self._turn_and_direct} | self.mixing.parts()
+        return parts | {"apply": self._apply_last, "after": self._after}
+
+    def _step(self) -> None:
+        """Gradient → step, with what momentum does around it."""
+        x, updates = self.workers.parameters, self.workers.updates
+        self.following.turn(updates)
+        self.following.begin(x, self.memory)
+        if self._fused is None:
+            self._direct()
+            self._apply()
+        else:
+            rate = self.rates.index_select(0, self.position)[0]
+            self._fused.step_fused(x, updates, self.memory, rate)
+        self.following.middle(x)
+
+    def _turn_and_direct(self) -> None:
+        self.following.turn(self.workers.updates)
+        self.following.begin(self.workers.parameters, self.memory)
         self._direct()
 
-    def _compute_and_apply(self) -> None:
-        if self._fused is None:
-            self._compute()
-            self._apply()
-            return
-        self._gradients()
-        rate = self.rates.index_select(0, self.position)[0]
-        matrices = self.workers.parameters, self.workers.updates, self.memory
-        self._fused.step_fused(*matrices, rate)
+    def _apply_last(self) -> None:
+        self.following.middle(self.workers.parameters)
+        self._apply()
+
+    def _after(self) -> None:
+        rate = self.rates.index_select(0, self.position)
+        met = self._met.index_select(0, self.position)[0].unsqueeze(1)
+        self.following.end(self.workers.parameters, self.memory, rate, met)
 
     def directions(self) -> Tensor:
         """Every worker's last update direction u."""
@@ -231,14 +247,6 @@ class Engine:
             return self.workers.updates
         matrices = self.workers.parameters, self.workers.updates, self.memory
         return self._fused.directions(*matrices)
-
-    def _mix(self, round: Round) -> None:
-        if not round:
-            return
-        if self.on_cuda:
-            self._run("mix", self._product)
-        else:
-            mix_rows(self.workers.parameters, round)
 
     def begin_epoch(self, epoch: int, rates: Sequence[float], rounds: Sequence[Round]) -> None:
         """Fill the tables that the epoch's iterations read.
@@ -253,15 +261,22 @@ class Engine:
         self._rounds = list(rounds)
         self.rates.copy_(torch.as_tensor(rates, dtype=self.rates.dtype))
         self._fill(self.task.tables(epoch))
-        if self.on_cuda:
-            self.mixers.copy_(torch.from_numpy(matrices(rounds, self.task.num_workers)))
+        self.mixing.fill(rounds)
+        met = np.zeros(self._met.shape, dtype=np.bool_)
+        for k, round in enumerate(rounds):
+            met[k, [worker for link in round.links for worker in link]] = True
+        self._met.copy_(torch.from_numpy(met))
+        self._begin()
+        self._parts = self._ordered_parts()
+        if self._graphs.missing(self._parts):
+            self._capture()
+
+    def _begin(self) -> None:
         self.position.fill_(-1)
         self.losses.zero_()
         for carried in self.carried:
             for tensor in carried:
                 tensor.zero_()
-        if self.on_cuda and self.execution.capture and not self._graphs:
-            self._capture()
 
     def _fill(self, tables: dict[str, npt.NDArray[np.generic]]) -> None:
         for name, array in tables.items():
@@ -273,14 +288,15 @@ class Engine:
 
     def step(self, index: int) -> None:
         """Iteration ``index`` of the epoch: gradients, update and mixing by the rule."""
-        round = self._rounds[index]
-        if self.rule == "eq2":
-            self._run("compute", self._compute_and_apply)
-            self._mix(round)
-        else:
-            self._run("compute", self._compute)
-            self._mix(round)
-            self._run("apply", self._apply)
+        round, follows = self._rounds[index], type(self.following) is not Following
+        self._run("gradients")
+        self._run("step" if self.rule == "eq2" else "direct")
+        if round:
+            self.mixing.mix(index)
+        if self.rule == "footnote":
+            self._run("apply")
+        if follows:
+            self._run("after")
 
     def mean_losses(self, steps: int) -> Tensor:
         """Each worker's training loss, averaged over the epoch's first ``steps`` iterations."""
@@ -288,7 +304,9 @@ class Engine:
 
     def _tensors(self) -> dict[str, Tensor]:
         named = {"parameters": self.workers.parameters, "buffers": self.workers.buffers}
-        return named | {f"memory.{name}": tensor for name, tensor in self.memory.items()}
+        named |= {f"memory.{name}": tensor for name, tensor in self.memory.items()}
+        named |= {f"momentum.{name}": t for name, t in self.following.state().items()}
+        return named | {f"wire.{name}": tensor for name, tensor in self.mixing.state.items()}
 
     def state(self) -> dict[str, Tensor]:
         """Everything the next epoch depends on, on the host."""
@@ -326,69 +344,7 @@ class Engine:
 
     def _capture(self) -> None:
         """Record the parts as CUDA graphs; the state is what it was before."""
-        parts: dict[str, Callable[[], None]] = {"mix": self._product}
-        if self.rule == "eq2":
-            parts["compute"] = self._compute_and_apply
-        else:
-            parts |= {"compute": self._compute, "apply": self._apply}
         kept = {name: tensor.clone() for name, tensor in self._tensors().items()}
-        torch.backends.cudnn.benchmark = True
-        side = _stream(self.device)
-        side.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(side):
-            # Library handles, workspaces and algorithm choices must exist before capture.
-            for _ in range(3):
-                self.position.fill_(-1)
-                for name in ("compute", "mix", "apply"):
-                    if name in parts:
-                        parts[name]()
-        torch.cuda.current_stream(self.device).wait_stream(side)
-        torch.cuda.synchronize(self.device)
-        self.position.fill_(-1)
-        pool = torch.cuda.graph_pool_handle()
-        for name, part in parts.items():
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool):
-                part()
-            self._graphs[name] = graph
-        torch.cuda.synchronize(self.device)
+        self._graphs.capture(self._parts, self._begin)
         self.load_state(kept)
-        self.position.fill_(-1)
-        self.losses.zero_()
-        for carried in self.carried:
-            for tensor in carried:
-                tensor.zero_()
-
-
-def _stream(device: torch.device) -> torch.cuda.Stream:
-    stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    return stream
-
-
-class _Bound(nn.Module):
-    """A module that answers with other parameters than its own, for batching over workers."""
-
-    def __init__(self, module: nn.Module, parameters: dict[str, Tensor]) -> None:
-        super().__init__()
-        self.__dict__["bound"] = (module, parameters)
-
-    def forward(self, *inputs: Tensor) -> object:
-        module, parameters = self.__dict__["bound"]
-        return torch.func.functional_call(module, parameters, inputs)
-
-
-def _compile_blocks(modules: Sequence[nn.Module]) -> None:
-    """Compile each repeated block once; all workers and all equal blocks share the code."""
-    import torch._dynamo
-
-    name = (
-        "recompile_limit"
-        if hasattr(torch._dynamo.config, "recompile_limit")
-        else "cache_size_limit"
-    )
-    setattr(torch._dynamo.config, name, 64)
-    for module in modules:
-        kinds = getattr(module, "compiled_blocks", ())
-        for block in module.modules():
-            if isinstance(block, kinds):
-                block.compile(dynamic=False)
+        self._begin()

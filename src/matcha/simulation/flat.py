@@ -10,8 +10,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-ALIGNMENT = 16
-"""Each parameter starts on a multiple of this many numbers, so that wide loads stay aligned."""
+from matcha.wires.batched import Segment
+from matcha.wires.wire import BLOCK
+
+ALIGNMENT = BLOCK
+"""Each parameter starts on a multiple of this many numbers: a wire's blocks, and wide loads."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,7 +23,7 @@ class Layout:
 
     >>> layout = Layout.of({"weight": torch.Size([3, 2]), "bias": torch.Size([3])})
     >>> layout.offsets, layout.size
-    ((0, 16), 32)
+    ((0, 256), 512)
     """
 
     names: tuple[str, ...]
@@ -197,6 +200,14 @@ class Workers:
     def stacked_updates(self) -> dict[str, Tensor]:
         """The same views of the gradient matrix."""
         return dict(self.layout.views(self.updates))
+
+    def segments(self) -> list[Segment]:
+        """Where each parameter lies in a row, for wires; convolution kernels in storage order."""
+        layout = self.layout
+        return [
+            Segment(offset=offset, shape=tuple(shape))
+            for shape, offset in zip(layout.shapes, layout.offsets, strict=True)
+        ]
 
     def average(self) -> nn.Module:
         """A new module with the mean of all workers' parameters and buffers, in evaluation mode."""

@@ -1,14 +1,20 @@
-"""A round applied to the parameter matrix: rows in pairs on the host, one product on a GPU."""
+"""Rounds applied to all workers' rows: in pairs on the host, as products or meetings on a GPU."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from matcha.rounds import Round
+from matcha.simulation.execution import Graphs
+from matcha.topology import Link
+from matcha.wires import Float, Wire
+from matcha.wires.batched import Meetings, Segment, meetings_of
+
+Parts = dict[str, Callable[[], None]]
 
 
 def mix_rows(parameters: Tensor, round: Round) -> None:
@@ -56,3 +62,149 @@ def mix_product(parameters: Tensor, matrix: Tensor, scratch: Tensor) -> None:
     """Apply W(k) in place as one small product; ``scratch`` is as large as the parameters."""
     torch.mm(matrix, parameters, out=scratch)
     parameters.copy_(scratch)
+
+
+class WholeMixing:
+    """Whole values: rows in pairs on the host, one small product on a GPU.
+
+    Args:
+        rows: what is mixed: the parameters, and whatever travels with them.
+        steps: iterations an epoch.
+        position: the current iteration, on the device.
+        graphs: carries the parts out.
+    """
+
+    def __init__(self, rows: Sequence[Tensor], steps: int, position: Tensor, graphs: Graphs):
+        self.rows, self.graphs, self.position = rows, graphs, position
+        self.state: dict[str, Tensor] = {}
+        self.on_cuda = rows[0].is_cuda
+        self._rounds: Sequence[Round] = ()
+        if self.on_cuda:
+            m = len(rows[0])
+            self.mixers = torch.eye(m, dtype=rows[0].dtype, device=rows[0].device)
+            self.mixers = self.mixers.repeat(steps, 1, 1)
+            self._scratch = torch.empty_like(rows[0])
+
+    def reset(self) -> None:
+        """Nothing is remembered."""
+
+    def fill(self, rounds: Sequence[Round]) -> None:
+        """Take an epoch's rounds in."""
+        self._rounds = rounds
+        if self.on_cuda:
+            self.mixers.copy_(torch.from_numpy(matrices(rounds, len(self.rows[0]))))
+
+    def parts(self) -> Parts:
+        """What a GPU captures."""
+        return {"mix": self._product}
+
+    def mix(self, index: int) -> None:
+        """The round of iteration ``index`` of the epoch."""
+        if self.on_cuda:
+            self.graphs.run("mix", self._product)
+            return
+        for rows in self.rows:
+            mix_rows(rows, self._rounds[index])
+
+    def _product(self) -> None:
+        matrix = self.mixers.index_select(0, self.position)[0]
+        for rows in self.rows:
+            mix_product(rows, matrix, self._scratch)
+
+
+class WireMixing:
+    """Rounds over a wire, one matching after another; the arguments are `WholeMixing`'s.
+
+    Args:
+        wire: what messages hold.
+        segments: where the parameters lie in a row.
+        rows: what is mixed.
+        links: of the topology; a wire may remember something of each.
+        graphs: carries the parts out.
+    """
+
+    def __init__(
+        self,
+        wire: Wire,
+        segments: Sequence[Segment],
+        rows: Sequence[Tensor],
+        links: Sequence[Link],
+        graphs: Graphs,
+    ) -> None:
+        self.rows, self.graphs = rows, graphs
+        self.meetings: list[Meetings] = [meetings_of(wire, segments, x, links) for x in rows]
+        self.state = {
+            f"{k}.{name}": tensor
+            for k, meetings in enumerate(self.meetings)
+            for name, tensor in meetings.state.items()
+        }
+        # Row 0 holds each worker's partner in the current matching, row 1 its signed weight.
+        self._now = torch.zeros(2, len(rows[0]), dtype=rows[0].dtype, device=rows[0].device)
+        self._now[0] = torch.arange(len(rows[0]))
+        self._base: list[Tensor] = []
+        self._table = self._now[None]
+        self._spans: list[tuple[int, int]] = []
+        self._mixing = "pairwise"
+
+    def reset(self) -> None:
+        """Start afresh from what the rows hold now."""
+        for meetings, x in zip(self.meetings, self.rows, strict=True):
+            meetings.reset(x)
+
+    def fill(self, rounds: Sequence[Round]) -> None:
+        """Take an epoch's rounds in."""
+        m, now = self._now.shape[1], self._now
+        table: list[np.ndarray[tuple[int, ...], np.dtype[np.float64]]] = []
+        self._spans = []
+        for round in rounds:
+            self._spans.append((len(table), len(table) + len(round.matchings)))
+            for matching in round.matchings:
+                row = np.stack([np.arange(m, dtype=np.float64), np.zeros(m)])
+                i, j = np.array(matching).T
+                row[0, i], row[0, j], row[1, i], row[1, j] = j, i, round.weight, -round.weight
+                table.append(row)
+        if not table:
+            return
+        self._table = torch.from_numpy(np.stack(table)).to(now.device, now.dtype)
+        self._mixing = next(round.mixing for round in rounds if round)
+        if self._mixing == "laplacian" and not self._base:
+            self._base = [torch.empty_like(x) for x in self.rows]
+
+    def parts(self) -> Parts:
+        """What a GPU captures."""
+        kind = self._mixing
+        return {f"open {kind}": self._open, f"meet {kind}": self._meet, "close": self._close}
+
+    def mix(self, index: int) -> None:
+        """The round of iteration ``index`` of the epoch."""
+        start, stop = self._spans[index]
+        self.graphs.run(f"open {self._mixing}", self._open)
+        for number in range(start, stop):
+            self._now.copy_(self._table[number])
+            self.graphs.run(f"meet {self._mixing}", self._meet)
+        self.graphs.run("close", self._close)
+
+    def _open(self) -> None:
+        if self._mixing == "laplacian":
+            for base, x in zip(self._base, self.rows, strict=True):
+                base.copy_(x)
+        for meetings in self.meetings:
+            meetings.begin()
+
+    def _meet(self) -> None:
+        partner, move = self._now[0].to(torch.long), self._now[1]
+        bases = self._base if self._mixing == "laplacian" else self.rows
+        for meetings, base, x in zip(self.meetings, bases, self.rows, strict=True):
+            meetings.meet(base, x, partner, move)
+
+    def _close(self) -> None:
+        for meetings in self.meetings:
+            meetings.end()
+
+
+Mixing = WholeMixing | WireMixing
+
+
+def is_whole(wire: Wire) -> bool:
+    """Whether messages hold the values as they are."""
+    return isinstance(wire, Float) and wire.name == "float32"

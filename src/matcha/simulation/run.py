@@ -17,11 +17,14 @@ from torch import Tensor, nn
 from matcha.errors import InputError
 from matcha.plans import AnyPlan, StagedPlan
 from matcha.records import Record
-from matcha.simulation.engine import Engine, Execution, Rule
+from matcha.simulation.engine import Engine, Rule
+from matcha.simulation.execution import Execution
 from matcha.simulation.flat import mean_squared_deviation
+from matcha.tasks.momentum import Momentum, settled
 from matcha.tasks.optimizers import SGD, Optimizer
 from matcha.tasks.rates import Constant, Schedule
 from matcha.tasks.task import Evaluation, KnownGradient, Task, generator
+from matcha.wires import parse_wire
 
 Statistics: TypeAlias = Literal["recalibrated", "averaged"]
 CHECKPOINT_SCHEMA = "matcha.checkpoint/2"
@@ -58,6 +61,10 @@ class Settings:
     epochs: int
     schedule: Schedule = field(default_factory=lambda: Constant(base=0.1))
     optimizer: Optimizer = field(default_factory=SGD)
+    momentum: str | Momentum = "local"
+    """How momentum and meetings go together: one of `matcha.tasks.momentum.MOMENTA`."""
+    wire: str | None = None
+    """What messages hold; None: what the plan says."""
     rule: Rule = "eq2"
     evaluate_every: int = 1
     """Epochs between evaluations of the average model; the last epoch is always evaluated."""
@@ -114,7 +121,10 @@ class Simulation:
             theirs = (engine.task, engine.optimizer, engine.rule, engine.execution)
             if theirs != (task, settings.optimizer, settings.rule, settings.execution):
                 raise InputError("the engine was made for another task or for other settings")
-            engine.reset()
+        self.wire = parse_wire(settings.wire or "float32")
+        self.momentum = settled(settings.momentum, settings.optimizer, plan)
+        engine.equip(self.wire, self.momentum, plan.topology.links)
+        engine.reset()
         self.engine = engine
         self.epoch = 0
         """Finished epochs."""
@@ -123,6 +133,7 @@ class Simulation:
         self._gradient_sum = 0.0
         self._comm_units = 0.0
         self._time = 0.0
+        self._megabytes = 0.0
         self._compute_seconds = settings.delays.compute_seconds
 
     @property
@@ -169,6 +180,8 @@ class Simulation:
         comm = self.settings.delays.of(units, plan.timing.unit)
         self.epoch += 1
         self._comm_units += units
+        meetings = 2 * sum(len(round.links) for round in rounds) / task.num_workers
+        self._megabytes += meetings * self.engine.message_bytes / 1e6
         self._time += compute + comm
         self.diverged = not math.isfinite(mean_loss)
         due = self.epoch % self.settings.evaluate_every == 0 or self.epoch == self.settings.epochs
@@ -187,6 +200,7 @@ class Simulation:
             gradient_norm=self._gradient_average(),
             gradient_bound=self._gradient_bound(rates[-1]),
             comm_units=self._comm_units,
+            megabytes_sent=self._megabytes,
             time=self._time,
             compute_seconds=compute,
             comm_seconds=comm,
@@ -249,6 +263,7 @@ class Simulation:
             "gradient_sum": self._gradient_sum,
             "comm_units": self._comm_units,
             "time": self._time,
+            "megabytes_sent": self._megabytes,
             "compute_seconds": self._compute_seconds,
             "diverged": self.diverged,
             "state": self.engine.state(),
@@ -287,6 +302,7 @@ class Simulation:
         self._losses = list(document["losses"])
         self._gradient_sum = document["gradient_sum"]
         self._comm_units, self._time = document["comm_units"], document["time"]
+        self._megabytes = document["megabytes_sent"]
         self._compute_seconds = document["compute_seconds"]
         self.diverged = document["diverged"]
 

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from matcha.errors import DataError
 from matcha.tasks.data import Labels, Text
-from matcha.tasks.models import LanguageModel, seeded
+from matcha.tasks.models import LanguageModel, Transformer, seeded
 from matcha.tasks.task import Evaluation
 
 
@@ -40,7 +40,7 @@ class LanguageTask:
         name: str,
         text: Text,
         num_workers: int,
-        model: Callable[[], LanguageModel],
+        model: Callable[[], LanguageModel | Transformer],
         *,
         batch_size: int = 10,
         length: int = 35,
@@ -90,7 +90,7 @@ class LanguageTask:
     def initial_state(self) -> tuple[Tensor, ...]:
         """The LSTM's zero state for one worker's batch."""
         model = self.model()
-        assert isinstance(model, LanguageModel)
+        assert isinstance(model, (LanguageModel, Transformer))
         return model.state(self.batch_size)
 
     def loss(
@@ -102,7 +102,7 @@ class LanguageTask:
 
     def evaluate(self, model: nn.Module) -> Evaluation:
         """Cross-entropy a word of the validation text; its exponential is the perplexity."""
-        assert isinstance(model, LanguageModel)
+        assert isinstance(model, (LanguageModel, Transformer))
         words = self._valid
         state = tuple(tensor.to(words.device) for tensor in model.state(words.shape[1]))
         total = torch.zeros((), dtype=torch.float64, device=words.device)

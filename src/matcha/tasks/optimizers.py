@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -112,12 +113,14 @@ class SGD:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Adam:
-    """Adam as ``torch.optim.Adam`` defines it, each worker on its own."""
+    """Adam as ``torch.optim.Adam`` defines it, or AdamW, each worker on its own."""
 
     beta1: float = 0.9
     beta2: float = 0.999
     epsilon: float = 1e-8
     weight_decay: float = 0.0
+    decoupled: bool = False
+    """Weight decay acts on the weights and not through the gradient, as in AdamW."""
     clip_norm: float | None = None
 
     def __post_init__(self) -> None:
@@ -141,13 +144,19 @@ class Adam:
         """Gradient → direction: clip, weight decay, bias-corrected moments."""
         if self.clip_norm is not None:
             _clip(updates, self.clip_norm)
-        if self.weight_decay:
+        if self.weight_decay and not self.decoupled:
             updates.add_(parameters, alpha=self.weight_decay)
         first, second, steps = state["first"], state["second"], state["steps"]
         steps.add_(1)
         first.lerp_(updates, 1 - self.beta1)
         second.mul_(self.beta2).addcmul_(updates, updates, value=1 - self.beta2)
-        correction1 = (1 - self.beta1**steps).to(updates.dtype)
-        correction2 = (1 - self.beta2**steps).to(updates.dtype)
-        torch.div(second, correction2, out=updates)
-        updates.sqrt_().add_(self.epsilon).reciprocal_().mul_(first).div_(correction1)
+        torch.div(first, self.denominator(state), out=updates)
+        if self.weight_decay and self.decoupled:
+            updates.add_(parameters, alpha=self.weight_decay)
+
+    def denominator(self, state: Mapping[str, Tensor]) -> Tensor:
+        """What the first moment is divided by to become a direction; new memory."""
+        first, second, steps = state["first"], state["second"], state["steps"]
+        correction1 = (1 - self.beta1**steps).to(first.dtype)
+        correction2 = (1 - self.beta2**steps).to(first.dtype)
+        return (second / correction2).sqrt_().add_(self.epsilon).mul_(correction1)

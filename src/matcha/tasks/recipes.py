@@ -14,7 +14,7 @@ from matcha.errors import InputError, unknown_name
 from matcha.tasks import data as sets
 from matcha.tasks.images import ImageTask
 from matcha.tasks.language import LanguageTask
-from matcha.tasks.models import LanguageModel, maker
+from matcha.tasks.models import LanguageModel, Transformer, maker
 from matcha.tasks.optimizers import SGD, Adam, Optimizer
 from matcha.tasks.partitions import PartitionKind, partition
 from matcha.tasks.quadratics import QuadraticTask
@@ -54,6 +54,8 @@ class Recipe:
     epochs: int
     learning_rate: float
     optimizer: Optimizer = field(default_factory=lambda: _MOMENTUM)
+    length: int = 35
+    """Words a batch and place, where the examples are text."""
     decay: str = "steps"
     """``steps`` (÷ 10 after half and three quarters, warmed up), ``plateau`` (÷ 4) or ``none``."""
 
@@ -145,18 +147,23 @@ def _quadratic(recipe: Recipe, choices: Choices) -> Task:
 def _language(recipe: Recipe, choices: Choices) -> Task:
     _refuse(recipe, choices, "partition")
     text = sets.penn_treebank(choices.data).head(choices.num_train, choices.num_test)
-    sizes = {"lstm": 1500, "lstm-small": 200}
+    words = len(text.vocabulary)
+    models: dict[str, Callable[[], LanguageModel | Transformer]] = {
+        "lstm": lambda: LanguageModel(words, 1500),
+        "lstm-small": lambda: LanguageModel(words, 200, dropout=0.2),
+        "transformer": lambda: Transformer(words),
+        "transformer-small": lambda: Transformer(words, 64, 2, 2, dropout=0.1),
+    }
     name = choices.model or recipe.model
-    if name not in sizes:
-        raise unknown_name("language model", name, sizes)
-    words, size = len(text.vocabulary), sizes[name]
-    dropout = 0.65 if size == 1500 else 0.2
+    if name not in models:
+        raise unknown_name("language model", name, models)
     return LanguageTask(
         recipe.name,
         text,
         choices.num_workers,
-        lambda: LanguageModel(words, size, dropout=dropout),
+        models[name],
         batch_size=recipe.examples_a_batch(choices),
+        length=recipe.length,
         seed=choices.seed,
     )
 
@@ -223,6 +230,17 @@ RECIPES: dict[str, Recipe] = {
             learning_rate=40.0,
             optimizer=SGD(clip_norm=0.25),
             decay="plateau",
+        ),
+        Recipe(
+            name="ptb-transformer",
+            description="Penn Treebank, a transformer of 10.6 million parameters with AdamW",
+            make=_language,
+            model="transformer",
+            batch_size=16,
+            epochs=20,
+            learning_rate=1e-3,
+            optimizer=Adam(weight_decay=0.1, decoupled=True, clip_norm=1.0),
+            length=64,
         ),
     )
 }

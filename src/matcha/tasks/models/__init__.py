@@ -12,13 +12,16 @@ from matcha.errors import unknown_name
 from matcha.tasks.models.lstm import LanguageModel
 from matcha.tasks.models.resnet import ResNet, resnet
 from matcha.tasks.models.small import SmallCNN
+from matcha.tasks.models.transformer import Transformer
 from matcha.tasks.models.vgg import VGG16
 from matcha.tasks.models.wideresnet import WideResNet
 
 MODELS: dict[str, Callable[[int], nn.Module]] = {
     "cnn": SmallCNN,
+    "cnn-gn": lambda classes: SmallCNN(classes, groups=4),
     "resnet8": lambda classes: resnet(8, classes),
     "resnet20": lambda classes: resnet(20, classes),
+    "resnet20-gn": lambda classes: resnet(20, classes, groups=8),
     "resnet20-wide": lambda classes: resnet(20, classes, width=64),
     "resnet50": lambda classes: resnet(50, classes),
     "resnet18": ResNet.resnet18,
@@ -69,6 +72,7 @@ __all__ = [
     "LanguageModel",
     "ResNet",
     "SmallCNN",
+    "Transformer",
     "WideResNet",
     "build",
     "maker",

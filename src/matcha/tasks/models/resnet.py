@@ -15,9 +15,17 @@ def initialise(module: nn.Module) -> None:
     for layer in module.modules():
         if isinstance(layer, nn.Conv2d):
             nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
-        elif isinstance(layer, nn.BatchNorm2d):
+        elif isinstance(layer, (nn.BatchNorm2d, nn.GroupNorm)):
             nn.init.ones_(layer.weight)
             nn.init.zeros_(layer.bias)
+
+
+Norm = nn.BatchNorm2d | nn.GroupNorm
+
+
+def normalisation(width: int, groups: int) -> Norm:
+    """BatchNorm, or GroupNorm in so many groups: it asks nothing of the batch, so of the data."""
+    return nn.GroupNorm(min(groups, width // 4), width) if groups else nn.BatchNorm2d(width)
 
 
 def _conv(into: int, out: int, size: int, stride: int = 1) -> nn.Conv2d:
@@ -29,14 +37,14 @@ class BasicBlock(nn.Module):
 
     expansion = 1
 
-    def __init__(self, into: int, width: int, stride: int) -> None:
+    def __init__(self, into: int, width: int, stride: int, groups: int = 0) -> None:
         super().__init__()
-        self.conv1, self.norm1 = _conv(into, width, 3, stride), nn.BatchNorm2d(width)
-        self.conv2, self.norm2 = _conv(width, width, 3), nn.BatchNorm2d(width)
-        self.shortcut = _shortcut(into, width, stride)
+        self.conv1, self.norm1 = _conv(into, width, 3, stride), normalisation(width, groups)
+        self.conv2, self.norm2 = _conv(width, width, 3), normalisation(width, groups)
+        self.shortcut = _shortcut(into, width, stride, groups)
 
     @property
-    def last_norm(self) -> nn.BatchNorm2d:
+    def last_norm(self) -> Norm:
         """The normalisation before the shortcut is added."""
         return self.norm2
 
@@ -52,16 +60,16 @@ class Bottleneck(nn.Module):
 
     expansion = 4
 
-    def __init__(self, into: int, width: int, stride: int) -> None:
+    def __init__(self, into: int, width: int, stride: int, groups: int = 0) -> None:
         super().__init__()
         out = width * self.expansion
-        self.conv1, self.norm1 = _conv(into, width, 1), nn.BatchNorm2d(width)
-        self.conv2, self.norm2 = _conv(width, width, 3, stride), nn.BatchNorm2d(width)
-        self.conv3, self.norm3 = _conv(width, out, 1), nn.BatchNorm2d(out)
-        self.shortcut = _shortcut(into, out, stride)
+        self.conv1, self.norm1 = _conv(into, width, 1), normalisation(width, groups)
+        self.conv2, self.norm2 = _conv(width, width, 3, stride), normalisation(width, groups)
+        self.conv3, self.norm3 = _conv(width, out, 1), normalisation(out, groups)
+        self.shortcut = _shortcut(into, out, stride, groups)
 
     @property
-    def last_norm(self) -> nn.BatchNorm2d:
+    def last_norm(self) -> Norm:
         """The normalisation before the shortcut is added."""
         return self.norm3
 
@@ -73,10 +81,10 @@ class Bottleneck(nn.Module):
         return functional.relu(out + self.shortcut(x), inplace=True)
 
 
-def _shortcut(into: int, out: int, stride: int) -> nn.Module:
+def _shortcut(into: int, out: int, stride: int, groups: int) -> nn.Module:
     if into == out and stride == 1:
         return nn.Identity()
-    return nn.Sequential(_conv(into, out, 1, stride), nn.BatchNorm2d(out))
+    return nn.Sequential(_conv(into, out, 1, stride), normalisation(out, groups))
 
 
 class ResNet(nn.Module):
@@ -90,15 +98,16 @@ class ResNet(nn.Module):
         depths: Sequence[int],
         width: int,
         num_classes: int,
+        groups: int = 0,
     ) -> None:
         super().__init__()
-        self.stem, self.norm = _conv(3, width, 3), nn.BatchNorm2d(width)
+        self.stem, self.norm = _conv(3, width, 3), normalisation(width, groups)
         blocks: list[nn.Module] = []
         into = width
         for stage, depth in enumerate(depths):
             for k in range(depth):
                 stride = 2 if stage and not k else 1
-                blocks.append(block(into, width << stage, stride))
+                blocks.append(block(into, width << stage, stride, groups))
                 into = (width << stage) * block.expansion
         self.blocks = nn.Sequential(*blocks)
         self.head = nn.Linear(into, num_classes)
@@ -122,8 +131,11 @@ class ResNet(nn.Module):
         return scores
 
 
-def resnet(depth: int, num_classes: int, width: int = 16) -> ResNet:
+def resnet(depth: int, num_classes: int, width: int = 16, groups: int = 0) -> ResNet:
     """The CIFAR family of depth 6n + 2; from depth 44 on with bottlenecks.
+
+    With ``groups`` its layers are normalised in groups of channels (GroupNorm) and not over the
+    batch, which is what workers with different data want.
 
     ``resnet(50, ...)`` is the paper's ResNet-50: n = 8 bottlenecks in each of three stages, 0.76
     million parameters, not the ImageNet network of that name.
@@ -134,4 +146,5 @@ def resnet(depth: int, num_classes: int, width: int = 16) -> ResNet:
     n, rest = divmod(depth - 2, 6)
     if rest or n < 1:
         raise InputError(f"a CIFAR ResNet's depth must be 6n + 2 (8, 14, 20, ...), not {depth}")
-    return ResNet(Bottleneck if depth >= 44 else BasicBlock, (n, n, n), width, num_classes)
+    block = Bottleneck if depth >= 44 else BasicBlock
+    return ResNet(block, (n, n, n), width, num_classes, groups)

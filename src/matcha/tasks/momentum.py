@@ -1,0 +1,281 @@
+"""Momentum that knows about meetings: quasi-global, outer step and tracking, for either engine.
+
+Local momentum pulls workers apart between meetings. Each remedy here is a few operations around
+the optimizer's step and the round that follows it, on flat tensors: all workers' rows in the
+simulator, one worker's buckets in the runtime. docs/momentum.md compares them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from matcha.errors import InputError, unknown_name
+from matcha.plans import AnyPlan
+from matcha.tasks.optimizers import SGD, Adam, Optimizer
+
+Kind: TypeAlias = Literal["local", "quasi-global", "outer", "tracking"]
+MOMENTA = ("local", "quasi-global", "outer", "tracking", "auto")
+_SAMPLE = 2000  # rounds looked at to know how often a worker meets another
+_OVERSHOOT = 0.5
+"""What quasi-global momentum may add to a meeting's displacement before the next meeting.
+
+Followed whole, a displacement Δ comes back as β/(1 − β) = 9 times Δ, spread over a hundred
+iterations. With meetings in between they correct it; with few, workers swing past each other, and
+run away once more than Δ comes back from one meeting to the next.
+"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Momentum:
+    """How momentum and meetings go together."""
+
+    kind: Kind = "local"
+    memory: float = 0.9
+    """Quasi-global: what the buffer keeps of itself an iteration (μ)."""
+    follow: float | None = None
+    """Quasi-global: the share of a meeting's displacement that the buffer follows; None: as much
+    as the plan's meetings can hold."""
+    outer_rate: float = 0.7
+    outer_momentum: float = 0.5
+
+    def __post_init__(self) -> None:
+        if self.kind not in MOMENTA[:-1]:
+            raise unknown_name("momentum", str(self.kind), MOMENTA)
+        for name in ("memory", "outer_momentum"):
+            if not 0 <= getattr(self, name) < 1:
+                raise InputError(f"{name} must be in [0, 1), not {getattr(self, name)}")
+        if self.follow is not None and not 0 <= self.follow <= 1:
+            raise InputError(f"follow must be between 0 and 1, not {self.follow}")
+
+    @property
+    def messages(self) -> int:
+        """Vectors that a meeting exchanges: tracking sends a second one."""
+        return 2 if self.kind == "tracking" else 1
+
+
+def parse_momentum(name: str | Momentum) -> Momentum | None:
+    """A momentum by name, perhaps with values: `outer:outer_rate=0.9`; None for `auto`.
+
+    >>> parse_momentum("quasi-global:follow=0.5").follow
+    0.5
+
+    Raises:
+        InputError: No momentum has this name, or a value makes no sense.
+    """
+    if isinstance(name, Momentum):
+        return name
+    kind, _, rest = name.partition(":")
+    if kind not in MOMENTA:
+        raise unknown_name("momentum", name, MOMENTA)
+    try:
+        values = {k: float(v) for k, v in (part.split("=") for part in rest.split(",") if part)}
+        return None if kind == "auto" else Momentum(kind=kind, **values)  # type: ignore[arg-type]
+    except (TypeError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"momentum {name!r} is not a kind with values as name=number") from None
+
+
+def iterations_between_meetings(plan: AnyPlan) -> float:
+    """How many iterations pass from a worker's meeting to its next, on average."""
+    rounds = list(islice(plan.rounds(0, _SAMPLE), _SAMPLE))
+    met = sum(2 * len(matching) for round in rounds for matching in round.matchings)
+    return len(rounds) * plan.num_workers / met if met else float("inf")
+
+
+def settled(name: str | Momentum, optimizer: Optimizer, plan: AnyPlan) -> Momentum:
+    """The momentum asked for with everything decided that depends on optimizer and plan.
+
+    Raises:
+        InputError: It needs an optimizer with momentum, and this one has none.
+    """
+    chosen = parse_momentum(name)
+    pause = iterations_between_meetings(plan)
+    if chosen is None:
+        chosen = automatic(optimizer, pause)
+    if chosen.kind != "quasi-global":
+        return chosen
+    if not isinstance(optimizer, (SGD, Adam)) or not optimizer.momentum:
+        raise InputError("quasi-global momentum needs SGD with momentum, or Adam")
+    if chosen.follow is None:
+        chosen = replace(chosen, follow=stable_follow(optimizer, chosen.memory, pause))
+    return chosen
+
+
+def automatic(optimizer: Optimizer, pause: float) -> Momentum:
+    """What is best, as measured, for an optimizer and a number of iterations between meetings."""
+    if isinstance(optimizer, SGD) and optimizer.momentum:
+        return Momentum(kind="quasi-global")
+    return Momentum(kind="local")
+
+
+def stable_follow(optimizer: Optimizer, memory: float, pause: float) -> float:
+    """The largest share of a displacement that meetings this far apart can hold.
+
+    >>> stable_follow(SGD(momentum=0.9), 0.9, pause=4)
+    1.0
+    >>> round(stable_follow(SGD(momentum=0.9), 0.9, pause=100), 3)
+    0.088
+    """
+    beta = optimizer.momentum
+    if not isinstance(optimizer, SGD):
+        return _OVERSHOOT
+    kept = memory + (1 - memory) * beta  # of the buffer, an iteration without a meeting
+    comes_back = beta / (1 - beta) * (1 - math.pow(kept, pause))
+    return min(1.0, _OVERSHOOT / comes_back)
+
+
+# -- the rules, on tensors ------------------------------------------------------------------------
+
+
+class Following:
+    """What happens around a step and its round; this one: nothing (local momentum)."""
+
+    def state(self) -> Mapping[str, Tensor]:
+        """What the next iteration depends on."""
+        return {}
+
+    def reset(self, x: Tensor) -> None:
+        """Start afresh at these values."""
+
+    def turn(self, gradients: Tensor) -> None:
+        """Change the gradients before the optimizer sees them."""
+
+    def begin(self, x: Tensor, memory: Mapping[str, Tensor]) -> None:
+        """The optimizer is about to step, or the round to begin."""
+
+    def middle(self, x: Tensor) -> None:
+        """Between the step and the round."""
+
+    def end(
+        self, x: Tensor, memory: Mapping[str, Tensor], rate: Tensor | float, met: Tensor | None
+    ) -> None:
+        """After both. `met`: which rows took part in the round; None: all."""
+
+
+class QuasiGlobal(Following):
+    """The buffer follows the worker's displacement, mixing included (Lin et al., 2021).
+
+    SGD: m̂ ← μm̂ + (1 − μ)(local + ν·mixing)/η, and the step is along βm̂ + g. Adam's first moment
+    keeps its own rule and follows the mixing alone, in the gradient's units.
+
+    Args:
+        spec: memory μ and followed share ν.
+        optimizer: whose memory is followed.
+        x: the parameters.
+        mixes_first: the round comes before the step (the footnote's rule).
+    """
+
+    def __init__(
+        self, spec: Momentum, optimizer: SGD | Adam, x: Tensor, *, mixes_first: bool = False
+    ) -> None:
+        assert spec.follow is not None
+        self.spec, self.optimizer = spec, optimizer
+        self.moved = torch.zeros_like(x)
+        self.hat = torch.zeros_like(x) if isinstance(optimizer, SGD) else None
+        shares = (1.0 if isinstance(optimizer, SGD) else 0.0), spec.follow
+        self._first, self._second = reversed(shares) if mixes_first else shares
+
+    def begin(self, x: Tensor, memory: Mapping[str, Tensor]) -> None:
+        """Keep the buffer and where the worker stands."""
+        torch.mul(x, self._first, out=self.moved)
+        if self.hat is not None:
+            self.hat.copy_(memory["momentum"])
+
+    def middle(self, x: Tensor) -> None:
+        """From here the other share counts."""
+        self.moved.add_(x, alpha=self._second - self._first)
+
+    def end(
+        self, x: Tensor, memory: Mapping[str, Tensor], rate: Tensor | float, met: Tensor | None
+    ) -> None:
+        """Fold the displacement into the optimizer's memory."""
+        self.moved.add_(x, alpha=-self._second)
+        if self.hat is not None:
+            keep = self.spec.memory
+            torch.mul(self.hat, keep, out=memory["momentum"])
+            memory["momentum"].add_(self.moved.mul_((1 - keep) / rate))
+            return
+        assert isinstance(self.optimizer, Adam)
+        scale = self.optimizer.denominator(memory).mul_((1 - self.optimizer.beta1) / rate)
+        memory["first"].addcmul_(self.moved, scale)
+
+
+class Outer(Following):
+    """At a meeting, a step of its own from an anchor towards the mean (NoLoCo, DiLoCo's cousin).
+
+    v ← βv + α(x̄ − φ), φ ← φ + v, x ← φ, for those who met; x̄ is what the round made of x.
+    """
+
+    def __init__(self, spec: Momentum, x: Tensor) -> None:
+        self.spec = spec
+        self.anchor, self.velocity = x.clone(), torch.zeros_like(x)
+
+    def state(self) -> Mapping[str, Tensor]:
+        """What later meetings depend on."""
+        return {"anchor": self.anchor, "velocity": self.velocity}
+
+    def reset(self, x: Tensor) -> None:
+        """Start afresh at these values."""
+        self.anchor.copy_(x)
+        self.velocity.zero_()
+
+    def end(
+        self, x: Tensor, memory: Mapping[str, Tensor], rate: Tensor | float, met: Tensor | None
+    ) -> None:
+        """Take the outer step."""
+        velocity = self.velocity * self.spec.outer_momentum
+        velocity.add_(x, alpha=self.spec.outer_rate)
+        velocity.sub_(self.anchor, alpha=self.spec.outer_rate)
+        if met is None:
+            self.velocity.copy_(velocity)
+            x.copy_(self.anchor.add_(velocity))
+            return
+        self.velocity.copy_(torch.where(met, velocity, self.velocity))
+        moved = self.anchor + velocity
+        x.copy_(torch.where(met, moved, x))
+        self.anchor.copy_(torch.where(met, moved, self.anchor))
+
+
+class Tracking(Following):
+    """Gradient tracking: a second vector follows the average gradient, y ← W(y + g − g₋).
+
+    The optimizer steps along y; y is exchanged as x is, so a meeting takes twice the bytes.
+    """
+
+    def __init__(self, x: Tensor) -> None:
+        self.tracked, self.last = torch.zeros_like(x), torch.zeros_like(x)
+
+    def state(self) -> Mapping[str, Tensor]:
+        """What later meetings depend on."""
+        return {"tracked": self.tracked, "last": self.last}
+
+    def reset(self, x: Tensor) -> None:
+        """Start afresh at these values."""
+        self.tracked.zero_()
+        self.last.zero_()
+
+    def turn(self, gradients: Tensor) -> None:
+        """Replace the gradients by what is tracked of their average."""
+        self.tracked.add_(gradients).sub_(self.last)
+        self.last.copy_(gradients)
+        gradients.copy_(self.tracked)
+
+
+def following(
+    spec: Momentum, optimizer: Optimizer, x: Tensor, *, mixes_first: bool = False
+) -> Following:
+    """The rule of a settled momentum for these parameters."""
+    if spec.kind == "quasi-global":
+        assert isinstance(optimizer, (SGD, Adam))
+        return QuasiGlobal(spec, optimizer, x, mixes_first=mixes_first)
+    if spec.kind == "outer":
+        return Outer(spec, x)
+    return Tracking(x) if spec.kind == "tracking" else Following()

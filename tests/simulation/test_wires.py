@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from tests.simulation import textbook
+from tests.simulation.tasks import digits, er8, rows
+
+from matcha.simulation import SGD, Execution, Settings, Simulation
+from matcha.tasks.rates import Constant
+
+EXACT = Execution(precision="float64")
+WIRES = ("bfloat16", "modulo:8", "modulo:4", "modulo:3", "modulo:2", "lowrank:2")
+
+
+def settings(wire: str, **choices) -> Settings:
+    return Settings(
+        **{
+            "epochs": 2,
+            "schedule": Constant(base=0.05),
+            "optimizer": SGD(momentum=0.9),
+            "execution": EXACT,
+            "wire": wire,
+            "evaluate_every": 2,
+        }
+        | choices
+    )
+
+
+@pytest.mark.parametrize(("strategy", "mixing"), [("matcha", "laplacian"), ("greedy", "pairwise")])
+@pytest.mark.parametrize("wire", WIRES)
+def test_training_over_a_wire_is_the_definition(wire, strategy, mixing) -> None:
+    task, plan = digits(name="logistic", steps=4), er8(strategy)
+    assert plan.mixing == mixing
+    for rule in ("eq2", "footnote"):
+        simulation = Simulation(task, plan, settings(wire, rule=rule))
+        list(simulation)
+        expected = textbook.train(
+            task, plan, epochs=2, rate=0.05, rule=rule, momentum=0.9, wire=wire
+        )
+        np.testing.assert_allclose(rows(simulation.engine), expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("wire", ["modulo:3", "lowrank:2"])
+@pytest.mark.parametrize("momentum", ["local", "quasi-global", "outer", "tracking"])
+def test_resuming_over_a_wire_is_exact(tmp_path, wire, momentum) -> None:
+    task, plan = digits(name="logistic", steps=4), er8("greedy", 0.3)
+    how = settings(wire, momentum=momentum, epochs=4)
+    whole = Simulation(task, plan, how)
+    list(whole)
+    first = Simulation(task, plan, how)
+    epochs = iter(first)
+    next(epochs), next(epochs)
+    first.save(tmp_path / "state.pt")
+    again = Simulation(task, plan, how)
+    again.load(tmp_path / "state.pt")
+    list(again)
+    assert torch.equal(again.engine.workers.parameters, whole.engine.workers.parameters)
+
+
+def test_records_count_the_bytes_of_their_wire() -> None:
+    task, plan = digits(name="logistic", steps=4), er8("greedy", 0.3)
+    sent = {
+        wire: list(Simulation(task, plan, settings(wire)))[-1].megabytes_sent
+        for wire in ("float32", "bfloat16", "modulo:8")
+    }
+    meetings = sum(2 * len(plan.round(k).links) for k in range(8)) / 8
+    assert sent["float32"] == pytest.approx(meetings * 650 * 4 / 1e6)
+    assert sent["bfloat16"] == sent["float32"] / 2
+    assert sent["modulo:8"] == pytest.approx(meetings * 4 * 260 / 1e6)  # 640 weights and 10 biases
+
+
+def test_an_engine_serves_one_wire_after_another() -> None:
+    task, plan = digits(name="logistic", steps=4), er8("greedy", 0.3)
+    fresh = Simulation(task, plan, settings("modulo:4", momentum="outer"))
+    engine = Simulation(task, plan, settings("lowrank:2")).engine
+    list(Simulation(task, plan, settings("float32", momentum="tracking"), engine=engine))
+    used = Simulation(task, plan, settings("modulo:4", momentum="outer"), engine=engine)
+    list(fresh), list(used)
+    assert torch.equal(fresh.engine.workers.parameters, used.engine.workers.parameters)
+
+
+def test_a_value_that_is_not_finite_ends_a_run_loudly() -> None:
+    task, plan = digits(name="logistic", steps=4), er8("greedy", 0.3)
+    simulation = Simulation(task, plan, settings("modulo:3"))
+    simulation.engine.workers.parameters[3, 5] = float("nan")
+    (record,) = list(simulation)
+    assert simulation.diverged
+    assert not np.isfinite(record.train_loss)
+    others = [k for k in range(8) if k != 3]
+    assert torch.isfinite(simulation.engine.workers.parameters[others]).all()

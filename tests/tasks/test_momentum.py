@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from tests.simulation import textbook
+from tests.simulation.tasks import digits, er8, rows
+
+from matcha.errors import InputError
+from matcha.simulation import SGD, Adam, Execution, Settings, Simulation
+from matcha.tasks.momentum import iterations_between_meetings, parse_momentum, settled
+from matcha.tasks.rates import Constant
+
+RATE, BETA, MEMORY = 0.05, 0.9, 0.9
+
+
+def simulated(task, plan, momentum, optimizer=None, **choices):
+    settings = Settings(
+        epochs=2,
+        schedule=Constant(base=RATE),
+        optimizer=optimizer or SGD(momentum=BETA),
+        execution=Execution(precision="float64"),
+        momentum=momentum,
+        **choices,
+    )
+    simulation = Simulation(task, plan, settings)
+    list(simulation)
+    return rows(simulation.engine)
+
+
+class Textbook:
+    """Training as a paper writes it, around a rule for one iteration."""
+
+    def __init__(self, task, plan) -> None:
+        task.to(torch.device("cpu"), torch.float64)
+        self.task, self.plan, self.model = task, plan, task.model().double().train()
+        start = torch.nn.utils.parameters_to_vector(self.model.parameters()).detach().numpy()
+        self.x = np.tile(start, (plan.num_workers, 1))
+
+    def run(self, iteration) -> np.ndarray:
+        steps = self.task.steps_per_epoch
+        for k in range(2 * steps):
+            g = textbook.gradients(self.task, self.model, self.x, *divmod(k, steps))
+            met = np.zeros((len(self.x), 1), bool)
+            met[[w for link in self.plan.round(k).links for w in link]] = True
+            self.x = iteration(self.x, g, textbook.mixing_matrix(self.plan, k), met)
+        return self.x
+
+
+@pytest.mark.parametrize("rule", ["eq2", "footnote"])
+def test_quasi_global_is_the_papers(rule) -> None:
+    task, plan = digits(name="logistic", steps=4), er8("matcha", 0.5)
+    found = simulated(task, plan, "quasi-global:follow=1", rule=rule)
+    book = Textbook(task, plan)
+    hat = np.zeros_like(book.x)
+
+    def iteration(x, g, W, met):
+        nonlocal hat
+        step = RATE * (BETA * hat + g)
+        after = W @ (x - step) if rule == "eq2" else W @ x - step
+        hat = MEMORY * hat + (1 - MEMORY) * (x - after) / RATE
+        return after
+
+    np.testing.assert_allclose(found, book.run(iteration), rtol=0, atol=1e-10)
+
+
+def test_an_outer_step_goes_from_an_anchor_through_the_mean() -> None:
+    task, plan = digits(name="logistic", steps=4), er8("greedy", 0.1)
+    found = simulated(task, plan, "outer:outer_rate=0.6,outer_momentum=0.4", SGD())
+    book = Textbook(task, plan)
+    anchor, velocity = book.x.copy(), np.zeros_like(book.x)
+
+    def iteration(x, g, W, met):
+        nonlocal anchor, velocity
+        mean = W @ (x - RATE * g)
+        velocity = np.where(met, 0.4 * velocity + 0.6 * (mean - anchor), velocity)
+        anchor = np.where(met, anchor + velocity, anchor)
+        return np.where(met, anchor, mean)
+
+    np.testing.assert_allclose(found, book.run(iteration), rtol=0, atol=1e-10)
+
+
+def test_tracking_follows_the_average_gradient() -> None:
+    task, plan = digits(name="logistic", steps=4, partition="shards"), er8("matcha", 0.5)
+    found = simulated(task, plan, "tracking", SGD())
+    book = Textbook(task, plan)
+    tracked = last = np.zeros_like(book.x)
+
+    def iteration(x, g, W, met):
+        nonlocal tracked, last
+        tracked, last = tracked + g - last, g
+        np.testing.assert_allclose(tracked.mean(0), g.mean(0), atol=1e-12)
+        x, tracked = W @ (x - RATE * tracked), W @ tracked
+        return x
+
+    np.testing.assert_allclose(found, book.run(iteration), rtol=0, atol=1e-10)
+
+
+def test_quasi_global_is_held_back_where_rounds_are_rare() -> None:
+    optimizer = SGD(momentum=0.9)
+    often, rarely = er8("greedy", 0.3), er8("greedy", 0.01)
+    assert iterations_between_meetings(often) < 2 < 10 < iterations_between_meetings(rarely)
+    assert settled("quasi-global", optimizer, often).follow == 1.0
+    assert settled("quasi-global", optimizer, rarely).follow < 0.4
+    task = digits(name="logistic", steps=40)
+    spread = {
+        follow: simulated(task, rarely, f"quasi-global{follow}").std(0).max()
+        for follow in ("", ":follow=1")
+    }
+    assert spread[""] < spread[":follow=1"]
+
+
+def test_adam_follows_meetings_too() -> None:
+    task, plan = digits(name="logistic", steps=4), er8("greedy", 0.3)
+    optimizer = Adam()
+    local = simulated(task, plan, "local", optimizer)
+    followed = simulated(task, plan, "quasi-global", optimizer)
+    assert np.isfinite(followed).all()
+    assert not np.allclose(local, followed)
+
+
+@pytest.mark.parametrize("name", ["quasi", "outer:rate=1", "quasi-global:follow=2", "outer:x"])
+def test_a_momentum_that_does_not_exist_is_refused(name) -> None:
+    with pytest.raises(InputError):
+        parse_momentum(name)
+
+
+def test_quasi_global_needs_momentum() -> None:
+    with pytest.raises(InputError, match="needs SGD with momentum"):
+        settled("quasi-global", SGD(), er8("greedy", 0.3))
+    assert settled("auto", SGD(), er8("greedy", 0.3)).kind == "local"
