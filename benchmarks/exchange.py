@@ -37,7 +37,7 @@ from matcha import Round, families
 from matcha.distributed import Gossip, Message, TorchTransport, Transport
 from matcha.distributed.collectives import barrier
 from matcha.distributed.exchange import Exchange, Meeting
-from matcha.distributed.launch import LocalWorkers
+from matcha.distributed.local_workers import LocalWorkers
 from matcha.errors import MatchaError
 
 SIZES_MB = (4, 100)

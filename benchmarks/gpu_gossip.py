@@ -22,7 +22,7 @@ from torch import nn
 
 from matcha import Plan, families
 from matcha.distributed import Gossip, TorchTransport, Transport
-from matcha.distributed.launch import LocalWorkers
+from matcha.distributed.local_workers import LocalWorkers
 from matcha.schedules import Cycle, Periodic
 from matcha.timing import Units
 

@@ -152,7 +152,7 @@ def test_tasks_are_checked(wrong):
 def test_the_command(tmp_path):
     run = CliRunner().invoke
     common = ["tune", "paper:er8", "--compute-time", "0.1", "--effort", "none"]
-    common += ["--budgets", "0.1,0.5", "--strategies", "greedy,vanilla"]
+    common += ["--budget", "0.1,0.5", "--strategy", "greedy,vanilla"]
     out, figure = tmp_path / "plan.json", tmp_path / "tune.png"
     result = run(app, [*common, "--link-time", "0.1", "--output", str(out), "--plot", str(figure)])
     assert result.exit_code == 0, result.output

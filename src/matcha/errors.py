@@ -9,6 +9,9 @@ from collections.abc import Iterable
 class MatchaError(Exception):
     """Base class of every error that matcha raises on purpose."""
 
+    exit_code = 2
+    """What the command line ends with, so that scripts can tell what happened."""
+
 
 class InputError(MatchaError, ValueError):
     """An argument is wrong: a budget, a name, a file."""
@@ -26,12 +29,18 @@ class DataError(MatchaError):
     """A data set is missing or damaged."""
 
 
-class ExchangeError(MatchaError, RuntimeError):
-    """A worker could not complete an exchange with a peer."""
-
-
 class WriteError(MatchaError, OSError):
     """A result could not be written: a folder that is read-only or missing, a disk that is full."""
+
+
+class ModelError(InputError):
+    """The model is no longer the one whose exchange was set up."""
+
+
+class ExchangeError(MatchaError, RuntimeError):
+    """A worker is lost: it died, or it did not answer in time."""
+
+    exit_code = 3
 
 
 class PeerLostError(ExchangeError):
@@ -40,6 +49,45 @@ class PeerLostError(ExchangeError):
     def __init__(self, message: str, peer: int) -> None:
         super().__init__(message)
         self.peer = peer
+
+
+class WorkerError(MatchaError, RuntimeError):
+    """A worker that was started here failed; its exit code becomes the launcher's."""
+
+    def __init__(self, sentence: str, exit_code: int = 1) -> None:
+        super().__init__(sentence)
+        self.exit_code = exit_code
+
+
+class PackageError(MatchaError, ImportError):
+    """A package that this needs and that not every user has is not installed."""
+
+    exit_code = 4
+
+
+_EXTRAS = {
+    "torch": "torch",
+    "safetensors": "torch",
+    "sklearn": "torch",
+    "cryptography": "keys",
+    "mpi4py": "mpi",
+    "matplotlib": "plot",
+    "tensorboard": "tensorboard",
+    "ray": "ray",
+}
+"""Packages that not every user has, and the extra of ours that brings them."""
+
+
+def missing_package(error: ImportError) -> PackageError | None:
+    """What to install after a failed import; None where the package is none of the optional ones.
+
+    >>> print(missing_package(ImportError(name="mpi4py.MPI")))
+    this needs mpi4py: pip install "matcha-sgd[mpi]"
+    """
+    package = (error.name or "").partition(".")[0]
+    if package not in _EXTRAS:
+        return None
+    return PackageError(f'this needs {package}: pip install "matcha-sgd[{_EXTRAS[package]}]"')
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> InputError:

@@ -16,7 +16,7 @@ from tests.signals import hear_ctrl_c
 
 from matcha.records import read_run
 
-SMALL = ("demo", "--topology", "ring:4", "--strategies", "vanilla,greedy", "--budget", "0.5")
+SMALL = ("demo", "--topology", "ring:4", "--strategy", "vanilla,greedy", "--budget", "0.5")
 
 
 @pytest.mark.slow
@@ -95,7 +95,7 @@ def test_a_directory_in_use_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--strategies", "vanila"], "did you mean 'vanilla'"),
+        (["--strategy", "vanila"], "did you mean 'vanilla'"),
         (["--budget", "2"], "budget"),
         (["--link-mbps", "0"], "positive"),
         (["--target-loss", "-1"], "positive"),

@@ -15,7 +15,7 @@ from matcha.cli import app
 from matcha.errors import MatchaError
 from matcha.records import read_run
 
-QUICK = ["--num-train", 384, "--num-test", 60, "--compute-seconds", 0.5, "--seconds-per-unit", 1]
+QUICK = ["--num-train", 384, "--num-test", 60, "--compute-time", 0.5, "--link-time", 1]
 
 
 def simulate(*arguments, **options):
@@ -23,7 +23,7 @@ def simulate(*arguments, **options):
 
 
 def simulate_quadratic(*arguments):
-    return matcha_command("simulate", "-t", "quadratic", "-e", 1, "--json", *arguments)
+    return matcha_command("simulate", "--task", "quadratic", "-e", 1, "--json", *arguments)
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def test_json_records_and_figures(finished):
 
 def test_table_for_people(tmp_path):
     result = simulate(
-        "-t", "logistic", "-s", "matcha", "-e", 1, "-o", tmp_path, "--figures", "none"
+        "--task", "logistic", "-s", "matcha", "-e", 1, "-o", tmp_path, "--format", "none"
     )
     assert result.returncode == 0, result.stderr
     assert "logistic, 8 workers, simulated clock" in result.stdout
@@ -64,7 +64,7 @@ def test_table_for_people(tmp_path):
 def test_the_table_is_never_cut_short(finished, columns):
     folder, document = finished
     choices = ("-s", "vanilla", "-s", "periodic", "-b", 0.5, "-e", 3, "--resume", "-o", folder)
-    result = simulate(*choices, "--figures", "none", "--no-report", COLUMNS=str(columns))
+    result = simulate(*choices, "--format", "none", "--no-report", COLUMNS=str(columns))
     assert result.returncode == 0, result.stderr
     lines = [line for line in result.stdout.splitlines() if line.startswith(("run ", "periodic "))]
     assert "…" not in result.stdout
@@ -94,11 +94,11 @@ def test_resume_ends_with_the_same_bits(finished, tmp_path):
     """Stop after the second of three epochs, with the third's record already on disk."""
     folder, _ = finished
     short = tmp_path / "short"
-    common = ("-s", "vanilla", "-s", "periodic", "-b", 0.5, "-o", short, "--figures", "none")
+    common = ("-s", "vanilla", "-s", "periodic", "-b", 0.5, "-o", short, "--format", "none")
     shutil.copytree(folder, short)
     whole = (folder / "vanilla-1-s0/records.jsonl").read_text().splitlines()
     half = tmp_path / "half"
-    result = simulate("-s", "vanilla", "-e", 3, "-o", half, "--figures", "none")
+    result = simulate("-s", "vanilla", "-e", 3, "-o", half, "--format", "none")
     assert result.returncode == 0, result.stderr
     assert (half / "vanilla-1-s0/records.jsonl").read_text().splitlines() == whole
 
@@ -134,8 +134,8 @@ def test_a_saved_plan_is_used(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["-t", "digit"], "did you mean 'digits'"),
-        (["-t", "cifar10"], "--data DIR or $MATCHA_DATA"),
+        (["--task", "digit"], "did you mean 'digits'"),
+        (["--task", "cifar10"], "--data DIR or $MATCHA_DATA"),
         (["--rule", "eq3"], "rule must be"),
         (["--partition", "sorted"], "partition must be"),
         (["--precision", "int8"], "precision must be"),
@@ -147,7 +147,7 @@ def test_a_saved_plan_is_used(tmp_path):
         (["--device", "tpu"], "cpu or cuda"),
         (["--seed", "1", "--seed", "1"], "name each choice once"),
         (["-s", "vanilla", "-s", "vanilla"], "name each choice once"),
-        (["--figures", "gif"], "gif"),
+        (["--format", "gif"], "gif"),
     ],
 )
 def test_one_sentence_for_bad_input(tmp_path, monkeypatch, arguments, message):
@@ -172,7 +172,7 @@ def test_a_staged_plan_is_used_beside_a_plain_one(staged_file, tmp_path):
 
 
 def test_ctrl_c_says_how_to_go_on(tmp_path):
-    command = [sys.executable, "-m", "matcha.cli", "simulate", "ring:4", "-t", "logistic"]
+    command = [sys.executable, "-m", "matcha.cli", "simulate", "ring:4", "--task", "logistic"]
     command += ["-s", "periodic", "-e", "100000", "-o", str(tmp_path), "--seed", "3"]
     running = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     records = tmp_path / "periodic-0.5-s3" / "records.jsonl"

@@ -7,12 +7,12 @@ from tests.commands import matcha_command
 
 def test_sweep_table_json_and_figure(tmp_path):
     figure = tmp_path / "sweep.svg"
-    options = ["sweep", "paper:er8", "--budgets", "0.2,0.5", "--effort", "none"]
-    done = matcha_command(*options, "--strategies", "matcha,vanilla,periodic", "--plot", figure)
+    options = ["sweep", "paper:er8", "--budget", "0.2,0.5", "--effort", "none"]
+    done = matcha_command(*options, "--strategy", "matcha,vanilla,periodic", "--plot", figure)
     assert done.returncode == 0, done.stderr
     assert "0.6538" in done.stdout
     assert "<svg" in figure.read_text()
-    done = matcha_command(*options, "--strategies", "matcha,vanilla", "--json")
+    done = matcha_command(*options, "--strategy", "matcha,vanilla", "--json")
     points = json.loads(done.stdout)["points"]
     assert [(p["strategy"], p["budget"]) for p in points] == [
         ("matcha", 0.2),
@@ -23,10 +23,10 @@ def test_sweep_table_json_and_figure(tmp_path):
 
 def test_bad_sweeps_are_one_sentence():
     for arguments, sentence in (
-        (["--budgets", "a,b"], "separated by commas"),
-        (["--budgets", "0.5,2"], "(0, 1]"),
-        (["--strategies", "vanila"], "did you mean 'vanilla'"),
-        (["--strategies", ""], "at least one"),
+        (["--budget", "a,b"], "separated by commas"),
+        (["--budget", "0.5,2"], "(0, 1]"),
+        (["--strategy", "vanila"], "did you mean 'vanilla'"),
+        (["--strategy", ""], "at least one"),
     ):
         done = matcha_command("sweep", "ring:4", *arguments)
         assert done.returncode == 2

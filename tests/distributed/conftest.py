@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from matcha.distributed.launch import LocalWorkers
+from matcha.distributed.local_workers import LocalWorkers
 
 HERE = Path(__file__).parent
 SOURCE = HERE.parents[1] / "src"
@@ -24,19 +24,14 @@ class Workers:
         self.outputs: list[Path] = []
 
     def start(self, script: str, *args: str, num_workers: int) -> LocalWorkers:
-        run = len(self.started)
-        self.outputs = [self.folder / f"output-{run}-{rank}.txt" for rank in range(num_workers)]
-        files = [path.open("wb") for path in self.outputs]
-        try:
-            workers = LocalWorkers(
-                [sys.executable, "-W", "error", str(HERE / script), *args],
-                num_workers,
-                environment={"PYTHONPATH": f"{SOURCE}:{HERE}", "PYTHONUNBUFFERED": "1"},
-                outputs=files,
-            )
-        finally:
-            for file in files:
-                file.close()
+        logs = self.folder / f"logs-{len(self.started)}"
+        self.outputs = [logs / f"worker-{rank}.log" for rank in range(num_workers)]
+        workers = LocalWorkers(
+            [sys.executable, "-W", "error", str(HERE / script), *args],
+            num_workers,
+            environment={"PYTHONPATH": f"{SOURCE}:{HERE}", "PYTHONUNBUFFERED": "1"},
+            logs=logs,
+        )
         self.started.append(workers)
         return workers
 

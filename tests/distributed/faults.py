@@ -18,7 +18,7 @@ from torch import nn
 
 from matcha import families, plan
 from matcha.distributed import Gossip, TorchTransport, Transport
-from matcha.errors import ExchangeError
+from matcha.errors import ExchangeError, InputError
 from matcha.schedules import Periodic
 
 NUM_WORKERS = 4
@@ -95,7 +95,7 @@ def confuse(transport: Transport) -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         try:
             Gossip(model, optimizer, chosen, transport=transport, deadline=20)
-        except ExchangeError as error:
+        except InputError as error:
             print(error)
 
 

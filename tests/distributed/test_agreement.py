@@ -4,7 +4,7 @@ import pytest
 
 from matcha.distributed import run_threads
 from matcha.distributed.agreement import agree, differences
-from matcha.errors import ExchangeError
+from matcha.errors import InputError
 
 
 def test_agreeing_workers_learn_their_hosts() -> None:
@@ -20,7 +20,7 @@ def test_agreeing_workers_learn_their_hosts() -> None:
 def test_every_worker_hears_who_differs_in_what() -> None:
     def work(transport) -> str:
         facts = {"plan": "b" if transport.rank == 2 else "a", "model": "m"}
-        with pytest.raises(ExchangeError) as caught:
+        with pytest.raises(InputError) as caught:
             agree(transport, facts, 10)
         return str(caught.value)
 

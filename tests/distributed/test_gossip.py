@@ -13,7 +13,7 @@ from torch import nn
 
 from matcha import Plan, Round, families
 from matcha.distributed import Gossip, MemoryTransport, SlowLinks, run_threads
-from matcha.errors import ExchangeError, InputError
+from matcha.errors import ExchangeError, InputError, ModelError
 
 
 @pytest.mark.parametrize(("strategy", "mixing", "rule"), cases.CASES)
@@ -414,7 +414,7 @@ def test_another_model_is_refused_by_name() -> None:
     def work(transport: MemoryTransport) -> None:
         model = nn.Linear(4, 3 if transport.rank == 6 else 2)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        with pytest.raises(ExchangeError, match=r"rank 6 \(host .*another model"):
+        with pytest.raises(InputError, match=r"rank 6 \(host .*another model"):
             Gossip(model, optimizer, PLAN, transport=transport, deadline=10)
 
     run_threads(8, work)
@@ -465,11 +465,11 @@ def test_moved_or_unfrozen_parameters_are_noticed() -> None:
         Gossip(model, optimizer, plan, transport=transport, deadline=5)
         if transport.rank == 0:
             model.float()
-            with pytest.raises(ExchangeError, match=r"'0.weight' has another device, dtype"):
+            with pytest.raises(ModelError, match=r"'0.weight' has another device, dtype"):
                 plain_step(model, optimizer, torch.ones(2, 4))
         else:
             model[0].bias.requires_grad_(True)
-            with pytest.raises(ExchangeError, match="frozen when Gossip was constructed"):
+            with pytest.raises(ModelError, match="frozen when Gossip was constructed"):
                 double_step(model, optimizer, torch.ones(2, 4))
 
     run_threads(2, work)

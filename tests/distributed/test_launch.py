@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -10,70 +11,62 @@ from pathlib import Path
 import pytest
 from tests.signals import hear_ctrl_c
 
-from matcha.distributed.launch import LocalWorkers, run_local
-from matcha.errors import ExchangeError, InputError
+from matcha.distributed.launch import Hosts, launch
+from matcha.errors import ExchangeError, InputError, WorkerError
+
+RANK = "import os, signal, sys, time; rank = int(os.environ['RANK']); "
 
 
-def test_workers_get_what_torchrun_would_set(tmp_path: Path) -> None:
-    script = (
-        "import os, pathlib, sys\n"
-        "names = 'RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MINE'.split()\n"
-        "file = pathlib.Path(sys.argv[1], os.environ['RANK'])\n"
-        "file.write_text(' '.join(map(os.getenv, names)))\n"
-        "assert int(os.environ['MASTER_PORT']) > 0\n"
-    )
-    command = [sys.executable, "-c", script, str(tmp_path)]
-    assert run_local(command, 3, environment={"MINE": "x"}) == [0, 0, 0]
-    for rank in range(3):
-        assert (tmp_path / str(rank)).read_text() == f"{rank} {rank} 3 3 127.0.0.1 x"
+def test_workers_that_end_well_end_the_launch(tmp_path: Path) -> None:
+    script = RANK + "open(f'{sys.argv[1]}/{rank}', 'w').write(os.environ['MINE'])"
+    launch(["-c", script, str(tmp_path)], 2, environment={"MINE": "x"})
+    assert [(tmp_path / str(rank)).read_text() for rank in range(2)] == ["x", "x"]
 
 
-def test_once_one_has_failed_the_others_are_stopped() -> None:
-    command = ["sh", "-c", '[ "$RANK" = 1 ] && exit 7; exec sleep 600']
-    started = time.monotonic()
-    with LocalWorkers(command, 3) as workers:
-        codes = workers.wait(grace=0.2)
-    assert codes[1] == 7
-    assert codes[0] == codes[2] == -signal.SIGTERM
-    assert time.monotonic() - started < 60
+@pytest.mark.parametrize(
+    ("script", "kind", "exit_code", "sentence"),
+    [
+        # One fails by itself and the other loses it: the first is the cause.
+        ("sys.exit(7 if rank else 3)", WorkerError, 7, "worker 1 failed with exit code 7"),
+        ("sys.exit(2 if rank else 3)", WorkerError, 2, "worker 1 failed with exit code 2"),
+        # One is killed; what the other makes of it is a consequence.
+        ("os.kill(os.getpid(), 9) if rank else sys.exit(1)", ExchangeError, 3, "1 .* by SIGKILL"),
+        ("sys.exit(3)", ExchangeError, 3, "worker 0 lost another"),
+    ],
+)
+def test_the_worker_that_explains_the_others_is_named(script, kind, exit_code, sentence) -> None:
+    with pytest.raises(kind, match=sentence) as caught:
+        launch(["-c", RANK + script], 2)
+    assert caught.value.exit_code == exit_code
 
 
-def test_what_a_worker_started_ends_with_it(tmp_path: Path) -> None:
-    command = ["sh", "-c", f"sleep 600 & echo $! > {tmp_path}/pid; wait"]
-    with LocalWorkers(command, 1):
-        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
-            time.sleep(0.02)
-    pid = int((tmp_path / "pid").read_text())
-    end = time.monotonic() + 10
-    while Path(f"/proc/{pid}").exists() and "Z" not in _state(pid):
-        assert time.monotonic() < end, "an orphan is left behind"
-        time.sleep(0.02)
+def test_the_last_words_of_a_logged_worker_are_quoted(tmp_path: Path) -> None:
+    script = RANK + "print('I give up') if rank else None; sys.exit(5 * rank)"
+    with pytest.raises(WorkerError, match="worker 1 failed with exit code 5: I give up"):
+        launch(["-c", script], 2, logs=tmp_path)
 
 
-def _state(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except OSError:
-        return "Z"
+def test_meanwhile_follows_until_it_is_time_to_end(tmp_path: Path) -> None:
+    seen = []
 
+    def follow(ended) -> None:
+        end = time.monotonic() + 60
+        while not ended():
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        seen.extend(path.name for path in tmp_path.iterdir())
 
-def test_even_a_stopped_worker_is_ended() -> None:
-    with LocalWorkers(["sleep", "600"], 2) as workers:
-        workers.processes[0].send_signal(signal.SIGSTOP)
-    assert all(process.poll() is not None for process in workers.processes)
-
-
-def test_too_slow_workers_are_an_error() -> None:
-    with LocalWorkers(["sleep", "600"], 2) as workers, pytest.raises(ExchangeError, match="within"):
-        workers.wait(timeout=0.3)
-    assert all(process.poll() is not None for process in workers.processes)
+    script = RANK + "open(sys.argv[1] + '/started', 'w').close()"
+    launch(["-c", script, str(tmp_path)], 1, meanwhile=follow)
+    assert seen == ["started"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ending_the_launcher_ends_the_workers(tmp_path: Path, number, request) -> None:
     script = (
-        "import sys\nfrom matcha.distributed.launch import run_local\n"
-        f"run_local(['sh', '-c', 'echo $$ > {tmp_path}/$RANK; exec sleep 600'], 2)\n"
+        "import sys\nfrom matcha.distributed.launch import launch\n"
+        f'launch([\'-c\', \'import os; open("{tmp_path}/" + os.environ["RANK"], "w")'
+        f".write(str(os.getpid())); import time; time.sleep(600)'], 2)\n"
     )
     launcher = subprocess.Popen(
         [sys.executable, "-c", script], stderr=subprocess.DEVNULL, preexec_fn=hear_ctrl_c
@@ -93,6 +86,55 @@ def test_ending_the_launcher_ends_the_workers(tmp_path: Path, number, request) -
             os.kill(pid, 0)
 
 
-def test_no_worker_is_refused() -> None:
-    with pytest.raises(InputError, match="at least one"):
-        LocalWorkers(["true"], 0)
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"number": 2}, "--rendezvous"),
+        ({"rendezvous": "a:1"}, "--hosts"),
+    ],
+)
+def test_hosts_and_their_meeting_place_go_together(options, sentence) -> None:
+    with pytest.raises(InputError, match=sentence):
+        Hosts(**options)
+
+
+def test_an_uneven_split_is_refused() -> None:
+    with pytest.raises(InputError, match="cannot be split evenly"):
+        launch(["-c", ""], 3, hosts=Hosts(number=2, rendezvous="a:1"))
+
+
+@pytest.mark.slow
+def test_torchrun_starts_the_workers_of_several_hosts(tmp_path: Path) -> None:
+    """Two hosts on this machine, two workers each, of which the last fails."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, pathlib, sys, time\n"
+        "folder, end = pathlib.Path(sys.argv[1]), time.monotonic() + 100\n"
+        "(folder / os.environ['RANK']).write_text(os.environ['MINE'])\n"
+        "while not all((folder / rank).exists() for rank in '0123') and time.monotonic() < end:\n"
+        "    time.sleep(0.05)\n"
+        "sys.exit(5 if os.environ['RANK'] == '3' else 0)\n"
+    )
+    launcher = (
+        "import sys\n"
+        "from matcha.distributed.launch import Hosts, launch\n"
+        "from matcha.errors import WorkerError\n"
+        "script, folder, meeting, host = sys.argv[1:]\n"
+        "hosts = Hosts(number=2, rendezvous=meeting, rank=int(host))\n"
+        "try:\n"
+        "    launch([script, folder], 4, environment={'MINE': 'x'}, hosts=hosts)\n"
+        "except WorkerError as error:\n"
+        "    sys.exit(error.exit_code)\n"
+    )
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        meeting = f"127.0.0.1:{free.getsockname()[1]}"
+    command = [sys.executable, "-c", launcher, str(script), str(tmp_path), meeting]
+    hosts = [subprocess.Popen([*command, host], stderr=subprocess.DEVNULL) for host in "01"]
+    try:
+        assert hosts[1].wait(200) == 5
+    finally:  # torchrun on the other host would wait minutes for the one that has failed
+        for host in hosts:
+            host.kill()
+            host.wait()
+    assert [(tmp_path / rank).read_text() for rank in "0123"] == ["x"] * 4

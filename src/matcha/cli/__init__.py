@@ -7,7 +7,7 @@ from importlib import import_module
 
 import typer
 
-from matcha.errors import MatchaError
+from matcha.errors import MatchaError, missing_package
 
 app = typer.Typer(
     name="matcha",
@@ -17,17 +17,6 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-_EXTRA = '"matcha-sgd[torch]"'
-_OPTIONAL = {
-    "torch": _EXTRA,
-    "safetensors": _EXTRA,
-    "sklearn": _EXTRA,
-    "cryptography": '"matcha-sgd[keys]"',
-    "mpi4py": '"matcha-sgd[mpi]"',
-    "tensorboard": "tensorboard",
-}
-"""Packages that not every user has, and what to install for them."""
 
 
 def _version(show: bool) -> None:
@@ -67,21 +56,24 @@ def _register() -> None:
 
 
 def main() -> None:
-    """The `matcha` command: one clear sentence and exit code 2 for bad input."""
+    """The `matcha` command: one clear sentence and an exit code that says what happened."""
     try:
         app(prog_name="matcha")  # also under `python -m matcha.cli`: help and completion
     except MatchaError as error:
-        typer.echo(f"matcha: {error}", err=True)
-        sys.exit(2)
+        _fail(error)
     except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
-        if package not in _OPTIONAL:
+        missing = missing_package(error)
+        if missing is None:
             raise
-        typer.echo(f"matcha: this needs {package}: pip install {_OPTIONAL[package]}", err=True)
-        sys.exit(2)
+        _fail(missing)
     except KeyboardInterrupt:
         typer.echo("matcha: stopped.", err=True)
         sys.exit(130)
+
+
+def _fail(error: MatchaError) -> None:
+    typer.echo(f"matcha: {error}", err=True)
+    sys.exit(error.exit_code)
 
 
 _register()

@@ -13,6 +13,7 @@ import typer
 from rich.table import Table
 
 from matcha.cli import app
+from matcha.cli.options import Json
 from matcha.cli.output import console
 from matcha.errors import InputError, unknown_name
 
@@ -23,7 +24,7 @@ _NOT_BENCHMARKS = ("make_plans", "pack_data")
 def bench_command(
     name: str | None = typer.Argument(None, help="Which benchmark; without one, list them."),
     arguments: list[str] | None = typer.Argument(None, help="Passed on to the benchmark."),
-    as_json: bool = typer.Option(False, "--json", help="Print the list as JSON instead."),
+    as_json: Json = False,
 ) -> None:
     """Measure this machine with the repository's benchmarks; each prints one table.
 

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import math
-import signal
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -19,7 +15,16 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
 from matcha.cli import app
-from matcha.cli.output import console, patient_progress, print_json
+from matcha.cli.options import (
+    Budget,
+    FolderOrNone,
+    Json,
+    Seed,
+    Strategies,
+    TopologyOption,
+    words,
+)
+from matcha.cli.output import console, free_directory, patient_progress, print_json
 from matcha.errors import InputError
 from matcha.records import Record
 
@@ -35,28 +40,26 @@ def demo_command(
     link_mbps: float = typer.Option(
         2.5, help="Slow every link to this many Mbit/s. An emulation, by waiting."
     ),
-    budget: float = typer.Option(0.2, "--budget", "-b", help="C_b of all strategies but vanilla."),
+    budget: Budget = 0.2,
     target_loss: float = typer.Option(0.025, help="Train each strategy to this training loss."),
-    epochs: int = typer.Option(20, help="Give up on the target after so many epochs."),
-    topology: str = typer.Option("paper:er8", "--topology", "-t", help="The network."),
-    strategies: str = typer.Option(
-        "vanilla,periodic,matcha,greedy", help="Strategies, separated by commas."
+    epochs: int = typer.Option(
+        20, "--epochs", "-e", help="Give up on the target after so many epochs."
     ),
-    seed: int = typer.Option(0, help="Of the plans, the data's partition and the first weights."),
-    output: Path | None = typer.Option(
-        None, "--output", "-o", help="Where to write; by default runs/demo-DATE."
-    ),
-    as_json: bool = typer.Option(False, "--json", help="Print the comparison as JSON instead."),
+    topology: TopologyOption = "paper:er8",
+    strategies: Strategies = ["vanilla", "periodic", "matcha", "greedy"],
+    seed: Seed = 0,
+    output: FolderOrNone = None,
+    as_json: Json = False,
 ) -> None:
     """See what a communication budget buys: train digits for real on 8 processes, four ways.
 
     Takes about two minutes on two cores. Training, processes and messages are real; the speed of
     the links is emulated. Everything is written below runs/, with a report for a browser.
     """
-    from matcha.experiments.demo import Demo, free_directory, make_plans, run_demo
+    from matcha.experiments.demo import Demo, make_plans, run_demo
     from matcha.report import compare, load_runs, write_report
 
-    names = tuple(name.strip() for name in strategies.split(",") if name.strip())
+    names = tuple(words(strategies))
     stem = datetime.now().strftime("demo-%Y%m%d-%H%M")
     directory = output or free_directory(Path("runs"), stem)
     if directory.exists() and any(directory.iterdir()):
@@ -71,15 +74,15 @@ def demo_command(
         epochs=epochs,
         seed=seed,
     )
-    with _ending_politely(), patient_progress("planning"):
+    with patient_progress("planning"):
         plans = make_plans(demo)
     num_workers = next(iter(plans.values())).num_workers
     _announce(demo, num_workers)
-    with _ending_politely(), _Bars(demo) as bars:
+    with _Bars(demo) as bars:
         run_demo(demo, num_workers, bars.show)
     runs = load_runs([demo.run_directory(name) for name in names])
     comparison = compare(runs, target_loss)
-    with _ending_politely(), patient_progress("writing the report") as progress:
+    with patient_progress("writing the report") as progress:
         page = write_report(
             runs,
             directory / "report.html",
@@ -166,18 +169,3 @@ def _print(demo: Demo, comparison: Comparison) -> None:
     for row in rows:
         table.add_row(row["label"], *(c.show(row[c.key]) for c in shown))
     console.print(table)
-
-
-@contextmanager
-def _ending_politely() -> Iterator[None]:
-    """Let `kill` and a closed terminal end the demo as Ctrl-C does: workers first."""
-
-    def end(number: int, _: Any) -> None:
-        sys.exit(128 + number)
-
-    before = {s: signal.signal(s, end) for s in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -11,6 +11,7 @@ import typer
 from rich.table import Table
 
 from matcha.cli import app
+from matcha.cli.options import Json
 from matcha.cli.output import console, print_json
 
 keys_app = typer.Typer(no_args_is_help=True, help="Make, show, renew and revoke workers' keys.")
@@ -18,7 +19,6 @@ app.add_typer(keys_app, name="keys")
 
 _DIRECTORY = typer.Argument(..., help="The directory of keys.")
 _DAYS = typer.Option(365.0, help="Days until the certificates expire.")
-_JSON = typer.Option(False, "--json", help="Print JSON.")
 _WORKER = typer.Option(..., "--worker", help="The worker's number; may be given several times.")
 
 
@@ -27,7 +27,7 @@ def new(
     directory: Path = _DIRECTORY,
     workers: int = typer.Option(..., help="How many workers."),
     days: float = _DAYS,
-    as_json: bool = _JSON,
+    as_json: Json = False,
 ) -> None:
     """Make an authority and a certificate for each worker.
 
@@ -44,7 +44,7 @@ def new(
 
 
 @keys_app.command("show")
-def show(directory: Path = _DIRECTORY, as_json: bool = _JSON) -> None:
+def show(directory: Path = _DIRECTORY, as_json: Json = False) -> None:
     """Say what a directory of keys holds and until when."""
     from matcha.distributed.keys import read_certificates
 
@@ -56,7 +56,7 @@ def renew(
     directory: Path = _DIRECTORY,
     worker: list[int] = _WORKER,
     days: float = _DAYS,
-    as_json: bool = _JSON,
+    as_json: Json = False,
 ) -> None:
     """Make a new certificate for a worker and revoke its old one."""
     from matcha.distributed.keys import issue, read_certificates
@@ -68,7 +68,7 @@ def renew(
 
 @keys_app.command("revoke")
 def revoke(
-    directory: Path = _DIRECTORY, worker: list[int] = _WORKER, as_json: bool = _JSON
+    directory: Path = _DIRECTORY, worker: list[int] = _WORKER, as_json: Json = False
 ) -> None:
     """Refuse a worker's certificate from now on.
 

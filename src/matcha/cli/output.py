@@ -46,6 +46,24 @@ def make_folder(path: Path) -> None:
         raise InputError(f"{str(path)!r} cannot be a folder: {error.strerror}.") from None
 
 
+def free_directory(root: Path, stem: str) -> Path:
+    """A directory below `root` that does not exist yet.
+
+    Raises:
+        InputError: There are too many already.
+    """
+    for number in range(1, 10_000):
+        path = root / (stem if number == 1 else f"{stem}-{number}")
+        if not path.exists():
+            return path
+    raise InputError(f"{str(root)!r} is full of {stem}: clear it or choose --output.")
+
+
+def this_command(*more: str) -> list[str]:
+    """This very command for Python, with further arguments: each worker runs it again."""
+    return ["-m", "matcha.cli", *sys.argv[1:], *more]
+
+
 @contextmanager
 def patient_progress(title: str) -> Iterator[Callable[[int, int], None]]:
     """A progress bar on standard error that appears when work takes more than a second."""

@@ -10,6 +10,17 @@ import typer
 from rich.table import Table
 
 from matcha.cli import app
+from matcha.cli.options import (
+    Budget,
+    Effort,
+    Force,
+    Json,
+    PlanFile,
+    Plot,
+    Seed,
+    Strategy,
+    TopologyArgument,
+)
 from matcha.cli.output import check_free, console, patient_progress, print_json
 from matcha.errors import InputError, PlanError
 from matcha.plans import AnyPlan, Plan, StagedPlan, load_plan
@@ -18,30 +29,18 @@ from matcha.strategies import staged_plan
 from matcha.timing import Scaled, Timing
 from matcha.topology import Topology, families
 
-TOPOLOGY_HELP = (
-    "Who can talk to whom: [cyan]ring:8[/], [cyan]path:8[/], [cyan]torus:4x4[/], "
-    "[cyan]hypercube:4[/], [cyan]star:8[/], [cyan]complete:8[/], [cyan]barbell:8[/], "
-    "[cyan]erdos-renyi:16:0.3:SEED[/], [cyan]geometric:16:0.4:SEED[/], a graph of the paper "
-    "([cyan]paper:er8[/], [cyan]paper:geometric16-d5|d10|d13[/], [cyan]paper:er16[/]), or a file "
-    "(JSON, GraphML, edge list, adjacency .csv/.npy)."
-)
-
 
 @app.command("plan")
 def plan_command(
-    topology: str = typer.Argument(..., help=TOPOLOGY_HELP),
-    budget: float = typer.Option(
-        0.5, "--budget", "-b", help="C_b in (0, 1]: communication as a fraction of vanilla's."
-    ),
+    topology: TopologyArgument,
+    budget: Budget = 0.5,
     stage: list[str] = typer.Option(
         [],
         metavar="ITERATION:BUDGET",
         help="Another budget from this iteration on, such as [cyan]1000:0.1[/]; may be repeated.",
     ),
-    strategy: str = typer.Option(
-        "matcha", "--strategy", "-s", help="matcha, vanilla, periodic, single or greedy."
-    ),
-    seed: int = typer.Option(0, help="Decides the rounds and every search on the way."),
+    strategy: Strategy = "matcha",
+    seed: Seed = 0,
     mixing: str | None = typer.Option(
         None, help="laplacian (the paper's I − αL) or pairwise; by default the strategy's own."
     ),
@@ -51,16 +50,14 @@ def plan_command(
         "paper's graphs.",
     ),
     decomposition: str = typer.Option("matchings", help="matchings, links or cliques."),
-    effort: str = typer.Option("default", help="Search for matchings: none, default or high."),
+    effort: Effort = "default",
     delay_exponent: float | None = typer.Option(
         None, help="A round of n matchings costs n^G instead of n (the paper's t(·))."
     ),
-    output: Path | None = typer.Option(None, "--output", "-o", help="Save the plan as JSON."),
-    plot: Path | None = typer.Option(
-        None, help="Draw the topology, coloured by matching, to a .png, .svg or .pdf file."
-    ),
-    force: bool = typer.Option(False, "--force", help="Overwrite the output files."),
-    as_json: bool = typer.Option(False, "--json", help="Print the plan as JSON instead."),
+    output: PlanFile = None,
+    plot: Plot = None,
+    force: Force = False,
+    as_json: Json = False,
 ) -> None:
     """Plan the communication of a network of workers within a budget.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,9 +10,8 @@ import typer
 from rich.table import Table
 
 from matcha.cli import app
-from matcha.cli.output import check_free, console, print_json
-from matcha.cli.plan import TOPOLOGY_HELP
-from matcha.cli.train import is_worker
+from matcha.cli.options import Deadline, Json, TopologyArgument
+from matcha.cli.output import check_free, console, print_json, this_command
 from matcha.errors import InputError
 from matcha.topology import Topology, families
 
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
 
 @app.command("probe")
 def probe_command(
-    topology: str = typer.Argument(..., help=TOPOLOGY_HELP),
+    topology: TopologyArgument,
     output: Path = typer.Option(
         ..., "--output", "-o", help="Where to write the topology with link times (JSON)."
     ),
@@ -31,8 +29,8 @@ def probe_command(
         4.0, help="Size of a message: your model's parameters, in megabytes."
     ),
     repetitions: int = typer.Option(5, help="Measurements of a link, of which the median counts."),
-    deadline: float = typer.Option(300.0, help="Seconds before a silent worker is an error."),
-    as_json: bool = typer.Option(False, "--json", help="Print the measurements as JSON."),
+    deadline: Deadline = 300.0,
+    as_json: Json = False,
 ) -> None:
     """Measure latency and speed of every link between real workers.
 
@@ -48,29 +46,21 @@ def probe_command(
         raise InputError(f"--message-mb is {message_mb}, but it must be positive.")
     check_free(output, force=False)
     graph = families.parse(topology)
-    if not is_worker():
-        from matcha.distributed.launch import run_local
-
-        command = [sys.executable, "-m", "matcha.cli", *sys.argv[1:]]
-        codes = run_local(command, graph.num_workers)
-        raise typer.Exit(max(codes) if any(codes) else 0)
-
-    import torch
-
-    from matcha.distributed import default_transport
+    from matcha.distributed.environment import is_worker, worker_transport
+    from matcha.distributed.launch import launch
     from matcha.distributed.probe import probe
 
-    transport = default_transport()
-    measures = probe(
-        graph,
-        transport,
-        message_bytes=int(message_mb * 1e6),
-        repetitions=repetitions,
-        timeout=deadline,
-    )
-    transport.close()
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
+    if not is_worker():
+        launch(this_command(), graph.num_workers)
+        return
+    with worker_transport() as transport:
+        measures = probe(
+            graph,
+            transport,
+            message_bytes=int(message_mb * 1e6),
+            repetitions=repetitions,
+            timeout=deadline,
+        )
     if transport.rank == 0:
         timed = graph.with_link_times([measure.seconds for measure in measures])
         check_free(output, force=False)

@@ -7,6 +7,7 @@ from pathlib import Path
 import typer
 
 from matcha.cli import app
+from matcha.cli.options import Force, Json, SweepSeconds
 from matcha.cli.output import check_free, console, patient_progress, print_json
 from matcha.errors import InputError, unknown_name
 from matcha.plans import load_plan
@@ -24,15 +25,13 @@ def report_command(
     ),
     format: str = typer.Option("html", help="html: one page. png, svg, pdf: figures for papers."),
     title: str | None = typer.Option(None, help="The page's heading."),
-    target: float | None = typer.Option(
+    target_loss: float | None = typer.Option(
         None,
         help="Compare at this loss; by default the lowest that every run but the diverged reached.",
     ),
-    sweep_seconds: float = typer.Option(
-        20.0, help="The longest to spend on planning the budget slider's stops."
-    ),
-    force: bool = typer.Option(False, "--force", help="Overwrite the page."),
-    as_json: bool = typer.Option(False, "--json", help="Print the comparison as JSON as well."),
+    sweep_time: SweepSeconds = 20.0,
+    force: Force = False,
+    as_json: Json = False,
 ) -> None:
     """Turn runs into one self-contained page, or into figures for a paper.
 
@@ -62,8 +61,8 @@ def report_command(
                 page,
                 plans=plans,
                 title=title,
-                target=target,
-                sweep_seconds=sweep_seconds,
+                target=target_loss,
+                sweep_seconds=sweep_time,
                 progress=progress,
             )
         written = [page]
@@ -72,11 +71,13 @@ def report_command(
     else:
         from matcha.report.papers import write_figures
 
-        written = write_figures(found, output or Path("figures"), format, target=target)
+        written = write_figures(found, output or Path("figures"), format, target=target_loss)
     if as_json:
         from dataclasses import asdict
 
-        print_json(asdict(compare(found, target)) | {"written": [str(path) for path in written]})
+        print_json(
+            asdict(compare(found, target_loss)) | {"written": [str(path) for path in written]}
+        )
         return
     for path in written:
         console.print(f"wrote [cyan]{path}[/] ({path.stat().st_size / 1e6:.2g} MB)")

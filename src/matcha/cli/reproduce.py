@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from matcha.cli import app
+from matcha.cli.options import Compile, Data, Device, Epochs, Folder, Json, Report
 from matcha.cli.output import console, make_folder, patient_progress, print_json
 from matcha.errors import InputError
 
@@ -27,14 +28,14 @@ def reproduce_command(
     results: list[Path] = typer.Option(
         [], "--from", help="Use results of earlier trainings (.jsonl) instead of training."
     ),
-    epochs: int | None = typer.Option(None, "--epochs", "-e", help="Of every training."),
-    data: Path | None = typer.Option(None, help="Folder of the data sets; or $MATCHA_DATA."),
-    device: str = typer.Option("auto", help="auto, cpu or cuda."),
-    compile: bool = typer.Option(False, "--compile", help="CUDA: compile the model's blocks."),
-    output: Path = typer.Option(Path("runs/reproduce"), "--output", "-o", help="Folder."),
+    epochs: Epochs = None,
+    data: Data = None,
+    device: Device = "auto",
+    compile: Compile = False,
+    output: Folder = Path("runs/reproduce"),
     format: str = typer.Option("png", help="Of the figure: png, svg or pdf."),
-    report: bool = typer.Option(True, help="Write a page for the browser for each task."),
-    as_json: bool = typer.Option(False, "--json", help="Print the verdicts as JSON instead."),
+    report: Report = True,
+    as_json: Json = False,
 ) -> None:
     """Make a figure of the paper again and judge the paper's claims by it.
 

@@ -11,8 +11,29 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from matcha.cli import app
+from matcha.cli.options import (
+    BatchSize,
+    Budgets,
+    Compile,
+    ComputeTimeOrMeasured,
+    Data,
+    Device,
+    Epochs,
+    Folder,
+    Json,
+    LearningRate,
+    LinkTime,
+    Model,
+    Partition,
+    Report,
+    Resume,
+    Seeds,
+    Strategies,
+    TopologyArgument,
+    numbers,
+    words,
+)
 from matcha.cli.output import console, make_folder, patient_progress, print_json
-from matcha.cli.plan import TOPOLOGY_HELP
 from matcha.errors import InputError
 from matcha.plans import AnyPlan, load_plan
 from matcha.strategies import plan as make_plan
@@ -32,52 +53,42 @@ _ADAM_RATE = 0.001  # recipes' own rates are for SGD, and fifty times too large 
 
 @app.command("simulate")
 def simulate_command(
-    topology: str = typer.Argument("paper:er8", help=TOPOLOGY_HELP),
+    topology: TopologyArgument = "paper:er8",
     task: str = typer.Option(
-        "digits", "--task", "-t", help="digits, logistic, quadratic, cifar10, cifar100 or ptb."
+        "digits", help="digits, logistic, quadratic, cifar10, cifar100 or ptb."
     ),
-    strategies: list[str] = typer.Option(
-        ["vanilla", "matcha"], "--strategy", "-s", help="Give it again for each to compare."
-    ),
-    budgets: list[float] = typer.Option(
-        [0.5], "--budget", "-b", help="C_b of every strategy but vanilla; may be given again."
-    ),
-    seeds: list[int] = typer.Option([0], "--seed", help="Of data order, weights and rounds."),
+    strategies: Strategies = ["vanilla", "matcha"],
+    budgets: Budgets = ["0.5"],
+    seeds: Seeds = [0],
     plans: list[Path] = typer.Option([], "--plan", help="Saved plans instead of strategies."),
-    epochs: int | None = typer.Option(None, "--epochs", "-e", help="By default the task's own."),
-    batch_size: int | None = typer.Option(None, help="Examples a worker and iteration."),
-    learning_rate: float | None = typer.Option(
-        None, "--lr", help="By default the task's own; 0.001 for --optimizer adam."
-    ),
+    epochs: Epochs = None,
+    batch_size: BatchSize = None,
+    learning_rate: LearningRate = None,
     optimizer: str | None = typer.Option(
         None, help="sgd (without momentum) or adam, instead of the task's own."
     ),
-    model: str | None = typer.Option(None, help="Another network, such as resnet20."),
+    model: Model = None,
     rule: str = typer.Option(
         "eq2", help="eq2: x ← W(x − ηu). footnote: x ← Wx − ηu, which can overlap the exchange."
     ),
-    partition: str = typer.Option("iid", help="iid, shards or dirichlet."),
+    partition: Partition = "iid",
     concentration: float = typer.Option(0.5, help="Of a Dirichlet partition; less is more skewed."),
     num_train: int | None = typer.Option(None, help="Use only so many training examples."),
     num_test: int | None = typer.Option(None, help="Use only so many test examples."),
-    data: Path | None = typer.Option(None, help="Folder of the data sets; or $MATCHA_DATA."),
-    device: str = typer.Option("auto", help="auto, cpu or cuda."),
+    data: Data = None,
+    device: Device = "auto",
     precision: str = typer.Option("auto", help="float32, float64 or bfloat16 (auto on CUDA)."),
     streams: int = typer.Option(8, help="CUDA: workers whose passes may overlap."),
-    compile: bool = typer.Option(False, "--compile", help="CUDA: compile the model's blocks."),
+    compile: Compile = False,
     evaluate_every: int = typer.Option(1, help="Epochs between tests of the average model."),
     statistics: str = typer.Option("recalibrated", help="BatchNorm: recalibrated or averaged."),
-    compute_seconds: float | None = typer.Option(
-        None, help="Of one gradient on the simulated clock; by default as measured here."
-    ),
-    seconds_per_unit: float = typer.Option(0.01, help="Of one matching on the simulated clock."),
-    output: Path = typer.Option(
-        Path("runs/simulate"), "--output", "-o", help="Folder of the runs."
-    ),
-    resume: bool = typer.Option(False, "--resume", help="Go on with runs that were stopped."),
-    figures: str = typer.Option("png", help="png, svg, pdf, or none."),
-    report: bool = typer.Option(True, help="Write a page for the browser beside the runs."),
-    as_json: bool = typer.Option(False, "--json", help="Print the comparison as JSON instead."),
+    compute_time: ComputeTimeOrMeasured = None,
+    link_time: LinkTime = 0.01,
+    output: Folder = Path("runs/simulate"),
+    resume: Resume = False,
+    format: str = typer.Option("png", help="Of the figures: png, svg or pdf; or none."),
+    report: Report = True,
+    as_json: Json = False,
 ) -> None:
     """Train by one or several plans, all workers on one device, and compare.
 
@@ -86,7 +97,7 @@ def simulate_command(
 
     [bold]Examples[/]
 
-      matcha simulate paper:er8 -s vanilla -s matcha -s greedy -b 0.1
+      matcha simulate paper:er8 -s vanilla,matcha,greedy -b 0.1
 
       matcha simulate torus:4x4 --task cifar10 --data ~/data --model resnet20 -e 30 --device cuda
     """
@@ -97,10 +108,11 @@ def simulate_command(
     from matcha.tasks.recipes import Choices, recipe
     from matcha.tasks.recipes import optimizer as make_optimizer
 
-    if figures != "none":
-        check_format(Path(f"figure.{figures}"))
+    if format != "none":
+        check_format(Path(f"figure.{format}"))
     chosen = recipe(task)
-    made = [(seed, _plans(plans, topology, strategies, budgets, seed)) for seed in seeds]
+    names = words(strategies)
+    made = [(seed, _plans(plans, topology, names, numbers(budgets), seed)) for seed in seeds]
     number = epochs if epochs is not None else chosen.epochs
     if learning_rate is None and optimizer == "adam":
         learning_rate = _ADAM_RATE
@@ -111,7 +123,7 @@ def simulate_command(
         rule=rule,  # type: ignore[arg-type]  # checked by the engine
         evaluate_every=evaluate_every,
         statistics=statistics,  # type: ignore[arg-type]  # checked by Settings
-        delays=Delays(compute_seconds=compute_seconds, seconds_per_unit=seconds_per_unit),
+        delays=Delays(compute_seconds=compute_time, seconds_per_unit=link_time),
         execution=_execution(device, precision, streams, compile),
     )
     choices = Choices(
@@ -136,7 +148,7 @@ def simulate_command(
     make_folder(output)
     _run(jobs, resume)
     runs = [read_run(job.directory) for job in jobs]
-    written = _draw(runs, output, figures) if figures != "none" else []
+    written = _draw(runs, output, format) if format != "none" else []
     if report:
         from matcha.report import write_report
 

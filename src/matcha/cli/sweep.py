@@ -2,35 +2,36 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import typer
 from rich.table import Table
 
 from matcha.cli import app
+from matcha.cli.options import (
+    Budgets,
+    Effort,
+    Force,
+    Json,
+    Plot,
+    Seed,
+    Strategies,
+    TopologyArgument,
+    numbers,
+    words,
+)
 from matcha.cli.output import check_free, console, patient_progress, print_json
-from matcha.cli.plan import TOPOLOGY_HELP
-from matcha.errors import InputError
 from matcha.sweeps import DEFAULT_BUDGETS, DEFAULT_STRATEGIES, Sweep, sweep
 from matcha.topology import families
 
 
 @app.command("sweep")
 def sweep_command(
-    topology: str = typer.Argument(..., help=TOPOLOGY_HELP),
-    budgets: str = typer.Option(
-        ",".join(f"{b:g}" for b in DEFAULT_BUDGETS), help="Values of C_b, separated by commas."
-    ),
-    strategies: str = typer.Option(
-        ",".join(DEFAULT_STRATEGIES), help="Strategies, separated by commas."
-    ),
-    seed: int = typer.Option(0, help="Decides the rounds and every search on the way."),
-    effort: str = typer.Option("default", help="Search for matchings: none, default or high."),
-    plot: Path | None = typer.Option(
-        None, help="Draw ρ and consensus error against the budget to a .png, .svg or .pdf file."
-    ),
-    force: bool = typer.Option(False, "--force", help="Overwrite the figure."),
-    as_json: bool = typer.Option(False, "--json", help="Print the points as JSON instead."),
+    topology: TopologyArgument,
+    budgets: Budgets = [f"{b:g}" for b in DEFAULT_BUDGETS],
+    strategies: Strategies = list(DEFAULT_STRATEGIES),
+    seed: Seed = 0,
+    effort: Effort = "default",
+    plot: Plot = None,
+    force: Force = False,
+    as_json: Json = False,
 ) -> None:
     """Compare strategies over communication budgets: the paper's Figures 1c and 3.
 
@@ -39,7 +40,7 @@ def sweep_command(
 
     [bold]Example[/]
 
-      matcha sweep paper:geometric16-d10 --budgets 0.1,0.3,0.5 --plot sweep.svg
+      matcha sweep paper:geometric16-d10 --budget 0.1,0.3,0.5 --plot sweep.svg
     """
     from matcha.report import figures
 
@@ -47,9 +48,15 @@ def sweep_command(
     if plot is not None:
         figures.check_format(plot)
     graph = families.parse(topology)
-    names = [name.strip() for name in strategies.split(",") if name.strip()]
     with patient_progress("sweeping") as progress:
-        points = sweep(graph, _budgets(budgets), names, seed=seed, effort=effort, progress=progress)
+        points = sweep(
+            graph,
+            numbers(budgets),
+            words(strategies),
+            seed=seed,
+            effort=effort,
+            progress=progress,
+        )
     if plot is not None:
         figures.save_figure(figures.draw_sweep(points), plot)
     if as_json:
@@ -58,13 +65,6 @@ def sweep_command(
     _print(points)
     if plot is not None:
         console.print(f"wrote [cyan]{plot}[/]")
-
-
-def _budgets(text: str) -> list[float]:
-    try:
-        return [float(word) for word in text.split(",") if word.strip()]
-    except ValueError:
-        raise InputError(f"--budgets is {text!r}, but it is numbers separated by commas.") from None
 
 
 def _print(points: Sweep) -> None:

@@ -7,27 +7,35 @@ from pathlib import Path
 import typer
 
 from matcha.cli import app
+from matcha.cli.options import (
+    Budgets,
+    ComputeTime,
+    Effort,
+    Force,
+    Json,
+    LinkTimeOrNone,
+    Overlap,
+    PlanFile,
+    Plot,
+    Seed,
+    Strategies,
+    TopologyArgument,
+    numbers,
+    words,
+)
 from matcha.cli.output import check_free, console, patient_progress, print_json
-from matcha.cli.plan import TOPOLOGY_HELP
-from matcha.cli.sweep import _budgets as parse_budgets
 from matcha.topology import families
 from matcha.tuning import DEFAULT_BUDGETS, DEFAULT_STRATEGIES, Task, tune
 
 
 @app.command("tune")
 def tune_command(
-    topology: str = typer.Argument(..., help=TOPOLOGY_HELP),
-    compute_time: float = typer.Option(..., help="Seconds a worker computes in an iteration."),
-    link_time: float | None = typer.Option(
-        None, help="Seconds of one matching; not needed where the topology has link times."
-    ),
-    budgets: str = typer.Option(
-        ",".join(f"{b:g}" for b in DEFAULT_BUDGETS), help="Values of C_b, separated by commas."
-    ),
-    strategies: str = typer.Option(
-        ",".join(DEFAULT_STRATEGIES), help="Strategies, separated by commas."
-    ),
-    target: float = typer.Option(0.01, help="The wanted excess loss of workers' own models."),
+    topology: TopologyArgument,
+    compute_time: ComputeTime,
+    link_time: LinkTimeOrNone = None,
+    budgets: Budgets = [f"{b:g}" for b in DEFAULT_BUDGETS],
+    strategies: Strategies = list(DEFAULT_STRATEGIES),
+    target_gap: float = typer.Option(0.01, help="The wanted excess loss of workers' own models."),
     initial_gap: float = typer.Option(1.0, help="The excess loss at the start."),
     smoothness: float = typer.Option(1.0, help="L, the largest curvature of the loss."),
     strong_convexity: float | None = typer.Option(
@@ -37,18 +45,14 @@ def tune_command(
     dissimilarity: float = typer.Option(
         0.0, help="How far workers' expected gradients lie apart (unlike data), squared."
     ),
-    overlap: bool = typer.Option(
-        False, "--overlap", help="The exchange runs while the gradient is computed."
-    ),
-    seed: int = typer.Option(0, help="Decides the rounds and every search on the way."),
-    effort: str = typer.Option("default", help="Search for matchings: none, default or high."),
-    output: Path | None = typer.Option(None, help="Write the chosen plan to this JSON file."),
-    plot: Path | None = typer.Option(
-        None, help="Draw time an iteration against error to a .png, .svg or .pdf file."
-    ),
-    report: Path | None = typer.Option(None, help="Write a page (.html) to explore the plan."),
-    force: bool = typer.Option(False, "--force", help="Overwrite files."),
-    as_json: bool = typer.Option(False, "--json", help="Print the points as JSON instead."),
+    overlap: Overlap = False,
+    seed: Seed = 0,
+    effort: Effort = "default",
+    output: PlanFile = None,
+    plot: Plot = None,
+    page: Path | None = typer.Option(None, help="Write a page (.html) to explore the plan."),
+    force: Force = False,
+    as_json: Json = False,
 ) -> None:
     """Choose strategy and budget: predict the time to a target for each, and take the best.
 
@@ -60,7 +64,7 @@ def tune_command(
 
     check_free(output, force)
     check_free(plot, force)
-    check_free(report, force)
+    check_free(page, force)
     if plot is not None:
         figures.check_format(plot)
     graph = families.parse(topology)
@@ -70,7 +74,7 @@ def tune_command(
         gradient_variance=gradient_variance,
         dissimilarity=dissimilarity,
         initial_gap=initial_gap,
-        target=target,
+        target=target_gap,
     )
     with patient_progress("tuning") as progress:
         found = tune(
@@ -78,8 +82,8 @@ def tune_command(
             compute_time=compute_time,
             link_time=link_time,
             task=task,
-            strategies=[name.strip() for name in strategies.split(",") if name.strip()],
-            budgets=parse_budgets(budgets),
+            strategies=words(strategies),
+            budgets=numbers(budgets),
             overlap=overlap,
             seed=seed,
             effort=effort,  # type: ignore[arg-type]  # checked by `plan`
@@ -89,13 +93,13 @@ def tune_command(
         found.plan.save(output)
     if plot is not None:
         found.plot(plot)
-    if report is not None:
+    if page is not None:
         with patient_progress("writing the report") as progress:
-            write_report([], report, plans=[found.plan], progress=progress)
+            write_report([], page, plans=[found.plan], progress=progress)
     if as_json:
         print_json(found.to_json())
         return
     console.print(found.table(), highlight=False, soft_wrap=True)
-    for path in (output, plot, report):
+    for path in (output, plot, page):
         if path is not None:
             console.print(f"wrote [cyan]{path}[/]")

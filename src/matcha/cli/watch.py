@@ -7,6 +7,7 @@ from pathlib import Path
 import typer
 
 from matcha.cli import app
+from matcha.cli.options import Json
 from matcha.cli.output import console, print_json
 
 
@@ -15,7 +16,7 @@ def watch_command(
     run: Path = typer.Argument(..., help="A run's directory, or a folder of runs: the newest."),
     once: bool = typer.Option(False, "--once", help="Show the run as it is now and end."),
     refresh: float = typer.Option(0.5, help="Seconds between frames.", min=0.05),
-    as_json: bool = typer.Option(False, "--json", help="Print the newest record as JSON and end."),
+    as_json: Json = False,
 ) -> None:
     """Watch a run: loss, consensus, throughput, and how busy each worker's links are.
 

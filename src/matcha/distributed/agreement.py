@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from matcha.distributed.collectives import gather
 from matcha.distributed.transports.transport import Transport
-from matcha.errors import ExchangeError
+from matcha.errors import InputError
 
 __all__ = ["agree", "differences"]
 
@@ -22,7 +22,7 @@ def agree(transport: Transport, facts: Mapping[str, str], timeout: float) -> Non
         timeout: seconds to wait for any one worker.
 
     Raises:
-        ExchangeError: on every worker, naming which rank differs in what.
+        InputError: on every worker, naming which rank differs in what.
     """
     mine = json.dumps({"host": transport.host(), "facts": dict(facts)}).encode()
     answers = [json.loads(answer) for answer in gather(transport, mine, timeout)]
@@ -30,7 +30,7 @@ def agree(transport: Transport, facts: Mapping[str, str], timeout: float) -> Non
     found = differences([answer["facts"] for answer in answers])
     if found:
         listed = "; ".join(f"{transport.name(rank)} has {what}" for rank, what in found)
-        raise ExchangeError(f"the workers do not agree: {listed}.")
+        raise InputError(f"the workers do not agree: {listed}.")
 
 
 def differences(facts: Sequence[Mapping[str, str]]) -> list[tuple[int, str]]:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import torch
 
 from matcha.distributed.transports.transport import Buffer, Council, Message, Transport
-from matcha.errors import ExchangeError
+from matcha.errors import InputError
 
 __all__ = ["barrier", "broadcast", "gather", "mean_"]
 
@@ -152,7 +152,7 @@ def _joined(tensors: list[torch.Tensor]) -> bytes:
 
 def _split(content: Buffer, like: list[torch.Tensor]) -> Iterator[torch.Tensor]:
     if len(content) != sum(tensor.nbytes for tensor in like):
-        raise ExchangeError("the workers do not agree on what they average: their sizes differ.")
+        raise InputError("the workers do not agree on what they average: their sizes differ.")
     flat = torch.frombuffer(bytearray(content), dtype=torch.uint8)
     sizes = [tensor.nbytes for tensor in like]
     for part, tensor in zip(torch.split(flat, sizes), like, strict=True):

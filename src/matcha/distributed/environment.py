@@ -1,9 +1,10 @@
-"""Environment: which transport the way this process was started calls for."""
+"""Environment: what the way this process was started says about the other workers."""
 
 from __future__ import annotations
 
-import importlib.util
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
@@ -11,22 +12,29 @@ import torch.distributed as dist
 from matcha.distributed.transports.transport import Transport
 from matcha.errors import InputError
 
-__all__ = ["default_transport", "is_alone"]
+__all__ = ["default_transport", "is_alone", "is_worker", "worker_transport"]
 
-_MPI_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS")
+_MPI_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "MPI_LOCALRANKID")
+
+
+def is_worker() -> bool:
+    """Whether a launcher (torchrun, srun with PMI, mpirun) started this process as one of many."""
+    return {"RANK", "WORLD_SIZE"} <= os.environ.keys() or _started_by_mpi()
 
 
 def is_alone() -> bool:
     """Whether nothing says that there are other workers: no process group, no launcher."""
-    launched = {"RANK", "WORLD_SIZE"} <= os.environ.keys() or _started_by_mpi()
-    return not launched and not (dist.is_available() and dist.is_initialized())
+    return not is_worker() and not (dist.is_available() and dist.is_initialized())
 
 
 def default_transport() -> Transport:
     """torch.distributed where it is initialised or torchrun started us, else MPI under `mpirun`.
 
+    A process group that had to be started for it ends with the transport.
+
     Raises:
         InputError: nothing says that there are other workers.
+        PackageError: MPI started us, but mpi4py is not installed.
     """
     if not dist.is_initialized() and not {"RANK", "WORLD_SIZE"} <= os.environ.keys():
         if _started_by_mpi():
@@ -39,14 +47,26 @@ def default_transport() -> Transport:
         )
     from matcha.distributed.transports.torch_transport import TorchTransport
 
-    if not dist.is_initialized():
-        dist.init_process_group(_backend())
-    return TorchTransport()
+    if dist.is_initialized():
+        return TorchTransport()
+    dist.init_process_group(_backend())
+    return TorchTransport(owns_default=True)
+
+
+@contextmanager
+def worker_transport() -> Iterator[Transport]:
+    """The transport of a process that is one worker and nothing else; closed when all went well.
+
+    After an error partners may be gone: closing together with them would hide it.
+    """
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    transport = default_transport()
+    yield transport
+    transport.close()
 
 
 def _started_by_mpi() -> bool:
-    started = any(name in os.environ for name in _MPI_VARIABLES)
-    return started and importlib.util.find_spec("mpi4py") is not None
+    return any(name in os.environ for name in _MPI_VARIABLES)
 
 
 def _backend() -> str:

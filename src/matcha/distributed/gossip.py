@@ -34,7 +34,7 @@ from matcha.distributed.steps import Steps
 from matcha.distributed.stopwatch import Stopwatch
 from matcha.distributed.transports.memory_transport import MemoryNetwork
 from matcha.distributed.transports.transport import Transport
-from matcha.errors import ExchangeError, InputError
+from matcha.errors import InputError, ModelError
 from matcha.records import Span
 
 __all__ = ["Gossip", "GossipPlan"]
@@ -73,8 +73,9 @@ class Gossip:
             computing, waiting for a partner and exchanging; for timelines.
 
     Raises:
-        InputError: the plan is for another number of workers, or the optimizer cannot be used.
-        ExchangeError: the workers do not agree, or one does not answer.
+        InputError: the plan is for another number of workers, the optimizer cannot be used, or the
+            workers do not agree.
+        ExchangeError: a worker does not answer.
 
     Example:
         ```python
@@ -190,13 +191,13 @@ class Gossip:
         for bucket in self.buckets:
             name = bucket.take_back()
             if name is not None:
-                raise ExchangeError(
+                raise ModelError(
                     f"parameter {name!r} has another device, dtype or shape than when Gossip took "
                     "it in (model.to(...)): change the model first, then construct Gossip."
                 )
         for parameter in self._frozen:
             if parameter.requires_grad:
-                raise ExchangeError(
+                raise ModelError(
                     "a parameter that was frozen when Gossip was constructed now trains, but is "
                     "not exchanged: call detach() and construct Gossip again."
                 )
@@ -324,7 +325,10 @@ class Gossip:
         )
 
     def detach(self) -> None:
-        """Stop exchanging; the model and optimizer go on as ordinary ones. May be called twice."""
+        """Stop exchanging; the model and optimizer go on as ordinary ones. May be called twice.
+
+        Ends the process group if Gossip started it; one that the script started stays.
+        """
         if self._is_detached:
             return
         self._is_detached = True

@@ -16,7 +16,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
-from matcha.errors import InputError
+from matcha.errors import InputError, missing_package
 
 __all__ = ["Certificate", "Keys", "issue", "new_keys", "read_certificates", "revoke", "worker_of"]
 
@@ -196,10 +196,8 @@ def _cryptography() -> tuple[Any, Any, Any]:
     try:
         from cryptography import x509
         from cryptography.hazmat.primitives import hashes, serialization
-    except ImportError:
-        raise InputError(
-            "making keys needs the package cryptography: pip install 'matcha-sgd[keys]'."
-        ) from None
+    except ImportError as error:
+        raise missing_package(error) or error from None
     return x509, hashes, serialization
 
 

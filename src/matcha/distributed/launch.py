@@ -1,146 +1,150 @@
-"""Launching: several workers of one command on this machine.
-
-For several hosts use `torchrun` (see docs/clusters.md); what it sets, this sets: RANK, WORLD_SIZE,
-LOCAL_RANK, MASTER_ADDR, MASTER_PORT.
-"""
+"""Launching: one Python command as every worker, on this machine or on its share of several."""
 
 from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
-import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from typing import IO, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from matcha.distributed.local_workers import LocalWorkers
+from matcha.errors import ExchangeError, InputError, WorkerError
 
-from matcha.errors import ExchangeError, InputError
+__all__ = ["PLAN_VARIABLE", "Hosts", "launch"]
 
-__all__ = ["LocalWorkers", "run_local"]
-
-_POLL = 0.02
-_GRACE = 10.0  # seconds for the others to say what they saw, once one worker has failed
+PLAN_VARIABLE = "MATCHA_PLAN"
+"""Where a launcher leaves the path of the plan for the workers' scripts."""
 
 
-class LocalWorkers:
-    """Processes of one command that know of one another; a context manager that leaves none behind.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hosts:
+    """The machines that take part, each running the same command.
 
-    This process keeps the key-value store by which they meet, so that it outlives any of them and a
-    port need not be guessed.
+    >>> Hosts(number=4, rendezvous="host0:29400").share(8)
+    2
+    """
+
+    number: int = 1
+    rendezvous: str | None = None
+    """HOST:PORT of one of several machines, where they meet."""
+    rank: int | None = None
+    """This machine's number, from 0, which is the one at the rendezvous; None: as they come."""
+
+    def __post_init__(self) -> None:
+        if (self.number > 1) != (self.rendezvous is not None):
+            raise InputError("several machines need both --hosts and --rendezvous HOST:PORT.")
+
+    def share(self, num_workers: int) -> int:
+        """How many of the workers run on this machine."""
+        if num_workers % self.number:
+            raise InputError(
+                f"{num_workers} workers cannot be split evenly over {self.number} hosts."
+            )
+        return num_workers // self.number
+
+
+def launch(
+    command: Sequence[str],
+    num_workers: int,
+    *,
+    environment: Mapping[str, str] | None = None,
+    hosts: Hosts | None = None,
+    logs: Path | None = None,
+    meanwhile: Callable[[Callable[[], bool]], object] | None = None,
+) -> None:
+    """Run a Python command as so many workers and wait until all have ended.
+
+    Ctrl-C, SIGTERM and SIGHUP to this process end the workers too. Call it from the main thread.
 
     Args:
-        command: what each worker runs.
-        num_workers: how many of them.
+        command: Python's own arguments: a script and its arguments, or `-m`, a module and its.
+        num_workers: on all machines together.
         environment: added to this process's own.
-        outputs: where each worker's stdout and stderr go; by default to this process's own.
+        hosts: the machines, where there are several: then `torchrun` starts the workers.
+        logs: a folder for what each local worker says; by default it goes to this terminal.
+        meanwhile: called once with a function that says whether it is time to end, to follow local
+            workers while they run.
+
+    Raises:
+        WorkerError: a worker ended with an exit code of its own, which is the error's.
+        ExchangeError: a worker was lost.
     """
-
-    def __init__(
-        self,
-        command: Sequence[str],
-        num_workers: int,
-        *,
-        environment: Mapping[str, str] | None = None,
-        outputs: Sequence[IO[Any]] | None = None,
-    ) -> None:
-        if num_workers < 1:
-            raise InputError(f"at least one worker must be started, not {num_workers}.")
-        self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        shared = {
-            **os.environ,
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(self._store.port),
-            "TORCHELASTIC_USE_AGENT_STORE": "True",
-            "TORCHELASTIC_RESTART_COUNT": "0",
-            "WORLD_SIZE": str(num_workers),
-            "LOCAL_WORLD_SIZE": str(num_workers),
-            **(environment or {}),
-        }
-        threads = max(1, (os.cpu_count() or 1) // num_workers)
-        shared.setdefault("OMP_NUM_THREADS", str(threads))
-        self.processes: list[subprocess.Popen[bytes]] = []
-        try:
-            for rank in range(num_workers):
-                output = outputs[rank] if outputs else None
-                ranked = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-                self.processes.append(
-                    subprocess.Popen(
-                        command,
-                        env=ranked,
-                        stdin=subprocess.DEVNULL,
-                        stdout=output,
-                        stderr=subprocess.STDOUT if output is not None else None,
-                        start_new_session=True,  # its own group, so that its children end with it
-                    )
-                )
-        except BaseException:
-            self.stop()
-            raise
-
-    def wait(self, timeout: float | None = None, grace: float = _GRACE) -> list[int]:
-        """Wait for all to end and return their exit codes.
-
-        Once one has failed, the others get `grace` seconds to end by themselves, then are stopped.
-
-        Raises:
-            ExchangeError: they did not end within `timeout` seconds; they are stopped first.
-        """
-        end = None if timeout is None else time.monotonic() + timeout
-        failed: float | None = None
-        while True:
-            codes = [process.poll() for process in self.processes]
-            if all(code is not None for code in codes):
-                return [code for code in codes if code is not None]
-            now = time.monotonic()
-            if failed is None and any(codes):
-                failed = now
-            if failed is not None and now > failed + grace:
-                self.stop()
-            elif end is not None and now > end:
-                self.stop()
-                raise ExchangeError(f"the workers did not end within {timeout:g} s.")
-            time.sleep(_POLL)
-
-    def stop(self) -> None:
-        """End every worker that still runs: politely, then for certain."""
-        for number, patience in ((signal.SIGTERM, 3.0), (signal.SIGKILL, None)):
-            running = [process for process in self.processes if process.poll() is None]
-            for process in running:
-                _signal_group(process, number)
-                _signal_group(process, signal.SIGCONT)  # a stopped one hears nothing else
-            for process in running:
-                try:
-                    process.wait(patience)
-                except subprocess.TimeoutExpired:
-                    break
-
-    def __enter__(self) -> LocalWorkers:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
+    hosts = hosts or Hosts()
+    here = hosts.share(num_workers)
+    if hosts.rendezvous is not None:
+        _torchrun(command, here, hosts, environment or {})
+        return
+    with (
+        _ending_politely(),
+        LocalWorkers(
+            [sys.executable, *command], num_workers, environment=environment, logs=logs
+        ) as workers,
+    ):
+        if meanwhile is not None:
+            meanwhile(lambda: workers.ended)
+        codes = workers.wait()
+        _judge(dict(enumerate(codes)), workers.last_words)
 
 
-def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    """Signal a running worker and whatever it started, such as loaders of data."""
-    if process.poll() is None:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
+def _judge(codes: Mapping[int, int], last_words: Callable[[int], str | None]) -> None:
+    """Raise what happened to the worker whose end explains the others'."""
+    failed = {rank: code for rank, code in codes.items() if code}
+    if not failed:
+        return
+    rank = min(failed, key=lambda rank: (_consequence(failed[rank]), rank))
+    words, code = last_words(rank), failed[rank]
+    said = f": {words}" if words else ""
+    if code < 0:
+        raise ExchangeError(f"worker {rank} was ended by {signal.Signals(-code).name}{said}")
+    if code == ExchangeError.exit_code:
+        raise ExchangeError(f"worker {rank} lost another{said or '.'}")
+    raise WorkerError(f"worker {rank} failed with exit code {code}{said or '.'}", exit_code=code)
 
 
-def run_local(
-    command: Sequence[str], num_workers: int, *, environment: Mapping[str, str] | None = None
-) -> list[int]:
-    """Run a command as `num_workers` local workers and return their exit codes.
+def _consequence(code: int) -> int:
+    """How likely an end only follows from another's; the least likely is the cause."""
+    if code == -signal.SIGTERM:  # as we do to those who are left
+        return 3
+    if code == ExchangeError.exit_code:
+        return 2
+    return 1 if code > 0 else 0
 
-    Ctrl-C and SIGTERM to this process end the workers too. Call it from the main thread.
-    """
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that `with` cleans up
+
+def _torchrun(
+    command: Sequence[str], here: int, hosts: Hosts, environment: Mapping[str, str]
+) -> None:
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import main as torchrun
+
+    assert hosts.rendezvous is not None
+    module = ["--module", *command[1:]] if command[0] == "-m" else list(command)
+    if hosts.rank is None:
+        meeting = ["--rdzv-backend=c10d", f"--rdzv-endpoint={hosts.rendezvous}"]
+    else:
+        address, _, port = hosts.rendezvous.rpartition(":")
+        meeting = [f"--node-rank={hosts.rank}", f"--master-addr={address}", f"--master-port={port}"]
+    os.environ.update(environment)  # torchrun hands on its own
     try:
-        with LocalWorkers(command, num_workers, environment=environment) as workers:
-            return workers.wait()
+        torchrun([f"--nnodes={hosts.number}", f"--nproc-per-node={here}", *meeting, *module])
+    except ChildFailedError as error:
+        _judge({rank: f.exitcode for rank, f in error.failures.items()}, lambda rank: None)
+        raise
+
+
+@contextmanager
+def _ending_politely() -> Iterator[None]:
+    """Let `kill` and a closed terminal end this process as Ctrl-C does: workers first."""
+
+    def end(number: int, _: Any) -> None:
+        sys.exit(128 + number)
+
+    before = {s: signal.signal(s, end) for s in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

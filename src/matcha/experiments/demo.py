@@ -10,13 +10,12 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from matcha.errors import ExchangeError, InputError
+from matcha.errors import InputError
 from matcha.plans import Plan
 from matcha.records import COMMAND_VARIABLE, Record, invoked
 from matcha.strategies import plan
@@ -83,33 +82,30 @@ def run_demo(
         on_record: Called with a strategy and each of its records as they come.
 
     Raises:
-        ExchangeError: A worker failed; its last words are in the message.
+        WorkerError: A worker failed; its last words are in the message.
+        ExchangeError: A worker was lost.
     """
-    from matcha.distributed.launch import LocalWorkers
+    from matcha.distributed.launch import launch
 
     spec = demo.directory / "demo.json"
     spec.write_text(json.dumps(asdict(demo), default=str) + "\n", encoding="utf-8")
     followers = {
         strategy: _new_records(demo.run_directory(strategy)) for strategy in demo.strategies
     }
-    command = [sys.executable, "-m", "matcha.experiments.demo", str(spec)]
-    environment = {COMMAND_VARIABLE: invoked() or "matcha demo"}
-    with (
-        _logs(demo.directory / "logs", num_workers) as logs,
-        LocalWorkers(command, num_workers, outputs=logs, environment=environment) as workers,
-    ):
-        while {process.poll() for process in workers.processes} <= {None, 0}:
+
+    def follow(ended: Callable[[], bool]) -> None:
+        while not ended():
             _follow(followers, on_record)
-            if all(process.poll() == 0 for process in workers.processes):
-                break
             time.sleep(_POLL_SECONDS)
-        codes = workers.wait()
+
+    launch(
+        ["-m", "matcha.experiments.demo", str(spec)],
+        num_workers,
+        environment={COMMAND_VARIABLE: invoked() or "matcha demo"},
+        logs=demo.directory / "logs",
+        meanwhile=follow,
+    )
     _follow(followers, on_record)
-    if any(codes):
-        rank = next(r for r, code in enumerate(codes) if code)
-        words = (demo.directory / "logs" / f"worker-{rank}.log").read_text(encoding="utf-8")
-        last = words.strip().splitlines()[-1:] or ["it said nothing"]
-        raise ExchangeError(f"worker {rank} failed: {last[0]} (see {demo.directory}/logs)")
 
 
 def _follow(
@@ -124,9 +120,7 @@ def _follow(
 
 def worker_main(spec: Path) -> None:
     """One worker of the demo: every strategy in turn, in one process group."""
-    import torch
-
-    from matcha.distributed import default_transport
+    from matcha.distributed.environment import worker_transport
     from matcha.experiments.training import TaskTraining, run_worker
     from matcha.tasks.recipes import Choices
 
@@ -134,46 +128,22 @@ def worker_main(spec: Path) -> None:
     document["strategies"] = tuple(document["strategies"])
     document["directory"] = Path(document["directory"])
     demo = Demo(**document)
-    torch.set_num_threads(1)
-    transport = default_transport()
-    for strategy in demo.strategies:
-        made = Plan.load(demo.plan_file(strategy))
-        request = TaskTraining(
-            task="digits",
-            choices=Choices(
-                num_workers=made.num_workers, batch_size=demo.batch_size, seed=demo.seed
-            ),
-            epochs=demo.epochs,
-            learning_rate=demo.learning_rate,
-            link_mbps=demo.link_mbps,
-            target_loss=demo.target_loss,
-            directory=demo.run_directory(strategy),
-            name=strategy,
-        )
-        run_worker(request, made, transport)
-    transport.close()
-    torch.distributed.destroy_process_group()
-
-
-def free_directory(root: Path, stem: str) -> Path:
-    """A directory below `root` that does not exist yet."""
-    for number in range(1, 10_000):
-        path = root / (stem if number == 1 else f"{stem}-{number}")
-        if not path.exists():
-            return path
-    raise InputError(f"{str(root)!r} is full of {stem}: clear it or choose --output.")
-
-
-@contextmanager
-def _logs(folder: Path, count: int) -> Iterator[Sequence[IO[Any]]]:
-    """A file for each worker's words, so that they do not tear the progress bars apart."""
-    folder.mkdir(parents=True, exist_ok=True)
-    files = [(folder / f"worker-{rank}.log").open("w", encoding="utf-8") for rank in range(count)]
-    try:
-        yield files
-    finally:
-        for file in files:
-            file.close()
+    with worker_transport() as transport:
+        for strategy in demo.strategies:
+            made = Plan.load(demo.plan_file(strategy))
+            request = TaskTraining(
+                task="digits",
+                choices=Choices(
+                    num_workers=made.num_workers, batch_size=demo.batch_size, seed=demo.seed
+                ),
+                epochs=demo.epochs,
+                learning_rate=demo.learning_rate,
+                link_mbps=demo.link_mbps,
+                target_loss=demo.target_loss,
+                directory=demo.run_directory(strategy),
+                name=strategy,
+            )
+            run_worker(request, made, transport)
 
 
 def _new_records(directory: Path) -> Iterator[list[Record]]:

@@ -7,7 +7,7 @@ from tests.distributed import cases
 
 import matcha.distributed.transports.torch_transport as module
 from matcha.distributed import TorchTransport
-from matcha.errors import ExchangeError
+from matcha.errors import InputError
 
 
 @pytest.mark.slow
@@ -19,7 +19,7 @@ def test_every_case_over_gloo_equals_the_definition(workers, tmp_path: Path) -> 
 
 
 def test_without_a_process_group_it_says_what_to_do() -> None:
-    with pytest.raises(ExchangeError, match="init_process_group"):
+    with pytest.raises(InputError, match="init_process_group"):
         TorchTransport()
 
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from matcha.distributed.transports.transport import Message, Pending, Transport
-from matcha.errors import ExchangeError
+from matcha.errors import PackageError, missing_package
 
 __all__ = ["MpiTransport"]
 
@@ -27,9 +27,11 @@ class MpiTransport(Transport):
     def __init__(self) -> None:
         try:
             from mpi4py import MPI
-        except ImportError as error:
-            raise ExchangeError(
-                "MPI needs mpi4py and an MPI library: pip install 'matcha[mpi]'."
+        except ModuleNotFoundError as error:
+            raise missing_package(error) or error from error
+        except (ImportError, RuntimeError) as error:  # mpi4py without an MPI library
+            raise PackageError(
+                f'mpi4py finds no MPI library ({error}): load one, or pip install "matcha-sgd[mpi]"'
             ) from error
         self._communicator: Any = MPI.COMM_WORLD.Dup()
         self._byte = MPI.BYTE

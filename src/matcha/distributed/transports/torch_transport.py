@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from matcha.distributed.transports.transport import Message, Pending, Transport
-from matcha.errors import ExchangeError
+from matcha.errors import InputError
 
 __all__ = ["TorchTransport"]
 
@@ -28,14 +28,19 @@ class TorchTransport(Transport):
 
     Args:
         backend: `gloo` or `nccl`; by default what the default group uses for the current device.
+        owns_default: whether the default group was made for this transport and ends with it.
+
+    Raises:
+        InputError: there is no default group.
     """
 
-    def __init__(self, backend: str | None = None) -> None:
+    def __init__(self, backend: str | None = None, *, owns_default: bool = False) -> None:
         if not dist.is_available() or not dist.is_initialized():
-            raise ExchangeError(
+            raise InputError(
                 "torch.distributed is not initialised: call torch.distributed.init_process_group() "
                 "and start the script with torchrun or `matcha train`."
             )
+        self._owns_default = owns_default
         self.rank = dist.get_rank()
         self.num_workers = dist.get_world_size()
         self.backend = backend or _default_backend()
@@ -92,9 +97,9 @@ class TorchTransport(Transport):
         return int(found) if found else None
 
     def close(self) -> None:
-        """Destroy our process group."""
+        """Destroy our process group, and the default one where it was made for us."""
         if dist.is_initialized():
-            dist.destroy_process_group(self._group)
+            dist.destroy_process_group(None if self._owns_default else self._group)
 
 
 class _Works(Pending):

@@ -1,0 +1,142 @@
+"""Options that several commands share: each is spelled, and means, the same everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, TypeAlias
+
+import typer
+
+from matcha.errors import InputError
+
+_TOPOLOGY = (
+    "Who can talk to whom: [cyan]ring:8[/], [cyan]path:8[/], [cyan]torus:4x4[/], "
+    "[cyan]hypercube:4[/], [cyan]star:8[/], [cyan]complete:8[/], [cyan]barbell:8[/], "
+    "[cyan]erdos-renyi:16:0.3:SEED[/], [cyan]geometric:16:0.4:SEED[/], a graph of the paper "
+    "([cyan]paper:er8[/], [cyan]paper:geometric16-d5|d10|d13[/], [cyan]paper:er16[/]), or a file "
+    "(JSON, GraphML, edge list, adjacency .csv/.npy)."
+)
+_BUDGET = "C_b in (0, 1]: communication as a fraction of vanilla's"
+_STRATEGY = "How the plan is made: matcha, vanilla, periodic, single or greedy"
+_SEVERAL = "several with commas, or the option again."
+
+# -- the network and what may be spent on it -------------------------------------------------------
+
+TopologyArgument: TypeAlias = Annotated[str, typer.Argument(metavar="TOPOLOGY", help=_TOPOLOGY)]
+TopologyOption: TypeAlias = Annotated[str, typer.Option("--topology", "-t", help=_TOPOLOGY)]
+Budget: TypeAlias = Annotated[float, typer.Option("--budget", "-b", help=f"{_BUDGET}.")]
+Budgets: TypeAlias = Annotated[
+    list[str], typer.Option("--budget", "-b", metavar="FLOAT,…", help=f"{_BUDGET}; {_SEVERAL}")
+]
+Strategy: TypeAlias = Annotated[str, typer.Option("--strategy", "-s", help=f"{_STRATEGY}.")]
+Strategies: TypeAlias = Annotated[
+    list[str], typer.Option("--strategy", "-s", metavar="TEXT,…", help=f"{_STRATEGY}; {_SEVERAL}")
+]
+Seed: TypeAlias = Annotated[
+    int, typer.Option("--seed", help="Of rounds and searches, first weights and order of the data.")
+]
+Seeds: TypeAlias = Annotated[
+    list[int], typer.Option("--seed", help="Of rounds, weights and data; may be given again.")
+]
+Effort: TypeAlias = Annotated[
+    str, typer.Option("--effort", help="Search for matchings: none, default or high.")
+]
+
+# -- times, always in seconds ----------------------------------------------------------------------
+
+_LINK_TIME = "Seconds of one matching; not needed where the topology has link times."
+ComputeTime: TypeAlias = Annotated[
+    float, typer.Option("--compute-time", help="Seconds a worker computes in an iteration.")
+]
+ComputeTimeOrMeasured: TypeAlias = Annotated[
+    float | None,
+    typer.Option(
+        "--compute-time",
+        help="Seconds a worker computes in an iteration; by default as measured here.",
+    ),
+]
+LinkTime: TypeAlias = Annotated[float, typer.Option("--link-time", help=_LINK_TIME)]
+LinkTimeOrNone: TypeAlias = Annotated[float | None, typer.Option("--link-time", help=_LINK_TIME)]
+Deadline: TypeAlias = Annotated[
+    float, typer.Option("--deadline", help="Seconds before a silent worker is an error.")
+]
+SweepSeconds: TypeAlias = Annotated[
+    float,
+    typer.Option("--sweep-time", help="Seconds to spend at most on planning the slider's stops."),
+]
+
+# -- training --------------------------------------------------------------------------------------
+
+Epochs: TypeAlias = Annotated[
+    int | None, typer.Option("--epochs", "-e", help="How long; by default the task's own.")
+]
+LearningRate: TypeAlias = Annotated[
+    float | None,
+    typer.Option(
+        "--learning-rate", "--lr", help="By default the task's own; 0.001 for --optimizer adam."
+    ),
+]
+BatchSize: TypeAlias = Annotated[
+    int | None, typer.Option("--batch-size", help="Examples a worker and iteration.")
+]
+Model: TypeAlias = Annotated[
+    str | None, typer.Option("--model", help="Another network, such as resnet20.")
+]
+Partition: TypeAlias = Annotated[str, typer.Option("--partition", help="iid, shards or dirichlet.")]
+Data: TypeAlias = Annotated[
+    Path | None, typer.Option("--data", help="Folder of the data sets; or $MATCHA_DATA.")
+]
+Device: TypeAlias = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
+Compile: TypeAlias = Annotated[
+    bool, typer.Option("--compile", help="CUDA: compile the model's blocks.")
+]
+Overlap: TypeAlias = Annotated[
+    bool, typer.Option("--overlap", help="The exchange runs while the gradient is computed.")
+]
+
+# -- what is written -------------------------------------------------------------------------------
+
+Folder: TypeAlias = Annotated[Path, typer.Option("--output", "-o", help="Folder to write to.")]
+FolderOrNone: TypeAlias = Annotated[
+    Path | None, typer.Option("--output", "-o", help="Folder to write to; by default below runs/.")
+]
+PlanFile: TypeAlias = Annotated[
+    Path | None, typer.Option("--output", "-o", help="Save the plan to this JSON file.")
+]
+Plot: TypeAlias = Annotated[
+    Path | None, typer.Option("--plot", help="Draw it to a .png, .svg or .pdf file.")
+]
+Report: TypeAlias = Annotated[
+    bool, typer.Option("--report/--no-report", help="Write a page for the browser at the end.")
+]
+Resume: TypeAlias = Annotated[
+    bool, typer.Option("--resume", help="Go on with a run that was stopped.")
+]
+Force: TypeAlias = Annotated[bool, typer.Option("--force", help="Overwrite the output files.")]
+Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON, for machines, instead.")]
+
+
+def words(texts: Iterable[str]) -> list[str]:
+    """The words of an option that was given several times, with commas, or both.
+
+    >>> words(["vanilla, greedy", "matcha"])
+    ['vanilla', 'greedy', 'matcha']
+    """
+    return [word.strip() for text in texts for word in text.split(",") if word.strip()]
+
+
+def numbers(texts: Iterable[str], option: str = "--budget") -> list[float]:
+    """The numbers of an option that was given several times, with commas, or both.
+
+    >>> numbers(["0.1,0.5", "1"])
+    [0.1, 0.5, 1.0]
+
+    Raises:
+        InputError: One of them is no number.
+    """
+    try:
+        return [float(word) for word in words(texts)]
+    except ValueError:
+        given = ",".join(texts)
+        raise InputError(f"{option} is {given!r}, but it is numbers separated by commas.") from None
