@@ -15,8 +15,8 @@ import json
 import math
 from pathlib import Path
 
-from matcha.experiments.reproduction.items import Item
-from matcha.experiments.reproduction.trainings import plan_of
+from matcha.experiments.reproduction.campaign import plan_of
+from matcha.experiments.reproduction.trials import Trial
 from matcha.simulation import SGD, Delays, Engine, Settings, Simulation
 from matcha.tasks.recipes import Choices, recipe
 
@@ -47,8 +47,8 @@ def main() -> None:
     for name, (optimizer, rates) in OPTIMIZERS.items():
         engine = Engine(task, optimizer)
         for strategy, budget in RUNS:
-            item = Item(task="digits", topology=GRAPH, strategy=strategy, budget=budget)
-            plan = plan_of(item)
+            trial = Trial(task="digits", topology=GRAPH, strategy=strategy, budget=budget)
+            plan = plan_of(trial)
             for rate in rates:
                 settings = Settings(
                     epochs=args.epochs,
@@ -63,14 +63,14 @@ def main() -> None:
                 rows.append(
                     {
                         "optimizer": name,
-                        "run": item.label,
+                        "run": trial.label,
                         "rate": rate,
                         "train_loss": last.train_loss if finite else None,
                         "test_accuracy": last.test_accuracy,
                     }
                 )
-            line = [r for r in rows if r["optimizer"] == name and r["run"] == item.label]
-            print(name, item.label, [(r["rate"], r["train_loss"]) for r in line], flush=True)
+            line = [r for r in rows if r["optimizer"] == name and r["run"] == trial.label]
+            print(name, trial.label, [(r["rate"], r["train_loss"]) for r in line], flush=True)
     if args.output:
         document = {"graph": GRAPH, "task": "digits", "epochs": args.epochs, "rows": rows}
         args.output.write_text(json.dumps(document, indent=1) + "\n")

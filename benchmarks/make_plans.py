@@ -11,8 +11,8 @@ import argparse
 from pathlib import Path
 
 import matcha
+from matcha.experiments.reproduction.campaign import plan_of
 from matcha.experiments.reproduction.paper import GROUPS
-from matcha.experiments.reproduction.trainings import plan_of
 
 
 def main() -> None:
@@ -21,12 +21,12 @@ def main() -> None:
     args = parser.parse_args()
     args.output.mkdir(parents=True, exist_ok=True)
     for group in GROUPS.values():
-        for item in group.items:
-            path = args.output / item.plan_file
+        for trial in group.trials:
+            path = args.output / trial.plan_file
             if path.exists():
                 continue
             try:
-                plan = plan_of(item)
+                plan = plan_of(trial)
             except matcha.MatchaError as error:
                 print(f"{path.name}: {error}")
                 continue

@@ -3,7 +3,7 @@
     python benchmarks/reproduce_gpu.py cifar10 --data /tmp/data --plans .carry/plans \
         --output $OUT --seconds 480
 
-Runs a group's items in order of importance. The number of epochs is what lets the whole list fit
+Runs a group's trials in order of importance. The number of epochs is what lets the whole list fit
 into --list-seconds (at least --min-epochs); the learning rate is tuned on vanilla first. Each
 result is a line of OUTPUT/GROUP.jsonl as soon as it is known. What was chosen and done is kept in
 --state, so that a later call on the same machine goes on where this one ended.
@@ -22,9 +22,9 @@ from typing import Any
 
 import torch
 
-from matcha.experiments.reproduction.items import Item, Result, run_item
-from matcha.experiments.reproduction.ladders import lowest_rung, tuning_loss
+from matcha.experiments.reproduction.learning_rates import best_rate, tuning_loss
 from matcha.experiments.reproduction.paper import Group, group
+from matcha.experiments.reproduction.trials import Result, Trial, run_trial
 from matcha.plans import Plan
 from matcha.simulation import SGD, Engine, Execution, Settings, Simulation, Task
 from matcha.tasks.recipes import Choices, Recipe, recipe
@@ -68,7 +68,7 @@ class Runner:
     evaluation_seconds: float = 0.0
 
     def settings(self, epochs: int, rate: float) -> Settings:
-        """How an item is trained."""
+        """How a trial is trained."""
         return Settings(
             epochs=epochs,
             schedule=self.recipe.schedule(epochs, rate),
@@ -78,13 +78,13 @@ class Runner:
             execution=self.engine.execution,
         )
 
-    def plan(self, item: Item) -> Plan:
-        """The item's plan, made beforehand."""
-        return Plan.load(self.args.plans / item.plan_file)
+    def plan(self, trial: Trial) -> Plan:
+        """The trial's plan, made beforehand."""
+        return Plan.load(self.args.plans / trial.plan_file)
 
     def probe(self) -> None:
         """How long an epoch and an evaluation take; captures the graphs on the way."""
-        plan = self.plan(self.group.items[0])
+        plan = self.plan(self.group.trials[0])
         settings = replace(self.settings(2, self.recipe.learning_rate), evaluate_every=2)
         simulation = Simulation(self.task, plan, settings, engine=self.engine)
         epochs = iter(simulation)
@@ -102,41 +102,41 @@ class Runner:
             flush=True,
         )
 
-    def epochs_of(self, item: Item) -> int:
-        """How long an item is trained."""
+    def epochs_of(self, trial: Trial) -> int:
+        """How long a trial is trained."""
         assert self.state.epochs is not None
-        return round(self.state.epochs * item.stretch)
+        return round(self.state.epochs * trial.stretch)
 
-    def item_seconds(self, epochs: int) -> float:
-        """What an item of so many epochs takes."""
+    def trial_seconds(self, epochs: int) -> float:
+        """What a trial of so many epochs takes."""
         count = epochs // max(1, epochs // self.args.evaluations) + 1
         return epochs * self.epoch_seconds + count * self.evaluation_seconds
 
     def choose_epochs(self) -> int:
         """As many as let the whole list fit."""
         tuning = min(3, len(self.group.rates)) - 1
-        number = sum(item.stretch for item in self.group.items) + tuning
+        number = sum(trial.stretch for trial in self.group.trials) + tuning
         each = self.args.list_seconds / number
         per_epoch = self.epoch_seconds
         epochs = int((each - self.args.evaluations * self.evaluation_seconds) / per_epoch)
         return max(self.args.min_epochs, min(self.args.max_epochs, epochs))
 
     def has_time(self, epochs: int) -> bool:
-        """Whether another item ends before the deadline."""
-        return time.perf_counter() + self.item_seconds(epochs) < self.deadline
+        """Whether another trial ends before the deadline."""
+        return time.perf_counter() + self.trial_seconds(epochs) < self.deadline
 
-    def run(self, item: Item, rate: float, key: str) -> Result | None:
-        """One item, its result written; None if it failed or there was no time."""
-        epochs = self.epochs_of(item)
+    def run(self, trial: Trial, rate: float, key: str) -> Result | None:
+        """One trial, its result written; None if it failed or there was no time."""
+        epochs = self.epochs_of(trial)
         if not self.has_time(epochs):
             print(f"no time for {key}", flush=True)
             return None
         try:
-            self.task.seed = item.seed
-            result = run_item(
-                replace(item, learning_rate=rate),
+            self.task.seed = trial.seed
+            result = run_trial(
+                replace(trial, learning_rate=rate),
                 self.task,
-                self.plan(item),
+                self.plan(trial),
                 self.settings(epochs, rate),
                 engine=self.engine,
             )
@@ -158,7 +158,7 @@ class Runner:
 
     def tune(self) -> None:
         """Run vanilla with the candidate rates; the lowest final training loss wins."""
-        vanilla = self.group.items[0]
+        vanilla = self.group.trials[0]
 
         def loss(rate: float) -> float:
             if str(rate) not in self.state.losses:
@@ -170,7 +170,7 @@ class Runner:
             return self.state.losses[str(rate)]
 
         try:
-            best = lowest_rung(self.group.rates, loss)
+            best = best_rate(self.group.rates, loss)
         except TimeoutError:
             return
         self.state.learning_rate = best
@@ -179,8 +179,8 @@ class Runner:
         print(f"learning rate {best:g} of {self.state.losses}", flush=True)
 
 
-def _key(item: Item) -> str:
-    return f"{item.task} {item.topology} {item.label} seed {item.seed}"
+def _key(trial: Trial) -> str:
+    return f"{trial.task} {trial.topology} {trial.label} seed {trial.seed}"
 
 
 def main() -> None:
@@ -263,14 +263,14 @@ def main() -> None:
     if args.learning_rate is not None:
         runner.state.learning_rate = args.learning_rate
     runner.state.write()
-    print(f"{runner.state.epochs} epochs an item", flush=True)
+    print(f"{runner.state.epochs} epochs a trial", flush=True)
     if runner.state.learning_rate is None:
         runner.tune()
     rate: Any = runner.state.learning_rate
     if rate is not None:
-        for item in chosen.items:
-            if _key(item) not in runner.state.done:
-                runner.run(item, rate, _key(item))
+        for trial in chosen.trials:
+            if _key(trial) not in runner.state.done:
+                runner.run(trial, rate, _key(trial))
     if torch.cuda.is_available():
         peak = torch.cuda.max_memory_allocated() / 2**30
         print(f"peak memory {peak:.1f} GiB", flush=True)

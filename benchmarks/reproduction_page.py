@@ -11,12 +11,12 @@ import json
 import statistics
 from pathlib import Path
 
+from matcha.experiments.reproduction.campaign import Campaign
 from matcha.experiments.reproduction.comparisons import Results
 from matcha.experiments.reproduction.figures import maker
 from matcha.experiments.reproduction.figures.outcome import Outcome
-from matcha.experiments.reproduction.items import Result, read_results
 from matcha.experiments.reproduction.paper import ER8, group
-from matcha.experiments.reproduction.trainings import Trainings
+from matcha.experiments.reproduction.trials import Result, read_results
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -122,9 +122,9 @@ def settings_table() -> str:
         "digits16": "small CNN, 6 k",
     }
     for name, model in models.items():
-        found = [r for r in lines_of(name) if r.item.stretch == 1]
-        tried = sorted({r.item.learning_rate for r in found if r.item.learning_rate is not None})
-        chosen = next(r.item.learning_rate for r in found if r.item.strategy != "vanilla")
+        found = [r for r in lines_of(name) if r.trial.stretch == 1]
+        tried = sorted({r.trial.learning_rate for r in found if r.trial.learning_rate is not None})
+        chosen = next(r.trial.learning_rate for r in found if r.trial.strategy != "vanilla")
         last = max(len(r.records) for r in found)
         iterations = max(r.records[-1].iteration for r in found)
         lines.append(
@@ -149,18 +149,18 @@ def how() -> str:
         for r in results_of("cifar10").results
         if (accuracy := r.final("test_accuracy")) is not None
     ]
-    cifar100 = [r for r in results_of("cifar100").results if r.item.stretch == 1]
+    cifar100 = [r for r in results_of("cifar100").results if r.trial.stretch == 1]
     probe = json.loads((RUNS / "probe_wideresnet28-10.json").read_text())
     narrow = statistics.median(r.seconds / len(r.records) for r in cifar100)
     epochs = len(cifar100[0].records)
-    items = sum(item.stretch for item in group("cifar100").items)
+    trials = sum(trial.stretch for trial in group("cifar100").trials)
     return HOW.format(
         settings=settings_table(),
         cifar10_epochs=max(len(r.records) for r in lines_of("cifar10")),
         cifar10_accuracy=f"{min(points):.0f} % to {max(points):.0f} %",
         wide_seconds=probe["epoch_seconds"],
         narrow_seconds=narrow,
-        wide_minutes=items * epochs * probe["epoch_seconds"] / 60,
+        wide_minutes=trials * epochs * probe["epoch_seconds"] / 60,
     )
 
 
@@ -214,8 +214,8 @@ def rates_section() -> str:
 def figure(
     name: str, groups: list[str], images: Path | None, *, quick: bool = False
 ) -> tuple[Outcome, str]:
-    trainings = Trainings(earlier=[RUNS / f"{g}.jsonl" for g in groups] or [RUNS / "ptb.jsonl"])
-    outcome = maker(name)(trainings.run, quick=quick)
+    campaign = Campaign(earlier=[RUNS / f"{g}.jsonl" for g in groups] or [RUNS / "ptb.jsonl"])
+    outcome = maker(name)(campaign.run, quick=quick)
     image = f"{name}{'-quick' if quick else ''}.png"
     if images is not None:
         outcome.figure.savefig(images / image, dpi=100, bbox_inches="tight")

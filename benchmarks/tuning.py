@@ -25,7 +25,7 @@ import numpy.typing as npt
 import matcha
 from matcha import Plan, Topology, families
 from matcha.schedules import Bernoulli
-from matcha.tuning import DEFAULT_BUDGETS, DEFAULT_STRATEGIES, Task, TunedPoint
+from matcha.tuning import DEFAULT_BUDGETS, DEFAULT_STRATEGIES, Problem, TunedPoint
 
 RESULTS = Path(__file__).parent / "results"
 Array = npt.NDArray[np.float64]
@@ -36,14 +36,14 @@ RATES = tuple(2.0 ** (-k / 2) for k in range(13))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Problem:
+class Workload:
     """A task that can be simulated: F, its gradients at each worker, and its constants."""
 
     name: str
     topology: Topology
     compute_time: float
     link_time: float
-    task: Task
+    problem: Problem
     start: Array
     gradients: Callable[[Array, np.random.Generator], Array]
     """Stochastic gradients; x has shape (seeds, workers, parameters)."""
@@ -53,7 +53,7 @@ class Problem:
 
 def quadratic(
     name: str, topology: Topology, *, dissimilarity: float, compute: float, link: float
-) -> Problem:
+) -> Workload:
     """½ xᵀHx with curvatures from 0.05 to 1; workers' own minima differ by unlike data."""
     d, m = 20, topology.num_workers
     rng = np.random.default_rng(0)
@@ -63,12 +63,12 @@ def quadratic(
     shift *= math.sqrt(dissimilarity / (np.square(shift).sum() / m)) if dissimilarity else 0.0
     start = np.full(d, 1.0) * np.sqrt(2 / h.sum())
     noise = math.sqrt(1 / d)
-    return Problem(
+    return Workload(
         name=name,
         topology=topology,
         compute_time=compute,
         link_time=link,
-        task=Task(
+        problem=Problem(
             smoothness=1.0,
             curvature=float(h.mean()),
             strong_convexity=0.05,
@@ -83,7 +83,7 @@ def quadratic(
     )
 
 
-def logistic(name: str, topology: Topology, *, compute: float, link: float) -> Problem:
+def logistic(name: str, topology: Topology, *, compute: float, link: float) -> Workload:
     """Regularised logistic regression on synthetic data, one shard a worker, batches of 4."""
     from scipy.optimize import minimize
 
@@ -123,12 +123,12 @@ def logistic(name: str, topology: Topology, *, compute: float, link: float) -> P
         return slope(x, signed[np.arange(m)[None, :, None], picks])
 
     gap0 = float(loss(start) - best.fun)
-    return Problem(
+    return Workload(
         name=name,
         topology=topology,
         compute_time=compute,
         link_time=link,
-        task=Task(
+        problem=Problem(
             smoothness=top,
             curvature=float(curvatures.mean()),
             strong_convexity=float(curvatures[0]),
@@ -143,19 +143,19 @@ def logistic(name: str, topology: Topology, *, compute: float, link: float) -> P
     )
 
 
-def iterations_needed(problem: Problem, plan: Plan, rate: float, limit: int) -> float:
+def iterations_needed(workload: Workload, plan: Plan, rate: float, limit: int) -> float:
     """Iterations until the gap, averaged over workers and seeds, is at most the target.
 
     Every seed has its own noise and, where rounds are random, its own rounds: the best of many
     plans would otherwise be the one with the luckiest draw.
     """
     m, rng = plan.num_workers, np.random.default_rng(7)
-    x = np.broadcast_to(problem.start, (SEEDS, m, len(problem.start))).copy()
+    x = np.broadcast_to(workload.start, (SEEDS, m, len(workload.start))).copy()
     known: dict[tuple[int, ...], Array] = {(): np.eye(m)}
-    smoothed = problem.task.initial_gap
+    smoothed = workload.problem.initial_gap
     rounds = zip(*(each.rounds(0, limit) for each in reseeded(plan)), strict=True)
     for k, together in enumerate(rounds):
-        x -= rate * problem.gradients(x, rng)
+        x -= rate * workload.gradients(x, rng)
         if any(together):
             for round_ in together:
                 if round_.indices not in known:
@@ -164,11 +164,11 @@ def iterations_needed(problem: Problem, plan: Plan, rate: float, limit: int) -> 
         if k % 2:
             continue
         # A very short running mean: a lucky moment is not an arrival, a long one would be late.
-        now = float(problem.gap(x).mean())
+        now = float(workload.gap(x).mean())
         if not now < 1e3:
             return math.inf
         smoothed += 0.6 * (now - smoothed)
-        if smoothed <= problem.task.target:
+        if smoothed <= workload.problem.target:
             return k + 1.0
     return math.inf
 
@@ -181,50 +181,50 @@ def reseeded(plan: Plan) -> list[Plan]:
 
 
 def simulated_seconds(
-    problem: Problem, plan: Plan, point: TunedPoint, rates: tuple[float, ...], best: float
+    workload: Workload, plan: Plan, point: TunedPoint, rates: tuple[float, ...], best: float
 ) -> tuple[float, float]:
     """The least time to the target over learning rates, and its rate; beaten runs end early."""
     found, at = math.inf, math.nan
     for rate in rates:
         limit = min(MAX_ITERATIONS, min(found, 1.6 * best) / point.iteration_seconds + 1)
-        needed = iterations_needed(problem, plan, rate, math.ceil(limit))
+        needed = iterations_needed(workload, plan, rate, math.ceil(limit))
         if needed * point.iteration_seconds < found:
             found, at = needed * point.iteration_seconds, rate
     return found, at
 
 
 def verify(
-    problem: Problem,
+    workload: Workload,
     strategies: tuple[str, ...] = DEFAULT_STRATEGIES,
     budgets: tuple[float, ...] = DEFAULT_BUDGETS,
     rates: tuple[float, ...] = RATES,
 ) -> dict[str, Any]:
     """Tune, then simulate every point; how far the choice is from the best of them."""
     tuning = matcha.tune(
-        problem.topology,
-        compute_time=problem.compute_time,
-        link_time=problem.link_time,
-        task=problem.task,
+        workload.topology,
+        compute_time=workload.compute_time,
+        link_time=workload.link_time,
+        problem=workload.problem,
         strategies=strategies,
         budgets=budgets,
         effort="none",
     )
-    scaled = tuple(rate / problem.task.smoothness for rate in rates)
-    chosen, rate = simulated_seconds(problem, tuning.plan, tuning.best, scaled, math.inf)
-    alone = iterations_needed(problem, tuning.plan, tuning.best.learning_rate, MAX_ITERATIONS)
+    scaled = tuple(rate / workload.problem.smoothness for rate in rates)
+    chosen, rate = simulated_seconds(workload, tuning.plan, tuning.best, scaled, math.inf)
+    alone = iterations_needed(workload, tuning.plan, tuning.best.learning_rate, MAX_ITERATIONS)
     best, best_point, best_rate = chosen, tuning.best, rate
     for point in tuning.points:
         if point == tuning.best:
             continue
-        plan = matcha.plan(problem.topology, point.budget, point.strategy, effort="none")
-        seconds, rate = simulated_seconds(problem, plan, point, scaled, best)
+        plan = matcha.plan(workload.topology, point.budget, point.strategy, effort="none")
+        seconds, rate = simulated_seconds(workload, plan, point, scaled, best)
         if seconds < best:
             best, best_point, best_rate = seconds, point, rate
     return {
-        "task": problem.name,
-        "topology": problem.topology.name,
-        "compute_time": problem.compute_time,
-        "link_time": problem.link_time,
+        "task": workload.name,
+        "topology": workload.topology.name,
+        "compute_time": workload.compute_time,
+        "link_time": workload.link_time,
         "choice": [tuning.best.strategy, tuning.best.budget],
         "predicted_seconds": tuning.best.seconds,
         "simulated_seconds": chosen,
@@ -237,7 +237,7 @@ def verify(
     }
 
 
-def problems() -> list[Problem]:
+def workloads() -> list[Workload]:
     """The tasks that were looked at while the predictor was made."""
     d10, er16 = families.paper("geometric16-d10"), families.paper("er16")
     d5 = families.paper("geometric16-d5")
@@ -251,7 +251,7 @@ def problems() -> list[Problem]:
     ]
 
 
-def held_out_problems() -> list[Problem]:
+def held_out_workloads() -> list[Workload]:
     """Other graphs and speeds: nothing was adjusted after seeing these."""
     d13, er8 = families.paper("geometric16-d13"), families.paper("er8")
     ring, torus, barbell = map(families.parse, ("ring:12", "torus:4x4", "barbell:12"))
@@ -293,11 +293,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true")
     quick = parser.parse_args().quick
-    tasks = [(problem, False) for problem in problems()]
-    tasks += [(problem, True) for problem in held_out_problems()]
+    tasks = [(workload, False) for workload in workloads()]
+    tasks += [(workload, True) for workload in held_out_workloads()]
     rows = []
-    for problem, held_out in tasks[: 1 if quick else None]:
-        rows.append(verify(problem) | {"held_out": held_out})
+    for workload, held_out in tasks[: 1 if quick else None]:
+        rows.append(verify(workload) | {"held_out": held_out})
         print(line(rows[-1]), flush=True)
     table = "\n".join(
         [

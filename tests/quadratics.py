@@ -50,14 +50,14 @@ def write_quadratic_run(
             x = round_.mix(x - rate * gradient)
             if k < traced_iterations:
                 for worker in range(m):
-                    writer.span(_span(worker, k, "compute", clock, clock + COMPUTE_SECONDS))
+                    writer.record(_span(worker, k, "compute", clock, clock + COMPUTE_SECONDS))
             clock += COMPUTE_SECONDS
             for matching in round_.matchings:
                 end = clock + EXCHANGE_SECONDS * plan.timing.matching_time(matching)
                 for worker in (w for link in matching for w in link):
                     talking[worker] += end - clock
                     if k < traced_iterations:
-                        writer.span(_span(worker, k, "exchange", clock, end))
+                        writer.record(_span(worker, k, "exchange", clock, end))
                 clock = end
             units += plan.round_time(round_)
             if (k + 1) % record_every:

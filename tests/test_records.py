@@ -29,7 +29,7 @@ def test_a_run_comes_back_as_it_was_written(tmp_path):
     with RunWriter(tmp_path / "run", header(config={"lr": 0.1}), PLAN) as writer:
         for record in (first, diverged, mine):
             writer.record(record)
-        writer.span(span)
+        writer.record(span)
     run = read_run(tmp_path / "run")
     assert run.header.config == {"lr": 0.1}
     assert run.records == (first, diverged)
@@ -68,7 +68,7 @@ def test_runs_are_not_overwritten_but_can_be_resumed(tmp_path):
         writer.record(Record(iteration=1, epoch=1.0))
     with pytest.raises(InputError, match="already holds a run"):
         RunWriter(tmp_path, header(), PLAN)
-    with RunWriter(tmp_path, header(), PLAN, resume=True) as writer:
+    with RunWriter(tmp_path, header(), PLAN, after=1) as writer:
         writer.record(Record(iteration=2, epoch=2.0))
     assert [record.iteration for record in read_run(tmp_path).records] == [1, 2]
 

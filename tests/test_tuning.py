@@ -14,7 +14,7 @@ import matcha
 from matcha import families, theory
 from matcha.cli import app
 from matcha.errors import InputError
-from matcha.tuning import Task, floor
+from matcha.tuning import Problem, floor
 
 D10 = families.paper("geometric16-d10")
 
@@ -46,8 +46,8 @@ def test_slow_links_ask_for_less_communication():
 
 
 def test_unlike_data_asks_for_more_communication():
-    alike = small(link_time=0.2, task=Task(target=0.01))
-    unlike = small(link_time=0.2, task=Task(target=0.01, dissimilarity=5.0))
+    alike = small(link_time=0.2, problem=Problem(target=0.01))
+    unlike = small(link_time=0.2, problem=Problem(target=0.01, dissimilarity=5.0))
     assert unlike.best.budget >= alike.best.budget
     assert unlike.best.seconds > alike.best.seconds
     assert all(p.drift_error > p.consensus_error for p in unlike.points)
@@ -72,11 +72,11 @@ def test_the_report_is_complete(tmp_path):
 
 def test_a_floor_is_what_simulation_settles_to():
     bench = benchmark()
-    problem = bench.quadratic("q", D10, dissimilarity=0.3, compute=0.1, link=0.1)
+    workload = bench.quadratic("q", D10, dissimilarity=0.3, compute=0.1, link=0.1)
     plan = matcha.plan(D10, 0.2, "greedy", effort="none")
     rate = 0.05
     predicted = floor(
-        problem.task,
+        workload.problem,
         16,
         rate,
         theory.consensus_error(plan),
@@ -86,11 +86,11 @@ def test_a_floor_is_what_simulation_settles_to():
     x = np.zeros((bench.SEEDS, 16, 20))
     gaps = []
     for k, round_ in enumerate(plan.rounds(0, 2500)):
-        x -= rate * problem.gradients(x, rng)
+        x -= rate * workload.gradients(x, rng)
         if round_:
             x = round_.matrix(16) @ x
         if k > 500:
-            gaps.append(float(problem.gap(x).mean()))
+            gaps.append(float(workload.gap(x).mean()))
     assert np.mean(gaps) == pytest.approx(predicted, rel=0.25)
 
 
@@ -119,7 +119,7 @@ def test_the_choice_is_near_the_best_of_brute_force(kind):
         ({"compute_time": 0.0}, "compute time"),
         ({"link_time": None}, "no link times"),
         ({"link_time": -1.0}, "link time"),
-        ({"task": Task(target=1e-9, gradient_variance=1e9)}, "no strategy reaches"),
+        ({"problem": Problem(target=1e-9, gradient_variance=1e9)}, "no strategy reaches"),
     ],
 )
 def test_bad_input_is_explained(options, complaint):
@@ -146,7 +146,7 @@ def test_link_times_of_the_topology_are_used():
 )
 def test_tasks_are_checked(wrong):
     with pytest.raises(InputError):
-        Task(**wrong)
+        Problem(**wrong)
 
 
 def test_the_command(tmp_path):

@@ -9,8 +9,8 @@ from statistics import fmean, stdev
 from typing import Any
 
 from matcha.experiments.reproduction.comparisons import Results
-from matcha.experiments.reproduction.items import read_results
 from matcha.experiments.reproduction.paper import ER8, GEOMETRIC, group
+from matcha.experiments.reproduction.trials import read_results
 
 RESULTS = Path(__file__).parent.parent / "benchmarks" / "results"
 Data = Any
@@ -113,7 +113,7 @@ def _trained(name: str) -> Results:
     """A group's runs at the rate tuned on vanilla, all of the same number of epochs."""
     chosen = group(name)
     runs = read_results([RESULTS / "reproduction" / f"{name}.jsonl"])
-    equal = [run for run in runs if run.item.stretch == 1]
+    equal = [run for run in runs if run.trial.stretch == 1]
     return Results.of(equal, chosen.task, chosen.delays)
 
 
@@ -122,16 +122,16 @@ def training() -> str:
     results, order = _trained("cifar100"), ["vanilla", "matcha", "periodic", "greedy"]
     seeds = [results.seeds(ER8, label) for label in results.labels(ER8)]
     rows = []
-    for runs in sorted(seeds, key=lambda r: (-r[0].item.budget, order.index(r[0].item.strategy))):
-        item = runs[0].item
+    for runs in sorted(seeds, key=lambda r: (-r[0].trial.budget, order.index(r[0].trial.strategy))):
+        trial = runs[0].trial
         accuracies = [run.final("test_accuracy") or 0.0 for run in runs]
         spread = f" ± {100 * stdev(accuracies):.1f}" if len(runs) > 1 else ""
         rows.append(
             [
-                item.strategy,
-                f"{item.budget:g}",
-                f"{results.final(ER8, item.label, 'comm_units'):,.0f}",
-                f"{results.final(ER8, item.label, 'train_loss'):.3f}",
+                trial.strategy,
+                f"{trial.budget:g}",
+                f"{results.final(ER8, trial.label, 'comm_units'):,.0f}",
+                f"{results.final(ER8, trial.label, 'train_loss'):.3f}",
                 f"{100 * fmean(accuracies):.1f}{spread} %",
                 len(runs),
             ]

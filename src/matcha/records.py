@@ -7,19 +7,20 @@ A run is a directory: `run.json` (what was run), `plan.json`, `records.jsonl` (o
 from __future__ import annotations
 
 import json
-import math
 import os
+import platform
 import shlex
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
 from typing import IO, Any, Literal, TypeAlias, TypeVar
 
-from matcha.documents import write_atomically
+from matcha.documents import number, spelled, write_atomically
 from matcha.errors import InputError
+from matcha.plans import load_plan
 
 SCHEMA = "matcha.run/1"
 COMMAND_VARIABLE = "MATCHA_COMMAND"
@@ -27,6 +28,8 @@ COMMAND_VARIABLE = "MATCHA_COMMAND"
 RunKind: TypeAlias = Literal["simulation", "training", "demo", "reproduction"]
 Clock: TypeAlias = Literal["simulated", "wall"]
 SpanKind: TypeAlias = Literal["compute", "exchange", "wait"]
+RESUMABLE = frozenset(("epochs", "target_loss", "data"))
+"""What may change when a run is resumed: where it ends, and where its data lie."""
 _T = TypeVar("_T")
 
 
@@ -71,6 +74,9 @@ class Span:
     end: float
 
 
+Entry: TypeAlias = Record | Span
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunHeader:
     """What was run, in enough detail to run it again."""
@@ -90,6 +96,12 @@ class RunHeader:
     started: str = field(default_factory=lambda: datetime.now(timezone.utc).isoformat())
     schema: str = SCHEMA
 
+    def setting(self, name: str) -> Any:
+        """One of the run's settings by name; None where it has none of that name."""
+        # 0.1 wrote the settings of trainings without a heading.
+        places = (self.config, *(v for v in self.config.values() if isinstance(v, dict)))
+        return next((place[name] for place in places if name in place), None)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
@@ -108,7 +120,18 @@ class RunWriter:
     """Writes a run's directory as it goes; every line is whole on disk once written.
 
     Several processes may write to one directory when each writes its own workers' records:
-    `primary=False` leaves run.json and plan.json to the process that has them.
+    `primary=False` leaves what is of the run as a whole to the process that is primary.
+
+    Args:
+        directory: The run's.
+        header: What is run.
+        plan: Who talks when.
+        after: Go on with the run that is there, after so many iterations; what was recorded of
+            later ones is dropped, as they will be run again. None starts a new run.
+        primary: Whether this process writes what is of the run as a whole.
+
+    Raises:
+        InputError: There is a run already, or, when going on, one of other choices.
     """
 
     def __init__(
@@ -117,36 +140,44 @@ class RunWriter:
         header: RunHeader,
         plan: Any,
         *,
-        resume: bool = False,
+        after: int | None = None,
         primary: bool = True,
     ) -> None:
         self.path = Path(directory)
         self._files: dict[str, IO[str]] = {}
-        self._mode = "a" if resume else "w"
+        self._after, self._primary = after, primary
         self.path.mkdir(parents=True, exist_ok=True)
         if not primary:
             return
-        if (self.path / "run.json").exists() and not resume:
+        if after is not None:
+            check_same(self.path, header)
+            self._file("records.jsonl")
+            return
+        if holds_run(self.path):
             raise InputError(f"{str(self.path)!r} already holds a run: choose another directory.")
-        if not resume:
-            write_atomically(self.path / "run.json", json.dumps(asdict(header), indent=1) + "\n")
-            plan.save(self.path / "plan.json")
+        write_atomically(self.path / "run.json", json.dumps(asdict(header), indent=1) + "\n")
+        plan.save(self.path / "plan.json")
 
-    def record(self, record: Record) -> None:
-        """Append a record: to its worker's file, or to the run's."""
-        name = "records" if record.worker is None else f"worker-{record.worker:03d}"
-        self._append(f"{name}.jsonl", record)
-
-    def span(self, span: Span) -> None:
-        """Append a span of a worker's time."""
-        self._append("spans.jsonl", span)
-
-    def _append(self, name: str, entry: Record | Span) -> None:
-        if name not in self._files:
-            self._files[name] = (self.path / name).open(self._mode, encoding="utf-8")
-        file = self._files[name]
+    def record(self, entry: Entry) -> None:
+        """Append a record, to its worker's file or to the run's, or a span of a worker's time."""
+        if isinstance(entry, Span):
+            name = "spans"
+        else:
+            name = "records" if entry.worker is None else f"worker-{entry.worker:03d}"
+            if entry.worker is None and not self._primary:
+                return
+        file = self._file(f"{name}.jsonl")
         file.write(json.dumps(_compact(asdict(entry))) + "\n")
         file.flush()
+
+    def _file(self, name: str) -> IO[str]:
+        if name not in self._files:
+            path = self.path / name
+            if self._after is not None:
+                _forget(path, self._after)
+            mode = "w" if self._after is None else "a"
+            self._files[name] = path.open(mode, encoding="utf-8")
+        return self._files[name]
 
     def close(self) -> None:
         """Close the files."""
@@ -161,14 +192,49 @@ class RunWriter:
         self.close()
 
 
-def read_run(directory: str | Path) -> Run:
-    """Read a run's directory; a last line cut short by a crash is left out.
+def holds_run(directory: str | Path) -> bool:
+    """Whether a run was started in a directory."""
+    return (Path(directory) / "run.json").exists()
+
+
+def check_same(directory: str | Path, header: RunHeader) -> None:
+    """Refuse to go on with a run under other choices: its records would not be of one run.
+
+    Raises:
+        InputError: The run in the directory differs in more than where it ends.
+    """
+    theirs = read_header(directory)
+    changed = [] if theirs.task == header.task else ["task"]
+    for part, mine in header.config.items():
+        before = theirs.config.get(part)
+        if isinstance(mine, dict) and isinstance(before, dict):
+            changed += [name for name in differences(before, mine) if name in before]
+    if changed:
+        raise InputError(
+            f"{str(directory)!r} was started with another {' and '.join(changed)}: --resume "
+            "it as it was, or start a new run"
+        )
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """The names whose values a run may not change when it is resumed, and that did change.
+
+    >>> differences({"batch_size": 8, "epochs": 2}, {"batch_size": 16, "epochs": 4})
+    ['batch_size']
+    """
+    return [
+        name
+        for name in {**now, **before}
+        if name not in RESUMABLE and before.get(name) != now.get(name)
+    ]
+
+
+def read_header(directory: str | Path) -> RunHeader:
+    """What was run in a directory.
 
     Raises:
         InputError: The directory does not hold a run of this version.
     """
-    from matcha.plans import load_plan
-
     path = Path(directory)
     try:
         document = json.loads((path / "run.json").read_text(encoding="utf-8"))
@@ -176,9 +242,23 @@ def read_run(directory: str | Path) -> Run:
         raise InputError(f"{str(path)!r} does not hold a run (no readable run.json).") from None
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:
         raise InputError(f"{str(path)!r} holds a run of another version than {SCHEMA!r}.")
+    try:
+        return _build(RunHeader, document)
+    except (TypeError, ValueError):
+        raise InputError(f"the run.json in {str(path)!r} is damaged: it lacks a field.") from None
+
+
+def read_run(directory: str | Path) -> Run:
+    """Read a run's directory; a last line cut short by a crash is left out.
+
+    Raises:
+        InputError: The directory does not hold a run of this version, or a line is damaged.
+    """
+    path = Path(directory)
+    header = read_header(path)
     plan_file = path / "plan.json"
     return Run(
-        header=_build(RunHeader, document),
+        header=header,
         plan=load_plan(plan_file) if plan_file.exists() else None,
         records=_read_lines(path / "records.jsonl", Record),
         worker_records={
@@ -190,6 +270,21 @@ def read_run(directory: str | Path) -> Run:
     )
 
 
+def follow(directory: str | Path) -> Iterator[list[Record]]:
+    """Each time it is asked: the run's records since the last time, while the run goes on."""
+    path, place, lines = Path(directory) / "records.jsonl", 0, 0
+    while True:
+        found = []
+        if path.exists():
+            with path.open(encoding="utf-8") as file:
+                file.seek(place)
+                while (line := file.readline()).endswith("\n"):
+                    lines += 1
+                    found.append(_parsed(line, Record, path, lines))
+                    place = file.tell()
+        yield found
+
+
 def find_runs(path: str | Path) -> list[Path]:
     """The run directories at or below `path`, sorted."""
     root = Path(path)
@@ -198,7 +293,7 @@ def find_runs(path: str | Path) -> list[Path]:
 
 def versions() -> dict[str, str]:
     """The versions of what the results depend on."""
-    found = {"python": _python_version()}
+    found = {"python": platform.python_version()}
     for name in ("matcha-sgd", "numpy", "scipy", "torch", "rustworkx"):
         try:
             found[name] = metadata.version(name)
@@ -217,39 +312,54 @@ def invoked() -> str | None:
     return None
 
 
-def _python_version() -> str:
-    import platform
-
-    return platform.python_version()
-
-
 def _compact(entry: dict[str, Any]) -> dict[str, Any]:
     """Without empty fields; NaN and infinities as words, since JSON has none."""
-    return {
-        key: str(value) if isinstance(value, float) and not math.isfinite(value) else value
-        for key, value in entry.items()
-        if value is not None
-    }
+    return {key: spelled(value) for key, value in entry.items() if value is not None}
 
 
 def _build(cls: type[_T], document: dict[str, Any]) -> _T:
     known = {f.name: f for f in fields(cls)}  # type: ignore[arg-type]
     values = {key: value for key, value in document.items() if key in known}
     for key, value in values.items():
-        if value in ("nan", "inf", "-inf") and "float" in str(known[key].type):
-            values[key] = float(value)
+        if "float" in str(known[key].type):
+            values[key] = number(value)
     return cls(**values)
 
 
-def _read_lines(path: Path, cls: type[_T]) -> tuple[_T, ...]:
+def _whole_lines(path: Path) -> list[str]:
+    """A file's lines, without a last one that a crash cut short."""
     if not path.exists():
-        return ()
-    return tuple(_parsed(path.read_text(encoding="utf-8").splitlines(), cls))
+        return []
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    return lines[:-1] if lines and not lines[-1].endswith("\n") else lines
 
 
-def _parsed(lines: Iterable[str], cls: type[_T]) -> Iterable[_T]:
-    for line in lines:
-        try:
-            yield _build(cls, json.loads(line))
-        except ValueError:
-            return
+def _read_lines(path: Path, cls: type[_T]) -> tuple[_T, ...]:
+    lines = enumerate(_whole_lines(path), start=1)
+    return tuple(_parsed(line, cls, path, place) for place, line in lines)
+
+
+def _parsed(line: str, cls: type[_T], path: Path, place: int) -> _T:
+    try:
+        return _build(cls, json.loads(line))
+    except (ValueError, TypeError, AttributeError):
+        raise InputError(
+            f"line {place} of {str(path)!r} is damaged: delete that line to read the others."
+        ) from None
+
+
+def _forget(path: Path, after: int) -> None:
+    """Drop what was recorded after so many iterations: they will be run again."""
+    is_spans = path.name == "spans.jsonl"
+    kept = []
+    for place, line in enumerate(_whole_lines(path), start=1):
+        # A record comes after its iterations; a span is of an iteration counted from 0.
+        finished = (
+            _parsed(line, Span, path, place).iteration + 1
+            if is_spans
+            else _parsed(line, Record, path, place).iteration
+        )
+        if finished <= after:
+            kept.append(line)
+    if kept or path.exists():
+        write_atomically(path, "".join(kept))

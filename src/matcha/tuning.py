@@ -27,7 +27,7 @@ DEFAULT_STRATEGIES = ("greedy", "matcha", "vanilla")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class Problem:
     """What a training task looks like from afar; relative sizes are all that matters."""
 
     smoothness: float = 1.0
@@ -86,7 +86,7 @@ class Tuning:
     """All points, the best of them, and its plan."""
 
     topology: Topology
-    task: Task
+    problem: Problem
     compute_time: float
     overlap: bool
     points: tuple[TunedPoint, ...]
@@ -156,7 +156,7 @@ class Tuning:
             "topology": self.topology.name,
             "compute_time": self.compute_time,
             "overlap": self.overlap,
-            "task": asdict(self.task),
+            "problem": asdict(self.problem),
             "best": plain(self.best),
             "reasons": list(self.reasons()),
             "points": [plain(point) for point in self.points],
@@ -207,7 +207,7 @@ def tune(
     *,
     compute_time: float,
     link_time: float | None = None,
-    task: Task | None = None,
+    problem: Problem | None = None,
     strategies: Sequence[str] = DEFAULT_STRATEGIES,
     budgets: Sequence[float] = DEFAULT_BUDGETS,
     overlap: bool = False,
@@ -221,7 +221,7 @@ def tune(
         topology: The workers and their links, with link times where they are known.
         compute_time: Seconds that a worker computes in an iteration.
         link_time: Seconds of one matching; may be left out where the topology has link times.
-        task: What training looks like; by default a smooth loss of unit noise.
+        problem: What training looks like; by default a smooth loss of unit noise.
         strategies: Names as for `matcha.plan`.
         budgets: Values of C_b to try.
         overlap: Whether the exchange runs while the gradient is computed.
@@ -241,7 +241,7 @@ def tune(
     >>> found.best.strategy, found.best.budget
     ('vanilla', 1.0)
     """
-    task = task or Task()
+    problem = problem or Problem()
     if not compute_time > 0:
         raise InputError(f"the compute time is {compute_time!r}, but it is positive seconds.")
     if topology.link_times is None and link_time is None:
@@ -260,7 +260,7 @@ def tune(
     for strategy, budget in wanted:
         plan = make_plan(topology, budget, strategy, seed, effort=effort)
         seconds = plan.expected_comm_time * (1.0 if link_time is None else link_time)
-        points.append(predict(plan, task, compute_time, seconds, overlap=overlap))
+        points.append(predict(plan, problem, compute_time, seconds, overlap=overlap))
         plans.append(plan)
         if progress is not None:
             progress(len(points), len(wanted))
@@ -272,7 +272,7 @@ def tune(
     note = f"tuned: predicted to reach the target in {points[place].seconds:.4g} s."
     return Tuning(
         topology=topology,
-        task=task,
+        problem=problem,
         compute_time=compute_time,
         overlap=overlap,
         points=tuple(points),
@@ -282,18 +282,18 @@ def tune(
 
 
 def predict(
-    plan: Plan, task: Task, compute_time: float, comm_seconds: float, *, overlap: bool = False
+    plan: Plan, problem: Problem, compute_time: float, comm_seconds: float, *, overlap: bool = False
 ) -> TunedPoint:
-    """When a plan is predicted to reach a task's target, at the best learning rate for it."""
+    """When a plan is predicted to reach a problem's target, at the best learning rate for it."""
     noise = consensus_error(plan)
     if noise is None:
         # Too large for the exact error: the plan's own estimate, or Theorem 2's bound.
         noise = plan.consensus_error
         noise = plan.rho / (1 - plan.rho) if noise is None else noise
-    drift = drift_error(plan) if task.dissimilarity > 0 else 0.0
+    drift = drift_error(plan) if problem.dissimilarity > 0 else 0.0
     if drift is None:
         drift = plan.rho / (1 - math.sqrt(plan.rho)) ** 2
-    iterations, rate = _iterations(task, plan.num_workers, noise, drift)
+    iterations, rate = _iterations(problem, plan.num_workers, noise, drift)
     each = max(compute_time, comm_seconds) if overlap else compute_time + comm_seconds
     return TunedPoint(
         strategy=plan.strategy,
@@ -306,11 +306,11 @@ def predict(
         learning_rate=rate,
         iterations=iterations,
         seconds=iterations * each,
-        proved=rate <= admissible_learning_rate(min(plan.rho, 1 - 1e-12), task.smoothness),
+        proved=rate <= admissible_learning_rate(min(plan.rho, 1 - 1e-12), problem.smoothness),
     )
 
 
-def floor(task: Task, num_workers: int, rate: float, noise: float, drift: float) -> float:
+def floor(problem: Problem, num_workers: int, rate: float, noise: float, drift: float) -> float:
     """The mean of F(x_i) − F* that a constant learning rate never goes below.
 
     The average model hovers at ησ²/4m / (1 − ηh/2), a quadratic's exact value (Theorem 2's second
@@ -320,25 +320,25 @@ def floor(task: Task, num_workers: int, rate: float, noise: float, drift: float)
     γ²/(1 − γ²), or the same drift γ²/(1 − γ)².
     """
     by_noise, by_drift = math.sqrt(noise / (1 + noise)), math.sqrt(drift) / (1 + math.sqrt(drift))
-    curvatures = _curvatures(task)
+    curvatures = _curvatures(problem)
     averaged = spread = 0.0
     for h in curvatures:
-        averaged += rate * task.gradient_variance / (4 * num_workers) / (1 - rate * h / 2)
+        averaged += rate * problem.gradient_variance / (4 * num_workers) / (1 - rate * h / 2)
         a, b = by_noise * (1 - rate * h), by_drift * (1 - rate * h)
-        spread += h * task.gradient_variance * a * a / (1 - a * a)
-        spread += h * task.dissimilarity * (b / (1 - b)) ** 2
+        spread += h * problem.gradient_variance * a * a / (1 - a * a)
+        spread += h * problem.dissimilarity * (b / (1 - b)) ** 2
     mean = sum(curvatures) / len(curvatures)
-    scale = 1.0 if task.curvature is None else task.curvature / mean
+    scale = 1.0 if problem.curvature is None else problem.curvature / mean
     return (averaged + rate**2 / 2 * scale * spread) / len(curvatures)
 
 
-def _curvatures(task: Task) -> list[float]:
+def _curvatures(problem: Problem) -> list[float]:
     """Curvatures spread evenly over the orders of magnitude from μ (or L/100) to L."""
-    low = task.strong_convexity or task.smoothness / 100
-    return [low * (task.smoothness / low) ** ((k + 0.5) / 8) for k in range(8)]
+    low = problem.strong_convexity or problem.smoothness / 100
+    return [low * (problem.smoothness / low) ** ((k + 0.5) / 8) for k in range(8)]
 
 
-def _progress(share: float, task: Task) -> float:
+def _progress(share: float, problem: Problem) -> float:
     """The ηK after which a share of the initial gap is left.
 
     Curvatures spread evenly over the orders of magnitude from μ to L, all directions equally far
@@ -347,7 +347,7 @@ def _progress(share: float, task: Task) -> float:
     """
     if share >= 1:
         return 0.0
-    mu, L = task.strong_convexity or 0.0, task.smoothness
+    mu, L = problem.strong_convexity or 0.0, problem.smoothness
 
     def left(t: float) -> float:
         if L - mu < 1e-9 * L:
@@ -363,7 +363,7 @@ def _progress(share: float, task: Task) -> float:
     return high
 
 
-def _iterations(task: Task, m: int, noise: float, drift: float) -> tuple[float, float]:
+def _iterations(problem: Problem, m: int, noise: float, drift: float) -> tuple[float, float]:
     """The fewest iterations to the target over learning rates up to 1/L, and that rate."""
     from scipy.optimize import minimize_scalar
 
@@ -371,16 +371,16 @@ def _iterations(task: Task, m: int, noise: float, drift: float) -> tuple[float, 
         return math.inf, 0.0
 
     def needed(rate: float) -> float:
-        left = task.target - floor(task, m, rate, noise, drift)
+        left = problem.target - floor(problem, m, rate, noise, drift)
         if left <= 0:
             return math.inf
-        return _progress(left / task.initial_gap, task) / rate
+        return _progress(left / problem.initial_gap, problem) / rate
 
     def objective(logarithm: float) -> float:
         value = needed(math.exp(logarithm))
         return math.log(value) if math.isfinite(value) else 1e3 + logarithm
 
-    high = math.log(1 / task.smoothness)
+    high = math.log(1 / problem.smoothness)
     found = minimize_scalar(
         objective, bounds=(high - 16, high), method="bounded", options={"xatol": 1e-4}
     )

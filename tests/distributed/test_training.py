@@ -4,45 +4,50 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from tests.distributed import cases
-from torch import nn
 
-import matcha.experiments.training
 from matcha import families, plan
-from matcha.distributed import Training, run_threads, train_task
-from matcha.errors import InputError
-from matcha.experiments.training import TaskTraining, run_worker, torch_optimizer
-from matcha.records import read_run
-from matcha.simulation import Constant, Execution, Settings, Simulation
-from matcha.tasks.optimizers import Adam
+from matcha.distributed import Network, Training, run_threads, run_worker
+from matcha.errors import ExchangeError, InputError
+from matcha.records import Record, read_run
+from matcha.simulation import Constant, Delays, Execution, Plateau, Settings, Simulation
+from matcha.tasks.jobs import Job
 from matcha.tasks.quadratics import QuadraticTask
 from matcha.tasks.recipes import Choices, recipe
 
 NUM_WORKERS = 4
 RING = families.ring(NUM_WORKERS)
+NETWORK = Network(deadline=60)
 
 
-def choices() -> Choices:
-    return Choices(num_workers=NUM_WORKERS, num_train=400, num_test=100)
+def choices(**changes) -> Choices:
+    return Choices(**{"num_workers": NUM_WORKERS, "num_train": 400, "num_test": 100} | changes)
+
+
+def job(directory: Path, task: str = "logistic", plan_=None, choices_=None, **settings) -> Job:
+    """A recipe's task at a constant rate: its own schedule depends on the number of epochs."""
+    chosen = recipe(task)
+    settings = {"schedule": Constant(base=0.02), "optimizer": chosen.optimizer} | settings
+    return Job(
+        directory=directory,
+        recipe=chosen,
+        choices=choices_ or choices(),
+        plan=plan_ or plan(RING, 0.6, "matcha", seed=4),
+        settings=Settings(**settings),
+    )
+
+
+def train(job_: Job, network: Network = NETWORK, **options) -> list[list[Record]]:
+    return run_threads(NUM_WORKERS, lambda t: run_worker(job_, t, network, **options))
 
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_the_digits_curves_coincide_with_the_simulators(tmp_path: Path, overlap) -> None:
+    rule = "footnote" if overlap else "eq2"
     digits = recipe("digits")
-    chosen = plan(RING, 0.6, "matcha", seed=4)
-    settings = Settings(
-        epochs=3,
-        schedule=digits.schedule(3),
-        optimizer=digits.optimizer,
-        rule="footnote" if overlap else "eq2",
-        statistics="averaged",
-    )
-    simulated = list(Simulation(digits.task(choices()), chosen, settings))
-    request = TaskTraining(
-        task="digits", choices=choices(), epochs=3, overlap=overlap, deadline=60, directory=tmp_path
-    )
-    trained = run_threads(NUM_WORKERS, lambda t: run_worker(request, chosen, t))
+    wanted = job(tmp_path, "digits", epochs=3, schedule=digits.schedule(3), rule=rule)
+    simulated = list(Simulation(digits.task(choices()), wanted.plan, wanted.settings))
+    trained = train(wanted)
     assert all(records == trained[0] for records in trained)
     for real, ideal in zip(trained[0], simulated, strict=True):
         assert real.iteration == ideal.iteration
@@ -55,8 +60,9 @@ def test_the_digits_curves_coincide_with_the_simulators(tmp_path: Path, overlap)
     run = read_run(tmp_path)
     assert run.records == tuple(trained[0])
     assert sorted(run.worker_records) == list(range(NUM_WORKERS))
-    assert run.plan.digest == chosen.digest
-    assert run.header.config["update_rule"] == settings.rule
+    assert run.plan.digest == wanted.plan.digest
+    assert run.header.clock == "wall"
+    assert run.header.setting("rule") == rule
     assert {span.worker for span in run.spans} == set(range(NUM_WORKERS))
     assert {span.kind for span in run.spans} == {"compute", "wait", "exchange"}
 
@@ -74,86 +80,161 @@ def test_every_case_equals_the_simulator_in_float64(strategy, mixing, rule) -> N
         epochs=5, schedule=rates, rule=rule, execution=Execution(precision="float64")
     )
     simulated = list(Simulation(task(), chosen, settings))
-    training = Training(
-        epochs=5,
-        rate=rates.rate,
-        optimizer=torch.optim.SGD,
-        dtype=torch.float64,
-        gossip={"overlap": rule == "footnote", "bucket_mb": 1e-4, "deadline": 60},
-    )
-    trained = run_threads(8, lambda t: train_task(task(), chosen, training, t))[0]
+
+    def work(transport) -> list[Record]:
+        options = {"bucket_mb": 1e-4, "deadline": 60}
+        training = Training(task(), chosen, settings, transport, **options)
+        return [e for e in training if isinstance(e, Record) and e.worker is None]
+
+    trained = run_threads(8, work)[0]
     for real, ideal in zip(trained, simulated, strict=True):
         for name in ("train_loss", "test_loss", "consensus_distance"):
             assert getattr(real, name) == pytest.approx(getattr(ideal, name), rel=1e-10, abs=1e-10)
     assert trained[-1].iteration == 50
 
 
-def test_a_resumed_run_ends_where_an_uninterrupted_one_does(tmp_path: Path, monkeypatch) -> None:
-    chosen = plan(RING, 0.6, "matcha", seed=4)
+def test_a_resumed_run_ends_where_an_uninterrupted_one_does(tmp_path: Path) -> None:
+    def part(name: str, epochs: int, **options) -> list[Record]:
+        return train(job(tmp_path / name, epochs=epochs), checkpoint_every=1, **options)[0]
 
-    def train(name: str, epochs: int, resume: bool = False) -> list:
-        request = TaskTraining(
-            task="logistic",
-            choices=choices(),
-            epochs=epochs,
-            learning_rate=0.02,
-            deadline=60,
-            directory=tmp_path / name,
-            checkpoint_every=1,
-            resume=resume,
-        )
-        return run_threads(NUM_WORKERS, lambda t: run_worker(request, chosen, t))[0]
-
-    # A constant rate: recipes scale theirs with the number of epochs.
-    constant = replace(recipe("logistic"), decay="none")
-    monkeypatch.setattr(matcha.experiments.training, "recipe", lambda _: constant)
-    whole = train("whole", 4)
-    train("parts", 2)
-    rest = train("parts", 4, resume=True)
+    whole = part("whole", 4)
+    part("parts", 2)
+    rest = part("parts", 4, resume=True)
     assert [record.epoch for record in rest] == [3.0, 4.0]
     assert [record.train_loss for record in rest] == [record.train_loss for record in whole[2:]]
     assert len(read_run(tmp_path / "parts").records) == 4
 
 
+def test_resuming_drops_what_the_checkpoint_does_not_cover(tmp_path: Path) -> None:
+    """Checkpoints every two epochs, stopped after the third: its records are written again."""
+
+    class StoppedError(Exception):
+        pass
+
+    def stop(record: Record) -> None:
+        if record.epoch == 3:
+            raise StoppedError
+
+    wanted = job(tmp_path, epochs=4)
+
+    def work(transport) -> None:
+        with pytest.raises(StoppedError):
+            run_worker(wanted, transport, NETWORK, checkpoint_every=2, on_record=stop)
+
+    run_threads(NUM_WORKERS, work)
+    assert len(read_run(tmp_path).records) == 3
+    train(wanted, checkpoint_every=2, resume=True)
+    run = read_run(tmp_path)
+    assert [record.epoch for record in run.records] == [1, 2, 3, 4]
+    for records in run.worker_records.values():
+        assert [record.epoch for record in records] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"choices_": choices(batch_size=8)}, "another batch_size"),
+        ({"choices_": choices(num_train=300)}, "another num_train"),
+        ({"schedule": Constant(base=0.1)}, "another schedule"),
+    ],
+)
+def test_a_run_is_resumed_only_as_it_was(tmp_path: Path, change, sentence) -> None:
+    train(job(tmp_path, epochs=1), checkpoint_every=1)
+    other = job(tmp_path, **{"epochs": 2} | change)
+
+    def work(transport) -> None:
+        with pytest.raises(InputError, match=sentence):
+            run_worker(other, transport, NETWORK, resume=True)
+
+    run_threads(NUM_WORKERS, work)
+    (tmp_path / "run.json").unlink()  # the checkpoint knows by itself
+    names = {"another batch_size": "batch size", "another num_train": "number of examples"}
+
+    def alone(transport) -> None:
+        with pytest.raises(InputError, match=names.get(sentence, sentence)):
+            run_worker(other, transport, NETWORK, resume=True)
+
+    run_threads(NUM_WORKERS, alone)
+
+
+@pytest.mark.parametrize("evaluate_every", [1, 3])
+def test_rates_that_follow_the_loss_are_the_same_everywhere(evaluate_every) -> None:
+    """Unlike data: each worker's own training loss would lower its rate at another epoch."""
+    schedule = Plateau(base=0.3, factor=2)
+    settings = Settings(epochs=6, schedule=schedule, evaluate_every=evaluate_every)
+    chosen = plan(RING, 0.3, "periodic")
+
+    def task() -> QuadraticTask:
+        return QuadraticTask(NUM_WORKERS, heterogeneity=2.0, steps_per_epoch=3, start=0.1)
+
+    simulated = [r.learning_rate for r in Simulation(task(), chosen, settings)]
+    often = replace(settings, evaluate_every=1)
+    assert simulated == [r.learning_rate for r in Simulation(task(), chosen, often)]
+    assert len(set(simulated)) > 2
+
+    def work(transport) -> list[float | None]:
+        training = Training(task(), chosen, settings, transport, deadline=60)
+        return [e.learning_rate for e in training if isinstance(e, Record) and e.worker is not None]
+
+    for rates in run_threads(NUM_WORKERS, work):
+        assert rates == simulated
+
+
 def test_training_stops_at_its_target_and_writes_event_files(tmp_path: Path) -> None:
-    chosen = plan(RING, 1.0, "vanilla")
-    seen: list = []
-    request = TaskTraining(
-        task="logistic",
-        choices=choices(),
+    chosen = recipe("logistic")
+    wanted = job(
+        tmp_path,
+        plan_=plan(RING, 1.0, "vanilla"),
         epochs=50,
+        schedule=chosen.schedule(50),
         target_loss=1.5,
-        deadline=60,
-        directory=tmp_path,
-        tensorboard=True,
-        link_mbps=1000,
     )
-    records = run_threads(
-        NUM_WORKERS, lambda t: run_worker(request, chosen, t, seen.append if t.rank == 0 else None)
-    )[0]
+    seen: list[Record] = []
+
+    def work(transport) -> list[Record]:
+        show = seen.append if transport.rank == 0 else None
+        network = Network(deadline=60, link_mbps=1000)
+        return run_worker(wanted, transport, network, tensorboard=True, on_record=show)
+
+    records = run_threads(NUM_WORKERS, work)[0]
     assert 1 < len(records) < 50
     assert records[-1].train_loss <= 1.5 < records[-2].train_loss
     assert seen == records
     assert list((tmp_path / "tensorboard").glob("events*"))
-    assert "emulated" in read_run(tmp_path).header.config["link_mbps"]
+    assert "emulated" in read_run(tmp_path).header.setting("link_mbps")
+    simulated = list(Simulation(chosen.task(choices()), wanted.plan, wanted.settings))
+    assert len(simulated) == len(records)
 
 
-def test_recipes_map_to_torch_optimizers() -> None:
-    parameters = [nn.Parameter(torch.ones(2))]
-    sgd = torch_optimizer(recipe("digits").optimizer)(parameters)
-    assert isinstance(sgd, torch.optim.SGD)
-    assert sgd.defaults["momentum"] == 0.9
-    assert isinstance(torch_optimizer(Adam())(parameters), torch.optim.Adam)
+def refused(kind: type[Exception], sentence: str, *arguments) -> None:
+    def work(transport) -> None:
+        with pytest.raises(kind, match=sentence):
+            Training(*arguments, transport, deadline=60)
+
+    run_threads(NUM_WORKERS, work)
 
 
 def test_a_task_for_another_team_is_refused() -> None:
     task = recipe("logistic").task(Choices(num_workers=3, num_train=100, num_test=20))
-    training = Training(epochs=1, rate=lambda *_: 0.1, optimizer=torch.optim.SGD)
+    settings = Settings(epochs=1)
+    vanilla = plan(RING, 1.0, "vanilla")
+    refused(InputError, "for 4 workers and the task for 3", task, vanilla, settings)
 
+
+@pytest.mark.parametrize(
+    "change", [{"delays": Delays(compute_seconds=1.0)}, {"execution": Execution(batching="vmap")}]
+)
+def test_a_simulations_settings_are_refused(change) -> None:
+    settings = Settings(epochs=1, **change)
+    arguments = QuadraticTask(NUM_WORKERS), plan(RING, 1.0, "vanilla"), settings
+    refused(InputError, "choices of a simulation", *arguments)
+
+
+def test_workers_with_other_settings_or_tasks_find_out() -> None:
     def work(transport) -> None:
-        with pytest.raises(InputError, match="for 4 workers and the task for 3"):
-            train_task(task, plan(RING, 1.0, "vanilla"), training, transport)
+        rate = 0.2 if transport.rank == 2 else 0.1
+        settings = Settings(epochs=1, schedule=Constant(base=rate))
+        with pytest.raises(ExchangeError, match=r"rank 2.* another settings"):
+            Training(QuadraticTask(NUM_WORKERS), plan(RING, 1.0, "vanilla"), settings, transport)
 
     run_threads(NUM_WORKERS, work)
-    with pytest.raises(InputError, match="need a directory"):
-        Training(epochs=1, rate=lambda *_: 0.1, optimizer=torch.optim.SGD, resume=True)

@@ -12,8 +12,8 @@ import sys
 absent = ("rustworkx", "clarabel", "typer", "rich", "matplotlib", "sklearn")
 sys.modules.update(dict.fromkeys(absent))
 from matcha import Plan
-from matcha.experiments.reproduction import items, jobs, paper
-from matcha.tasks import recipes
+from matcha.experiments.reproduction import trials, paper
+from matcha.tasks import jobs, recipes
 from matcha.tasks.quadratics import QuadraticTask
 from matcha.simulation import Constant, Settings, Simulation
 

@@ -11,8 +11,8 @@ from torch import nn
 import matcha
 from matcha.errors import InputError
 from matcha.simulation import SGD, Constant, Delays, Execution, Settings, Simulation, StepDecay
-from matcha.simulation.run import recalibrate
 from matcha.strategies import staged_plan
+from matcha.tasks.evaluation import recalibrate
 from matcha.timing import LinkSeconds
 
 SETTINGS = Settings(
@@ -121,7 +121,7 @@ def test_resume_may_ask_for_more_epochs(tmp_path):
     [
         ({"plan": er8("vanilla", 1.0)}, "another plan"),
         ({"task": digits(name="logistic")}, "another task"),
-        ({"settings": replace(SETTINGS, optimizer=SGD())}, "other settings"),
+        ({"settings": replace(SETTINGS, optimizer=SGD())}, "another optimizer"),
     ],
 )
 def test_a_checkpoint_of_another_run_is_refused(tmp_path, change, message):

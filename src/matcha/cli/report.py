@@ -69,7 +69,7 @@ def report_command(
     elif not found:
         raise InputError("figures need runs; to draw a plan use `matcha plan --plot`.")
     else:
-        from matcha.report.papers import write_figures
+        from matcha.report.run_figures import write_figures
 
         written = write_figures(found, output or Path("figures"), format, target=target_loss)
     if as_json:

@@ -16,7 +16,7 @@ from matcha.cli.output import console, make_folder, patient_progress, print_json
 from matcha.errors import InputError
 
 if TYPE_CHECKING:
-    from matcha.experiments.reproduction.items import Item, Result
+    from matcha.experiments.reproduction.trials import Result, Trial
 
 
 @app.command("reproduce")
@@ -52,22 +52,22 @@ def reproduce_command(
     """
     from rich.table import Table
 
+    from matcha.experiments.reproduction.campaign import Campaign
     from matcha.experiments.reproduction.figures import maker
-    from matcha.experiments.reproduction.trainings import Trainings
     from matcha.report.figures import check_format
 
     check_format(Path(f"figure.{format}"))
     make = maker(figure)
     make_folder(output)
-    trainings = Trainings(
+    campaign = Campaign(
         earlier=results, data=data, device=device, compile=compile, epochs=epochs, quick=quick
     )
-    asked: list[Item] = []
+    asked: list[Trial] = []
     trained: list[Result] = []
 
-    def train(items: Sequence[Item]) -> list[Result]:
-        asked.extend(items)
-        found = list(_watched(trainings.run(items), len(items)))
+    def train(trials: Sequence[Trial]) -> list[Result]:
+        asked.extend(trials)
+        found = list(_watched(campaign.run(trials), len(trials)))
         trained.extend(found)
         return found
 
@@ -95,16 +95,16 @@ def reproduce_command(
 
 def _pages(results: Sequence[Result], output: Path, figure: str) -> list[Path]:
     """One page for each task and network: losses of different ones do not compare."""
-    from matcha.experiments.reproduction.trainings import run_of
+    from matcha.experiments.reproduction.campaign import run_of
     from matcha.report import write_report
 
     written = []
-    for task, topology in dict.fromkeys((r.item.task, r.item.topology) for r in results):
+    for task, topology in dict.fromkeys((r.trial.task, r.trial.topology) for r in results):
         place = topology.replace(":", "-").replace("/", "-")
         page = output / f"{figure}-{task}-{place}.html"
         with patient_progress(f"writing {page.name}") as progress:
             runs = [
-                run_of(r) for r in results if (r.item.task, r.item.topology) == (task, topology)
+                run_of(r) for r in results if (r.trial.task, r.trial.topology) == (task, topology)
             ]
             written.append(write_report(runs, page, sweep_seconds=2, progress=progress))
     return written

@@ -101,10 +101,10 @@ def simulate_command(
 
       matcha simulate torus:4x4 --task cifar10 --data ~/data --model resnet20 -e 30 --device cuda
     """
-    from matcha.experiments.reproduction.jobs import check_free, make_jobs
     from matcha.records import read_run
     from matcha.report.figures import check_format
     from matcha.simulation import Delays, Settings
+    from matcha.tasks.jobs import check_free, make_jobs
     from matcha.tasks.recipes import Choices, recipe
     from matcha.tasks.recipes import optimizer as make_optimizer
 
@@ -120,7 +120,7 @@ def simulate_command(
         epochs=number,
         schedule=chosen.schedule(number, learning_rate),
         optimizer=make_optimizer(optimizer) if optimizer else chosen.optimizer,
-        rule=rule,  # type: ignore[arg-type]  # checked by the engine
+        rule=rule,  # type: ignore[arg-type]  # checked by Settings
         evaluate_every=evaluate_every,
         statistics=statistics,  # type: ignore[arg-type]  # checked by Settings
         delays=Delays(compute_seconds=compute_time, seconds_per_unit=link_time),
@@ -136,13 +136,10 @@ def simulate_command(
         num_train=num_train,
         num_test=num_test,
     )
-    command = ("matcha", *sys.argv[1:])
     jobs = [
         job
         for seed, of_seed in made
-        for job in make_jobs(
-            chosen, of_seed, choices, settings, seeds=[seed], output=output, command=command
-        )
+        for job in make_jobs(chosen, of_seed, choices, settings, seeds=[seed], output=output)
     ]
     check_free(jobs, resume=resume)
     make_folder(output)
@@ -201,7 +198,7 @@ def _run(jobs: Sequence[Any], resume: bool) -> None:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from matcha.experiments.reproduction.jobs import Runner
+    from matcha.simulation import Runner
 
     terminal = Console(stderr=True)
     bar = [BarColumn(bar_width=20)] if terminal.width >= 100 else []  # the numbers come first
@@ -232,7 +229,7 @@ def _run(jobs: Sequence[Any], resume: bool) -> None:
 
 def _draw(runs: Sequence[Any], folder: Path, format: str) -> list[Path]:
     from matcha.report.figures import save_figure
-    from matcha.report.papers import draw_curves
+    from matcha.report.run_figures import draw_curves
 
     wanted = [("train_loss", "epoch"), ("train_loss", "time"), ("consensus_distance", "epoch")]
     if any(record.gradient_norm is not None for run in runs for record in run.records):

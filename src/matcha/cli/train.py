@@ -39,7 +39,8 @@ from matcha.topology import families
 
 if TYPE_CHECKING:
     from matcha.distributed.launch import Hosts
-    from matcha.experiments.training import TaskTraining
+    from matcha.distributed.worker import Network
+    from matcha.tasks.jobs import Job
 
 _WIRES = ("float16", "bfloat16")
 
@@ -132,9 +133,13 @@ def train_command(
 
     import torch
 
-    from matcha.experiments.training import TaskTraining
-    from matcha.tasks.recipes import Choices
+    from matcha.distributed.worker import Network
+    from matcha.tasks.jobs import Job
+    from matcha.tasks.recipes import Choices, recipe
+    from matcha.tasks.settings import Settings
 
+    chosen = recipe(target)
+    number = chosen.epochs if epochs is None else epochs
     choices = Choices(
         num_workers=plan.num_workers,
         data=data,
@@ -143,23 +148,29 @@ def train_command(
         partition=partition,  # type: ignore[arg-type]
         seed=seed,
     )
-    request = TaskTraining(
-        task=target,
-        choices=choices,
-        epochs=epochs,
-        learning_rate=learning_rate,
-        overlap=overlap,
-        wire_dtype=getattr(torch, wire) if wire else None,
-        deadline=deadline,
-        link_mbps=link_mbps,
+    settings = Settings(
+        epochs=number,
+        schedule=chosen.schedule(number, learning_rate),
+        optimizer=chosen.optimizer,
+        rule="footnote" if overlap else "eq2",
+        statistics="averaged",
         target_loss=target_loss,
-        directory=directory,
-        name=directory.name,
-        resume=resume,
-        checkpoint_every=checkpoint_every,
-        tensorboard=tensorboard,
     )
-    _work(request, plan)
+    job = Job(
+        directory=directory,
+        recipe=chosen,
+        choices=choices,
+        plan=plan,
+        settings=settings,
+        kind="training",
+        name=directory.name,
+    )
+    network = Network(
+        deadline=deadline,
+        wire_dtype=getattr(torch, wire) if wire else None,
+        link_mbps=link_mbps,
+    )
+    _work(job, network, resume, checkpoint_every, tensorboard)
 
 
 def _launch(
@@ -204,23 +215,29 @@ def _report(directory: Path) -> None:
     console.print(f"report in [cyan]{page}[/]")
 
 
-def _work(request: TaskTraining, plan: AnyPlan) -> None:
+def _work(
+    job: Job, network: Network, resume: bool, checkpoint_every: int, tensorboard: bool
+) -> None:
     """Be one worker."""
     from matcha.distributed.environment import worker_transport
-    from matcha.experiments.training import run_worker
+    from matcha.distributed.worker import run_worker
 
     with worker_transport() as transport:
-        show = _progress(request) if transport.rank == 0 else None
-        records = run_worker(request, plan, transport, show)
+        show = _progress(job.settings.epochs) if transport.rank == 0 else None
+        records = run_worker(
+            job,
+            transport,
+            network,
+            resume=resume,
+            checkpoint_every=checkpoint_every,
+            tensorboard=tensorboard,
+            on_record=show,
+        )
     if show is not None and not records:
         raise InputError("there was nothing left to train: the run is at its last epoch already.")
 
 
-def _progress(request: TaskTraining) -> Callable[[Record], None]:
-    from matcha.tasks.recipes import recipe
-
-    total = request.epochs or recipe(request.task).epochs
-
+def _progress(total: int) -> Callable[[Record], None]:
     def show(record: Record) -> None:
         parts = [f"epoch {record.epoch:g}/{total}", f"loss {record.train_loss:.4f}"]
         if record.test_accuracy is not None:

@@ -25,7 +25,7 @@ from matcha.cli.options import (
 )
 from matcha.cli.output import check_free, console, patient_progress, print_json
 from matcha.topology import families
-from matcha.tuning import DEFAULT_BUDGETS, DEFAULT_STRATEGIES, Task, tune
+from matcha.tuning import DEFAULT_BUDGETS, DEFAULT_STRATEGIES, Problem, tune
 
 
 @app.command("tune")
@@ -68,7 +68,7 @@ def tune_command(
     if plot is not None:
         figures.check_format(plot)
     graph = families.parse(topology)
-    task = Task(
+    problem = Problem(
         smoothness=smoothness,
         strong_convexity=strong_convexity,
         gradient_variance=gradient_variance,
@@ -81,7 +81,7 @@ def tune_command(
             graph,
             compute_time=compute_time,
             link_time=link_time,
-            task=task,
+            problem=problem,
             strategies=words(strategies),
             budgets=numbers(budgets),
             overlap=overlap,

@@ -9,7 +9,7 @@ gossip = Gossip(model, optimizer, plan)     # consensus now follows every optimi
 from matcha.distributed.environment import default_transport
 from matcha.distributed.gossip import Gossip
 from matcha.distributed.keys import Keys
-from matcha.distributed.training import Training, train_task
+from matcha.distributed.training import Training
 from matcha.distributed.transports.links.peers import Peers, read_peers
 from matcha.distributed.transports.links.transport import LinkTransport
 from matcha.distributed.transports.memory_transport import (
@@ -21,6 +21,7 @@ from matcha.distributed.transports.mpi_transport import MpiTransport
 from matcha.distributed.transports.slow_links import SlowLinks
 from matcha.distributed.transports.torch_transport import TorchTransport
 from matcha.distributed.transports.transport import Message, Pending, Transport
+from matcha.distributed.worker import Network, run_worker
 
 __all__ = [
     "Gossip",
@@ -30,6 +31,7 @@ __all__ = [
     "MemoryTransport",
     "Message",
     "MpiTransport",
+    "Network",
     "Peers",
     "Pending",
     "SlowLinks",
@@ -39,5 +41,5 @@ __all__ = [
     "default_transport",
     "read_peers",
     "run_threads",
-    "train_task",
+    "run_worker",
 ]

@@ -1,67 +1,38 @@
 """Checkpoints: every worker's state in one safetensors file, complete or not at all.
 
 A checkpoint is a folder `iteration-000001200` with one file a worker and, written last, a list of
-them with their checksums: without that list the folder does not count. Nothing is pickled, so
-loading one from somebody else cannot run their code.
+them with their checksums: without that list the folder does not count. The folder may be shared by
+all workers, or be one on each host: every worker writes the list where it wrote its file. Nothing
+is pickled, so loading one from somebody else cannot run their code.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import zlib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
-
-import torch
-from torch import nn
+from typing import Any
 
 from matcha.distributed.collectives import gather
-from matcha.distributed.transports.transport import Transport
-from matcha.documents import write_atomically
-from matcha.errors import DataError, InputError
+from matcha.distributed.snapshots import (
+    Generators,
+    Worker,
+    average_snapshots,
+    checksum,
+    restore_snapshot,
+    write_snapshot,
+)
+from matcha.documents import fingerprint, write_atomically
+from matcha.errors import DataError, InputError, MatchaError
+from matcha.tasks.identity import check_identity, check_schema
 
 __all__ = ["CheckpointInfo", "checkpoints", "load_checkpoint", "save_checkpoint"]
 
 SCHEMA = "matcha.checkpoint/2"
 _MANIFEST = "complete.json"
-Generators = Mapping[str, torch.Generator]
-
-
-class Worker(Protocol):
-    """What a checkpoint needs of a `Gossip`."""
-
-    model: nn.Module
-    transport: Transport
-    deadline: float
-
-    @property
-    def optimizer(self) -> torch.optim.Optimizer:
-        """What steps the model."""
-
-    @property
-    def iteration(self) -> int:
-        """Finished iterations."""
-
-    @property
-    def rank(self) -> int:
-        """This worker's number."""
-
-    def settle(self) -> None:
-        """Finish an exchange that is under way."""
-
-    def forget(self) -> None:
-        """Drop what is known of rounds to come."""
-
-    def seek(self, iteration: int) -> None:
-        """Go on from an iteration."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Position and digests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,31 +46,41 @@ class CheckpointInfo:
     layout_digest: str
     files: dict[str, tuple[int, int]]
     """Size and CRC-32 of each worker's file."""
+    identity: dict[str, Any] | None
+    """What was trained, where a task of ours was."""
+    digest: str
+    """Of the whole list: hosts whose lists differ do not have the same checkpoint."""
 
-    def check(self, *contents: str) -> None:
-        """Compare the sizes of all files, and the contents of some, with what was written.
+    def check(self, *names: str) -> None:
+        """Compare files with what was written.
 
         Raises:
             DataError: a file is missing, truncated or damaged.
         """
-        for name, (size, checksum) in self.files.items():
-            file = self.path / name
+        for name in names:
+            file, (size, expected) = self.path / name, self.files[name]
             if not file.exists():
                 raise DataError(f"{file} is missing.")
             found = file.stat().st_size
             if found != size:
                 raise DataError(f"{file} is truncated: {found} of {size} bytes are left.")
-            if name in contents and _checksum(file) != checksum:
+            if checksum(file) != expected:
                 raise DataError(f"{file} is damaged: its checksum does not match.")
 
 
 def checkpoints(directory: str | Path) -> list[CheckpointInfo]:
-    """The complete checkpoints in a directory, oldest first. Unfinished ones do not count."""
-    found = []
-    for folder in sorted(Path(directory).glob("iteration-*")):
-        manifest = folder / _MANIFEST
-        if manifest.exists():
-            found.append(_read_manifest(folder, json.loads(manifest.read_text(encoding="utf-8"))))
+    """The complete checkpoints in a directory, oldest first.
+
+    Those without a whole list of their files do not count: they were never finished.
+
+    Raises:
+        InputError: all of them are of another version.
+    """
+    documents = _manifests(Path(directory))
+    found = _complete(documents)
+    if documents and not found:
+        folder, document = documents.popitem()
+        check_schema(folder, document.get("schema"), SCHEMA)
     return found
 
 
@@ -110,38 +91,49 @@ def save_checkpoint(
     extra: Mapping[str, Any] | None = None,
     generators: Generators | None = None,
     keep: int = 2,
+    identity: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write a checkpoint of all workers: model, optimizer, position in the plan. Collective.
 
     Args:
         gossip: whose state to write.
-        directory: shared by all workers, or one on each host that is gathered before resuming.
+        directory: shared by all workers, or one on each host.
         extra: anything JSON can hold, a worker's own: learning-rate schedule, data position.
         generators: random generators whose state to keep, e.g. `torch.default_generator`.
         keep: how many checkpoints to leave; the one before stays until the new one is complete.
+        identity: what is trained, from `matcha.tasks.identity`; only the same can go on from it.
 
     Returns:
         The checkpoint's folder.
+
+    Raises:
+        DataError: on every worker, when one could not write.
     """
     gossip.settle()
     root = Path(directory)
-    folder = root / f"iteration-{gossip.iteration:09d}"
-    folder.mkdir(parents=True, exist_ok=True)
-    name = _file_name(gossip)
-    tensors, document = _collect(gossip, extra or {}, generators or {})
-    _write(folder / name, tensors, document)
-    mine = (name, (folder / name).stat().st_size, _checksum(folder / name))
+    folder = root / _folder_name(gossip.iteration)
+    name = _file_name(gossip.rank)
+
+    def write_mine() -> Any:
+        write_snapshot(folder / name, gossip, extra or {}, generators or {})
+        return name, (folder / name).stat().st_size, checksum(folder / name)
+
     # A round trip to everybody: the list is written only when all files are there, and older
-    # checkpoints go only when the list is.
-    written = gather(gossip.transport, json.dumps(mine).encode(), gossip.deadline)
-    if gossip.rank == 0:
-        files = {n: (size, crc) for n, size, crc in map(json.loads, written)}
-        manifest = {"schema": SCHEMA, **gossip.state_dict(), "files": files}
-        write_atomically(folder / _MANIFEST, json.dumps(manifest, indent=1) + "\n")
-        for old in checkpoints(root)[: -max(1, keep)]:
-            (old.path / _MANIFEST).unlink()
-            shutil.rmtree(old.path)
-    gather(gossip.transport, b"done", gossip.deadline)
+    # checkpoints go only when all have the list. Who fails says so there: the others must not wait.
+    written = _together(gossip, "write its part of the checkpoint", write_mine)
+    files = {name: (size, crc) for name, size, crc in written}
+    manifest = {"schema": SCHEMA, **gossip.state_dict(), "files": files, "identity": identity}
+    text = json.dumps(manifest, indent=1) + "\n"
+
+    def write_list() -> list[int]:
+        older = [old.iteration for old in _complete(_manifests(root)) if old.path != folder]
+        write_atomically(folder / _MANIFEST, text)
+        return older
+
+    # Whether a folder is shared or not: what anybody has too many of, everybody removes.
+    known = sorted(set().union(*_together(gossip, "list a checkpoint's files", write_list)))
+    for iteration in known[: max(0, len(known) + 1 - max(1, keep))]:
+        _remove(root / _folder_name(iteration), gossip)
     return folder
 
 
@@ -152,17 +144,19 @@ def load_checkpoint(
     iteration: int | None = None,
     average: bool = False,
     generators: Generators | None = None,
+    identity: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Continue from a checkpoint, to the same bits as an uninterrupted run on CPU. Collective.
 
     Args:
         gossip: of a model and optimizer like those that were saved.
         directory: where `save_checkpoint` wrote.
-        iteration: which checkpoint; by default the newest complete one.
+        iteration: which checkpoint; by default the newest that all workers have.
         average: start a new team from an old one: every worker takes the average of the saved
             models, with fresh optimizer state, and the count of iterations goes on. The number of
             workers and the plan may then differ.
         generators: random generators to set as they were.
+        identity: what is trained now, where that was kept.
 
     Returns:
         This worker's `extra`, or worker 0's when averaging.
@@ -171,126 +165,59 @@ def load_checkpoint(
         DataError: no checkpoint, or a damaged one; an intact earlier one is offered.
         InputError: the checkpoint is of another plan, model or number of workers.
     """
-    info = _choose(gossip, Path(directory), iteration)
+    info = _choose(gossip, Path(directory), iteration, average)
+    if identity is not None:
+        check_identity(info.path, info.identity, identity)
     _check_fit(gossip, info, average)
     gossip.forget()
     if average:
-        document = _load_average(gossip, info)
+        extra = average_snapshots([info.path / name for name in sorted(info.files)], gossip)
     else:
-        with _opened(info, _file_name(gossip)) as (file, document):
-            _restore(gossip, file, document, generators or {})
+        file = info.path / _file_name(gossip.rank)
+        extra = restore_snapshot(file, gossip, generators or {})
     gossip.seek(info.iteration)
-    extra: dict[str, Any] = document["extra"]
     return extra
-
-
-# -- what is in a file -----------------------------------------------------------------------------
-
-
-def _collect(
-    gossip: Worker, extra: Mapping[str, Any], generators: Generators
-) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    tensors = {f"model/{name}": tensor for name, tensor in _named(gossip).items()}
-    state = gossip.optimizer.state_dict()
-    optimizer = _flatten(state, "optimizer", tensors)
-    tensors |= {f"generator/{name}": g.get_state() for name, g in generators.items()}
-    # Parameters are views of buckets; the format wants tensors of their own.
-    alone = {name: t.detach().cpu().clone().contiguous() for name, t in tensors.items()}
-    document = {"state": gossip.state_dict(), "optimizer": optimizer, "extra": dict(extra)}
-    return alone, document
-
-
-def _restore(gossip: Worker, file: Any, document: dict[str, Any], generators: Generators) -> None:
-    with torch.no_grad():
-        for name, tensor in _named(gossip).items():
-            tensor.copy_(file.get_tensor(f"model/{name}"))
-    gossip.optimizer.load_state_dict(_unflatten(document["optimizer"], file))
-    for name, generator in generators.items():
-        generator.set_state(file.get_tensor(f"generator/{name}"))
-
-
-def _load_average(gossip: Worker, info: CheckpointInfo) -> dict[str, Any]:
-    gossip.optimizer.state.clear()
-    targets = _named(gossip)
-    sums = {
-        name: torch.zeros(t.shape, dtype=torch.float64)
-        for name, t in targets.items()
-        if t.is_floating_point()
-    }
-    for name in sorted(info.files):
-        with _opened(info, name) as (file, _):
-            for key, total in sums.items():
-                total += file.get_tensor(f"model/{key}")
-    with torch.no_grad():
-        for key, total in sums.items():
-            targets[key].copy_(total / info.num_workers)
-    with _opened(info, min(info.files)) as (_, document):
-        return document
-
-
-def _named(gossip: Worker) -> dict[str, torch.Tensor]:
-    model = getattr(gossip.model, "_orig_mod", gossip.model)
-    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
-
-
-def _flatten(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
-    """A value as JSON can hold it; tensors go to `tensors` and leave their key behind."""
-    if isinstance(value, torch.Tensor):
-        tensors[path] = value
-        return {"tensor": path}
-    if isinstance(value, dict):
-        items = [[key, _flatten(v, f"{path}/{key}", tensors)] for key, v in value.items()]
-        return {"items": items}
-    if isinstance(value, (list, tuple)):
-        kind = "list" if isinstance(value, list) else "tuple"
-        return {kind: [_flatten(v, f"{path}/{i}", tensors) for i, v in enumerate(value)]}
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    raise InputError(f"the optimizer's {path!r} is a {type(value).__name__}, which is not saved.")
-
-
-def _unflatten(value: Any, file: Any) -> Any:
-    if not isinstance(value, dict):
-        return value
-    ((kind, content),) = value.items()
-    if kind == "tensor":
-        return file.get_tensor(content)
-    if kind == "items":
-        return {key: _unflatten(v, file) for key, v in content}
-    parts = [_unflatten(v, file) for v in content]
-    return parts if kind == "list" else tuple(parts)
 
 
 # -- files -----------------------------------------------------------------------------------------
 
 
-def _write(path: Path, tensors: dict[str, torch.Tensor], document: dict[str, Any]) -> None:
-    # Imported where used: a worker that writes no checkpoint needs no safetensors.
-    from safetensors.torch import save_file
-
-    part = path.with_name(path.name + ".part")
-    save_file(tensors, part, metadata={"matcha": json.dumps(document)})
-    with part.open("rb") as file:
-        os.fsync(file.fileno())
-    part.replace(path)
-
-
-@contextmanager
-def _opened(info: CheckpointInfo, name: str) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """A worker's file: its tensors and its document."""
-    from safetensors import SafetensorError, safe_open
-
-    path = info.path / name
-    try:
-        with safe_open(path, framework="pt", device="cpu") as file:
-            yield file, json.loads(file.metadata()["matcha"])
-    except (OSError, SafetensorError) as error:
-        raise DataError(f"{path} cannot be read: {error}.") from error
+def _remove(folder: Path, gossip: Worker) -> None:
+    """Remove this worker's file; whoever is last on a host takes the folder with it."""
+    (folder / _MANIFEST).unlink(missing_ok=True)  # first: without it the rest does not count
+    (folder / _file_name(gossip.rank)).unlink(missing_ok=True)
+    if gossip.rank == 0:  # of a larger team that was here before
+        for file in folder.glob("worker-*.safetensors"):
+            if int(file.stem.removeprefix("worker-")) >= gossip.transport.num_workers:
+                file.unlink(missing_ok=True)
+    with suppress(OSError):
+        folder.rmdir()
 
 
-def _read_manifest(folder: Path, document: dict[str, Any]) -> CheckpointInfo:
-    if document.get("schema") != SCHEMA:
-        raise DataError(f"{folder} is a checkpoint of another version: {document.get('schema')!r}.")
+def _manifests(root: Path) -> dict[Path, dict[str, Any]]:
+    """The lists of files that can be read, by folder, oldest first."""
+    found = {}
+    for folder in sorted(root.glob("iteration-*")):
+        try:
+            document = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        if isinstance(document, dict):
+            found[folder] = document
+    return found
+
+
+def _complete(documents: Mapping[Path, dict[str, Any]]) -> list[CheckpointInfo]:
+    """The checkpoints of this version among them; what lacks a field was damaged."""
+    found = []
+    for folder, document in documents.items():
+        if document.get("schema") == SCHEMA:
+            with suppress(KeyError, TypeError, ValueError, AttributeError):
+                found.append(_info(folder, document))
+    return found
+
+
+def _info(folder: Path, document: dict[str, Any]) -> CheckpointInfo:
     return CheckpointInfo(
         path=folder,
         iteration=document["iteration"],
@@ -298,42 +225,102 @@ def _read_manifest(folder: Path, document: dict[str, Any]) -> CheckpointInfo:
         plan_digest=document["plan_digest"],
         layout_digest=document["layout_digest"],
         files={name: (size, crc) for name, (size, crc) in document["files"].items()},
+        identity=document.get("identity"),
+        digest=fingerprint(document),
     )
 
 
-def _choose(gossip: Worker, root: Path, iteration: int | None) -> CheckpointInfo:
-    found = checkpoints(root)
+# -- what all workers do together ------------------------------------------------------------------
+
+
+def _together(gossip: Worker, deed: str, work: Callable[[], Any]) -> list[Any]:
+    """Do something on every worker and tell everybody how it went.
+
+    Returns:
+        Everybody's result, which JSON must hold.
+
+    Raises:
+        DataError: on every worker, when one of them failed.
+    """
+    try:
+        outcome = {"result": work()}
+    except (OSError, MatchaError) as error:
+        outcome = {"error": str(error)}
+    answers = gather(gossip.transport, json.dumps(outcome).encode(), gossip.deadline)
+    outcomes = [json.loads(answer) for answer in answers]
+    for rank, found in enumerate(outcomes):
+        if "error" in found:
+            name = gossip.transport.name(rank)
+            raise DataError(f"{name} could not {deed}: {found['error']}")
+    return [found["result"] for found in outcomes]
+
+
+def _choose(gossip: Worker, root: Path, iteration: int | None, average: bool) -> CheckpointInfo:
+    """The newest checkpoint that all workers have, intact; whatever one finds, all hear."""
+    mine: dict[str, CheckpointInfo] = {}
+
+    def list_mine() -> list[str]:
+        mine.update({info.digest: info for info in checkpoints(root)})
+        return list(mine)
+
+    everybodys = _together(gossip, "look for checkpoints", list_mine)
+    common = [mine[d] for d in everybodys[0] if all(d in others for others in everybodys)]
     if iteration is not None:
-        found = [info for info in found if info.iteration <= iteration]
-    if not found or iteration not in (None, found[-1].iteration):
+        common = [info for info in common if info.iteration <= iteration]
+    if not common or iteration not in (None, common[-1].iteration):
         which = "" if iteration is None else f" of iteration {iteration}"
-        raise DataError(f"{root} holds no complete checkpoint{which}.")
-    *earlier, chosen = found
-    # Each worker reads its own file; what one finds, all must hear, or some would go on alone.
-    verdicts = gather(gossip.transport, _verdict(chosen, _file_name(gossip)), gossip.deadline)
-    for verdict in verdicts:
+        raise DataError(
+            f"{root} holds no complete checkpoint{which}{_missing(gossip, everybodys)}."
+        )
+    *earlier, chosen = common
+    look = partial(_verdict, gossip, chosen, average)
+    for verdict in _together(gossip, "read its checkpoint", look):
         if verdict:
-            raise DataError(f"{verdict.decode()} {_offer(earlier)}")
+            raise DataError(f"{verdict} {_offer(gossip, chosen, earlier, average)}")
     return chosen
 
 
-def _verdict(info: CheckpointInfo, *contents: str) -> bytes:
+def _missing(gossip: Worker, everybodys: list[list[str]]) -> str:
+    """Who has none, where others have some."""
+    without = [rank for rank, theirs in enumerate(everybodys) if not theirs]
+    if not without or len(without) == len(everybodys):
+        return ""
+    return f" that every worker has; {gossip.transport.name(without[0])} has none"
+
+
+def _verdict(gossip: Worker, info: CheckpointInfo, average: bool) -> str:
+    """What is wrong with the files that this worker reads; nothing, where they are intact."""
+    names = sorted(info.files)
+    if average:
+        names = names[gossip.rank :: gossip.transport.num_workers]  # each is read by everybody
+    else:
+        names = [name for name in names if name == _file_name(gossip.rank)]
     try:
-        info.check(*contents)
+        info.check(*names)
     except DataError as error:
-        return str(error).encode()
-    return b""
+        return str(error)
+    return ""
 
 
-def _offer(earlier: list[CheckpointInfo]) -> str:
+def _offer(
+    gossip: Worker, chosen: CheckpointInfo, earlier: list[CheckpointInfo], average: bool
+) -> str:
     for info in reversed(earlier):
-        if not _verdict(info, *info.files):
-            return f"The one before, iteration {info.iteration}, is intact: ask for that iteration."
+        look = partial(_verdict, gossip, info, average)
+        if not any(_together(gossip, "read its checkpoint", look)):
+            return (
+                f"The one before, iteration {info.iteration}, is intact: ask for that iteration, "
+                f"or remove {chosen.path}."
+            )
     return "There is no intact one before it."
 
 
-def _file_name(gossip: Worker) -> str:
-    return f"worker-{gossip.rank:03d}.safetensors"
+def _folder_name(iteration: int) -> str:
+    return f"iteration-{iteration:09d}"
+
+
+def _file_name(rank: int) -> str:
+    return f"worker-{rank:03d}.safetensors"
 
 
 def _check_fit(gossip: Worker, info: CheckpointInfo, average: bool) -> None:
@@ -348,11 +335,3 @@ def _check_fit(gossip: Worker, info: CheckpointInfo, average: bool) -> None:
         )
     if info.plan_digest != state["plan_digest"] and not average:
         raise InputError(f"the checkpoint in {info.path} is of another plan; {advice}")
-
-
-def _checksum(path: Path) -> int:
-    crc = 0
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            crc = zlib.crc32(chunk, crc)
-    return crc

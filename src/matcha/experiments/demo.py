@@ -13,11 +13,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from matcha.errors import InputError
 from matcha.plans import Plan
-from matcha.records import COMMAND_VARIABLE, Record, invoked
+from matcha.records import COMMAND_VARIABLE, Record, follow, invoked
 from matcha.strategies import plan
 from matcha.topology import families
 
@@ -89,11 +88,9 @@ def run_demo(
 
     spec = demo.directory / "demo.json"
     spec.write_text(json.dumps(asdict(demo), default=str) + "\n", encoding="utf-8")
-    followers = {
-        strategy: _new_records(demo.run_directory(strategy)) for strategy in demo.strategies
-    }
+    followers = {strategy: follow(demo.run_directory(strategy)) for strategy in demo.strategies}
 
-    def follow(ended: Callable[[], bool]) -> None:
+    def show(ended: Callable[[], bool]) -> None:
         while not ended():
             _follow(followers, on_record)
             time.sleep(_POLL_SECONDS)
@@ -103,7 +100,7 @@ def run_demo(
         num_workers,
         environment={COMMAND_VARIABLE: invoked() or "matcha demo"},
         logs=demo.directory / "logs",
-        meanwhile=follow,
+        meanwhile=show,
     )
     _follow(followers, on_record)
 
@@ -121,51 +118,37 @@ def _follow(
 def worker_main(spec: Path) -> None:
     """One worker of the demo: every strategy in turn, in one process group."""
     from matcha.distributed.environment import worker_transport
-    from matcha.experiments.training import TaskTraining, run_worker
-    from matcha.tasks.recipes import Choices
+    from matcha.distributed.worker import Network, run_worker
+    from matcha.tasks.jobs import Job
+    from matcha.tasks.recipes import Choices, recipe
+    from matcha.tasks.settings import Settings
 
     document = json.loads(spec.read_text(encoding="utf-8"))
     document["strategies"] = tuple(document["strategies"])
     document["directory"] = Path(document["directory"])
     demo = Demo(**document)
+    digits = recipe("digits")
+    settings = Settings(
+        epochs=demo.epochs,
+        schedule=digits.schedule(demo.epochs, demo.learning_rate),
+        optimizer=digits.optimizer,
+        statistics="averaged",
+        target_loss=demo.target_loss,
+    )
     with worker_transport() as transport:
         for strategy in demo.strategies:
             made = Plan.load(demo.plan_file(strategy))
-            request = TaskTraining(
-                task="digits",
+            job = Job(
+                directory=demo.run_directory(strategy),
+                recipe=digits,
                 choices=Choices(
                     num_workers=made.num_workers, batch_size=demo.batch_size, seed=demo.seed
                 ),
-                epochs=demo.epochs,
-                learning_rate=demo.learning_rate,
-                link_mbps=demo.link_mbps,
-                target_loss=demo.target_loss,
-                directory=demo.run_directory(strategy),
+                plan=made,
+                settings=settings,
                 name=strategy,
             )
-            run_worker(request, made, transport)
-
-
-def _new_records(directory: Path) -> Iterator[list[Record]]:
-    """Each time it is asked: the run's records since the last time."""
-    path, place = directory / "records.jsonl", 0
-    while True:
-        found = []
-        if path.exists():
-            with path.open(encoding="utf-8") as file:
-                file.seek(place)
-                while (line := file.readline()).endswith("\n"):
-                    found.append(_record(json.loads(line)))
-                    place = file.tell()
-        yield found
-
-
-def _record(document: dict[str, Any]) -> Record:
-    """A line of the file; NaN and infinities are words there."""
-    numbers: dict[str, Any] = {
-        key: float(value) if isinstance(value, str) else value for key, value in document.items()
-    }
-    return Record(**numbers)
+            run_worker(job, transport, Network(link_mbps=demo.link_mbps))
 
 
 if __name__ == "__main__":

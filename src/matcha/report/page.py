@@ -164,7 +164,7 @@ def _facts(payload: Mapping[str, Any], runs: Sequence[Run]) -> str:
     speeds = {
         str(mbps).removesuffix(" (emulated)")
         for run in runs
-        if (mbps := run.header.config.get("link_mbps")) is not None
+        if (mbps := run.header.setting("link_mbps")) is not None
     }
     facts += [f"links emulated at {speed} Mbit/s" for speed in sorted(speeds)]
     return "".join(f"<li>{html.escape(fact)}</li>" for fact in facts)

@@ -66,7 +66,7 @@ def compare(runs: Sequence[Run], target: float | None = None) -> Comparison:
     """
     known = [o for o in OBJECTIVES if runs and all(_values(run, o) for run in runs)]
     objective = known[0] if known else None
-    asked = {run.header.config.get("target_loss") for run in runs}
+    asked = {run.header.setting("target_loss") for run in runs}
     if target is None and len(asked) == 1:
         target = next(iter(asked))
     given = target is not None

@@ -86,11 +86,11 @@ def is_finished(run: Run) -> bool:
     """Whether the run has come to the end that its configuration names."""
     if not run.records:
         return False
-    last, config = run.records[-1], run.header.config
+    last = run.records[-1]
     loss = last.train_loss
     if loss is not None and not math.isfinite(loss):
         return True
-    target = config.get("target_loss")
+    target = run.header.setting("target_loss")
     if isinstance(target, (int, float)) and loss is not None and loss <= target:
         return True
     epochs = _epochs(run)
@@ -98,10 +98,8 @@ def is_finished(run: Run) -> bool:
 
 
 def _epochs(run: Run) -> float | None:
-    """How many epochs were asked for: training says so itself, simulation in its settings."""
-    config = run.header.config
-    settings = config.get("settings")
-    epochs = config.get("epochs", settings.get("epochs") if isinstance(settings, dict) else None)
+    """How many epochs were asked for."""
+    epochs = run.header.setting("epochs")
     return float(epochs) if isinstance(epochs, (int, float)) else None
 
 
@@ -128,7 +126,7 @@ def _title(run: Run) -> Text:
         f"  {header.strategy}, budget {header.budget:g}, {header.num_workers} workers, ",
         f"{header.clock} clock",
     )
-    mbps = header.config.get("link_mbps")
+    mbps = header.setting("link_mbps")
     if mbps is not None:
         title.append(f", links emulated at {str(mbps).split()[0]} Mbit/s")
     return title

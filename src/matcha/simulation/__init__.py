@@ -1,10 +1,13 @@
 """All workers of a plan on one device: what a plan does to training, before touching a cluster."""
 
 from matcha.simulation.engine import Engine
-from matcha.simulation.execution import Execution
-from matcha.simulation.run import Delays, Settings, Simulation
+from matcha.simulation.run import Simulation
+from matcha.simulation.runner import Runner
+from matcha.tasks.delays import Delays
+from matcha.tasks.execution import Execution
 from matcha.tasks.optimizers import SGD, Adam
 from matcha.tasks.rates import Constant, Plateau, StepDecay
+from matcha.tasks.settings import Settings
 from matcha.tasks.task import Evaluation, Task
 
 __all__ = [
@@ -16,6 +19,7 @@ __all__ = [
     "Evaluation",
     "Execution",
     "Plateau",
+    "Runner",
     "Settings",
     "Simulation",
     "StepDecay",

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,10 +18,7 @@ from torch import Tensor
 from matcha.errors import InputError
 from matcha.rounds import Round
 from matcha.simulation.execution import (
-    DTYPES,
-    Batching,
     Bound,
-    Execution,
     Graphs,
     compile_blocks,
     new_stream,
@@ -30,13 +26,13 @@ from matcha.simulation.execution import (
 )
 from matcha.simulation.flat import Workers
 from matcha.simulation.mixing import Mixing, WholeMixing, WireMixing, is_whole
+from matcha.tasks.execution import Batching, Execution
 from matcha.tasks.momentum import Following, Momentum, following
 from matcha.tasks.optimizers import SGD, Optimizer
+from matcha.tasks.settings import Rule
 from matcha.tasks.task import Task
 from matcha.topology import Link
 from matcha.wires import Float, Wire
-
-Rule: TypeAlias = Literal["eq2", "footnote"]
 
 
 class Engine:
@@ -67,9 +63,7 @@ class Engine:
         self.optimizer: Optimizer = optimizer or SGD()
         self.device = torch.device(execution.device)
         self.on_cuda = self.device.type == "cuda"
-        self.low_precision = execution.precision == "bfloat16"
-        dtype = DTYPES[execution.precision]
-        compute = torch.bfloat16 if self.low_precision else dtype
+        dtype, compute = execution.dtype, execution.compute_dtype
         template = task.model()
         use_vmap = execution.batching == "vmap" or (
             execution.batching == "auto" and not self.on_cuda and prefers_vmap(template)
@@ -104,7 +98,7 @@ class Engine:
         self._met = torch.zeros(steps, m, dtype=torch.bool, device=self.device)
         if self.on_cuda:
             self._streams = [new_stream(self.device) for _ in range(execution.streams)]
-        self._graphs = Graphs(self.device, capture=execution.capture)
+        self._graphs = Graphs(self.device, capture=execution.capture, compiles=execution.compile)
         self._parts: dict[str, Callable[[], None]] = {}
         self._equipment: tuple[Wire, Momentum, tuple[Link, ...]] | None = None
         self.equip(Float(), Momentum(), ())
@@ -169,7 +163,7 @@ class Engine:
 
     def _gradient(self, worker: int, inputs: Tensor, targets: Tensor) -> None:
         module, leaves = self.workers.modules[worker], self.workers.leaves[worker]
-        with self.autocast():
+        with self.execution.autocast():
             loss, carried = self.task.loss(module, inputs, targets, self.carried[worker])
         gradients = torch.autograd.grad(loss, leaves)
         self.workers.store_gradients(worker, gradients)
@@ -185,7 +179,7 @@ class Engine:
             bound = Bound(template, parameters)
             return self.task.loss(bound, x, y, ())[0]
 
-        with self.autocast():
+        with self.execution.autocast():
             losses = torch.func.vmap(loss_of)(leaves, inputs, targets)
         gradients = torch.autograd.grad(losses.sum(), list(leaves.values()))
         for target, gradient in zip(
@@ -334,13 +328,6 @@ class Engine:
         yield lambda i: torch.cuda.stream(self._streams[i % len(self._streams)])
         for stream in self._streams:
             main.wait_stream(stream)
-
-    def autocast(self) -> contextlib.AbstractContextManager[object]:
-        """The context in which models compute at this execution's precision."""
-        if not self.low_precision:
-            return contextlib.nullcontext()
-        # The weight cache would hand one capture's casts to the next replay.
-        return torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False)
 
     def _capture(self) -> None:
         """Record the parts as CUDA graphs; the state is what it was before."""

@@ -1,52 +1,12 @@
-"""Execution: how the iteration of all workers is carried out on a device."""
+"""How the iteration of all workers is carried out on a device: batched, captured, compiled."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
-
-from matcha.errors import InputError
-
-Batching: TypeAlias = Literal["auto", "loop", "vmap"]
-Precision: TypeAlias = Literal["float32", "float64", "bfloat16"]
-
-DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.float32}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Execution:
-    """How the iteration is carried out; it changes speed, and results only in the last bits."""
-
-    device: str = "cpu"
-    precision: Precision = "float32"
-    """``bfloat16`` keeps float32 parameters and computes under autocast."""
-    batching: Batching = "auto"
-    """Several workers' passes one by one, or as one batched computation (``vmap``)."""
-    streams: int = 8
-    """CUDA: how many workers' passes may overlap."""
-    capture: bool = True
-    """CUDA: replay captured graphs instead of launching kernel by kernel."""
-    compile: bool = False
-    """Compile the model's blocks first (``torch.compile``); pays on CUDA for long trainings."""
-
-    def __post_init__(self) -> None:
-        if self.precision not in DTYPES:
-            raise InputError(
-                f"precision must be one of {', '.join(DTYPES)}, not {self.precision!r}"
-            )
-        if self.batching not in ("auto", "loop", "vmap"):
-            raise InputError(f"batching must be auto, loop or vmap, not {self.batching!r}")
-        if self.streams < 1:
-            raise InputError(f"streams must be 1 or more, not {self.streams}")
-        kind = self.device.partition(":")[0]
-        if kind not in ("cpu", "cuda"):
-            raise InputError(f"device must be cpu or cuda, not {self.device!r}")
-        if kind == "cuda" and not torch.cuda.is_available():
-            raise InputError("device 'cuda' asks for an NVIDIA GPU, and PyTorch sees none here")
 
 
 def prefers_vmap(model: nn.Module) -> bool:
@@ -66,8 +26,9 @@ class Graphs:
     share one pool of memory.
     """
 
-    def __init__(self, device: torch.device, *, capture: bool) -> None:
+    def __init__(self, device: torch.device, *, capture: bool, compiles: bool = False) -> None:
         self.device = device
+        self._compiles = compiles
         self._captures = capture and device.type == "cuda"
         self._graphs: dict[str, torch.cuda.CUDAGraph] = {}
         self._pool = torch.cuda.graph_pool_handle() if self._captures else None
@@ -75,10 +36,11 @@ class Graphs:
     def run(self, name: str, part: Callable[[], None]) -> None:
         """Replay a part, or call it where nothing was captured."""
         graph = self._graphs.get(name)
-        if graph is None:
-            part()
-        else:
+        if graph is not None:
             graph.replay()
+            return
+        with compiling() if self._compiles else nullcontext():
+            part()
 
     def keep(self, name: str) -> None:
         """Drop all other parts: their tensors are about to be replaced."""
@@ -95,7 +57,10 @@ class Graphs:
             parts: in the order of an iteration.
             begin: called before each pass through them.
         """
-        torch.backends.cudnn.benchmark = True
+        with choosing_algorithms(), compiling() if self._compiles else nullcontext():
+            self._capture(parts, begin)
+
+    def _capture(self, parts: Mapping[str, Callable[[], None]], begin: Callable[[], None]) -> None:
         side = new_stream(self.device)
         side.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(side):
@@ -137,17 +102,31 @@ class Bound(nn.Module):
 
 
 def compile_blocks(modules: Sequence[nn.Module]) -> None:
-    """Compile each repeated block once; all workers and all equal blocks share the code."""
-    import torch._dynamo
-
-    name = (
-        "recompile_limit"
-        if hasattr(torch._dynamo.config, "recompile_limit")
-        else "cache_size_limit"
-    )
-    setattr(torch._dynamo.config, name, 64)
+    """Let each repeated block be compiled at its first call; all equal blocks share the code."""
     for module in modules:
         kinds = getattr(module, "compiled_blocks", ())
         for block in module.modules():
             if isinstance(block, kinds):
                 block.compile(dynamic=False)
+
+
+@contextmanager
+def compiling() -> Iterator[None]:
+    """Room for one compiled version a kind of block, where PyTorch's limit is for one function."""
+    import torch._dynamo
+
+    settings = torch._dynamo.config
+    name = "recompile_limit" if hasattr(settings, "recompile_limit") else "cache_size_limit"
+    with settings.patch({name: max(64, getattr(settings, name))}):
+        yield
+
+
+@contextmanager
+def choosing_algorithms() -> Iterator[None]:
+    """Let cuDNN time its algorithms while graphs are captured: a graph keeps what it was given."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before

@@ -6,10 +6,8 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -17,78 +15,18 @@ from torch import Tensor, nn
 from matcha.errors import InputError
 from matcha.plans import AnyPlan, StagedPlan
 from matcha.records import Record
-from matcha.simulation.engine import Engine, Rule
-from matcha.simulation.execution import Execution
+from matcha.simulation.engine import Engine
 from matcha.simulation.flat import mean_squared_deviation
-from matcha.tasks.momentum import Momentum, settled
-from matcha.tasks.optimizers import SGD, Optimizer
-from matcha.tasks.rates import Constant, Schedule
+from matcha.tasks.evaluation import evaluate, finish_average
+from matcha.tasks.identity import check_identity, check_schema, identity
+from matcha.tasks.momentum import settled
+from matcha.tasks.optimizers import SGD
+from matcha.tasks.rates import Constant
+from matcha.tasks.settings import Settings
 from matcha.tasks.task import Evaluation, KnownGradient, Task, generator
 from matcha.wires import parse_wire
 
-Statistics: TypeAlias = Literal["recalibrated", "averaged"]
-CHECKPOINT_SCHEMA = "matcha.checkpoint/2"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Delays:
-    """The simulated clock: an iteration costs computing plus what its round exchanges.
-
-    >>> Delays(compute_seconds=0.045, seconds_per_unit=0.007).of(units=5.0, unit="units")
-    0.035
-    """
-
-    compute_seconds: float | None = None
-    """Of one worker's gradient; None takes the first epoch's time on this device over m."""
-    seconds_per_unit: float = 0.01
-    """Of a matching, where the plan counts in units; plans in seconds speak for themselves."""
-
-    def __post_init__(self) -> None:
-        for name in ("compute_seconds", "seconds_per_unit"):
-            value = getattr(self, name)
-            if value is not None and not (value >= 0 and math.isfinite(value)):
-                raise InputError(f"{name} must be a number of seconds, not {value}")
-
-    def of(self, units: float, unit: str) -> float:
-        """Seconds of communication."""
-        return units * self.seconds_per_unit if unit == "units" else units
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Settings:
-    """How to train; what is trained is the task's, who talks when is the plan's."""
-
-    epochs: int
-    schedule: Schedule = field(default_factory=lambda: Constant(base=0.1))
-    optimizer: Optimizer = field(default_factory=SGD)
-    momentum: str | Momentum = "local"
-    """How momentum and meetings go together: one of `matcha.tasks.momentum.MOMENTA`."""
-    wire: str | None = None
-    """What messages hold; None: what the plan says."""
-    rule: Rule = "eq2"
-    evaluate_every: int = 1
-    """Epochs between evaluations of the average model; the last epoch is always evaluated."""
-    statistics: Statistics = "recalibrated"
-    """BatchNorm statistics of the average model: measured again on training data, or averaged."""
-    delays: Delays = field(default_factory=Delays)
-    execution: Execution = field(default_factory=Execution)
-
-    def __post_init__(self) -> None:
-        if self.epochs < 1 or self.evaluate_every < 1:
-            raise InputError(
-                f"epochs and evaluate_every must be 1 or more, not {self.epochs} and "
-                f"{self.evaluate_every}"
-            )
-        if self.statistics not in ("recalibrated", "averaged"):
-            raise InputError(f"statistics must be recalibrated or averaged: {self.statistics!r}")
-
-    def describe(self) -> dict[str, Any]:
-        """The settings as JSON can hold them."""
-        named = {
-            "schedule": type(self.schedule).__name__,
-            "optimizer": type(self.optimizer).__name__,
-        }
-        return asdict(self) | {f"{key}_kind": value for key, value in named.items()}
+CHECKPOINT_SCHEMA = "matcha.simulation-checkpoint/1"
 
 
 class Simulation:
@@ -128,7 +66,7 @@ class Simulation:
         self.engine = engine
         self.epoch = 0
         """Finished epochs."""
-        self.diverged = False
+        self._train_loss: float | None = None
         self._losses: list[float] = []
         self._gradient_sum = 0.0
         self._comm_units = 0.0
@@ -141,23 +79,27 @@ class Simulation:
         """Finished iterations."""
         return self.epoch * self.task.steps_per_epoch
 
+    @property
+    def diverged(self) -> bool:
+        """Whether the loss is no longer finite."""
+        return self._train_loss is not None and not math.isfinite(self._train_loss)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there is nothing left to train."""
+        return self.settings.is_over(self.epoch, self._train_loss)
+
     def __iter__(self) -> Iterator[Record]:
-        while self.epoch < self.settings.epochs and not self.diverged:
+        while not self.is_over:
             yield self._advance()
 
     def average(self) -> nn.Module:
         """The average model, its BatchNorm statistics as the settings say."""
-        model = self.engine.workers.average()
-        if self.settings.statistics == "recalibrated":
-            with torch.no_grad(), self.engine.autocast():
-                recalibrate(model, self.task.recalibration())
-        return model
+        return finish_average(self.engine.workers.average(), self.task, self.settings)
 
     def evaluate(self) -> Evaluation:
         """The average model on held-out data."""
-        model = self.average()
-        with torch.no_grad(), self.engine.autocast():
-            return self.task.evaluate(model)
+        return evaluate(self.average(), self.task, self.settings)
 
     def _advance(self) -> Record:
         """One epoch."""
@@ -183,9 +125,9 @@ class Simulation:
         meetings = 2 * sum(len(round.links) for round in rounds) / task.num_workers
         self._megabytes += meetings * self.engine.message_bytes / 1e6
         self._time += compute + comm
-        self.diverged = not math.isfinite(mean_loss)
-        due = self.epoch % self.settings.evaluate_every == 0 or self.epoch == self.settings.epochs
-        result = self.evaluate() if due and not self.diverged else None
+        self._train_loss = mean_loss
+        due = self.settings.is_due(self.epoch) and not self.diverged
+        result = self.evaluate() if due else None
         if result:
             self._losses.append(result.loss)
         return Record(
@@ -255,17 +197,15 @@ class Simulation:
         """Write all that the next epoch depends on; a crash while writing leaves the old file."""
         document = {
             "schema": CHECKPOINT_SCHEMA,
-            "digest": self.plan.digest,
-            "task": self.task.name,
-            "settings": repr(self._comparable()),
+            "identity": identity(self.task, self.plan, self.settings),
             "epoch": self.epoch,
             "losses": self._losses,
+            "train_loss": self._train_loss,
             "gradient_sum": self._gradient_sum,
             "comm_units": self._comm_units,
             "time": self._time,
             "megabytes_sent": self._megabytes,
             "compute_seconds": self._compute_seconds,
-            "diverged": self.diverged,
             "state": self.engine.state(),
         }
         part = path.with_name(path.name + ".part")
@@ -283,52 +223,17 @@ class Simulation:
             schema = document["schema"]
         except Exception as error:
             raise InputError(f"{str(path)!r} is not a readable checkpoint: {error}") from None
-        if schema != CHECKPOINT_SCHEMA:
-            raise InputError(f"{str(path)!r} is a checkpoint of another version: {schema!r}")
-        expected = {
-            "digest": self.plan.digest,
-            "task": self.task.name,
-            "settings": repr(self._comparable()),
-        }
-        for name, value in expected.items():
-            if document[name] != value:
-                what = {"digest": "another plan", "task": "another task"}.get(
-                    name, "other settings"
-                )
-                raise InputError(f"{str(path)!r} was written with {what}: start a new run")
+        check_schema(path, schema, CHECKPOINT_SCHEMA)
+        check_identity(path, document["identity"], identity(self.task, self.plan, self.settings))
         state: dict[str, Tensor] = document["state"]
         self.engine.load_state(state)
         self.epoch = document["epoch"]
         self._losses = list(document["losses"])
+        self._train_loss = document["train_loss"]
         self._gradient_sum = document["gradient_sum"]
         self._comm_units, self._time = document["comm_units"], document["time"]
         self._megabytes = document["megabytes_sent"]
         self._compute_seconds = document["compute_seconds"]
-        self.diverged = document["diverged"]
-
-    def _comparable(self) -> Settings:
-        return replace(self.settings, epochs=1)
-
-
-def recalibrate(model: nn.Module, batches: Iterable[Tensor]) -> None:
-    """Measure a model's BatchNorm statistics again: the mean over the given batches.
-
-    The average of models is a model whose layers see inputs none of them saw, so the average of
-    their statistics is not its own.
-    """
-    layers = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-    if not layers:
-        return
-    kept = [layer.momentum for layer in layers]
-    for layer in layers:
-        layer.reset_running_stats()
-        layer.momentum = None  # a cumulative mean
-        layer.train()
-    for inputs in batches:
-        model(inputs)
-    for layer, momentum in zip(layers, kept, strict=True):
-        layer.momentum = momentum
-        layer.eval()
 
 
 @contextlib.contextmanager

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +16,7 @@ from matcha.errors import InputError
 from matcha.tasks.data import Images
 from matcha.tasks.models import seeded
 from matcha.tasks.partitions import Indices
-from matcha.tasks.task import Evaluation, generator
+from matcha.tasks.task import Evaluation, digest, generator, model_digest
 
 _ORDER, _CROP, _RECALIBRATION = 0x4F52, 0x4352, 0x5243  # purposes of random draws
 
@@ -70,6 +72,27 @@ class ImageTask:
         self._mean = torch.tensor(pixels.mean(0), dtype=torch.float32)
         self._scale = torch.tensor(1 / np.maximum(pixels.std(0), 1e-6), dtype=torch.float32)
         self._held: dict[str, Tensor] = {}
+
+    @cached_property
+    def _fixed(self) -> dict[str, Any]:
+        """The parts of the identity that take a while to work out."""
+        return {
+            "data": digest(self._data.train_labels, self._data.test_labels),
+            "partition": digest(*self.parts),
+            "model": model_digest(self.model()),
+        }
+
+    def identity(self) -> dict[str, Any]:
+        """Model, data, partition, batch size, augmentation and seed."""
+        return {
+            "task": self.name,
+            "seed": self.seed,
+            "number of workers": self.num_workers,
+            "batch size": self.batch_size,
+            "number of examples": len(self._data.train_labels),
+            "augmentation": self._padding,
+            **self._fixed,
+        }
 
     def model(self) -> nn.Module:
         """A new model with the initial weights of the seed."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +15,7 @@ from torch.nn import functional
 from matcha.errors import DataError
 from matcha.tasks.data import Labels, Text
 from matcha.tasks.models import LanguageModel, Transformer, seeded
-from matcha.tasks.task import Evaluation
+from matcha.tasks.task import Evaluation, digest, model_digest
 
 
 def _columns(words: Labels, batch_size: int) -> Labels:
@@ -60,6 +62,23 @@ class LanguageTask:
             raise DataError("the validation text must have 2 words or more to predict one")
         self._columns = np.stack([_columns(stretch, batch_size) for stretch in stretches])
         self.steps_per_epoch = (self._columns.shape[1] - 1) // length
+
+    @cached_property
+    def _fixed(self) -> dict[str, Any]:
+        """The parts of the identity that take a while to work out."""
+        return {"data": digest(self._columns), "model": model_digest(self.model())}
+
+    def identity(self) -> dict[str, Any]:
+        """Model, text, batch size, length and seed."""
+        return {
+            "task": self.name,
+            "seed": self.seed,
+            "number of workers": self.num_workers,
+            "batch size": self.batch_size,
+            "length": self.length,
+            "number of words": len(self._text.train),
+            **self._fixed,
+        }
 
     def model(self) -> nn.Module:
         """A new model with the initial weights of the seed."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from matcha.errors import InputError
 
@@ -20,12 +20,24 @@ class Optimizer(Protocol):
         """The weight of the past in the direction; 0 for plain SGD."""
         ...
 
+    @property
+    def clip_norm(self) -> float | None:
+        """Each worker's gradient is scaled down to this Euclidean norm where it is longer."""
+        ...
+
     def state(self, parameters: Tensor) -> dict[str, Tensor]:
         """The optimizer's memory before the first step."""
         ...
 
     def direct(self, parameters: Tensor, updates: Tensor, state: dict[str, Tensor]) -> None:
         """Replace the gradients in ``updates`` by the directions."""
+        ...
+
+    def for_model(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        """PyTorch's own of the same settings, for one worker's model; rates are set step by step.
+
+        Clipping is not a part of PyTorch's optimizers: it stays the training loop's.
+        """
         ...
 
 
@@ -79,6 +91,15 @@ class SGD:
                 updates.add_(memory, alpha=self.momentum)
             else:
                 updates.copy_(memory)
+
+    def for_model(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        """``torch.optim.SGD`` of the same settings."""
+        return torch.optim.SGD(
+            parameters,
+            momentum=self.momentum,
+            nesterov=self.nesterov,
+            weight_decay=self.weight_decay,
+        )
 
     def step_fused(
         self, parameters: Tensor, updates: Tensor, state: dict[str, Tensor], rate: Tensor
@@ -160,3 +181,13 @@ class Adam:
         correction1 = (1 - self.beta1**steps).to(first.dtype)
         correction2 = (1 - self.beta2**steps).to(first.dtype)
         return (second / correction2).sqrt_().add_(self.epsilon).mul_(correction1)
+
+    def for_model(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        """``torch.optim.Adam`` or ``AdamW`` of the same settings."""
+        kind = torch.optim.AdamW if self.decoupled else torch.optim.Adam
+        return kind(
+            parameters,
+            betas=(self.beta1, self.beta2),
+            eps=self.epsilon,
+            weight_decay=self.weight_decay,
+        )

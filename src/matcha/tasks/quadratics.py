@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from matcha.errors import InputError
-from matcha.tasks.task import Evaluation, generator
+from matcha.tasks.task import Evaluation, digest, generator
 from matcha.theory import admissible_learning_rate, gradient_bound
 
 _SHAPE, _NOISE = 0x5348, 0x4E4F  # purposes of random draws
@@ -86,6 +87,18 @@ class QuadraticTask:
     def initial_gap(self) -> float:
         """F(x¹) − F_inf."""
         return float(0.5 * (self._eigenvalues * self._start**2).sum())
+
+    def identity(self) -> dict[str, Any]:
+        """The constants, and the seed of what is drawn."""
+        drawn = (self._eigenvalues, self._minima, self._start)
+        return {
+            "task": self.name,
+            "seed": self.seed,
+            "number of workers": self.num_workers,
+            "noise": self.noise,
+            "epoch's length": self.steps_per_epoch,
+            "data": digest(*(tensor.numpy() for tensor in drawn)),
+        }
 
     def model(self) -> nn.Module:
         """The common first iterate."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from matcha.errors import InputError
 
@@ -12,8 +12,11 @@ from matcha.errors import InputError
 class Schedule(Protocol):
     """The learning rate as a function of the epoch and of the losses seen so far."""
 
+    follows_loss: ClassVar[bool]
+    """Whether the rate depends on the losses: then each epoch ends with an evaluation."""
+
     def rate(self, epoch: float, losses: Sequence[float] = ()) -> float:
-        """η at a (fractional) epoch, given the losses of the evaluations so far."""
+        """η at a (fractional) epoch, given the average model's loss after each epoch so far."""
         ...
 
 
@@ -34,6 +37,7 @@ def _check(base: float, warmup: float, factor: float = 1.0) -> None:
 class Constant:
     """The same learning rate throughout, after a linear warm-up."""
 
+    follows_loss: ClassVar[bool] = False
     base: float
     warmup: float = 0.0
     """Epochs over which the rate climbs linearly from ``start``."""
@@ -56,6 +60,7 @@ class StepDecay:
     [0.8, 0.8, 0.08, 0.008]
     """
 
+    follows_loss: ClassVar[bool] = False
     base: float
     milestones: tuple[float, ...] = ()
     factor: float = 10.0
@@ -73,13 +78,14 @@ class StepDecay:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plateau:
-    """Divide the rate by ``factor`` after each evaluation without a gain; the paper's PTB task.
+    """Divide the rate by ``factor`` after each epoch without a gain; the paper's PTB task.
 
     >>> paper = Plateau(base=40.0, factor=4)
     >>> paper.rate(3, losses=(5.0, 4.8, 4.9))
     10.0
     """
 
+    follows_loss: ClassVar[bool] = True
     base: float
     factor: float = 4.0
     warmup: float = 0.0
@@ -89,7 +95,7 @@ class Plateau:
         _check(self.base, self.warmup, self.factor)
 
     def rate(self, epoch: float, losses: Sequence[float] = ()) -> float:
-        """η at an epoch, given the losses of the evaluations so far."""
+        """η at an epoch, given the average model's loss after each epoch so far."""
         best, drops = float("inf"), 0
         for loss in losses:
             if loss < best:

@@ -1,10 +1,11 @@
-"""What a simulation trains: the contract between the engine and a task (data, model, loss)."""
+"""What is trained: the contract between either engine and a task (data, model, loss)."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +33,14 @@ class Task(Protocol):
     seed: int
     num_workers: int
     steps_per_epoch: int
+
+    def identity(self) -> dict[str, Any]:
+        """What tells this task from others, by the words a person would use; plain values.
+
+        A checkpoint keeps it, and training goes on only with the same: model, data, how the data
+        are shared among workers, batch size, seed.
+        """
+        ...
 
     def model(self) -> nn.Module:
         """A new model with the initial weights, the same on every call."""
@@ -88,3 +97,26 @@ def generator(*key: int) -> np.random.Generator:
     np.True_
     """
     return np.random.Generator(np.random.Philox(np.random.SeedSequence(key)))
+
+
+def digest(*arrays: npt.NDArray[Any]) -> str:
+    """A few letters that tell arrays from others, for :meth:`Task.identity`.
+
+    >>> digest(np.zeros(3)) == digest(np.zeros(3)), digest(np.zeros(3)) == digest(np.zeros(4))
+    (True, False)
+    """
+    found = hashlib.sha256()
+    for array in arrays:
+        found.update(f"{array.dtype} {array.shape}".encode())
+        found.update(np.ascontiguousarray(array).tobytes())
+    return found.hexdigest()[:12]
+
+
+def model_digest(model: nn.Module) -> str:
+    """A few letters that tell a model from others: its parameters' names and shapes.
+
+    >>> model_digest(nn.Linear(2, 1)) == model_digest(nn.Linear(2, 2))
+    False
+    """
+    named = [f"{name} {tuple(value.shape)}" for name, value in model.named_parameters()]
+    return hashlib.sha256("; ".join(named).encode()).hexdigest()[:12]

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from matcha.experiments.reproduction.comparisons import Results, time_to
-from matcha.experiments.reproduction.items import Item, Result
+from matcha.experiments.reproduction.trials import Result, Trial
 from matcha.records import Record
 from matcha.simulation import Delays
 
@@ -18,11 +18,11 @@ def make(strategy, losses, *, budget=0.5, seed=0, rate=0.1, units=1.0, topology=
         Record(iteration=10 * (k + 1), epoch=k + 1, train_loss=loss, comm_units=units * (k + 1))
         for k, loss in enumerate(losses)
     )
-    item = Item(
+    trial = Trial(
         task="digits", topology=topology, strategy=strategy, budget=budget, seed=seed,
         learning_rate=rate,
     )  # fmt: skip
-    return Result(item=item, records=records, device="", seconds=0.0, plan={}, config={})
+    return Result(trial=trial, records=records, device="", seconds=0.0, plan={}, config={})
 
 
 def results(*made):
@@ -87,8 +87,8 @@ def test_gain_compares_mean_curves_over_common_seeds():
 
 
 def test_runs_with_more_epochs_are_rows_of_their_own():
-    longer = replace(make("matcha", [1.0]).item, stretch=1.5)
-    found = results(make("matcha", [3.0]), replace(make("matcha", [1.0]), item=longer))
+    longer = replace(make("matcha", [1.0]).trial, stretch=1.5)
+    found = results(make("matcha", [3.0]), replace(make("matcha", [1.0]), trial=longer))
     assert found.labels("ring:4") == ["matcha 0.5", "matcha 0.5, 1.5 × epochs"]
     assert found.final("ring:4", "matcha 0.5", "train_loss") == 3.0
 

@@ -6,19 +6,19 @@ from dataclasses import replace
 import pytest
 
 from matcha.errors import InputError
+from matcha.experiments.reproduction.campaign import Campaign, plan_of
 from matcha.experiments.reproduction.figures import maker
-from matcha.experiments.reproduction.items import Item, Result
 from matcha.experiments.reproduction.paper import group
-from matcha.experiments.reproduction.trainings import Trainings, plan_of
+from matcha.experiments.reproduction.trials import Result, Trial
 from matcha.records import Record
 
 
-def invented(items):
+def invented(trials):
     """Results in which fewer exchanges mean a higher loss; periodic is worst, greedy best."""
     order = {"vanilla": 0.0, "greedy": 0.05, "matcha": 0.1, "periodic": 0.4}
-    for item in items:
-        penalty = order[item.strategy] * (1 - item.budget)
-        units = item.budget * 5
+    for trial in trials:
+        penalty = order[trial.strategy] * (1 - trial.budget)
+        units = trial.budget * 5
         records = tuple(
             Record(
                 iteration=10 * k, epoch=k, train_loss=1 / k + penalty,
@@ -28,7 +28,7 @@ def invented(items):
             for k in range(1, 11)
         )  # fmt: skip
         yield Result(
-            item=replace(item, learning_rate=0.1),
+            trial=replace(trial, learning_rate=0.1),
             records=records,
             device="invented",
             seconds=1.0,
@@ -79,8 +79,8 @@ def test_fig5_on_invented_results():
 
 
 def test_two_diverged_runs_prove_nothing():
-    def diverged(items):
-        for result in invented(items):
+    def diverged(trials):
+        for result in invented(trials):
             broken = replace(result.records[-1], train_loss=float("nan"))
             yield replace(result, records=(*result.records[:-1], broken))
 
@@ -90,7 +90,7 @@ def test_two_diverged_runs_prove_nothing():
 
 @pytest.mark.parametrize("name", ["fig1", "fig4", "fig5"])
 def test_nothing_trained_is_not_measured(name):
-    outcome = maker(name)(lambda items: (), quick=True)
+    outcome = maker(name)(lambda trials: (), quick=True)
     assert "holds" not in {c.verdict for c in outcome.claims if "loss" in c.statement}
 
 
@@ -100,28 +100,28 @@ def test_unknown_figure():
 
 
 def test_earlier_results_are_found_and_nothing_is_trained(tmp_path):
-    items = group("digits8").items[:2]
+    trials = group("digits8").trials[:2]
     path = tmp_path / "results.jsonl"
-    path.write_text("".join(result.to_line() + "\n" for result in invented(items)))
-    trainings = Trainings(earlier=[path])
-    assert [result.item.label for result in trainings.run(items)] == ["vanilla", "matcha 0.5"]
-    assert not list(trainings.run(group("ptb").items))
-    assert not list(trainings.run([]))
+    path.write_text("".join(result.to_line() + "\n" for result in invented(trials)))
+    campaign = Campaign(earlier=[path])
+    assert [result.trial.label for result in campaign.run(trials)] == ["vanilla", "matcha 0.5"]
+    assert not list(campaign.run(group("ptb").trials))
+    assert not list(campaign.run([]))
 
 
 def test_training_tunes_the_rate_on_vanilla(monkeypatch):
-    from matcha.experiments.reproduction import paper, trainings
+    from matcha.experiments.reproduction import campaign, paper
 
     tuned = replace(group("digits8"), rates=(1e-5, 0.05))
     monkeypatch.setitem(paper.GROUPS, "digits8", tuned)
-    found = list(trainings.Trainings(quick=True, epochs=1, device="cpu").run(tuned.items[:2]))
-    assert [result.item.learning_rate for result in found] == [0.05, 0.05]
-    assert [result.item.strategy for result in found] == ["vanilla", "matcha"]
+    found = list(campaign.Campaign(quick=True, epochs=1, device="cpu").run(tuned.trials[:2]))
+    assert [result.trial.learning_rate for result in found] == [0.05, 0.05]
+    assert [result.trial.strategy for result in found] == ["vanilla", "matcha"]
     assert len(found[0].records) == 1
 
 
 def test_plans_use_the_authors_decomposition():
-    item = Item(task="cifar10", topology="paper:geometric16-d10", strategy="matcha", budget=0.5)
-    assert plan_of(item).rho == pytest.approx(0.7577, abs=1e-4)
-    free = Item(task="digits", topology="ring:6", strategy="periodic", budget=0.5)
+    trial = Trial(task="cifar10", topology="paper:geometric16-d10", strategy="matcha", budget=0.5)
+    assert plan_of(trial).rho == pytest.approx(0.7577, abs=1e-4)
+    free = Trial(task="digits", topology="ring:6", strategy="periodic", budget=0.5)
     assert plan_of(free).num_workers == 6

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from matcha.experiments.reproduction.items import Result
-from matcha.simulation.run import Delays
+from matcha.experiments.reproduction.trials import Result
+from matcha.tasks.delays import Delays
 
 _OF_THE_MODEL = frozenset(
     ("train_loss", "test_loss", "test_accuracy", "consensus_distance", "predicted_consensus")
@@ -25,11 +25,11 @@ class Results:
     def of(cls, results: Iterable[Result], task: str, delays: Delays) -> Results:
         """The results of a task at the learning rate that won the tuning on vanilla.
 
-        The tuning ran vanilla at several rates; all other items ran at the winner only.
+        The tuning ran vanilla at several rates; all other trials ran at the winner only.
         """
-        chosen = [result for result in results if result.item.task == task]
-        others = {r.item.learning_rate for r in chosen if r.item.strategy != "vanilla"}
-        kept = [r for r in chosen if not others or r.item.learning_rate in others]
+        chosen = [result for result in results if result.trial.task == task]
+        others = {r.trial.learning_rate for r in chosen if r.trial.strategy != "vanilla"}
+        kept = [r for r in chosen if not others or r.trial.learning_rate in others]
         return cls(results=tuple(kept), delays=delays)
 
     def __bool__(self) -> bool:
@@ -38,16 +38,16 @@ class Results:
     @property
     def topologies(self) -> list[str]:
         """In order of appearance."""
-        return list(dict.fromkeys(result.item.topology for result in self.results))
+        return list(dict.fromkeys(result.trial.topology for result in self.results))
 
     def labels(self, topology: str) -> list[str]:
         """What was run on a topology, in order of appearance."""
-        found = (r.item.label for r in self.results if r.item.topology == topology)
+        found = (r.trial.label for r in self.results if r.trial.topology == topology)
         return list(dict.fromkeys(found))
 
     def seeds(self, topology: str, label: str) -> list[Result]:
         """One result a seed."""
-        return [r for r in self.results if r.item.topology == topology and r.item.label == label]
+        return [r for r in self.results if r.trial.topology == topology and r.trial.label == label]
 
     def final(self, topology: str, label: str, name: str) -> float | None:
         """A field's last value, the mean over seeds; None where it was not measured.
@@ -89,8 +89,8 @@ class Results:
         Returns:
             The ratio of the simulated times, or None where one of the two never got there.
         """
-        ours = {result.item.seed: result for result in self.seeds(topology, label)}
-        theirs = {result.item.seed: result for result in self.seeds(topology, "vanilla")}
+        ours = {result.trial.seed: result for result in self.seeds(topology, label)}
+        theirs = {result.trial.seed: result for result in self.seeds(topology, "vanilla")}
         common = sorted(ours.keys() & theirs.keys())
         if not common:
             return None

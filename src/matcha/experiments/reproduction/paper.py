@@ -1,12 +1,12 @@
-"""The paper's experiments as lists of items, the most telling first."""
+"""The paper's experiments as lists of trials, the most telling first."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
 from matcha.errors import unknown_name
-from matcha.experiments.reproduction.items import Item
-from matcha.simulation.run import Delays
+from matcha.experiments.reproduction.trials import Trial
+from matcha.tasks.delays import Delays
 
 ER8 = "paper:er8"
 GEOMETRIC = {
@@ -26,23 +26,25 @@ class Group:
     num_workers: int
     rates: tuple[float, ...]
     """Candidates, rising; vanilla's lowest final training loss wins, walking from the middle."""
-    items: tuple[Item, ...]
+    trials: tuple[Trial, ...]
     """The first is vanilla, the one that is tuned."""
     delays: Delays
 
 
-def _item(task: str, topology: str, name: str, seed: int = 0) -> Item:
+def _trial(task: str, topology: str, name: str, seed: int = 0) -> Trial:
     strategy, _, budget = name.partition(" ")
-    return Item(
+    return Trial(
         task=task, topology=topology, strategy=strategy, budget=float(budget or 1), seed=seed
     )
 
 
-def _items(task: str, topology: str, names: list[str], seeds: tuple[int, ...] = (0,)) -> list[Item]:
-    return [_item(task, topology, name, seed) for seed in seeds for name in names]
+def _trials(
+    task: str, topology: str, names: list[str], seeds: tuple[int, ...] = (0,)
+) -> list[Trial]:
+    return [_trial(task, topology, name, seed) for seed in seeds for name in names]
 
 
-def _figure5(task: str, topology: str, *more: str) -> list[Item]:
+def _figure5(task: str, topology: str, *more: str) -> list[Trial]:
     budget = GEOMETRIC[topology]
     names = [
         "vanilla",
@@ -50,10 +52,10 @@ def _figure5(task: str, topology: str, *more: str) -> list[Item]:
         *("matcha 0.1", "greedy 0.1"),
         *more,
     ]
-    return _items(task, topology, names)
+    return _trials(task, topology, names)
 
 
-def _figure4(task: str) -> tuple[Item, ...]:
+def _figure4(task: str) -> tuple[Trial, ...]:
     names = [
         "vanilla",
         "matcha 0.5",
@@ -64,12 +66,12 @@ def _figure4(task: str) -> tuple[Item, ...]:
         "periodic 0.1",
         "periodic 0.02",
     ]
-    return tuple(_items(task, ER8, names))
+    return tuple(_trials(task, ER8, names))
 
 
-def _longer(task: str, names: list[str], stretch: float) -> list[Item]:
+def _longer(task: str, names: list[str], stretch: float) -> list[Trial]:
     """Runs with more epochs than vanilla's, which their cheaper rounds leave time for."""
-    return [replace(item, stretch=stretch) for item in _items(task, ER8, names)]
+    return [replace(trial, stretch=stretch) for trial in _trials(task, ER8, names)]
 
 
 # The paper gives Figure 5's times for 200 epochs of 48 iterations: 13 minutes at 5 units an
@@ -85,7 +87,7 @@ GROUPS: dict[str, Group] = {
             task="cifar10",
             num_workers=16,
             rates=(0.025, 0.05, 0.1, 0.2, 0.4, 0.8),
-            items=(
+            trials=(
                 *_figure5("cifar10", "paper:geometric16-d10", "periodic 0.1"),
                 *_figure5("cifar10", "paper:geometric16-d13"),
                 *_figure5("cifar10", "paper:geometric16-d5"),
@@ -97,9 +99,9 @@ GROUPS: dict[str, Group] = {
             task="cifar100",
             num_workers=8,
             rates=(0.2, 0.4, 0.8),
-            items=(
+            trials=(
                 *_figure4("cifar100"),
-                *_items(
+                *_trials(
                     "cifar100",
                     ER8,
                     ["vanilla", "matcha 0.5", "greedy 0.1", "matcha 0.1", "periodic 0.1"],
@@ -115,7 +117,7 @@ GROUPS: dict[str, Group] = {
             task="ptb",
             num_workers=8,
             rates=(20.0, 40.0),
-            items=_figure4("ptb"),
+            trials=_figure4("ptb"),
             delays=Delays(compute_seconds=0.33, seconds_per_unit=_UNIT * 51.0 / _MILLIONS),
         ),
         # The same comparisons in minutes on two CPU cores; a unit costs as much as a gradient.
@@ -124,7 +126,7 @@ GROUPS: dict[str, Group] = {
             task="digits",
             num_workers=8,
             rates=(0.05,),
-            items=_figure4("digits"),
+            trials=_figure4("digits"),
             delays=Delays(compute_seconds=0.01, seconds_per_unit=0.01),
         ),
         Group(
@@ -132,7 +134,7 @@ GROUPS: dict[str, Group] = {
             task="digits",
             num_workers=16,
             rates=(0.05,),
-            items=tuple(item for graph in GEOMETRIC for item in _figure5("digits", graph)),
+            trials=tuple(trial for graph in GEOMETRIC for trial in _figure5("digits", graph)),
             delays=Delays(compute_seconds=_COMPUTE, seconds_per_unit=_UNIT),
         ),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from matcha.experiments.reproduction.comparisons import Results
-from matcha.experiments.reproduction.items import Result
+from matcha.experiments.reproduction.trials import Result
 
 COLORS = {"vanilla": "#000000", "matcha": "#0072B2", "periodic": "#D55E00", "greedy": "#009E73"}
 DASHES = {1.0: "-", 0.6: "-", 0.5: "-", 0.4: "-", 0.3: "-", 0.1: "--", 0.02: ":"}
@@ -21,9 +21,9 @@ def axes(columns: int, rows: int = 1, width: float = 4.2, height: float = 3.2) -
 
 def _place(result: Result) -> tuple[int, float, float]:
     """Order of the legend: by strategy, longer runs after the others, large budgets first."""
-    item = result.item
-    strategies = [*COLORS, item.strategy]
-    return strategies.index(item.strategy), item.stretch, -item.budget
+    trial = result.trial
+    strategies = [*COLORS, trial.strategy]
+    return strategies.index(trial.strategy), trial.stretch, -trial.budget
 
 
 def draw_loss(ax: Any, results: Results, topology: str, *, time: bool) -> None:
@@ -38,19 +38,19 @@ def draw_loss(ax: Any, results: Results, topology: str, *, time: bool) -> None:
     any_diverged = False
     drawn = [results.seeds(topology, label)[0] for label in results.labels(topology)]
     for result in sorted(drawn, key=_place):
-        longer = result.item.stretch != 1
+        longer = result.trial.stretch != 1
         if longer and not time:
             continue
         x = results.seconds(result) if time else [r.epoch for r in result.records]
-        item = result.item
+        trial = result.trial
         ax.plot(
             x,
             [record.train_loss for record in result.records],
-            color=COLORS.get(item.strategy),
-            ls=DASHES.get(item.budget, "-."),
+            color=COLORS.get(trial.strategy),
+            ls=DASHES.get(trial.budget, "-."),
             lw=1.4,
             alpha=0.4 if longer else 1.0,
-            label=f"{item.label} (diverged)" if result.diverged else item.label,
+            label=f"{trial.label} (diverged)" if result.diverged else trial.label,
         )
         any_diverged |= result.diverged
         if not result.diverged:

@@ -14,8 +14,8 @@ from matcha.experiments.reproduction.figures.fig3 import curves, equal_budget
 from matcha.experiments.reproduction.figures.outcome import Outcome, Train
 from matcha.experiments.reproduction.paper import ER8, group
 from matcha.plans import Plan
-from matcha.simulation.run import Delays
 from matcha.strategies import plan
+from matcha.tasks.delays import Delays
 from matcha.topology import families
 
 
@@ -42,7 +42,7 @@ def reproduce(train: Train, *, quick: bool) -> Outcome:
     tenth = plan(topology, 0.1, "matcha", matchings=parts)
     loads = worker_units(tenth)
     chosen = group("digits8" if quick else "cifar100")
-    wanted = [i for i in chosen.items if i.strategy in ("vanilla", "matcha")]
+    wanted = [i for i in chosen.trials if i.strategy in ("vanilla", "matcha")]
     results = Results.of(train(wanted), chosen.task, chosen.delays)
 
     figure, grid = axes(3)
@@ -111,7 +111,7 @@ def headline(results: Results, topology: str, wanted: float, strategy: str = "ma
     """The largest gain in simulated time to vanilla's final loss, over a strategy's budgets.
 
     Runs that end above that loss do not count; the paper gave all of them vanilla's time, hence
-    more epochs, as the items with a stretch have them.
+    more epochs, as the trials with a stretch have them.
     """
     best = largest_gain(results, topology, strategy)
     known = bool(results) and results.final(topology, "vanilla", "train_loss") is not None

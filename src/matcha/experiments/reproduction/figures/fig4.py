@@ -15,7 +15,7 @@ from matcha.experiments.reproduction.paper import ER8, group
 def reproduce(train: Train, *, quick: bool) -> Outcome:
     """Figure 4: loss against time and against epochs, for each task."""
     groups = [group(name) for name in (["digits8"] if quick else ["cifar100", "ptb"])]
-    found = {g.task: Results.of(train(g.items), g.task, g.delays) for g in groups}
+    found = {g.task: Results.of(train(g.trials), g.task, g.delays) for g in groups}
     found = {name: results for name, results in found.items() if results}
     figure, grid = axes(max(1, len(found)), 2)
     claims: list[Claim] = []

@@ -8,13 +8,13 @@ from matcha.experiments.reproduction.figures.drawing import axes, draw_loss
 from matcha.experiments.reproduction.figures.fig4 import beats, same_accuracy, same_loss
 from matcha.experiments.reproduction.figures.outcome import Outcome, Train
 from matcha.experiments.reproduction.paper import GEOMETRIC, group
-from matcha.simulation.run import Delays
+from matcha.tasks.delays import Delays
 
 
 def reproduce(train: Train, *, quick: bool) -> Outcome:
     """Figure 5: loss against time and epochs on each graph."""
     chosen = group("digits16" if quick else "cifar10")
-    results = Results.of(train(chosen.items), chosen.task, chosen.delays)
+    results = Results.of(train(chosen.trials), chosen.task, chosen.delays)
     found = [t for t in GEOMETRIC if t in results.topologies]
     figure, grid = axes(max(1, len(found)), 2)
     claims: list[Claim] = []

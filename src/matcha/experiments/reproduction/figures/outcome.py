@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 from matcha.experiments.reproduction.claims import Claim, table
-from matcha.experiments.reproduction.items import Item, Result
+from matcha.experiments.reproduction.trials import Result, Trial
 
-Train: TypeAlias = Callable[[Sequence[Item]], Iterable[Result]]
-"""Trains items, or finds the results of items that were trained before."""
+Train: TypeAlias = Callable[[Sequence[Trial]], Iterable[Result]]
+"""Trains trials, or finds the results of trials that were trained before."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from matcha.records import read_run
-from matcha.report.papers import draw_curves, draw_loads, draw_timeline, write_figures
+from matcha.report.run_figures import draw_curves, draw_loads, draw_timeline, write_figures
 from matcha.report.timeline import timeline, worker_loads
 
 

@@ -6,11 +6,11 @@ import pytest
 from tests.simulation.tasks import digits, er8, quadratic
 
 from matcha.errors import InputError
-from matcha.experiments.reproduction.items import Item, Result, read_results, run_item
 from matcha.experiments.reproduction.paper import GROUPS, group
+from matcha.experiments.reproduction.trials import Result, Trial, read_results, run_trial
 from matcha.simulation import SGD, Constant, Delays, Settings
 
-ITEM = Item(task="digits", topology="paper:er8", strategy="matcha", budget=0.5)
+TRIAL = Trial(task="digits", topology="paper:er8", strategy="matcha", budget=0.5)
 SETTINGS = Settings(
     epochs=2, schedule=Constant(base=0.05), optimizer=SGD(), delays=Delays(compute_seconds=1.0)
 )
@@ -18,12 +18,12 @@ SETTINGS = Settings(
 
 @pytest.fixture(scope="module")
 def result():
-    return run_item(ITEM, digits(), er8(), SETTINGS)
+    return run_trial(TRIAL, digits(), er8(), SETTINGS)
 
 
 def test_a_result_survives_its_line(result):
     again = Result.from_line(result.to_line())
-    assert again.item == replace(ITEM, epochs=2)
+    assert again.trial == replace(TRIAL, epochs=2)
     assert len(again.records) == 2
     assert again.records[-1].train_loss == pytest.approx(result.records[-1].train_loss, rel=1e-6)
     assert again.records[-1].worker is None
@@ -33,7 +33,7 @@ def test_a_result_survives_its_line(result):
 
 def test_divergence_survives_its_line():
     settings = replace(SETTINGS, schedule=Constant(base=1e4), epochs=300)
-    result = run_item(ITEM, quadratic(), er8(), settings)
+    result = run_trial(TRIAL, quadratic(), er8(), settings)
     assert result.diverged
     assert Result.from_line(result.to_line()).diverged
 
@@ -64,9 +64,9 @@ def test_damaged_results(tmp_path, content):
 
 def test_groups_start_with_vanilla_and_name_plans_once():
     for entry in GROUPS.values():
-        assert entry.items[0].strategy == "vanilla"
-        assert len(set(entry.items)) == len(entry.items)
-        files = [item.plan_file for item in entry.items if item.stretch == 1]
+        assert entry.trials[0].strategy == "vanilla"
+        assert len(set(entry.trials)) == len(entry.trials)
+        files = [trial.plan_file for trial in entry.trials if trial.stretch == 1]
         assert len(set(files)) == len(files)
         assert list(entry.rates) == sorted(entry.rates)
     assert group("ptb").num_workers == 8

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from matcha.documents import number, spelled
 from matcha.errors import InputError
 from matcha.plans import Plan
 from matcha.records import Record
@@ -16,7 +17,7 @@ from matcha.simulation import Engine, Settings, Simulation, Task
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Item:
+class Trial:
     """What is run: a task on a topology by a strategy at a budget, with a seed."""
 
     task: str
@@ -34,7 +35,7 @@ class Item:
     def label(self) -> str:
         """As legends show it.
 
-        >>> Item(task="digits", topology="paper:er8", strategy="matcha", budget=0.5).label
+        >>> Trial(task="digits", topology="paper:er8", strategy="matcha", budget=0.5).label
         'matcha 0.5'
         """
         name = self.strategy if self.strategy == "vanilla" else f"{self.strategy} {self.budget:g}"
@@ -49,9 +50,9 @@ class Item:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Result:
-    """An item that was run, with one record an epoch."""
+    """An trial that was run, with one record an epoch."""
 
-    item: Item
+    trial: Trial
     records: tuple[Record, ...]
     device: str
     seconds: float
@@ -74,6 +75,7 @@ class Result:
     def to_line(self) -> str:
         """One line of JSON."""
         document = asdict(self)
+        document["item"] = document.pop("trial")  # as it was called when the first were written
         document["records"] = [
             {key: _rounded(value) for key, value in record.items() if value is not None}
             for record in document["records"]
@@ -85,33 +87,28 @@ class Result:
         """Read what :meth:`to_line` wrote."""
         document = json.loads(line)
         known = {field.name for field in fields(Record)}
-        document["item"] = Item(**document["item"])
+        document["trial"] = Trial(**document.pop("item"))
         document["records"] = tuple(
-            Record(**{key: _number(value) for key, value in record.items() if key in known})
+            Record(**{key: number(value) for key, value in record.items() if key in known})
             for record in document["records"]
         )
         return cls(**document)
 
 
 def _rounded(value: Any) -> Any:
-    if isinstance(value, float):
-        return float(f"{value:.7g}") if abs(value) < float("inf") else str(value)
-    return value
+    value = spelled(value)
+    return float(f"{value:.7g}") if isinstance(value, float) else value
 
 
-def _number(value: Any) -> Any:
-    return float(value) if isinstance(value, str) else value
-
-
-def run_item(
-    item: Item, task: Task, plan: Plan, settings: Settings, *, engine: Engine | None = None
+def run_trial(
+    trial: Trial, task: Task, plan: Plan, settings: Settings, *, engine: Engine | None = None
 ) -> Result:
-    """Train one item to its end (or until its loss is no longer finite)."""
+    """Train one trial to its end (or until its loss is no longer finite)."""
     started = time.perf_counter()
     simulation = Simulation(task, plan, settings, engine=engine)
     records = tuple(simulation)
     return Result(
-        item=replace(item, epochs=settings.epochs),
+        trial=replace(trial, epochs=settings.epochs),
         records=records,
         device=_device_name(simulation.engine),
         seconds=time.perf_counter() - started,
@@ -137,12 +134,12 @@ def _device_name(engine: Engine) -> str:
 
 
 def read_results(paths: Iterable[str | Path]) -> Iterator[Result]:
-    """Results from files of JSON lines; of an item that was run twice, the later one.
+    """Results from files of JSON lines; of a trial that was run twice, the later one.
 
     Raises:
         InputError: A file cannot be read or is not such a file.
     """
-    found: dict[Item, Result] = {}
+    found: dict[Trial, Result] = {}
     for path in paths:
         try:
             lines = Path(path).read_text(encoding="utf-8").splitlines()
@@ -150,14 +147,14 @@ def read_results(paths: Iterable[str | Path]) -> Iterator[Result]:
             raise InputError(f"{str(path)!r} cannot be read: {error.strerror}") from None
         except UnicodeDecodeError:
             raise InputError(f"{str(path)!r} does not hold results: it is not text") from None
-        for number, line in enumerate(lines, start=1):
+        for place, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
             try:
                 result = Result.from_line(line)
             except (ValueError, KeyError, TypeError, AttributeError):
                 raise InputError(
-                    f"{str(path)!r} does not hold results: line {number} is not one, or is damaged"
+                    f"{str(path)!r} does not hold results: line {place} is not one, or is damaged"
                 ) from None
-            found[result.item] = result
+            found[result.trial] = result
     return iter(found.values())

@@ -1,10 +1,10 @@
-"""Tuning a learning rate: a walk on a ladder of candidates."""
+"""Tuning a learning rate: a walk over candidates."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from matcha.experiments.reproduction.items import Result
+from matcha.experiments.reproduction.trials import Result
 
 
 def tuning_loss(result: Result) -> float:
@@ -13,8 +13,8 @@ def tuning_loss(result: Result) -> float:
     return float("inf") if loss is None or loss != loss else loss
 
 
-def lowest_rung(rates: Sequence[float], loss: Callable[[float], float]) -> float:
-    """The rate with the lowest loss, found by walking downhill from the middle of a ladder.
+def best_rate(rates: Sequence[float], loss: Callable[[float], float]) -> float:
+    """The rate with the lowest loss, found by walking downhill from the middle of the candidates.
 
     Each trial is a training, so only what brackets the answer is tried: upwards as long as it
     helps, and downwards if the first step up did not.
@@ -27,7 +27,7 @@ def lowest_rung(rates: Sequence[float], loss: Callable[[float], float]) -> float
     >>> def loss(rate):
     ...     tried.append(rate)
     ...     return abs(rate - 0.2)
-    >>> lowest_rung([0.05, 0.1, 0.2, 0.4, 0.8], loss), tried
+    >>> best_rate([0.05, 0.1, 0.2, 0.4, 0.8], loss), tried
     (0.2, [0.2, 0.4, 0.1])
     """
     best = start = len(rates) // 2

@@ -1,0 +1,191 @@
+"""Snapshots: one worker's state as one safetensors file."""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from matcha.distributed.transports.transport import Transport
+from matcha.errors import DataError, InputError
+
+__all__ = ["Worker", "average_snapshots", "checksum", "restore_snapshot", "write_snapshot"]
+
+Generators = Mapping[str, torch.Generator]
+
+
+class Worker(Protocol):
+    """What is saved, and what saving needs of a `Gossip`."""
+
+    model: nn.Module
+    transport: Transport
+    deadline: float
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """What steps the model."""
+
+    @property
+    def iteration(self) -> int:
+        """Finished iterations."""
+
+    @property
+    def rank(self) -> int:
+        """This worker's number."""
+
+    def settle(self) -> None:
+        """Finish an exchange that is under way."""
+
+    def forget(self) -> None:
+        """Drop what is known of rounds to come."""
+
+    def seek(self, iteration: int) -> None:
+        """Go on from an iteration."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Position and digests."""
+
+
+def write_snapshot(
+    path: Path, gossip: Worker, extra: Mapping[str, Any], generators: Generators
+) -> None:
+    """Write model, optimizer, place in the plan and `extra`; on the disk before it has its name."""
+    # Imported where used: a worker that writes no checkpoint needs no safetensors.
+    from safetensors.torch import save_file
+
+    tensors, document = _collect(gossip, extra, generators)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(path.name + ".part")
+    save_file(tensors, part, metadata={"matcha": json.dumps(document)})
+    _sync(part)
+    part.replace(path)
+    _sync(path.parent)
+
+
+def restore_snapshot(path: Path, gossip: Worker, generators: Generators) -> dict[str, Any]:
+    """Set a worker as it was; returns its `extra`.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
+    with _opened(path) as (file, document):
+        _restore(gossip, file, document, generators)
+    extra: dict[str, Any] = document["extra"]
+    return extra
+
+
+def average_snapshots(paths: Sequence[Path], gossip: Worker) -> dict[str, Any]:
+    """Give a worker the average of saved models and a fresh optimizer; returns the first `extra`.
+
+    Raises:
+        DataError: a file cannot be read.
+    """
+    gossip.optimizer.state.clear()
+    targets = _named(gossip)
+    sums = {
+        name: torch.zeros(t.shape, dtype=torch.float64)
+        for name, t in targets.items()
+        if t.is_floating_point()
+    }
+    for path in paths:
+        with _opened(path) as (file, _):
+            for key, total in sums.items():
+                total += file.get_tensor(f"model/{key}")
+    with torch.no_grad():
+        for key, total in sums.items():
+            targets[key].copy_(total / len(paths))
+    with _opened(paths[0]) as (_, document):
+        extra: dict[str, Any] = document["extra"]
+        return extra
+
+
+def checksum(path: Path) -> int:
+    """CRC-32 of a file."""
+    crc = 0
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            crc = zlib.crc32(chunk, crc)
+    return crc
+
+
+def _collect(
+    gossip: Worker, extra: Mapping[str, Any], generators: Generators
+) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    tensors = {f"model/{name}": tensor for name, tensor in _named(gossip).items()}
+    state = gossip.optimizer.state_dict()
+    optimizer = _flatten(state, "optimizer", tensors)
+    tensors |= {f"generator/{name}": g.get_state() for name, g in generators.items()}
+    # Parameters are views of buckets; the format wants tensors of their own.
+    alone = {name: t.detach().cpu().clone().contiguous() for name, t in tensors.items()}
+    document = {"state": gossip.state_dict(), "optimizer": optimizer, "extra": dict(extra)}
+    return alone, document
+
+
+def _restore(gossip: Worker, file: Any, document: dict[str, Any], generators: Generators) -> None:
+    with torch.no_grad():
+        for name, tensor in _named(gossip).items():
+            tensor.copy_(file.get_tensor(f"model/{name}"))
+    gossip.optimizer.load_state_dict(_unflatten(document["optimizer"], file))
+    for name, generator in generators.items():
+        generator.set_state(file.get_tensor(f"generator/{name}"))
+
+
+def _named(gossip: Worker) -> dict[str, torch.Tensor]:
+    model = getattr(gossip.model, "_orig_mod", gossip.model)
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def _flatten(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
+    """A value as JSON can hold it; tensors go to `tensors` and leave their key behind."""
+    if isinstance(value, torch.Tensor):
+        tensors[path] = value
+        return {"tensor": path}
+    if isinstance(value, dict):
+        items = [[key, _flatten(v, f"{path}/{key}", tensors)] for key, v in value.items()]
+        return {"items": items}
+    if isinstance(value, (list, tuple)):
+        kind = "list" if isinstance(value, list) else "tuple"
+        return {kind: [_flatten(v, f"{path}/{i}", tensors) for i, v in enumerate(value)]}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise InputError(f"the optimizer's {path!r} is a {type(value).__name__}, which is not saved.")
+
+
+def _unflatten(value: Any, file: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    ((kind, content),) = value.items()
+    if kind == "tensor":
+        return file.get_tensor(content)
+    if kind == "items":
+        return {key: _unflatten(v, file) for key, v in content}
+    parts = [_unflatten(v, file) for v in content]
+    return parts if kind == "list" else tuple(parts)
+
+
+def _sync(path: Path) -> None:
+    """Return once a file, or a folder's list of names, is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """A worker's file: its tensors and its document."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            yield file, json.loads(file.metadata()["matcha"])
+    except (OSError, SafetensorError) as error:
+        raise DataError(f"{path} cannot be read: {error}.") from error

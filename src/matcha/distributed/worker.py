@@ -1,0 +1,123 @@
+"""A worker: one process of a job on real workers, from its first record to its last."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from matcha.distributed.training import Training
+from matcha.distributed.transports.slow_links import SlowLinks
+from matcha.distributed.transports.transport import Transport
+from matcha.errors import InputError
+from matcha.records import Record
+from matcha.tasks.jobs import Job, carry_out, check_free
+
+__all__ = ["Network", "run_worker"]
+
+CHECKPOINTS = "checkpoints"
+_SHOWN = ("train_loss", "test_loss", "test_accuracy", "consensus_distance", "comm_units")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """How real workers talk."""
+
+    deadline: float = 300.0
+    """Seconds after which a silent worker is an error."""
+    wire_dtype: torch.dtype | None = None
+    link_mbps: float | None = None
+    """Slow every link down to this speed, by emulation."""
+
+    def describe(self) -> dict[str, Any]:
+        """What the run's header says of it."""
+        described: dict[str, Any] = {"wire_dtype": str(self.wire_dtype or "as the model")}
+        if self.link_mbps is not None:
+            described["link_mbps"] = f"{self.link_mbps:g} (emulated)"
+        return described
+
+
+def run_worker(
+    job: Job,
+    transport: Transport,
+    network: Network | None = None,
+    *,
+    resume: bool = False,
+    checkpoint_every: int = 0,
+    tensorboard: bool = False,
+    on_record: Callable[[Record], None] | None = None,
+) -> list[Record]:
+    """Train one worker's part of a job and return the records over all workers. Collective.
+
+    Args:
+        job: what is run, the same on every worker.
+        transport: how messages travel.
+        network: what is known about the links.
+        resume: go on from the newest checkpoint in the job's directory.
+        checkpoint_every: epochs between checkpoints; 0 writes none.
+        tensorboard: also write event files.
+        on_record: called with each record over all workers, for progress.
+
+    Raises:
+        InputError: the run to go on with was started with other choices.
+        DataError: there is no checkpoint to go on from, or it is damaged.
+    """
+    network = network or Network()
+    job = replace(job, kind="training", network=network.describe())
+    if network.link_mbps is not None:
+        transport = SlowLinks(transport, network.link_mbps)
+    training = Training(
+        job.recipe.task(job.choices),
+        job.plan,
+        job.settings,
+        transport,
+        wire_dtype=network.wire_dtype,
+        deadline=network.deadline,
+    )
+    checkpoints = job.directory / CHECKPOINTS
+    if resume:
+        check_free([job], resume=True)
+        training.load(checkpoints)
+    records = []
+    with _board(job.directory, wanted=tensorboard and training.rank == 0) as show:
+        for record in carry_out(
+            job,
+            training,
+            checkpoints,
+            resume=resume,
+            checkpoint_every=checkpoint_every,
+            primary=training.rank == 0,
+        ):
+            records.append(record)
+            show(record)
+            if on_record is not None:
+                on_record(record)
+    return records
+
+
+@contextmanager
+def _board(directory: Path, *, wanted: bool) -> Iterator[Callable[[Record], None]]:
+    """Writes records as TensorBoard's event files, where that is wanted."""
+    if not wanted:
+        yield lambda _: None
+        return
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise InputError("TensorBoard is not installed: pip install tensorboard.") from error
+    board: Any = SummaryWriter(str(directory / "tensorboard"))
+
+    def show(record: Record) -> None:
+        for name in _SHOWN:
+            value = getattr(record, name)
+            if value is not None:
+                board.add_scalar(name, value, record.iteration)
+
+    try:
+        yield show
+    finally:
+        board.close()

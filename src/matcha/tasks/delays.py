@@ -1,0 +1,32 @@
+"""Delays: the simulated clock."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from matcha.errors import InputError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Delays:
+    """The simulated clock: an iteration costs computing plus what its round exchanges.
+
+    >>> Delays(compute_seconds=0.045, seconds_per_unit=0.007).of(units=5.0, unit="units")
+    0.035
+    """
+
+    compute_seconds: float | None = None
+    """Of one worker's gradient; None takes the first epoch's time on this device over m."""
+    seconds_per_unit: float = 0.01
+    """Of a matching, where the plan counts in units; plans in seconds speak for themselves."""
+
+    def __post_init__(self) -> None:
+        for name in ("compute_seconds", "seconds_per_unit"):
+            value = getattr(self, name)
+            if value is not None and not (value >= 0 and math.isfinite(value)):
+                raise InputError(f"{name} must be a number of seconds, not {value}")
+
+    def of(self, units: float, unit: str) -> float:
+        """Seconds of communication."""
+        return units * self.seconds_per_unit if unit == "units" else units

@@ -1,0 +1,186 @@
+"""Jobs: runs that write their directory as they go and can be taken up again, in either engine."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from matcha.errors import InputError
+from matcha.plans import AnyPlan, StagedPlan
+from matcha.records import Entry, Record, RunHeader, RunKind, RunWriter, check_same, holds_run
+from matcha.tasks.recipes import Choices, Recipe
+from matcha.tasks.settings import Settings
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """One run: a recipe's task trained by a plan into a directory."""
+
+    directory: Path
+    recipe: Recipe
+    choices: Choices
+    plan: AnyPlan
+    settings: Settings
+    kind: RunKind = "simulation"
+    name: str | None = None
+    """What records call the run; None for its label."""
+    network: Mapping[str, Any] = field(default_factory=dict)
+    """How real workers talk, for the run's header."""
+
+    @property
+    def label(self) -> str:
+        """Strategy, budget and seed in a few letters, or the name that was chosen."""
+        return self.name or label(self.plan, self.choices.seed)
+
+    def header(self) -> RunHeader:
+        """What is run, for the run's directory."""
+        usual = {
+            "model": self.choices.model or self.recipe.model,
+            "batch_size": self.recipe.examples_a_batch(self.choices),
+        }
+        config = {
+            "choices": asdict(self.choices) | usual,
+            "settings": self.settings.describe(),
+            "network": dict(self.network),
+        }
+        return RunHeader(
+            name=self.label,
+            kind=self.kind,
+            task=self.recipe.name,
+            strategy=self.plan.strategy,
+            budget=self.plan.budget,
+            seed=self.choices.seed,
+            num_workers=self.plan.num_workers,
+            clock="wall" if self.kind == "training" else "simulated",
+            config=json.loads(json.dumps({k: v for k, v in config.items() if v}, default=str)),
+        )
+
+
+def label(plan: AnyPlan, seed: int) -> str:
+    """A run's short name.
+
+    >>> import matcha
+    >>> label(matcha.plan(matcha.families.ring(4), 0.5, "periodic"), seed=1)
+    'periodic-0.5-s1'
+    """
+    stem = f"{plan.strategy}-{plan.budget:g}-s{seed}"
+    return f"staged-{stem}" if isinstance(plan, StagedPlan) else stem
+
+
+def make_jobs(
+    recipe: Recipe,
+    plans: Sequence[AnyPlan],
+    choices: Choices,
+    settings: Settings,
+    *,
+    seeds: Sequence[int],
+    output: Path,
+    kind: RunKind = "simulation",
+) -> list[Job]:
+    """One job for every plan and seed, each in its own directory below ``output``."""
+    return [
+        Job(
+            directory=output / label(plan, seed),
+            recipe=recipe,
+            choices=replace(choices, seed=seed),
+            plan=plan,
+            settings=settings,
+            kind=kind,
+        )
+        for seed in seeds
+        for plan in plans
+    ]
+
+
+def check_free(jobs: Sequence[Job], *, resume: bool) -> None:
+    """Refuse to start when a job's directory holds a run and resuming was not asked for.
+
+    Raises:
+        InputError: Such a directory exists, two jobs share one, or a run that is to be resumed
+            was started with other choices.
+    """
+    places = [job.directory for job in jobs]
+    if len(set(places)) != len(places):
+        raise InputError("two runs would write to the same directory: name each choice once")
+    for job in jobs:
+        if not holds_run(job.directory):
+            continue
+        if not resume:
+            raise InputError(
+                f"{str(job.directory)!r} already holds a run: choose another --output, or "
+                "--resume it"
+            )
+        check_same(job.directory, job.header())
+
+
+class Trainer(Protocol):
+    """What carries a job out, an epoch at a time: all workers simulated, or one of the real ones.
+
+    Iterating yields what is to be recorded: each epoch ends with the record over all workers.
+    """
+
+    @property
+    def iteration(self) -> int:
+        """Finished iterations."""
+        ...
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there is nothing left to train."""
+        ...
+
+    def __iter__(self) -> Iterator[Entry]:
+        """Train."""
+        ...
+
+    def save(self, path: Path) -> object:
+        """Write all that the next epoch depends on."""
+        ...
+
+
+def carry_out(
+    job: Job,
+    trainer: Trainer,
+    checkpoint: Path,
+    *,
+    resume: bool = False,
+    checkpoint_every: int | None = None,
+    primary: bool = True,
+) -> Iterator[Record]:
+    """Train a job and record it, one record over all workers an epoch.
+
+    Args:
+        job: what is run.
+        trainer: made for the job's task, plan and settings; when resuming, at its checkpoint.
+        checkpoint: where the trainer saves.
+        resume: go on with the run in the job's directory; what it recorded after the checkpoint
+            is dropped, as it will be trained again.
+        checkpoint_every: epochs between checkpoints, 0 for none; None saves as often as takes at
+            most a twentieth of the time. The end of the run is saved too, except with 0.
+        primary: whether this process writes what is of the run as a whole.
+    """
+    after = trainer.iteration if resume else None
+    with RunWriter(job.directory, job.header(), job.plan, after=after, primary=primary) as writer:
+        saved, cost = -math.inf, 0.0
+        for entry in trainer:
+            # The record first: a crash in between repeats an epoch, and never loses one.
+            writer.record(entry)
+            if not isinstance(entry, Record) or entry.worker is not None:
+                continue
+            started = time.perf_counter()
+            if checkpoint_every is None:
+                due = trainer.is_over or started - saved > 20 * cost
+            else:
+                due = checkpoint_every > 0 and (
+                    trainer.is_over or entry.epoch % checkpoint_every == 0
+                )
+            if due:
+                trainer.save(checkpoint)
+                saved = time.perf_counter()
+                cost = saved - started
+            yield entry
