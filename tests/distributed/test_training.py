@@ -8,7 +8,7 @@ from tests.distributed import cases
 
 from matcha import families, plan
 from matcha.distributed import Network, Training, run_threads, run_worker
-from matcha.errors import ExchangeError, InputError
+from matcha.errors import InputError
 from matcha.records import Record, read_run
 from matcha.simulation import Constant, Delays, Execution, Plateau, Settings, Simulation
 from matcha.tasks.jobs import Job
@@ -234,7 +234,7 @@ def test_workers_with_other_settings_or_tasks_find_out() -> None:
     def work(transport) -> None:
         rate = 0.2 if transport.rank == 2 else 0.1
         settings = Settings(epochs=1, schedule=Constant(base=rate))
-        with pytest.raises(ExchangeError, match=r"rank 2.* another settings"):
+        with pytest.raises(InputError, match=r"rank 2.* another settings"):
             Training(QuadraticTask(NUM_WORKERS), plan(RING, 1.0, "vanilla"), settings, transport)
 
     run_threads(NUM_WORKERS, work)

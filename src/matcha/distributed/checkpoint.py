@@ -26,7 +26,7 @@ from matcha.distributed.snapshots import (
     write_snapshot,
 )
 from matcha.documents import fingerprint, write_atomically
-from matcha.errors import DataError, InputError, MatchaError
+from matcha.errors import DataError, InputError, MatchaError, WriteError
 from matcha.tasks.identity import check_identity, check_schema
 
 __all__ = ["CheckpointInfo", "checkpoints", "load_checkpoint", "save_checkpoint"]
@@ -107,7 +107,7 @@ def save_checkpoint(
         The checkpoint's folder.
 
     Raises:
-        DataError: on every worker, when one could not write.
+        WriteError: on every worker, when one could not write.
     """
     gossip.settle()
     root = Path(directory)
@@ -120,7 +120,7 @@ def save_checkpoint(
 
     # A round trip to everybody: the list is written only when all files are there, and older
     # checkpoints go only when all have the list. Who fails says so there: the others must not wait.
-    written = _together(gossip, "write its part of the checkpoint", write_mine)
+    written = _together(gossip, "write its part of the checkpoint", write_mine, WriteError)
     files = {name: (size, crc) for name, size, crc in written}
     manifest = {"schema": SCHEMA, **gossip.state_dict(), "files": files, "identity": identity}
     text = json.dumps(manifest, indent=1) + "\n"
@@ -131,7 +131,9 @@ def save_checkpoint(
         return older
 
     # Whether a folder is shared or not: what anybody has too many of, everybody removes.
-    known = sorted(set().union(*_together(gossip, "list a checkpoint's files", write_list)))
+    known = sorted(
+        set().union(*_together(gossip, "list a checkpoint's files", write_list, WriteError))
+    )
     for iteration in known[: max(0, len(known) + 1 - max(1, keep))]:
         _remove(root / _folder_name(iteration), gossip)
     return folder
@@ -233,14 +235,19 @@ def _info(folder: Path, document: dict[str, Any]) -> CheckpointInfo:
 # -- what all workers do together ------------------------------------------------------------------
 
 
-def _together(gossip: Worker, deed: str, work: Callable[[], Any]) -> list[Any]:
+def _together(
+    gossip: Worker,
+    deed: str,
+    work: Callable[[], Any],
+    kind: type[MatchaError] = DataError,
+) -> list[Any]:
     """Do something on every worker and tell everybody how it went.
 
     Returns:
         Everybody's result, which JSON must hold.
 
     Raises:
-        DataError: on every worker, when one of them failed.
+        kind: on every worker, when one of them failed.
     """
     try:
         outcome = {"result": work()}
@@ -251,7 +258,7 @@ def _together(gossip: Worker, deed: str, work: Callable[[], Any]) -> list[Any]:
     for rank, found in enumerate(outcomes):
         if "error" in found:
             name = gossip.transport.name(rank)
-            raise DataError(f"{name} could not {deed}: {found['error']}")
+            raise kind(f"{name} could not {deed}: {found['error']}")
     return [found["result"] for found in outcomes]
 
 

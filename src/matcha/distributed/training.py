@@ -53,8 +53,9 @@ class Training:
         options: further arguments of `Gossip`.
 
     Raises:
-        InputError: the settings are a simulation's, or for another number of workers.
-        ExchangeError: the workers do not agree on task and settings.
+        InputError: the settings are a simulation's, the task is for another number of workers, or
+            the workers do not agree on task and settings.
+
     """
 
     def __init__(

@@ -13,7 +13,6 @@ import torch
 from matcha.distributed.training import Training
 from matcha.distributed.transports.slow_links import SlowLinks
 from matcha.distributed.transports.transport import Transport
-from matcha.errors import InputError
 from matcha.records import Record
 from matcha.tasks.jobs import Job, carry_out, check_free
 
@@ -105,10 +104,8 @@ def _board(directory: Path, *, wanted: bool) -> Iterator[Callable[[Record], None
     if not wanted:
         yield lambda _: None
         return
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise InputError("TensorBoard is not installed: pip install tensorboard.") from error
+    from torch.utils.tensorboard import SummaryWriter
+
     board: Any = SummaryWriter(str(directory / "tensorboard"))
 
     def show(record: Record) -> None:
