@@ -22,6 +22,8 @@ from matcha.distributed.collectives import broadcast
 from matcha.distributed.environment import default_transport, is_alone
 from matcha.distributed.exchange import Exchange
 from matcha.distributed.itinerary import GossipPlan, Itinerary
+from matcha.distributed.meetings import Meetings
+from matcha.distributed.membership import Membership, as_team
 from matcha.distributed.misuse import (
     Optimizers,
     check_options,
@@ -68,6 +70,9 @@ class Gossip:
         buffers: `local` keeps BatchNorm's statistics; `average` mixes them like parameters.
         bucket_mb: size of a bucket in megabytes.
         deadline: seconds after which a silent partner is an error.
+        on_loss: `stop` ends training with the name of a worker that is gone; `continue` goes on
+            without it, and takes it in again when it comes back. That needs links of our own
+            (`matcha.distributed.LinkTransport`).
         iteration: where to start in the plan, when resuming by hand.
         on_span: called with a `Span` (in seconds of `time.perf_counter`) for each stretch of
             computing, waiting for a partner and exchanging; for timelines.
@@ -95,6 +100,7 @@ class Gossip:
         buffers: Literal["local", "average"] = "local",
         bucket_mb: float = 25.0,
         deadline: float = 300.0,
+        on_loss: Literal["stop", "continue"] = "stop",
         iteration: int = 0,
         on_span: Callable[[Span], None] | None = None,
     ) -> None:
@@ -127,14 +133,17 @@ class Gossip:
             "matcha version": matcha.__version__,
             "torch version": torch.__version__.split("+")[0],
         }
-        agree(self.transport, facts, deadline)
-        broadcast(self.transport, self._everything(), deadline)
+        team = as_team(self.transport) if on_loss == "continue" else None
+        if team is None or not team.is_late:
+            agree(self.transport, facts, deadline)
+            broadcast(self.transport, self._everything(), deadline)
 
         values = [bucket.data for bucket in self.buckets]
         self._overlap = Overlap(self.buckets) if overlap else None
+        mixed = self._overlap.mixed if self._overlap else values
         self.exchange = Exchange(
             self.transport,
-            self._overlap.mixed if self._overlap else values,
+            mixed,
             bucket_bytes=bucket_bytes,
             wire_dtype=wire_dtype,
             timeout=deadline,
@@ -148,6 +157,12 @@ class Gossip:
         self._steps = Steps(
             self.optimizers, claim, begin=self._begin, change=self._change, end=self._end
         )
+        self.meetings: Meetings | None = None
+        self._membership: Membership | None = None
+        if team is not None:
+            self.meetings = Meetings(self.exchange, team, mixed)
+            self._membership = Membership(self, team, deadline)
+            self._membership.start(iteration)
 
     # -- the hot path -----------------------------------------------------------------------------
 
@@ -173,6 +188,8 @@ class Gossip:
                 self._run()
             self._steps.restart_curvature()
         self._itinerary.advance()
+        if self._membership is not None:
+            self._membership.tend()
         self._begin()
         if self._stopwatch.listens:
             self._stopwatch.restart()
@@ -181,7 +198,7 @@ class Gossip:
         """This worker's part of the current round; on the overlap's thread where there is one."""
         now = self._itinerary
         with self._stopwatch.exchanging(self.exchange, now.iteration):
-            self.exchange.run(now.round, now.met, now.iteration)
+            (self.meetings or self.exchange).run(now.round, now.met, now.iteration)
 
     def seek(self, iteration: int) -> None:
         """Go on at another iteration of the plan, as every worker must."""
@@ -213,6 +230,11 @@ class Gossip:
     def num_workers(self) -> int:
         """How many workers train together."""
         return self.transport.num_workers
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The workers that are there now, as far as this one knows."""
+        return self.transport.members
 
     @property
     def overlaps(self) -> bool:
@@ -247,6 +269,14 @@ class Gossip:
         every worker must come to every round. With GradScaler this happens by itself.
         """
         self._steps.take()
+
+    def tend(self) -> None:
+        """Answer workers that came back, where a script does something else for long.
+
+        Every step does it by itself.
+        """
+        if self._membership is not None:
+            self._membership.tend()
 
     @contextmanager
     def averaged(self) -> Iterator[nn.Module]:

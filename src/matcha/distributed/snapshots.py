@@ -13,10 +13,18 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from matcha.distributed.transports.transport import Transport
+from matcha.distributed.transports.transport import Buffer, Transport
 from matcha.errors import DataError, InputError
 
-__all__ = ["Worker", "average_snapshots", "checksum", "restore_snapshot", "write_snapshot"]
+__all__ = [
+    "Worker",
+    "average_snapshots",
+    "checksum",
+    "dump_snapshot",
+    "load_snapshot",
+    "restore_snapshot",
+    "write_snapshot",
+]
 
 Generators = Mapping[str, torch.Generator]
 
@@ -52,6 +60,9 @@ class Worker(Protocol):
     def state_dict(self) -> dict[str, Any]:
         """Position and digests."""
 
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over a position."""
+
 
 def write_snapshot(
     path: Path, gossip: Worker, extra: Mapping[str, Any], generators: Generators
@@ -79,6 +90,42 @@ def restore_snapshot(path: Path, gossip: Worker, generators: Generators) -> dict
         _restore(gossip, file, document, generators)
     extra: dict[str, Any] = document["extra"]
     return extra
+
+
+def dump_snapshot(gossip: Worker, extra: Mapping[str, Any]) -> bytes:
+    """What `write_snapshot` writes, for another worker that has no state."""
+    from safetensors.torch import save
+
+    tensors, document = _collect(gossip, extra, {})
+    content: bytes = save(tensors, metadata={"matcha": json.dumps(document)})
+    return content
+
+
+def load_snapshot(content: Buffer, gossip: Worker) -> dict[str, Any]:
+    """Set a worker as another one is that gave `dump_snapshot`, place included; its `extra`.
+
+    Raises:
+        InputError: it is of another plan, model or number of workers.
+    """
+    from safetensors.torch import load
+
+    raw = bytes(content)
+    size = int.from_bytes(raw[:8], "little")
+    document = json.loads(json.loads(raw[8 : 8 + size])["__metadata__"]["matcha"])
+    gossip.load_state_dict(document["state"])
+    _restore(gossip, _Loaded(load(raw)), document, {})
+    extra: dict[str, Any] = document["extra"]
+    return extra
+
+
+class _Loaded:
+    """Tensors in memory that read like an open file."""
+
+    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
+        self._tensors = tensors
+
+    def get_tensor(self, name: str) -> torch.Tensor:
+        return self._tensors[name]
 
 
 def average_snapshots(paths: Sequence[Path], gossip: Worker) -> dict[str, Any]:

@@ -65,6 +65,7 @@ class Channel:
         self.fingerprint = fingerprint  # of the other end's certificate
         self._secure = isinstance(connection, ssl.SSLSocket)
         self._lock = threading.Lock()
+        self._is_shut = False
         self._users = 2  # reader and writer: the last one to leave closes
         self.last_heard = time.monotonic()
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -110,7 +111,7 @@ class Channel:
         got, end = 0, len(view)
         try:
             while got < end:
-                count = self._read(view[got:])
+                count = 0 if self._is_shut else self._read(view[got:])
                 if not count:
                     raise ClosedError("closed its connection: it crashed or was killed")
                 got += count
@@ -136,6 +137,7 @@ class Channel:
 
     def shut(self) -> None:
         """End the connection now: whoever reads or writes is woken and told."""
+        self._is_shut = True
         with suppress(OSError):
             # Not SSLSocket.shutdown, which would forget the TLS layer under the other thread.
             socket.socket.shutdown(self._socket, socket.SHUT_RDWR)

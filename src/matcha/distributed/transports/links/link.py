@@ -92,9 +92,14 @@ class Link:
 
     def start(self) -> None:
         """Begin to read and write."""
-        for body in (self._write, self._read):
-            name = f"matcha-link-{self.peer}{body.__name__}"
-            threading.Thread(target=body, name=name, daemon=True).start()
+        name = f"matcha-link-{self.peer}"
+        self._reader = threading.Thread(target=self._read, name=name, daemon=True)
+        self._reader.start()
+        threading.Thread(target=self._write, name=name, daemon=True).start()
+
+    def settle(self) -> None:
+        """After its end: wait until nothing writes into memory that was posted here any more."""
+        self._reader.join(timeout=10.0)
 
     @property
     def since(self) -> int:

@@ -60,6 +60,8 @@ class Neighborhood:
     Attributes:
         is_running: whether this worker has a state and takes part.
         is_late: whether others took part before this one did: it needs a state first.
+        is_behind: whether the others went on for long while this worker was away.
+        most_behind: how many iterations that is.
         next_iteration: the first iteration whose round has not begun here.
         asks: neighbours that wait for this worker's state.
         changes: who came and went.
@@ -82,6 +84,8 @@ class Neighborhood:
         self.is_open = True
         self.is_running = False
         self.is_late = False
+        self.is_behind = False
+        self.most_behind = float("inf")
         self.next_iteration = 0
         self.asks: list[int] = []
         self.changes: list[Change] = []
@@ -253,6 +257,8 @@ class Neighborhood:
         if link.my_next is None:
             return
         link.is_up = True
+        if link.their_next > self.next_iteration + self.most_behind:
+            self.is_behind |= len(self.live_links()) == 1
         version = self.table.raise_link(link.peer, int(facts["version"]))
         fresh = self.table.merge({(i, j): v for i, j, v in facts["links"]})
         fresh[self.table.link(link.peer)] = version

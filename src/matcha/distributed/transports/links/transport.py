@@ -53,7 +53,8 @@ class LinkTransport(Transport):
         self.rank, self.num_workers = rank, topology.num_workers
         self.searches_cause = True
         self.neighborhood = Neighborhood(topology, rank, peers, keys, silence, self.name)
-        self.council = self.neighborhood.council
+        self.council = self.calls = self.neighborhood.council
+        self.asks = self.neighborhood.asks
         try:
             self.neighborhood.wait_for_all(timeout)
         except BaseException:
@@ -78,9 +79,18 @@ class LinkTransport(Transport):
         return self.neighborhood.is_late
 
     @property
-    def asks(self) -> list[int]:
-        """Neighbours that wait for this worker's state."""
-        return self.neighborhood.asks
+    def is_behind(self) -> bool:
+        """Whether this worker was away for so long that it should take another's state."""
+        return self.neighborhood.is_behind
+
+    @property
+    def most_behind(self) -> float:
+        """How many iterations behind its neighbours a worker may go on by itself."""
+        return self.neighborhood.most_behind
+
+    @most_behind.setter
+    def most_behind(self, iterations: float) -> None:
+        self.neighborhood.most_behind = iterations
 
     # -- messages ---------------------------------------------------------------------------------
 
@@ -133,6 +143,7 @@ class LinkTransport(Transport):
         with (near := self.neighborhood).lock:
             near.next_iteration = iteration
             was_late, near.is_late = near.is_late, False
+            near.is_behind = False
             near.is_running = True
             if was_late:  # what was promised on these links belongs to another state
                 near.drop_all("starts anew")
@@ -242,6 +253,8 @@ class _Tickets(Pending):
                     else:
                         near.changed.wait(end - time.monotonic())
             if problem is not None:
+                if ticket is not None:
+                    ticket.link.settle()
                 raise transport.lost_error(peer, problem, patience)
             self.tickets.pop(0)
 

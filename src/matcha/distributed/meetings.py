@@ -1,0 +1,131 @@
+"""Meetings: what two workers do together, whole or not at all.
+
+Data go both ways and then one byte, "I have all of it", both ways. An end that does not get that
+byte leaves the meeting out: its values are what they were (W = I there), and the average is kept.
+The last byte itself can be lost while its sender goes on: then one end has moved and the other has
+not, the sum shifts once by at most w‖x_i − x_j‖, and that is counted.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+
+from matcha.distributed.exchange import Exchange, Meeting
+from matcha.distributed.transports.transport import Message, Pending
+from matcha.errors import PeerLostError
+from matcha.rounds import Round
+
+__all__ = ["MeetingPlace", "Meetings"]
+
+_log = logging.getLogger("matcha.links")
+_CONFIRM = 1 << 24  # tags of the last bytes; those of an exchange stay below
+
+
+class MeetingPlace(Protocol):
+    """A transport on which workers may be missing."""
+
+    rank: int
+
+    def post(self, messages: Sequence[Message]) -> Pending:
+        """Start messages."""
+
+    def begin(self, iteration: int) -> None:
+        """Say, before its first meeting, that an iteration's round has begun here."""
+
+    def meets(self, peer: int, iteration: int) -> bool:
+        """Whether both ends will come to a meeting."""
+
+
+class Meetings:
+    """Carries out rounds one meeting at a time, with whoever is there.
+
+    It costs a copy of the values (three for Laplacian rounds with several partners) and one byte's
+    way there and back a meeting; pieces are still pipelined within a meeting.
+
+    Attributes:
+        held: meetings that took place.
+        left_out: meetings that did not.
+        uncertain: of those left out, the ones in which the other end may have moved.
+        shift: the most by which those can have moved the sum over workers (a norm).
+    """
+
+    def __init__(
+        self, exchange: Exchange, place: MeetingPlace, values: Sequence[torch.Tensor]
+    ) -> None:
+        self._exchange = exchange
+        self._place = place
+        self._values = list(values)
+        self._before = [torch.empty_like(value) for value in values]
+        self.held = 0
+        self.left_out = 0
+        self.uncertain = 0
+        self.shift = 0.0
+        self.on_meeting: Callable[[int, Meeting, bool], None] | None = None
+
+    def run(self, round: Round, met: Sequence[Meeting], iteration: int) -> None:
+        """As `Exchange.run`: this worker's part of a round, without those who are gone."""
+        self._place.begin(iteration)
+        if round.mixing == "pairwise" or len(met) == 1:
+            for meeting in met:
+                self._hold(round, meeting, iteration)
+            return
+        # Every partner of a Laplacian round gets the values before it; changes add up elsewhere.
+        start = [value.clone() for value in self._values]
+        total = [value.clone() for value in start]
+        for meeting in met:
+            _copy(self._values, start)
+            if self._hold(round, meeting, iteration):
+                for sum_, value, old in zip(total, self._values, start, strict=True):
+                    sum_.add_(value.sub(old))
+        _copy(self._values, total)
+
+    def _hold(self, round: Round, meeting: Meeting, iteration: int) -> bool:
+        """One meeting; whether it took place."""
+        is_whole = self._place.meets(meeting.peer, iteration) and self._try(
+            round, meeting, iteration
+        )
+        self.held += is_whole
+        self.left_out += not is_whole
+        if self.on_meeting is not None:
+            self.on_meeting(iteration, meeting, is_whole)
+        return is_whole
+
+    def _try(self, round: Round, meeting: Meeting, iteration: int) -> bool:
+        _copy(self._before, self._values)
+        has_all = False
+        try:
+            self._exchange.run(round, (meeting,), iteration)
+            has_all = True
+            self._confirm(meeting)
+        except PeerLostError as error:
+            if has_all:
+                self.uncertain += 1
+                self.shift += _distance(self._values, self._before)
+            _copy(self._values, self._before)
+            _log.info("worker %d: iteration %d: %s", self._place.rank, iteration, error)
+            return False
+        return True
+
+    def _confirm(self, meeting: Meeting) -> None:
+        message = Message(
+            peer=meeting.peer,
+            tag=_CONFIRM + meeting.position,
+            incoming=torch.empty(1, dtype=torch.uint8),
+            outgoing=torch.ones(1, dtype=torch.uint8),
+        )
+        self._place.post([message]).wait(self._exchange.timeout)
+
+
+def _copy(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+    for target, source in zip(targets, sources, strict=True):
+        target.copy_(source)
+
+
+def _distance(xs: Sequence[torch.Tensor], ys: Sequence[torch.Tensor]) -> float:
+    squares = (float((x - y).abs().double().square().sum()) for x, y in zip(xs, ys, strict=True))
+    return math.sqrt(sum(squares))

@@ -1,0 +1,123 @@
+"""Membership: how a worker that comes late, or back, gets a state, and gives its own to others."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from matcha.distributed.meetings import MeetingPlace
+from matcha.distributed.snapshots import Worker, dump_snapshot, load_snapshot
+from matcha.distributed.transports.transport import Buffer, Transport
+from matcha.errors import InputError
+
+__all__ = ["Membership", "Team", "as_team"]
+
+_log = logging.getLogger("matcha.links")
+_MOST_BEHIND = 1.0  # seconds of work that others may have to wait for this worker to catch up
+_FEWEST_BEHIND = 3  # iterations
+
+
+class Calls(Protocol):
+    """The collective calls of a team."""
+
+    number: int
+    """How many are over."""
+
+
+class Team(MeetingPlace, Protocol):
+    """A transport whose workers may come and go: `LinkTransport`."""
+
+    asks: list[int]
+    calls: Calls
+    most_behind: float
+    searches_cause: bool
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether this worker was away for so long that it should take another's state."""
+
+    @property
+    def is_late(self) -> bool:
+        """Whether others train already and this worker needs a state."""
+
+    def ask_for_state(self, timeout: float) -> tuple[int, bytearray]:
+        """A neighbour and its state."""
+
+    def give_state(self, contents: Sequence[Buffer]) -> None:
+        """Answer everybody who asked."""
+
+    def start_at(self, iteration: int) -> None:
+        """Take part from an iteration on."""
+
+    def leave(self) -> None:
+        """Stop taking part, to take a newer state."""
+
+
+def as_team(transport: Transport) -> Team:
+    """The transport, if its workers may come and go.
+
+    Raises:
+        InputError: they may not.
+    """
+    if transport.council is None or not hasattr(transport, "ask_for_state"):
+        raise InputError(
+            "on_loss='continue' needs links of our own, which know who is gone: give Gossip a "
+            "LinkTransport, or start with `matcha train --links`."
+        )
+    team: Any = transport
+    return team  # type: ignore[no-any-return]
+
+
+class Membership:
+    """One worker's part in a team that goes on when some are lost.
+
+    A new process in a dead worker's place, or a worker that was away for long, takes model,
+    optimizer and position from a neighbour at that one's next step, and takes part from there.
+    """
+
+    def __init__(self, worker: Worker, team: Team, deadline: float) -> None:
+        self._worker, self._team, self._deadline = worker, team, deadline
+        self.returns = 0
+        """How often this worker took another's state."""
+        self.donor: int | None = None
+        """Whose it took last."""
+        self._last = time.perf_counter()
+        self._seconds = 0.0
+        team.searches_cause = False
+
+    def start(self, iteration: int) -> None:
+        """Take part: from an iteration on, or from where a neighbour is if others train already."""
+        if self._team.is_late:
+            self.join()
+        else:
+            self._team.start_at(iteration)
+
+    def join(self) -> None:
+        """Take a neighbour's state and go on from there."""
+        started = time.monotonic()
+        self.donor, content = self._team.ask_for_state(self._deadline)
+        extra = load_snapshot(content, self._worker)
+        self._team.calls.number = int(extra["calls"])
+        self._team.start_at(self._worker.iteration)
+        self.returns += 1
+        _log.info(
+            "worker %d: goes on from worker %d's state at iteration %d, after %.2f s",
+            self._team.rank, self.donor, self._worker.iteration, time.monotonic() - started,
+        )  # fmt: skip
+
+    def tend(self) -> None:
+        """Between two rounds: answer those who came back; catch up when far behind."""
+        team = self._team
+        now = time.perf_counter()
+        spent, self._last = now - self._last, now
+        # A stop of the whole process is not how long an iteration takes.
+        usual = self._seconds or spent
+        self._seconds = 0.9 * usual + 0.1 * min(spent, 3 * usual)
+        team.most_behind = max(_FEWEST_BEHIND, _MOST_BEHIND / max(self._seconds, 1e-6))
+        if team.asks:
+            team.give_state([dump_snapshot(self._worker, {"calls": team.calls.number})])
+        if team.is_behind:
+            team.leave()
+            self.join()

@@ -1,0 +1,222 @@
+"""Workers are lost, cut off and come back at given iterations: what is left is what should be."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from tests.distributed import cases
+from tests.distributed.transports.links.linked import local_peers, run_linked
+
+from matcha import families
+from matcha.distributed import Gossip, LinkTransport, run_threads
+from matcha.errors import ExchangeError, InputError
+
+LOST, BACK, ITERATIONS = 12, 25, 40
+MOMENTUM = 0.9
+
+
+def wait_until(condition, seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come to pass"
+        time.sleep(0.002)
+
+
+class Worker:
+    """A model with momentum in float64, under Gossip on links."""
+
+    def __init__(self, transport, plan) -> None:
+        self.transport = transport
+        self.model = cases.Quadratic(transport.rank)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=cases.RATE, momentum=MOMENTUM)
+        self.gossip = Gossip(
+            self.model,
+            self.optimizer,
+            plan,
+            transport=transport,
+            bucket_mb=3e-4,
+            deadline=60,
+            on_loss="continue",
+        )
+
+    def run(self, stop: int) -> None:
+        while self.gossip.iteration < stop:
+            self.optimizer.zero_grad()
+            self.model().backward()
+            self.optimizer.step()
+
+    def wait_for(self, *peers: int) -> None:
+        """Until the links to these neighbours are up again, answering them meanwhile."""
+
+        def are_up() -> bool:
+            self.gossip.tend()
+            with self.transport.neighborhood.lock:
+                return set(peers) <= {li.peer for li in self.transport.neighborhood.live_links()}
+
+        wait_until(are_up)
+
+
+def expected(plan, lost=(), cut=(), donor=None):
+    """The same by the definition: meetings of the lost and over cut links are left out."""
+    optimum, curvature = cases.targets("float64")
+    x, velocity = np.ones_like(optimum), np.zeros_like(optimum)
+    for k in range(ITERATIONS):
+        away = LOST <= k < BACK
+        if k == BACK:
+            for worker in lost:
+                x[worker], velocity[worker] = x[donor], velocity[donor]
+        gradient = curvature * (x - optimum)
+        velocity = gradient if k == 0 else MOMENTUM * velocity + gradient
+        step = cases.RATE * velocity
+        round = plan.round(k)
+        if away:
+            kept = [
+                [li for li in m if not set(li) & set(lost) and li not in cut]
+                for m in round.matchings
+            ]
+            round = replace(round, matchings=tuple(tuple(m) for m in kept if m))
+        x = round.mix(x - step)
+    return x
+
+
+# With overlap a round begins before the script can act on its iteration: nothing to pin there.
+PLANS = [("vanilla", "laplacian"), ("matcha", "pairwise"), ("greedy", "pairwise")]
+
+
+@pytest.mark.parametrize(("strategy", "mixing"), PLANS)
+def test_a_link_that_is_cut_and_mended(strategy, mixing) -> None:
+    plan = cases.make_plan(strategy, mixing)
+    cut = plan.topology.links[3:5]
+
+    def work(transport):
+        worker = Worker(transport, plan)
+        mine = [i + j - transport.rank for i, j in cut if transport.rank in (i, j)]
+        worker.run(LOST)
+        for peer in mine:
+            transport.cut(peer)
+        worker.run(BACK)
+        for peer in mine:
+            transport.mend(peer)
+        worker.wait_for(*mine)
+        worker.run(ITERATIONS)
+        worker.gossip.detach()
+        return worker.model.flat()["float64"], worker.gossip.meetings
+
+    found, meetings = zip(*run_linked(plan.topology, work), strict=True)
+    np.testing.assert_allclose(np.stack(found), expected(plan, cut=cut), rtol=0, atol=1e-10)
+    scheduled = sum(sum(li in cut for li in plan.round(k).links) for k in range(LOST, BACK))
+    assert sum(m.left_out for m in meetings) == 2 * scheduled > 0
+    assert sum(m.uncertain for m in meetings) == 0
+
+
+@pytest.mark.parametrize(("strategy", "mixing"), PLANS)
+@pytest.mark.parametrize("victim", [0, 3])
+def test_a_worker_that_is_lost_and_comes_back(strategy, mixing, victim) -> None:
+    plan = cases.make_plan(strategy, mixing)
+    topology = plan.topology
+    peers = local_peers(topology.num_workers)
+    around = topology.neighbors(victim)
+    arrived = threading.Barrier(topology.num_workers)
+
+    def work(transport):
+        worker = Worker(transport, plan)
+        worker.run(LOST)
+        if transport.rank == victim:
+            _vanish(transport)
+            arrived.wait(60)
+            transport = LinkTransport(topology, victim, peers, silence=20.0, timeout=60.0)
+            worker = Worker(transport, plan)  # takes a neighbour's state
+            assert worker.gossip.iteration == BACK
+            worker.wait_for(*around)
+        else:
+            wait_until(lambda: victim not in worker.gossip.members)
+            worker.run(BACK)
+            arrived.wait(60)
+            worker.wait_for(*[victim] if transport.rank in around else [])
+        worker.run(ITERATIONS)
+        distance = worker.gossip.consensus_distance()
+        facts = distance, worker.gossip._membership.donor, transport.changes
+        worker.gossip.detach()
+        transport.close()
+        return worker.model.flat()["float64"], *facts
+
+    results = run_linked(topology, work, peers=peers)
+    x, distances, donors, changes = zip(*results, strict=True)
+    donor = donors[victim]
+    assert donor in around
+    right = expected(plan, lost=[victim], donor=donor)
+    np.testing.assert_allclose(np.stack(x), right, rtol=0, atol=1e-10)
+    assert len({round(distance, 9) for distance in distances}) == 1
+    for rank, seen in enumerate(changes):
+        states = [change.is_member for change in seen if change.worker == victim]
+        assert rank == victim or states[:3] == [True, False, True]
+
+
+def _vanish(transport) -> None:
+    """As a killed process: no goodbye, all connections gone."""
+    near = transport.neighborhood
+    with near.lock:
+        near.is_open = False
+        near.drop_all("died")
+    if near.door is not None:
+        near.door.close()
+
+
+def test_all_but_one_are_gone_and_it_goes_on() -> None:
+    plan = cases.make_plan("greedy", "pairwise")
+
+    def work(transport):
+        worker = Worker(transport, plan)
+        worker.run(5)
+        if transport.rank != 2:
+            _vanish(transport)
+            return None
+        wait_until(lambda: worker.gossip.members == (2,))
+        worker.run(ITERATIONS)
+        with worker.gossip.averaged():
+            assert worker.gossip.consensus_distance() == 0.0
+        worker.gossip.detach()
+        return worker.gossip.meetings.left_out
+
+    assert run_linked(plan.topology, work)[2] > 0
+
+
+def test_with_stop_the_first_cause_is_named() -> None:
+    plan = cases.make_plan("vanilla", "laplacian")
+
+    def work(transport):
+        model = cases.Quadratic(transport.rank)
+        optimizer = torch.optim.SGD(model.parameters(), lr=cases.RATE)
+        with Gossip(model, optimizer, plan, transport=transport, deadline=20) as gossip:
+            while gossip.iteration < ITERATIONS:
+                if transport.rank == 3 and gossip.iteration == LOST:
+                    return _vanish(transport)
+                optimizer.zero_grad()
+                model().backward()
+                try:
+                    optimizer.step()
+                except ExchangeError as error:
+                    return str(error)
+        return "went on"
+
+    results = run_linked(plan.topology, work)
+    for rank, sentence in enumerate(results):
+        if rank != 3:
+            assert sentence.startswith("rank 3 (host "), sentence
+
+
+def test_only_links_of_our_own_go_on() -> None:
+    plan = cases.make_plan("greedy", "pairwise")
+
+    def work(transport):
+        model = torch.nn.Linear(2, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with pytest.raises(InputError, match="needs links of our own"):
+            Gossip(model, optimizer, plan, transport=transport, on_loss="continue")
+
+    run_threads(families.paper("er8").num_workers, work)
