@@ -127,7 +127,7 @@ class Differences:
         common = torch.maximum(sent, sent.index_select(0, partner))
         step = modulo.grid(common, wire)
         y = modulo.rotate(blocks)
-        squares = y.square().mean(-1).nan_to_num_(0.0, 0.0)
+        finest = modulo.finest_scales(y, wire).nan_to_num_(0.0, 0.0)
         shift: Tensor | float = (sign < 0) * wire.shift if wire.shift else 0.0
         n = modulo.levels(y, step, shift)
         apart = n.index_select(0, partner).sub_(n).mul_(sign)
@@ -140,7 +140,6 @@ class Differences:
             k.mul_(met.unsqueeze(-1))
         seen = modulo.seen_scales(k, ok, common, wire).mul_(met)
         self.seen[:, part].copy_(torch.maximum(self.seen[:, part], seen))
-        finest = modulo.finest_scales(squares, wire)
         self.finest[:, part].copy_(torch.maximum(self.finest[:, part], finest))
         self.met.logical_or_(met)
         return modulo.unrotate(k.mul_(step.unsqueeze(-1)))

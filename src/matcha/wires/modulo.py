@@ -100,16 +100,18 @@ def seen_scales(k: Tensor, ok: Tensor, common: Tensor, wire: Modulo) -> Tensor:
 
     Two roundings add a sixth of a squared step to what is seen.
     """
-    seen = k.square().mean(-1).sub_(1 / 6).clamp_(min=0.0).sqrt_().mul_(grid(common, wire))
+    squares = torch.linalg.vector_norm(k, dim=-1).square_().div_(k.shape[-1])
+    seen = squares.sub_(1 / 6).clamp_(min=0.0).sqrt_().mul_(grid(common, wire))
     return torch.where(ok, seen, common * wire.widening)
 
 
-def finest_scales(squares: Tensor, wire: Modulo) -> Tensor:
-    """The least useful scale for blocks whose values' mean squares these are.
+def finest_scales(blocks: Tensor, wire: Modulo) -> Tensor:
+    """The least useful scale for blocks of values, as they are or rotated.
 
     A grid finer than the values' own last digits would count their rounding as difference.
     """
-    return squares.sqrt().mul_(FINEST * wire.half / wire.reach)
+    share = FINEST * wire.half / wire.reach / math.sqrt(blocks.shape[-1])
+    return torch.linalg.vector_norm(blocks, dim=-1).mul_(share)
 
 
 def next_scales(scales: Tensor, seen: Tensor, finest: Tensor) -> Tensor:
