@@ -38,8 +38,8 @@ from matcha.tasks.momentum import parse_momentum
 from matcha.tasks.partitions import partition
 from matcha.tasks.recipes import Choices, recipe
 from matcha.wires import parse_wire
-from matcha.wires.batched import Segment
 from matcha.wires.definition import Definition
+from matcha.wires.segments import Segment
 from matcha.wires.wire import BLOCK
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from matcha.wires.batched import Segment
+from matcha.wires.segments import Segment
 from matcha.wires.wire import BLOCK
 
 ALIGNMENT = BLOCK

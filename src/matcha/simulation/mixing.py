@@ -12,7 +12,8 @@ from matcha.rounds import Round
 from matcha.simulation.execution import Graphs
 from matcha.topology import Link
 from matcha.wires import Float, Wire
-from matcha.wires.batched import Meetings, Segment, meetings_of
+from matcha.wires.batched import Meetings, meetings_of
+from matcha.wires.segments import Segment
 
 Parts = dict[str, Callable[[], None]]
 

@@ -7,9 +7,7 @@ captured CUDA graph serves any matching; resting workers meet themselves and are
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import accumulate
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -17,24 +15,11 @@ from torch import Tensor
 
 from matcha.topology import Link
 from matcha.wires import modulo
-from matcha.wires.definition import DEPENDENT, first_direction
-from matcha.wires.wire import BLOCK, FACTOR_BLOCK, Float, LowRank, Modulo, Wire, matrix_shape
+from matcha.wires.lowrank import LowRankRows, renewed
+from matcha.wires.segments import Segment
+from matcha.wires.wire import BLOCK, Float, LowRank, Modulo, Wire
 
 _CHUNK = 1 << 16  # values a pass on a CPU: what it works on stays in the cache
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Segment:
-    """A parameter's place in a flat row; places start at multiples of `BLOCK`."""
-
-    offset: int
-    shape: tuple[int, ...]
-
-    @property
-    def size(self) -> int:
-        """How many values it has."""
-        rows, columns = matrix_shape(self.shape)
-        return rows * columns
 
 
 class Meetings(Protocol):
@@ -196,67 +181,22 @@ class LowRankMeetings:
     def __init__(
         self, wire: LowRank, segments: Sequence[Segment], x: Tensor, links: Sequence[Link]
     ) -> None:
-        self.wire, self.num_workers, self._like = wire, len(x), x
-        self.matrices = [s for s in segments if wire.is_factored(s.shape)]
-        self.vectors = [s for s in segments if not wire.is_factored(s.shape)]
-        shapes = [matrix_shape(s.shape) for s in self.matrices]
-        self.left = Factors([rows for rows, _ in shapes], wire.rank, x)
-        self.right = Factors([columns for _, columns in shapes], wire.rank, x)
-        self._source, self._place, size = self._vector_places(x.device)
-        self._first = torch.zeros(len(x), self.left.size + size, dtype=x.dtype, device=x.device)
-        self._second = torch.zeros(len(x), self.right.size, dtype=x.dtype, device=x.device)
+        self.rows = LowRankRows(wire, segments, x)
         self._link = torch.full((len(x), len(x)), len(links), device=x.device)
         for number, (i, j) in enumerate(links):
             self._link[i, j] = self._link[j, i] = number
         self._workers = torch.arange(len(x), device=x.device)
-        start = self.right.stacked([first_direction(c, wire.rank) for _, c in shapes])
-        self._start = start
-        self.directions = start.repeat(len(links) + 1, 1, 1, 1)
+        self.directions = self.rows.start.repeat(len(links) + 1, 1, 1, 1)
         """A link's last directions, warm for its next meeting; one row more for those at rest."""
-        first, second = self._first_messages(x)
+        first, second = self.rows.first_messages(x)
         self.first = Differences(wire.factors, first, "first_")
         self.second = Differences(wire.factors, second, "second_")
         self.state = {"directions": self.directions, **self.first.state, **self.second.state}
 
-    def _vector_places(self, device: torch.device) -> tuple[Tensor, Tensor, int]:
-        source, place, end = [], [], self.left.size
-        for segment in self.vectors:
-            source.append(torch.arange(segment.offset, segment.offset + segment.size))
-            place.append(torch.arange(end, end + segment.size))
-            end += -(-segment.size // FACTOR_BLOCK) * FACTOR_BLOCK
-        if not source:
-            source, place = [torch.zeros(0, dtype=torch.long)], [torch.zeros(0, dtype=torch.long)]
-        return torch.cat(source).to(device), torch.cat(place).to(device), end - self.left.size
-
-    def _first_messages(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """What both halves hold before anybody met, for the first scales."""
-        sides = [first_direction(matrix_shape(s.shape)[0], self.wire.rank) for s in self.matrices]
-        second = self.left.stacked(sides).expand(len(x), -1, -1, -1)
-        start = self._start.expand(len(x), -1, -1, -1)
-        return self._first_half(x, start).clone(), self._second_half(x, second).clone()
-
-    def _views(self, x: Tensor) -> Iterator[Tensor]:
-        for s in self.matrices:
-            yield x.narrow(1, s.offset, s.size).view(len(x), *matrix_shape(s.shape))
-
-    def _first_half(self, base: Tensor, q: Tensor) -> Tensor:
-        """X·q of every matrix, and vectors whole, in blocks."""
-        for k, view in enumerate(self._views(base)):
-            self.left.place(self._first, k).copy_(torch.bmm(view, self.right.part(q, k)))
-        self._first.index_copy_(1, self._place, base.index_select(1, self._source))
-        return self._first.view(len(base), -1, FACTOR_BLOCK)
-
-    def _second_half(self, base: Tensor, p: Tensor) -> Tensor:
-        """Xᵀ·p of every matrix, in blocks."""
-        for k, view in enumerate(self._views(base)):
-            part = self.left.part(p, k)
-            self.right.place(self._second, k).copy_(torch.bmm(view.transpose(1, 2), part))
-        return self._second.view(len(base), -1, FACTOR_BLOCK)
-
     def reset(self, x: Tensor) -> None:
         """Start afresh from the workers' values."""
-        self.directions.copy_(self._start.expand_as(self.directions))
-        first, second = self._first_messages(x)
+        self.directions.copy_(self.rows.start.expand_as(self.directions))
+        first, second = self.rows.first_messages(x)
         self.first.reset(first)
         self.second.reset(second)
 
@@ -267,88 +207,21 @@ class LowRankMeetings:
 
     def meet(self, base: Tensor, out: Tensor, partner: Tensor, move: Tensor) -> None:
         """One matching: p = Dq, then s = Dᵀp, then both ends move along p sᵀ."""
-        whole = slice(None)
+        rows, whole = self.rows, slice(None)
         link = self._link[self._workers, partner]
         q = self.directions.index_select(0, link)
-        first = self.first.between(self._first_half(base, q), partner, move, whole).flatten(1)
-        p = orthonormal(self.left.gathered(first))
-        moves = first.index_select(1, self._place).mul_(move.unsqueeze(1))
-        if self.matrices:
-            half = self._second_half(base, p)
+        first = self.first.between(rows.first_half(base, q), partner, move, whole).flatten(1)
+        p = rows.sides(first)
+        s = None
+        if rows.matrices:
+            half = rows.second_half(base, p)
             second = self.second.between(half, partner, move, whole).flatten(1)
-            s = self.right.gathered(second)
-            weight = move[:, None, None]
-            for k, view in enumerate(self._views(out)):
-                factor = self.right.part(s, k).transpose(1, 2)
-                view.add_(torch.bmm(self.left.part(p, k) * weight, factor))
+            s = rows.right.gathered(second)
             # Both ends of a link write the same values to its row.
             self.directions.index_copy_(0, link, renewed(q, s))
-        out.index_add_(1, self._source, moves)
+        rows.move(out, first, p, s, move)
 
     def end(self) -> None:
         """The round has ended."""
         self.first.end()
         self.second.end()
-
-
-class Factors:
-    """One side's factors of all matrices: a flat message in blocks, and a stack padded with zeros.
-
-    The stack lets one kernel serve all matrices, which is what makes low rank quick on a GPU.
-    """
-
-    def __init__(self, lengths: Sequence[int], rank: int, like: Tensor) -> None:
-        self.lengths, self.rank = lengths, rank
-        sizes = [-(-n * rank // FACTOR_BLOCK) * FACTOR_BLOCK for n in lengths]
-        self.offsets = [0, *accumulate(sizes)]
-        self.size = self.offsets[-1]
-        self.longest = max(lengths, default=0)
-        self._like = like
-        index = torch.full((len(lengths), self.longest * rank), self.size)
-        for k, (n, offset) in enumerate(zip(lengths, self.offsets, strict=False)):
-            index[k, : n * rank] = torch.arange(offset, offset + n * rank)
-        self._index = index.flatten().to(like.device)
-        self._zero = torch.zeros(len(like), 1, dtype=like.dtype, device=like.device)
-
-    def place(self, flat: Tensor, k: int) -> Tensor:
-        """Where matrix k's factor stands in a flat message: workers × length × rank."""
-        n = self.lengths[k]
-        return flat.narrow(1, self.offsets[k], n * self.rank).view(len(flat), n, self.rank)
-
-    def gathered(self, flat: Tensor) -> Tensor:
-        """A flat message as a stack: workers × matrices × longest × rank."""
-        padded = torch.cat([flat[:, : self.size], self._zero], 1)
-        shape = len(flat), len(self.lengths), self.longest, self.rank
-        return padded.index_select(1, self._index).view(shape)
-
-    def part(self, stack: Tensor, k: int) -> Tensor:
-        """Matrix k's factor in a stack."""
-        return stack[:, k, : self.lengths[k]]
-
-    def stacked(self, factors: Sequence[object]) -> Tensor:
-        """Numpy factors as a stack without a worker axis."""
-        shape = len(self.lengths), self.longest, self.rank
-        stack = torch.zeros(shape, dtype=self._like.dtype, device=self._like.device)
-        for k, factor in enumerate(factors):
-            stack[k, : self.lengths[k]] = torch.as_tensor(factor, dtype=stack.dtype)
-        return stack
-
-
-def orthonormal(stack: Tensor) -> Tensor:
-    """Columns (the last axis) made orthonormal one after another; dependent ones become 0."""
-    done: list[Tensor] = []
-    for c in range(stack.shape[-1]):
-        v = stack[..., c : c + 1]
-        before = v.square().sum(-2, keepdim=True).sqrt()
-        if done:
-            basis = torch.cat(done, -1)
-            v = v - basis @ (basis.transpose(-1, -2) @ v)
-        length = v.square().sum(-2, keepdim=True).sqrt()
-        done.append(torch.where(length > DEPENDENT * before, v / length, 0.0))
-    return torch.cat(done, -1)
-
-
-def renewed(directions: Tensor, s: Tensor) -> Tensor:
-    """The directions for the next meeting; where nothing came through, the old ones."""
-    found = orthonormal(s)
-    return torch.where((found != 0).any(-2, keepdim=True), found, directions)

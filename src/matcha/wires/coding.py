@@ -59,7 +59,9 @@ class Coder:
         """The length of a message of so many blocks."""
         return num_blocks * (self.block * self.wire.bits // 8 + 2)
 
-    def encode(self, values: Tensor, start: int, common: Tensor, message: Tensor, *, lower: bool) -> Coded:
+    def encode(
+        self, values: Tensor, start: int, common: Tensor, message: Tensor, *, lower: bool
+    ) -> Coded:
         """Write blocks of values into a message.
 
         Args:

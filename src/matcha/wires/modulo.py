@@ -111,7 +111,8 @@ def finest_scales(blocks: Tensor, wire: Modulo) -> Tensor:
     A grid finer than the values' own last digits would count their rounding as difference.
     """
     share = FINEST * wire.half / wire.reach / math.sqrt(blocks.shape[-1])
-    return torch.linalg.vector_norm(blocks, dim=-1).mul_(share)
+    lengths: Tensor = torch.linalg.vector_norm(blocks, dim=-1)
+    return lengths.mul_(share)
 
 
 def next_scales(scales: Tensor, seen: Tensor, finest: Tensor) -> Tensor:

@@ -37,11 +37,7 @@ def unpack(packed: Tensor, bits: int) -> Tensor:
     if bits == 3:
         return _unpack3(packed)
     mask = (1 << bits) - 1
-    parts = [packed & mask]
-    for number in range(1, 8 // bits - 1):
-        parts.append((packed >> (bits * number)).bitwise_and_(mask))
-    parts.append(packed >> (8 - bits))
-    return torch.cat(parts)
+    return torch.cat([(packed >> shift).bitwise_and_(mask) for shift in range(0, 8, bits)])
 
 
 def _parts(x: Tensor, count: int) -> tuple[Tensor, ...]:
