@@ -4,7 +4,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: run test lint types doctest unit browser docs figures format clean
+RESOLUTION ?= lowest-direct
+VERSIONS := .venv-versions
+
+.PHONY: run test lint types doctest unit browser docs figures format versions clean
 
 # The main job: digits on eight real processes by four strategies, then a report for the browser.
 run: $(STAMP)
@@ -53,5 +56,15 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	touch $(STAMP)
 
+# Another Python (PYTHON=3.10) and the oldest versions that pyproject.toml allows, or the newest
+# (RESOLUTION=highest). Needs uv and the network; the public CI runs it.
+versions:
+	uv venv --quiet --clear --python $(PYTHON) $(VERSIONS)
+	uv pip install --quiet --python $(VERSIONS) --resolution $(RESOLUTION) ".[torch,plot,keys]"
+	uv pip install --quiet --python $(VERSIONS) pytest pytest-timeout pytest-xdist hypothesis psutil
+	PYTHONPATH=src $(VERSIONS)/bin/python -m pytest -n 2 -m "not slow" \
+	    tests/topology tests/matchings tests/plans tests/strategies tests/tasks tests/wires \
+	    tests/simulation tests/distributed tests/cli tests/test_import.py
+
 clean:
-	rm -rf .venv build dist site runs .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv $(VERSIONS) build dist site runs .mypy_cache .pytest_cache .ruff_cache

@@ -14,6 +14,7 @@ from matcha.errors import (
     PackageError,
     WorkerError,
     missing_package,
+    require,
     unknown_name,
 )
 
@@ -63,6 +64,13 @@ def test_a_missing_package_names_this_distribution(package, extra, monkeypatch):
     with pytest.raises(ModuleNotFoundError) as caught:
         __import__(package)
     assert f'pip install "matcha-sgd[{extra}]"' in str(missing_package(caught.value))
+
+
+def test_a_package_is_required_before_the_work(monkeypatch):
+    require("matplotlib")
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(PackageError, match=r"matcha-sgd\[plot\]"):
+        require("matplotlib")
 
 
 def test_a_package_of_somebody_else_is_not_explained():

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
 import venv
 import zipfile
+from email import message_from_string
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from tests.commands import matcha_command
 
 import matcha
 
 ROOT = Path(__file__).parent.parent
-DATA = ("data/paper_graphs.json", "py.typed", "report/assets/page.html")
+DATA = ("topology/paper_graphs.json", "py.typed", "report/assets/page.html")
 
 
 def run(*command, **options):
@@ -82,6 +88,7 @@ def test_sdist_holds_what_a_packager_needs(built):
         inside = {name.removeprefix(prefix) for name in archive.getnames()}
     for wanted in ("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "mkdocs.yml"):
         assert wanted in inside
+    assert {"CITATION.cff", "SECURITY.md"} <= inside
     assert {"src/matcha/__init__.py", "tests/conftest.py", "docs/index.md"} <= inside
     assert not any(name.startswith((".venv", "site/", "runs/")) for name in inside)
 
@@ -98,23 +105,150 @@ def test_the_wheel_runs_in_a_new_environment(installed, tmp_path):
     assert len(document["topology"]["links"]) == len(matcha.families.paper("er8").links)
 
 
-@pytest.mark.slow
-def test_the_wheel_declares_its_dependencies(built):
+@pytest.fixture(scope="module")
+def declared(built):
+    """What the wheel says of itself."""
     with zipfile.ZipFile(built[1]) as archive:
-        (metadata,) = (name for name in archive.namelist() if name.endswith("/METADATA"))
-        text = archive.read(metadata).decode()
-    for extra in ("torch", "mpi", "report", "dev"):
-        assert f"Provides-Extra: {extra}" in text
-    for needed in ("numpy", "scipy", "networkx", "rustworkx", "clarabel", "typer", "rich"):
-        assert f"Requires-Dist: {needed}" in text
-    assert "License-Expression: Apache-2.0" in text
-    assert "Requires-Python: >=3.10" in text
+        (name,) = (name for name in archive.namelist() if name.endswith("/METADATA"))
+        return message_from_string(archive.read(name).decode())
+
+
+@pytest.mark.slow
+def test_the_wheel_declares_its_dependencies(declared):
+    needed = {
+        requirement.split(">")[0]
+        for requirement in declared.get_all("Requires-Dist")
+        if "extra ==" not in requirement
+    }
+    assert needed == {
+        "numpy", "scipy", "networkx", "rustworkx", "threadpoolctl", "typer", "rich",
+    }  # fmt: skip
+    assert {"torch", "mpi", "plot", "keys", "ray", "tensorboard", "dev"} == set(
+        declared.get_all("Provides-Extra")
+    )
+    assert declared["License-Expression"] == "Apache-2.0"
+    assert declared["Requires-Python"] == ">=3.10"
+    assert declared["Author"]
+    labels = {url.split(",")[0] for url in declared.get_all("Project-URL")}
+    assert labels == {"Source", "Documentation", "Changelog", "Issues", "Paper"}
+
+
+@pytest.mark.slow
+def test_pypi_can_show_the_readme(declared):
+    """PyPI has the text alone: every picture and link must be an address of its own."""
+    text = declared.get_payload()
+    assert "# matcha" in text
+    targets = re.findall(r"\]\(([^)]+)\)", text)
+    assert len(targets) > 10
+    assert not [target for target in targets if not target.startswith(("https://", "#"))]
+    source = dict(url.split(", ") for url in declared.get_all("Project-URL"))["Source"]
+    pages = [target for target in targets if target.startswith(source)]
+    for page in pages:
+        path = page.removeprefix(f"{source}/blob/main/").partition("#")[0]
+        assert (ROOT / path).is_file(), page
+    images = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", text)
+    raw = source.replace("github.com", "raw.githubusercontent.com") + "/main/"
+    assert images
+    assert all((ROOT / image.removeprefix(raw)).is_file() for image in images)
 
 
 def test_version_is_the_same_everywhere():
-    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    assert f'version = "{matcha.__version__}"' in project
     assert matcha_command("--version").stdout == f"matcha {matcha.__version__}\n"
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert 'dynamic = ["readme", "version"]' in project
+    log = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    newest = re.search(r"^## (\S+) \((\d{4}-\d\d-\d\d)\)", log, flags=re.MULTILINE)
+    assert newest is not None
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert newest[1] == str(citation["version"]) == matcha.__version__
+    assert newest[2] == str(citation["date-released"])
+
+
+def requirements(name):
+    """The distributions that a bare install of one brings, itself included."""
+    found, waiting = {}, [name]
+    while waiting:
+        name = canonicalize_name(waiting.pop())
+        if name in found:
+            continue
+        found[name] = metadata.distribution(name)
+        wanted = map(Requirement, found[name].requires or [])
+        waiting += [r.name for r in wanted if r.marker is None or r.marker.evaluate({"extra": ""})]
+    return found
+
+
+@pytest.fixture(scope="module")
+def bare(built, declared, tmp_path_factory):
+    """An environment with the wheel and the packages that it requires, and no others.
+
+    Their files are linked from this environment, so that no network is needed.
+    """
+    folder = tmp_path_factory.mktemp("bare") / "env"
+    venv.create(folder, with_pip=False, symlinks=True)
+    site = next((folder / "lib").glob("python*")) / "site-packages"
+    with zipfile.ZipFile(built[1]) as archive:
+        archive.extractall(site)
+    wanted = [Requirement(text) for text in declared.get_all("Requires-Dist")]
+    for requirement in wanted:
+        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+            for distribution in requirements(requirement.name).values():
+                link_files(distribution, site)
+    return folder
+
+
+def link_files(distribution, site):
+    for file in distribution.files or ():
+        if ".." not in file.parts and file.suffix != ".pyc":
+            target = site / file
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if not target.exists():
+                target.symlink_to(file.locate())
+
+
+@pytest.mark.slow
+def test_a_bare_install_is_small(bare):
+    size = sum(path.stat().st_size for path in bare.rglob("*") if path.is_file())
+    assert size < 250e6
+    inside = {path.name for path in next((bare / "lib").glob("python*/site-packages")).iterdir()}
+    assert {"matcha", "numpy", "scipy"} <= inside
+    assert not {"torch", "matplotlib", "clarabel", "sklearn"} & inside
+
+
+@pytest.mark.slow
+def test_core_commands_work_in_a_bare_install(bare, tmp_path):
+    def command(*arguments, code=0):
+        done = subprocess.run(
+            [str(bare / "bin" / "python"), "-m", "matcha.cli", *arguments],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            env=_plain(),
+        )
+        assert done.returncode == code, done.stderr
+        return done
+
+    command("plan", "paper:er8", "-b", "0.5", "--effort", "none", "-o", "plan.json")
+    command("plan", "plan.json")
+    command("sweep", "ring:4", "-b", "0.5", "--effort", "none", "--json")
+    times = ("--compute-time", "0.1", "--link-time", "0.1", "--effort", "none")
+    command("tune", "ring:4", "-b", "0.5", "-s", "greedy,vanilla", *times)
+    command("report", "plan.json", "--sweep-time", "0")
+    command("reproduce", "--help")
+    assert "[plot]" in command("plan", "plan.json", "--plot", "plan.svg", code=4).stderr
+    assert "[torch]" in command("simulate", "ring:4", code=4).stderr
+    assert "[torch]" in command("train", "digits", code=4).stderr
+    assert not (tmp_path / "plan.svg").exists()
+
+
+@pytest.mark.parametrize("rival", ["matcha", "matcha-tts"])
+def test_another_package_of_the_same_import_name_is_noticed(rival, tmp_path):
+    folder = tmp_path / f"{rival.replace('-', '_')}-0.0.7.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {rival}\nVersion: 0.0.7\n")
+    path = os.pathsep.join([os.environ["PYTHONPATH"], str(tmp_path)])
+    done = matcha_command("--version", PYTHONPATH=path)
+    assert done.returncode == 2
+    assert f"the package {rival!r} is installed here" in done.stderr
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -139,7 +273,7 @@ def test_a_command_that_needs_torch_says_so(command):
         f"sys.argv = {['matcha', *command]!r}; main()"
     )
     done = subprocess.run([sys.executable, "-c", without], capture_output=True, text=True)
-    assert done.returncode == 2
+    assert done.returncode == 4
     assert done.stderr == 'matcha: this needs torch: pip install "matcha-sgd[torch]"\n'
 
 
@@ -151,8 +285,8 @@ def test_constraints_pin_every_dependency_that_make_installs():
         for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
         if line and not line.startswith("#")
     }
-    extras = project["optional-dependencies"]
-    wanted = project["dependencies"] + extras["torch"] + extras["report"] + extras["dev"]
+    extras = project["optional-dependencies"].values()
+    wanted = project["dependencies"] + [name for extra in extras for name in extra]
     for requirement in wanted:
         package = requirement.split(">")[0].split("[")[0].strip().lower().replace("_", "-")
         assert package in pinned | {"matcha-sgd"}, package

@@ -14,7 +14,7 @@ from matcha.sweeps import sweep
 from matcha.topology import Topology, families
 from matcha.tuning import tune
 
-__version__ = "0.2.0.dev0"
+__version__ = "0.2.0"
 __all__ = [
     "MatchaError",
     "Plan",

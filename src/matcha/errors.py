@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from importlib.util import find_spec
 
 
 class MatchaError(Exception):
@@ -88,6 +89,22 @@ def missing_package(error: ImportError) -> PackageError | None:
     if package not in _EXTRAS:
         return None
     return PackageError(f'this needs {package}: pip install "matcha-sgd[{_EXTRAS[package]}]"')
+
+
+def is_installed(package: str) -> bool:
+    """Whether an optional package can be imported, without importing it."""
+    return find_spec(package) is not None
+
+
+def require(package: str) -> None:
+    """Say that a package is missing before any work is done, not after.
+
+    Raises:
+        PackageError: It is not installed.
+    """
+    missing = None if is_installed(package) else missing_package(ImportError(name=package))
+    if missing is not None:
+        raise missing
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> InputError:

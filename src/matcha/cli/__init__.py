@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from importlib import import_module
+from contextlib import suppress
+from importlib import import_module, metadata
 
 import typer
 
-from matcha.errors import MatchaError, missing_package
+from matcha.errors import InputError, MatchaError, missing_package
 
 app = typer.Typer(
     name="matcha",
@@ -58,6 +59,7 @@ def _register() -> None:
 def main() -> None:
     """The `matcha` command: one clear sentence and an exit code that says what happened."""
     try:
+        _check_import_name()
         app(prog_name="matcha")  # also under `python -m matcha.cli`: help and completion
     except MatchaError as error:
         _fail(error)
@@ -69,6 +71,17 @@ def main() -> None:
     except KeyboardInterrupt:
         typer.echo("matcha: stopped.", err=True)
         sys.exit(130)
+
+
+def _check_import_name() -> None:
+    """Refuse to run on a mixture of packages: two others on PyPI are imported as `matcha` too."""
+    for rival in ("matcha", "matcha-tts"):
+        with suppress(metadata.PackageNotFoundError):
+            metadata.distribution(rival)
+            raise InputError(
+                f"the package {rival!r} is installed here and is imported as `matcha` too: they "
+                "overwrite each other. Give matcha-sgd an environment of its own."
+            )
 
 
 def _fail(error: MatchaError) -> None:

@@ -9,7 +9,7 @@ import typer
 from matcha.cli import app
 from matcha.cli.options import Force, Json, SweepSeconds
 from matcha.cli.output import check_free, console, patient_progress, print_json
-from matcha.errors import InputError, unknown_name
+from matcha.errors import InputError, require, unknown_name
 from matcha.plans import load_plan
 
 FORMATS = ("html", "png", "svg", "pdf")
@@ -49,6 +49,8 @@ def report_command(
 
     if format not in FORMATS:
         raise unknown_name("format", format, FORMATS)
+    if format != "html":
+        require("matplotlib")
     plans = [load_plan(path) for path in runs if path.suffix == ".json"]
     folders = [path for path in runs if path.suffix != ".json"]
     found = load_runs(folders) if folders else []

@@ -34,7 +34,7 @@ from matcha.cli.options import (
     words,
 )
 from matcha.cli.output import console, make_folder, patient_progress, print_json
-from matcha.errors import InputError
+from matcha.errors import InputError, is_installed
 from matcha.plans import AnyPlan, load_plan
 from matcha.strategies import plan as make_plan
 from matcha.topology import families
@@ -86,7 +86,9 @@ def simulate_command(
     link_time: LinkTime = 0.01,
     output: Folder = Path("runs/simulate"),
     resume: Resume = False,
-    format: str = typer.Option("png", help="Of the figures: png, svg or pdf; or none."),
+    format: str = typer.Option(
+        "auto", help="Of the figures: png, svg, pdf or none; auto: png if matplotlib is there."
+    ),
     report: Report = True,
     as_json: Json = False,
 ) -> None:
@@ -108,6 +110,8 @@ def simulate_command(
     from matcha.tasks.recipes import Choices, recipe
     from matcha.tasks.recipes import optimizer as make_optimizer
 
+    if format == "auto":
+        format = "png" if is_installed("matplotlib") else "none"
     if format != "none":
         check_format(Path(f"figure.{format}"))
     chosen = recipe(task)

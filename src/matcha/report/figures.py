@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from matcha.documents import writing
-from matcha.errors import InputError
+from matcha.errors import InputError, require
 from matcha.plans import Plan
 from matcha.report.layouts import layout
 from matcha.sweeps import Sweep
@@ -39,13 +39,15 @@ STRATEGY_MARKERS: Mapping[str, str] = {
 
 
 def check_format(path: str | Path) -> Path:
-    """Refuse a figure file whose ending is not one we can draw.
+    """Refuse, before any work, a figure file that we cannot draw.
 
     Raises:
         InputError: Names the endings that are possible.
+        PackageError: matplotlib is not installed.
     """
     if Path(path).suffix.lower() not in FORMATS:
         raise InputError(f"cannot draw {str(path)!r}: figures end in {', '.join(FORMATS)}.")
+    require("matplotlib")
     return Path(path)
 
 

@@ -1,7 +1,7 @@
 """Refresh the vendored JavaScript of the report from the npm registry.
 
-    python scripts/refresh_assets.py            # the newest release of each package
-    python scripts/refresh_assets.py --check    # only say what is vendored and what is newest
+    python tools/refresh_assets.py            # the newest release of each package
+    python tools/refresh_assets.py --check    # only say what is vendored and what is newest
 
 A maintainer's tool: needs npm and the network. Nothing of it runs when a report is written.
 """
@@ -45,6 +45,7 @@ def fetch(package: str, files: dict[str, str]) -> str:
 
 
 def main() -> None:
+    """Refresh, or with --check only compare."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="change nothing")
     check = parser.parse_args().check
