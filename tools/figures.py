@@ -1,4 +1,4 @@
-"""Fills the figures of the README and the docs from committed result files.
+"""Fills the figures of the README and the docs from committed result files and the source.
 
     python tools/figures.py           # write
     python tools/figures.py --check   # say what differs, exit 1 if anything does
@@ -36,7 +36,7 @@ _FINGERPRINT = re.compile(r"<!-- data: ([0-9a-f]{64}) -->")
 
 def pages() -> list[Path]:
     """Everything that may hold a region."""
-    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def filled(text: str) -> str:
@@ -74,12 +74,12 @@ def differences() -> list[str]:
         for match in _REGION.finditer(text):
             if match["body"] != region(match["name"]):
                 place = page.relative_to(ROOT)
-                found.append(f"{place}: {match['name']!r} differs from benchmarks/results.")
+                found.append(f"{place}: {match['name']!r} is not what `make figures` writes.")
     for name, (numbers, _) in PICTURES.items():
         path = IMAGES / f"{name}.svg"
         stamp = _FINGERPRINT.search(path.read_text(encoding="utf-8")) if path.exists() else None
         if stamp is None or stamp[1] != fingerprint(numbers()):
-            found.append(f"docs/images/{name}.svg was not drawn from benchmarks/results.")
+            found.append(f"docs/images/{name}.svg is not what `make figures` draws.")
     return found
 
 

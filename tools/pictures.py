@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+from house import draw_house, house_data
 from tables import Data, result
 
 
@@ -176,5 +177,6 @@ def draw_greedy(data: Data) -> Any:
 
 PICTURES: dict[str, tuple[Callable[[], Data], Callable[[Data], Any]]] = {
     "headline": (headline_data, draw_headline),
+    "house": (house_data, draw_house),
     "tradeoff": (tradeoff_data, draw_tradeoff),
 }

@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from house import house_table
 from matcha.experiments.reproduction.comparisons import Results
 from matcha.experiments.reproduction.paper import ER8, GEOMETRIC, group
 from matcha.experiments.reproduction.trials import read_results
@@ -378,6 +379,7 @@ REGIONS: dict[str, Callable[[], str]] = {
     "greedy-free": greedy_free,
     "greedy-slow": greedy_slow,
     "headline": headline,
+    "house": house_table,
     "headline-settings": headline_settings,
     "overlap": overlap,
     "simulation-cpu": lambda: simulation("cpu"),
