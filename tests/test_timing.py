@@ -4,13 +4,16 @@ import itertools
 
 import pytest
 
-from matcha import Topology, families
+import matcha
+from matcha import Topology, families, theory
 from matcha.errors import InputError, PlanError, TopologyError
 from matcha.timing import (
     LinkSeconds,
     RandomLinks,
     Scaled,
+    Underlay,
     Units,
+    Wire,
     default_timing,
     timing_from_json,
     transfer_times,
@@ -104,3 +107,51 @@ def test_foreign_timing_is_refused():
         timing_from_json({"model": "sundial"}, PATH)
     with pytest.raises(PlanError, match="not an object"):
         timing_from_json(3, PATH)
+
+
+# -- links that share wires ---------------------------------------------------------------------
+
+
+def two_racks(uplink=0.2):
+    topology = families.paper("er8")
+    topology = topology.with_link_times([0.1] * len(topology.links))
+    return Underlay.racks(topology, [range(4), range(4, 8)], uplink=uplink)
+
+
+def test_messages_queue_where_links_share_a_wire():
+    timing = two_racks()
+    crossing = [link for link in timing.topology.links if (link[0] < 4) != (link[1] < 4)]
+    inside = next(link for link in timing.topology.links if link not in crossing)
+    assert timing.matching_time((inside,)) == 0.1
+    assert timing.matching_time((crossing[0],)) == 0.2
+    disjoint = next(link for link in crossing if not set(link) & set(crossing[0]))
+    assert timing.matching_time((crossing[0], disjoint)) == pytest.approx(0.4)
+    again = timing_from_json(timing.to_json(), timing.topology)
+    assert again == timing
+
+
+def test_greedy_that_knows_the_wires_beats_one_that_does_not():
+    timing = two_racks()
+    knows = matcha.plan(timing.topology, 0.05, "greedy", timing=timing)
+    assert knows.consensus_error == pytest.approx(theory.consensus_error(knows), rel=1e-9)
+    blind = matcha.plan(timing.topology, knows.expected_comm_time, "greedy", effort="default")
+    period = list(blind.rounds(0, len(blind.schedule.cycle)))
+    seconds = sum(timing.round_time(round_.matchings) for round_ in period) / len(period)
+    # Errors fall about as one over the time: at equal seconds the blind one is far behind.
+    assert blind.consensus_error * seconds > 1.3 * knows.consensus_error * knows.expected_comm_time
+
+
+@pytest.mark.parametrize(
+    ("wires", "words"),
+    [
+        ((Wire(links=((0, 9),), seconds=1.0),), "which the topology lacks"),
+        ((Wire(links=(), seconds=0.0),), "positive"),
+    ],
+)
+def test_wires_are_checked(wires, words):
+    with pytest.raises(InputError, match=words):
+        Underlay(two_racks().topology, wires)
+    with pytest.raises(TopologyError, match="no link times"):
+        Underlay(families.ring(4), ())
+    with pytest.raises(InputError, match="every worker once"):
+        Underlay.racks(two_racks().topology, [[0], [1]], uplink=1.0)

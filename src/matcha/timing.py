@@ -14,6 +14,7 @@ from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from matcha.errors import InputError, PlanError, TopologyError
 from matcha.topology import Link, Matching, Topology
@@ -224,6 +225,95 @@ class RandomLinks(_Additive):
         return {"model": "random-links", "samples": [list(row) for row in self.samples]}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wire:
+    """A part of the underlay that several links run over: an uplink, a radio channel, a card."""
+
+    links: tuple[Link, ...]
+    """Those whose messages it carries."""
+    seconds: float
+    """How long one exchange over one of them keeps it busy; each way has its own lane."""
+
+
+@dataclass(frozen=True)
+class Underlay(_Additive):
+    """Links that share wires: a matching takes as long as its slowest link or its busiest wire.
+
+    Where two of a matching's links run over one wire, their messages queue there: the wire is busy
+    for the sum of their times.
+
+    >>> square = Topology.from_links([(0, 1), (1, 2), (2, 3), (3, 0)], link_times=[0.1] * 4)
+    >>> timing = Underlay.racks(square, [[0, 1], [2, 3]], uplink=0.5)
+    >>> timing.matching_time(((0, 1), (2, 3))), timing.matching_time(((0, 3), (1, 2)))
+    (0.1, 1.0)
+    """
+
+    topology: Topology = field(repr=False)
+    wires: tuple[Wire, ...] = field(repr=False)
+    unit: str = field(default="seconds", init=False)
+
+    def __post_init__(self) -> None:
+        LinkSeconds(self.topology)  # refuses a topology without link times
+        known = set(self.topology.links)
+        for wire in self.wires:
+            if not (math.isfinite(wire.seconds) and wire.seconds > 0):
+                raise InputError(f"a wire has {wire.seconds!r} seconds, but they are positive.")
+            for link in wire.links:
+                if link not in known:
+                    raise InputError(f"a wire carries link {link}, which the topology lacks.")
+
+    @classmethod
+    def racks(
+        cls, topology: Topology, racks: Sequence[Sequence[int]], *, uplink: float
+    ) -> Underlay:
+        """Workers in racks, each with one uplink that all links to other racks share.
+
+        Args:
+            topology: With link times, which hold for a link that has its wires to itself.
+            racks: The worker numbers of each rack.
+            uplink: Seconds that one exchange keeps an uplink busy.
+        """
+        rack = {worker: r for r, workers in enumerate(racks) for worker in workers}
+        if sorted(w for workers in racks for w in workers) != list(range(topology.num_workers)):
+            raise InputError("racks name every worker once, by number.")
+        leaving: list[list[Link]] = [[] for _ in racks]
+        for link in topology.links:
+            ends = {rack[worker] for worker in link}
+            for r in ends if len(ends) == 2 else ():
+                leaving[r].append(link)
+        wires = (Wire(links=tuple(links), seconds=uplink) for links in leaving if links)
+        return cls(topology, tuple(wires))
+
+    @cached_property
+    def loads(self) -> npt.NDArray[np.float64]:
+        """Seconds that each wire (row) is busy with one exchange over each link (column)."""
+        loads = np.zeros((len(self.wires), len(self._column)))
+        for row, wire in enumerate(self.wires):
+            loads[row, [self._column[link] for link in wire.links]] = wire.seconds
+        return loads
+
+    @cached_property
+    def _column(self) -> Mapping[Link, int]:
+        return {link: e for e, link in enumerate(self.topology.links)}
+
+    def matching_time(self, matching: Matching) -> float:
+        """The slowest link's seconds, or the busiest wire's."""
+        if not matching:
+            return 0.0
+        assert self.topology.link_times is not None
+        columns = [self._column[link] for link in matching]
+        slowest = max(self.topology.link_times[e] for e in columns)
+        return max(slowest, float(self.loads[:, columns].sum(axis=1).max(initial=0.0)))
+
+    def to_json(self) -> dict[str, Any]:
+        """The model as plain JSON values; the links' own times are the topology's."""
+        wires = [
+            {"seconds": wire.seconds, "links": [list(link) for link in wire.links]}
+            for wire in self.wires
+        ]
+        return {"model": "underlay", "wires": wires}
+
+
 def default_timing(topology: Topology) -> Timing:
     """Seconds where the topology knows its link times, units elsewhere."""
     return Units() if topology.link_times is None else LinkSeconds(topology)
@@ -255,6 +345,17 @@ def timing_from_json(document: Any, topology: Topology) -> Timing:
         return LinkSeconds(topology)
     if model == "random-links":
         return RandomLinks(topology, tuple(tuple(row) for row in document["samples"]))
+    if model == "underlay":
+        return Underlay(
+            topology,
+            tuple(
+                Wire(
+                    seconds=float(wire["seconds"]),
+                    links=tuple((int(i), int(j)) for i, j in wire["links"]),
+                )
+                for wire in document["wires"]
+            ),
+        )
     if model == "scaled":
         table = [float(v) for v in document["table"]]
         grid = np.arange(len(table))

@@ -85,3 +85,23 @@ def test_a_long_silence_is_one_turn_and_counts_in_full():
         assert cycles.contraction(turns, 4, weight) == pytest.approx(
             cycles.contraction(one_by_one, 4, weight)
         )
+
+
+def test_messages_round_a_circle_are_the_matrix_and_its_transpose():
+    ring = cycles.step(((0, 1), (1, 2), (2, 0)), push=True)
+    x = np.eye(4)
+    cycles.mix(x, ring, 0.3)
+    shift = np.eye(4)
+    shift[:3] = np.eye(4)[[2, 0, 1]]
+    assert np.allclose(x, 0.7 * np.eye(4) + 0.3 * shift)
+    back = np.eye(4)
+    cycles.mix_back(back, ring, 0.3)
+    assert np.allclose(back, x.T)
+    turns = [(2, [ring]), (1, [cycles.step(((2, 3),), [0.4])])]
+    V, state = cycles.steady_adjoint(turns, 4, 0.3), cycles.steady_state(turns, 4, 0.3)
+    S = np.outer([1.0, -1, 0, 0], [1.0, -1, 0, 0])
+    X, cost = S.copy(), 0.0
+    for _ in range(400):
+        cost += cycles.advance(X, turns, 0.3, np.zeros((4, 4)))
+    assert cost == pytest.approx(float(np.sum(V * S)), rel=1e-9)
+    assert state.error > 0

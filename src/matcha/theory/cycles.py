@@ -1,15 +1,16 @@
-"""Cycles of pairwise rounds: their exact steady state, their contraction, and their adjoint.
+"""Cycles of exchanges: their exact steady state, their contraction, and their adjoint.
 
 Disagreement has covariance X. An iteration adds I − J (unit gradient noise, its mean removed) and
-then conjugates X with each matching's A = I − w Σ (e_i − e_j)(e_i − e_j)ᵀ, which touches two rows
-and two columns a link: nothing here costs more than O(m²) a matching.
+then conjugates X with each step's A. Of a matching it is I − Σ w_e (e_i − e_j)(e_i − e_j)ᵀ; where
+messages go one way round a cycle of workers, I − w (I − P) there with P the shift. Both touch a few
+rows and columns a link: nothing here costs more than O(m²) a step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,8 +19,26 @@ from matcha.topology import Matching
 
 _T = TypeVar("_T")
 Array: TypeAlias = npt.NDArray[np.float64]
-Step: TypeAlias = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
-"""The two ends of every link of one matching."""
+Indices: TypeAlias = npt.NDArray[np.int64]
+
+
+class Step(NamedTuple):
+    """What is exchanged at once: the two ends of every link of a matching, or of every message."""
+
+    i: Indices
+    """One end; the receiver where messages go one way."""
+    j: Indices
+    """The other; the sender."""
+    weights: Array | None = None
+    """What share of the other's value each link carries; None: the cycle's weight."""
+    push: bool = False
+    """Whether messages go one way: j keeps its share's rest, and i adds the share to its own."""
+
+    def shares(self, weight: float) -> Any:
+        """The weights as a column beside the rows that they multiply."""
+        return weight if self.weights is None else self.weights[:, None]
+
+
 Turn: TypeAlias = tuple[int, Sequence[Step]]
 """Some iterations, in the last of which these matchings are exchanged, in order; often one."""
 Turns: TypeAlias = Sequence[Turn]
@@ -39,14 +58,16 @@ class SteadyState:
     """tr(X)/m measured after each iteration's mixing, averaged over the cycle."""
 
 
-def step(matching: Matching) -> Step:
-    """The ends of a matching's links, ready for the functions below.
+def step(matching: Matching, weights: Sequence[float] | None = None, *, push: bool = False) -> Step:
+    """A matching's links, or the messages (sender, receiver) of a push, for the functions below.
 
-    >>> [ends.tolist() for ends in step(((0, 1), (2, 3)))]
+    >>> [ends.tolist() for ends in step(((0, 1), (2, 3)))[:2]]
     [[0, 2], [1, 3]]
     """
     ends = np.array(matching, dtype=np.int64).reshape(-1, 2)
-    return ends[:, 0].copy(), ends[:, 1].copy()
+    first, second = ends[:, 0].copy(), ends[:, 1].copy()
+    shares = None if weights is None else np.array(weights, dtype=np.float64)
+    return Step(second, first, shares, True) if push else Step(first, second, shares)
 
 
 def centering(num_workers: int) -> Array:
@@ -56,17 +77,36 @@ def centering(num_workers: int) -> Array:
 
 def mix(values: npt.NDArray[np.floating[Any]], ends: Step, weight: float) -> None:
     """Replace rows by A · rows: both ends of a link move towards each other."""
-    i, j = ends
+    i, j = ends.i, ends.j
+    if ends.push:
+        move = ends.shares(weight) * values[j]
+        values[j] -= move
+        values[i] += move
+        return
     a, b = values[i], values[j]
-    move = weight * (b - a)
+    move = ends.shares(weight) * (b - a)
     values[i] = a + move
     values[j] = b - move
 
 
+def mix_back(values: Array, ends: Step, weight: float) -> None:
+    """Replace rows by Aᵀ · rows."""
+    if not ends.push:
+        mix(values, ends, weight)
+        return
+    values[ends.j] += ends.shares(weight) * (values[ends.i] - values[ends.j])
+
+
 def conjugate(covariance: Array, ends: Step, weight: float) -> None:
-    """Replace X by A X A."""
+    """Replace X by A X Aᵀ."""
     mix(covariance, ends, weight)
     mix(covariance.T, ends, weight)
+
+
+def conjugate_back(adjoint: Array, ends: Step, weight: float) -> None:
+    """Replace V by Aᵀ V A."""
+    mix_back(adjoint, ends, weight)
+    mix_back(adjoint.T, ends, weight)
 
 
 def turns_of(rounds: Iterable[Sequence[_T]]) -> list[tuple[int, Sequence[_T]]]:
@@ -111,7 +151,7 @@ def retreat(adjoint: Array, turns: Turns, weight: float, noise: Array) -> None:
     for iterations, steps in reversed(turns):
         adjoint += noise
         for ends in reversed(steps):
-            conjugate(adjoint, ends, weight)
+            conjugate_back(adjoint, ends, weight)
         adjoint += (iterations - 1) * noise
 
 
@@ -190,14 +230,17 @@ def contraction(turns: Turns, num_workers: int, weight: float) -> float:
 
 
 def connects(turns: Turns, num_workers: int) -> bool:
-    """Whether the links of a cycle join all workers: every cut is crossed."""
+    """Whether the links of a cycle join all workers: every cut is crossed.
+
+    Where messages go round cycles of workers, who is joined is also reached.
+    """
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
     steps = [ends for _, some in turns for ends in some]
     if not steps:
         return num_workers == 1
-    i = np.concatenate([ends[0] for ends in steps])
-    j = np.concatenate([ends[1] for ends in steps])
+    i = np.concatenate([ends.i for ends in steps])
+    j = np.concatenate([ends.j for ends in steps])
     graph = coo_array((np.ones(len(i)), (i, j)), shape=(num_workers, num_workers))
     return int(connected_components(graph, directed=False)[0]) == 1

@@ -129,6 +129,6 @@ def _matrices(
 def _turns(matchings: Sequence[Matching], rounds: Sequence[tuple[int, ...]]) -> list[Turn]:
     known = [cycles.step(matching) for matching in matchings]
     return [
-        (iterations, [known[j] for j in active if len(known[j][0])])
+        (iterations, [known[j] for j in active if len(known[j].i)])
         for iterations, active in cycles.turns_of(rounds)
     ]

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import chain, repeat
 
 import numpy as np
 
-from matcha.strategies.greedy.heaviest import Indices, heaviest_matching
+from matcha.strategies.greedy.heaviest import (
+    Indices,
+    heaviest_matching,
+    heaviest_permutation,
+)
 from matcha.theory import cycles
 from matcha.theory.cycles import Array, Step, Turn
 
@@ -23,15 +27,21 @@ class Network:
 
     num_workers: int
     links: Indices
+    """Pairs of ends; (receiver, sender) where messages go one way."""
     times: tuple[Fraction, ...]
     """The time of each link; a matching takes as long as its slowest."""
     rate: Fraction
     """Communication time that accrues an iteration."""
     seed: int = 0
     """Breaks ties between equally good matchings, and decides where kicks go."""
+    directed: bool = False
+    """Whether messages go one way: a step then lets workers send round in circles."""
     samples: Array | None = None
     """Measured times, a row a measurement and a column a link; then a matching takes the mean of
     its slowest link's."""
+    loads: Array | None = None
+    """Seconds that each wire (row) is busy with a message over each link (column); a matching then
+    takes as long as its busiest wire, where that is longer than its slowest link."""
     seconds: Array = field(init=False, repr=False)
     limits: tuple[Fraction, ...] = field(init=False, repr=False)
     """Times up to which links are considered together: a quick matching leaves slow links out."""
@@ -48,27 +58,58 @@ class Network:
         """The time of a matching."""
         if self.samples is not None:
             return Fraction(float(self.samples[:, chosen].max(axis=1).mean()))
-        slowest = int(chosen[np.argmax(self.seconds[chosen])])
-        return self.times[slowest]
+        slowest = self.times[int(chosen[np.argmax(self.seconds[chosen])])]
+        if self.loads is None:
+            return slowest
+        busiest = Fraction(float(self.loads[:, chosen].sum(axis=1).max(initial=0.0)))
+        return max(slowest, busiest.limit_denominator(10**9))
+
+    def options(self, gains: Array) -> Iterator[Indices]:
+        """Matchings worth comparing by their gain a second: heaviest for some limit on the time."""
+        for limit in self.limits:
+            allowed = gains if limit == self.limits[-1] else gains * (self.seconds <= float(limit))
+            yield self.heaviest(allowed)
+        if self.loads is not None:
+            # A second on a wire has a price: the dearer it is, the fewer links queue there.
+            top = float(gains.max(initial=0.0))
+            for price in top * np.array([0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 2.0]):
+                queued = self.loads.sum(axis=0) / self.loads.max()
+                yield self.heaviest(gains - price * queued)
 
     def heaviest(self, weights: Array) -> Indices:
-        """The matching of greatest total weight."""
-        return heaviest_matching(self.links, weights, self.num_workers, seed=self.seed)
+        """The matching of greatest total weight; of one-way links, the best permutation."""
+        find = heaviest_permutation if self.directed else heaviest_matching
+        return find(self.links, weights, self.num_workers, seed=self.seed)
 
-    def ends(self, chosen: Indices) -> Step:
+    def ends(self, chosen: Indices, weights: Array | None = None) -> Step:
         """The ends of a matching's links."""
-        return self.links[chosen, 0], self.links[chosen, 1]
+        return Step(self.links[chosen, 0], self.links[chosen, 1], weights, self.directed)
+
+    def sides(self, price: Array) -> Array:
+        """Of V, what a link's gain multiplies: b_eᵀV of a pair, the receiver's row of a message."""
+        i, j = self.links.T
+        rows: Array = price[i]
+        return rows if self.directed else rows - price[j]
+
+    def across(self, sides: Array, chosen: Indices | None = None) -> Array:
+        """b_eᵀV b_f for all links e and the chosen links f as columns; without any, for f = e."""
+        i, j = self.links.T if chosen is None else self.links[chosen].T
+        rows = np.arange(len(i)) if chosen is None else slice(None)
+        found: Array = sides[rows, i]
+        return found if self.directed else found - sides[rows, j]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A cycle of matchings with one weight for all of them."""
+    """A cycle of matchings with one weight for all of them, or one for each link."""
 
     network: Network
     matchings: tuple[Indices, ...]
     """Positions of links, in the order of exchange."""
     costs: tuple[Fraction, ...]
     weight: float
+    weights: tuple[Array, ...] | None = None
+    """One for each link of each matching; None: `weight`."""
     error: float = math.inf
 
     def numbers(self) -> list[tuple[int, list[int]]]:
@@ -77,7 +118,10 @@ class Candidate:
 
     def turns(self) -> list[Turn]:
         """The cycle with the ends of its matchings."""
-        steps = [self.network.ends(chosen) for chosen in self.matchings]
+        weights = self.weights or (None,) * len(self.matchings)
+        steps = [
+            self.network.ends(chosen, w) for chosen, w in zip(self.matchings, weights, strict=True)
+        ]
         return [(wait, [steps[n] for n in numbers]) for wait, numbers in self.numbers()]
 
     def scored(self) -> Candidate:

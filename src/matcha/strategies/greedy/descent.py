@@ -89,7 +89,7 @@ def _swept(candidate: Candidate) -> Candidate:
         V = V + noise
         for ends in reversed(steps):
             prices.append(V.copy())
-            cycles.conjugate(V, ends, w)
+            cycles.conjugate_back(V, ends, w)
         V += (iterations - 1) * noise
     prices.reverse()
     X = state.covariance.copy()
@@ -98,7 +98,9 @@ def _swept(candidate: Candidate) -> Candidate:
         X += iterations * noise
         for n in numbers:
             allowed = network.seconds <= float(candidate.costs[n])
-            matchings[n] = _improved(network, X, prices[n], w, matchings[n], allowed)
+            better = _improved(network, X, prices[n], w, matchings[n], allowed)
+            if network.loads is None or network.cost(better) <= candidate.costs[n]:
+                matchings[n] = better
             cycles.conjugate(X, network.ends(matchings[n]), w)
     costs = tuple(network.cost(chosen) for chosen in matchings)
     return replace(candidate, matchings=tuple(matchings), costs=costs)
@@ -110,15 +112,15 @@ def _improved(
     """A matching that lowers ⟨V, A X A⟩, from two starts: the current and the heaviest one."""
     i, j = network.links.T
     edge = np.arange(len(i))
-    BX, BV = X[i] - X[j], V[i] - V[j]
+    BX, BV = X[i] - X[j], network.sides(V)
     linear = 2 * w * np.einsum("ek,ek->e", BX, BV)
     linear[~allowed] = -np.inf
-    diagonal = w * w * (BX[edge, i] - BX[edge, j]) * (BV[edge, i] - BV[edge, j])
+    diagonal = w * w * (BX[edge, i] - BX[edge, j]) * network.across(BV)
 
     def coupling(chosen: Indices) -> Array:
         """w² (b_eᵀX b_f)(b_eᵀV b_f) for all links e and chosen links f."""
-        f, g = network.ends(chosen)
-        product: Array = w * w * (BX[:, f] - BX[:, g]) * (BV[:, f] - BV[:, g])
+        f, g = network.links[chosen].T
+        product: Array = w * w * (BX[:, f] - BX[:, g]) * network.across(BV, chosen)
         return product
 
     def cost(chosen: Indices, Q: Array) -> float:
@@ -143,7 +145,8 @@ def _improved(
             if other_value >= value:
                 break
             chosen, value = other, other_value
-        chosen, value = _swapped(network, chosen, value, linear, diagonal, coupling, floor)
+        if not network.directed:
+            chosen, value = _swapped(network, chosen, value, linear, diagonal, coupling, floor)
         if value < best_cost - floor and len(chosen):
             best, best_cost = chosen, value
     return best

@@ -46,7 +46,7 @@ def heaviest_matching(
     top = float(weights.max(initial=0.0))
     if not top > 0:
         return np.zeros(0, dtype=np.int64)
-    scaled = np.rint(weights * (2.0**bits / top)).astype(np.int64)
+    scaled = np.rint(np.maximum(weights, 0.0) / top * 2.0**bits).astype(np.int64)
     useful = np.flatnonzero(scaled > 0)
     ranked = scaled[useful]
     if bits == _BITS:
@@ -58,6 +58,32 @@ def heaviest_matching(
     pairs = rustworkx.max_weight_matching(graph, weight_fn=int)
     position = {(i, j): e for (i, j), e in zip(ends, useful.tolist(), strict=True)}
     return np.array(sorted(position[min(p), max(p)] for p in pairs), dtype=np.int64)
+
+
+def heaviest_permutation(
+    links: Indices, weights: Array, num_workers: int, *, seed: int = 0
+) -> Indices:
+    """The links (receiver, sender) of greatest total weight in which all who send also receive.
+
+    Such messages go round in circles, so nobody's share grows. It is an assignment problem in
+    which a worker may be assigned to itself: it then rests.
+
+    >>> ring = np.array([(0, 1), (1, 2), (2, 0), (1, 0)])
+    >>> heaviest_permutation(ring, np.array([2.0, 1.0, 1.0, 1.0]), 3).tolist()
+    [0, 1, 2]
+    """
+    from scipy.optimize import linear_sum_assignment
+
+    i, j = links.T
+    top = float(np.abs(weights).max(initial=0.0))
+    worth = np.full((num_workers, num_workers), -4 * (num_workers + 1) * (top + 1e-300))
+    np.fill_diagonal(worth, 0.0)
+    worth[i, j] = weights + top * 2.0**-_BITS * _ties(len(weights), seed)
+    position = np.full((num_workers, num_workers), -1)
+    position[i, j] = np.arange(len(i))
+    rows, columns = linear_sum_assignment(worth, maximize=True)
+    chosen: Indices = position[rows, columns]
+    return np.sort(chosen[chosen >= 0])
 
 
 def nearly_heaviest_matching(links: Indices, weights: Array, num_workers: int) -> Indices:

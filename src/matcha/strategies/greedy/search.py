@@ -15,6 +15,7 @@ from fractions import Fraction
 
 import numpy as np
 
+from matcha._numerics.spectra import weighted_laplacian
 from matcha.strategies.greedy.candidates import Candidate, Network
 from matcha.strategies.greedy.descent import SWEEPS, kicked, refined
 from matcha.strategies.greedy.heaviest import Indices
@@ -27,6 +28,7 @@ HORIZONS = (0.0, 1.0, 2.0, 4.0)
 """Look-aheads that greedy runs are tried with; 0 is plain greed."""
 
 _SHORT = 16
+_QUEUES = 16.0
 
 
 def heat_price(network: Network, horizon: float) -> Array:
@@ -34,15 +36,16 @@ def heat_price(network: Network, horizon: float) -> Array:
 
     d̄ is the mean degree. Directions that the graph smooths slowly are worth more.
     """
-    m, (i, j) = network.num_workers, network.links.T
+    m = network.num_workers
     if horizon == 0:
         return cycles.centering(m)
-    L = np.zeros((m, m))
-    np.add.at(L, (np.concatenate([i, j]), np.concatenate([i, j])), 1.0)
-    L[i, j] -= 1
-    L[j, i] -= 1
+    flows = np.ones(len(network.links))
+    if network.loads is not None:
+        # Links that queue on a wire are used less: what only they can smooth is worth more.
+        flows = 1 / (1 + _QUEUES * network.loads.sum(axis=0) / network.seconds)
+    L = weighted_laplacian(network.links, flows, m).toarray()
     values, vectors = np.linalg.eigh(L)
-    flow = 2 * horizon * values[1:] / (2 * len(i) / m)
+    flow = 2 * horizon * values[1:] / (2 * flows.sum() / m)
     price: Array = (vectors[:, 1:] / -np.expm1(-flow)) @ vectors[:, 1:].T
     return price
 
@@ -60,8 +63,8 @@ def greedy_run(
     """
     m, (i, j) = network.num_workers, network.links.T
     noise = cycles.centering(m)
-    D = price[i] - price[j]
-    own = D[np.arange(len(i)), i] - D[np.arange(len(i)), j]
+    D = network.sides(price)
+    own = network.across(D)
     X, credit, total, iterations = start.copy(), Fraction(0), 0.0, 0
     matchings: list[Indices] = []
     costs: list[Fraction] = []
@@ -97,11 +100,7 @@ def greedy_run(
 def _best_by_time(network: Network, gains: Array) -> Indices | None:
     """The matching with the best gain for its time; None where no link gains."""
     best, best_rate = None, 0.0
-    for limit in network.limits:
-        allowed = (
-            gains if limit == network.limits[-1] else gains * (network.seconds <= float(limit))
-        )
-        chosen = network.heaviest(allowed)
+    for chosen in network.options(gains):
         if len(chosen):
             rate = float(gains[chosen].sum()) / float(network.cost(chosen))
             if rate > best_rate:
@@ -144,7 +143,7 @@ def best_cycle(
     refine: int = 3,
     sweeps: int = SWEEPS,
     kicks: int = 0,
-    starts: Sequence[Sequence[Indices]] = (),
+    starts: Sequence[Candidate] = (),
 ) -> Found:
     """Run greedily with several weights and look-aheads, repeat the best windows, and descend.
 
@@ -192,15 +191,7 @@ def best_cycle(
             candidates.append(best)
             if math.isfinite(best.error):
                 endless = min(endless, error)
-    candidates += [
-        Candidate(
-            network=network,
-            matchings=tuple(known),
-            costs=tuple(network.cost(chosen) for chosen in known),
-            weight=0.5,
-        ).scored()
-        for known in starts
-    ]
+    candidates += [known.scored() for known in starts]
     candidates.sort(key=lambda candidate: candidate.error)
     candidates = _distinct(candidates)
     finalists = [refined(candidate, sweeps) for candidate in candidates[:refine]]

@@ -390,10 +390,12 @@ def covering(candidate: Candidate) -> Candidate:
         graph = coo_array((np.ones(len(used)), used.T), shape=(_m(network), _m(network)))
         part = connected_components(graph, directed=False)[1]
         across = part[network.links[:, 0]] != part[network.links[:, 1]]
+        gains = np.where(across, 1 / network.seconds, 0.0)
         matchings.append(
-            nearly_heaviest_matching(
-                network.links, np.where(across, 1 / network.seconds, 0.0), _m(network)
-            )
+            # Who sends across must hear back, by whatever way: the rest of a circle costs little.
+            network.heaviest(np.where(across, gains, -1e-6 * gains.max()))
+            if network.directed
+            else nearly_heaviest_matching(network.links, gains, _m(network))
         )
     costs = tuple(network.cost(chosen) for chosen in matchings)
     return replace(candidate, matchings=tuple(matchings), costs=costs)

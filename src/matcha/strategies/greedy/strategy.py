@@ -22,12 +22,11 @@ from matcha.schedules import Cycle
 from matcha.strategies.finite_time import hypercube_matchings
 from matcha.strategies.greedy import sketch
 from matcha.strategies.greedy.candidates import Candidate, Network, unrolled
-from matcha.strategies.greedy.heaviest import Indices
 from matcha.strategies.greedy.search import HORIZONS, WEIGHTS, Found, best_cycle
 from matcha.strategies.parts import annotated, coloring
 from matcha.strategies.request import Effort, Request
 from matcha.theory import cycles
-from matcha.timing import RandomLinks, Scaled
+from matcha.timing import RandomLinks, Scaled, Underlay
 from matcha.topology import Matching, Topology
 
 EXACT_UP_TO = 256
@@ -80,7 +79,7 @@ def network_of(request: Request, colors: Sequence[Matching]) -> Network:
         # Only how many matchings a round has counts: pace them, one unit each.
         times = (Fraction(1),) * len(topology.links)
         rate = _scaled_pace(timing, request.budget * timing.round_time(colors))
-    elif len(set(times)) == 1:
+    elif len(set(times)) == 1 and not isinstance(timing, Underlay):
         # In exact decimals: a budget of 0.3 with 10 matchings is 3 an iteration, no less.
         rate = _simple(Fraction(repr(request.budget)) * len(colors)) * times[0]
     else:
@@ -91,6 +90,7 @@ def network_of(request: Request, colors: Sequence[Matching]) -> Network:
         times=times,
         rate=rate,
         seed=request.seed,
+        loads=timing.loads if isinstance(timing, Underlay) else None,
         samples=np.array(timing.samples) if isinstance(timing, RandomLinks) else None,
     )
 
@@ -162,7 +162,7 @@ def _affordable(network: Network, length: int) -> bool:
     return length * cost / float(network.rate) <= _LONGEST_CYCLE
 
 
-def _known_cycles(topology: Topology, network: Network) -> list[list[Indices]]:
+def _known_cycles(topology: Topology, network: Network) -> list[Candidate]:
     """Sequences known to be best where the topology has their links."""
     known = hypercube_matchings(topology.num_workers)
     links = {link: e for e, link in enumerate(topology.links)}
@@ -171,7 +171,9 @@ def _known_cycles(topology: Topology, network: Network) -> list[list[Indices]]:
     once = [np.array(sorted(links[e] for e in matching), dtype=np.int64) for matching in known]
     # Repeated until the cycle's time is whole iterations, so that none of the budget is lost.
     turn = sum((network.cost(chosen) for chosen in once), start=Fraction(0)) / network.rate
-    return [once * min(turn.denominator, 64)]
+    cycle = once * min(turn.denominator, 64)
+    costs = tuple(network.cost(chosen) for chosen in cycle)
+    return [Candidate(network=network, matchings=tuple(cycle), costs=costs, weight=0.5)]
 
 
 # -- the plan -----------------------------------------------------------------------------------
