@@ -32,7 +32,7 @@ def test_bad_input_is_one_sentence_and_exit_code_2(tmp_path: Path, arguments, se
 
 @pytest.mark.slow
 def test_a_task_trains_and_resumes(tmp_path: Path) -> None:
-    arguments = ["train", "logistic", "-t", "ring:3", "-s", "greedy", "-b", "0.5", "-o", "run"]
+    arguments = ["train", "quadratic", "-t", "ring:3", "-s", "greedy", "-b", "0.5", "-o", "run"]
     arguments += ["--checkpoint-every", "1", "--overlap", "--wire", "bfloat16"]
     done = matcha_command(*arguments, "--epochs", "1", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -40,6 +40,9 @@ def test_a_task_trains_and_resumes(tmp_path: Path) -> None:
     again = matcha_command(*arguments, cwd=tmp_path)
     assert again.returncode == 2
     assert "already holds a run" in again.stderr
+    other = matcha_command(*arguments, "--epochs", "2", "--lr", "1", "--resume", cwd=tmp_path)
+    assert other.returncode == 2
+    assert "was started with another schedule" in other.stderr
     resumed = matcha_command(*arguments, "--epochs", "2", "--resume", cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
     run = read_run(tmp_path / "run")

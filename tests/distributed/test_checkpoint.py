@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import errno
 import json
+import os
+import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +13,9 @@ import torch
 from tests.distributed import cases
 from torch import nn
 
-from matcha.distributed import Gossip, MemoryTransport, run_threads
-from matcha.distributed.checkpoint import checkpoints
-from matcha.errors import DataError, InputError
+from matcha.distributed import Gossip, MemoryTransport, checkpoint, run_threads
+from matcha.distributed.checkpoint import SCHEMA, checkpoints
+from matcha.errors import DataError, InputError, WriteError
 from matcha.plans import Plan
 
 PLAN = cases.make_plan("matcha", "laplacian")
@@ -174,3 +178,130 @@ def test_another_model_is_refused(saved: Path) -> None:
         assert gossip.iteration == 12
 
     run_threads(8, work)
+
+
+@pytest.mark.parametrize("content", ["", '{"schema": "matcha.checkp', "[]", "{}", "\0" * 40])
+def test_a_damaged_list_does_not_hide_intact_checkpoints(saved: Path, content) -> None:
+    manifest = saved / "iteration-000000004" / "complete.json"
+    manifest.write_text(content)
+
+    def work(worker: Worker) -> int:
+        worker.gossip.load(saved)
+        return worker.gossip.iteration
+
+    assert set(everywhere(work)) == {2}
+    manifest.write_text(json.dumps({"schema": SCHEMA, "iteration": 4}))
+    assert [info.iteration for info in checkpoints(saved)] == [2]
+
+
+def test_a_list_of_files_is_on_the_disk_before_it_counts(tmp_path: Path, monkeypatch) -> None:
+    """Everything is synced under its temporary name, and the folder after each rename."""
+    synced: list[str] = []
+    sync = os.fsync
+
+    def record(descriptor: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", record)
+    everywhere(lambda worker: worker.gossip.save(tmp_path), small_plan())
+    folder = tmp_path / "iteration-000000000"
+    assert sum(".complete.json." in name for name in synced) == SMALL
+    assert sum(name.endswith("safetensors.part") for name in synced) == SMALL
+    assert synced.count(str(folder)) == 2 * SMALL
+    assert [info.iteration for info in checkpoints(tmp_path)] == [0]
+
+
+@pytest.mark.parametrize("failing", [0, 2])
+@pytest.mark.parametrize("name", ["write_snapshot", "write_atomically"])
+def test_who_cannot_write_says_so_to_everybody(
+    saved: Path, monkeypatch, failing: int, name: str
+) -> None:
+    """A full disk on one worker: the others would wait for the deadline, and longer."""
+    write = getattr(checkpoint, name)
+    mine = threading.local()
+
+    def full(*arguments) -> None:
+        if mine.rank == failing:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(*arguments)
+
+    monkeypatch.setattr(checkpoint, name, full)
+
+    def work(worker: Worker) -> None:
+        mine.rank = worker.gossip.rank
+        worker.train(5)
+        with pytest.raises(WriteError, match=rf"rank {failing}.* could not .*No space left"):
+            worker.gossip.save(saved)
+
+    everywhere(work)
+    monkeypatch.undo()
+    assert [i.iteration for i in checkpoints(saved)][:2] == [2, 4]  # what was there stays
+    everywhere(lambda worker: worker.gossip.load(saved, iteration=4))
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Path:
+    """A folder a host, two workers each; checkpoints of iterations 2 and 4 on all of them."""
+
+    def work(worker: Worker) -> None:
+        for steps in (1, 1, 2):
+            worker.train(steps)
+            worker.gossip.save(host(tmp_path, worker), generators=worker.generators)
+
+    everywhere(work)
+    return tmp_path
+
+
+def host(root: Path, worker: Worker) -> Path:
+    return root / f"host-{worker.gossip.rank // 2}"
+
+
+def test_each_host_clears_old_checkpoints_away(hosts: Path) -> None:
+    for number in range(4):
+        folder = hosts / f"host-{number}"
+        kept = ["iteration-000000002", "iteration-000000004"]
+        assert sorted(path.name for path in folder.iterdir()) == kept
+        names = [f"worker-{rank:03d}.safetensors" for rank in (2 * number, 2 * number + 1)]
+        for path in folder.iterdir():
+            assert sorted(file.name for file in path.iterdir()) == ["complete.json", *names]
+
+
+def test_workers_load_the_newest_checkpoint_that_all_have(hosts: Path) -> None:
+    shutil.rmtree(hosts / "host-1" / "iteration-000000004")  # lost, or never copied there
+
+    def work(worker: Worker) -> int:
+        worker.gossip.load(host(hosts, worker), generators=worker.generators)
+        return worker.gossip.iteration
+
+    assert set(everywhere(work)) == {2}
+    # The same iteration of another run is another checkpoint.
+    manifest = hosts / "host-1" / "iteration-000000002" / "complete.json"
+    manifest.write_text(manifest.read_text().replace('"identity": null', '"identity": {}'))
+
+    def refused_everywhere(worker: Worker) -> None:
+        with pytest.raises(DataError, match="no complete checkpoint"):
+            worker.gossip.load(host(hosts, worker))
+
+    everywhere(refused_everywhere)
+    shutil.rmtree(hosts / "host-1")
+
+    def lost(worker: Worker) -> None:
+        with pytest.raises(DataError, match=r"every worker has; rank 2 .*has none"):
+            worker.gossip.load(host(hosts, worker))
+
+    everywhere(lost)
+
+
+def test_a_smaller_team_clears_a_larger_ones_files_away(saved: Path) -> None:
+    def work(worker: Worker) -> None:
+        worker.gossip.load(saved, average=True)
+        for _ in range(2):
+            worker.train(1)
+            worker.gossip.save(saved)
+
+    everywhere(work, small_plan())
+    assert sorted(path.name for path in saved.iterdir()) == [
+        "iteration-000000005",
+        "iteration-000000006",
+    ]

@@ -11,6 +11,7 @@ import matcha
 from matcha.errors import InputError
 from matcha.rounds import Round
 from matcha.simulation import SGD, Adam, Constant, Delays, Engine, Execution, Settings, Simulation
+from matcha.simulation.execution import choosing_algorithms
 from matcha.tasks.images import ImageTask
 from matcha.tasks.models import build
 from matcha.tasks.models.resnet import BasicBlock
@@ -202,8 +203,32 @@ def test_every_workers_blocks_are_compiled(monkeypatch):
     data = random_images(24)
     parts = partition(data.train_labels, 2)
     task = ImageTask("small", data, parts, lambda: build("resnet8", 10), batch_size=4)
-    Engine(task, execution=Execution(compile=True))
+    limit = torch._dynamo.config.recompile_limit
+    engine = Engine(task, execution=Execution(compile=True))
     assert compiled == [(BasicBlock, {"dynamic": False})] * 6
+    assert torch._dynamo.config.recompile_limit == limit
+    # All workers' blocks share code, so many versions of it: while they run, and only then.
+    seen, batch = [], task.batch
+
+    def record(rows):
+        seen.append(torch._dynamo.config.recompile_limit)
+        return batch(rows)
+
+    monkeypatch.setattr(task, "batch", record)
+    engine.begin_epoch(0, [0.1] * task.steps_per_epoch, [SILENT] * task.steps_per_epoch)
+    engine.step(0)
+    assert seen == [64]
+    assert torch._dynamo.config.recompile_limit == limit
+
+
+def test_cudnn_is_left_as_it_was():
+    before = torch.backends.cudnn.benchmark
+    for wanted in (True, False):
+        torch.backends.cudnn.benchmark = wanted
+        with choosing_algorithms():
+            assert torch.backends.cudnn.benchmark
+        assert torch.backends.cudnn.benchmark == wanted
+    torch.backends.cudnn.benchmark = before
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,18 @@ from tests.simulation.tasks import digits, er8, quadratic
 from torch import nn
 
 import matcha
+from matcha.distributed.checkpoint import SCHEMA
 from matcha.errors import InputError
-from matcha.simulation import SGD, Constant, Delays, Execution, Settings, Simulation, StepDecay
+from matcha.simulation import (
+    SGD,
+    Constant,
+    Delays,
+    Execution,
+    Plateau,
+    Settings,
+    Simulation,
+    StepDecay,
+)
 from matcha.strategies import staged_plan
 from matcha.tasks.evaluation import recalibrate
 from matcha.timing import LinkSeconds
@@ -121,6 +131,11 @@ def test_resume_may_ask_for_more_epochs(tmp_path):
     [
         ({"plan": er8("vanilla", 1.0)}, "another plan"),
         ({"task": digits(name="logistic")}, "another task"),
+        ({"task": digits(batch_size=8, steps=3)}, "another batch size"),
+        ({"task": digits(batch_size=4, steps=6)}, "another number of examples"),
+        ({"task": digits(seed=1)}, "another seed and partition"),
+        ({"task": digits(partition="shards")}, "another partition"),
+        ({"task": digits(model="resnet8")}, "another model"),
         ({"settings": replace(SETTINGS, optimizer=SGD())}, "another optimizer"),
     ],
 )
@@ -129,6 +144,37 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path, change, message):
     other = {"task": digits(), "plan": er8(), "settings": SETTINGS} | change
     with pytest.raises(InputError, match=message):
         Simulation(*other.values()).load(tmp_path / "checkpoint.pt")
+
+
+def test_a_checkpoint_has_a_name_of_its_own(tmp_path):
+    Simulation(digits(), er8(), SETTINGS).save(tmp_path / "checkpoint.pt")
+    document = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
+    assert document["schema"] == "matcha.simulation-checkpoint/1" != SCHEMA
+    document["schema"] = SCHEMA  # as 0.1 called both
+    torch.save(document, tmp_path / "old.pt")
+    with pytest.raises(InputError, match=r"another version.* start the run anew"):
+        Simulation(digits(), er8(), SETTINGS).load(tmp_path / "old.pt")
+
+
+def test_a_run_that_reached_its_target_is_over_when_resumed(tmp_path):
+    settings = replace(SETTINGS, target_loss=1e9)
+    first = Simulation(digits(), er8(), settings)
+    assert len(list(first)) == 1
+    first.save(tmp_path / "checkpoint.pt")
+    second = Simulation(digits(), er8(), settings)
+    second.load(tmp_path / "checkpoint.pt")
+    assert list(second) == []
+
+
+def test_evaluating_less_often_does_not_change_a_rate_that_follows_the_loss():
+    schedule = Plateau(base=0.5, factor=2)
+    rates = []
+    for every in (1, 3):
+        settings = Settings(epochs=6, schedule=schedule, evaluate_every=every)
+        task = quadratic(start=0.1, steps_per_epoch=2)
+        rates.append([r.learning_rate for r in Simulation(task, er8(), settings)])
+    assert rates[0] == rates[1]
+    assert len(set(rates[0])) > 1
 
 
 def test_a_damaged_checkpoint_is_refused(tmp_path):

@@ -23,6 +23,7 @@ from matcha.distributed.snapshots import (
     average_snapshots,
     checksum,
     restore_snapshot,
+    sync,
     write_snapshot,
 )
 from matcha.documents import fingerprint, write_atomically
@@ -128,6 +129,7 @@ def save_checkpoint(
     def write_list() -> list[int]:
         older = [old.iteration for old in _complete(_manifests(root)) if old.path != folder]
         write_atomically(folder / _MANIFEST, text)
+        sync(folder)  # before older checkpoints go, this one must be there to stay
         return older
 
     # Whether a folder is shared or not: what anybody has too many of, everybody removes.
@@ -186,13 +188,16 @@ def load_checkpoint(
 
 def _remove(folder: Path, gossip: Worker) -> None:
     """Remove this worker's file; whoever is last on a host takes the folder with it."""
-    (folder / _MANIFEST).unlink(missing_ok=True)  # first: without it the rest does not count
-    (folder / _file_name(gossip.rank)).unlink(missing_ok=True)
-    if gossip.rank == 0:  # of a larger team that was here before
-        for file in folder.glob("worker-*.safetensors"):
-            if int(file.stem.removeprefix("worker-")) >= gossip.transport.num_workers:
-                file.unlink(missing_ok=True)
+    team = range(gossip.transport.num_workers)
+    names = {_file_name(gossip.rank)}
+    # Others may be done already, and what cannot be removed is no reason to stop training.
     with suppress(OSError):
+        (folder / _MANIFEST).unlink(missing_ok=True)  # first: without it the rest does not count
+        if gossip.rank == 0:  # of a larger team that was here before
+            present = {file.name for file in folder.iterdir() if file.suffix == ".safetensors"}
+            names |= present - {_file_name(rank) for rank in team}
+        for name in names:
+            (folder / name).unlink(missing_ok=True)
         folder.rmdir()
 
 

@@ -23,6 +23,7 @@ __all__ = [
     "dump_snapshot",
     "load_snapshot",
     "restore_snapshot",
+    "sync",
     "write_snapshot",
 ]
 
@@ -75,9 +76,9 @@ def write_snapshot(
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + ".part")
     save_file(tensors, part, metadata={"matcha": json.dumps(document)})
-    _sync(part)
+    sync(part)
     part.replace(path)
-    _sync(path.parent)
+    sync(path.parent)
 
 
 def restore_snapshot(path: Path, gossip: Worker, generators: Generators) -> dict[str, Any]:
@@ -217,7 +218,7 @@ def _unflatten(value: Any, file: Any) -> Any:
     return parts if kind == "list" else tuple(parts)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     """Return once a file, or a folder's list of names, is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

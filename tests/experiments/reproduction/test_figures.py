@@ -9,8 +9,9 @@ from matcha.errors import InputError
 from matcha.experiments.reproduction.campaign import Campaign, plan_of
 from matcha.experiments.reproduction.figures import maker
 from matcha.experiments.reproduction.paper import group
-from matcha.experiments.reproduction.trials import Result, Trial
+from matcha.experiments.reproduction.trials import Result, Trial, run_trial
 from matcha.records import Record
+from matcha.tasks.recipes import Choices, recipe
 
 
 def invented(trials):
@@ -118,6 +119,27 @@ def test_training_tunes_the_rate_on_vanilla(monkeypatch):
     assert [result.trial.learning_rate for result in found] == [0.05, 0.05]
     assert [result.trial.strategy for result in found] == ["vanilla", "matcha"]
     assert len(found[0].records) == 1
+
+
+def test_a_seed_decides_the_partition_too(monkeypatch):
+    from matcha.experiments.reproduction import campaign, paper
+
+    vanilla = group("digits8").trials[0]
+    seeds = replace(group("digits8"), trials=(vanilla, replace(vanilla, seed=1)))
+    monkeypatch.setitem(paper.GROUPS, "digits8", seeds)
+    tasks = []
+
+    def run(trial, task, *arguments, **options):
+        tasks.append(task)
+        return run_trial(trial, task, *arguments, **options)
+
+    monkeypatch.setattr(campaign, "run_trial", run)
+    found = list(Campaign(quick=True, epochs=1, device="cpu").run(seeds.trials))
+    for result, task in zip(found, tasks, strict=True):
+        choices = Choices(num_workers=8, seed=result.trial.seed)
+        alone = recipe("digits").task(choices)
+        assert task.identity() == alone.identity()
+    assert tasks[0].identity()["partition"] != tasks[1].identity()["partition"]
 
 
 def test_plans_use_the_authors_decomposition():
