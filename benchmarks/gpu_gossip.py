@@ -46,23 +46,18 @@ def make_plan(mixing: str) -> Plan:
     schedule = (
         Periodic(frequency=1.0, num_matchings=2)
         if mixing == "laplacian"
-        else Cycle(cycle=((0,), (1, 0), (), (1,)))
+        else Cycle(cycle=((0,), (1, 0), (), (1,)), num_matchings=2)
     )
     return Plan(
         topology=families.ring(NUM_WORKERS),
         strategy="vanilla" if mixing == "laplacian" else "greedy",
         budget=1.0,
-        seed=0,
         mixing=mixing,
         matchings=matchings,
-        probabilities=(1.0, 1.0),
         alpha=0.25 if mixing == "laplacian" else 0.5,
         schedule=schedule,
         timing=Units(),
         num_colors=2,
-        rho=0.5,
-        algebraic_connectivity=2.0,
-        expected_comm_time=2.0,
     )
 
 

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from one_peer import one_peer_exponential_error
 
 import matcha
 from matcha import Plan, Topology, families, theory
-from matcha.strategies.finite_time import finite_time_plan, one_peer_exponential_error
 
 RESULTS = Path(__file__).parent / "results"
 BUDGETS = (0.02, 0.1, 0.3, 0.5)
@@ -328,7 +328,7 @@ def free_links() -> list[dict[str, Any]]:
             colors = m - 1 if m % 2 == 0 else m
             budget = units / colors
             greedy = matcha.plan(topology, budget, "greedy")
-            base = 2 if m in (8, 16) else 3 if m == 27 else None
+            finite = "hypercube" if m in (8, 16) else "base" if m == 27 else None
             rows.append(
                 {
                     "workers": m,
@@ -337,8 +337,8 @@ def free_links() -> list[dict[str, Any]]:
                     "plain": matcha.plan(topology, budget, "greedy", effort="none").consensus_error,
                     "one_peer": one_peer_exponential_error(m, units),
                     "finite_time": None
-                    if base is None
-                    else finite_time_plan(m, budget, base=base).consensus_error,
+                    if finite is None
+                    else matcha.plan(topology, budget, finite).consensus_error,
                     "no_less": theory.doubling_bound(m, units),
                 }
             )

@@ -104,7 +104,7 @@ def test_periodic_spends_exactly_its_budget(budget):
 
 
 def test_cycles_repeat():
-    cycle = Cycle(cycle=((0,), (), (2, 1)))
+    cycle = Cycle(cycle=((0,), (), (2, 1)), num_matchings=3)
     assert list(cycle.actives(1, 6)) == [(), (2, 1), (0,), (), (2, 1)]
 
 
@@ -120,4 +120,4 @@ def test_bad_schedules_are_refused():
     with pytest.raises(PlanError, match="more than 1"):
         Choice(probabilities=(0.8, 0.8), seed=0)
     with pytest.raises(PlanError, match="at least one round"):
-        Cycle(cycle=())
+        Cycle(cycle=(), num_matchings=1)

@@ -24,7 +24,7 @@ def draw_tradeoff(data: Data) -> Any:
     """Consensus error against communication, both logarithmic, one panel a graph."""
     from matplotlib.figure import Figure
 
-    from matcha.report.figures import STRATEGY_COLORS, STRATEGY_MARKERS
+    from matcha.strategies import look_of
 
     titles = {
         "er8": "8 workers, the paper's Figure 1",
@@ -38,8 +38,8 @@ def draw_tradeoff(data: Data) -> Any:
             axes.plot(
                 x,
                 y,
-                color=STRATEGY_COLORS[strategy],
-                marker=STRATEGY_MARKERS[strategy],
+                color=look_of(strategy)[0],
+                marker=look_of(strategy)[1],
                 ms=9 if strategy == "vanilla" else 4.5,
                 mew=2 if strategy == "vanilla" else 1,
                 lw=1.8,
@@ -48,7 +48,7 @@ def draw_tradeoff(data: Data) -> Any:
                 zorder=4 if strategy == "vanilla" else 3,
             )
         (vanilla,) = lines["vanilla"]
-        axes.axhline(vanilla[1], color=STRATEGY_COLORS["vanilla"], lw=0.8, ls=":")
+        axes.axhline(vanilla[1], color=look_of("vanilla")[0], lw=0.8, ls=":")
         _mark_saving(axes, lines, vanilla)
         axes.set_xscale("log")
         axes.set_yscale("log")
@@ -117,12 +117,12 @@ def draw_headline(data: Data) -> Any:
     """A bar a run, shortest time at the bottom."""
     from matplotlib.figure import Figure
 
-    from matcha.report.figures import STRATEGY_COLORS
+    from matcha.strategies import look_of
 
     figure = Figure(figsize=(7.2, 3.6), layout="constrained")
     axes = figure.add_subplot()
     runs = sorted(data["runs"], key=lambda run: -run[2])
-    colors = [STRATEGY_COLORS.get(strategy, "#8C6D31") for strategy, _, _ in runs]
+    colors = [look_of(strategy)[0] for strategy, _, _ in runs]
     names = {"ddp": "DDP all-reduce", "vanilla": "vanilla"}
     labels = [names.get(s, f"{s}, budget {b:g}") for s, b, _ in runs]
     bars = axes.barh(range(len(runs)), [run[2] for run in runs], color=colors)

@@ -6,7 +6,7 @@ This is the one definition of the mixing; the simulator and the runtime are test
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, TypeVar
+from typing import Literal, TypeAlias, TypeVar, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ from matcha.topology import Link, Matching
 
 _F = TypeVar("_F", np.float32, np.float64)
 Mixing: TypeAlias = Literal["laplacian", "pairwise"]
+MIXINGS: tuple[Mixing, ...] = get_args(Mixing)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +37,10 @@ class Round:
     mixing: Mixing
     weight: float
     """α for Laplacian mixing; the partner's share for pairwise: ½, or above it where that pays."""
+
+    def __hash__(self) -> int:
+        # Equal rounds have equal positions; hashing thousands of links would take long.
+        return hash((self.indices, self.weight))
 
     def __bool__(self) -> bool:
         return bool(self.matchings)

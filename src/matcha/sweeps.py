@@ -8,11 +8,10 @@ from typing import Any
 
 from matcha.errors import InputError
 from matcha.plans import Plan
-from matcha.strategies import plan
+from matcha.strategies import COMPARED, plan, strategy_named
 from matcha.topology import Topology
 
 DEFAULT_BUDGETS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0)
-DEFAULT_STRATEGIES = ("matcha", "periodic", "vanilla", "greedy")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,14 +55,14 @@ class Sweep:
 def sweep(
     topology: Topology,
     budgets: Sequence[float] = DEFAULT_BUDGETS,
-    strategies: Sequence[str] = DEFAULT_STRATEGIES,
+    strategies: Sequence[str] = COMPARED,
     *,
     progress: Callable[[int, int], None] | None = None,
     **options: Any,
 ) -> Sweep:
     """Plan a topology at every budget with every strategy.
 
-    `vanilla` has no budget: it appears once, at 1.
+    Strategies without a budget, as `vanilla`, appear once, at 1.
 
     Args:
         topology: The workers and their links.
@@ -85,7 +84,7 @@ def sweep(
     wanted = [
         (strategy, budget)
         for strategy in dict.fromkeys(strategies)
-        for budget in ([1.0] if strategy == "vanilla" else sorted(set(budgets)))
+        for budget in strategy_named(strategy).budgets(budgets)
     ]
     plans = []
     for done, (strategy, budget) in enumerate(wanted, start=1):

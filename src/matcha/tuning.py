@@ -17,7 +17,7 @@ from typing import Any
 
 from matcha.errors import InputError
 from matcha.plans import Plan
-from matcha.strategies import Effort
+from matcha.strategies import Effort, look_of, strategy_named
 from matcha.strategies import plan as make_plan
 from matcha.theory import admissible_learning_rate, consensus_error, drift_error
 from matcha.topology import Topology
@@ -168,13 +168,13 @@ class Tuning:
 
         figure = Figure(figsize=(6.4, 4.4), layout="constrained")
         axis = figure.add_subplot()
-        markers = {"greedy": "D", "matcha": "o", "vanilla": "s", "periodic": "^", "single": "v"}
         for strategy in dict.fromkeys(point.strategy for point in self.points):
             mine = [p for p in self.points if p.strategy == strategy and p.consensus_error > 0]
             axis.plot(
                 [p.iteration_seconds for p in mine],
                 [p.consensus_error for p in mine],
-                marker=markers.get(strategy, "x"),
+                color=look_of(strategy)[0],
+                marker=look_of(strategy)[1],
                 markersize=4,
                 label=strategy,
             )
@@ -253,7 +253,7 @@ def tune(
     wanted = [
         (strategy, budget)
         for strategy in dict.fromkeys(strategies)
-        for budget in ([1.0] if strategy == "vanilla" else sorted(set(budgets)))
+        for budget in strategy_named(strategy).budgets(budgets)
     ]
     points: list[TunedPoint] = []
     plans: list[Plan] = []

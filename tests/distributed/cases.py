@@ -60,26 +60,23 @@ def make_plan(strategy: str, mixing: str, seed: int = 3) -> Plan:
     count = len(matchings)
     schedule = {
         "matcha": lambda: Bernoulli(probabilities=(0.5,) * count, seed=seed),
-        "vanilla": lambda: Periodic(frequency=1.0, num_matchings=count),
-        "periodic": lambda: Periodic(frequency=0.3, num_matchings=count),
+        "vanilla": lambda: Periodic(frequency=1.0, num_matchings=count, seed=seed),
+        "periodic": lambda: Periodic(frequency=0.3, num_matchings=count, seed=seed),
         "single": lambda: Choice(probabilities=(0.9 / count,) * count, seed=seed),
-        "greedy": lambda: Cycle(cycle=((0, 2), (), (1,), (3, 0, 1), (4,))),
+        "greedy": lambda: Cycle(
+            cycle=((0, 2), (), (1,), (3, 0, 1), (4,)), num_matchings=count, seed=seed
+        ),
     }[strategy]()
     return Plan(
         topology=families.paper("er8"),
         strategy=strategy,
         budget=0.5,
-        seed=seed,
         mixing=mixing,
         matchings=matchings,
-        probabilities=(0.5,) * count,
         alpha=0.17 if mixing == "laplacian" else 0.5,
         schedule=schedule,
         timing=Units(),
         num_colors=count,
-        rho=0.9,
-        algebraic_connectivity=1.0,
-        expected_comm_time=1.0,
     )
 
 

@@ -104,7 +104,6 @@ def run_ahead(transport: Transport, folder: Path) -> None:
     pairs = replace(
         PLAN,
         matchings=(((0, 1), (2, 3)),),
-        probabilities=(1.0,),
         schedule=Periodic(frequency=1.0, num_matchings=1),
     )
     model = make_model()

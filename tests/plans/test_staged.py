@@ -48,14 +48,15 @@ def test_it_offers_what_engines_use(fixed):
     assert fixed.num_workers == 8
     assert fixed.topology == TOPOLOGY
     assert fixed.strategy == "greedy"
-    assert (fixed.budget, fixed.seed, fixed.mixing, fixed.num_colors) == (0.5, 0, "pairwise", 5)
+    assert (fixed.budget, fixed.seed) == (0.5, 0)
     assert fixed.round_time(fixed.round(41)) in (0.0, 1.0)
     assert np.allclose(fixed.mixing_matrix(3).sum(axis=0), 1)
-    assert fixed.rho == max(level.rho for level in fixed.levels)
-    assert fixed.consensus_error == fixed.levels[1].consensus_error
-    assert fixed.expected_comm_time == fixed.levels[1].expected_comm_time
-    assert fixed.alpha == 0.5
-    assert 0 < fixed.smallest_self_weight <= 0.5
+    assert [fixed.level_at(k).budget for k in (39, 40, 100)] == [0.5, 0.1, 0.5]
+    assert fixed.levels[0].levels == (fixed.levels[0],)
+    assert fixed.levels[0].level_at(99) is fixed.levels[0]
+    for k in (-1, -7):
+        with pytest.raises(InputError, match="count from 0"):
+            fixed.rounds(k)
     assert "from iteration 40: budget 0.1" in str(fixed)
     assert len(fixed.notes) >= 2
 

@@ -80,7 +80,7 @@ def test_single_draws_one_matching_and_both_mixings_agree():
 
 @pytest.mark.parametrize("strategy", ["vanilla", "periodic"])
 def test_pairwise_mixing_is_refused_where_all_links_talk_at_once(strategy):
-    with pytest.raises(InputError, match="mixes by the Laplacian"):
+    with pytest.raises(InputError, match="has laplacian mixing"):
         matcha.plan(families.ring(6), 0.5, strategy, mixing="pairwise")
 
 

@@ -93,7 +93,7 @@ def test_choice_against_its_expectation():
     ("schedule", "period"),
     [
         (Periodic(frequency=0.4, num_matchings=5), 5),
-        (Cycle(cycle=((0, 2), (), (4, 1), (3,))), 4),
+        (Cycle(cycle=((0, 2), (), (4, 1), (3,)), num_matchings=5), 4),
         (Periodic(frequency=1.0, num_matchings=5), 1),
     ],
 )
@@ -123,7 +123,10 @@ def test_vanilla_gives_the_published_table(name):
 @pytest.mark.parametrize("mixing", ["laplacian", "pairwise"])
 def test_a_schedule_that_leaves_someone_out_never_settles(mixing):
     matchings = (((0, 1),), ((1, 2),))
-    for schedule in (Cycle(cycle=((0,),)), Periodic(frequency=1.0, num_matchings=2)):
+    for schedule in (
+        Cycle(cycle=((0,),), num_matchings=2),
+        Periodic(frequency=1.0, num_matchings=2),
+    ):
         error = schedule_error(matchings, schedule, 4, mixing=mixing, weight=0.4)
         assert error == math.inf
 
@@ -169,7 +172,13 @@ def test_nothing_beats_the_doubling_bound_and_a_hypercube_meets_it():
         ((0,), (), (1,), (), (2,), (), (3,), ()),
     ):
         c = 4 / len(rounds)
-        error = schedule_error(matchings, Cycle(cycle=rounds), 16, mixing="pairwise", weight=0.5)
+        error = schedule_error(
+            matchings,
+            Cycle(cycle=rounds, num_matchings=len(matchings)),
+            16,
+            mixing="pairwise",
+            weight=0.5,
+        )
         bound = theory.doubling_bound(16, c)
         assert error >= bound - 1e-12
         if c >= 1:
@@ -186,24 +195,19 @@ def test_drift_against_simulation(mixing, kind):
     schedule = {
         "coins": Bernoulli(probabilities=p, seed=1),
         "choice": Choice(probabilities=tuple(q / 3 for q in p), seed=1),
-        "cycle": Cycle(cycle=((0, 2), (), (4, 1), (3,))),
+        "cycle": Cycle(cycle=((0, 2), (), (4, 1), (3,)), num_matchings=5),
         "periodic": Periodic(frequency=0.5, num_matchings=5),
     }[kind]
     plan = Plan(
         topology=topology,
         strategy="matcha",
         budget=0.5,
-        seed=1,
         mixing=mixing,
         matchings=matchings,
-        probabilities=p,
         alpha=0.3,
         schedule=schedule,
         timing=Units(),
         num_colors=5,
-        rho=0.5,
-        algebraic_connectivity=1.0,
-        expected_comm_time=1.0,
     )
     # All fixed differences at once: column i is the response to a unit gradient at worker i.
     g = np.eye(8) - 1 / 8

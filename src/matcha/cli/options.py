@@ -9,6 +9,7 @@ from typing import Annotated, TypeAlias
 import typer
 
 from matcha.errors import InputError
+from matcha.strategies import OFFERED
 
 _TOPOLOGY = (
     "Who can talk to whom: [cyan]ring:8[/], [cyan]path:8[/], [cyan]torus:4x4[/], "
@@ -18,7 +19,7 @@ _TOPOLOGY = (
     "(JSON, GraphML, edge list, adjacency .csv/.npy)."
 )
 _BUDGET = "C_b in (0, 1]: communication as a fraction of vanilla's"
-_STRATEGY = "How the plan is made: matcha, vanilla, periodic, single or greedy"
+_STRATEGY = f"How the plan is made: {', '.join(OFFERED)}"
 _SEVERAL = "several with commas, or the option again."
 
 # -- the network and what may be spent on it -------------------------------------------------------

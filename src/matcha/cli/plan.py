@@ -23,7 +23,7 @@ from matcha.cli.options import (
 )
 from matcha.cli.output import check_free, console, patient_progress, print_json
 from matcha.errors import InputError, PlanError
-from matcha.plans import AnyPlan, Plan, StagedPlan, load_plan
+from matcha.plans import Plan, PlanLike, StagedPlan, load_plan
 from matcha.strategies import plan as make_plan
 from matcha.strategies import staged_plan
 from matcha.timing import Scaled, Timing
@@ -85,7 +85,7 @@ def plan_command(
     check_free(plot, force)
     if plot is not None:
         figures.check_format(plot)
-    made: AnyPlan
+    made: PlanLike
     if _is_saved_plan(topology):
         if stage:
             raise InputError("a saved plan has its stages: --stage goes with a topology.")

@@ -35,8 +35,9 @@ from matcha.cli.options import (
 )
 from matcha.cli.output import console, make_folder, patient_progress, print_json
 from matcha.errors import InputError, is_installed
-from matcha.plans import AnyPlan, load_plan
+from matcha.plans import PlanLike, load_plan
 from matcha.strategies import plan as make_plan
+from matcha.strategies import strategy_named
 from matcha.topology import families
 
 if TYPE_CHECKING:
@@ -165,9 +166,9 @@ def _plans(
     strategies: Sequence[str],
     budgets: Sequence[float],
     seed: int,
-) -> list[AnyPlan]:
+) -> list[PlanLike]:
     if files:
-        plans = [load_plan(file) for file in files]
+        plans: list[PlanLike] = [load_plan(file) for file in files]
         if len({plan.num_workers for plan in plans}) > 1:
             raise InputError("the plans are for different numbers of workers")
         return plans
@@ -175,7 +176,7 @@ def _plans(
     pairs = [
         (strategy, budget)
         for strategy in strategies
-        for budget in ([1.0] if strategy == "vanilla" else budgets)
+        for budget in strategy_named(strategy).budgets(budgets)
     ]
     return [make_plan(graph, budget, strategy, seed=seed) for strategy, budget in pairs]
 

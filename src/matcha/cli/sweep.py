@@ -18,7 +18,8 @@ from matcha.cli.options import (
     words,
 )
 from matcha.cli.output import check_free, console, patient_progress, print_json
-from matcha.sweeps import DEFAULT_BUDGETS, DEFAULT_STRATEGIES, Sweep, sweep
+from matcha.strategies import COMPARED
+from matcha.sweeps import DEFAULT_BUDGETS, Sweep, sweep
 from matcha.topology import families
 
 
@@ -26,7 +27,7 @@ from matcha.topology import families
 def sweep_command(
     topology: TopologyArgument,
     budgets: Budgets = [f"{b:g}" for b in DEFAULT_BUDGETS],
-    strategies: Strategies = list(DEFAULT_STRATEGIES),
+    strategies: Strategies = list(COMPARED),
     seed: Seed = 0,
     effort: Effort = "default",
     plot: Plot = None,

@@ -32,7 +32,7 @@ from matcha.cli.options import (
 )
 from matcha.cli.output import console, free_directory, patient_progress, this_command
 from matcha.errors import InputError
-from matcha.plans import AnyPlan, load_plan
+from matcha.plans import PlanLike, load_plan
 from matcha.records import COMMAND_VARIABLE, Record
 from matcha.strategies import plan as make_plan
 from matcha.topology import families
@@ -175,7 +175,7 @@ def train_command(
 
 def _launch(
     command: list[str],
-    plan: AnyPlan,
+    plan: PlanLike,
     plan_file: Path | None,
     hosts: Hosts,
     watched: Path | None = None,
@@ -260,7 +260,7 @@ def _check_task(name: str, wire: str | None) -> None:
 
 def _plan(
     plan_file: Path | None, topology: str, strategy: str, budget: float, seed: int
-) -> AnyPlan:
+) -> PlanLike:
     from matcha.distributed.launch import PLAN_VARIABLE
 
     path = plan_file or os.environ.get(PLAN_VARIABLE)

@@ -21,7 +21,7 @@ from matcha.distributed.claims import Claim
 from matcha.distributed.collectives import broadcast
 from matcha.distributed.environment import default_transport, is_alone
 from matcha.distributed.exchange import Exchange
-from matcha.distributed.itinerary import GossipPlan, Itinerary
+from matcha.distributed.itinerary import Itinerary
 from matcha.distributed.meetings import Meetings
 from matcha.distributed.membership import Membership, as_team
 from matcha.distributed.misuse import (
@@ -37,9 +37,10 @@ from matcha.distributed.stopwatch import Stopwatch
 from matcha.distributed.transports.memory_transport import MemoryNetwork
 from matcha.distributed.transports.transport import Transport
 from matcha.errors import InputError, ModelError
+from matcha.plans import PlanLike
 from matcha.records import Span
 
-__all__ = ["Gossip", "GossipPlan"]
+__all__ = ["Gossip"]
 
 _log = logging.getLogger("matcha")
 
@@ -92,7 +93,7 @@ class Gossip:
         self,
         model: nn.Module,
         optimizer: Optimizers,
-        plan: GossipPlan,
+        plan: PlanLike,
         *,
         transport: Transport | None = None,
         overlap: bool = False,
@@ -402,7 +403,7 @@ def _own_transport() -> Transport:
     return MemoryNetwork(1).transport(0) if is_alone() else default_transport()
 
 
-def _check_workers(plan: GossipPlan, transport: Transport) -> None:
+def _check_workers(plan: PlanLike, transport: Transport) -> None:
     if transport.num_workers == 1:
         _log.warning(
             "one process: Gossip exchanges nothing here; for the plan's %d workers start the "

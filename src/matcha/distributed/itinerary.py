@@ -2,32 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from functools import lru_cache
 from itertools import repeat
-from typing import Protocol
 
 from matcha.distributed.exchange import Meeting, meetings
+from matcha.plans import PlanLike
 from matcha.rounds import Round
-from matcha.topology import Topology
 
-__all__ = ["GossipPlan", "Itinerary"]
+__all__ = ["Itinerary"]
 
 _KNOWN_ROUNDS = 1 << 14  # rounds repeat; beyond this many different ones, look again
 _REST = Round(matchings=(), indices=(), mixing="pairwise", weight=0.5)
-
-
-class GossipPlan(Protocol):
-    """What the runtime needs of a plan; staged plans offer it too."""
-
-    @property
-    def topology(self) -> Topology: ...  # noqa: D102
-    @property
-    def num_workers(self) -> int: ...  # noqa: D102
-    @property
-    def digest(self) -> str: ...  # noqa: D102
-    @property
-    def seed(self) -> int: ...  # noqa: D102
-    def rounds(self, start: int = 0, stop: int | None = None) -> Iterator[Round]: ...  # noqa: D102
 
 
 class Itinerary:
@@ -39,11 +24,14 @@ class Itinerary:
         met: whom this worker meets in it; empty when it rests.
     """
 
-    def __init__(self, plan: GossipPlan, rank: int, iteration: int, *, alone: bool = False) -> None:
+    def __init__(self, plan: PlanLike, rank: int, iteration: int, *, alone: bool = False) -> None:
+        @lru_cache(maxsize=_KNOWN_ROUNDS)
+        def met(round: Round) -> tuple[Meeting, ...]:
+            return meetings(round, rank)
+
         self._plan = plan
         self._alone = alone
-        self._rank = rank
-        self._known: dict[int, tuple[Round, tuple[Meeting, ...]]] = {}
+        self._met = met
         self.seek(iteration)
 
     def seek(self, iteration: int) -> None:
@@ -55,12 +43,5 @@ class Itinerary:
     def advance(self) -> None:
         """Go on to the next round."""
         self.iteration += 1
-        self.round = round = next(self._rounds)
-        # By identity: plans hand out the same few objects, and hashing one's links takes long.
-        known = self._known.get(id(round))
-        if known is not None and known[0] is round:
-            self.met = known[1]
-            return
-        self.met = meetings(round, self._rank)
-        if len(self._known) < _KNOWN_ROUNDS:
-            self._known[id(round)] = round, self.met
+        self.round = next(self._rounds)
+        self.met = self._met(self.round)

@@ -24,7 +24,7 @@ from matcha.distributed.transports.slow_links import SlowLinks
 from matcha.distributed.transports.transport import Transport
 from matcha.documents import fingerprint
 from matcha.errors import InputError
-from matcha.plans import AnyPlan
+from matcha.plans import PlanLike
 from matcha.records import Entry, Record, Span
 from matcha.tasks.delays import Delays
 from matcha.tasks.evaluation import evaluate, finish_average
@@ -61,7 +61,7 @@ class Training:
     def __init__(
         self,
         task: Task,
-        plan: AnyPlan,
+        plan: PlanLike,
         settings: Settings,
         transport: Transport,
         *,
@@ -279,7 +279,7 @@ class Training:
         return {"torch": torch.default_generator}
 
 
-def _check(task: Task, plan: AnyPlan, settings: Settings) -> None:
+def _check(task: Task, plan: PlanLike, settings: Settings) -> None:
     if task.num_workers != plan.num_workers:
         raise InputError(
             f"the plan is for {plan.num_workers} workers and the task for {task.num_workers}."

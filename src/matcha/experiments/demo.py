@@ -17,10 +17,9 @@ from pathlib import Path
 from matcha.errors import InputError
 from matcha.plans import Plan
 from matcha.records import COMMAND_VARIABLE, Record, follow, invoked
-from matcha.strategies import plan
+from matcha.strategies import COMPARED, has_budget, plan
 from matcha.topology import families
 
-STRATEGIES = ("vanilla", "periodic", "matcha", "greedy")
 _POLL_SECONDS = 0.1
 
 
@@ -30,7 +29,7 @@ class Demo:
 
     directory: Path
     topology: str = "paper:er8"
-    strategies: tuple[str, ...] = STRATEGIES
+    strategies: tuple[str, ...] = COMPARED
     budget: float = 0.2
     """C_b of every strategy but vanilla."""
     link_mbps: float = 2.5
@@ -63,7 +62,7 @@ def make_plans(demo: Demo) -> dict[str, Plan]:
     topology = families.parse(demo.topology)
     plans = {}
     for strategy in demo.strategies:
-        budget = 1.0 if strategy == "vanilla" else demo.budget
+        budget = demo.budget if has_budget(strategy) else 1.0
         plans[strategy] = plan(topology, budget, strategy, demo.seed)
         demo.plan_file(strategy).parent.mkdir(parents=True, exist_ok=True)
         plans[strategy].save(demo.plan_file(strategy))

@@ -3,122 +3,167 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
-from functools import cached_property
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
-import numpy.typing as npt
-
+from matcha import theory
 from matcha._numerics.certificates import Certificate
-from matcha.documents import fingerprint, load_document, save_document
+from matcha.documents import fingerprint, load_document, number, spelled
 from matcha.errors import InputError, PlanError
-from matcha.rounds import Mixing, Round
-from matcha.schedules import Bernoulli, Choice, Cycle, Periodic, schedule_from_json
+from matcha.plans.protocol import Members
+from matcha.rounds import MIXINGS, Mixing, Round
+from matcha.schedules import Schedule, schedule_from_json
 from matcha.timing import Timing, timing_from_json
 from matcha.topology import Matching, Topology, check_matchings
 
-SCHEMA = "matcha.plan/1"
+SCHEMA = "matcha.plan/2"
+READABLE = (SCHEMA, "matcha.plan/1")
+"""Version 1, of matcha 0.1, had the same members."""
+_KNOWN_ROUNDS = 1 << 16  # rounds repeat; beyond this many different ones, make them anew
+_EXACT_ERROR_LIMIT = 256  # workers; the exact error takes 0.7 s there and 12 s at 512
 _P = TypeVar("_P")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """Figures that whoever made a plan came across; what is None the plan works out when asked.
+
+    They hold for one set of parts. A plan made of others, as by `dataclasses.replace`, drops them.
+    """
+
+    rho: float | None = None
+    algebraic_connectivity: float | None = None
+    consensus_error: float | None = None
+    parts: tuple[Any, ...] = field(default=(), repr=False)
+    """What they were found for; the plan that they were first given to fills this in."""
+
+    def held_for(self, parts: tuple[Any, ...]) -> Figures:
+        """These figures where they hold for the parts, none where they do not."""
+        if not self.parts:
+            return replace(self, parts=parts)
+        alike = all(mine is theirs for mine, theirs in zip(self.parts, parts, strict=True))
+        return self if alike else Figures(parts=parts)
+
+
 @dataclass(frozen=True, kw_only=True)
-class Plan:
-    """A topology, a strategy, a budget, a seed, and everything derived from them.
+class Plan(Members):
+    """A topology, and who talks when on it and with which weights; all else follows from these.
 
     `plan.round(k)` says what happens at iteration k: the same on every worker, in any order of k.
+    `dataclasses.replace` changes parts; what a plan promises (`rho`, …) is derived from its parts.
     """
 
     topology: Topology
     strategy: str
     budget: float
-    seed: int
     mixing: Mixing
     matchings: tuple[Matching, ...]
     """The matchings that rounds are made of; disjoint except for `greedy`."""
-    probabilities: tuple[float, ...]
-    """How often each matching is used."""
     alpha: float
     """The weight of a neighbour's value: α of eq. 8, or ½ for pairwise mixing."""
-    schedule: Bernoulli | Choice | Periodic | Cycle
+    schedule: Schedule
+    """Which of the matchings are active when; it owns their probabilities and the seed."""
     timing: Timing
     num_colors: int
     """M, the matchings of the edge colouring: what the budget is a fraction of."""
-    rho: float
-    """‖E[WᵀW] − J‖₂, the contraction of disagreement an iteration; < 1 means consensus."""
-    algebraic_connectivity: float
-    """λ₂ of the expected topology Σ p_j L_j (eq. 5)."""
-    expected_comm_time: float
-    """Communication time an iteration, in the delay model's unit."""
-    consensus_error: float | None = None
-    """Steady-state disagreement tr(X)/m under unit gradient noise; None where too large to find."""
     certificate: Certificate | None = None
     """How close to optimal the probabilities are known to be."""
     notes: tuple[str, ...] = ()
     """What a user should know about this plan."""
+    figures: Figures = field(default_factory=Figures, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        check_budget(self.budget)
-        if self.mixing not in ("laplacian", "pairwise"):
-            raise PlanError(f"mixing is {self.mixing!r}, but it is 'laplacian' or 'pairwise'.")
-        if len(self.probabilities) != len(self.matchings):
+        if not 0 <= self.budget <= 1:
+            raise PlanError(f"the budget is {self.budget!r}, but it is a fraction: 0 to 1.")
+        if self.mixing not in MIXINGS:
+            raise PlanError(f"mixing is {self.mixing!r}, but it is {' or '.join(MIXINGS)}.")
+        if len(self.schedule.probabilities) != len(self.matchings):
             raise PlanError(
-                f"{len(self.probabilities)} probabilities were given "
+                f"{len(self.schedule.probabilities)} probabilities were given "
                 f"for {len(self.matchings)} matchings."
             )
         if not (math.isfinite(self.alpha) and self.alpha > 0):
             raise PlanError(f"the mixing weight is {self.alpha!r}, but it must be positive.")
+        if self.num_colors < 1:
+            raise PlanError(f"the number of colours is {self.num_colors!r}, but it is at least 1.")
         check_matchings(self.topology, self.matchings)
+        object.__setattr__(self, "figures", self.figures.held_for(self._deciding))
+
+    @property
+    def _deciding(self) -> tuple[Any, ...]:
+        """The parts that decide what happens, and so what the plan promises."""
+        return (self.topology, self.matchings, self.schedule, self.mixing, self.alpha)
 
     # -- what happens when ----------------------------------------------------------------------
 
     @property
-    def num_workers(self) -> int:
-        """How many workers the plan is for."""
-        return self.topology.num_workers
-
-    def round(self, k: int) -> Round:
-        """What is active at iteration k: a pure function of (seed, k)."""
-        if k < 0:
-            raise InputError(f"iterations count from 0, but round {k} was asked for.")
-        return self._round(self.schedule.active(k))
-
-    def rounds(self, start: int = 0, stop: int | None = None) -> Iterator[Round]:
-        """The rounds of iterations start, start + 1, … in order; quicker than one by one."""
-        make = self._round
-        return map(make, self.schedule.actives(start, stop))
-
-    def _round(self, active: tuple[int, ...]) -> Round:
-        known = self._known_rounds
-        round_ = known.get(active)
-        if round_ is None:
-            round_ = Round(
-                matchings=tuple(self.matchings[j] for j in active),
-                indices=active,
-                mixing=self.mixing,
-                weight=self.alpha,
-            )
-            if len(known) < 1 << 16:
-                known[active] = round_
-        return round_
-
-    @cached_property
-    def _known_rounds(self) -> dict[tuple[int, ...], Round]:
-        return {}
-
-    def round_time(self, round: Round) -> float:
-        """The communication time of a round, in the delay model's unit."""
-        return self.timing.round_time(round.matchings)
-
-    def mixing_matrix(self, k: int) -> npt.NDArray[np.float64]:
-        """W(k) as a dense matrix: new x = W(k) @ x, rows are workers. For small m."""
-        return self.round(k).matrix(self.num_workers)
-
-    # -- what it promises -----------------------------------------------------------------------
+    def probabilities(self) -> tuple[float, ...]:
+        """How often each matching is used."""
+        return self.schedule.probabilities
 
     @property
+    def seed(self) -> int:
+        """What the draws, and the searches on the way, began with."""
+        return self.schedule.seed
+
+    @property
+    def levels(self) -> tuple[Plan, ...]:
+        """The plans that decide the rounds: this one alone."""
+        return (self,)
+
+    def level_at(self, k: int) -> Plan:
+        """The plan in force at iteration k: this one."""
+        return self
+
+    def _round(self, k: int) -> Round:
+        return self._made(self.schedule.active(k))
+
+    def _rounds(self, start: int, stop: int | None) -> Iterator[Round]:
+        return map(self._made, self.schedule.actives(start, stop))
+
+    @cached_property
+    def _made(self) -> Callable[[tuple[int, ...]], Round]:
+        matchings, mixing, weight = self.matchings, self.mixing, self.alpha
+
+        @lru_cache(maxsize=_KNOWN_ROUNDS)
+        def made(active: tuple[int, ...]) -> Round:
+            chosen = tuple(matchings[j] for j in active)
+            return Round(matchings=chosen, indices=active, mixing=mixing, weight=weight)
+
+        return made
+
+    # -- what it promises: derived from the parts -------------------------------------------------
+
+    @cached_property
+    def rho(self) -> float:
+        """‖E[WᵀW] − J‖₂, the contraction of disagreement an iteration; < 1 means consensus."""
+        known = self.figures.rho
+        return theory.contraction(self) if known is None else known
+
+    @cached_property
+    def algebraic_connectivity(self) -> float:
+        """λ₂ of the expected topology Σ p_j L_j (eq. 5)."""
+        known = self.figures.algebraic_connectivity
+        return theory.connectivity(self) if known is None else known
+
+    @cached_property
+    def consensus_error(self) -> float | None:
+        """Steady-state disagreement tr(X)/m under unit gradient noise; None where too large."""
+        known = self.figures.consensus_error
+        if known is not None:
+            return known
+        return theory.consensus_error(self, max_workers=_EXACT_ERROR_LIMIT)
+
+    @cached_property
+    def expected_comm_time(self) -> float:
+        """Communication time an iteration, in the delay model's unit."""
+        return self.schedule.expected_time(self.timing, self.matchings)
+
+    @cached_property
     def smallest_self_weight(self) -> float:
         """The least weight that a worker ever gives its own value in one round.
 
@@ -127,23 +172,33 @@ class Plan:
         """
         if self.mixing == "pairwise":
             return 1 - self.alpha
-        if isinstance(self.schedule, Choice):
-            return 1 - self.alpha
-        used = [m for m, p in zip(self.matchings, self.probabilities, strict=True) if p > 0]
-        degrees = np.zeros(self.num_workers, dtype=np.int64)
-        for matching in used:
-            for i, j in matching:
-                degrees[i] += 1
-                degrees[j] += 1
-        return float(1 - self.alpha * degrees.max())
+        degree = max((self._degree(active) for active in self.schedule.largest), default=0)
+        return float(1 - self.alpha * degree)
+
+    def _degree(self, active: tuple[int, ...]) -> int:
+        ends = Counter(worker for j in active for link in self.matchings[j] for worker in link)
+        return max(ends.values(), default=0)
 
     @cached_property
     def digest(self) -> str:
-        """A fingerprint of everything that workers must agree on."""
-        document = self.to_json()
-        for incidental in ("certificate", "notes"):
-            document.pop(incidental)
-        return fingerprint(document)
+        """A fingerprint of what decides the rounds: what workers must agree on.
+
+        Figures are no part of it, so that none depends on the last bit of an eigenvalue; nor is
+        the seed where rounds repeat and nothing is drawn.
+        """
+        drawn = self.schedule.period is None
+        return fingerprint(
+            {
+                "num_workers": self.num_workers,
+                "links": self.topology.links,
+                "matchings": self.matchings,
+                "schedule": self.schedule.to_json(),
+                "probabilities": self.probabilities,
+                "seed": self.seed if drawn else None,
+                "mixing": self.mixing,
+                "weight": self.alpha,
+            }
+        )
 
     # -- in and out -----------------------------------------------------------------------------
 
@@ -156,10 +211,10 @@ class Plan:
             "seed": self.seed,
             "mixing": self.mixing,
             "alpha": self.alpha,
-            "rho": self.rho,
+            "rho": spelled(self.rho),
             "algebraic_connectivity": self.algebraic_connectivity,
             "expected_comm_time": self.expected_comm_time,
-            "consensus_error": self.consensus_error,
+            "consensus_error": spelled(self.consensus_error),
             "num_colors": self.num_colors,
             "probabilities": list(self.probabilities),
             "matchings": [[list(link) for link in matching] for matching in self.matchings],
@@ -179,8 +234,11 @@ class Plan:
         """
         if not isinstance(document, dict) or "schema" not in document:
             raise PlanError("it is not a matcha plan (no schema name inside).")
-        if document["schema"] != SCHEMA:
-            raise PlanError(f"its schema is {document['schema']!r}, but {SCHEMA!r} is wanted.")
+        if document["schema"] not in READABLE:
+            raise PlanError(
+                f"its schema is {document['schema']!r}, but {SCHEMA!r} is wanted: "
+                "make it anew with `matcha plan`."
+            )
         try:
             return cls._from_fields(document)
         except InputError as error:
@@ -199,27 +257,22 @@ class Plan:
             topology=topology,
             strategy=str(document["strategy"]),
             budget=float(document["budget"]),
-            seed=int(document["seed"]),
             mixing=document["mixing"],
             matchings=tuple(
                 tuple((int(i), int(j)) for i, j in matching) for matching in document["matchings"]
             ),
-            probabilities=probabilities,
             alpha=float(document["alpha"]),
             schedule=schedule_from_json(document["schedule"], probabilities, int(document["seed"])),
             timing=timing_from_json(document["timing"], topology),
             num_colors=int(document["num_colors"]),
-            rho=float(document["rho"]),
-            algebraic_connectivity=float(document["algebraic_connectivity"]),
-            expected_comm_time=float(document["expected_comm_time"]),
-            consensus_error=_optional_float(document["consensus_error"]),
             certificate=None if certificate is None else Certificate(**certificate),
             notes=tuple(str(note) for note in document["notes"]),
+            figures=Figures(
+                rho=_optional_float(document["rho"]),
+                algebraic_connectivity=_optional_float(document["algebraic_connectivity"]),
+                consensus_error=_optional_float(document["consensus_error"]),
+            ),
         )
-
-    def save(self, path: str | Path) -> None:
-        """Write the plan as JSON, with a checksum, whole or not at all."""
-        save_document(self.to_json(), Path(path))
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:
@@ -244,9 +297,6 @@ class Plan:
             lines.append(f"  steady-state consensus error {self.consensus_error:.4g}")
         lines += [f"  note: {note}" for note in self.notes]
         return "\n".join(lines)
-
-    def __str__(self) -> str:
-        return self.summary()
 
 
 def read_plan(path: str | Path, make: Callable[[dict[str, Any]], _P]) -> _P:
@@ -279,4 +329,4 @@ def check_budget(budget: float) -> None:
 
 
 def _optional_float(value: Any) -> float | None:
-    return None if value is None else float(value)
+    return None if value is None else float(number(value))

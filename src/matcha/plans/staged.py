@@ -2,31 +2,30 @@
 
 A staged plan is a few plans (levels) and the iterations at which one takes over from another. The
 stages are either a schedule fixed beforehand, or extended on demand: at a checkpoint all workers
-feed the same measured consensus distance to `next_stage` and so make the same longer plan. Engines
-see the members of a `Plan`.
+feed the same measured consensus distance to `next_stage` and so make the same longer plan.
 """
 
 from __future__ import annotations
 
 import itertools
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-from matcha.documents import fingerprint, save_document
+from matcha.documents import fingerprint
 from matcha.errors import InputError, PlanError
 from matcha.plans.plan import Plan, read_plan
-from matcha.rounds import Mixing, Round
+from matcha.plans.protocol import Members
+from matcha.rounds import Round
 from matcha.timing import Timing
 from matcha.topology import Matching, Topology
 
-SCHEMA = "matcha.staged-plan/1"
+SCHEMA = "matcha.staged-plan/2"
+READABLE = (SCHEMA, "matcha.staged-plan/1")
+_KNOWN_ROUNDS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +38,10 @@ class Stage:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StagedPlan:
+class StagedPlan(Members):
     """Several plans for one topology, each in force for a stretch of iterations.
+
+    What a plan promises is said of each of its `levels`, not of them together.
 
     >>> from matcha.topology import families
     >>> staged = staged_plan(families.ring(4), {0: 0.5, 100: 0.25}, strategy="periodic")
@@ -82,16 +83,6 @@ class StagedPlan:
         return self.levels[0].timing
 
     @property
-    def num_workers(self) -> int:
-        """How many workers the plan is for."""
-        return self.topology.num_workers
-
-    @property
-    def num_colors(self) -> int:
-        """M: what budgets are a fraction of."""
-        return self.levels[0].num_colors
-
-    @property
     def strategy(self) -> str:
         """The levels' strategy; `staged` where they differ."""
         names = {level.strategy for level in self.levels}
@@ -106,31 +97,6 @@ class StagedPlan:
     def seed(self) -> int:
         """The first level's seed."""
         return self.levels[0].seed
-
-    @property
-    def mixing(self) -> Mixing:
-        """The mixing of the last stage; each round carries its own."""
-        return self._last.mixing
-
-    @property
-    def alpha(self) -> float:
-        """The weight of the last stage; each round carries its own."""
-        return self._last.alpha
-
-    @property
-    def rho(self) -> float:
-        """The slowest contraction of a stage."""
-        return max(self.levels[stage.level].rho for stage in self.stages)
-
-    @property
-    def expected_comm_time(self) -> float:
-        """Communication time an iteration in the last stage."""
-        return self._last.expected_comm_time
-
-    @property
-    def consensus_error(self) -> float | None:
-        """Steady-state consensus error of the last stage."""
-        return self._last.consensus_error
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -155,15 +121,11 @@ class StagedPlan:
         """The plan in force at iteration k."""
         return self.levels[self.stages[self._stage_at(k)].level]
 
-    def round(self, k: int) -> Round:
-        """What is active at iteration k; a stage begins its own schedule at its start."""
-        if k < 0:
-            raise InputError(f"iterations count from 0, but round {k} was asked for.")
+    def _round(self, k: int) -> Round:
         stage = self.stages[self._stage_at(k)]
         return self._numbered(self.levels[stage.level].round(k - stage.start), stage.level)
 
-    def rounds(self, start: int = 0, stop: int | None = None) -> Iterator[Round]:
-        """The rounds of iterations start, start + 1, … in order."""
+    def _rounds(self, start: int, stop: int | None) -> Iterator[Round]:
         k = start
         while stop is None or k < stop:
             place = self._stage_at(k)
@@ -174,19 +136,6 @@ class StagedPlan:
             for round_ in level.rounds(k - stage.start, None if end is None else end - stage.start):
                 yield self._numbered(round_, stage.level)
                 k += 1
-
-    def round_time(self, round: Round) -> float:
-        """The communication time of a round, in the delay model's unit."""
-        return self.timing.round_time(round.matchings)
-
-    def mixing_matrix(self, k: int) -> npt.NDArray[np.float64]:
-        """W(k) as a dense matrix, for small m."""
-        return self.round(k).matrix(self.num_workers)
-
-    @property
-    def smallest_self_weight(self) -> float:
-        """The least weight that a worker ever gives its own value in one round."""
-        return min(self.levels[stage.level].smallest_self_weight for stage in self.stages)
 
     @cached_property
     def digest(self) -> str:
@@ -251,8 +200,8 @@ class StagedPlan:
         Raises:
             PlanError: The document is not a staged plan, or a part of it is not valid.
         """
-        if not isinstance(document, dict) or document.get("schema") != SCHEMA:
-            raise PlanError("it is not a staged matcha plan.")
+        if not isinstance(document, dict) or document.get("schema") not in READABLE:
+            raise PlanError("it is not a staged matcha plan of this version.")
         try:
             target = document["target"]
             return cls(
@@ -266,10 +215,6 @@ class StagedPlan:
             raise PlanError(f"it lacks {error.args[0]!r}.") from None
         except (TypeError, ValueError) as error:
             raise PlanError(f"a part of it is malformed ({error}).") from None
-
-    def save(self, path: str | Path) -> None:
-        """Write the plan as JSON, with a checksum, whole or not at all."""
-        save_document(self.to_json(), Path(path))
 
     @classmethod
     def load(cls, path: str | Path) -> StagedPlan:
@@ -295,14 +240,7 @@ class StagedPlan:
             )
         return "\n".join(lines)
 
-    def __str__(self) -> str:
-        return self.summary()
-
     # -- helpers --------------------------------------------------------------------------------
-
-    @property
-    def _last(self) -> Plan:
-        return self.levels[self.stages[-1].level]
 
     @cached_property
     def _starts(self) -> tuple[int, ...]:
@@ -312,39 +250,13 @@ class StagedPlan:
         return bisect_right(self._starts, k) - 1
 
     @cached_property
-    def _known(self) -> dict[tuple[int, tuple[int, ...]], Round]:
-        return {}
+    def _numbered(self) -> Callable[[Round, int], Round]:
+        """Makes a level's round one whose indices are counted over the matchings of all levels."""
+        counts = (len(level.matchings) for level in self.levels)
+        offsets = tuple(itertools.accumulate(counts, initial=0))
 
-    def _numbered(self, round_: Round, level: int) -> Round:
-        """The round with its indices counted over the matchings of all levels."""
-        key = (level, round_.indices)
-        found = self._known.get(key)
-        if found is None:
-            offset = sum(len(other.matchings) for other in self.levels[:level])
-            found = replace(round_, indices=tuple(offset + j for j in round_.indices))
-            if len(self._known) < 1 << 16:
-                self._known[key] = found
-        return found
+        @lru_cache(maxsize=_KNOWN_ROUNDS)
+        def numbered(round_: Round, level: int) -> Round:
+            return replace(round_, indices=tuple(offsets[level] + j for j in round_.indices))
 
-
-AnyPlan: TypeAlias = Plan | StagedPlan
-"""What engines, records and reports take: a plan, or several in stages."""
-
-
-def levels(plan: AnyPlan) -> tuple[Plan, ...]:
-    """The plans that decide a plan's rounds: the levels of a staged one, or it alone."""
-    return plan.levels if isinstance(plan, StagedPlan) else (plan,)
-
-
-def load_plan(path: str | Path) -> AnyPlan:
-    """Read a plan of either kind.
-
-    Raises:
-        PlanError: The file is missing, foreign, truncated or damaged.
-    """
-    return read_plan(path, _from_json)
-
-
-def _from_json(document: dict[str, Any]) -> AnyPlan:
-    kind = StagedPlan if document.get("schema") == SCHEMA else Plan
-    return kind.from_json(document)
+        return numbered

@@ -12,11 +12,10 @@ from matcha.plans import Plan
 from matcha.report.figures import link_activity
 from matcha.report.layouts import layout
 from matcha.report.series import short
-from matcha.strategies import plan
+from matcha.strategies import COMPARED, has_budget, plan
 from matcha.topology import Link, Matching, Topology
 
 BUDGETS = (0.02, *(round(0.05 * i, 2) for i in range(1, 21)))
-STRATEGIES = ("vanilla", "periodic", "matcha", "greedy")
 # Beyond this a drawing is a hairball and its numbers would fill the page.
 MAX_LINKS = 2_000
 # Above this the search for a better cycle takes seconds a stop and moves ρ by a few per cent.
@@ -27,7 +26,7 @@ def network(
     topology: Topology,
     plans: Sequence[Plan] = (),
     *,
-    strategies: Sequence[str] = STRATEGIES,
+    strategies: Sequence[str] = COMPARED,
     budgets: Sequence[float] = BUDGETS,
     start: Plan | None = None,
     seconds: float = 20.0,
@@ -72,7 +71,7 @@ def _sweep(
     known = {(p.strategy, _stop(p)): p for p in plans}
     names = [*strategies, *(p.strategy for p in plans if p.strategy not in strategies)]
     names = list(dict.fromkeys(names))
-    own = {_stop(p) for p in plans if p.strategy != "vanilla"}
+    own = {_stop(p) for p in plans if has_budget(p.strategy)}
     stops = [*sorted(own), *_coarse_to_fine(sorted(set(budgets) - own))]
     timing = plans[0].timing if plans else None
     shared = _shared_matchings(plans)
@@ -82,7 +81,7 @@ def _sweep(
         if made and time.monotonic() > deadline:
             break
         for name in names:
-            key = (name, 1.0 if name == "vanilla" else budget)
+            key = (name, budget if has_budget(name) else 1.0)
             if key not in known:
                 own_matchings = None if name == "greedy" else shared
                 known[key] = plan(
@@ -105,8 +104,8 @@ def _sweep(
         "budgets": shown,
         "strategies": {
             name: [
-                _point(known[name, 1.0 if name == "vanilla" else budget])
-                for budget in ([1.0] if name == "vanilla" else shown)
+                _point(known[name, budget if has_budget(name) else 1.0])
+                for budget in (shown if has_budget(name) else [1.0])
             ]
             for name in names
         },
@@ -151,7 +150,7 @@ def _shared_matchings(plans: Iterable[Plan]) -> tuple[Matching, ...] | None:
 
 
 def _stop(made: Plan) -> float:
-    return 1.0 if made.strategy == "vanilla" else float(f"{made.budget:.4g}")
+    return float(f"{made.budget:.4g}") if has_budget(made.strategy) else 1.0
 
 
 def _coarse_to_fine(values: Sequence[float]) -> Iterator[float]:

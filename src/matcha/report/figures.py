@@ -13,6 +13,7 @@ from matcha.documents import writing
 from matcha.errors import InputError, require
 from matcha.plans import Plan
 from matcha.report.layouts import layout
+from matcha.strategies import has_budget, look_of
 from matcha.sweeps import Sweep
 from matcha.topology import Link
 
@@ -22,20 +23,6 @@ PALETTE = (
     "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31",
     "#7B4173", "#637939",
 )  # fmt: skip
-STRATEGY_COLORS: Mapping[str, str] = {
-    "matcha": "#0072B2",
-    "greedy": "#009E73",
-    "periodic": "#D55E00",
-    "vanilla": "#000000",
-    "single": "#CC79A7",
-}
-STRATEGY_MARKERS: Mapping[str, str] = {
-    "matcha": "o",
-    "greedy": "s",
-    "periodic": "^",
-    "vanilla": "x",
-    "single": "D",
-}
 
 
 def check_format(path: str | Path) -> Path:
@@ -136,12 +123,11 @@ def _draw_strategy(axes: Any, sweep: Sweep, strategy: str, quantity: str) -> Non
     known = [p for p in sweep.of(strategy) if getattr(p, quantity) is not None]
     if not known:
         return
-    color = STRATEGY_COLORS.get(strategy, "#666666")
-    marker = STRATEGY_MARKERS.get(strategy, "o")
+    color, marker = look_of(strategy)
     budgets = [point.budget for point in known]
     values = [getattr(point, quantity) for point in known]
     axes.plot(budgets, values, color=color, marker=marker, ms=5, lw=1.8, label=strategy)
-    if strategy == "vanilla":
+    if not has_budget(strategy):
         axes.axhline(values[-1], color=color, lw=0.8, ls=":")
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from matcha.documents import write_atomically
 from matcha.errors import InputError
-from matcha.plans import AnyPlan
+from matcha.plans import PlanLike
 from matcha.records import Run, find_runs, read_run
 from matcha.report import words
 from matcha.report.payload import SLOTS, Progress, build_payload
@@ -27,7 +27,7 @@ def write_report(
     runs: Sequence[Run | str | Path],
     path: str | Path,
     *,
-    plans: Sequence[AnyPlan] = (),
+    plans: Sequence[PlanLike] = (),
     title: str | None = None,
     target: float | None = None,
     sweep_seconds: float = 20.0,

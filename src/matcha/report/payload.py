@@ -7,24 +7,25 @@ from dataclasses import asdict
 from datetime import datetime, timezone
 from typing import Any
 
-from matcha.plans import AnyPlan, levels
+from matcha.plans import PlanLike
 from matcha.records import Run
 from matcha.report import words
 from matcha.report.explorer import network
 from matcha.report.series import curves, short
 from matcha.report.summary import Comparison, compare, reached
 from matcha.report.timeline import timeline, worker_loads
+from matcha.strategies import STRATEGIES, has_budget
 from matcha.topology import Topology
 
 Progress = Callable[[int, int], None]
 # The page's fixed colour slots; a second run of a strategy takes one of the spare ones.
-SLOTS = ("vanilla", "periodic", "matcha", "greedy", "single")
+SLOTS = tuple(STRATEGIES)
 NUM_STYLES = 12
 
 
 def build_payload(
     runs: Sequence[Run],
-    plans: Sequence[AnyPlan] = (),
+    plans: Sequence[PlanLike] = (),
     *,
     title: str | None = None,
     target: float | None = None,
@@ -43,11 +44,11 @@ def build_payload(
     """
     comparison = compare(runs, target)
     given = [*(run.plan for run in runs if run.plan is not None), *plans]
-    every = [level for plan in given for level in levels(plan)]
+    every = [level for plan in given for level in plan.levels]
     topologies = _distinct(plan.topology for plan in every)
     networks = []
     winner = comparison.winner
-    first = [] if winner is None or runs[winner].plan is None else levels(runs[winner].plan)
+    first = [] if winner is None or runs[winner].plan is None else runs[winner].plan.levels
     for number, topology in enumerate(topologies):
         networks.append(
             network(
@@ -84,6 +85,10 @@ def build_payload(
         "target_given": comparison.given,
         "winner": winner,
         "summaries": [_rounded(asdict(row)) for row in comparison.rows],
+        "strategies": [
+            {"name": name, "has_budget": has_budget(name), "about": STRATEGIES[name].about}
+            for name in SLOTS
+        ],
         "runs": shown,
         "networks": networks,
     }

@@ -8,10 +8,11 @@ from typing import Any
 
 from matcha.plans import Plan
 from matcha.records import Run
-from matcha.report.figures import PALETTE, STRATEGY_COLORS, draw_topology, save_figure
+from matcha.report.figures import PALETTE, draw_topology, save_figure
 from matcha.report.series import curves
 from matcha.report.summary import compare, diverged_at, label_runs
 from matcha.report.timeline import KINDS, timeline, worker_loads
+from matcha.strategies import STRATEGIES
 
 _DASHES = ("-", "--", "-.", ":", (0, (6, 2)), (0, (6, 2, 1, 2, 1, 2)))
 _KIND_COLORS = {"compute": "#a9b3a3", "exchange": "#0072B2", "wait": "#e0b050"}
@@ -163,6 +164,6 @@ def _color(runs: Sequence[Run], number: int) -> str:
     """The strategy's own colour, or the next of the palette when it is taken."""
     strategy = runs[number].header.strategy
     earlier = [run.header.strategy for run in runs[:number]]
-    if strategy in STRATEGY_COLORS and strategy not in earlier:
-        return STRATEGY_COLORS[strategy]
+    if strategy in STRATEGIES and strategy not in earlier:
+        return STRATEGIES[strategy].color
     return PALETTE[(number + 4) % len(PALETTE)]

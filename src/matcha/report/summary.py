@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from matcha.records import Record, Run
+from matcha.strategies import with_budget
 
 OBJECTIVES = ("train_loss", "test_loss")
 
@@ -93,9 +94,7 @@ def label_runs(runs: Sequence[Run]) -> list[str]:
     headers = [run.header for run in runs]
     labels = [h.strategy for h in headers]
     if len(set(labels)) < len(labels):
-        labels = [
-            h.strategy if h.strategy == "vanilla" else f"{h.strategy} {h.budget:g}" for h in headers
-        ]
+        labels = [with_budget(h.strategy, h.budget) for h in headers]
     if len(set(labels)) < len(labels):
         # A name that only adds to the label says best what is different.
         labels = [

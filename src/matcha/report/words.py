@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from matcha.plans import AnyPlan
+from matcha.plans import PlanLike
 from matcha.records import Run
 
 RHO_NOTE = (
@@ -15,7 +15,7 @@ RHO_NOTE = (
 _OBJECTIVE = {"train_loss": "training loss", "test_loss": "test loss"}
 
 
-def title(runs: Sequence[Run], plans: Sequence[AnyPlan] = ()) -> str:
+def title(runs: Sequence[Run], plans: Sequence[PlanLike] = ()) -> str:
     """A heading: the task and where it ran, or what is planned."""
     tasks = dict.fromkeys(run.header.task for run in runs) or ["Plans"]
     every = [*(run.plan for run in runs if run.plan is not None), *plans]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from matcha.errors import InputError
-from matcha.plans import AnyPlan, StagedPlan
+from matcha.plans import PlanLike
 from matcha.records import Record
 from matcha.simulation.engine import Engine
 from matcha.simulation.flat import mean_squared_deviation
@@ -44,7 +44,7 @@ class Simulation:
     """
 
     def __init__(
-        self, task: Task, plan: AnyPlan, settings: Settings, *, engine: Engine | None = None
+        self, task: Task, plan: PlanLike, settings: Settings, *, engine: Engine | None = None
     ) -> None:
         if plan.num_workers != task.num_workers:
             raise InputError(
@@ -163,7 +163,8 @@ class Simulation:
             return None
         if settings.schedule != Constant(base=rate):
             return None
-        return self.task.gradient_bound(self.plan.rho, self.iteration, rate)
+        slowest = max(level.rho for level in self.plan.levels)
+        return self.task.gradient_bound(slowest, self.iteration, rate)
 
     def _gradient_average(self) -> float | None:
         known = isinstance(self.task, KnownGradient)
@@ -179,10 +180,7 @@ class Simulation:
         correlates the steps: for a mode that a round shrinks by w, an AR(1) noise of coefficient
         μ raises the steady state by (1 + wμ)/(1 − wμ); c = w²/(1 − w²) gives the typical w.
         """
-        plan = self.plan
-        if isinstance(plan, StagedPlan):
-            plan = plan.level_at(self.iteration - 1)
-        c = plan.consensus_error
+        c = self.plan.level_at(self.iteration - 1).consensus_error
         if c is None:
             return None
         m = self.task.num_workers

@@ -1,25 +1,33 @@
-"""Strategies: how a plan is made from a topology and a budget. One file each."""
+"""Strategies: how a plan is made from a topology and a budget. One registry, one file each."""
 
 from matcha.strategies.planning import plan
-from matcha.strategies.request import (
-    DECOMPOSITIONS,
-    EFFORTS,
-    MIXINGS,
+from matcha.strategies.registry import (
+    COMPARED,
+    OFFERED,
     STRATEGIES,
-    Decomposition,
-    Effort,
-    Request,
+    Strategy,
+    has_budget,
+    look_of,
+    strategy_named,
+    with_budget,
 )
+from matcha.strategies.request import DECOMPOSITIONS, EFFORTS, Decomposition, Effort, Request
 from matcha.strategies.staged import staged_plan
 
 __all__ = [
+    "COMPARED",
     "DECOMPOSITIONS",
     "EFFORTS",
-    "MIXINGS",
+    "OFFERED",
     "STRATEGIES",
     "Decomposition",
     "Effort",
     "Request",
+    "Strategy",
+    "has_budget",
+    "look_of",
     "plan",
     "staged_plan",
+    "strategy_named",
+    "with_budget",
 ]

@@ -1,27 +1,65 @@
-"""Sequences that reach exact consensus in finitely many rounds, where links are free to choose.
+"""Sequences that reach exact consensus in finitely many rounds, on graphs with the links for it.
 
-Baselines for `greedy`: on a complete graph of m = b^d workers, d rounds of averaging in groups of
-b (Base-(k+1) graphs with k + 1 = b; a hypercube for b = 2) leave every worker with the mean. The
-one-peer exponential graph does the same for powers of two with one message out and one message
-in a round, each to a different peer.
+For m = b^d workers, d rounds of averaging in groups of b leave every worker with the mean: workers
+whose numbers differ in one digit, written in base b, form a group. `hypercube` is b = 2, a matching
+a round; `base` takes the smallest larger b whose links are there (Base-(k+1) graphs, k + 1 = b).
 """
 
 from __future__ import annotations
 
 import math
 from fractions import Fraction
-
-import numpy as np
+from itertools import accumulate
 
 from matcha.errors import InputError
-from matcha.plans import Plan, check_budget
+from matcha.plans import Plan
 from matcha.schedules import Cycle
-from matcha.strategies.greedy.candidates import timeline, unrolled
-from matcha.theory import consensus_error, contraction, cycles
-from matcha.theory.cycles import Array
-from matcha.timing import Units
-from matcha.topology import Matching
-from matcha.topology.families import complete
+from matcha.strategies.pacing import timeline, unrolled
+from matcha.strategies.parts import coloring, finished
+from matcha.strategies.request import Request
+from matcha.topology import Matching, Topology
+
+_MOST_TURNS = 64
+
+
+def hypercube(request: Request) -> Plan:
+    """Plan to average with the neighbour across one dimension of a hypercube after another.
+
+    Raises:
+        InputError: The number of workers is not a power of two, or links are missing.
+    """
+    m = request.topology.num_workers
+    groups = tuple((matching,) for matching in hypercube_matchings(m))
+    if not groups:
+        raise InputError(f"a hypercube needs a power of 2 workers, not {m}.")
+    missing = _missing(request.topology, groups)
+    if missing is not None:
+        raise InputError(
+            f"a hypercube needs the link {missing}, which the topology does not have: number the "
+            "workers so that neighbours differ in one bit, or use greedy, which works anywhere."
+        )
+    return _repeated(request, groups, base=2)
+
+
+def base(request: Request) -> Plan:
+    """Plan to average within groups of b, digit by digit, for the smallest b >= 3 with its links.
+
+    All of a group average at once, by Laplacian mixing with weight 1/b.
+
+    Raises:
+        InputError: No base has all its links in the topology.
+    """
+    m = request.topology.num_workers
+    bases = [b for b in range(3, m + 1) if _digits(m, b)]
+    for b in bases:
+        groups = base_matchings(m, b)
+        if _missing(request.topology, groups) is None:
+            return _repeated(request, groups, base=b)
+    tried = ", ".join(map(str, bases)) or "none"
+    raise InputError(
+        f"the topology lacks links of every sequence for {m} workers (bases {tried}): add links, "
+        "or use greedy, which works anywhere."
+    )
 
 
 def hypercube_matchings(num_workers: int) -> tuple[Matching, ...]:
@@ -52,8 +90,8 @@ def base_matchings(num_workers: int, base: int) -> tuple[tuple[Matching, ...], .
     >>> [len(round_) for round_ in base_matchings(9, 3)]
     [3, 3]
     """
-    digits = round(math.log(num_workers, base)) if base >= 2 and num_workers >= 2 else 0
-    if digits < 1 or base**digits != num_workers:
+    digits = _digits(num_workers, base)
+    if not digits:
         raise InputError(
             f"a Base-{base} sequence needs a power of {base} workers, not {num_workers}."
         )
@@ -74,97 +112,41 @@ def base_matchings(num_workers: int, base: int) -> tuple[tuple[Matching, ...], .
     return tuple(rounds)
 
 
-def finite_time_plan(num_workers: int, budget: float, *, base: int = 2, seed: int = 0) -> Plan:
-    """A plan on the complete graph that cycles through a finite-time sequence within a budget.
+def _digits(num_workers: int, base: int) -> int:
+    """How many digits the workers' numbers have; 0 where m is no power of the base."""
+    digits = round(math.log(num_workers, base)) if base >= 2 and num_workers >= 2 else 0
+    return digits if digits and base**digits == num_workers else 0
 
-    Base 2 exchanges one matching at a time with weight ½; larger bases average whole groups at
-    once by Laplacian mixing with weight 1/b.
 
-    >>> finite_time_plan(8, 1 / 7).expected_comm_time
-    1.0
-    """
-    check_budget(budget)
-    topology = complete(num_workers)
-    groups = base_matchings(num_workers, base)
-    num_colors = num_workers - 1 if num_workers % 2 == 0 else num_workers
-    rate = Fraction(repr(float(budget))).limit_denominator(10**6) * num_colors
-    costs = [Fraction(len(round_)) for round_ in groups]
-    turn = sum(costs, start=Fraction(0)) / rate
-    repeats = min(turn.denominator, 64)
-    matchings = tuple(matching for round_ in groups for matching in round_)
-    first = np.cumsum([0, *(len(round_) for round_ in groups)]).tolist()
-    indices = [tuple(range(first[d], first[d + 1])) for d in range(len(groups))] * repeats
-    cycle = unrolled(
-        (wait, tuple(j for n in numbers for j in indices[n]))
-        for wait, numbers in timeline(costs * repeats, rate)
-    )
-    spent = sum(len(active) for active in cycle) / len(cycle)
-    uses = [sum(j in active for active in cycle) / len(cycle) for j in range(len(matchings))]
-    plan = Plan(
-        topology=topology,
-        strategy="finite-time",
-        budget=budget,
-        seed=seed,
-        mixing="pairwise" if base == 2 else "laplacian",
-        matchings=matchings,
-        probabilities=tuple(uses),
+def _missing(topology: Topology, groups: tuple[tuple[Matching, ...], ...]) -> object:
+    links = set(topology.links)
+    needed = (link for round_ in groups for matching in round_ for link in matching)
+    return next((link for link in needed if link not in links), None)
+
+
+def _repeated(request: Request, groups: tuple[tuple[Matching, ...], ...], *, base: int) -> Plan:
+    """The plan that goes through the rounds again and again as its time accrues."""
+    timing, colors = request.timing, coloring(request)
+    share = Fraction(repr(request.budget)).limit_denominator(10**6)
+    rate = share * Fraction(timing.round_time(colors))
+    costs = [Fraction(timing.round_time(round_)) for round_ in groups]
+    # Repeated until the cycle's time is whole iterations, so that none of the budget is lost.
+    repeats = min((sum(costs, start=Fraction(0)) / rate).denominator, _MOST_TURNS)
+    firsts = list(accumulate((len(round_) for round_ in groups), initial=0))
+    places = [tuple(range(firsts[d], firsts[d + 1])) for d in range(len(groups))] * repeats
+    turns = timeline(costs * repeats, rate)
+    if request.mixing == "laplacian":
+        # A group's average is exact alone: one digit an iteration, however large the budget.
+        turns = [(wait if n == some[0] else 1, [n]) for wait, some in turns for n in some]
+    cycle = unrolled((wait, tuple(j for n in some for j in places[n])) for wait, some in turns)
+    return finished(
+        request,
+        matchings=tuple(matching for round_ in groups for matching in round_),
+        schedule=Cycle(cycle=cycle, num_matchings=firsts[-1], seed=request.seed),
         alpha=1 / base,
-        schedule=Cycle(cycle=cycle),
-        timing=Units(),
-        num_colors=num_colors,
-        rho=0.0,
-        algebraic_connectivity=float(num_workers * sum(uses) / len(topology.links)),
-        expected_comm_time=spent,
+        num_colors=len(colors),
         notes=(f"exact consensus after {len(groups)} rounds of base {base}.",),
     )
-    from dataclasses import replace
-
-    return replace(plan, rho=contraction(plan), consensus_error=consensus_error(plan))
-
-
-def one_peer_exponential(num_workers: int) -> tuple[Array, ...]:
-    """The mixing matrices of the one-peer exponential graph: hop 2^t in round t, ½ (I + shift).
-
-    Every worker sends to one peer and receives from another: directed, so not a matching, but as
-    long as one where links carry both directions at once.
-
-    >>> [float(W[0].max()) for W in one_peer_exponential(4)]
-    [0.5, 0.5]
-    """
-    hops = max(1, math.ceil(math.log2(num_workers)))
-    eye = np.eye(num_workers)
-    return tuple((eye + np.roll(eye, 2**t % num_workers, axis=1)) / 2 for t in range(hops))
-
-
-def one_peer_exponential_error(num_workers: int, rounds_per_iteration: float) -> float:
-    """The steady-state consensus error of the one-peer exponential graph at a pace.
-
-    >>> one_peer_exponential_error(8, 1.0)
-    0.5
-    """
-    matrices = one_peer_exponential(num_workers)
-    rate = Fraction(rounds_per_iteration).limit_denominator(1000)
-    turn = Fraction(len(matrices)) / rate
-    count = len(matrices) * min(turn.denominator, 256)
-    numbers = unrolled((wait, tuple(some)) for wait, some in timeline([Fraction(1)] * count, rate))
-    noise = cycles.centering(num_workers)
-
-    def advance(X: Array) -> tuple[Array, float]:
-        total = 0.0
-        for active in numbers:
-            X = X + noise
-            for n in active:
-                W = matrices[n % len(matrices)]
-                X = W @ X @ W.T
-            total += float(np.trace(X))
-        return X, total
-
-    product = noise
-    for n in range(count):
-        product = matrices[n % len(matrices)] @ product
-    fixed = cycles.lyapunov(product, advance(np.zeros_like(noise))[0])
-    assert fixed is not None  # hop 1 alone connects everyone
-    return advance(fixed)[1] / (len(numbers) * num_workers)
 
 
 def _round_robin(players: int) -> list[list[tuple[int, int]]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,9 +17,9 @@ from matcha.mixing import (
     optimal_contraction,
     vanilla_contraction,
 )
-from matcha.plans import Plan
+from matcha.plans import Figures, Plan
 from matcha.schedules import Bernoulli
-from matcha.strategies.parts import annotated, coloring
+from matcha.strategies.parts import coloring, finished, spent_within
 from matcha.strategies.recoloring import improve
 from matcha.strategies.request import Request
 from matcha.theory.pairwise import optimal_activation
@@ -43,10 +43,12 @@ class Subgraphs:
 
 def build(request: Request) -> Plan:
     """Plan by the paper: decompose, optimise probabilities (eq. 5), then the weight (eq. 9)."""
-    topology, parts = request.topology, subgraphs(request)
+    parts = subgraphs(request)
+    if request.probabilities is not None:
+        return _given(request, parts, request.probabilities)
     found = optimal_probabilities(
         parts.matchings,
-        topology.num_workers,
+        request.topology.num_workers,
         parts.limit,
         costs=parts.costs,
         groups=parts.groups,
@@ -56,24 +58,31 @@ def build(request: Request) -> Plan:
         return _pairwise(request, parts, found)
     p = found.probabilities
     best = contraction(request, parts, p)
-    return annotated(
-        Plan(
-            topology=topology,
-            strategy="matcha",
-            budget=request.budget,
-            seed=request.seed,
-            mixing="laplacian",
-            matchings=parts.matchings,
-            probabilities=p,
-            alpha=best.alpha,
-            schedule=Bernoulli(probabilities=p, seed=request.seed, groups=parts.groups),
-            timing=request.timing,
-            num_colors=parts.num_colors,
-            rho=best.rho,
-            algebraic_connectivity=found.certificate.value,
-            expected_comm_time=expected_time(request, parts, p),
-            certificate=found.certificate,
-        ),
+    return finished(
+        request,
+        matchings=parts.matchings,
+        schedule=Bernoulli(probabilities=p, seed=request.seed, groups=parts.groups),
+        alpha=best.alpha,
+        num_colors=parts.num_colors,
+        figures=Figures(rho=best.rho, algebraic_connectivity=found.certificate.value),
+        certificate=found.certificate,
+        full_time=parts.full_time,
+    )
+
+
+def _given(request: Request, parts: Subgraphs, p: tuple[float, ...]) -> Plan:
+    """Probabilities that the user brought: only the weight is left to find."""
+    schedule = Bernoulli(probabilities=p, seed=request.seed, groups=parts.groups)
+    cost = sum(q * c for q, c in zip(p, parts.costs, strict=True))
+    spent_within(request, cost, parts.limit, "the probabilities")
+    laplacian = request.mixing == "laplacian"
+    return finished(
+        request,
+        matchings=parts.matchings,
+        schedule=schedule,
+        alpha=contraction(request, parts, p).alpha if laplacian else 0.5,
+        num_colors=parts.num_colors,
+        notes=("the probabilities are yours.",),
         full_time=parts.full_time,
     )
 
@@ -95,38 +104,26 @@ def _pairwise(request: Request, parts: Subgraphs, found: Activation) -> Plan:
         costs=parts.costs,
     )
     p = best.probabilities
-    ordered = replace(
-        parts,
-        matchings=tuple(parts.matchings[j] for j in best.order),
-        costs=tuple(parts.costs[j] for j in best.order),
-    )
-    links = np.array([link for matching in ordered.matchings for link in matching])
+    matchings = tuple(parts.matchings[j] for j in best.order)
+    links = np.array([link for matching in matchings for link in matching])
     weights = np.concatenate(
-        [np.full(len(matching), q) for matching, q in zip(ordered.matchings, p, strict=True)]
+        [np.full(len(matching), q) for matching, q in zip(matchings, p, strict=True)]
     )
     laplacian = weighted_laplacian(links, weights, topology.num_workers)
-    return annotated(
-        Plan(
-            topology=topology,
-            strategy="matcha",
-            budget=request.budget,
-            seed=request.seed,
-            mixing="pairwise",
-            matchings=ordered.matchings,
-            probabilities=p,
-            alpha=0.5,
-            schedule=Bernoulli(probabilities=p, seed=request.seed),
-            timing=request.timing,
-            num_colors=parts.num_colors,
-            rho=best.rho,
-            algebraic_connectivity=laplacian_extremes(laplacian, topology)[0],
-            expected_comm_time=expected_time(request, ordered, p),
-            certificate=found.certificate,
-            notes=(
-                f"probabilities and order minimise rho itself: {best.rho:.4f}, against "
-                f"{best.start_rho:.4f} for those that maximise the connectivity; the certificate "
-                "is of the latter.",
-            ),
+    return finished(
+        request,
+        matchings=matchings,
+        schedule=Bernoulli(probabilities=p, seed=request.seed),
+        alpha=0.5,
+        num_colors=parts.num_colors,
+        figures=Figures(
+            rho=best.rho, algebraic_connectivity=laplacian_extremes(laplacian, topology)[0]
+        ),
+        certificate=found.certificate,
+        notes=(
+            f"probabilities and order minimise rho itself: {best.rho:.4f}, against "
+            f"{best.start_rho:.4f} for those that maximise the connectivity; the certificate "
+            "is of the latter.",
         ),
         full_time=parts.full_time,
     )
@@ -170,19 +167,3 @@ def contraction(request: Request, parts: Subgraphs, p: tuple[float, ...]) -> Con
         return vanilla_contraction(request.topology)
     m = request.topology.num_workers
     return optimal_contraction(moments(parts.matchings, p, m, parts.groups))
-
-
-def expected_time(request: Request, parts: Subgraphs, p: tuple[float, ...]) -> float:
-    """The expected time of a round; matchings that share a coin are active together."""
-    timing = request.timing
-    additive = np.isclose(sum(parts.costs), timing.round_time(parts.matchings))
-    if not parts.groups or additive:
-        return timing.expected_time(parts.matchings, p)
-    # Under t(n) only the number of active matchings counts: convolve the coins.
-    chances = np.ones(1)
-    for group in parts.groups:
-        coin = np.zeros(len(group) + 1)
-        coin[0], coin[-1] = 1.0 - p[group[0]], p[group[0]]
-        chances = np.convolve(chances, coin)
-    times = [timing.round_time(parts.matchings[:n]) for n in range(len(chances))]
-    return float(chances @ times)

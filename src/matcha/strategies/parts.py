@@ -1,14 +1,15 @@
-"""What strategies share: the decomposition, the time of a full exchange, the notes on a plan."""
+"""What strategies share: the decomposition, the time of a full exchange, the finished plan."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from matcha._numerics.certificates import Certificate
 from matcha.errors import InputError
 from matcha.matchings import decompose
 from matcha.mixing import periodic_contraction
-from matcha.plans import Plan
-from matcha.rounds import Mixing
+from matcha.plans import Figures, Plan
+from matcha.schedules import Schedule
 from matcha.strategies.request import Request
 from matcha.topology import Matching
 
@@ -22,27 +23,69 @@ def coloring(request: Request) -> tuple[Matching, ...]:
     return decompose(request.topology, seed=request.seed)
 
 
-def only_laplacian(request: Request) -> Mixing:
-    """The mixing of strategies in which all links talk at once.
-
-    Raises:
-        InputError: Pairwise mixing was asked for.
-    """
-    if request.mixing == "pairwise":
-        raise InputError(
-            f"the {request.strategy} strategy mixes by the Laplacian: "
-            "pairwise mixing goes with matcha, single and greedy."
-        )
-    return "laplacian"
-
-
-def annotated(plan: Plan, *, full_time: float | None = None) -> Plan:
-    """The plan with what its user should know added to its notes.
+def finished(
+    request: Request,
+    *,
+    matchings: tuple[Matching, ...],
+    schedule: Schedule,
+    alpha: float,
+    num_colors: int,
+    budget: float | None = None,
+    figures: Figures | None = None,
+    certificate: Certificate | None = None,
+    notes: tuple[str, ...] = (),
+    full_time: float | None = None,
+) -> Plan:
+    """The plan that a strategy arrived at, with what its user should know in its notes.
 
     Args:
-        plan: A finished plan.
+        request: What was asked for; an own α takes the place of the strategy's.
+        matchings: What rounds are made of.
+        schedule: When they are active.
+        alpha: The strategy's mixing weight.
+        num_colors: M, the matchings of a full exchange.
+        budget: What the plan's budget is, where not the one asked for.
+        figures: Found on the way, for exactly these parts.
+        certificate: Of the probabilities.
+        notes: What only the strategy knows.
         full_time: What a full exchange costs, for strategies that compete with periodic ones.
     """
+    plan = Plan(
+        topology=request.topology,
+        strategy=request.strategy,
+        budget=request.budget if budget is None else budget,
+        mixing=request.mixing,
+        matchings=matchings,
+        alpha=alpha,
+        schedule=schedule,
+        timing=request.timing,
+        num_colors=num_colors,
+        certificate=certificate,
+        notes=notes,
+        figures=figures or Figures(),
+    )
+    if request.alpha is not None:
+        own = f"the mixing weight {request.alpha:.4g} is yours; {alpha:.4g} was found best."
+        plan = replace(plan, alpha=request.alpha, notes=(*notes, own))
+    return _annotated(plan, full_time)
+
+
+def spent_within(request: Request, cost: float, limit: float, what: str) -> None:
+    """Refuse what the user brought if it takes more time than the budget allows.
+
+    Raises:
+        InputError: Says which budget would do.
+    """
+    if cost > limit * (1 + 1e-9):
+        needed = request.budget * cost / limit
+        do = f"give budget={needed:.4g}" if needed <= 1 else "use less"
+        raise InputError(
+            f"{what} take {needed:.4g} of a full exchange's time an iteration, more than the "
+            f"budget of {request.budget:g}: {do}."
+        )
+
+
+def _annotated(plan: Plan, full_time: float | None) -> Plan:
     notes = list(plan.notes)
     own = plan.smallest_self_weight
     if own < -1e-12:

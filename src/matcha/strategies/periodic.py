@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from matcha.mixing import laplacian_extremes, periodic_contraction
-from matcha.plans import Plan
+from matcha.plans import Figures, Plan
 from matcha.schedules import Periodic
-from matcha.strategies.parts import annotated, coloring, only_laplacian
+from matcha.strategies.parts import coloring, finished
 from matcha.strategies.request import Request
 
 
@@ -13,21 +13,12 @@ def build(request: Request) -> Plan:
     """Plan a full exchange in a fraction C_b of the iterations, evenly spaced."""
     topology, matchings, budget = request.topology, coloring(request), request.budget
     best = periodic_contraction(topology, budget)
-    return annotated(
-        Plan(
-            topology=topology,
-            strategy="periodic",
-            budget=budget,
-            seed=request.seed,
-            mixing=only_laplacian(request),
-            matchings=matchings,
-            probabilities=(budget,) * len(matchings),
-            alpha=best.alpha,
-            schedule=Periodic(frequency=budget, num_matchings=len(matchings)),
-            timing=request.timing,
-            num_colors=len(matchings),
-            rho=best.rho,
-            algebraic_connectivity=budget * laplacian_extremes(topology.laplacian(), topology)[0],
-            expected_comm_time=budget * request.timing.round_time(matchings),
-        )
+    connectivity = laplacian_extremes(topology.laplacian(), topology)[0]
+    return finished(
+        request,
+        matchings=matchings,
+        schedule=Periodic(frequency=budget, num_matchings=len(matchings), seed=request.seed),
+        alpha=best.alpha,
+        num_colors=len(matchings),
+        figures=Figures(rho=best.rho, algebraic_connectivity=budget * connectivity),
     )

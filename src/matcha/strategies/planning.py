@@ -1,56 +1,54 @@
-"""Planning: a topology, a budget and a strategy's name in, a plan out."""
+"""Planning: a topology, a budget and a strategy in, a plan out."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
-from importlib import import_module
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from matcha.errors import InputError, PlanError, unknown_name
 from matcha.matchings import check_decomposition
 from matcha.plans import Plan, check_budget
-from matcha.rounds import Mixing
-from matcha.strategies.request import (
-    DECOMPOSITIONS,
-    EFFORTS,
-    MIXINGS,
-    STRATEGIES,
-    Decomposition,
-    Effort,
-    Request,
-)
-from matcha.theory import consensus_error
+from matcha.rounds import MIXINGS, Mixing
+from matcha.strategies.registry import STRATEGIES, Builder, Strategy, own_strategy, strategy_named
+from matcha.strategies.request import DECOMPOSITIONS, EFFORTS, Decomposition, Effort, Request
 from matcha.timing import Timing, default_timing
-from matcha.topology import Matching, Topology
-
-_EXACT_ERROR_LIMIT = 256  # workers; the exact error takes 0.7 s there and 12 s at 512
+from matcha.topology import Matching, Topology, check_matchings
 
 
 def plan(
     topology: Topology,
     budget: float = 0.5,
-    strategy: str = "matcha",
+    strategy: str | Builder = "matcha",
     seed: int = 0,
     *,
     mixing: Mixing | None = None,
     matchings: Iterable[Iterable[Sequence[int]]] | None = None,
-    decomposition: Decomposition = "matchings",
+    decomposition: Decomposition | None = None,
     timing: Timing | None = None,
     effort: Effort = "default",
+    probabilities: Iterable[float] | None = None,
+    rounds: Iterable[Iterable[Iterable[Sequence[int]]]] | None = None,
+    alpha: float | None = None,
 ) -> Plan:
     """Plan the communication of decentralized SGD on a topology within a budget.
 
     Args:
         topology: The workers and their links.
         budget: C_b in (0, 1]: expected communication time an iteration as a fraction of vanilla's.
-        strategy: `matcha` (the paper), `vanilla`, `periodic`, `single` or `greedy`.
+        strategy: One of `matcha.strategies.STRATEGIES`: `matcha` (the paper), `vanilla`,
+            `periodic`, `single`, `greedy`, `hypercube` or `base`; or your own function from a
+            `Request` to a `Plan`.
         seed: Decides which rounds are drawn, and every search on the way.
         mixing: `laplacian` (the paper's I − αL) or `pairwise`; by default the strategy's own.
         matchings: Your own decomposition of the links, as lists of pairs of worker numbers.
-        decomposition: What the links are split into: `matchings`, single `links`, or `cliques`.
+        decomposition: What `matcha` splits the links into: `matchings` (the default), single
+            `links`, or `cliques`.
         timing: The delay model; by default link seconds where the topology has them, else units.
         effort: How long to search for a good decomposition: `none`, `default` or `high`.
+        probabilities: Your own, one a matching, for `matcha` and `single`.
+        rounds: Your own rounds, repeated for ever: each a list of matchings, empty where nobody
+            talks.
+        alpha: Your own mixing weight; by default the best one.
 
     Returns:
         The plan, with its contraction ρ, its expected communication time and its certificate.
@@ -62,45 +60,132 @@ def plan(
     >>> plan(families.ring(4), budget=1.0, strategy="vanilla").expected_comm_time
     2.0
     """
+    chosen = _chosen(strategy, rounds is not None)
+    request = Request(
+        topology=topology,
+        budget=_budget(budget),
+        strategy=chosen.name,
+        seed=_seed(seed),
+        mixing=_mixing(chosen, mixing),
+        matchings=None if matchings is None else _own_matchings(topology, matchings),
+        decomposition=_decomposition(chosen, decomposition, matchings is not None),
+        timing=timing or default_timing(topology),
+        effort=_known("effort", effort, EFFORTS),
+        probabilities=_own_probabilities(chosen, probabilities),
+        rounds=None if rounds is None else _own_rounds(topology, rounds),
+        alpha=_alpha(alpha),
+    )
+    made = chosen.build(request)
+    if not isinstance(made, Plan):
+        raise InputError(f"the strategy {chosen.name!r} made {type(made).__name__}, not a Plan.")
+    return made
+
+
+# -- what was given, checked ----------------------------------------------------------------------
+
+
+def _chosen(strategy: str | Builder, has_rounds: bool) -> Strategy:
+    """The strategy asked for; the user's own rounds are one of their own."""
+    if callable(strategy):
+        name = getattr(strategy, "__name__", type(strategy).__name__)
+        return own_strategy(name, strategy)
+    chosen = strategy_named(strategy)
+    if not has_rounds:
+        return chosen
+    if chosen.name not in ("matcha", "rounds"):
+        raise InputError(f"rounds were given, so the {chosen.name} strategy has none to make.")
+    return STRATEGIES["rounds"]
+
+
+def _budget(budget: float) -> float:
     if isinstance(budget, bool) or not isinstance(budget, (int, float)):
         raise InputError(f"the budget is {budget!r}, but it is a number in (0, 1].")
     check_budget(float(budget))
-    for kind, name, known in (
-        ("strategy", strategy, STRATEGIES),
-        ("mixing", mixing or "laplacian", MIXINGS),
-        ("decomposition", decomposition, DECOMPOSITIONS),
-        ("effort", effort, EFFORTS),
-    ):
-        if name not in known:
-            raise unknown_name(kind, str(name), known)
+    return float(budget)
+
+
+def _seed(seed: int) -> int:
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise InputError(f"the seed is {seed!r}, but it is a whole number from 0 up.")
-    request = Request(
-        topology=topology,
-        budget=float(budget),
-        strategy=strategy,
-        seed=seed,
-        mixing=mixing,
-        matchings=None if matchings is None else _own_matchings(topology, matchings),
-        decomposition=decomposition,
-        timing=timing or default_timing(topology),
-        effort=effort,
-    )
-    build: Callable[[Request], Plan] = import_module(f"matcha.strategies.{strategy}").build
-    return _with_consensus_error(build(request))
+    return seed
 
 
-def _with_consensus_error(plan: Plan) -> Plan:
-    """The plan with its steady-state consensus error, where the strategy did not find it."""
-    if plan.consensus_error is not None:
-        return plan
-    return replace(plan, consensus_error=consensus_error(plan, max_workers=_EXACT_ERROR_LIMIT))
+def _alpha(alpha: float | None) -> float | None:
+    if alpha is None:
+        return None
+    if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not 0 < alpha <= 1:
+        raise InputError(f"alpha is {alpha!r}, but a mixing weight is a number in (0, 1].")
+    return float(alpha)
+
+
+def _known(kind: str, name: Any, known: Sequence[Any]) -> Any:
+    if name not in known:
+        raise unknown_name(kind, str(name), known)
+    return name
+
+
+def _mixing(chosen: Strategy, mixing: Mixing | None) -> Mixing:
+    if mixing is None:
+        return chosen.mixings[0]
+    if _known("mixing", mixing, MIXINGS) not in chosen.mixings:
+        others = ", ".join(name for name, s in STRATEGIES.items() if mixing in s.mixings)
+        raise InputError(
+            f"the {chosen.name} strategy has {chosen.mixings[0]} mixing: leave mixing out; "
+            f"{mixing} mixing goes with {others}."
+        )
+    return mixing
+
+
+def _decomposition(
+    chosen: Strategy, decomposition: Decomposition | None, has_matchings: bool
+) -> Decomposition:
+    if decomposition is None:
+        return "matchings"
+    if has_matchings:
+        raise InputError(
+            f"decomposition={decomposition!r} and matchings were both given: leave one out."
+        )
+    if _known("decomposition", decomposition, DECOMPOSITIONS) not in chosen.decompositions:
+        raise InputError(
+            f"the {chosen.name} strategy does not split links into {decomposition}: leave "
+            "decomposition out, or use matcha."
+        )
+    return decomposition
+
+
+def _own_probabilities(chosen: Strategy, given: Any) -> tuple[float, ...] | None:
+    if given is None:
+        return None
+    if not chosen.takes_probabilities:
+        raise InputError(
+            f"the {chosen.name} strategy draws nothing: probabilities go with matcha and single."
+        )
+    try:
+        return tuple(float(p) for p in given)
+    except (TypeError, ValueError):
+        raise InputError("probabilities are a list of numbers, one a matching.") from None
 
 
 def _own_matchings(topology: Topology, given: Any) -> tuple[Matching, ...]:
     """The user's decomposition with sorted pairs, verified against the topology."""
+    matchings = _pairs(given)
+    check_decomposition(topology, matchings)
+    return matchings
+
+
+def _own_rounds(topology: Topology, given: Any) -> tuple[tuple[Matching, ...], ...]:
+    """The user's rounds with sorted pairs, verified against the topology."""
     try:
-        matchings = tuple(
+        rounds = tuple(_pairs(round_) for round_ in given)
+    except TypeError:
+        raise PlanError("rounds are lists of matchings, [[[(i, j), …], …], …].") from None
+    check_matchings(topology, tuple(matching for round_ in rounds for matching in round_))
+    return rounds
+
+
+def _pairs(given: Any) -> tuple[Matching, ...]:
+    try:
+        return tuple(
             tuple(sorted((min(int(i), int(j)), max(int(i), int(j))) for i, j in matching))
             for matching in given
         )
@@ -108,5 +193,3 @@ def _own_matchings(topology: Topology, given: Any) -> tuple[Matching, ...]:
         raise PlanError(
             "matchings are lists of pairs of worker numbers, [[(i, j), …], …]."
         ) from None
-    check_decomposition(topology, matchings)
-    return matchings

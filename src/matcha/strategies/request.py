@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 from matcha.rounds import Mixing
 from matcha.timing import Timing
@@ -12,24 +12,28 @@ from matcha.topology import Matching, Topology
 Effort: TypeAlias = Literal["none", "default", "high"]
 Decomposition: TypeAlias = Literal["matchings", "links", "cliques"]
 
-STRATEGIES = ("matcha", "vanilla", "periodic", "single", "greedy")
-EFFORTS = ("none", "default", "high")
-DECOMPOSITIONS = ("matchings", "links", "cliques")
-MIXINGS = ("laplacian", "pairwise")
+EFFORTS: tuple[Effort, ...] = get_args(Effort)
+DECOMPOSITIONS: tuple[Decomposition, ...] = get_args(Decomposition)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What the user asked for; what every strategy is given."""
+    """What the user asked for; what every strategy is given, checked."""
 
     topology: Topology
     budget: float
     strategy: str
+    """The name that the plan will have."""
     seed: int
-    mixing: Mixing | None
-    """None: the strategy's own (pairwise for `greedy`, Laplacian elsewhere)."""
-    matchings: tuple[Matching, ...] | None
-    """The user's own decomposition, verified; None: find one."""
-    decomposition: Decomposition
+    mixing: Mixing
     timing: Timing
-    effort: Effort
+    matchings: tuple[Matching, ...] | None = None
+    """The user's own decomposition; None: find one."""
+    decomposition: Decomposition = "matchings"
+    effort: Effort = "default"
+    probabilities: tuple[float, ...] | None = None
+    """The user's own, one a matching; None: find the best."""
+    rounds: tuple[tuple[Matching, ...], ...] | None = None
+    """The user's own rounds, to be repeated."""
+    alpha: float | None = None
+    """The user's own mixing weight; None: find the best."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from matcha.activation import optimal_probabilities
 from matcha.mixing import single_contraction
-from matcha.plans import Plan
+from matcha.plans import Figures, Plan
 from matcha.schedules import Choice
-from matcha.strategies.parts import annotated, coloring
+from matcha.strategies.parts import coloring, finished, spent_within
 from matcha.strategies.request import Request
 from matcha.topology import Matching
 
@@ -17,34 +17,45 @@ def build(request: Request) -> Plan:
     Both ends of a link then take their mean, so Laplacian mixing with weight ½ and pairwise
     mixing are the same thing.
     """
-    topology, matchings = request.topology, coloring(request)
+    matchings = coloring(request)
+    full_time = request.timing.round_time(matchings)
+    if request.probabilities is not None:
+        return _given(request, matchings, request.probabilities, full_time)
     found = optimal_probabilities(
-        matchings, topology.num_workers, 1.0, costs=_shares(request, matchings), seed=request.seed
+        matchings,
+        request.topology.num_workers,
+        1.0,
+        costs=_shares(request, matchings),
+        seed=request.seed,
     )
-    p = found.probabilities
     best = single_contraction(found.certificate.value)
-    return annotated(
-        Plan(
-            topology=topology,
-            strategy="single",
-            budget=request.budget,
-            seed=request.seed,
-            mixing=request.mixing or "laplacian",
-            matchings=matchings,
-            probabilities=p,
-            alpha=best.alpha,
-            schedule=Choice(probabilities=p, seed=request.seed),
-            timing=request.timing,
-            num_colors=len(matchings),
-            rho=best.rho,
-            algebraic_connectivity=found.certificate.value,
-            expected_comm_time=sum(
-                q * request.timing.matching_time(matching)
-                for q, matching in zip(p, matchings, strict=True)
-            ),
-            certificate=found.certificate,
-        ),
-        full_time=request.timing.round_time(matchings),
+    return finished(
+        request,
+        matchings=matchings,
+        schedule=Choice(probabilities=found.probabilities, seed=request.seed),
+        alpha=best.alpha,
+        num_colors=len(matchings),
+        figures=Figures(rho=best.rho, algebraic_connectivity=found.certificate.value),
+        certificate=found.certificate,
+        full_time=full_time,
+    )
+
+
+def _given(
+    request: Request, matchings: tuple[Matching, ...], p: tuple[float, ...], full_time: float
+) -> Plan:
+    """The same with probabilities that the user brought."""
+    schedule = Choice(probabilities=p, seed=request.seed)
+    cost = schedule.expected_time(request.timing, matchings)
+    spent_within(request, cost, request.budget * full_time, "the probabilities")
+    return finished(
+        request,
+        matchings=matchings,
+        schedule=schedule,
+        alpha=0.5,
+        num_colors=len(matchings),
+        notes=("the probabilities are yours.",),
+        full_time=full_time,
     )
 
 

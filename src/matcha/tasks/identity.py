@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from matcha.errors import InputError
-from matcha.plans import AnyPlan
+from matcha.plans import PlanLike
 from matcha.records import differences
 from matcha.tasks.settings import Settings
 from matcha.tasks.task import Task
 
 
-def identity(task: Task, plan: AnyPlan, settings: Settings) -> dict[str, Any]:
+def identity(task: Task, plan: PlanLike, settings: Settings) -> dict[str, Any]:
     """What was trained, by whom and how, in plain values."""
     found = {"plan": plan.digest, "task": task.identity(), "settings": settings.describe()}
     plain: dict[str, Any] = json.loads(json.dumps(found))

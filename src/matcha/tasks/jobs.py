@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from matcha.errors import InputError
-from matcha.plans import AnyPlan, StagedPlan
+from matcha.plans import PlanLike, StagedPlan
 from matcha.records import Entry, Record, RunHeader, RunKind, RunWriter, check_same, holds_run
 from matcha.tasks.recipes import Choices, Recipe
 from matcha.tasks.settings import Settings
@@ -24,7 +24,7 @@ class Job:
     directory: Path
     recipe: Recipe
     choices: Choices
-    plan: AnyPlan
+    plan: PlanLike
     settings: Settings
     kind: RunKind = "simulation"
     name: str | None = None
@@ -61,7 +61,7 @@ class Job:
         )
 
 
-def label(plan: AnyPlan, seed: int) -> str:
+def label(plan: PlanLike, seed: int) -> str:
     """A run's short name.
 
     >>> import matcha
@@ -74,7 +74,7 @@ def label(plan: AnyPlan, seed: int) -> str:
 
 def make_jobs(
     recipe: Recipe,
-    plans: Sequence[AnyPlan],
+    plans: Sequence[PlanLike],
     choices: Choices,
     settings: Settings,
     *,

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from matcha.errors import InputError, unknown_name
-from matcha.plans import AnyPlan
+from matcha.plans import PlanLike
 from matcha.tasks.optimizers import SGD, Adam, Optimizer
 
 Kind: TypeAlias = Literal["local", "quasi-global", "outer", "tracking"]
@@ -83,14 +83,14 @@ def parse_momentum(name: str | Momentum) -> Momentum | None:
         raise InputError(f"momentum {name!r} is not a kind with values as name=number") from None
 
 
-def iterations_between_meetings(plan: AnyPlan) -> float:
+def iterations_between_meetings(plan: PlanLike) -> float:
     """How many iterations pass from a worker's meeting to its next, on average."""
     rounds = list(islice(plan.rounds(0, _SAMPLE), _SAMPLE))
     met = sum(2 * len(matching) for round in rounds for matching in round.matchings)
     return len(rounds) * plan.num_workers / met if met else float("inf")
 
 
-def settled(name: str | Momentum, optimizer: Optimizer, plan: AnyPlan) -> Momentum:
+def settled(name: str | Momentum, optimizer: Optimizer, plan: PlanLike) -> Momentum:
     """The momentum asked for with everything decided that depends on optimizer and plan.
 
     Raises:

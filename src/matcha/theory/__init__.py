@@ -1,8 +1,10 @@
 """What theory promises of a plan: steady-state consensus error, contraction, Theorem 2's bound."""
 
 from matcha.theory.bounds import admissible_learning_rate, doubling_bound, gradient_bound
+from matcha.theory.parts import Parts
 from matcha.theory.steady_state import (
     MAX_WORKERS,
+    connectivity,
     consensus_error,
     contraction,
     drift_error,
@@ -13,7 +15,9 @@ from matcha.theory.steady_state import (
 
 __all__ = [
     "MAX_WORKERS",
+    "Parts",
     "admissible_learning_rate",
+    "connectivity",
     "consensus_error",
     "contraction",
     "doubling_bound",

@@ -13,7 +13,8 @@ from typing import TypeAlias
 import numpy as np
 
 from matcha.errors import InputError
-from matcha.schedules import Bernoulli, Choice
+from matcha.rounds import Mixing
+from matcha.schedules import Coin, Schedule
 from matcha.theory import cycles
 from matcha.theory.cycles import Array
 from matcha.theory.pairwise import expected_conjugate
@@ -23,15 +24,35 @@ Operator: TypeAlias = Callable[[Array], Array]
 _TOLERANCE = 1e-10
 
 
-def laplacian_operator(
-    matchings: Sequence[Matching], schedule: Bernoulli, m: int, alpha: float
+def second_moment(
+    matchings: Sequence[Matching],
+    schedule: Schedule,
+    m: int,
+    *,
+    mixing: Mixing,
+    weight: float,
+    adjoint: bool = False,
 ) -> Operator:
-    """X ↦ E[W X W] for W = I − α Σ b_c L_c: mean part plus α² Σ p(1 − p) L_c X L_c."""
-    coins = schedule.groups or tuple((j,) for j in range(len(matchings)))
+    """X ↦ E[W X Wᵀ] of a schedule with random rounds, or its adjoint E[Wᵀ X W]."""
+    if schedule.exclusive:
+        return _exclusive(matchings, schedule.coins, weight)
+    if mixing == "laplacian":
+        return _laplacian(matchings, schedule.coins, m, weight)
+    return _pairwise(matchings, schedule.coins, weight, adjoint=adjoint)
+
+
+def adds_up(schedule: Schedule, mixing: Mixing) -> bool:
+    """Whether E[W] is I minus a sum over matchings, not a product over them; then W = Wᵀ."""
+    return mixing == "laplacian" or schedule.exclusive
+
+
+def _laplacian(
+    matchings: Sequence[Matching], coins: Sequence[Coin], m: int, alpha: float
+) -> Operator:
+    """W = I − α Σ b_c L_c: mean part plus α² Σ p(1 − p) L_c X L_c."""
     parts = []
     mean = np.eye(m)
-    for coin in coins:
-        p = schedule.probabilities[coin[0]]
+    for p, coin in coins:
         L = laplacian([link for j in coin for link in matchings[j]], m)
         mean -= alpha * p * L.toarray()
         if 0 < p < 1:
@@ -46,29 +67,21 @@ def laplacian_operator(
     return apply
 
 
-def pairwise_operator(
-    matchings: Sequence[Matching], schedule: Bernoulli, weight: float, *, adjoint: bool = False
+def _pairwise(
+    matchings: Sequence[Matching], coins: Sequence[Coin], weight: float, *, adjoint: bool
 ) -> Operator:
-    """X ↦ E[W X Wᵀ] for W = A_r ··· A_1, or its adjoint E[Wᵀ X W]: one matching at a time."""
-    chain = [
-        (p, cycles.step(matching))
-        for matching, p in zip(matchings, schedule.probabilities, strict=True)
-        if p > 0 and matching
-    ]
-    if any(len(group) > 1 for group in schedule.groups):
+    """W = A_r ··· A_1, one matching at a time."""
+    if any(len(coin) > 1 for _, coin in coins):
         raise InputError("pairwise mixing needs a coin for each matching, not one for a group.")
+    chain = [(p, cycles.step(matchings[j])) for p, (j,) in coins if p > 0 and matchings[j]]
     if adjoint:
         chain.reverse()
     return lambda X: expected_conjugate(X, chain, weight)
 
 
-def choice_operator(matchings: Sequence[Matching], schedule: Choice, weight: float) -> Operator:
+def _exclusive(matchings: Sequence[Matching], coins: Sequence[Coin], weight: float) -> Operator:
     """X ↦ (1 − Σ p_j) X + Σ p_j W_j X W_j; a single matching mixes alike under both rules."""
-    steps = [
-        (p, cycles.step(matching))
-        for matching, p in zip(matchings, schedule.probabilities, strict=True)
-        if p > 0 and matching
-    ]
+    steps = [(p, cycles.step(matchings[j])) for p, (j,) in coins if p > 0 and matchings[j]]
 
     def apply(X: Array) -> Array:
         result: Array = X.copy()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from fractions import Fraction
 
 import numpy as np
 
@@ -12,19 +11,6 @@ from matcha.rounds import Mixing, Round
 from matcha.theory import cycles
 from matcha.theory.cycles import Array, Turn
 from matcha.topology import Matching
-
-_MAX_DENOMINATOR = 2000
-
-
-def periodic_cycle(frequency: float, everything: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    """One period of the schedule that uses everything in a share of the rounds, evenly spread.
-
-    >>> periodic_cycle(0.4, (0, 1))
-    ((), (), (0, 1), (), (0, 1))
-    """
-    exact = Fraction(repr(float(frequency))).limit_denominator(_MAX_DENOMINATOR)
-    n, d = exact.numerator, exact.denominator
-    return tuple(everything if (k + 1) * n // d > k * n // d else () for k in range(d))
 
 
 def cycle_error(
@@ -38,7 +24,7 @@ def cycle_error(
     if mixing == "pairwise":
         state = cycles.steady_state(_turns(matchings, rounds), m, weight)
         return math.inf if state is None else state.error
-    matrices = _matrices(matchings, rounds, m, weight)
+    matrices = mixing_matrices(matchings, rounds, m, mixing, weight)
     if len(matrices) == 1:
         return _commuting_error(rounds, next(iter(matrices.values())), m)
     noise = cycles.centering(m)
@@ -91,13 +77,9 @@ def cycle_contraction(
     """ρ of a cycle of rounds: ‖Φ − J‖^(2 / length), Φ the product of its mixing matrices."""
     if mixing == "pairwise":
         return cycles.contraction(_turns(matchings, rounds), m, weight)
-    matrices = _matrices(matchings, rounds, m, weight)
-    if len(matrices) == 1:
-        # The paper's periodic DecenSGD: ρ of the expected W² (not of a whole period).
-        active = sum(bool(a) for a in rounds) / len(rounds)
-        worst = float(np.linalg.norm(next(iter(matrices.values())) - 1 / m, 2)) ** 2
-        return 1 - active + active * worst
-    return float(np.linalg.norm(_product(matrices, rounds, m), 2) ** (2 / len(rounds)))
+    matrices = mixing_matrices(matchings, rounds, m, mixing, weight)
+    steps = (matrices[active] for active in rounds if active)
+    return cycles.rescaled_contraction((step.__matmul__ for step in steps), m, len(rounds))
 
 
 def _product(
@@ -111,14 +93,19 @@ def _product(
     return product
 
 
-def _matrices(
-    matchings: Sequence[Matching], rounds: Sequence[tuple[int, ...]], m: int, weight: float
+def mixing_matrices(
+    matchings: Sequence[Matching],
+    rounds: Sequence[tuple[int, ...]],
+    m: int,
+    mixing: Mixing,
+    weight: float,
 ) -> dict[tuple[int, ...], Array]:
+    """W of every distinct round in which somebody talks."""
     return {
         active: Round(
             matchings=tuple(matchings[j] for j in active),
             indices=active,
-            mixing="laplacian",
+            mixing=mixing,
             weight=weight,
         ).matrix(m)
         for active in set(rounds)

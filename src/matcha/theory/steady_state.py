@@ -11,29 +11,28 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any, TypeVar
 
 import numpy as np
 
-from matcha.plans import Plan
+from matcha._numerics.spectra import weighted_laplacian
+from matcha.mixing import contraction_factor, laplacian_extremes, moments
 from matcha.rounds import Mixing
-from matcha.schedules import Bernoulli, Choice, Cycle, Periodic
+from matcha.schedules import Schedule
 from matcha.theory import cycles
 from matcha.theory.cycles import Array
-from matcha.theory.moments import (
-    Operator,
-    choice_operator,
-    fixed_point_error,
-    laplacian_operator,
-    pairwise_operator,
-)
-from matcha.theory.periods import cycle_contraction, cycle_error, periodic_cycle
-from matcha.topology import Matching, laplacian
+from matcha.theory.moments import Operator, adds_up, fixed_point_error, second_moment
+from matcha.theory.parts import Parts
+from matcha.theory.periods import cycle_contraction, cycle_error, mixing_matrices
+from matcha.topology import Link, Matching, laplacian
+
+_P = TypeVar("_P", bound=Parts)
 
 MAX_WORKERS = 512
 """Beyond this the exact covariance (m × m, solved for) is too slow to be a default."""
 
 
-def consensus_error(plan: Plan, *, max_workers: int = MAX_WORKERS) -> float | None:
+def consensus_error(plan: Parts, *, max_workers: int = MAX_WORKERS) -> float | None:
     """The steady-state consensus error tr(X)/m of any plan, exactly.
 
     Independent and one-at-a-time activation: the fixed point of the expected second-moment map.
@@ -60,33 +59,20 @@ def consensus_error(plan: Plan, *, max_workers: int = MAX_WORKERS) -> float | No
 
 def schedule_error(
     matchings: Sequence[Matching],
-    schedule: Bernoulli | Choice | Periodic | Cycle,
+    schedule: Schedule,
     num_workers: int,
     *,
     mixing: Mixing,
     weight: float,
 ) -> float:
     """`consensus_error` before there is a plan: for a schedule over matchings."""
-    if isinstance(schedule, Cycle):
-        return cycle_error(matchings, schedule.cycle, num_workers, mixing, weight)
-    if isinstance(schedule, Periodic):
-        everything = tuple(range(len(matchings)))
-        rounds = periodic_cycle(schedule.frequency, everything)
-        return cycle_error(matchings, rounds, num_workers, mixing, weight)
-    if isinstance(schedule, Choice):
-        operator = choice_operator(matchings, schedule, weight)
-        return fixed_point_error(operator, num_workers, symmetric=True)
-    if all(p in (0.0, 1.0) for p in schedule.probabilities):
-        always = tuple(j for j, p in enumerate(schedule.probabilities) if p == 1.0)
-        return cycle_error(matchings, (always,), num_workers, mixing, weight)
-    if mixing == "laplacian":
-        operator = laplacian_operator(matchings, schedule, num_workers, weight)
-        return fixed_point_error(operator, num_workers, symmetric=True)
-    operator = pairwise_operator(matchings, schedule, weight)
-    return fixed_point_error(operator, num_workers, symmetric=False)
+    if schedule.period is not None:
+        return cycle_error(matchings, schedule.period, num_workers, mixing, weight)
+    operator = second_moment(matchings, schedule, num_workers, mixing=mixing, weight=weight)
+    return fixed_point_error(operator, num_workers, symmetric=adds_up(schedule, mixing))
 
 
-def drift_error(plan: Plan, *, max_workers: int = MAX_WORKERS) -> float | None:
+def drift_error(plan: Parts, *, max_workers: int = MAX_WORKERS) -> float | None:
     """The steady-state disagreement tr(X)/m that gradients with fixed differences cause.
 
     Where workers' gradients differ by the same vectors at every iteration (unlike data), noise
@@ -101,30 +87,24 @@ def drift_error(plan: Plan, *, max_workers: int = MAX_WORKERS) -> float | None:
     if m > max_workers:
         return None
     noise = cycles.centering(m)
-    schedule = plan.schedule
-    if isinstance(schedule, (Bernoulli, Choice)):
-        mean = noise.copy()
-        for matching, p in zip(plan.matchings, schedule.probabilities, strict=True):
-            L = p * plan.alpha * laplacian(matching, m).toarray()
-            mean = mean - L if _adds_up(plan) else (np.eye(m) - L) @ mean
-        if float(np.abs(np.linalg.eigvals(mean)).max()) > 1 - 1e-12:
-            return math.inf
-        # C = E[x gᵀ] settles first; then X has the source (I − J) + C + Cᵀ.
-        C = np.linalg.solve(np.eye(m) - mean, mean @ noise)
-        return fixed_point_error(
-            _operator(plan), m, symmetric=_adds_up(plan), noise=noise + C + C.T
-        )
-    return _cycle_drift(plan, noise)
+    if plan.schedule.period is not None:
+        return _cycle_drift(plan, plan.schedule.period, noise)
+    symmetric = adds_up(plan.schedule, plan.mixing)
+    mean = noise.copy()
+    for p, coin in plan.schedule.coins:
+        L = p * plan.alpha * laplacian([e for j in coin for e in plan.matchings[j]], m).toarray()
+        mean = mean - L if symmetric else (np.eye(m) - L) @ mean
+    if float(np.abs(np.linalg.eigvals(mean)).max()) > 1 - 1e-12:
+        return math.inf
+    # C = E[x gᵀ] settles first; then X has the source (I − J) + C + Cᵀ.
+    C = np.linalg.solve(np.eye(m) - mean, mean @ noise)
+    return fixed_point_error(_operator(plan), m, symmetric=symmetric, noise=noise + C + C.T)
 
 
-def _adds_up(plan: Plan) -> bool:
-    """Whether E[W] is I minus a sum over matchings, not a product over them."""
-    return plan.mixing == "laplacian" or isinstance(plan.schedule, Choice)
-
-
-def _cycle_drift(plan: Plan, noise: Array) -> float:
-    m, length = plan.num_workers, _period(plan)
-    matrices = [round_.matrix(m) if round_ else None for round_ in plan.rounds(0, length)]
+def _cycle_drift(plan: Parts, period: Sequence[tuple[int, ...]], noise: Array) -> float:
+    m, length = plan.num_workers, len(period)
+    made = mixing_matrices(plan.matchings, period, m, plan.mixing, plan.alpha)
+    matrices = [made.get(active) for active in period]
 
     def advance(X: Array, C: Array) -> tuple[Array, Array, float]:
         total = 0.0
@@ -147,25 +127,18 @@ def _cycle_drift(plan: Plan, noise: Array) -> float:
     return math.inf if X is None else advance(X, C)[2] / (length * m)
 
 
-def _period(plan: Plan) -> int:
-    if isinstance(plan.schedule, Cycle):
-        return len(plan.schedule.cycle)
-    assert isinstance(plan.schedule, Periodic)
-    return len(periodic_cycle(plan.schedule.frequency, ()))
+def _operator(plan: Parts, *, adjoint: bool = False) -> Operator:
+    return second_moment(
+        plan.matchings,
+        plan.schedule,
+        plan.num_workers,
+        mixing=plan.mixing,
+        weight=plan.alpha,
+        adjoint=adjoint,
+    )
 
 
-def _operator(plan: Plan, *, adjoint: bool = False) -> Operator:
-    """X ↦ E[W X Wᵀ] of a plan with random rounds, or its adjoint E[Wᵀ X W]."""
-    schedule = plan.schedule
-    if isinstance(schedule, Choice):
-        return choice_operator(plan.matchings, schedule, plan.alpha)
-    assert isinstance(schedule, Bernoulli)
-    if plan.mixing == "laplacian":
-        return laplacian_operator(plan.matchings, schedule, plan.num_workers, plan.alpha)
-    return pairwise_operator(plan.matchings, schedule, plan.alpha, adjoint=adjoint)
-
-
-def error_optimal_alpha(plan: Plan) -> float:
+def error_optimal_alpha(plan: Parts) -> float:
     """The α that minimises the steady-state consensus error, for the plan's own schedule.
 
     ρ is a worst case over directions; the error is an average over them, and its best α is
@@ -191,22 +164,54 @@ def error_optimal_alpha(plan: Plan) -> float:
     return float(found.x) if error(found.x) <= error(plan.alpha) else plan.alpha
 
 
-def with_error_optimal_alpha(plan: Plan) -> Plan:
-    """The same plan with the α that minimises its consensus error; ρ is recomputed."""
-    alpha = error_optimal_alpha(plan)
-    changed = replace(plan, alpha=alpha)
-    return replace(changed, consensus_error=consensus_error(changed), rho=contraction(changed))
+def with_error_optimal_alpha(plan: _P) -> _P:
+    """The same plan with the α that minimises its consensus error."""
+    changed: Any = plan
+    return replace(changed, alpha=error_optimal_alpha(plan))  # type: ignore[no-any-return]
 
 
-def contraction(plan: Plan) -> float:
-    """ρ = ‖E[WᵀW] − J‖₂ of any plan; over a cycle, ‖Φ − J‖^(2 / cycle length)."""
-    m, schedule = plan.num_workers, plan.schedule
-    if isinstance(schedule, (Cycle, Periodic)):
-        rounds = (
-            schedule.cycle
-            if isinstance(schedule, Cycle)
-            else periodic_cycle(schedule.frequency, tuple(range(len(plan.matchings))))
-        )
-        return cycle_contraction(plan.matchings, rounds, m, plan.mixing, plan.alpha)
-    second_moment = _operator(plan, adjoint=True)(np.eye(m)) - 1 / m
-    return float(np.linalg.norm((second_moment + second_moment.T) / 2, 2))
+def contraction(plan: Parts) -> float:
+    """ρ = ‖E[WᵀW] − J‖₂ of any plan; over a cycle, ‖Φ − J‖^(2 / cycle length).
+
+    Where the rounds of a cycle are one and the same or empty (the paper's periodic DecenSGD), it
+    is ρ of the expected W², not of a whole period.
+    """
+    schedule, m = plan.schedule, plan.num_workers
+    if schedule.period is not None:
+        rounds = [active for active in schedule.largest if active]
+        if plan.mixing == "laplacian" and len(rounds) == 1:
+            return _shared_contraction(plan, rounds[0])
+        return cycle_contraction(plan.matchings, schedule.period, m, plan.mixing, plan.alpha)
+    if plan.mixing == "laplacian" and not schedule.exclusive:
+        groups = tuple(coin for _, coin in schedule.coins)
+        of = moments(plan.matchings, schedule.probabilities, m, groups)
+        return contraction_factor(of, plan.alpha)
+    if schedule.exclusive:
+        # E[L²] = 2L̄: every direction shrinks by 2w(1 − w) of its share of L̄.
+        return 1.0 - 2 * plan.alpha * (1 - plan.alpha) * connectivity(plan)
+    second = _operator(plan, adjoint=True)(np.eye(m)) - 1 / m
+    return float(np.linalg.norm((second + second.T) / 2, 2))
+
+
+def _shared_contraction(plan: Parts, active: tuple[int, ...]) -> float:
+    """1 − f + f‖W − J‖² for a round W that comes in a share f of the iterations."""
+    share = plan.schedule.probabilities[active[0]]
+    ends = laplacian_extremes(
+        laplacian([link for j in active for link in plan.matchings[j]], plan.num_workers),
+        plan.topology,
+    )
+    worst = max((1.0 - plan.alpha * value) ** 2 for value in ends)
+    return 1.0 - share + share * worst
+
+
+def connectivity(plan: Parts) -> float:
+    """λ₂ of the expected topology Σ p_j L_j (eq. 5), of any plan."""
+    expected: dict[Link, float] = dict.fromkeys(plan.topology.links, 0.0)
+    for matching, often in zip(plan.matchings, plan.schedule.uses, strict=True):
+        for link in matching:
+            expected[link] += often
+    weights = np.array(list(expected.values()))
+    if not weights.any():
+        return 0.0
+    mean = weighted_laplacian(plan.topology.link_array, weights, plan.num_workers)
+    return laplacian_extremes(mean, plan.topology)[0]

@@ -157,7 +157,7 @@ def test_saved_and_loaded_unchanged(tmp_path):
 
 
 def test_laplacian_mixing_is_refused():
-    with pytest.raises(InputError, match="pair by pair"):
+    with pytest.raises(InputError, match="has pairwise mixing"):
         matcha.plan(families.ring(4), 0.5, "greedy", mixing="laplacian")
 
 

@@ -14,6 +14,7 @@ from matcha.errors import InputError
 from matcha.plans import Plan
 from matcha.records import Record
 from matcha.simulation import Engine, Settings, Simulation, Task
+from matcha.strategies import with_budget
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,7 +39,7 @@ class Trial:
         >>> Trial(task="digits", topology="paper:er8", strategy="matcha", budget=0.5).label
         'matcha 0.5'
         """
-        name = self.strategy if self.strategy == "vanilla" else f"{self.strategy} {self.budget:g}"
+        name = with_budget(self.strategy, self.budget)
         return name if self.stretch == 1 else f"{name}, {self.stretch:g} × epochs"
 
     @property

@@ -7,7 +7,7 @@ const STROKES = ["", "8 4", "2 4", "8 4 2 4", "14 5", "14 5 2 5"];
 // The markers of the static figures: vanilla x, periodic triangle, matcha circle, greedy square.
 const SYMBOLS = ["x", "triangle-up", "circle", "square", "diamond", "star", "cross",
   "pentagon", "hexagon", "triangle-down", "bowtie", "hourglass"];
-const SLOTS = ["vanilla", "periodic", "matcha", "greedy", "single"];
+const SLOTS = data.strategies.map((strategy) => strategy.name);
 const LINE_DASH = [3, 1, 0, 4, 2, 5, 0, 1, 2, 3, 4, 5];
 const NAMES = {
   train_loss: "training loss", test_loss: "test loss", test_accuracy: "test accuracy",

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from itertools import chain, repeat
 
 import numpy as np
 
@@ -15,6 +14,7 @@ from matcha.strategies.greedy.heaviest import (
     heaviest_matching,
     heaviest_permutation,
 )
+from matcha.strategies.pacing import timeline
 from matcha.theory import cycles
 from matcha.theory.cycles import Array, Step, Turn
 
@@ -129,36 +129,3 @@ class Candidate:
         turns, m = self.turns(), self.network.num_workers
         state = cycles.steady_state(turns, m, self.weight) if cycles.connects(turns, m) else None
         return replace(self, error=math.inf if state is None else state.error)
-
-
-def timeline(costs: Sequence[Fraction], rate: Fraction) -> list[tuple[int, list[int]]]:
-    """Spend time as it accrues: turns of iterations, each with what becomes affordable at its end.
-
-    >>> timeline([Fraction(1)] * 3, Fraction(1, 2))
-    [(2, [0]), (2, [1]), (2, [2])]
-    >>> timeline([Fraction(1)] * 5, Fraction(5, 2))
-    [(1, [0, 1]), (1, [2, 3, 4])]
-    """
-    turns: list[tuple[int, list[int]]] = []
-    spent, before = Fraction(0), 0
-    for n, cost in enumerate(costs):
-        spent += cost
-        due = math.ceil(spent / rate)
-        if due > before:
-            turns.append((due - before, []))
-            before = due
-        turns[-1][1].append(n)
-    return turns
-
-
-def unrolled(turns: Iterable[tuple[int, tuple[int, ...]]]) -> tuple[tuple[int, ...], ...]:
-    """Turns as rounds, one an iteration.
-
-    >>> unrolled([(2, (0,)), (1, (1,))])
-    ((), (0,), (1,))
-    """
-    return tuple(
-        round_
-        for iterations, active in turns
-        for round_ in chain(repeat((), iterations - 1), (active,))
-    )

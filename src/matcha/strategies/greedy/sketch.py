@@ -24,7 +24,7 @@ from matcha.strategies.greedy.candidates import Candidate, Network
 from matcha.strategies.greedy.heaviest import Indices, heaviest_matching, nearly_heaviest_matching
 from matcha.strategies.greedy.search import window_sizes
 from matcha.theory import cycles
-from matcha.theory.cycles import Array, Turns
+from matcha.theory.cycles import Array
 
 SCOUTS = 48
 """s while the weight is chosen."""
@@ -111,36 +111,6 @@ def _lowest(weights: Sequence[float], errors: Sequence[float]) -> float:
     a, b, _ = np.polyfit(weights, np.log(errors), 2)
     vertex = -b / (2 * a) if a > 0 else weights[int(np.argmin(errors))]
     return round(float(np.clip(vertex, min(weights), max(weights))), 3)
-
-
-def contraction(turns: Turns, num_workers: int, weight: float, *, seed: int = 0) -> float:
-    """`cycles.contraction` for many workers, by power iteration on ΦᵀΦ.
-
-    It approaches ‖Φ − J‖^(2 / cycle length) from below and is good to about 1e-3 of 1 − ρ.
-    """
-    x = np.random.default_rng(seed).standard_normal((num_workers, 8))
-    x -= x.mean(axis=0)
-    x, _ = np.linalg.qr(x)
-    norm = 0.0
-    for _ in range(30):
-        y = _through(turns, x, weight)
-        before, norm = norm, float(np.linalg.norm(y, 2))
-        if norm < 1e-150:
-            return 0.0
-        back = [(wait, list(reversed(steps))) for wait, steps in reversed(turns)]
-        x = _through(back, y / norm, weight)
-        x, _ = np.linalg.qr(x - x.mean(axis=0))
-        if abs(norm - before) < 1e-5 * (1 - min(norm, 1 - 1e-12)):
-            break
-    return float(norm ** (2.0 / cycles.length(turns)))
-
-
-def _through(turns: Turns, x: Array, weight: float) -> Array:
-    x = x.copy()
-    for _, steps in turns:
-        for ends in steps:
-            cycles.mix(x, ends, weight)
-    return x
 
 
 # -- the graph's smooth directions --------------------------------------------------------------
@@ -245,7 +215,7 @@ class _Graph:
     def settled(self, candidate: Candidate, probes: int, seed: int) -> Array:
         """Copies that start near the steady state of a cycle: right in the slow directions."""
         turns, U = candidate.turns(), self.vectors
-        F = U.T @ _through(turns, U, candidate.weight)
+        F = U.T @ cycles.through(turns, U, candidate.weight)
         # Noise enters at every iteration; half a cycle of decay is its average over a cycle.
         source = cycles.length(turns) * (np.eye(len(F)) + F @ F.T) / 2
         Y = cycles.lyapunov(F, source)

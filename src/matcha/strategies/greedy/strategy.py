@@ -15,22 +15,19 @@ from fractions import Fraction
 import numpy as np
 
 from matcha._numerics.spectra import weighted_laplacian
-from matcha.errors import InputError
 from matcha.mixing import laplacian_extremes
-from matcha.plans import Plan
+from matcha.plans import Figures, Plan
 from matcha.schedules import Cycle
 from matcha.strategies.finite_time import hypercube_matchings
 from matcha.strategies.greedy import sketch
-from matcha.strategies.greedy.candidates import Candidate, Network, unrolled
+from matcha.strategies.greedy.candidates import Candidate, Network
 from matcha.strategies.greedy.search import HORIZONS, WEIGHTS, Found, best_cycle
-from matcha.strategies.parts import annotated, coloring
+from matcha.strategies.pacing import unrolled
+from matcha.strategies.parts import coloring, finished
 from matcha.strategies.request import Effort, Request
 from matcha.theory import cycles
 from matcha.timing import RandomLinks, Scaled, Underlay
 from matcha.topology import Matching, Topology
-
-EXACT_UP_TO = 256
-"""Workers up to which the covariance of disagreement is carried exactly."""
 
 _LENGTHS = (8, 12, 16, 24, 36, 48)
 _LONGEST_CYCLE = 200_000
@@ -54,21 +51,15 @@ _EFFORTS: dict[Effort, _Effort] = {
 
 
 def build(request: Request) -> Plan:
-    """Plan a cycle of greedily chosen matchings, exactly for small graphs, by sketch for large.
-
-    Raises:
-        InputError: Laplacian mixing was asked for.
-    """
-    if request.mixing == "laplacian":
-        raise InputError("the greedy strategy mixes pair by pair: leave mixing out, or pairwise.")
+    """Plan a cycle of greedily chosen matchings, exactly for small graphs, by sketch for large."""
     colors = coloring(request)
     network = network_of(request, colors)
-    if request.topology.num_workers > EXACT_UP_TO:
+    if request.topology.num_workers > cycles.EXACT_UP_TO:
         sketched = sketch.sketched_cycle(network, seed=request.seed)
         found, notes = sketched.best, sketched.notes
     else:
         found, notes = _exact(request, network)
-    return annotated(_plan(request, colors, found, notes))
+    return _plan(request, colors, found, notes)
 
 
 def network_of(request: Request, colors: Sequence[Matching]) -> Network:
@@ -194,38 +185,20 @@ def _plan(
             matchings.append(tuple(topology.links[e] for e in chosen.tolist()))
         places.append(distinct[key])
     cycle = unrolled((wait, tuple(places[n] for n in numbers)) for wait, numbers in found.numbers())
-    uses = np.zeros(len(matchings))
-    for active in cycle:
-        for place in set(active):
-            uses[place] += 1
-    probabilities = tuple(float(p) for p in uses / len(cycle))
-    times = [
-        request.timing.round_time([matchings[n] for n in active]) for active in cycle if active
-    ]
     how_often = np.zeros(len(topology.links))
     for chosen in found.matchings:
         how_often[chosen] += 1 / len(cycle)
-    rho = (
-        cycles.contraction(found.turns(), m, found.weight)
-        if m <= EXACT_UP_TO
-        else sketch.contraction(found.turns(), m, found.weight)
-    )
     laplacian = weighted_laplacian(topology.link_array, how_often, m)
-    return Plan(
-        topology=topology,
-        strategy="greedy",
-        budget=request.budget,
-        seed=request.seed,
-        mixing="pairwise",
+    return finished(
+        request,
         matchings=tuple(matchings),
-        probabilities=probabilities,
+        schedule=Cycle(cycle=cycle, num_matchings=len(matchings), seed=request.seed),
         alpha=found.weight,
-        schedule=Cycle(cycle=cycle),
-        timing=request.timing,
         num_colors=len(colors),
-        rho=rho,
-        algebraic_connectivity=laplacian_extremes(laplacian, topology)[0],
-        expected_comm_time=math.fsum(times) / len(cycle),
-        consensus_error=found.error,
+        figures=Figures(
+            rho=cycles.contraction(found.turns(), m, found.weight),
+            algebraic_connectivity=laplacian_extremes(laplacian, topology)[0],
+            consensus_error=found.error,
+        ),
         notes=notes,
     )

@@ -6,8 +6,9 @@ from typing import Any
 
 from matcha.experiments.reproduction.comparisons import Results
 from matcha.experiments.reproduction.trials import Result
+from matcha.strategies import COMPARED, STRATEGIES
 
-COLORS = {"vanilla": "#000000", "matcha": "#0072B2", "periodic": "#D55E00", "greedy": "#009E73"}
+COLORS = {name: STRATEGIES[name].color for name in COMPARED}
 DASHES = {1.0: "-", 0.6: "-", 0.5: "-", 0.4: "-", 0.3: "-", 0.1: "--", 0.02: ":"}
 
 

@@ -1,0 +1,18 @@
+"""Schedules: which round comes at iteration k, by random access."""
+
+from matcha.schedules.drawn import Bernoulli, Choice
+from matcha.schedules.files import schedule_from_json
+from matcha.schedules.repeated import Cycle, Periodic
+from matcha.schedules.schedule import Active, Coin, Schedule, check_iteration
+
+__all__ = [
+    "Active",
+    "Bernoulli",
+    "Choice",
+    "Coin",
+    "Cycle",
+    "Periodic",
+    "Schedule",
+    "check_iteration",
+    "schedule_from_json",
+]

@@ -1,0 +1,200 @@
+"""The strategies there are: how each makes its plan, what it takes, and how it is drawn.
+
+The one list: Python, the command line, reports and their pages read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from matcha.errors import unknown_name
+from matcha.plans import Plan
+from matcha.rounds import MIXINGS, Mixing
+from matcha.strategies import finite_time, own, periodic, vanilla
+from matcha.strategies.request import DECOMPOSITIONS, Decomposition, Request
+
+_OWN_COLOR, _OWN_MARKER = "#666666", "o"
+Builder = Callable[[Request], Plan]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strategy:
+    """One way to make a plan."""
+
+    name: str
+    about: str
+    """In a few words, for help texts."""
+    build: Builder = field(repr=False)
+    mixings: tuple[Mixing, ...]
+    """What it can mix by, its own choice first."""
+    compared: bool = False
+    """Whether sweeps, pages and the demo show it unasked."""
+    needs_rounds: bool = False
+    """Whether the user must bring the rounds: a name alone is not enough."""
+    has_budget: bool = True
+    """Whether the budget decides anything; without, its plans stand once in a sweep, at 1."""
+    decompositions: tuple[Decomposition, ...] = ("matchings",)
+    takes_probabilities: bool = False
+    color: str
+    marker: str
+    """As matplotlib calls it."""
+
+    def budgets(self, wanted: Iterable[float]) -> list[float]:
+        """The budgets of a sweep at which it has a plan of its own, rising."""
+        return sorted(set(wanted)) if self.has_budget else [1.0]
+
+
+def _matcha(request: Request) -> Plan:
+    # These three search; their machinery is imported by those who plan with them only.
+    from matcha.strategies import matcha
+
+    return matcha.build(request)
+
+
+def _single(request: Request) -> Plan:
+    from matcha.strategies import single
+
+    return single.build(request)
+
+
+def _greedy(request: Request) -> Plan:
+    from matcha.strategies import greedy
+
+    return greedy.build(request)
+
+
+# Colours: Okabe and Ito's palette, told apart by colour-blind readers too.
+_ALL = (
+    Strategy(
+        name="vanilla",
+        compared=True,
+        about="all links at every iteration",
+        build=vanilla.build,
+        mixings=("laplacian",),
+        has_budget=False,
+        color="#000000",
+        marker="x",
+    ),
+    Strategy(
+        name="periodic",
+        compared=True,
+        about="all links, every so often",
+        build=periodic.build,
+        mixings=("laplacian",),
+        color="#D55E00",
+        marker="^",
+    ),
+    Strategy(
+        name="matcha",
+        compared=True,
+        about="each matching by a coin of its own (the paper)",
+        build=_matcha,
+        mixings=("laplacian", "pairwise"),
+        decompositions=DECOMPOSITIONS,
+        takes_probabilities=True,
+        color="#0072B2",
+        marker="o",
+    ),
+    Strategy(
+        name="greedy",
+        compared=True,
+        about="the matchings that remove most disagreement, as a cycle",
+        build=_greedy,
+        mixings=("pairwise",),
+        color="#009E73",
+        marker="s",
+    ),
+    Strategy(
+        name="single",
+        about="at most one matching an iteration, drawn",
+        build=_single,
+        mixings=("laplacian", "pairwise"),
+        takes_probabilities=True,
+        color="#CC79A7",
+        marker="D",
+    ),
+    Strategy(
+        name="hypercube",
+        about="one dimension of a hypercube after another: exact consensus every log2(m) rounds",
+        build=finite_time.hypercube,
+        mixings=("pairwise",),
+        color="#E69F00",
+        marker="v",
+    ),
+    Strategy(
+        name="base",
+        about="groups of b, digit by digit: exact consensus every log_b(m) rounds",
+        build=finite_time.base,
+        mixings=("laplacian",),
+        color="#56B4E9",
+        marker="P",
+    ),
+    Strategy(
+        name="rounds",
+        about="your own list of rounds, repeated",
+        build=own.build,
+        needs_rounds=True,
+        mixings=("pairwise", "laplacian"),
+        has_budget=False,
+        color="#8C6D31",
+        marker="*",
+    ),
+)
+
+STRATEGIES: Mapping[str, Strategy] = {strategy.name: strategy for strategy in _ALL}
+"""By name, in the order in which they are shown."""
+
+
+OFFERED = tuple(strategy.name for strategy in _ALL if not strategy.needs_rounds)
+"""What can be asked for by name alone, as on the command line."""
+COMPARED = tuple(strategy.name for strategy in _ALL if strategy.compared)
+"""What is compared where nobody says otherwise."""
+
+
+def strategy_named(name: str) -> Strategy:
+    """The strategy of a name.
+
+    Raises:
+        InputError: There is none; suggests the nearest.
+
+    >>> strategy_named("vanilla").has_budget
+    False
+    """
+    if name not in STRATEGIES:
+        raise unknown_name("strategy", str(name), STRATEGIES)
+    return STRATEGIES[name]
+
+
+def own_strategy(name: str, build: Builder) -> Strategy:
+    """A user's function as a strategy; it may use whatever was asked for."""
+    return Strategy(
+        name=name,
+        about="your own",
+        build=build,
+        mixings=MIXINGS,
+        decompositions=DECOMPOSITIONS,
+        takes_probabilities=True,
+        color=_OWN_COLOR,
+        marker=_OWN_MARKER,
+    )
+
+
+def look_of(name: str) -> tuple[str, str]:
+    """The colour and the marker that a strategy is drawn with; grey dots for a user's own."""
+    known = STRATEGIES.get(name)
+    return (_OWN_COLOR, _OWN_MARKER) if known is None else (known.color, known.marker)
+
+
+def has_budget(name: str) -> bool:
+    """Whether a strategy's budget decides anything; a user's own has one."""
+    return name not in STRATEGIES or STRATEGIES[name].has_budget
+
+
+def with_budget(name: str, budget: float) -> str:
+    """A strategy and its budget, where it has one.
+
+    >>> with_budget("greedy", 0.1), with_budget("vanilla", 1.0)
+    ('greedy 0.1', 'vanilla')
+    """
+    return f"{name} {budget:g}" if has_budget(name) else name
