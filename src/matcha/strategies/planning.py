@@ -23,7 +23,7 @@ def plan(
     *,
     mixing: Mixing | None = None,
     matchings: Iterable[Iterable[Sequence[int]]] | None = None,
-    decomposition: Decomposition | None = None,
+    decomposition: Decomposition = "matchings",
     timing: Timing | None = None,
     effort: Effort = "default",
     probabilities: Iterable[float] | None = None,
@@ -41,8 +41,7 @@ def plan(
         seed: Decides which rounds are drawn, and every search on the way.
         mixing: `laplacian` (the paper's I − αL) or `pairwise`; by default the strategy's own.
         matchings: Your own decomposition of the links, as lists of pairs of worker numbers.
-        decomposition: What `matcha` splits the links into: `matchings` (the default), single
-            `links`, or `cliques`.
+        decomposition: What `matcha` splits the links into: `matchings`, single `links`, `cliques`.
         timing: The delay model; by default link seconds where the topology has them, else units.
         effort: How long to search for a good decomposition: `none`, `default` or `high`.
         probabilities: Your own, one a matching, for `matcha` and `single`.
@@ -137,15 +136,15 @@ def _mixing(chosen: Strategy, mixing: Mixing | None) -> Mixing:
 
 
 def _decomposition(
-    chosen: Strategy, decomposition: Decomposition | None, has_matchings: bool
+    chosen: Strategy, decomposition: Decomposition, has_matchings: bool
 ) -> Decomposition:
-    if decomposition is None:
-        return "matchings"
+    if _known("decomposition", decomposition, DECOMPOSITIONS) == "matchings":
+        return decomposition
     if has_matchings:
         raise InputError(
             f"decomposition={decomposition!r} and matchings were both given: leave one out."
         )
-    if _known("decomposition", decomposition, DECOMPOSITIONS) not in chosen.decompositions:
+    if decomposition not in chosen.decompositions:
         raise InputError(
             f"the {chosen.name} strategy does not split links into {decomposition}: leave "
             "decomposition out, or use matcha."
