@@ -110,7 +110,7 @@ def test_saved_plans_are_checked_and_shown(tmp_path):
     for damaged, sentence in (
         (text[: len(text) // 2], "truncated"),
         (text.replace("0.4", "0.5", 1), "checksum"),
-        (text.replace("matcha.plan/1", "matcha.plan/7"), "checksum"),
+        (text.replace("matcha.plan/2", "matcha.plan/7"), "checksum"),
         ('{"hello": 1}', "neither a list of links"),
     ):
         plan.write_text(damaged)
