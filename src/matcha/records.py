@@ -11,7 +11,7 @@ import os
 import platform
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime, timezone
 from importlib import metadata
@@ -58,6 +58,8 @@ class Record:
     """By a worker so far, in the mean over workers."""
     time: float = 0.0
     """Seconds on the run's clock so far."""
+    members: int | None = None
+    """How many workers were there, where they may come and go."""
     compute_seconds: float | None = None
     """Since this worker's previous record; likewise below."""
     comm_seconds: float | None = None
@@ -128,7 +130,8 @@ class RunWriter:
         plan: Who talks when.
         after: Go on with the run that is there, after so many iterations; what was recorded of
             later ones is dropped, as they will be run again. None starts a new run.
-        primary: Whether this process writes what is of the run as a whole.
+        primary: Whether this process writes what is of the run as a whole; a function where
+            that may change hands.
 
     Raises:
         InputError: There is a run already, or, when going on, one of other choices.
@@ -141,13 +144,15 @@ class RunWriter:
         plan: Any,
         *,
         after: int | None = None,
-        primary: bool = True,
+        primary: bool | Callable[[], bool] = True,
     ) -> None:
         self.path = Path(directory)
         self._files: dict[str, IO[str]] = {}
-        self._after, self._primary = after, primary
+        self._after = after
+        self._is_primary = primary if callable(primary) else lambda: primary
         self.path.mkdir(parents=True, exist_ok=True)
-        if not primary:
+        self._began = self._is_primary()
+        if not self._began:
             return
         if after is not None:
             check_same(self.path, header)
@@ -164,7 +169,7 @@ class RunWriter:
             name = "spans"
         else:
             name = "records" if entry.worker is None else f"worker-{entry.worker:03d}"
-            if entry.worker is None and not self._primary:
+            if entry.worker is None and not self._is_primary():
                 return
         file = self._file(f"{name}.jsonl")
         file.write(json.dumps(_compact(asdict(entry))) + "\n")
@@ -175,7 +180,9 @@ class RunWriter:
             path = self.path / name
             if self._after is not None:
                 _forget(path, self._after)
-            mode = "w" if self._after is None else "a"
+            # Who takes over from a lost worker goes on with its file.
+            inherited = name == "records.jsonl" and not self._began
+            mode = "w" if self._after is None and not inherited else "a"
             self._files[name] = path.open(mode, encoding="utf-8")
         return self._files[name]
 

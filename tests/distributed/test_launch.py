@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import subprocess
@@ -12,6 +11,7 @@ import pytest
 from tests.signals import hear_ctrl_c
 
 from matcha.distributed.launch import Hosts, launch
+from matcha.distributed.local_workers import LocalWorkers
 from matcha.errors import ExchangeError, InputError, WorkerError
 
 RANK = "import os, signal, sys, time; rank = int(os.environ['RANK']); "
@@ -61,7 +61,9 @@ def test_meanwhile_follows_until_it_is_time_to_end(tmp_path: Path) -> None:
     assert seen == ["started"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL], ids=lambda s: s.name
+)
 def test_ending_the_launcher_ends_the_workers(tmp_path: Path, number, request) -> None:
     script = (
         "import sys\nfrom matcha.distributed.launch import launch\n"
@@ -81,9 +83,49 @@ def test_ending_the_launcher_ends_the_workers(tmp_path: Path, number, request) -
     time.sleep(1)  # the last worker may be up before Popen has returned it
     launcher.send_signal(number)
     assert launcher.wait(60) != 0
-    for pid in pids:
-        with pytest.raises(ProcessLookupError):
-            os.kill(pid, 0)
+    end = time.monotonic() + 60
+    while any(_is_running(pid) for pid in pids):
+        assert time.monotonic() < end, "a worker was left behind"
+        time.sleep(0.02)
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_a_worker_that_fails_is_started_again_while_the_others_go_on(tmp_path: Path) -> None:
+    # Worker 1 fails twice; worker 0 ends only when it has seen it come a third time.
+    script = RANK + (
+        "import pathlib; tries = pathlib.Path(sys.argv[1]); end = time.monotonic() + 60\n"
+        "if rank == 1:\n"
+        "    n = len(list(tries.iterdir())); (tries / str(n)).touch(); sys.exit(9 if n < 2 else 0)\n"
+        "while len(list(tries.iterdir())) < 3:\n"
+        "    assert time.monotonic() < end; time.sleep(0.02)\n"
+    )
+    tries = tmp_path / "tries"
+    tries.mkdir()
+    launch(["-c", script, str(tries)], 2, restarts=2, logs=tmp_path / "logs")
+    assert len(list(tries.iterdir())) == 3
+
+
+def test_restarts_have_an_end_and_the_team_goes_on(tmp_path: Path, caplog) -> None:
+    launch(["-c", RANK + "sys.exit(9 * rank)"], 2, restarts=1)
+    assert "workers [1] were given up after 1 restarts" in caplog.text
+    with pytest.raises(WorkerError, match="worker 0 failed with exit code 9"):
+        launch(["-c", "import sys; sys.exit(9)"], 2, restarts=1)
+
+
+def test_the_store_listens_to_this_machine_only() -> None:
+    with LocalWorkers(["sleep", "600"], 1) as workers:
+        port = f"{workers._store.port:04X}"
+        lines = Path("/proc/net/tcp").read_text() + Path("/proc/net/tcp6").read_text()
+        heard = [line.split()[1] for line in lines.splitlines() if line.split()[3] == "0A"]
+        assert [address for address in heard if address.endswith(f":{port}")] == [
+            f"0100007F:{port}"
+        ]
 
 
 @pytest.mark.parametrize(

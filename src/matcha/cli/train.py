@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shlex
 import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import typer
 
@@ -84,6 +85,22 @@ def train_command(
     host_rank: int | None = typer.Option(
         None, help="This machine's number, from 0, which is the one at --rendezvous."
     ),
+    links: bool = typer.Option(
+        False, "--links", help="Workers talk over connections of their own, one a link."
+    ),
+    keys: Path | None = typer.Option(
+        None, help="Links: a directory from `matcha keys new`, for TLS; by default plain TCP."
+    ),
+    peers: str | None = typer.Option(
+        None,
+        help="Links across machines: a file of lines RANK HOST PORT, or slurm, rendezvous, or a "
+        "pattern of names such as matcha-{rank}.matcha:29600. This process is then one worker.",
+    ),
+    rank: int | None = typer.Option(None, help="With --peers: this worker's number."),
+    elastic: bool = typer.Option(
+        False, "--elastic", help="Links: go on without a lost worker; local ones start again."
+    ),
+    restarts: int = typer.Option(10, help="With --elastic: how often a worker is started again."),
 ) -> None:
     """Train decentralized on real workers, one process each.
 
@@ -91,13 +108,19 @@ def train_command(
     [cyan]$MATCHA_PLAN[/]; it needs one line of its own: [cyan]Gossip(model, optimizer, plan)[/].
     A task is complete: data, model, optimizer, records, checkpoints.
 
-    Under another launcher (torchrun, srun, mpirun) this command is one worker and starts no others.
+    Under another launcher (torchrun, srun, mpirun) or with --peers this command is one worker and
+    starts no others. With --elastic the team outlives its workers: one that dies is left out, and
+    taken in again with a neighbour's state when it comes back.
 
     [bold]Examples[/]
 
       matcha train digits --strategy greedy --budget 0.3 --epochs 5
 
       matcha train my_script.py --topology ring:4 -- --batch-size 64
+
+      matcha train digits --elastic --keys keys
+
+      matcha train digits --plan plan.json --peers peers --rank 3 --keys keys -o runs/first
 
       torchrun --nproc-per-node=8 -m matcha.cli train digits --plan plan.json -o runs/first
     """
@@ -115,17 +138,22 @@ def train_command(
     from matcha.distributed.environment import is_worker
     from matcha.distributed.launch import Hosts
 
+    _set_links(peers, rank, keys, links=links, elastic=elastic)
     machines = Hosts(number=hosts, rendezvous=rendezvous, rank=host_rank)
     plan = _plan(plan_file, topology, strategy, budget, seed)
     if is_script:
-        _launch([target, *(arguments or [])], plan, plan_file, machines)
+        if is_worker():
+            raise InputError("a script that is one worker is started by itself: python SCRIPT.")
+        how = Launching(machines, links or elastic, keys, restarts if elastic else 0)
+        _launch([target, *(arguments or [])], plan, plan_file, how)
         return
     directory = output or free_directory(Path("runs"), f"{target}-{plan.strategy}-{plan.budget:g}")
     if not is_worker():
         if (directory / "run.json").exists() and not resume:
             raise InputError(f"{str(directory)!r} already holds a run: choose another --output.")
         command = this_command("--output", str(directory))
-        _launch(command, plan, plan_file, machines, watched=directory if watch else None)
+        how = Launching(machines, links or elastic, keys, restarts if elastic else 0)
+        _launch(command, plan, plan_file, how, watched=directory if watch else None)
         if report and (directory / "run.json").exists():
             _report(directory)
         console.print(f"records in [cyan]{directory}[/]")
@@ -173,15 +201,43 @@ def train_command(
     _work(job, network, resume, checkpoint_every, tensorboard)
 
 
+class Launching(NamedTuple):
+    """How workers are started and talk."""
+
+    hosts: Hosts
+    links: bool
+    keys: Path | None
+    restarts: int
+
+
+def _set_links(
+    peers: str | None, rank: int | None, keys: Path | None, *, links: bool, elastic: bool
+) -> None:
+    """Leave what was said about links where workers, this process or its children, look for it."""
+    from matcha.distributed.environment import KEYS_VARIABLE, LOSS_VARIABLE, PEERS_VARIABLE
+
+    if rank is not None and peers is None:
+        raise InputError("--rank needs --peers: who the other workers are.")
+    if keys is not None and not (links or elastic or peers or PEERS_VARIABLE in os.environ):
+        raise InputError("--keys needs --links, --elastic or --peers: other links have no keys.")
+    said = {
+        PEERS_VARIABLE: peers,
+        "RANK": None if rank is None else str(rank),
+        KEYS_VARIABLE: None if keys is None else str(keys),
+        LOSS_VARIABLE: "continue" if elastic else None,
+    }
+    os.environ.update({name: value for name, value in said.items() if value is not None})
+
+
 def _launch(
     command: list[str],
     plan: PlanLike,
     plan_file: Path | None,
-    hosts: Hosts,
+    how: Launching,
     watched: Path | None = None,
 ) -> None:
     """Start the workers, each with the plan's path, and wait for them."""
-    from matcha.distributed.launch import PLAN_VARIABLE, launch
+    from matcha.distributed.launch import PLAN_VARIABLE, launch, local_links
     from matcha.report.watch import watch
 
     with tempfile.TemporaryDirectory(prefix="matcha-") as folder:
@@ -192,8 +248,19 @@ def _launch(
             PLAN_VARIABLE: str(path.resolve()),
             COMMAND_VARIABLE: shlex.join(["matcha", *sys.argv[1:]]),
         }
+        hosts = how.hosts
+        if how.links:
+            if hosts.number > 1:
+                raise InputError("links across machines: start each worker with --peers, --rank.")
+            environment |= local_links(plan.num_workers, Path(folder), how.keys)
         if watched is None or hosts.number > 1:
-            launch(command, plan.num_workers, environment=environment, hosts=hosts)
+            launch(
+                command,
+                plan.num_workers,
+                environment=environment,
+                hosts=hosts,
+                restarts=how.restarts,
+            )
             return
         logs = watched / "logs"
         console.print(f"starting {plan.num_workers} workers; their words go to {logs}")
@@ -203,6 +270,7 @@ def _launch(
             environment=environment,
             logs=logs,
             meanwhile=lambda ended: watch(watched, until=ended),
+            restarts=how.restarts,
         )
 
 
@@ -222,8 +290,12 @@ def _work(
     from matcha.distributed.environment import worker_transport
     from matcha.distributed.worker import run_worker
 
-    with worker_transport() as transport:
-        show = _progress(job.settings.epochs) if transport.rank == 0 else None
+    with worker_transport(job.plan.topology) as transport:
+        show = None
+        if transport.rank == 0:
+            show = _progress(job.settings.epochs)
+            logging.basicConfig(format="%(message)s")
+            logging.getLogger("matcha.links").setLevel(logging.INFO)  # who comes and goes
         records = run_worker(
             job,
             transport,

@@ -3,23 +3,59 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
+from matcha.distributed.keys import Keys
+from matcha.distributed.transports.links.peers import (
+    DEFAULT_PORT,
+    Peers,
+    from_names,
+    from_slurm,
+    meet,
+    read_peers,
+)
+from matcha.distributed.transports.links.transport import LinkTransport
 from matcha.distributed.transports.transport import Transport
 from matcha.errors import InputError
+from matcha.topology import Topology
 
-__all__ = ["default_transport", "is_alone", "is_worker", "worker_transport"]
+__all__ = [
+    "KEYS_VARIABLE",
+    "LOSS_VARIABLE",
+    "PEERS_VARIABLE",
+    "default_transport",
+    "goes_on",
+    "is_alone",
+    "is_worker",
+    "worker_transport",
+]
 
+PEERS_VARIABLE = "MATCHA_PEERS"
+"""Says that workers talk over links of their own: a peers file, `slurm`, `rendezvous`, or a pattern
+of names such as `matcha-{rank}.matcha:29600`."""
+KEYS_VARIABLE = "MATCHA_KEYS"
+"""The directory of keys for those links; without it they are plain TCP."""
+LOSS_VARIABLE = "MATCHA_ON_LOSS"
+"""What to do when a worker is lost, where a script does not say."""
+_RANKS = ("RANK", "SLURM_PROCID")
+
+_START = 300.0  # seconds for all workers to come to the rendezvous
 _MPI_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "MPI_LOCALRANKID")
 
 
 def is_worker() -> bool:
     """Whether a launcher (torchrun, srun with PMI, mpirun) started this process as one of many."""
-    return {"RANK", "WORLD_SIZE"} <= os.environ.keys() or _started_by_mpi()
+    return (
+        {"RANK", "WORLD_SIZE"} <= os.environ.keys()
+        or _started_by_mpi()
+        or (PEERS_VARIABLE in os.environ and _rank() is not None)
+    )
 
 
 def is_alone() -> bool:
@@ -27,15 +63,30 @@ def is_alone() -> bool:
     return not is_worker() and not (dist.is_available() and dist.is_initialized())
 
 
-def default_transport() -> Transport:
+def goes_on(on_loss: str | None) -> bool:
+    """Whether workers go on without one that is lost: as asked for, or as the launcher says.
+
+    Raises:
+        InputError: neither `stop` nor `continue` was asked for.
+    """
+    chosen = on_loss or os.environ.get(LOSS_VARIABLE, "stop")
+    if chosen not in ("stop", "continue"):
+        raise InputError(f"on_loss is {chosen!r}, but it is 'stop' or 'continue'.")
+    return chosen == "continue"
+
+
+def default_transport(topology: Topology | None = None) -> Transport:
     """torch.distributed where it is initialised or torchrun started us, else MPI under `mpirun`.
 
-    A process group that had to be started for it ends with the transport.
+    A process group that had to be started for it ends with the transport. Where the environment
+    names peers (MATCHA_PEERS), links of our own for the topology.
 
     Raises:
         InputError: nothing says that there are other workers.
         PackageError: MPI started us, but mpi4py is not installed.
     """
+    if topology is not None and PEERS_VARIABLE in os.environ:
+        return _links(topology, os.environ[PEERS_VARIABLE])
     if not dist.is_initialized() and not {"RANK", "WORLD_SIZE"} <= os.environ.keys():
         if _started_by_mpi():
             from matcha.distributed.transports.mpi_transport import MpiTransport
@@ -54,15 +105,48 @@ def default_transport() -> Transport:
 
 
 @contextmanager
-def worker_transport() -> Iterator[Transport]:
+def worker_transport(topology: Topology | None = None) -> Iterator[Transport]:
     """The transport of a process that is one worker and nothing else; closed when all went well.
 
     After an error partners may be gone: closing together with them would hide it.
     """
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    transport = default_transport()
+    transport = default_transport(topology)
     yield transport
     transport.close()
+
+
+def _links(topology: Topology, peers: str) -> LinkTransport:
+    rank = _rank()
+    if rank is None:
+        raise InputError("this worker has no number: set RANK, or give --rank.")
+    folder = os.environ.get(KEYS_VARIABLE)
+    keys = Keys(directory=Path(folder), rank=rank) if folder else None
+    return LinkTransport(topology, rank, _peers(peers, rank, topology.num_workers), keys=keys)
+
+
+def _peers(where: str, rank: int, num_workers: int) -> Peers:
+    if where == "slurm":
+        return from_slurm()
+    if where == "rendezvous":
+        local = int(os.environ.get("LOCAL_RANK", "0"))
+        loopback = os.environ.get("MASTER_ADDR") in ("127.0.0.1", "localhost")
+        host = "127.0.0.1" if loopback else socket.gethostname()
+        return meet(rank, num_workers, (host, DEFAULT_PORT + local), _START)
+    if "{rank}" in where:
+        names, _, port = where.rpartition(":") if ":" in where else (where, "", "")
+        return from_names(names, num_workers, int(port) if port.isdigit() else DEFAULT_PORT)
+    return read_peers(where)
+
+
+def _rank() -> int | None:
+    """This worker's number; a pod of a StatefulSet has it at the end of its host's name."""
+    for name in _RANKS:
+        if name in os.environ:
+            return int(os.environ[name])
+    ordinal = socket.gethostname().rpartition("-")[2]
+    named = "{rank}" in os.environ.get(PEERS_VARIABLE, "")
+    return int(ordinal) if named and ordinal.isdigit() else None
 
 
 def _started_by_mpi() -> bool:

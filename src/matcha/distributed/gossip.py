@@ -19,7 +19,7 @@ from matcha.distributed.buckets import fill_buckets, layout_digest
 from matcha.distributed.checkpoint import load_checkpoint, save_checkpoint
 from matcha.distributed.claims import Claim
 from matcha.distributed.collectives import broadcast
-from matcha.distributed.environment import default_transport, is_alone
+from matcha.distributed.environment import default_transport, goes_on, is_alone
 from matcha.distributed.exchange import Exchange
 from matcha.distributed.itinerary import Itinerary
 from matcha.distributed.meetings import Meetings
@@ -73,7 +73,7 @@ class Gossip:
         deadline: seconds after which a silent partner is an error.
         on_loss: `stop` ends training with the name of a worker that is gone; `continue` goes on
             without it, and takes it in again when it comes back. That needs links of our own
-            (`matcha.distributed.LinkTransport`).
+            (`matcha.distributed.LinkTransport`). By default what the launcher says, or `stop`.
         iteration: where to start in the plan, when resuming by hand.
         on_span: called with a `Span` (in seconds of `time.perf_counter`) for each stretch of
             computing, waiting for a partner and exchanging; for timelines.
@@ -101,7 +101,7 @@ class Gossip:
         buffers: Literal["local", "average"] = "local",
         bucket_mb: float = 25.0,
         deadline: float = 300.0,
-        on_loss: Literal["stop", "continue"] = "stop",
+        on_loss: Literal["stop", "continue"] | None = None,
         iteration: int = 0,
         on_span: Callable[[Span], None] | None = None,
     ) -> None:
@@ -115,7 +115,7 @@ class Gossip:
         self.plan = plan
         self.deadline = deadline
         self._owns_transport = transport is None
-        self.transport = transport or _own_transport()
+        self.transport = transport or _own_transport(plan)
         _check_workers(plan, self.transport)
         self.rank = self.transport.rank
         alone = self.transport.num_workers == 1
@@ -134,7 +134,7 @@ class Gossip:
             "matcha version": matcha.__version__,
             "torch version": torch.__version__.split("+")[0],
         }
-        team = as_team(self.transport) if on_loss == "continue" else None
+        team = as_team(self.transport) if goes_on(on_loss) else None
         if team is None or not team.is_late:
             agree(self.transport, facts, deadline)
             broadcast(self.transport, self._everything(), deadline)
@@ -271,6 +271,21 @@ class Gossip:
         """
         self._steps.take()
 
+    def carry(
+        self, give: Callable[[], dict[str, Any]], take: Callable[[dict[str, Any]], None]
+    ) -> bool:
+        """Let something of the script's own travel with the state that a late worker takes.
+
+        Args:
+            give: called when a neighbour asks for this worker's state; plain JSON values.
+            take: called with a neighbour's after its state was taken; also at once, where that
+                has happened in the making of this object.
+
+        Returns:
+            Whether this worker came late.
+        """
+        return self._membership is not None and self._membership.carry(give, take)
+
     def tend(self) -> None:
         """Answer workers that came back, where a script does something else for long.
 
@@ -399,8 +414,8 @@ class Gossip:
         ]
 
 
-def _own_transport() -> Transport:
-    return MemoryNetwork(1).transport(0) if is_alone() else default_transport()
+def _own_transport(plan: GossipPlan) -> Transport:
+    return MemoryNetwork(1).transport(0) if is_alone() else default_transport(plan.topology)
 
 
 def _check_workers(plan: PlanLike, transport: Transport) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -11,10 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from matcha.distributed.environment import KEYS_VARIABLE, PEERS_VARIABLE
 from matcha.distributed.local_workers import LocalWorkers
+from matcha.distributed.transports.links.peers import Peers, free_ports
 from matcha.errors import ExchangeError, InputError, WorkerError
 
-__all__ = ["PLAN_VARIABLE", "Hosts", "launch"]
+__all__ = ["PLAN_VARIABLE", "Hosts", "launch", "local_links"]
+
+_log = logging.getLogger("matcha.launch")
 
 PLAN_VARIABLE = "MATCHA_PLAN"
 """Where a launcher leaves the path of the plan for the workers' scripts."""
@@ -55,6 +60,7 @@ def launch(
     hosts: Hosts | None = None,
     logs: Path | None = None,
     meanwhile: Callable[[Callable[[], bool]], object] | None = None,
+    restarts: int = 0,
 ) -> None:
     """Run a Python command as so many workers and wait until all have ended.
 
@@ -68,6 +74,7 @@ def launch(
         logs: a folder for what each local worker says; by default it goes to this terminal.
         meanwhile: called once with a function that says whether it is time to end, to follow local
             workers while they run.
+        restarts: how often a local worker that fails is started again while the others go on.
 
     Raises:
         WorkerError: a worker ended with an exit code of its own, which is the error's.
@@ -81,13 +88,32 @@ def launch(
     with (
         _ending_politely(),
         LocalWorkers(
-            [sys.executable, *command], num_workers, environment=environment, logs=logs
+            [sys.executable, *command],
+            num_workers,
+            environment=environment,
+            logs=logs,
+            restarts=restarts,
         ) as workers,
     ):
         if meanwhile is not None:
             meanwhile(lambda: workers.ended)
-        codes = workers.wait()
-        _judge(dict(enumerate(codes)), workers.last_words)
+        codes = dict(enumerate(workers.wait()))
+        if restarts and 0 in codes.values():  # the team got there, whoever was given up on the way
+            given_up = [rank for rank, code in codes.items() if code]
+            if given_up:
+                _log.warning("workers %s were given up after %d restarts", given_up, restarts)
+            return
+        _judge(codes, workers.last_words)
+
+
+def local_links(num_workers: int, folder: Path, keys: Path | None = None) -> dict[str, str]:
+    """The environment in which local workers talk over links of their own; writes a peers file."""
+    host = "127.0.0.1"
+    ports = free_ports(host, num_workers)
+    peers = Peers(addresses=tuple((host, port) for port in ports))
+    peers.save(folder / "peers")
+    found = {PEERS_VARIABLE: str((folder / "peers").resolve())}
+    return found | ({KEYS_VARIABLE: str(keys.resolve())} if keys else {})
 
 
 def _judge(codes: Mapping[int, int], last_words: Callable[[int], str | None]) -> None:

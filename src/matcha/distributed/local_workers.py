@@ -1,13 +1,18 @@
 """Local workers: processes of one command on this machine that know of one another.
 
-What `torchrun` sets, this sets: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT.
+What `torchrun` sets, this sets: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT. A worker
+ends with the process that started it, however that ends.
 """
 
 from __future__ import annotations
 
+import ctypes
+import logging
 import os
 import signal
+import socket
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -19,7 +24,11 @@ from matcha.errors import ExchangeError, InputError
 
 __all__ = ["LocalWorkers"]
 
+_log = logging.getLogger("matcha.launch")
 _POLL = 0.02
+_PATIENCE = 1.0  # seconds before a first restart; each further one waits twice as long
+_LONGEST_PATIENCE = 30.0
+_PR_SET_PDEATHSIG = 1
 _GRACE = 10.0  # seconds for the others to say what they saw, once one worker has failed
 
 
@@ -35,6 +44,12 @@ class LocalWorkers:
         environment: added to this process's own.
         logs: a folder for each worker's stdout and stderr, `worker-RANK.log`; by default they go
             where this process's own go.
+        restarts: how often a worker that fails is started again, each time after a longer pause;
+            the others go on meanwhile. Whether they can is theirs to know.
+
+    Attributes:
+        processes: the workers' present processes, by rank.
+        restarted: how often each worker was started again.
     """
 
     def __init__(
@@ -44,10 +59,11 @@ class LocalWorkers:
         *,
         environment: Mapping[str, str] | None = None,
         logs: Path | None = None,
+        restarts: int = 0,
     ) -> None:
         if num_workers < 1:
             raise InputError(f"at least one worker must be started, not {num_workers}.")
-        self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self._store = _loopback_store()
         shared = {
             **os.environ,
             "MASTER_ADDR": "127.0.0.1",
@@ -63,28 +79,53 @@ class LocalWorkers:
         self.logs = logs
         if logs is not None:
             logs.mkdir(parents=True, exist_ok=True)
+        self._command, self._shared, self._restarts = list(command), shared, restarts
+        self.restarted = [0] * num_workers
+        self._due: dict[int, float] = {}
+        self._is_stopping = False
         self.processes: list[subprocess.Popen[bytes]] = []
         try:
             for rank in range(num_workers):
-                ranked = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-                self.processes.append(self._start(command, ranked, rank))
+                self.processes.append(self._start(rank))
         except BaseException:
             self.stop()
             raise
 
-    def _start(
-        self, command: Sequence[str], environment: Mapping[str, str], rank: int
-    ) -> subprocess.Popen[bytes]:
+    def _start(self, rank: int) -> subprocess.Popen[bytes]:
+        ranked = {**self._shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
         with ExitStack() as stack:
             log = self._log(rank)
+            mode = "ab" if self.restarted[rank] else "wb"
             return subprocess.Popen(
-                command,
-                env=environment,
+                self._command,
+                env=ranked,
                 stdin=subprocess.DEVNULL,
-                stdout=None if log is None else stack.enter_context(log.open("wb")),
+                stdout=None if log is None else stack.enter_context(log.open(mode)),
                 stderr=None if log is None else subprocess.STDOUT,
                 start_new_session=True,  # its own group, so that its children end with it
+                preexec_fn=_end_with_parent if sys.platform.startswith("linux") else None,
             )
+
+    def tend(self) -> list[int | None]:
+        """Start those again that failed and may; returns what each worker's exit code is now.
+
+        A worker that will be started again has none.
+        """
+        codes: list[int | None] = []
+        now = time.monotonic()
+        for rank, process in enumerate(self.processes):
+            code = process.poll()
+            if code and self.restarted[rank] < self._restarts and not self._is_stopping:
+                pause = min(_PATIENCE * 2 ** self.restarted[rank], _LONGEST_PATIENCE)
+                if rank not in self._due:
+                    _log.warning("worker %d ended with %d: again in %g s", rank, code, pause)
+                if now >= self._due.setdefault(rank, now + pause):
+                    del self._due[rank]
+                    self.restarted[rank] += 1
+                    self.processes[rank] = self._start(rank)
+                code = None
+            codes.append(code)
+        return codes
 
     def _log(self, rank: int) -> Path | None:
         return None if self.logs is None else self.logs / f"worker-{rank}.log"
@@ -100,13 +141,14 @@ class LocalWorkers:
     @property
     def ended(self) -> bool:
         """Whether all have ended, or one has failed, so that it is time to `wait`."""
-        codes = [process.poll() for process in self.processes]
-        return None not in codes or any(codes)
+        codes = self.tend()
+        return None not in codes or (any(codes) and not self._restarts)
 
     def wait(self, timeout: float | None = None, grace: float = _GRACE) -> list[int]:
         """Wait for all to end and return their exit codes.
 
-        Once one has failed, the others get `grace` seconds to end by themselves, then are stopped.
+        Once one has failed, the others get `grace` seconds to end by themselves, then are stopped;
+        with restarts they go on without it.
 
         Raises:
             ExchangeError: they did not end within `timeout` seconds; they are stopped first.
@@ -114,11 +156,11 @@ class LocalWorkers:
         end = None if timeout is None else time.monotonic() + timeout
         failed: float | None = None
         while True:
-            codes = [process.poll() for process in self.processes]
+            codes = self.tend()
             if all(code is not None for code in codes):
                 return [code for code in codes if code is not None]
             now = time.monotonic()
-            if failed is None and any(codes):
+            if failed is None and any(codes) and not self._restarts:
                 failed = now
             if failed is not None and now > failed + grace:
                 self.stop()
@@ -129,6 +171,7 @@ class LocalWorkers:
 
     def stop(self) -> None:
         """End every worker that still runs: politely, then for certain."""
+        self._is_stopping = True
         for number, patience in ((signal.SIGTERM, 3.0), (signal.SIGKILL, None)):
             running = [process for process in self.processes if process.poll() is None]
             for process in running:
@@ -145,6 +188,24 @@ class LocalWorkers:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+
+def _loopback_store() -> TCPStore:
+    """A key-value store that only this machine reaches; by default it would listen to all."""
+    listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
+    port = listener.getsockname()[1]
+    return TCPStore(
+        "127.0.0.1",
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+    )
+
+
+def _end_with_parent() -> None:
+    """In a new worker: have the kernel end it when its launcher is gone, even by SIGKILL."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from matcha.distributed.meetings import MeetingPlace
@@ -83,6 +83,9 @@ class Membership:
         """How often this worker took another's state."""
         self.donor: int | None = None
         """Whose it took last."""
+        self._give: Callable[[], dict[str, Any]] = dict
+        self._take: Callable[[dict[str, Any]], None] = lambda _: None
+        self._taken: dict[str, Any] = {}
         self._last = time.perf_counter()
         self._seconds = 0.0
         team.searches_cause = False
@@ -100,12 +103,23 @@ class Membership:
         self.donor, content = self._team.ask_for_state(self._deadline)
         extra = load_snapshot(content, self._worker)
         self._team.calls.number = int(extra["calls"])
+        self._taken = extra["carried"]
+        self._take(self._taken)
         self._team.start_at(self._worker.iteration)
         self.returns += 1
         _log.info(
             "worker %d: goes on from worker %d's state at iteration %d, after %.2f s",
             self._team.rank, self.donor, self._worker.iteration, time.monotonic() - started,
         )  # fmt: skip
+
+    def carry(
+        self, give: Callable[[], dict[str, Any]], take: Callable[[dict[str, Any]], None]
+    ) -> bool:
+        """As `Gossip.carry`."""
+        self._give, self._take = give, take
+        if self.returns:
+            take(self._taken)
+        return self.returns > 0
 
     def tend(self) -> None:
         """Between two rounds: answer those who came back; catch up when far behind."""
@@ -117,7 +131,8 @@ class Membership:
         self._seconds = 0.9 * usual + 0.1 * min(spent, 3 * usual)
         team.most_behind = max(_FEWEST_BEHIND, _MOST_BEHIND / max(self._seconds, 1e-6))
         if team.asks:
-            team.give_state([dump_snapshot(self._worker, {"calls": team.calls.number})])
+            extra = {"calls": team.calls.number, "carried": self._give()}
+            team.give_state([dump_snapshot(self._worker, extra)])
         if team.is_behind:
             team.leave()
             self.join()

@@ -86,14 +86,16 @@ class Training:
             on_span=self._trace,
             **options,
         )
-        facts = {part: fingerprint(self.identity[part])[:12] for part in ("task", "settings")}
-        agree(transport, facts, self.gossip.deadline)
         self.rank = self.gossip.rank
         self.epoch = 0
         """Finished epochs."""
         self._train_loss: float | None = None
         self._losses: list[float] = []
         self._units = self._seconds = 0.0
+        self.came_late = self.gossip.carry(self._progress, self._resume)
+        if not self.came_late:
+            facts = {part: fingerprint(self.identity[part])[:12] for part in ("task", "settings")}
+            agree(transport, facts, self.gossip.deadline)
 
     @property
     def iteration(self) -> int:
@@ -107,7 +109,10 @@ class Training:
 
     def __iter__(self) -> Iterator[Entry]:
         while not self.is_over:
+            epoch = self.epoch
             loss, rate, elapsed, comm = self._train()
+            if self.epoch != epoch:  # this worker was away, and goes on where the others are
+                continue
             self.epoch += 1
             mine = self._mine(loss, rate, elapsed, comm)
             with self._off_the_clock():
@@ -125,7 +130,7 @@ class Training:
 
     # -- one epoch --------------------------------------------------------------------------------
 
-    def _train(self) -> tuple[float, float, float, float]:
+    def _train(self) -> tuple[float | None, float, float, float]:
         """One epoch; returns this worker's mean loss, its last rate, and where its time went."""
         task, steps = self.task, self.task.steps_per_epoch
         tables = task.tables(self.epoch)
@@ -137,7 +142,9 @@ class Training:
         exchanged, started = self.gossip.exchange_seconds, time.perf_counter()
         self.gossip.restart_clock()
         rounds = self.plan.rounds(self.gossip.iteration)
-        for k in range(steps):
+        done, epoch = 0, self.epoch
+        # By the plan's count, not by a loop's own: who comes back starts in the middle.
+        while (k := self.gossip.iteration - epoch * steps) < steps and self.epoch == epoch:
             rate = self._set_rate(self.epoch + k / steps)
             # Of all workers' rows this one takes its own: a row's place is its worker's number.
             inputs, targets = task.batch({name: table[k] for name, table in choices.items()})
@@ -146,12 +153,15 @@ class Training:
             state = tuple(tensor.detach() for tensor in state)
             self._step(loss)
             total += loss.detach()
+            done += 1
             self._units += self.plan.round_time(next(rounds))
+            if self.gossip.iteration != epoch * steps + k + 1:  # it took a neighbour's state
+                rounds = self.plan.rounds(self.gossip.iteration)
         self.gossip.settle()
         elapsed = time.perf_counter() - started
         self._seconds += elapsed
         comm = self.gossip.exchange_seconds - exchanged
-        return float(total) / steps, rate, elapsed, comm
+        return float(total) / done if done else None, rate, elapsed, comm
 
     def _set_rate(self, epoch: float) -> float:
         rate = self.settings.schedule.rate(epoch, self._losses)
@@ -169,7 +179,7 @@ class Training:
 
     # -- what is known after it -------------------------------------------------------------------
 
-    def _mine(self, loss: float, rate: float, elapsed: float, comm: float) -> Record:
+    def _mine(self, loss: float | None, rate: float, elapsed: float, comm: float) -> Record:
         """This worker's record of the epoch."""
         return Record(
             iteration=self.iteration,
@@ -185,8 +195,12 @@ class Training:
 
     def _overall(self, mine: Record) -> Record:
         """The record over all workers, the same bits on each."""
-        table = self._shared([mine.train_loss, mine.time, mine.compute_seconds, mine.comm_seconds])
-        loss, _, compute, comm = (float(column) for column in table.mean(0))
+        trained = mine.train_loss is not None  # not if it came back at the epoch's very end
+        table = self._shared(
+            [mine.train_loss or 0.0, mine.time, mine.compute_seconds, mine.comm_seconds, trained]
+        )
+        who = table[:, 4] > 0
+        loss, _, compute, comm, _ = (float(c) for c in table[who if who.any() else ...].mean(0))
         self._train_loss = loss
         finite = math.isfinite(loss)
         score = self._evaluate() if finite and self.settings.is_due(self.epoch) else None
@@ -202,6 +216,7 @@ class Training:
             time=float(table[:, 1].max()),  # the run is as far as its slowest worker
             compute_seconds=compute,
             comm_seconds=comm,
+            members=len(table),
         )
 
     def _evaluate(self) -> Evaluation:
@@ -241,18 +256,11 @@ class Training:
 
     def save(self, path: Path) -> None:
         """Write a checkpoint of all workers into a folder. Collective."""
-        extra = {
-            "epoch": self.epoch,
-            "train_loss": self._train_loss,
-            "losses": self._losses,
-            "units": self._units,
-            "seconds": self._seconds,
-        }
         with self._off_the_clock():
             save_checkpoint(
                 self.gossip,
                 path,
-                extra=extra,
+                extra=self._progress(),
                 generators=self._generators(),
                 identity=self.identity,
             )
@@ -268,9 +276,21 @@ class Training:
             extra = load_checkpoint(
                 self.gossip, path, generators=self._generators(), identity=self.identity
             )
-        self.epoch, self._train_loss = extra["epoch"], extra["train_loss"]
-        self._losses = list(extra["losses"])
-        self._units, self._seconds = extra["units"], extra["seconds"]
+        self._resume(extra)
+
+    def _progress(self) -> dict[str, Any]:
+        return {
+            "epoch": self.epoch,
+            "train_loss": self._train_loss,
+            "losses": self._losses,
+            "units": self._units,
+            "seconds": self._seconds,
+        }
+
+    def _resume(self, progress: dict[str, Any]) -> None:
+        self.epoch, self._train_loss = progress["epoch"], progress["train_loss"]
+        self._losses = list(progress["losses"])
+        self._units, self._seconds = progress["units"], progress["seconds"]
 
     def _generators(self) -> dict[str, torch.Generator]:
         """What dropout draws from."""

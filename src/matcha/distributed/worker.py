@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -31,6 +31,8 @@ class Network:
     wire_dtype: torch.dtype | None = None
     link_mbps: float | None = None
     """Slow every link down to this speed, by emulation."""
+    on_loss: Literal["stop", "continue"] | None = None
+    """What to do when a worker is lost; None: as the launcher says."""
 
     def describe(self) -> dict[str, Any]:
         """What the run's header says of it."""
@@ -76,6 +78,7 @@ def run_worker(
         transport,
         wire_dtype=network.wire_dtype,
         deadline=network.deadline,
+        on_loss=network.on_loss,
     )
     checkpoints = job.directory / CHECKPOINTS
     if resume:
@@ -87,9 +90,9 @@ def run_worker(
             job,
             training,
             checkpoints,
-            resume=resume,
+            resume=resume or training.came_late,
             checkpoint_every=checkpoint_every,
-            primary=training.rank == 0,
+            primary=lambda: training.rank == transport.members[0],
         ):
             records.append(record)
             show(record)

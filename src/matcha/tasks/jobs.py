@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -150,7 +150,7 @@ def carry_out(
     *,
     resume: bool = False,
     checkpoint_every: int | None = None,
-    primary: bool = True,
+    primary: bool | Callable[[], bool] = True,
 ) -> Iterator[Record]:
     """Train a job and record it, one record over all workers an epoch.
 
@@ -162,7 +162,8 @@ def carry_out(
             is dropped, as it will be trained again.
         checkpoint_every: epochs between checkpoints, 0 for none; None saves as often as takes at
             most a twentieth of the time. The end of the run is saved too, except with 0.
-        primary: whether this process writes what is of the run as a whole.
+        primary: whether this process writes what is of the run as a whole; a function where that
+            may change hands.
     """
     after = trainer.iteration if resume else None
     with RunWriter(job.directory, job.header(), job.plan, after=after, primary=primary) as writer:

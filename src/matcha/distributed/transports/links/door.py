@@ -168,7 +168,10 @@ class Door:
         self.refused[reason] += 1
         count = self.refused[reason]
         if count <= _LOGGED_EACH or count % 100 == 0:
-            _log.warning("refused a visitor from %s: %s (%d so far)", visitor.where, reason, count)
+            level = logging.INFO if reason.startswith("not now") else logging.WARNING
+            _log.log(
+                level, "refused a visitor from %s: %s (%d so far)", visitor.where, reason, count
+            )
         connection = self._forget(visitor)
         with suppress(OSError):
             connection.close()

@@ -157,7 +157,7 @@ class Neighborhood:
         if hello.get("to") != self.rank:
             raise RefusedError(f"worker {peer} looks for worker {hello.get('to')!r}")
         if peer in self._cut or not self.is_open:
-            raise RefusedError(f"the link to worker {peer} is cut")
+            raise RefusedError(f"not now, worker {peer}")
         answer = self._hello(peer)
         hello["mine"] = answer["running"]
         return answer
