@@ -101,7 +101,8 @@ def test_a_worker_that_fails_is_started_again_while_the_others_go_on(tmp_path: P
     script = RANK + (
         "import pathlib; tries = pathlib.Path(sys.argv[1]); end = time.monotonic() + 60\n"
         "if rank == 1:\n"
-        "    n = len(list(tries.iterdir())); (tries / str(n)).touch(); sys.exit(9 if n < 2 else 0)\n"
+        "    n = len(list(tries.iterdir())); (tries / str(n)).touch()\n"
+        "    sys.exit(9 if n < 2 else 0)\n"
         "while len(list(tries.iterdir())) < 3:\n"
         "    assert time.monotonic() < end; time.sleep(0.02)\n"
     )

@@ -414,7 +414,7 @@ class Gossip:
         ]
 
 
-def _own_transport(plan: GossipPlan) -> Transport:
+def _own_transport(plan: PlanLike) -> Transport:
     return MemoryNetwork(1).transport(0) if is_alone() else default_transport(plan.topology)
 
 
