@@ -5,6 +5,7 @@ This is the one definition of the mixing; the simulator and the runtime are test
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, TypeVar, get_args
 
@@ -14,8 +15,9 @@ import numpy.typing as npt
 from matcha.topology import Link, Matching
 
 _F = TypeVar("_F", np.float32, np.float64)
-Mixing: TypeAlias = Literal["laplacian", "pairwise"]
+Mixing: TypeAlias = Literal["laplacian", "pairwise", "push"]
 MIXINGS: tuple[Mixing, ...] = get_args(Mixing)
+Shares: TypeAlias = tuple[tuple[float, ...], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,10 +25,14 @@ class Round:
     """What is active in one iteration: an ordered list of matchings, often empty.
 
     `laplacian` mixing (the paper's I − αL) reads the values before the round on every link;
-    `pairwise` mixing lets each matching see the result of the one before.
+    `pairwise` mixing lets each matching see the result of the one before. So does `push`, whose
+    links are messages (sender, receiver): the sender keeps the rest of the share that it sends.
 
     >>> swap = Round(matchings=(((0, 1),),), indices=(0,), mixing="pairwise", weight=0.5)
     >>> swap.mix(np.array([[0.0], [2.0], [5.0]])).ravel().tolist()
+    [1.0, 1.0, 5.0]
+    >>> sent = Round(matchings=(((1, 0),),), indices=(0,), mixing="push", weight=0.5)
+    >>> sent.mix(np.array([[0.0], [2.0], [5.0]])).ravel().tolist()
     [1.0, 1.0, 5.0]
     """
 
@@ -36,7 +42,10 @@ class Round:
     """Their positions in `plan.matchings`."""
     mixing: Mixing
     weight: float
-    """α for Laplacian mixing; the partner's share for pairwise: ½, or above it where that pays."""
+    """α for Laplacian mixing; the partner's share for pairwise: ½, or above it where that pays;
+    what a sender gives away for push."""
+    weights: Shares | None = None
+    """One for each link of each matching; None: `weight` for all."""
 
     def __hash__(self) -> int:
         # Equal rounds have equal positions; hashing thousands of links would take long.
@@ -50,9 +59,28 @@ class Round:
         """All links of the round, in the order of exchange."""
         return tuple(link for matching in self.matchings for link in matching)
 
+    def shares(self, position: int) -> tuple[float, ...]:
+        """The weight of each link of the matching at a position."""
+        if self.weights is None:
+            return (self.weight,) * len(self.matchings[position])
+        return self.weights[position]
+
     def partners(self, worker: int) -> tuple[int | None, ...]:
         """Whom `worker` exchanges with in each matching; None where it rests."""
         return tuple(_partner(matching, worker) for matching in self.matchings)
+
+    def among(self, workers: list[int]) -> Round:
+        """The same round for workers numbered anew, all of whose partners are among them."""
+        number = {worker: k for k, worker in enumerate(workers)}
+        return Round(
+            matchings=tuple(
+                tuple((number[i], number[j]) for i, j in matching) for matching in self.matchings
+            ),
+            indices=self.indices,
+            mixing=self.mixing,
+            weight=self.weight,
+            weights=self.weights,
+        )
 
     def mix(self, x: npt.NDArray[_F]) -> npt.NDArray[_F]:
         """The workers' values after the round; rows are workers, `x` is left alone.
@@ -61,21 +89,77 @@ class Round:
         it get the same bits.
         """
         mixed: npt.NDArray[_F] = x.copy()
-        w = np.asarray(self.weight, dtype=x.dtype)
-        for matching in self.matchings:
-            i, j = np.array(matching).T
+        for i, j, w in self._steps(x):
             if self.mixing == "laplacian":
                 difference = x[j] - x[i]
                 mixed[i] += w * difference
                 mixed[j] -= w * difference
+            elif self.mixing == "push":
+                share = w * mixed[i]
+                mixed[i] -= share
+                mixed[j] += share
             else:
                 a, b = mixed[i], mixed[j]
                 mixed[i], mixed[j] = (1 - w) * a + w * b, (1 - w) * b + w * a
         return mixed
 
+    def _steps(
+        self, x: npt.NDArray[_F]
+    ) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[_F]]]:
+        """For each matching, the ends of its links and their weights, shaped to multiply rows."""
+        for position, matching in enumerate(self.matchings):
+            i, j = np.array(matching).T
+            w = np.asarray(self.weight, dtype=x.dtype)
+            if self.weights is not None:
+                w = np.array(self.weights[position], dtype=x.dtype)
+                w = w.reshape(-1, *(1,) * (x.ndim - 1))
+            yield i, j, w
+
+    @property
+    def keeps_shares(self) -> bool:
+        """Whether everyone receives as much weight as it gives away: W is doubly stochastic.
+
+        Laplacian and pairwise rounds always do; messages do where they go round in circles.
+        """
+        if self.mixing != "push":
+            return True
+        for position, matching in enumerate(self.matchings):
+            shares = self.shares(position)
+            given = {i: w for (i, _), w in zip(matching, shares, strict=True)}
+            taken = {j: w for (_, j), w in zip(matching, shares, strict=True)}
+            if given != taken:
+                return False
+        return True
+
     def matrix(self, num_workers: int) -> npt.NDArray[np.float64]:
         """W(k), with which the new values are W(k) @ x."""
         return self.mix(np.eye(num_workers))
+
+
+class PushSum:
+    """Push-sum: what workers hold where messages go one way and shares do not come back.
+
+    Worker i holds x_i and a weight ω_i, and trains at z_i = x_i / ω_i; both x and ω are mixed by
+    the same rounds. Columns of W sum to one, so Σ x_i is kept and every z_i tends to the average.
+
+    >>> gather = Round(matchings=(((0, 1),),), indices=(0,), mixing="push", weight=0.5)
+    >>> state = PushSum(np.array([[1.0], [4.0]]))
+    >>> state.mix(gather, np.array([[1.0], [4.0]])).ravel().tolist(), state.omega.tolist()
+    ([1.0, 3.0], [0.5, 1.5])
+    """
+
+    def __init__(self, values: npt.NDArray[np.float64]) -> None:
+        self.x = values.copy()
+        self.omega = np.ones(len(values))
+
+    def mix(self, round: Round, z: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """New z after a round: `z` as a step of the optimizer left them; x takes the same step."""
+        columns = (-1, *(1,) * (z.ndim - 1))
+        self.x += z - self.x / self.omega.reshape(columns)
+        self.x = round.mix(self.x)
+        self.omega = round.mix(self.omega)
+        z = self.x / self.omega.reshape(columns)
+        return z
 
 
 def _partner(matching: Matching, worker: int) -> int | None:
