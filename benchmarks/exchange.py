@@ -126,7 +126,7 @@ def compare(transport: Transport, megabytes: int, shaped: bool) -> dict[str, Any
     x, incoming = torch.ones(count), torch.zeros(count)
     buckets = list(torch.split(x, BUCKET_MB * 1_000_000 // 4))
     exchange = Exchange(transport, buckets, bucket_bytes=BUCKET_MB * 1_000_000, timeout=120)
-    met = [Meeting(0, 1 - transport.rank)]
+    met = [Meeting(0, 1 - transport.rank, 0.5)]
     contenders: dict[str, Callable[[], None]] = {}
     if shaped:
         raw = RawSockets(transport.rank)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, TypeVar, get_args
+from typing import Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,26 @@ _F = TypeVar("_F", np.float32, np.float64)
 Mixing: TypeAlias = Literal["laplacian", "pairwise", "push"]
 MIXINGS: tuple[Mixing, ...] = get_args(Mixing)
 Shares: TypeAlias = tuple[tuple[float, ...], ...]
+
+
+class Errand(NamedTuple):
+    """A worker's part in a set of one-way messages."""
+
+    to: int | None
+    """Whom it sends to."""
+    given: float
+    """The share of its value that it gives away."""
+    source: int | None
+    """Whom it hears from."""
+    taken: float
+    """The share of the sender's value that it takes in."""
+
+    @property
+    def peer(self) -> int:
+        """Whom it waits for, or at least sends to."""
+        peer = self.to if self.source is None else self.source
+        assert peer is not None  # an errand has one of them
+        return peer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +88,19 @@ class Round:
     def partners(self, worker: int) -> tuple[int | None, ...]:
         """Whom `worker` exchanges with in each matching; None where it rests."""
         return tuple(_partner(matching, worker) for matching in self.matchings)
+
+    def errands(self, worker: int) -> tuple[Errand | None, ...]:
+        """What `worker` sends and hears in each matching of a push; None where it rests."""
+        return tuple(self._errand(position, worker) for position in range(len(self.matchings)))
+
+    def _errand(self, position: int, worker: int) -> Errand | None:
+        to, given, source, taken = None, 0.0, None, 0.0
+        for (i, j), w in zip(self.matchings[position], self.shares(position), strict=True):
+            if i == worker:
+                to, given = j, w
+            if j == worker:
+                source, taken = i, w
+        return None if to is None and source is None else Errand(to, given, source, taken)
 
     def among(self, workers: list[int]) -> Round:
         """The same round for workers numbered anew, all of whose partners are among them."""

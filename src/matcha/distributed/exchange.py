@@ -15,7 +15,7 @@ import torch
 
 from matcha.distributed.transports.transport import Message, Pending, Transport
 from matcha.errors import ExchangeError
-from matcha.rounds import Round
+from matcha.rounds import Errand, Round
 
 __all__ = ["Exchange", "Meeting", "meetings"]
 
@@ -29,12 +29,23 @@ class Meeting:
 
     position: int
     peer: int
+    weight: float
+    """The partner's share."""
+    errand: Errand | None = None
+    """Where messages go one way: whom this worker sends to, and hears from."""
 
 
 def meetings(round: Round, worker: int) -> tuple[Meeting, ...]:
     """Whom a worker meets in a round, in order; empty when it rests."""
-    partners = round.partners(worker)
-    return tuple(Meeting(t, peer) for t, peer in enumerate(partners) if peer is not None)
+    if round.mixing == "push":
+        errands = enumerate(round.errands(worker))
+        return tuple(Meeting(t, e.peer, e.taken, e) for t, e in errands if e is not None)
+    found = []
+    for t, matching in enumerate(round.matchings):
+        for (i, j), weight in zip(matching, round.shares(t), strict=True):
+            if worker in (i, j):
+                found.append(Meeting(t, j if i == worker else i, weight))
+    return tuple(found)
 
 
 @dataclass(slots=True)
@@ -124,6 +135,9 @@ class Exchange:
             ExchangeError: a partner is gone, late, or at another iteration. The values are then
                 partly mixed and must not be used.
         """
+        if round.mixing == "push":
+            self._push(met, iteration)
+            return
         pairwise = round.mixing == "pairwise"
         window = _NUM_SPARES if pairwise or len(met) == 1 else _NUM_SPARES // 2
         flights: deque[_Flight] = deque()
@@ -135,6 +149,81 @@ class Exchange:
             flights.append(self._launch(piece, meeting, met, iteration, number, pairwise))
         while flights:
             self._land(flights.popleft(), round, iteration)
+
+    # -- messages that go one way -----------------------------------------------------------------
+
+    def _push(self, met: Sequence[Meeting], iteration: int) -> None:
+        """Send to one and hear from another, one matching after the other, piece by piece.
+
+        A worker waits only for what was sent at the same matching and piece, and sends before it
+        waits: the earliest unfinished message always has a sender that waits for nothing.
+        """
+        flights: deque[tuple[_Piece, Errand, Pending, torch.Tensor, torch.Tensor]] = deque()
+        number = 0
+        for meeting in met:
+            errand = meeting.errand
+            assert errand is not None
+            self._meet_at(errand, meeting.position, iteration)
+            for piece in self._pieces:
+                while len(flights) >= _NUM_SPARES or any(f[0] is piece for f in flights):
+                    self._take_in(*flights.popleft())
+                flights.append(self._send(piece, errand, meeting.position, number))
+                number += 1
+        while flights:
+            self._take_in(*flights.popleft())
+
+    def _send(
+        self, piece: _Piece, errand: Errand, position: int, number: int
+    ) -> tuple[_Piece, Errand, Pending, torch.Tensor, torch.Tensor]:
+        incoming = self._spare(number % _NUM_SPARES, piece, staged=True)
+        outgoing = piece.values
+        if self._is_staged(piece):
+            outgoing = self._spare(_NUM_SPARES + number % _NUM_SPARES, piece, staged=True)
+            outgoing.copy_(piece.values)
+        tag = position * self._tags + piece.index
+        messages = []
+        if errand.source is not None:
+            arriving = incoming.view(torch.uint8)
+            messages.append(Message(peer=errand.source, tag=tag, incoming=arriving))
+        if errand.to is not None:
+            leaving = outgoing.view(torch.uint8)
+            messages.append(Message(peer=errand.to, tag=tag, outgoing=leaving))
+            self.bytes_sent += outgoing.nbytes
+        return piece, errand, self.transport.post(messages), incoming, outgoing
+
+    def _take_in(
+        self,
+        piece: _Piece,
+        errand: Errand,
+        pending: Pending,
+        incoming: torch.Tensor,
+        outgoing: torch.Tensor,
+    ) -> None:
+        pending.wait(self.timeout)
+        x = piece.values
+        # Both ends work out the share from the same message, so that what one gives the other gets.
+        if errand.to is not None:
+            x.sub_(outgoing.to(x.device, x.dtype) * errand.given)
+        if errand.source is not None:
+            x.add_(incoming.to(x.device, x.dtype) * errand.taken)
+
+    def _meet_at(self, errand: Errand, position: int, iteration: int) -> None:
+        """Tell the receiver which iteration this is, and check that the sender is at it too."""
+        device = self.transport.device or torch.device("cpu")
+        tag = position * self._tags + self._tags - 1
+        arriving = torch.full((1,), iteration, dtype=torch.int64, device=device)
+        messages = []
+        if errand.source is not None:
+            messages.append(Message(peer=errand.source, tag=tag, incoming=arriving))
+        if errand.to is not None:
+            leaving = torch.full((1,), iteration, dtype=torch.int64, device=device)
+            messages.append(Message(peer=errand.to, tag=tag, outgoing=leaving))
+        started = time.perf_counter()
+        self.transport.post(messages).wait(self.timeout)
+        if self.measures_waiting:
+            self.wait_seconds += time.perf_counter() - started
+        if errand.source is not None:
+            self._check_iteration(errand.source, int(arriving), iteration)
 
     # -- one message ------------------------------------------------------------------------------
 
@@ -197,19 +286,19 @@ class Exchange:
         piece = flight.piece
         x, arrived = piece.values, flight.incoming
         if piece.wire_dtype != x.dtype:
-            _accumulate(x, x, arrived, flight.outgoing, round.weight)
+            _accumulate(x, x, arrived, flight.outgoing, flight.meeting.weight)
             return
         arrived = arrived.to(x.device)
         if round.mixing == "pairwise":
-            _average(x, arrived, round.weight)
+            _average(x, arrived, flight.meeting.weight)
         elif flight.first and flight.last:
-            _accumulate(x, x, arrived, x, round.weight)
+            _accumulate(x, x, arrived, x, flight.meeting.weight)
         else:
             # Partners still to come need the values before the round, so the sum grows elsewhere.
             half = _NUM_SPARES // 2  # such rounds receive into the other half
             total = self._spare(half + piece.index % half, piece, staged=False)
             base, out = x if flight.first else total, x if flight.last else total
-            _accumulate(out, base, arrived, x, round.weight)
+            _accumulate(out, base, arrived, x, flight.meeting.weight)
 
     def _wait_for_partner(self, header: Pending) -> None:
         # The header comes as soon as the partner is there: waiting ends and exchanging begins.
@@ -221,14 +310,14 @@ class Exchange:
         assert flight.header is not None
         pending, arrived = flight.header
         pending.wait(self.timeout)
-        theirs = int(arrived)
+        self._check_iteration(flight.meeting.peer, int(arrived), iteration)
+
+    def _check_iteration(self, peer: int, theirs: int, iteration: int) -> None:
         if theirs != iteration:
-            peer = self.transport.name(flight.meeting.peer)
-            error = (
-                f"{peer} is at iteration {theirs}, but {self.transport.name(self.transport.rank)}"
-            )
+            me = self.transport.name(self.transport.rank)
             raise ExchangeError(
-                f"{error} is at {iteration}: the workers took different numbers of steps."
+                f"{self.transport.name(peer)} is at iteration {theirs}, but {me} is at "
+                f"{iteration}: the workers took different numbers of steps."
             )
 
     # -- spare memory -----------------------------------------------------------------------------

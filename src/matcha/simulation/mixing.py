@@ -36,16 +36,7 @@ def mix_rows(parameters: Tensor, round: Round) -> None:
         if len(active) == rows.shape[0]:
             rows[:] = round.mix(rows)
             return
-        number = {worker: k for k, worker in enumerate(active)}
-        local = Round(
-            matchings=tuple(
-                tuple((number[i], number[j]) for i, j in matching) for matching in round.matchings
-            ),
-            indices=round.indices,
-            mixing=round.mixing,
-            weight=round.weight,
-        )
-        rows[active] = local.mix(rows[active])
+        rows[active] = round.among(active).mix(rows[active])
 
 
 def matrices(
@@ -159,10 +150,11 @@ class WireMixing:
         self._spans = []
         for round in rounds:
             self._spans.append((len(table), len(table) + len(round.matchings)))
-            for matching in round.matchings:
+            for position, matching in enumerate(round.matchings):
                 row = np.stack([np.arange(m, dtype=np.float64), np.zeros(m)])
                 i, j = np.array(matching).T
-                row[0, i], row[0, j], row[1, i], row[1, j] = j, i, round.weight, -round.weight
+                w = np.array(round.shares(position))
+                row[0, i], row[0, j], row[1, i], row[1, j] = j, i, w, -w
                 table.append(row)
         if not table:
             return
@@ -203,7 +195,54 @@ class WireMixing:
             meetings.end()
 
 
-Mixing = WholeMixing | WireMixing
+class PushMixing:
+    """Push-sum (`matcha.rounds.PushSum`): rows are z = x/ω; x and ω are kept and mixed beside.
+
+    Args:
+        rows: what is mixed; after a step of the optimizer x takes the step that z took.
+    """
+
+    def __init__(self, rows: Sequence[Tensor]) -> None:
+        self.rows = rows
+        self.x = [row.clone() for row in rows]
+        self.omega = torch.ones(len(rows[0]), 1, dtype=torch.float64, device=rows[0].device)
+        self.state = {"omega": self.omega, **{f"x{k}": x for k, x in enumerate(self.x)}}
+        self._rounds: Sequence[Round] = ()
+
+    def reset(self) -> None:
+        """Start afresh from what the rows hold now."""
+        self.omega.fill_(1.0)
+        for x, row in zip(self.x, self.rows, strict=True):
+            x.copy_(row)
+
+    def fill(self, rounds: Sequence[Round]) -> None:
+        """Take an epoch's rounds in."""
+        self._rounds = rounds
+
+    def parts(self) -> Parts:
+        """Nothing is captured: ω changes from round to round."""
+        return {}
+
+    def mix(self, index: int) -> None:
+        """The round of iteration ``index`` of the epoch."""
+        round, omega = self._rounds[index], self.omega
+        before = omega.clone()
+        if round:
+            omega.copy_(self._mixed(round, omega))
+        for x, z in zip(self.x, self.rows, strict=True):
+            x.add_(z - x / before.to(x.dtype))
+            if round:
+                x.copy_(self._mixed(round, x))
+            z.copy_(x / omega.to(x.dtype))
+
+    def _mixed(self, round: Round, values: Tensor) -> Tensor:
+        if not values.is_cuda:
+            return torch.from_numpy(round.mix(values.numpy()))
+        matrix = torch.from_numpy(round.matrix(len(values)))
+        return matrix.to(values.device, values.dtype) @ values
+
+
+Mixing = WholeMixing | WireMixing | PushMixing
 
 
 def is_whole(wire: Wire) -> bool:

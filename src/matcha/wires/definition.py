@@ -220,12 +220,12 @@ class Definition:
     def mix(self, round: Round, x: Array) -> Array:
         """The workers' values after a round; `x` is left alone."""
         mixed: Array = x.copy()
-        for matching in round.matchings:
-            for link in matching:
+        for position, matching in enumerate(round.matchings):
+            for link, weight in zip(matching, round.shares(position), strict=True):
                 i, j = link
                 base = x if round.mixing == "laplacian" else mixed
                 move = self._difference(link, base[i], base[j])
-                w = x.dtype.type(round.weight)
+                w = x.dtype.type(weight)
                 mixed[i] += w * move
                 mixed[j] -= w * move
         for scales in self.scales:
