@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from matcha.rounds import Round
+from matcha.rounds import PushSum, Round
 
 MATCHINGS = (((0, 1), (2, 3)), ((1, 2),))
 
@@ -48,3 +50,64 @@ def test_partners_and_links():
     assert round_.links == ((0, 1), (2, 3), (1, 2))
     assert round_
     assert not make("laplacian", 0.1, ())
+
+
+# -- messages that go one way ---------------------------------------------------------------------
+
+
+def test_push_is_column_stochastic_and_keeps_shares_in_circles():
+    ring = make("push", 0.5, (((0, 1), (1, 2), (2, 0)),))
+    np.testing.assert_allclose(ring.matrix(4).sum(axis=0), 1)
+    np.testing.assert_allclose(ring.matrix(4).sum(axis=1), 1)
+    assert ring.keeps_shares
+    path = make("push", 0.5, (((0, 1), (1, 2)),))
+    np.testing.assert_allclose(path.matrix(3).sum(axis=0), 1)
+    assert not path.keeps_shares
+    assert path.errands(1)[0] == (2, 0.5, 0, 0.5)
+    assert path.errands(0)[0] == (1, 0.5, None, 0.0)
+    unequal = Round(
+        matchings=ring.matchings,
+        indices=(0,),
+        mixing="push",
+        weight=0.5,
+        weights=((0.5, 0.4, 0.5),),
+    )
+    assert not unequal.keeps_shares
+
+
+def test_weights_of_links_replace_the_weight_of_the_round():
+    even = Round(
+        matchings=MATCHINGS,
+        indices=(0, 1),
+        mixing="pairwise",
+        weight=0.9,
+        weights=((0.5, 0.5), (0.5,)),
+    )
+    np.testing.assert_array_equal(even.matrix(4), make("pairwise", 0.5).matrix(4))
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 10**6), num_workers=st.integers(2, 9))
+def test_push_sum_finds_the_true_average_on_any_strongly_connected_digraph(seed, num_workers):
+    rng = np.random.default_rng(seed)
+    order = rng.permutation(num_workers)
+    arrows = {(int(a), int(b)) for a, b in zip(order, np.roll(order, 1), strict=True)}
+    extra = rng.integers(0, num_workers, size=(num_workers, 2))
+    arrows |= {(int(a), int(b)) for a, b in extra if a != b}
+    values = rng.normal(size=(num_workers, 3))
+    state, z = PushSum(values), values
+    for _ in range(4000):
+        senders, receivers, chosen = set(), set(), []
+        for i, j in rng.permutation(sorted(arrows)):
+            if i not in senders and j not in receivers and rng.random() < 0.7:
+                chosen.append((int(i), int(j)))
+                senders.add(i)
+                receivers.add(j)
+        if chosen:
+            z = state.mix(make("push", 0.5, (tuple(chosen),)), z)
+            # Mass is conserved, of the values and of the weights.
+            np.testing.assert_allclose(state.x.sum(0), values.sum(0), atol=1e-12)
+            assert abs(state.omega.sum() - num_workers) < 1e-12
+        if np.abs(z - values.mean(0)).max() < 1e-11:
+            break
+    np.testing.assert_allclose(z, np.broadcast_to(values.mean(0), z.shape), atol=1e-10)

@@ -31,22 +31,39 @@ def exchanged(round: Round, x: np.ndarray, bucket_bytes: int, **options) -> np.n
 
 @st.composite
 def rounds(draw: st.DrawFn) -> tuple[Round, int]:
-    """Any ordered list of matchings of a random graph, links free to come again."""
+    """Any ordered list of matchings of a random graph, links free to come again.
+
+    For push: of one-way messages, in which everyone sends once and hears once at most.
+    """
     topology = draw(topologies(max_workers=6))
+    mixing = draw(st.sampled_from(["laplacian", "pairwise", "push"]))
+    push = mixing == "push"
     matchings = []
     for _ in range(draw(st.integers(0, 4))):
-        busy: set[int] = set()
+        senders: set[int] = set()
+        receivers: set[int] = set()
         matching = []
-        for link in draw(st.permutations(topology.links)):
-            if not busy & set(link) and draw(st.booleans()):
-                matching.append(link)
-                busy |= set(link)
+        for i, j in draw(st.permutations(topology.arrows if push else topology.links)):
+            busy = i in senders or j in receivers
+            busy = busy if push else bool({i, j} & (senders | receivers))
+            if not busy and draw(st.booleans()):
+                matching.append((i, j))
+                senders.add(i)
+                receivers.add(j)
         if matching:
             matchings.append(tuple(matching))
-    mixing = draw(st.sampled_from(["laplacian", "pairwise"]))
     weight = draw(st.floats(0.05, 0.6) if mixing == "laplacian" else st.sampled_from([0.5, 0.54]))
-    indices = tuple(range(len(matchings)))
-    round = Round(matchings=tuple(matchings), indices=indices, mixing=mixing, weight=weight)
+    weights = None
+    if draw(st.booleans()):
+        shares = st.floats(0.1, 0.9)
+        weights = tuple(tuple(draw(shares) for _ in matching) for matching in matchings)
+    round = Round(
+        matchings=tuple(matchings),
+        indices=tuple(range(len(matchings))),
+        mixing=mixing,
+        weight=weight,
+        weights=weights,
+    )
     return round, topology.num_workers
 
 
@@ -65,6 +82,15 @@ def test_blocks_of_a_large_tensor_are_the_definition_to_the_bit() -> None:
     for mixing in cases.MIXINGS:
         round = cases.make_plan("vanilla", mixing).round(0)
         np.testing.assert_array_equal(exchanged(round, x, 1_000_000), round.mix(x))
+
+
+def test_a_small_wire_format_keeps_the_mass_of_messages_that_go_one_way() -> None:
+    matchings = (((0, 1), (1, 2), (3, 0)), ((2, 0), (0, 3)))
+    round = Round(matchings=matchings, indices=(0, 1), mixing="push", weight=0.5)
+    x = np.random.default_rng(1).normal(size=(4, 500)).astype(np.float32)
+    mixed = exchanged(round, x, 400, wire_dtype=torch.bfloat16)
+    np.testing.assert_allclose(mixed.sum(0), x.sum(0), atol=1e-5)
+    assert 0 < np.abs(mixed - round.mix(x)).max() < 0.1
 
 
 @pytest.mark.parametrize("wire", [torch.float16, torch.bfloat16])
