@@ -27,8 +27,30 @@ def write_atomically(path: Path, text: str) -> None:
     Raises:
         WriteError: Says what the operating system said.
     """
+    with replacing(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary file that takes a file's place once it is written and on the disk.
+
+    Raises:
+        WriteError: Says what the operating system said; the old file is left as it was.
+    """
     with writing(path):
-        _write(path, text)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        number, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent)
+        os.close(number)
+        partial = Path(name)
+        try:
+            yield partial
+            _sync(partial)
+            partial.chmod(0o666 & ~_umask())
+            partial.replace(path)
+            _sync(path.parent)  # its name too is to outlive a power cut
+        finally:
+            partial.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -49,21 +71,6 @@ def writing(path: Path) -> Iterator[None]:
         raise WriteError(
             f"cannot write {str(path)!r}: {reason}; choose another place or make room there."
         ) from None
-
-
-def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    number, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent)
-    partial = Path(name)
-    try:
-        with os.fdopen(number, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.chmod(0o666 & ~_umask())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def save_document(document: dict[str, Any], path: Path) -> None:
@@ -118,6 +125,15 @@ def spelled(value: Any) -> Any:
 def number(value: Any) -> Any:
     """The number that `spelled` wrote; anything else is left as it is."""
     return _WORDS.get(value, value) if isinstance(value, str) else value
+
+
+def _sync(path: Path) -> None:
+    """Return once a file, or a folder's list of names, is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _umask() -> int:

@@ -23,7 +23,6 @@ from matcha.distributed.snapshots import (
     average_snapshots,
     checksum,
     restore_snapshot,
-    sync,
     write_snapshot,
 )
 from matcha.documents import fingerprint, write_atomically
@@ -129,7 +128,6 @@ def save_checkpoint(
     def write_list() -> list[int]:
         older = [old.iteration for old in _complete(_manifests(root)) if old.path != folder]
         write_atomically(folder / _MANIFEST, text)
-        sync(folder)  # before older checkpoints go, this one must be there to stay
         return older
 
     # Whether a folder is shared or not: what anybody has too many of, everybody removes.
@@ -254,16 +252,17 @@ def _together(
     Raises:
         kind: on every worker, when one of them failed.
     """
+    cause: Exception | None = None
     try:
         outcome = {"result": work()}
-    except (OSError, MatchaError) as error:
-        outcome = {"error": str(error)}
+    except Exception as error:  # whatever it is: the others must not wait for this worker
+        cause, outcome = error, {"error": str(error)}
     answers = gather(gossip.transport, json.dumps(outcome).encode(), gossip.deadline)
     outcomes = [json.loads(answer) for answer in answers]
     for rank, found in enumerate(outcomes):
         if "error" in found:
             name = gossip.transport.name(rank)
-            raise kind(f"{name} could not {deed}: {found['error']}")
+            raise kind(f"{name} could not {deed}: {found['error']}") from cause
     return [found["result"] for found in outcomes]
 
 

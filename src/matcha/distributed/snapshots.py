@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ import torch
 from torch import nn
 
 from matcha.distributed.transports.transport import Buffer, Transport
+from matcha.documents import replacing
 from matcha.errors import DataError, InputError
 
 __all__ = [
@@ -23,7 +23,6 @@ __all__ = [
     "dump_snapshot",
     "load_snapshot",
     "restore_snapshot",
-    "sync",
     "write_snapshot",
 ]
 
@@ -73,12 +72,8 @@ def write_snapshot(
     from safetensors.torch import save_file
 
     tensors, document = _collect(gossip, extra, generators)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    save_file(tensors, part, metadata={"matcha": json.dumps(document)})
-    sync(part)
-    part.replace(path)
-    sync(path.parent)
+    with replacing(path) as partial:
+        save_file(tensors, partial, metadata={"matcha": json.dumps(document)})
 
 
 def restore_snapshot(path: Path, gossip: Worker, generators: Generators) -> dict[str, Any]:
@@ -216,15 +211,6 @@ def _unflatten(value: Any, file: Any) -> Any:
         return {key: _unflatten(v, file) for key, v in content}
     parts = [_unflatten(v, file) for v in content]
     return parts if kind == "list" else tuple(parts)
-
-
-def sync(path: Path) -> None:
-    """Return once a file, or a folder's list of names, is on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from matcha.documents import replacing
 from matcha.errors import InputError
 from matcha.plans import PlanLike
 from matcha.records import Record
@@ -206,9 +206,8 @@ class Simulation:
             "compute_seconds": self._compute_seconds,
             "state": self.engine.state(),
         }
-        part = path.with_name(path.name + ".part")
-        torch.save(document, part)
-        os.replace(part, path)
+        with replacing(path) as partial:
+            torch.save(document, partial)
 
     def load(self, path: Path) -> None:
         """Continue from a checkpoint; more epochs may be asked for than when it was written.
