@@ -26,7 +26,7 @@ from matcha.experiments.reproduction.learning_rates import best_rate, tuning_los
 from matcha.experiments.reproduction.paper import Group, group
 from matcha.experiments.reproduction.trials import Result, Trial, run_trial
 from matcha.plans import Plan
-from matcha.simulation import SGD, Engine, Execution, Settings, Simulation, Task
+from matcha.simulation import SGD, Engine, Execution, Settings, Simulation
 from matcha.tasks.recipes import Choices, Recipe, recipe
 
 
@@ -60,7 +60,8 @@ class Runner:
     args: argparse.Namespace
     group: Group
     recipe: Recipe
-    task: Task
+    choices: Choices
+    execution: Execution
     engine: Engine
     state: State
     deadline: float
@@ -78,6 +79,13 @@ class Runner:
             execution=self.engine.execution,
         )
 
+    def engine_of(self, seed: int) -> Engine:
+        """An engine under a seed: of weights, order and partition alike."""
+        if self.engine.task.seed != seed:
+            task = self.recipe.task(replace(self.choices, seed=seed))
+            self.engine = Engine(task, self.recipe.optimizer, execution=self.execution)
+        return self.engine
+
     def plan(self, trial: Trial) -> Plan:
         """The trial's plan, made beforehand."""
         return Plan.load(self.args.plans / trial.plan_file)
@@ -86,7 +94,7 @@ class Runner:
         """How long an epoch and an evaluation take; captures the graphs on the way."""
         plan = self.plan(self.group.trials[0])
         settings = replace(self.settings(2, self.recipe.learning_rate), evaluate_every=2)
-        simulation = Simulation(self.task, plan, settings, engine=self.engine)
+        simulation = Simulation(self.engine.task, plan, settings, engine=self.engine)
         epochs = iter(simulation)
         next(epochs)
         simulation.evaluate()
@@ -132,13 +140,13 @@ class Runner:
             print(f"no time for {key}", flush=True)
             return None
         try:
-            self.task.seed = trial.seed
+            engine = self.engine_of(trial.seed)
             result = run_trial(
                 replace(trial, learning_rate=rate),
-                self.task,
+                engine.task,
                 self.plan(trial),
                 self.settings(epochs, rate),
-                engine=self.engine,
+                engine=engine,
             )
         except Exception:
             print(f"{key} failed:\n{traceback.format_exc()}", flush=True)
@@ -220,14 +228,12 @@ def main() -> None:
     if args.plain:
         decay = getattr(how.optimizer, "weight_decay", 0.0)
         how = replace(how, optimizer=SGD(weight_decay=decay))
-    task = how.task(
-        Choices(
-            num_workers=chosen.num_workers,
-            data=args.data,
-            model=args.model,
-            num_train=args.num_train,
-            num_test=args.num_test,
-        )
+    choices = Choices(
+        num_workers=chosen.num_workers,
+        data=args.data,
+        model=args.model,
+        num_train=args.num_train,
+        num_test=args.num_test,
     )
     execution = Execution(
         device=args.device,
@@ -239,8 +245,9 @@ def main() -> None:
         args=args,
         group=chosen,
         recipe=how,
-        task=task,
-        engine=Engine(task, how.optimizer, execution=execution),
+        choices=choices,
+        execution=execution,
+        engine=Engine(how.task(choices), how.optimizer, execution=execution),
         state=State.read(args.state / f"{chosen.name}.json"),
         deadline=started + args.seconds,
     )

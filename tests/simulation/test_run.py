@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from tests.simulation.tasks import digits, er8, quadratic
-from torch import nn
 
 import matcha
 from matcha.distributed.checkpoint import SCHEMA
@@ -22,7 +21,6 @@ from matcha.simulation import (
     StepDecay,
 )
 from matcha.strategies import staged_plan
-from matcha.tasks.evaluation import recalibrate
 from matcha.timing import LinkSeconds
 
 SETTINGS = Settings(
@@ -226,20 +224,6 @@ def test_momentum_raises_the_foreseen_distance():
     assert measured == pytest.approx(foreseen, rel=0.5)
 
 
-def test_recalibration_measures_the_given_batches():
-    model = nn.Sequential(nn.BatchNorm1d(2)).eval()
-    batches = [torch.randn(50, 2) * 3 + 1 for _ in range(4)]
-    with torch.no_grad():
-        recalibrate(model, batches)
-    layer = model[0]
-    torch.testing.assert_close(
-        layer.running_mean, torch.stack([b.mean(0) for b in batches]).mean(0)
-    )
-    torch.testing.assert_close(layer.running_var, torch.stack([b.var(0) for b in batches]).mean(0))
-    assert layer.momentum == 0.1
-    assert not layer.training
-
-
 def test_averaged_statistics_are_the_workers_mean():
     simulation = Simulation(digits(), er8(), replace(SETTINGS, statistics="averaged", epochs=1))
     list(simulation)
@@ -248,20 +232,6 @@ def test_averaged_statistics_are_the_workers_mean():
     name = "norm.running_mean"
     expected = dict(workers.buffer_layout.views(workers.buffers.mean(0)))[name]
     torch.testing.assert_close(dict(simulation.average().named_buffers())[name], expected)
-
-
-@pytest.mark.parametrize(
-    "choices",
-    [{"epochs": 0}, {"epochs": 1, "evaluate_every": 0}, {"epochs": 1, "statistics": "none"}],
-)
-def test_settings_refuse_nonsense(choices):
-    with pytest.raises(InputError):
-        Settings(**choices)
-
-
-def test_delays_refuse_nonsense():
-    with pytest.raises(InputError, match="seconds_per_unit"):
-        Delays(seconds_per_unit=float("nan"))
 
 
 def test_a_staged_plan_foresees_by_the_stage_in_force():

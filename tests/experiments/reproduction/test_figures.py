@@ -6,12 +6,9 @@ from dataclasses import replace
 import pytest
 
 from matcha.errors import InputError
-from matcha.experiments.reproduction.campaign import Campaign, plan_of
 from matcha.experiments.reproduction.figures import maker
-from matcha.experiments.reproduction.paper import group
-from matcha.experiments.reproduction.trials import Result, Trial, run_trial
+from matcha.experiments.reproduction.trials import Result
 from matcha.records import Record
-from matcha.tasks.recipes import Choices, recipe
 
 
 def invented(trials):
@@ -98,52 +95,3 @@ def test_nothing_trained_is_not_measured(name):
 def test_unknown_figure():
     with pytest.raises(InputError, match="did you mean 'fig1'"):
         maker("fig11")
-
-
-def test_earlier_results_are_found_and_nothing_is_trained(tmp_path):
-    trials = group("digits8").trials[:2]
-    path = tmp_path / "results.jsonl"
-    path.write_text("".join(result.to_line() + "\n" for result in invented(trials)))
-    campaign = Campaign(earlier=[path])
-    assert [result.trial.label for result in campaign.run(trials)] == ["vanilla", "matcha 0.5"]
-    assert not list(campaign.run(group("ptb").trials))
-    assert not list(campaign.run([]))
-
-
-def test_training_tunes_the_rate_on_vanilla(monkeypatch):
-    from matcha.experiments.reproduction import campaign, paper
-
-    tuned = replace(group("digits8"), rates=(1e-5, 0.05))
-    monkeypatch.setitem(paper.GROUPS, "digits8", tuned)
-    found = list(campaign.Campaign(quick=True, epochs=1, device="cpu").run(tuned.trials[:2]))
-    assert [result.trial.learning_rate for result in found] == [0.05, 0.05]
-    assert [result.trial.strategy for result in found] == ["vanilla", "matcha"]
-    assert len(found[0].records) == 1
-
-
-def test_a_seed_decides_the_partition_too(monkeypatch):
-    from matcha.experiments.reproduction import campaign, paper
-
-    vanilla = group("digits8").trials[0]
-    seeds = replace(group("digits8"), trials=(vanilla, replace(vanilla, seed=1)))
-    monkeypatch.setitem(paper.GROUPS, "digits8", seeds)
-    tasks = []
-
-    def run(trial, task, *arguments, **options):
-        tasks.append(task)
-        return run_trial(trial, task, *arguments, **options)
-
-    monkeypatch.setattr(campaign, "run_trial", run)
-    found = list(Campaign(quick=True, epochs=1, device="cpu").run(seeds.trials))
-    for result, task in zip(found, tasks, strict=True):
-        choices = Choices(num_workers=8, seed=result.trial.seed)
-        alone = recipe("digits").task(choices)
-        assert task.identity() == alone.identity()
-    assert tasks[0].identity()["partition"] != tasks[1].identity()["partition"]
-
-
-def test_plans_use_the_authors_decomposition():
-    trial = Trial(task="cifar10", topology="paper:geometric16-d10", strategy="matcha", budget=0.5)
-    assert plan_of(trial).rho == pytest.approx(0.7577, abs=1e-4)
-    free = Trial(task="digits", topology="ring:6", strategy="periodic", budget=0.5)
-    assert plan_of(free).num_workers == 6

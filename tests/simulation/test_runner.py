@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import matcha
+from matcha.errors import InputError
+from matcha.records import read_run
+from matcha.simulation import Constant, Delays, Runner, Settings
+from matcha.simulation.runner import CHECKPOINT
+from matcha.tasks.jobs import Job, check_free, make_jobs
+from matcha.tasks.recipes import Choices, recipe
+
+RECIPE = recipe("logistic")
+CHOICES = Choices(num_workers=4, num_train=192, num_test=30)
+SETTINGS = Settings(
+    epochs=3,
+    schedule=Constant(base=0.05),
+    optimizer=RECIPE.optimizer,
+    delays=Delays(compute_seconds=1.0),
+)
+PLANS = [matcha.plan(matcha.families.ring(4), 0.5, "periodic")]
+
+
+def job(output, **changes) -> Job:
+    options = {"choices": CHOICES, "settings": SETTINGS} | changes
+    (made,) = make_jobs(RECIPE, PLANS, **options, seeds=[0], output=output)
+    return made
+
+
+def test_a_stopped_run_goes_on_to_the_same_records(tmp_path):
+    whole = list(Runner().run(job(tmp_path / "whole")))
+    started = Runner().run(job(tmp_path / "parts"))
+    next(started)
+    started.close()
+    rest = list(Runner().run(job(tmp_path / "parts"), resume=True))
+    assert rest == whole[1:]
+    assert read_run(job(tmp_path / "parts").directory).records == tuple(whole)
+
+
+def test_without_a_checkpoint_a_run_starts_over(tmp_path):
+    whole = list(Runner().run(job(tmp_path)))
+    (job(tmp_path).directory / CHECKPOINT).unlink()
+    assert list(Runner().run(job(tmp_path), resume=True)) == whole
+    assert read_run(job(tmp_path).directory).records == tuple(whole)
+
+
+def test_jobs_that_differ_in_their_plan_share_an_engine(tmp_path):
+    vanilla = matcha.plan(matcha.families.ring(4), 1.0, "vanilla")
+    jobs = make_jobs(
+        RECIPE, [*PLANS, vanilla], CHOICES, SETTINGS, seeds=[0], output=tmp_path / "together"
+    )
+    runner = Runner()
+    together = [list(runner.run(each)) for each in jobs]
+    alone = [list(Runner().run(replace(each, directory=tmp_path / each.label))) for each in jobs]
+    assert together == alone
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ({"choices": replace(CHOICES, batch_size=8)}, "batch_size"),
+        ({"choices": replace(CHOICES, partition="shards")}, "partition"),
+        ({"settings": replace(SETTINGS, rule="footnote")}, "rule"),
+        ({"settings": replace(SETTINGS, schedule=Constant(base=0.1))}, "schedule"),
+    ],
+)
+def test_another_run_is_not_resumed(tmp_path, change, name):
+    list(Runner().run(job(tmp_path)))
+    with pytest.raises(InputError, match=f"another {name}"):
+        check_free([job(tmp_path, **change)], resume=True)
+    with pytest.raises(InputError, match=f"another {name.replace('_', ' ')}"):
+        list(Runner().run(job(tmp_path, **change), resume=True))
