@@ -60,7 +60,8 @@ What is different from the paper, and matters:
 
 - **CIFAR-10 had {cifar10_epochs} epochs of the paper's 200.** The schedule ran to its end, but
   accuracies of {cifar10_accuracy} are those of a short training: strategies can be compared, levels
-  not with the paper's. One seed a run; three seeds are on CIFAR-100, all with seed 0's partition of the data.
+  not with the paper's. One seed a run; three seeds are on CIFAR-100, all with
+  seed 0's partition of the data.
 - **CIFAR-100 uses WideResNet-16-4.** The paper names no size. WideResNet-28-10 takes
   {wide_seconds:.1f} s an epoch there, against {narrow_seconds:.2f} s: the same list would have
   taken {wide_minutes:.0f} minutes.
