@@ -29,6 +29,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+import matcha
 from matcha.rounds import Round
 from matcha.simulation import SGD, Delays, Engine, Execution, Settings, Simulation, StepDecay
 from matcha.tasks.data import Images, Text
@@ -36,7 +37,6 @@ from matcha.tasks.images import ImageTask
 from matcha.tasks.language import LanguageTask
 from matcha.tasks.models import LanguageModel, SmallCNN, build
 from matcha.tasks.partitions import partition
-from matcha.timing import Units
 
 OPTIMIZER = SGD(momentum=0.9, nesterov=True, weight_decay=1e-4)
 
@@ -352,25 +352,6 @@ def measure(case: Case, args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-class Alternating:
-    """A plan of a ring that talks every other iteration; enough of a plan for an engine."""
-
-    digest, strategy, budget, consensus_error = "alternating", "alternating", 0.5, 1.0
-    timing = Units()
-
-    def __init__(self, num_workers: int) -> None:
-        self.num_workers = num_workers
-
-    def round(self, k: int) -> Round:
-        """Nothing, or all links."""
-        silent = Round(matchings=(), indices=(), mixing="laplacian", weight=0.3)
-        return ring_round(self.num_workers) if k % 2 else silent
-
-    def round_time(self, round: Round) -> float:
-        """A unit a matching."""
-        return float(len(round.matchings))
-
-
 def _agreement_tasks() -> dict[str, Callable[[], Any]]:
     words = np.random.default_rng(0).integers(0, 100, 4000)
     text = Text(train=words, valid=words[:500], test=words[:500], vocabulary=())
@@ -386,8 +367,8 @@ def _agreement_tasks() -> dict[str, Callable[[], Any]]:
     }  # fmt: skip
 
 
-def agreement(device: str) -> list[dict[str, Any]]:
-    """The same short float32 run on the CPU and on the device: how far apart are the records?"""
+def agreement(other: Execution) -> list[dict[str, Any]]:
+    """The same short run, in float32 on the CPU and as `other` does it: how far apart are they?"""
     results: list[dict[str, Any]] = []
     torch.backends.cudnn.allow_tf32 = False
     for name, make in _agreement_tasks().items():
@@ -399,7 +380,7 @@ def agreement(device: str) -> list[dict[str, Any]]:
                     kind: list(
                         Simulation(
                             make(),
-                            Alternating(4),  # type: ignore[arg-type]
+                            matcha.plan(matcha.families.ring(4), 0.5, "periodic"),
                             Settings(
                                 epochs=2,
                                 schedule=StepDecay(base=0.05, milestones=(1,)),
@@ -412,7 +393,7 @@ def agreement(device: str) -> list[dict[str, Any]]:
                     )
                     for kind, execution in {
                         "cpu": Execution(batching="loop"),
-                        "device": Execution(device=device, streams=4),
+                        "device": other,
                     }.items()
                 }
                 pairs = list(zip(*(map(asdict, run) for run in runs.values()), strict=True))
@@ -504,7 +485,7 @@ def main() -> None:
 
     print(json.dumps(document["machine"]), flush=True)
     if args.device == "cuda" and not (args.engine_only or args.no_agreement):
-        document["agreement"] = agreement("cuda")
+        document["agreement"] = agreement(Execution(device="cuda", streams=4))
         for result in document["agreement"]:
             print(result.pop("failed", json.dumps(result)), flush=True)
         save()

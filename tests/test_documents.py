@@ -1,35 +1,103 @@
-"""Documents: what cannot be written is one sentence, and nothing half-written stays behind."""
-
 from __future__ import annotations
 
-from pathlib import Path
+import json
+import math
+import multiprocessing
+import os
 
 import pytest
 
-from matcha.documents import write_atomically, writing
-from matcha.errors import MatchaError, WriteError
+from matcha.documents import (
+    fingerprint,
+    load_document,
+    number,
+    save_document,
+    spelled,
+    write_atomically,
+)
+from matcha.errors import InputError, WriteError
+
+DOCUMENT = {"schema": "matcha.test/1", "value": [1, 2.5, None]}
+
+
+def test_a_document_comes_back(tmp_path):
+    save_document(DOCUMENT, tmp_path / "new" / "file.json")
+    assert load_document(tmp_path / "new" / "file.json") == DOCUMENT
+
+
+def write_often(path, mark, start):
+    start.wait()
+    for _ in range(40):
+        save_document({**DOCUMENT, "mark": mark * 50_000}, path)
+
+
+def test_several_processes_may_write_the_same_file(tmp_path):
+    """Whoever reads meanwhile sees the whole of one of them; nothing else is left behind."""
+    path = tmp_path / "file.json"
+    save_document({**DOCUMENT, "mark": "first"}, path)
+    context = multiprocessing.get_context("spawn")
+    start = context.Barrier(3)
+    writers = [context.Process(target=write_often, args=(path, mark, start)) for mark in "ab"]
+    for writer in writers:
+        writer.start()
+    start.wait()
+    while any(writer.is_alive() for writer in writers):
+        assert set(load_document(path)["mark"]) in ({"a"}, {"b"}, set("first"))
+    for writer in writers:
+        writer.join()
+    assert [writer.exitcode for writer in writers] == [0, 0]
+    assert [file.name for file in tmp_path.iterdir()] == ["file.json"]
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
+    path = tmp_path / "file.json"
+    write_atomically(path, "old")
+    with pytest.raises(UnicodeEncodeError):
+        write_atomically(path, "new \ud800")
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["file.json"]
+
+
+def test_a_file_has_the_mode_that_any_other_gets(tmp_path):
+    write_atomically(tmp_path / "ours", "")
+    (tmp_path / "theirs").write_text("")
+    assert (tmp_path / "ours").stat().st_mode == (tmp_path / "theirs").stat().st_mode
+
+
+def test_a_file_in_the_way_of_a_folder_is_one_sentence(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(WriteError, match=r"cannot write .*file stands where its folder should be"):
+        write_atomically(tmp_path / "file" / "inside", "")
 
 
 @pytest.mark.parametrize(
-    ("place", "reason"),
-    [("/proc/matcha.json", "No such file"), ("/dev/null/matcha.json", "a file stands")],
+    ("text", "sentence"),
+    [
+        ("{", "truncated, damaged"),
+        ("[" * 100_000, "truncated, damaged"),
+        ("[]", "no schema name inside"),
+        ('{"schema": "theirs/1"}', "no schema name inside"),
+        (json.dumps({**DOCUMENT, "checksum": "0"}), "checksum does not match"),
+    ],
 )
-def test_places_that_cannot_be_written_are_named_in_one_sentence(place, reason):
-    with pytest.raises(WriteError, match=reason) as error:
-        write_atomically(Path(place), "{}")
-    assert isinstance(error.value, MatchaError)
-    assert place in str(error.value)
-    assert "\n" not in str(error.value)
+def test_a_damaged_document_is_one_sentence(text, sentence, tmp_path):
+    (tmp_path / "file.json").write_text(text)
+    with pytest.raises(InputError, match=sentence):
+        load_document(tmp_path / "file.json")
 
 
-def test_a_folder_in_the_place_of_a_file_leaves_nothing_behind(tmp_path):
-    (tmp_path / "plan.json").mkdir()
-    with pytest.raises(WriteError, match="directory"):
-        write_atomically(tmp_path / "plan.json", "{}")
-    assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
+def test_a_missing_document_is_one_sentence(tmp_path):
+    with pytest.raises(InputError, match="cannot be read: No such file"):
+        load_document(tmp_path / "file.json")
 
 
-def test_a_full_disk_is_said():
-    full = Path("/dev/full")
-    with pytest.raises(WriteError, match="No space left"), writing(full), full.open("w") as file:
-        file.write("x" * 100_000)
+def test_numbers_that_json_lacks_are_words():
+    for value in (0.5, math.inf, -math.inf):
+        assert number(json.loads(json.dumps(spelled(value)))) == value
+    assert math.isnan(number(spelled(math.nan)))
+    assert number("matcha") == "matcha"
+
+
+def test_the_order_of_keys_does_not_matter():
+    assert fingerprint({"a": 1, "b": [2]}) == fingerprint({"b": [2], "a": 1})
+    assert fingerprint({"a": 1}) != fingerprint({"a": 2})

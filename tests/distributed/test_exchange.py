@@ -10,7 +10,9 @@ from tests.graphs import topologies
 
 from matcha import Round
 from matcha.distributed import Message, Pending, Transport, run_threads
+from matcha.distributed.collectives import barrier
 from matcha.distributed.exchange import Exchange, meetings
+from matcha.distributed.transports.transport import MAX_TAG
 from matcha.errors import ExchangeError
 
 
@@ -150,3 +152,30 @@ def test_pairwise_matchings_are_pipelined_over_pieces() -> None:
     second_begins = next(i for i, e in enumerate(events) if e[:2] == ("post", 2))
     first_ends = max(i for i, e in enumerate(events) if e[:2] == ("wait", 1))
     assert second_begins < first_ends
+
+
+def test_tags_stay_within_what_every_mpi_takes() -> None:
+    """A round of 40,000 matchings; MPI guarantees tags up to 32,767 and no more."""
+    silence = ((),) * 19_999
+    round = Round(
+        matchings=(*silence, ((0, 1),), *silence, ((0, 1),), ((0, 1),)),
+        indices=tuple(range(40_001)),
+        mixing="pairwise",
+        weight=0.5,
+    )
+
+    def work(transport):
+        tags = []
+        post = transport.post
+        transport.post = lambda messages: tags.extend(m.tag for m in messages) or post(messages)
+        values = [torch.full((64,), float(transport.rank), dtype=torch.float64)]
+        exchange = Exchange(transport, values, bucket_bytes=128, timeout=20)
+        exchange.run(round, meetings(round, transport.rank), iteration=0)
+        barrier(transport, 20)
+        assert values[0].tolist() == [0.5] * 64
+        return tags
+
+    for tags in run_threads(2, work):
+        assert min(tags) >= 0
+        assert max(tags) <= MAX_TAG
+        assert len(tags) > 3 * 8

@@ -37,11 +37,13 @@ def test_the_page_holds_the_results_without_javascript(report_page):
     assert "sooner than vanilla" in text
 
 
-def test_the_page_says_how_to_do_it_again(report_page):
+def test_the_page_says_how_to_do_it_again(report_page, run_folders):
     text = report_page.read_text(encoding="utf-8")
     assert "matcha simulate paper:er8 --strategy matcha" in text
     assert "plan digest" in text
-    assert matcha.__version__ in text or "numpy" in text
+    for package, version in read_run(run_folders[0]).header.versions.items():
+        assert package in text
+        assert version in text
 
 
 def test_the_payload_holds_the_records(report_page, run_folders):

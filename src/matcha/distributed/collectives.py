@@ -12,13 +12,19 @@ from collections.abc import Iterator
 
 import torch
 
-from matcha.distributed.transports.transport import Buffer, Council, Message, Transport
+from matcha.distributed.transports.transport import (
+    COLLECTIVE_TAGS,
+    Buffer,
+    Council,
+    Message,
+    Transport,
+)
 from matcha.errors import InputError
 
 __all__ = ["barrier", "broadcast", "gather", "mean_"]
 
 # Tags of the exchange count from 0 upwards within a round; these stay clear of them.
-_BROADCAST, _REDUCE, _GATHER = 1 << 20, (1 << 20) + 1, (1 << 20) + 2
+_BROADCAST, _REDUCE, _GATHER = COLLECTIVE_TAGS[:3]
 
 
 def broadcast(transport: Transport, tensors: list[torch.Tensor], timeout: float) -> None:

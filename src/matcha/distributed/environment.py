@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed import PrefixStore, Store, rendezvous  # type: ignore[attr-defined]
 
 from matcha.distributed.keys import Keys
 from matcha.distributed.transports.links.peers import (
@@ -46,6 +49,7 @@ LOSS_VARIABLE = "MATCHA_ON_LOSS"
 _RANKS = ("RANK", "SLURM_PROCID")
 
 _START = 300.0  # seconds for all workers to come to the rendezvous
+_GROUPS = itertools.count()
 _MPI_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "MPI_LOCALRANKID")
 
 
@@ -100,7 +104,7 @@ def default_transport(topology: Topology | None = None) -> Transport:
 
     if dist.is_initialized():
         return TorchTransport()
-    dist.init_process_group(_backend())
+    _start_group()
     return TorchTransport(owns_default=True)
 
 
@@ -147,6 +151,21 @@ def _rank() -> int | None:
     ordinal = socket.gethostname().rpartition("-")[2]
     named = "{rank}" in os.environ.get(PEERS_VARIABLE, "")
     return int(ordinal) if named and ordinal.isdigit() else None
+
+
+def _start_group() -> None:
+    # Two groups, one after the other, must not read each other's addresses from the store, which
+    # torch by itself lets them do: so each has a name of its own, by what all workers count alike.
+    store, rank, num_workers = _meeting()
+    named = PrefixStore(f"matcha/{next(_GROUPS)}", store)
+    dist.init_process_group(_backend(), store=named, rank=rank, world_size=num_workers)
+
+
+@cache
+def _meeting() -> tuple[Store, int, int]:
+    """The store that the launcher's variables lead to, kept for as long as the process."""
+    store, rank, num_workers = next(rendezvous("env://"))
+    return store, rank, num_workers
 
 
 def _started_by_mpi() -> bool:

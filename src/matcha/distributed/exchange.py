@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from matcha.distributed.transports.transport import Message, Pending, Transport
+from matcha.distributed.transports.transport import COLLECTIVE_TAGS, Message, Pending, Transport
 from matcha.errors import ExchangeError
 from matcha.rounds import Errand, Round
 
@@ -116,7 +116,6 @@ class Exchange:
         self._pieces = tuple(_pieces(values, max(1, bucket_bytes // 2), wire_dtype))
         self._spares: dict[tuple[int, torch.device], torch.Tensor] = {}
         self._size = max(p.values.nbytes for p in self._pieces)
-        self._tags = len(self._pieces) + 1
 
     @property
     def spare_bytes(self) -> int:
@@ -237,10 +236,10 @@ class Exchange:
         pairwise: bool,
     ) -> _Flight:
         first = meeting == met[0]
-        tag = meeting.position * self._tags
         header = None
         if piece.index == 0:
-            header = self._launch_header(meeting.peer, tag + self._tags - 1, iteration)
+            tag = self._tag(meeting, len(self._pieces))
+            header = self._launch_header(meeting.peer, tag, iteration)
         multiple = len(met) > 1 and not pairwise
         slots = _NUM_SPARES // 2 if multiple else _NUM_SPARES
         incoming = self._spare(number % slots, piece, staged=True)
@@ -253,7 +252,7 @@ class Exchange:
                 outgoing.copy_(piece.values)
         message = Message(
             peer=meeting.peer,
-            tag=tag + piece.index,
+            tag=self._tag(meeting, piece.index),
             incoming=incoming.view(torch.uint8),
             outgoing=outgoing.view(torch.uint8),
         )
@@ -268,6 +267,11 @@ class Exchange:
             first=first,
             last=meeting == met[-1],
         )
+
+    def _tag(self, meeting: Meeting, index: int) -> int:
+        # Numbers come again in very long rounds: messages of one tag arrive in order, and only a
+        # few are ever on their way.
+        return (meeting.position * (len(self._pieces) + 1) + index) % COLLECTIVE_TAGS.start
 
     def _launch_header(self, peer: int, tag: int, iteration: int) -> tuple[Pending, torch.Tensor]:
         # A small message of its own leaves buckets as they are and tells when the partner came.

@@ -17,8 +17,12 @@ import torch
 
 from matcha.errors import ExchangeError
 
-__all__ = ["Buffer", "Council", "Message", "Pending", "Transport"]
+__all__ = ["COLLECTIVE_TAGS", "MAX_TAG", "Buffer", "Council", "Message", "Pending", "Transport"]
 
+MAX_TAG = 32_767
+"""The largest tag that every MPI library must take (MPI standard, MPI_TAG_UB)."""
+COLLECTIVE_TAGS = range(MAX_TAG - 15, MAX_TAG + 1)
+"""Kept for what all workers do together; meetings number their messages below."""
 Buffer: TypeAlias = memoryview | bytes | bytearray
 
 
@@ -32,8 +36,12 @@ class Message:
 
     peer: int
     tag: int
+    """From 0 to `MAX_TAG`; messages of one tag between two workers arrive in order."""
     incoming: torch.Tensor | None = None
     outgoing: torch.Tensor | None = None
+
+    def __post_init__(self) -> None:
+        assert 0 <= self.tag <= MAX_TAG, self.tag
 
 
 class Pending(ABC):
