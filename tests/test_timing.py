@@ -155,3 +155,11 @@ def test_wires_are_checked(wires, words):
         Underlay(families.ring(4), ())
     with pytest.raises(InputError, match="every worker once"):
         Underlay.racks(two_racks().topology, [[0], [1]], uplink=1.0)
+
+
+def test_scaled_models_are_told_apart_by_their_values():
+    """Before, Scaled(n²) == Scaled(n)."""
+    assert Scaled(lambda n: n**2, 4) != Scaled(lambda n: n, 4)
+    assert Scaled(lambda n: n, 4) == Scaled(lambda n: n + 0.0, 4)
+    assert Scaled(lambda n: n, 4) != Scaled(lambda n: n, 5)
+    assert len({Scaled(lambda n: n, 4), Scaled(float, 4), Scaled(lambda n: 2 * n, 4)}) == 2

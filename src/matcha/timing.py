@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -46,28 +46,37 @@ class Timing(Protocol):
         """The model as plain JSON values."""
 
 
-class _Additive(ABC):
-    """Matchings whose times add up: the constraint is Σ p_j c_j <= C_b Σ c_j."""
+class Additive(ABC):
+    """Matchings whose times add up: the constraint is Σ p_j c_j <= C_b Σ c_j.
+
+    The base of a delay model of your own: it says what a matching takes, in which `unit`, and how
+    it is saved; the rest follows.
+    """
 
     @abstractmethod
-    def matching_time(self, matching: Matching) -> float: ...
+    def matching_time(self, matching: Matching) -> float:
+        """The time of one matching alone."""
 
     def round_time(self, matchings: Sequence[Matching]) -> float:
+        """The sum over the matchings."""
         return float(sum(self.matching_time(matching) for matching in matchings))
 
     def expected_time(self, matchings: Sequence[Matching], probabilities: Sequence[float]) -> float:
+        """The sum of p_j times its time."""
         times = (self.matching_time(matching) for matching in matchings)
         return float(sum(p * t for p, t in zip(probabilities, times, strict=True)))
 
     def allowance(self, matchings: Sequence[Matching], budget: float) -> float:
+        """The budget's share of all costs."""
         return budget * sum(self.costs(matchings))
 
     def costs(self, matchings: Sequence[Matching]) -> tuple[float, ...]:
+        """Their times."""
         return tuple(self.matching_time(matching) for matching in matchings)
 
 
 @dataclass(frozen=True, slots=True)
-class Units(_Additive):
+class Units(Additive):
     """Every matching costs one unit of time (the paper's t(Δ) = Δ).
 
     >>> Units().round_time([((0, 1),), ((1, 2),)])
@@ -99,18 +108,16 @@ class Scaled:
     t: Callable[[float], float] = field(compare=False, repr=False)
     num_matchings: int
     unit: str = field(default="units", init=False)
+    table: tuple[float, ...] = field(init=False, repr=False)
+    """The values t(0), t(1), …, t(M); an empty round costs nothing. They tell models apart."""
 
     def __post_init__(self) -> None:
-        table = self.table
+        table = (0.0, *(float(self.t(n)) for n in range(1, self.num_matchings + 1)))
+        object.__setattr__(self, "table", table)
         if table[0] < 0 or not all(math.isfinite(v) for v in table):
             raise InputError("t(n) must be finite and not negative.")
         if any(b <= a for a, b in pairwise(table)):
             raise InputError("t(n) must increase with n.")
-
-    @cached_property
-    def table(self) -> tuple[float, ...]:
-        """The values t(0), t(1), …, t(M); an empty round costs nothing."""
-        return (0.0, *(float(self.t(n)) for n in range(1, self.num_matchings + 1)))
 
     def matching_time(self, matching: Matching) -> float:
         """t(1): one matching alone."""
@@ -152,7 +159,7 @@ class Scaled:
 
 
 @dataclass(frozen=True)
-class LinkSeconds(_Additive):
+class LinkSeconds(Additive):
     """Every link has its own time; a matching costs its slowest link.
 
     >>> topology = Topology.from_links([(0, 1), (1, 2)], link_times=[0.5, 2.0])
@@ -185,7 +192,7 @@ class LinkSeconds(_Additive):
 
 
 @dataclass(frozen=True)
-class RandomLinks(_Additive):
+class RandomLinks(Additive):
     """Link times vary: a matching costs the mean, over samples, of its slowest link.
 
     `samples` has a row for each measurement of the whole network, a column for each link.
@@ -236,7 +243,7 @@ class Wire:
 
 
 @dataclass(frozen=True)
-class Underlay(_Additive):
+class Underlay(Additive):
     """Links that share wires: a matching takes as long as its slowest link or its busiest wire.
 
     Where two of a matching's links run over one wire, their messages queue there: the wire is busy
@@ -330,34 +337,82 @@ def transfer_times(
     return tuple(latency + message_bytes / b for b in bandwidth)
 
 
+Reader: TypeAlias = Callable[[dict[str, Any], Topology], Timing]
+
+
+def _scaled(document: dict[str, Any], topology: Topology) -> Timing:
+    table = [float(v) for v in document["table"]]
+    grid = np.arange(len(table))
+    return Scaled(lambda n: float(np.interp(n, grid, table)), len(table) - 1)
+
+
+def _random_links(document: dict[str, Any], topology: Topology) -> Timing:
+    return RandomLinks(topology, tuple(tuple(row) for row in document["samples"]))
+
+
+def _underlay(document: dict[str, Any], topology: Topology) -> Timing:
+    wires = (
+        Wire(
+            seconds=float(wire["seconds"]),
+            links=tuple((int(i), int(j)) for i, j in wire["links"]),
+        )
+        for wire in document["wires"]
+    )
+    return Underlay(topology, tuple(wires))
+
+
+_MODELS: dict[str, Reader] = {
+    "units": lambda document, topology: Units(),
+    "link-seconds": lambda document, topology: LinkSeconds(topology),
+    "random-links": _random_links,
+    "scaled": _scaled,
+    "underlay": _underlay,
+}
+
+
+def register_timing(model: str, read: Reader) -> None:
+    """Make plans with a delay model of your own savable.
+
+    Its `to_json` says `{"model": model, ...}`; whoever loads such a plan registers it first.
+
+    Args:
+        model: The name under which it is saved.
+        read: Takes what `to_json` wrote, and the topology, and makes the model again.
+
+    Raises:
+        InputError: The name is taken by another model.
+    """
+    if _MODELS.setdefault(model, read) is not read:
+        raise InputError(f"a delay model {model!r} is registered already: choose another name.")
+
+
+def timing_to_json(timing: Timing) -> dict[str, Any]:
+    """A delay model as plain JSON values, of which `timing_from_json` makes it again.
+
+    Raises:
+        PlanError: Nobody could read it: the model is not registered.
+    """
+    document = timing.to_json() if hasattr(timing, "to_json") else {}
+    if document.get("model") not in _MODELS:
+        raise PlanError(
+            f"the delay model {type(timing).__name__} cannot be saved: give it a to_json with a "
+            "'model' name, and register that with matcha.timing.register_timing."
+        )
+    return document
+
+
 def timing_from_json(document: Any, topology: Topology) -> Timing:
     """The delay model in a saved plan.
 
     Raises:
-        PlanError: The document does not describe a delay model.
+        PlanError: The document does not describe a delay model that is known here.
     """
     if not isinstance(document, dict):
         raise PlanError("its timing is not an object.")
     model = document.get("model")
-    if model == "units":
-        return Units()
-    if model == "link-seconds":
-        return LinkSeconds(topology)
-    if model == "random-links":
-        return RandomLinks(topology, tuple(tuple(row) for row in document["samples"]))
-    if model == "underlay":
-        return Underlay(
-            topology,
-            tuple(
-                Wire(
-                    seconds=float(wire["seconds"]),
-                    links=tuple((int(i), int(j)) for i, j in wire["links"]),
-                )
-                for wire in document["wires"]
-            ),
+    if model not in _MODELS:
+        raise PlanError(
+            f"its delay model {model!r} is unknown: register it with "
+            "matcha.timing.register_timing before loading."
         )
-    if model == "scaled":
-        table = [float(v) for v in document["table"]]
-        grid = np.arange(len(table))
-        return Scaled(lambda n: float(np.interp(n, grid, table)), len(table) - 1)
-    raise PlanError(f"its delay model {model!r} is unknown.")
+    return _MODELS[model](document, topology)

@@ -17,7 +17,7 @@ from matcha.errors import InputError, PlanError
 from matcha.plans.protocol import Members
 from matcha.rounds import MIXINGS, Mixing, Round
 from matcha.schedules import Schedule, schedule_from_json
-from matcha.timing import Timing, timing_from_json
+from matcha.timing import Timing, timing_from_json, timing_to_json
 from matcha.topology import Matching, Topology, check_matchings
 
 SCHEMA = "matcha.plan/2"
@@ -219,7 +219,7 @@ class Plan(Members):
             "probabilities": list(self.probabilities),
             "matchings": [[list(link) for link in matching] for matching in self.matchings],
             "schedule": self.schedule.to_json(),
-            "timing": self.timing.to_json(),
+            "timing": timing_to_json(self.timing),
             "topology": self.topology.to_json(),
             "certificate": None if self.certificate is None else asdict(self.certificate),
             "notes": list(self.notes),

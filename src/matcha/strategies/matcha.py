@@ -19,7 +19,7 @@ from matcha.mixing import (
 )
 from matcha.plans import Figures, Plan
 from matcha.schedules import Bernoulli
-from matcha.strategies.parts import coloring, finished, spent_within
+from matcha.strategies.parts import coloring, finished, own_probabilities, spent_within
 from matcha.strategies.recoloring import improve
 from matcha.strategies.request import Request
 from matcha.theory.pairwise import optimal_activation
@@ -45,7 +45,7 @@ def build(request: Request) -> Plan:
     """Plan by the paper: decompose, optimise probabilities (eq. 5), then the weight (eq. 9)."""
     parts = subgraphs(request)
     if request.probabilities is not None:
-        return _given(request, parts, request.probabilities)
+        return _given(request, parts, own_probabilities(request, parts.matchings))
     found = optimal_probabilities(
         parts.matchings,
         request.topology.num_workers,

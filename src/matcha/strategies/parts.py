@@ -70,6 +70,21 @@ def finished(
     return _annotated(plan, full_time)
 
 
+def own_probabilities(request: Request, matchings: tuple[Matching, ...]) -> tuple[float, ...]:
+    """The user's probabilities, one a matching.
+
+    Raises:
+        InputError: There are more or fewer of them than matchings.
+    """
+    assert request.probabilities is not None
+    if len(request.probabilities) != len(matchings):
+        raise InputError(
+            f"{len(request.probabilities)} probabilities were given for {len(matchings)} "
+            "matchings: give matchings too, so that it is clear whose they are."
+        )
+    return request.probabilities
+
+
 def spent_within(request: Request, cost: float, limit: float, what: str) -> None:
     """Refuse what the user brought if it takes more time than the budget allows.
 

@@ -6,7 +6,7 @@ from matcha.activation import optimal_probabilities
 from matcha.mixing import single_contraction
 from matcha.plans import Figures, Plan
 from matcha.schedules import Choice
-from matcha.strategies.parts import coloring, finished, spent_within
+from matcha.strategies.parts import coloring, finished, own_probabilities, spent_within
 from matcha.strategies.request import Request
 from matcha.topology import Matching
 
@@ -20,7 +20,7 @@ def build(request: Request) -> Plan:
     matchings = coloring(request)
     full_time = request.timing.round_time(matchings)
     if request.probabilities is not None:
-        return _given(request, matchings, request.probabilities, full_time)
+        return _given(request, matchings, own_probabilities(request, matchings), full_time)
     found = optimal_probabilities(
         matchings,
         request.topology.num_workers,

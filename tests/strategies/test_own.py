@@ -1,0 +1,197 @@
+"""What users bring themselves: strategies, probabilities, matchings, rounds, weights, delays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+
+import matcha
+from matcha import Plan, families, timing
+from matcha.errors import InputError, PlanError
+from matcha.matchings import decompose
+from matcha.schedules import Cycle
+from matcha.strategies import STRATEGIES, Request, strategy_named
+
+ER8 = families.paper("er8")
+AUTHORS = families.paper_matchings("er8")
+
+
+def in_turn(request: Request) -> Plan:
+    matchings = decompose(request.topology, seed=request.seed)
+    cycle = tuple((j,) for j in range(len(matchings)))
+    return Plan(
+        topology=request.topology,
+        strategy=request.strategy,
+        budget=request.budget,
+        mixing="pairwise",
+        matchings=matchings,
+        alpha=request.alpha or 0.5,
+        schedule=Cycle(cycle=cycle, num_matchings=len(matchings)),
+        timing=request.timing,
+        num_colors=len(matchings),
+    )
+
+
+def test_a_strategy_of_ones_own(tmp_path):
+    plan = matcha.plan(ER8, 0.2, in_turn)
+    assert plan.strategy == "in_turn"
+    assert [plan.round(k).indices for k in range(3)] == [(0,), (1,), (2,)]
+    assert 0 < plan.rho < 1
+    assert plan.expected_comm_time == 1.0
+    plan.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json") == plan
+    with pytest.raises(InputError, match="made NoneType, not a Plan"):
+        matcha.plan(ER8, 0.2, lambda request: None)
+
+
+def test_probabilities_of_ones_own():
+    p = [0.9, 0.2, 0.3, 0.4, 0.2]
+    plan = matcha.plan(ER8, 0.4, matchings=AUTHORS, probabilities=p)
+    best = matcha.plan(ER8, 0.4, matchings=AUTHORS)
+    assert plan.probabilities == tuple(p)
+    assert best.rho <= plan.rho < 1
+    assert plan.expected_comm_time == pytest.approx(2.0)
+    # The weight is the best for these probabilities.
+    for alpha in (0.9 * plan.alpha, 1.1 * plan.alpha):
+        assert replace(plan, alpha=alpha).rho > plan.rho
+    pairs = matcha.plan(ER8, 0.4, matchings=AUTHORS, probabilities=p, mixing="pairwise")
+    assert pairs.rho < plan.rho
+    one = matcha.plan(ER8, 0.2, "single", matchings=AUTHORS, probabilities=[0.2] * 5)
+    assert one.probabilities == (0.2,) * 5
+    for budget, strategy, given, message in (
+        (0.3, "matcha", p, "more than the budget of 0.3: give budget=0.4"),
+        (0.1, "single", [0.2] * 5, "more than the budget"),
+        (0.9, "single", [0.5] * 5, "sum to more than 1"),
+        (0.5, "greedy", p, "go with matcha and single"),
+        (0.5, "matcha", "x", "list of numbers"),
+        (0.5, "matcha", [0.1], "1 probabilities were given for 5 matchings"),
+        (1.0, "matcha", [float("nan")] * 5, r"in \[0, 1\]"),
+    ):
+        with pytest.raises(InputError, match=message):
+            matcha.plan(ER8, budget, strategy, matchings=AUTHORS, probabilities=given)
+
+
+def test_rounds_of_ones_own():
+    rounds = [[AUTHORS[0]], [], [AUTHORS[1], AUTHORS[2]], [AUTHORS[3], [(1, 0)]]]
+    plan = matcha.plan(ER8, rounds=rounds)
+    assert plan.strategy == "rounds"
+    assert [len(plan.round(k).matchings) for k in range(5)] == [1, 0, 2, 2, 1]
+    assert plan.expected_comm_time == 5 / 4
+    spread = matcha.plan(ER8, rounds=rounds, mixing="laplacian")
+    assert spread.smallest_self_weight >= 0
+    for given, message in (
+        ([[[(0, 1), (1, 2)]]], "twice"),
+        ([[[(0, 2)]]], "no link"),
+        ([[], []], "nobody talks"),
+        (3, "lists of matchings"),
+        ([[3]], "pairs of worker numbers"),
+    ):
+        with pytest.raises(InputError, match=message):
+            matcha.plan(ER8, rounds=given)
+    with pytest.raises(InputError, match=r"give budget=0\.6"):
+        matcha.plan(ER8, 0.5, rounds=[AUTHORS[:3]])
+    with pytest.raises(InputError, match="greedy strategy has none to make"):
+        matcha.plan(ER8, 0.5, "greedy", rounds=rounds)
+    with pytest.raises(InputError, match="needs rounds="):
+        matcha.plan(ER8, 0.5, "rounds")
+
+
+@pytest.mark.parametrize("strategy", ["matcha", "vanilla", "periodic", "single", "greedy"])
+def test_alpha_of_ones_own(strategy):
+    plan = matcha.plan(ER8, 0.4, strategy, alpha=0.11, effort="none")
+    found = matcha.plan(ER8, 0.4, strategy, effort="none")
+    assert plan.alpha == 0.11
+    assert plan.rho != found.rho
+    assert any("is yours" in note for note in plan.notes)
+    assert replace(found, alpha=0.11).rho == pytest.approx(plan.rho)
+    with pytest.raises(InputError, match=r"in \(0, 1\]"):
+        matcha.plan(ER8, 0.4, strategy, alpha=-1)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options"),
+    [
+        ("greedy", {"decomposition": "links"}),
+        ("single", {"decomposition": "cliques"}),
+        ("vanilla", {"decomposition": "links"}),
+        ("matcha", {"decomposition": "links", "matchings": AUTHORS}),
+    ],
+)
+def test_a_decomposition_is_heeded_or_refused(strategy, options):
+    """Before, it was silently ignored."""
+    with pytest.raises(InputError, match="decomposition"):
+        matcha.plan(ER8, 0.5, strategy, **options)
+
+
+# -- delay models ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Crowded(timing.Additive):
+    """A matching costs its number of links."""
+
+    factor: float
+    unit: str = "units"
+
+    def matching_time(self, matching):
+        return self.factor * len(matching)
+
+    def to_json(self):
+        return {"model": "tests-crowded", "factor": self.factor}
+
+
+class Unsavable(timing.Additive):
+    unit = "units"
+
+    def matching_time(self, matching):
+        return 1.0
+
+
+def read_crowded(document, topology):
+    return Crowded(factor=document["factor"])
+
+
+def test_a_delay_model_of_ones_own_is_saved_and_loaded(tmp_path):
+    plan = matcha.plan(ER8, 0.4, timing=Crowded(factor=2.0), effort="none")
+    assert plan.expected_comm_time == pytest.approx(0.4 * 2 * len(ER8.links), rel=1e-6)
+    with pytest.raises(PlanError, match="register_timing"):
+        plan.save(tmp_path / "plan.json")
+    timing.register_timing("tests-crowded", read_crowded)
+    timing.register_timing("tests-crowded", read_crowded)
+    plan.save(tmp_path / "plan.json")
+    again = Plan.load(tmp_path / "plan.json")
+    assert again == plan
+    assert again.expected_comm_time == plan.expected_comm_time
+    with pytest.raises(InputError, match="registered already"):
+        timing.register_timing("units", read_crowded)
+
+
+def test_a_model_that_nobody_could_read_is_refused_before_anything_is_lost(tmp_path):
+    file = tmp_path / "plan.json"
+    matcha.plan(ER8, 0.4, "periodic").save(file)
+    before = file.read_text()
+    with pytest.raises(PlanError, match="Unsavable cannot be saved"):
+        matcha.plan(ER8, 0.4, "periodic", timing=Unsavable()).save(file)
+    assert file.read_text() == before
+
+
+# -- the registry ---------------------------------------------------------------------------------
+
+
+def test_every_strategy_says_all_that_others_need():
+    assert len({strategy.color for strategy in STRATEGIES.values()}) == len(STRATEGIES)
+    assert len({strategy.marker for strategy in STRATEGIES.values()}) == len(STRATEGIES)
+    for name, strategy in STRATEGIES.items():
+        assert strategy_named(name) is strategy
+        assert strategy.about
+        assert strategy.budgets([0.5, 0.1]) == ([0.1, 0.5] if strategy.has_budget else [1.0])
+    with pytest.raises(InputError, match="did you mean 'greedy'"):
+        strategy_named("gredy")
+
+
+def test_sweeps_plan_a_strategy_without_a_budget_once():
+    points = matcha.sweep(families.ring(4), budgets=[0.5, 1.0], strategies=["vanilla", "periodic"])
+    assert [point.strategy for point in points] == ["vanilla", "periodic", "periodic"]
+    np.testing.assert_allclose([point.budget for point in points], [1.0, 0.5, 1.0])
