@@ -26,10 +26,10 @@ def test_the_same_made_twice_is_the_same():
 @pytest.mark.parametrize(
     ("task", "name"),
     [
-        (quadratic(heterogeneity=2.0), "data"),
+        (quadratic(heterogeneity=2.0), "losses"),
         (quadratic(noise=2.0), "noise"),
         (quadratic(steps_per_epoch=5), "epoch's length"),
-        (quadratic(seed=1), "seed and data"),
+        (quadratic(seed=1), "seed and losses"),
     ],
 )
 def test_what_differs_is_named(task, name):

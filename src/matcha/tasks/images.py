@@ -77,7 +77,7 @@ class ImageTask:
     def _fixed(self) -> dict[str, Any]:
         """The parts of the identity that take a while to work out."""
         return {
-            "data": digest(self._data.train_labels, self._data.test_labels),
+            "examples": digest(self._data.train_labels, self._data.test_labels),
             "partition": digest(*self.parts),
             "model": model_digest(self.model()),
         }

@@ -66,7 +66,7 @@ class LanguageTask:
     @cached_property
     def _fixed(self) -> dict[str, Any]:
         """The parts of the identity that take a while to work out."""
-        return {"data": digest(self._columns), "model": model_digest(self.model())}
+        return {"text": digest(self._columns), "model": model_digest(self.model())}
 
     def identity(self) -> dict[str, Any]:
         """Model, text, batch size, length and seed."""

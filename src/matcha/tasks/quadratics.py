@@ -97,7 +97,7 @@ class QuadraticTask:
             "number of workers": self.num_workers,
             "noise": self.noise,
             "epoch's length": self.steps_per_epoch,
-            "data": digest(*(tensor.numpy() for tensor in drawn)),
+            "losses": digest(*(tensor.numpy() for tensor in drawn)),
         }
 
     def model(self) -> nn.Module:
