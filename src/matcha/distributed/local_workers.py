@@ -121,11 +121,15 @@ class LocalWorkers:
                     _log.warning("worker %d ended with %d: again in %g s", rank, code, pause)
                 if now >= self._due.setdefault(rank, now + pause):
                     del self._due[rank]
-                    self.restarted[rank] += 1
-                    self.processes[rank] = self._start(rank)
+                    self.restart(rank)
                 code = None
             codes.append(code)
         return codes
+
+    def restart(self, rank: int) -> None:
+        """Start a worker that has ended again."""
+        self.restarted[rank] += 1
+        self.processes[rank] = self._start(rank)
 
     def _log(self, rank: int) -> Path | None:
         return None if self.logs is None else self.logs / f"worker-{rank}.log"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Literal, Protocol, TypeAlias
 
 import torch
 
@@ -20,7 +20,9 @@ from matcha.distributed.transports.transport import Message, Pending
 from matcha.errors import PeerLostError
 from matcha.rounds import Round
 
-__all__ = ["MeetingPlace", "Meetings"]
+__all__ = ["MeetingPlace", "Meetings", "Outcome"]
+
+Outcome: TypeAlias = Literal["held", "left out", "uncertain"]
 
 _log = logging.getLogger("matcha.links")
 _CONFIRM = 1 << 24  # tags of the last bytes; those of an exchange stay below
@@ -52,6 +54,7 @@ class Meetings:
         left_out: meetings that did not.
         uncertain: of those left out, the ones in which the other end may have moved.
         shift: the most by which those can have moved the sum over workers (a norm).
+        on_meeting: called after each meeting with its iteration, what became of it, and its shift.
     """
 
     def __init__(
@@ -65,7 +68,7 @@ class Meetings:
         self.left_out = 0
         self.uncertain = 0
         self.shift = 0.0
-        self.on_meeting: Callable[[int, Meeting, bool], None] | None = None
+        self.on_meeting: Callable[[int, Meeting, Outcome, float], None] | None = None
 
     def run(self, round: Round, met: Sequence[Meeting], iteration: int) -> None:
         """As `Exchange.run`: this worker's part of a round, without those who are gone."""
@@ -86,16 +89,17 @@ class Meetings:
 
     def _hold(self, round: Round, meeting: Meeting, iteration: int) -> bool:
         """One meeting; whether it took place."""
-        is_whole = self._place.meets(meeting.peer, iteration) and self._try(
-            round, meeting, iteration
-        )
-        self.held += is_whole
-        self.left_out += not is_whole
+        outcome: Outcome = "left out"
+        shift = self.shift
+        if self._place.meets(meeting.peer, iteration):
+            outcome = self._try(round, meeting, iteration)
+        self.held += outcome == "held"
+        self.left_out += outcome != "held"
         if self.on_meeting is not None:
-            self.on_meeting(iteration, meeting, is_whole)
-        return is_whole
+            self.on_meeting(iteration, meeting, outcome, self.shift - shift)
+        return outcome == "held"
 
-    def _try(self, round: Round, meeting: Meeting, iteration: int) -> bool:
+    def _try(self, round: Round, meeting: Meeting, iteration: int) -> Outcome:
         _copy(self._before, self._values)
         has_all = False
         try:
@@ -108,8 +112,8 @@ class Meetings:
                 self.shift += _distance(self._values, self._before)
             _copy(self._values, self._before)
             _log.info("worker %d: iteration %d: %s", self._place.rank, iteration, error)
-            return False
-        return True
+            return "uncertain" if has_all else "left out"
+        return "held"
 
     def _confirm(self, meeting: Meeting) -> None:
         message = Message(
