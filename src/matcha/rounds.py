@@ -5,8 +5,8 @@ This is the one definition of the mixing; the simulator and the runtime are test
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
 import numpy as np
@@ -102,6 +102,29 @@ class Round:
                 source, taken = i, w
         return None if to is None and source is None else Errand(to, given, source, taken)
 
+    def without(self, workers: Collection[int] = (), links: Collection[Link] = ()) -> Round:
+        """The same round, the meetings of some workers and over some links left out.
+
+        >>> pair = Round(matchings=(((0, 1), (2, 3)),), indices=(0,), mixing="pairwise", weight=0.5)
+        >>> pair.without([3]).matchings, pair.without(links=[(0, 1)]).links
+        ((((0, 1),),), ((2, 3),))
+        """
+        places = [
+            [k for k, li in enumerate(m) if li not in links and not set(li) & set(workers)]
+            for m in self.matchings
+        ]
+        if all(len(ks) == len(m) for ks, m in zip(places, self.matchings, strict=True)):
+            return self
+        left = [position for position, ks in enumerate(places) if ks]
+        return replace(
+            self,
+            matchings=tuple(tuple(self.matchings[p][k] for k in places[p]) for p in left),
+            indices=tuple(self.indices[p] for p in left),
+            weights=None
+            if self.weights is None
+            else tuple(tuple(self.weights[p][k] for k in places[p]) for p in left),
+        )
+
     def among(self, workers: list[int]) -> Round:
         """The same round for workers numbered anew, all of whose partners are among them."""
         number = {worker: k for k, worker in enumerate(workers)}
@@ -141,7 +164,7 @@ class Round:
     ) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[_F]]]:
         """For each matching, the ends of its links and their weights, shaped to multiply rows."""
         for position, matching in enumerate(self.matchings):
-            i, j = np.array(matching).T
+            i, j = np.array(matching, dtype=np.int64).reshape(-1, 2).T
             w = np.asarray(self.weight, dtype=x.dtype)
             if self.weights is not None:
                 w = np.array(self.weights[position], dtype=x.dtype)

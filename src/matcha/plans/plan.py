@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -15,10 +15,11 @@ from matcha._numerics.certificates import Certificate
 from matcha.documents import fingerprint, load_document, number, spelled
 from matcha.errors import InputError, PlanError
 from matcha.plans.protocol import Members
+from matcha.plans.reduced import kept, known_links, known_workers, numbered_anew
 from matcha.rounds import MIXINGS, Mixing, Round
 from matcha.schedules import Schedule, schedule_from_json
 from matcha.timing import Timing, timing_from_json, timing_to_json
-from matcha.topology import Matching, Topology, check_matchings
+from matcha.topology import Link, Matching, Topology, check_matchings
 
 SCHEMA = "matcha.plan/2"
 READABLE = (SCHEMA, "matcha.plan/1")
@@ -131,10 +132,60 @@ class Plan(Members):
 
         @lru_cache(maxsize=_KNOWN_ROUNDS)
         def made(active: tuple[int, ...]) -> Round:
+            active = tuple(j for j in active if matchings[j])  # of some nothing may be left
             chosen = tuple(matchings[j] for j in active)
             return Round(matchings=chosen, indices=active, mixing=mixing, weight=weight)
 
         return made
+
+    # -- for those who are left -------------------------------------------------------------------
+
+    def without(self, workers: Iterable[int]) -> Plan:
+        """The plan of those who are left when some workers are gone; all keep their numbers.
+
+        The rounds are the same but for the meetings of those who are gone, so every worker makes
+        the same plan of it, with one digest. Figures (ρ, …) are of those who are left; where they
+        fall apart into islands there is no consensus over all, and ρ is 1.
+
+        >>> import matcha
+        >>> plan = matcha.plan(matcha.families.complete(4), 0.5, "periodic")
+        >>> left = plan.without([3])
+        >>> left.num_workers, {worker for link in left.round(1).links for worker in link}
+        (4, {0, 1, 2})
+
+        Raises:
+            InputError: There is no such worker, or at most one would be left.
+        """
+        gone = known_workers(self.topology, workers)
+        if self.num_workers - len(gone) < 2:
+            raise InputError("a plan is for at least two workers, but fewer would be left.")
+        return self._reduced(gone, frozenset()) if gone else self
+
+    def without_links(self, links: Iterable[Link]) -> Plan:
+        """The plan with some links cut: the same rounds but for the meetings over them.
+
+        Raises:
+            InputError: There is no such link.
+        """
+        cut = known_links(self.topology, links)
+        return self._reduced(frozenset(), cut) if cut else self
+
+    def _reduced(self, workers: frozenset[int], links: frozenset[Link]) -> Plan:
+        matchings = kept(self.matchings, workers, links)
+        parts = [f"worker {worker}" for worker in sorted(workers)]
+        parts += [f"link {i}–{j}" for i, j in sorted(links)]
+        note = f"without {', '.join(parts)}."
+        plan = replace(self, matchings=matchings, certificate=None, notes=(*self.notes, note))
+        rest = numbered_anew(self.topology, matchings, workers)
+        if rest is None or self.num_workers > _EXACT_ERROR_LIMIT:
+            return plan
+        alone = replace(plan, topology=rest[0], matchings=rest[1])
+        figures = Figures(
+            rho=alone.rho,
+            algebraic_connectivity=alone.algebraic_connectivity,
+            consensus_error=alone.consensus_error,
+        )
+        return replace(plan, figures=figures)
 
     # -- what it promises: derived from the parts -------------------------------------------------
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -21,7 +21,7 @@ from matcha.plans.plan import Plan, read_plan
 from matcha.plans.protocol import Members
 from matcha.rounds import Round
 from matcha.timing import Timing
-from matcha.topology import Matching, Topology
+from matcha.topology import Link, Matching, Topology
 
 SCHEMA = "matcha.staged-plan/2"
 READABLE = (SCHEMA, "matcha.staged-plan/1")
@@ -136,6 +136,16 @@ class StagedPlan(Members):
             for round_ in level.rounds(k - stage.start, None if end is None else end - stage.start):
                 yield self._numbered(round_, stage.level)
                 k += 1
+
+    def without(self, workers: Iterable[int]) -> StagedPlan:
+        """The plan of those who are left, as `Plan.without`, in every stage."""
+        gone = tuple(workers)
+        return replace(self, levels=tuple(level.without(gone) for level in self.levels))
+
+    def without_links(self, links: Iterable[Link]) -> StagedPlan:
+        """The plan with some links cut, as `Plan.without_links`, in every stage."""
+        cut = tuple(links)
+        return replace(self, levels=tuple(level.without_links(cut) for level in self.levels))
 
     @cached_property
     def digest(self) -> str:
