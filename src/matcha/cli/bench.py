@@ -17,7 +17,7 @@ from matcha.cli.options import Json
 from matcha.cli.output import console
 from matcha.errors import InputError, unknown_name
 
-_NOT_BENCHMARKS = ("make_plans", "pack_data")
+_NOT_BENCHMARKS = ("make_plans", "one_peer", "pack_data")
 
 
 @app.command("bench", context_settings={"ignore_unknown_options": True})
