@@ -107,10 +107,10 @@ def row(num_workers: int) -> dict[str, Any]:
 
 def line(found: dict[str, Any]) -> str:
     """A row of the table."""
-    slow = found["clarabel"]
+    slow, alone, stacked = (found[name] for name in ("clarabel", "alone", "stacked"))
     return (
-        f"{found['order']:5d} {found['variables']:9d} {1e3 * slow:9.3f} {1e3 * found['alone']:9.3f} "
-        f"{1e3 * found['stacked']:9.3f} {slow / found['alone']:7.1f}x {slow / found['stacked']:7.1f}x "
+        f"{found['order']:5d} {found['variables']:9d} {1e3 * slow:9.3f} {1e3 * alone:9.3f} "
+        f"{1e3 * stacked:9.3f} {slow / alone:7.1f}x {slow / stacked:7.1f}x "
         f"{found['difference']:10.1e}"
     )
 
