@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from matcha.distributed.transports.transport import COLLECTIVE_TAGS, Message, Pending, Transport
+from matcha.distributed.transports.transport import Message, Pending, Transport, meeting_tag
 from matcha.errors import ExchangeError
 from matcha.rounds import Errand, Round
 
@@ -179,7 +179,7 @@ class Exchange:
         if self._is_staged(piece):
             outgoing = self._spare(_NUM_SPARES + number % _NUM_SPARES, piece, staged=True)
             outgoing.copy_(piece.values)
-        tag = position * self._tags + piece.index
+        tag = self._tag(position, piece.index)
         messages = []
         if errand.source is not None:
             arriving = incoming.view(torch.uint8)
@@ -209,7 +209,7 @@ class Exchange:
     def _meet_at(self, errand: Errand, position: int, iteration: int) -> None:
         """Tell the receiver which iteration this is, and check that the sender is at it too."""
         device = self.transport.device or torch.device("cpu")
-        tag = position * self._tags + self._tags - 1
+        tag = self._tag(position, len(self._pieces))
         arriving = torch.full((1,), iteration, dtype=torch.int64, device=device)
         messages = []
         if errand.source is not None:
@@ -238,7 +238,7 @@ class Exchange:
         first = meeting == met[0]
         header = None
         if piece.index == 0:
-            tag = self._tag(meeting, len(self._pieces))
+            tag = self._tag(meeting.position, len(self._pieces))
             header = self._launch_header(meeting.peer, tag, iteration)
         multiple = len(met) > 1 and not pairwise
         slots = _NUM_SPARES // 2 if multiple else _NUM_SPARES
@@ -252,7 +252,7 @@ class Exchange:
                 outgoing.copy_(piece.values)
         message = Message(
             peer=meeting.peer,
-            tag=self._tag(meeting, piece.index),
+            tag=self._tag(meeting.position, piece.index),
             incoming=incoming.view(torch.uint8),
             outgoing=outgoing.view(torch.uint8),
         )
@@ -268,10 +268,8 @@ class Exchange:
             last=meeting == met[-1],
         )
 
-    def _tag(self, meeting: Meeting, index: int) -> int:
-        # Numbers come again in very long rounds: messages of one tag arrive in order, and only a
-        # few are ever on their way.
-        return (meeting.position * (len(self._pieces) + 1) + index) % COLLECTIVE_TAGS.start
+    def _tag(self, position: int, index: int) -> int:
+        return meeting_tag(position * (len(self._pieces) + 1) + index)
 
     def _launch_header(self, peer: int, tag: int, iteration: int) -> tuple[Pending, torch.Tensor]:
         # A small message of its own leaves buckets as they are and tells when the partner came.

@@ -10,7 +10,7 @@ import torch
 from matcha.distributed.exchange import Meeting
 from matcha.distributed.greetings import greet
 from matcha.distributed.modulo_exchange import refuse_nonfinite
-from matcha.distributed.transports.transport import Message, Transport
+from matcha.distributed.transports.transport import Message, Transport, meeting_tag
 from matcha.rounds import Round
 from matcha.wires import LowRank
 from matcha.wires.coding import Coder
@@ -18,8 +18,6 @@ from matcha.wires.lowrank import LowRankRows, renewed
 from matcha.wires.segments import Segment
 
 __all__ = ["LowRankExchange"]
-
-_TAGS = 1 << 14
 
 
 @dataclass(slots=True)
@@ -110,7 +108,7 @@ class LowRankExchange:
 
     def _meet(self, meeting: Meeting, iteration: int) -> list[_Move]:
         tag = 3 * meeting.position
-        greeting = greet(self.transport, meeting.peer, tag % _TAGS, iteration, self._scales)
+        greeting = greet(self.transport, meeting.peer, meeting_tag(tag), iteration, self._scales)
         self.bytes_sent += len(self._scales)
         if self.measures_waiting:
             self.wait_seconds += greeting.wait(self.timeout)
@@ -155,7 +153,7 @@ class LowRankExchange:
         leaving = torch.cat(messages)
         arriving = torch.empty_like(leaving)
         self.transport.post(
-            [Message(peer=meeting.peer, tag=tag % _TAGS, incoming=arriving, outgoing=leaving)]
+            [Message(peer=meeting.peer, tag=meeting_tag(tag), incoming=arriving, outgoing=leaving)]
         ).wait(self.timeout)
         self.bytes_sent += len(leaving)
         self.spare_bytes = max(self.spare_bytes, 2 * len(leaving))

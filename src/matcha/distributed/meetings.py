@@ -16,7 +16,7 @@ from typing import Literal, Protocol, TypeAlias
 import torch
 
 from matcha.distributed.exchange import Exchange, Meeting
-from matcha.distributed.transports.transport import Message, Pending
+from matcha.distributed.transports.transport import COLLECTIVE_TAGS, Message, Pending
 from matcha.errors import PeerLostError
 from matcha.rounds import Round
 
@@ -25,7 +25,7 @@ __all__ = ["MeetingPlace", "Meetings", "Outcome"]
 Outcome: TypeAlias = Literal["held", "left out", "uncertain"]
 
 _log = logging.getLogger("matcha.links")
-_CONFIRM = 1 << 24  # tags of the last bytes; those of an exchange stay below
+_CONFIRM = COLLECTIVE_TAGS[3]  # of the last bytes
 
 
 class MeetingPlace(Protocol):
@@ -118,7 +118,7 @@ class Meetings:
     def _confirm(self, meeting: Meeting) -> None:
         message = Message(
             peer=meeting.peer,
-            tag=_CONFIRM + meeting.position,
+            tag=_CONFIRM,
             incoming=torch.empty(1, dtype=torch.uint8),
             outgoing=torch.ones(1, dtype=torch.uint8),
         )

@@ -14,7 +14,7 @@ import torch
 
 from matcha.distributed.exchange import Meeting
 from matcha.distributed.greetings import Greeting, greet
-from matcha.distributed.transports.transport import Message, Pending, Transport
+from matcha.distributed.transports.transport import Message, Pending, Transport, meeting_tag
 from matcha.errors import ModelError
 from matcha.rounds import Round
 from matcha.wires import Modulo
@@ -26,7 +26,6 @@ __all__ = ["ModuloExchange", "refuse_nonfinite"]
 
 _PIECE = 1 << 18  # values: a tenth of a second at 10 Mbit/s, and a few milliseconds of encoding
 _WINDOW = 4  # pieces under way
-_TAGS = 1 << 14  # messages of one tag arrive in order, so tags may come again; MPI has 32767
 
 
 @dataclass(slots=True)
@@ -143,7 +142,7 @@ class ModuloExchange:
     # -- one message ------------------------------------------------------------------------------
 
     def _tag(self, position: int, number: int) -> int:
-        return (position * (len(self._pieces) + 1) + number) % _TAGS
+        return meeting_tag(position * (len(self._pieces) + 1) + number)
 
     def _greet(self, meeting: Meeting, iteration: int) -> Greeting:
         tag = self._tag(meeting.position, len(self._pieces))

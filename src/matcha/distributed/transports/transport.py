@@ -17,13 +17,34 @@ import torch
 
 from matcha.errors import ExchangeError
 
-__all__ = ["COLLECTIVE_TAGS", "MAX_TAG", "Buffer", "Council", "Message", "Pending", "Transport"]
+__all__ = [
+    "COLLECTIVE_TAGS",
+    "MAX_TAG",
+    "Buffer",
+    "Council",
+    "Message",
+    "Pending",
+    "Transport",
+    "meeting_tag",
+]
 
 MAX_TAG = 32_767
 """The largest tag that every MPI library must take (MPI standard, MPI_TAG_UB)."""
 COLLECTIVE_TAGS = range(MAX_TAG - 15, MAX_TAG + 1)
-"""Kept for what all workers do together; meetings number their messages below."""
+"""Kept for what all workers do together and for meetings' last bytes."""
 Buffer: TypeAlias = memoryview | bytes | bytearray
+
+
+def meeting_tag(number: int) -> int:
+    """The tag of a meeting's message of some number, which may be large.
+
+    Tags come again in very long rounds: messages of one tag arrive in order, and few are ever
+    on their way.
+
+    >>> meeting_tag(7), meeting_tag(40_000) <= MAX_TAG
+    (7, True)
+    """
+    return number % COLLECTIVE_TAGS.start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
