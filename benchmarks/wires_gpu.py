@@ -213,7 +213,7 @@ def make_plans(runs: Sequence[Run], folder: Path) -> None:
 
 def check(args: argparse.Namespace) -> None:
     """Captured wires against the definition, captured training against uncaptured, and speed."""
-    plan = Plan.load(next(iter(sorted(args.plans.glob("paper-er8_greedy_*.json")))))
+    plan = Plan.load(args.plans / Run(bytes=0.02, wire="modulo:3").plan_file())
     for wire in ("bfloat16", "modulo:8", "modulo:4", "modulo:3", "modulo:2", "lowrank:2"):
         worst = max(_deviation(wire, mixing, plan, args.device) for mixing in _MIXINGS)
         verdict = "ok" if worst < 1e-9 else "WRONG"

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -67,7 +69,7 @@ def test_records_count_the_bytes_of_their_wire() -> None:
     meetings = sum(2 * len(plan.round(k).links) for k in range(8)) / 8
     assert sent["float32"] == pytest.approx(meetings * 650 * 4 / 1e6)
     assert sent["bfloat16"] == sent["float32"] / 2
-    assert sent["modulo:8"] == pytest.approx(meetings * 4 * 260 / 1e6)  # 640 weights and 10 biases
+    assert sent["modulo:8"] == pytest.approx(meetings * 4 * 262 / 1e6)  # 640 weights and 10 biases
 
 
 def test_an_engine_serves_one_wire_after_another() -> None:
@@ -89,3 +91,15 @@ def test_a_value_that_is_not_finite_ends_a_run_loudly() -> None:
     assert not np.isfinite(record.train_loss)
     others = [k for k in range(8) if k != 3]
     assert torch.isfinite(simulation.engine.workers.parameters[others]).all()
+
+
+@pytest.mark.parametrize("wire", ["modulo:8", "modulo:3"])
+def test_quasi_global_momentum_does_not_run_away_over_a_wire(wire) -> None:
+    task, plan = digits(steps=11, batch_size=8), er8("greedy", 0.2)
+    optimizer = SGD(momentum=0.9, nesterov=True, weight_decay=5e-4)
+    apart = {}
+    for name in ("float32", wire):
+        how = settings(name, epochs=14, schedule=Constant(base=0.4), optimizer=optimizer)
+        how = replace(how, momentum="quasi-global", execution=Execution(), evaluate_every=14)
+        apart[name] = list(Simulation(task, plan, how))[-1].consensus_distance
+    assert apart[wire] < 20 * apart["float32"] + 0.1

@@ -72,6 +72,19 @@ def test_a_check_fails_at_both_ends_or_at_neither(bits, seed, jump) -> None:
     np.testing.assert_array_equal(scales[0].seen, scales[1].seen)
 
 
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+def test_two_values_that_wrap_in_opposite_directions_are_noticed(bits) -> None:
+    """A plain sum misses them at every scale: the workers would never meet there again."""
+    wire = Modulo(bits=bits)
+    lower = np.random.default_rng(1).normal(size=(1, 256))
+    scales = Scales(lower, wire), Scales(lower, wire)
+    step = scales[0].sent[0] * wire.reach / wire.half
+    apart = np.zeros((1, 256))
+    apart[0, [3, 200]] = 2 * wire.half * step, -2 * wire.half * step
+    modulo_difference(wire, lower, lower + unrotate(apart), scales)
+    assert scales[0].seen[0] > scales[0].held[0]  # left alone, and wider next time
+
+
 def test_equal_workers_are_left_alone() -> None:
     x = start()
     for name in ("modulo:8", "modulo:4", "modulo:3", "lowrank:2"):

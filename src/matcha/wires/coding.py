@@ -12,6 +12,7 @@ from matcha.wires import modulo
 from matcha.wires.packing import pack, unpack
 from matcha.wires.wire import Modulo
 
+_CHECK = 4  # bytes
 _CHUNK = 1 << 15  # values a pass on a CPU: eight operations over them stay in the cache
 
 
@@ -22,7 +23,7 @@ class Coded:
     residues: Tensor
     """Whole numbers modulo 2^b, a byte each; blocks are rows."""
     checks: Tensor
-    """Their sums modulo 2^16."""
+    """Their weighted sums modulo 2^32."""
 
 
 class Coder:
@@ -57,7 +58,7 @@ class Coder:
 
     def message_bytes(self, num_blocks: int) -> int:
         """The length of a message of so many blocks."""
-        return num_blocks * (self.block * self.wire.bits // 8 + 2)
+        return num_blocks * (self.block * self.wire.bits // 8 + _CHECK)
 
     def encode(
         self, values: Tensor, start: int, common: Tensor, message: Tensor, *, lower: bool
@@ -78,6 +79,7 @@ class Coder:
         residues = torch.empty(values.shape, dtype=torch.uint8, device=self.device)
         checks = torch.empty(number, dtype=torch.int32, device=self.device)
         body, tail = self._split(message, number)
+        weights = modulo.weights(self.block, torch.int32, self.device)
         for part in self._chunks(number):
             here = slice(start + part.start, start + part.stop)
             y = modulo.rotate(values[part])
@@ -85,11 +87,11 @@ class Coder:
             torch.maximum(self._finest[here], finest, out=self._finest[here])
             step = modulo.grid(common[here], wire)
             n = modulo.levels(y, step, 0.0 if lower else wire.shift).to(torch.int32)
-            checks[part] = n.sum(-1, dtype=torch.int32).bitwise_and_(modulo.CHECK - 1)
+            checks[part] = (n * weights).sum(-1, dtype=torch.int32)
             residues[part] = n.bitwise_and_(2 * wire.half - 1)
         # Laid over one another as a whole: long operations, few of them.
         body.copy_(pack(residues.flatten(), wire.bits))
-        tail.copy_(_as_int16(checks).view(torch.uint8))
+        tail.copy_(checks.view(torch.uint8))
         return Coded(residues=residues, checks=checks)
 
     def decode(
@@ -111,15 +113,15 @@ class Coder:
         """
         wire, number = self.wire, len(mine.checks)
         body, tail = self._split(arrived.to(self.device), number)
-        checks = tail.clone().view(torch.int16).to(torch.int32)
+        checks = tail.clone().view(torch.int32)
+        weights = modulo.weights(self.block, self.dtype, self.device)
         apart = checks - mine.checks if lower else mine.checks - checks
         arrived = unpack(body, wire.bits).view(number, self.block)
         for part in self._chunks(number):
             theirs, own = arrived[part], mine.residues[part]
             ends = theirs - own if lower else own - theirs
             k = ends.add_(wire.half).bitwise_and_(2 * wire.half - 1).to(self.dtype).sub_(wire.half)
-            sums = k.sum(-1).to(torch.int32)
-            ok = (apart[part] - sums).bitwise_and_(modulo.CHECK - 1) == 0
+            ok = apart[part] == k.mv(weights).to(torch.int32)
             k.add_(wire.shift).mul_(ok.unsqueeze(-1))
             here = slice(start + part.start, start + part.stop)
             seen = modulo.seen_scales(k, ok, common[here], wire)
@@ -133,14 +135,9 @@ class Coder:
 
     def _split(self, message: Tensor, number: int) -> tuple[Tensor, Tensor]:
         size = number * self.block * self.wire.bits // 8
-        return message[:size], message[size : size + 2 * number]
+        return message[:size], message[size : size + _CHECK * number]
 
     def _chunks(self, number: int) -> Iterator[slice]:
         each = number if self.device.type == "cuda" else max(1, _CHUNK // self.block)
         for start in range(0, number, each):
             yield slice(start, min(start + each, number))
-
-
-def _as_int16(checks: Tensor) -> Tensor:
-    """Numbers below 2^16 in two bytes each."""
-    return torch.where(checks < 1 << 15, checks, checks - (1 << 16)).to(torch.int16)

@@ -13,11 +13,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from matcha.wires.definition import FADE, FINEST, FIRST, LEAST, hadamard, signs
+from matcha.wires.definition import (
+    FADE,
+    FINEST,
+    FIRST,
+    LEAST,
+    check_weights,
+    hadamard,
+    signs,
+)
 from matcha.wires.wire import Modulo
-
-CHECK = 1 << 16
-"""What a block's sum is sent modulo."""
 
 
 @cache
@@ -59,6 +64,12 @@ def _sides(x: Tensor, factor: Tensor) -> Tensor:
     once = torch.mm(x.reshape(-1, side), factor)
     squares = once.view(-1, side, side)
     return torch.matmul(factor, squares).view(x.shape)
+
+
+@cache
+def weights(block: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """What each number of a block counts in its check."""
+    return torch.from_numpy(check_weights(block)).to(device, dtype)
 
 
 def first_scales(blocks: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ BLOCK = 256
 FACTOR_BLOCK = 64
 """The same for the factors of a low-rank message, which are short."""
 Shape: TypeAlias = Sequence[int]
-_OVERHEAD = 4  # bytes a block: its scale in bfloat16 and its check modulo 2**16
+_OVERHEAD = 6  # bytes a block: its scale in bfloat16 and its check modulo 2**32
 _TYPICAL: tuple[Shape, ...] = ((512, 2304), (512,), (512,))
 """A layer in the middle of a network, for whoever asks before there is a model."""
 
@@ -56,7 +56,7 @@ class Modulo:
     worker remembers another. docs/wires.md derives it; `definition` is what it does.
 
     >>> Modulo(bits=3).name, round(1 / Modulo(bits=3).share(), 1)
-    ('modulo:3', 10.2)
+    ('modulo:3', 10.0)
     """
 
     bits: int
