@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 from pathlib import Path
 
 from matcha.experiments.reproduction.campaign import plan_of
 from matcha.experiments.reproduction.trials import Trial
+from matcha.records import is_lost
 from matcha.simulation import SGD, Delays, Engine, Settings, Simulation
 from matcha.tasks.recipes import Choices, recipe
 
@@ -58,8 +58,8 @@ def main() -> None:
                     delays=Delays(compute_seconds=1.0),
                 )
                 *_, last = Simulation(task, plan, settings, engine=engine)
-                assert last.train_loss is not None
-                finite = math.isfinite(last.train_loss)
+                assert last.worker_loss is not None
+                finite = not is_lost(last.worker_loss)
                 rows.append(
                     {
                         "optimizer": name,

@@ -104,7 +104,7 @@ class Runner:
         started = time.perf_counter()
         record = next(epochs)  # evaluates too
         self.epoch_seconds = time.perf_counter() - started - self.evaluation_seconds
-        print(f"probe: loss {record.train_loss:.4f}", flush=True)
+        print(f"probe: workers' own loss {record.worker_loss:.4f}", flush=True)
         print(
             f"{self.epoch_seconds:.2f} s an epoch, {self.evaluation_seconds:.2f} s an evaluation",
             flush=True,

@@ -173,8 +173,8 @@ def headline() -> str:
     return HEADLINE.format(
         ceiling=1 + units * delays.seconds_per_unit / delays.compute_seconds,
         epochs=len(results.seeds(ER8, "vanilla")[0].records),
-        low=results.final(ER8, "matcha 0.02", "train_loss"),
-        vanilla=results.final(ER8, "vanilla", "train_loss"),
+        low=results.final(ER8, "matcha 0.02", results.loss),
+        vanilla=results.final(ER8, "vanilla", results.loss),
     )
 
 
@@ -182,14 +182,14 @@ def seeds_table() -> str:
     """Mean and spread over three seeds on CIFAR-100."""
     results = results_of("cifar100")
     lines = [
-        "| run | seeds | training loss | test accuracy |",
+        f"| run | seeds | {results.loss_name} | test accuracy |",
         "| --- | --- | --- | --- |",
     ]
     for label in results.labels(ER8):
         runs = results.seeds(ER8, label)
         if len(runs) < 3:
             continue
-        losses = [run.final("train_loss") or 0.0 for run in runs]
+        losses = [run.final(results.loss) or 0.0 for run in runs]
         points = [100 * (run.final("test_accuracy") or 0.0) for run in runs]
         loss = f"{statistics.mean(losses):.3f} ± {statistics.stdev(losses):.3f}"
         accuracy = f"{statistics.mean(points):.1f} ± {statistics.stdev(points):.1f} %"

@@ -132,13 +132,13 @@ def training() -> str:
                 trial.strategy,
                 f"{trial.budget:g}",
                 f"{results.final(ER8, trial.label, 'comm_units'):,.0f}",
-                f"{results.final(ER8, trial.label, 'train_loss'):.3f}",
+                f"{results.final(ER8, trial.label, results.loss):.3f}",
                 f"{100 * fmean(accuracies):.1f}{spread} %",
                 len(runs),
             ]
         )
     headings = [
-        "strategy", "budget", "matchings exchanged", "training loss", "test accuracy", "seeds",
+        "strategy", "budget", "matchings exchanged", results.loss_name, "test accuracy", "seeds",
     ]  # fmt: skip
     return table(headings, rows, "llrrrr")
 

@@ -12,7 +12,7 @@ import platform
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
@@ -22,7 +22,11 @@ from matcha.documents import number, spelled, write_atomically
 from matcha.errors import InputError
 from matcha.plans import load_plan
 
-SCHEMA = "matcha.run/1"
+SCHEMA = "matcha.run/2"
+OLD_SCHEMA = "matcha.run/1"
+"""Of 0.1, whose `train_loss` was the workers' own."""
+LOST = 1e8
+"""A loss from here on is divergence, even where arithmetic still has a number for it."""
 COMMAND_VARIABLE = "MATCHA_COMMAND"
 """Where a launcher leaves its own command line for the workers' records."""
 RunKind: TypeAlias = Literal["simulation", "training", "demo", "reproduction"]
@@ -41,8 +45,15 @@ class Record:
     epoch: float
     worker: int | None = None
     train_loss: float | None = None
+    """The average model's, on a fixed sample of all workers' training data: what decides."""
+    train_loss_error: float | None = None
+    """The standard error of that estimate."""
+    worker_loss: float | None = None
+    """Each worker's own model on its own batches, averaged over the epoch and the workers."""
     test_loss: float | None = None
     test_accuracy: float | None = None
+    test_accuracy_error: float | None = None
+    """Its standard error, were other examples drawn."""
     consensus_distance: float | None = None
     """(1/m) Σ ‖x_i − x̄‖²."""
     predicted_consensus: float | None = None
@@ -199,6 +210,15 @@ class RunWriter:
         self.close()
 
 
+def is_lost(loss: float) -> bool:
+    """Whether a loss says that training has diverged: no number, or beyond all reason.
+
+    >>> is_lost(float("nan")), is_lost(1e30), is_lost(2.3)
+    (True, True, False)
+    """
+    return not loss < LOST
+
+
 def holds_run(directory: str | Path) -> bool:
     """Whether a run was started in a directory."""
     return (Path(directory) / "run.json").exists()
@@ -247,7 +267,7 @@ def read_header(directory: str | Path) -> RunHeader:
         document = json.loads((path / "run.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         raise InputError(f"{str(path)!r} does not hold a run (no readable run.json).") from None
-    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
+    if not isinstance(document, dict) or document.get("schema") not in (SCHEMA, OLD_SCHEMA):
         raise InputError(f"{str(path)!r} holds a run of another version than {SCHEMA!r}.")
     try:
         return _build(RunHeader, document)
@@ -264,17 +284,27 @@ def read_run(directory: str | Path) -> Run:
     path = Path(directory)
     header = read_header(path)
     plan_file = path / "plan.json"
+
+    def records(file: Path) -> tuple[Record, ...]:
+        found = _read_lines(file, Record)
+        return found if header.schema == SCHEMA else tuple(map(modernized, found))
+
     return Run(
         header=header,
         plan=load_plan(plan_file) if plan_file.exists() else None,
-        records=_read_lines(path / "records.jsonl", Record),
+        records=records(path / "records.jsonl"),
         worker_records={
-            int(file.stem.removeprefix("worker-")): _read_lines(file, Record)
+            int(file.stem.removeprefix("worker-")): records(file)
             for file in sorted(path.glob("worker-*.jsonl"))
         },
         spans=_read_lines(path / "spans.jsonl", Span),
         path=path,
     )
+
+
+def modernized(record: Record) -> Record:
+    """A record of 0.1, which called the workers' own loss the training loss."""
+    return replace(record, train_loss=None, worker_loss=record.train_loss)
 
 
 def follow(directory: str | Path) -> Iterator[list[Record]]:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from matcha.distributed import run_threads
-from matcha.distributed.collectives import barrier, broadcast, gather, mean_
+from matcha.distributed.collectives import barrier, broadcast, gather, mean_, ring_mean_
 
 
 @pytest.mark.parametrize("num_workers", [1, 2, 3, 5, 8, 13])
@@ -24,3 +24,20 @@ def test_collectives_for_any_number_of_workers(num_workers: int) -> None:
         assert torch.allclose(values, torch.arange(3.0) * (num_workers - 1) / 2)
         assert count.item() == 0
         assert gathered == [b"x" * rank for rank in range(num_workers)]
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 3, 8])
+@pytest.mark.parametrize("size", [1, 5, 64])
+def test_a_ring_gives_every_worker_the_same_mean(num_workers: int, size: int) -> None:
+    def work(transport):
+        values = torch.arange(float(size)) + transport.rank
+        sent = ring_mean_(transport, [values], 10)
+        return values, sent
+
+    found = run_threads(num_workers, work)
+    expected = torch.arange(float(size)) + (num_workers - 1) / 2
+    for values, _ in found:
+        assert torch.allclose(values, expected)
+        assert torch.equal(values, found[0][0])
+    total = sum(sent for _, sent in found)
+    assert total == 2 * (num_workers - 1) * size * 4

@@ -88,7 +88,7 @@ def test_a_value_that_is_not_finite_ends_a_run_loudly() -> None:
     simulation.engine.workers.parameters[3, 5] = float("nan")
     (record,) = list(simulation)
     assert simulation.diverged
-    assert not np.isfinite(record.train_loss)
+    assert not np.isfinite(record.worker_loss)
     others = [k for k in range(8) if k != 3]
     assert torch.isfinite(simulation.engine.workers.parameters[others]).all()
 

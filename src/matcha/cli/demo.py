@@ -26,7 +26,7 @@ from matcha.cli.options import (
 )
 from matcha.cli.output import console, free_directory, patient_progress, print_json
 from matcha.errors import InputError
-from matcha.records import Record
+from matcha.records import Record, is_lost
 
 _narrator = Console(stderr=True)
 
@@ -116,6 +116,7 @@ class _Bars:
     def __init__(self, demo: Demo) -> None:
         self._demo = demo
         self._first: dict[str, float] = {}
+        self._before: dict[str, float] = {}
         self._progress = Progress(
             TextColumn("{task.description:<9}"),
             BarColumn(bar_width=30),
@@ -129,13 +130,15 @@ class _Bars:
 
     def show(self, strategy: str, record: Record) -> None:
         loss, target = record.train_loss, self._demo.target_loss
-        if loss is None or not math.isfinite(loss):
+        if loss is None or is_lost(loss):
             self._progress.update(self._tasks[strategy], words="diverged")
             return
         first = self._first.setdefault(strategy, max(loss, 2 * target))
         way = math.log(first / max(loss, target)) / math.log(first / target)
         words = f"epoch {record.epoch:.0f}  loss {loss:.3f}  {record.time:.1f} s"
-        if loss <= target:
+        held = self._before.get(strategy, math.inf) <= target and loss <= target
+        self._before[strategy] = loss
+        if held:
             words += "  [green]reached[/]"
         elif record.epoch >= self._demo.epochs:
             words += "  [yellow]not reached[/]"

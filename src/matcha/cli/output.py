@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from matcha.errors import InputError
+from matcha.records import Record
 
 console = Console()
 _PATIENCE_SECONDS = 1.0
@@ -57,6 +58,13 @@ def free_directory(root: Path, stem: str) -> Path:
         if not path.exists():
             return path
     raise InputError(f"{str(root)!r} is full of {stem}: clear it or choose --output.")
+
+
+def loss_in_words(record: Record) -> str:
+    """The loss that decides, where it was just evaluated, or else the workers' own."""
+    if record.train_loss is not None:
+        return f"loss {record.train_loss:.4f}"
+    return "loss lost" if record.worker_loss is None else f"own loss {record.worker_loss:.4f}"
 
 
 def this_command(*more: str) -> list[str]:

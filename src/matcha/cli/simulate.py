@@ -33,7 +33,13 @@ from matcha.cli.options import (
     numbers,
     words,
 )
-from matcha.cli.output import console, make_folder, patient_progress, print_json
+from matcha.cli.output import (
+    console,
+    loss_in_words,
+    make_folder,
+    patient_progress,
+    print_json,
+)
 from matcha.errors import InputError, is_installed
 from matcha.plans import PlanLike, load_plan
 from matcha.strategies import plan as make_plan
@@ -216,14 +222,14 @@ def _run(jobs: Sequence[Any], resume: bool) -> None:
         console=terminal,
         disable=not sys.stderr.isatty(),
     )
-    runner = Runner()
+    runner = Runner(jobs if resume else ())
     try:
         with progress:
             for job in jobs:
                 row = progress.add_task(job.label, total=job.settings.epochs, state="")
                 for record in runner.run(job, resume=resume):
                     state = (
-                        f"loss {record.train_loss:.4f}, consensus {record.consensus_distance:.2g}, "
+                        f"{loss_in_words(record)}, consensus {record.consensus_distance:.2g}, "
                         f"clock {record.time:,.1f} s"
                     )
                     progress.update(row, completed=record.epoch, state=state)

@@ -31,7 +31,13 @@ from matcha.cli.options import (
     Strategy,
     TopologyOption,
 )
-from matcha.cli.output import console, free_directory, patient_progress, this_command
+from matcha.cli.output import (
+    console,
+    free_directory,
+    loss_in_words,
+    patient_progress,
+    this_command,
+)
 from matcha.errors import InputError
 from matcha.plans import PlanLike, load_plan
 from matcha.records import COMMAND_VARIABLE, Record
@@ -311,7 +317,7 @@ def _work(
 
 def _progress(total: int) -> Callable[[Record], None]:
     def show(record: Record) -> None:
-        parts = [f"epoch {record.epoch:g}/{total}", f"loss {record.train_loss:.4f}"]
+        parts = [f"epoch {record.epoch:g}/{total}", loss_in_words(record)]
         if record.test_accuracy is not None:
             parts.append(f"test accuracy {record.test_accuracy:.1%}")
         if record.consensus_distance is not None:

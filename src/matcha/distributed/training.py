@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -25,13 +24,13 @@ from matcha.distributed.transports.transport import Transport
 from matcha.documents import fingerprint
 from matcha.errors import InputError
 from matcha.plans import PlanLike
-from matcha.records import Entry, Record, Span
+from matcha.records import Entry, Record, Span, is_lost
 from matcha.tasks.delays import Delays
-from matcha.tasks.evaluation import evaluate, finish_average
+from matcha.tasks.evaluation import Score, finish_average, sample_losses, score
 from matcha.tasks.execution import Execution
 from matcha.tasks.identity import identity
 from matcha.tasks.settings import Settings
-from matcha.tasks.task import Evaluation, Task
+from matcha.tasks.task import Task
 
 __all__ = ["Training"]
 
@@ -89,7 +88,8 @@ class Training:
         self.rank = self.gossip.rank
         self.epoch = 0
         """Finished epochs."""
-        self._train_loss: float | None = None
+        self._worker_loss: float | None = None
+        self._train_losses: list[float] = []
         self._losses: list[float] = []
         self._units = self._seconds = 0.0
         self.came_late = self.gossip.carry(self._progress, self._resume)
@@ -105,7 +105,7 @@ class Training:
     @property
     def is_over(self) -> bool:
         """Whether there is nothing left to train."""
-        return self.settings.is_over(self.epoch, self._train_loss)
+        return self.settings.is_over(self.epoch, self._worker_loss, self._train_losses)
 
     def __iter__(self) -> Iterator[Entry]:
         while not self.is_over:
@@ -185,7 +185,7 @@ class Training:
             iteration=self.iteration,
             epoch=float(self.epoch),
             worker=self.rank,
-            train_loss=loss,
+            worker_loss=loss,
             learning_rate=rate,
             comm_units=self._units,
             time=self._seconds,
@@ -195,23 +195,23 @@ class Training:
 
     def _overall(self, mine: Record) -> Record:
         """The record over all workers, the same bits on each."""
-        trained = mine.train_loss is not None  # not if it came back at the epoch's very end
+        trained = mine.worker_loss is not None  # not if it came back at the epoch's very end
         table = self._shared(
-            [mine.train_loss or 0.0, mine.time, mine.compute_seconds, mine.comm_seconds, trained]
+            [mine.worker_loss or 0.0, mine.time, mine.compute_seconds, mine.comm_seconds, trained]
         )
         who = table[:, 4] > 0
         loss, _, compute, comm, _ = (float(c) for c in table[who if who.any() else ...].mean(0))
-        self._train_loss = loss
-        finite = math.isfinite(loss)
-        score = self._evaluate() if finite and self.settings.is_due(self.epoch) else None
-        if score is not None:
-            self._losses.append(score.loss)
+        self._worker_loss = loss
+        finite = not is_lost(loss)
+        found = self._evaluate() if finite and self.settings.is_due(self.epoch) else None
+        if found is not None:
+            self._train_losses.append(found.train_loss)
+            self._losses.append(found.test.loss)
         return replace(
             mine,
             worker=None,
-            train_loss=loss,
-            test_loss=score.loss if score else None,
-            test_accuracy=score.accuracy if score else None,
+            worker_loss=loss,
+            **(found.fields() if found else {}),
             consensus_distance=self.gossip.consensus_distance() if finite else None,
             time=float(table[:, 1].max()),  # the run is as far as its slowest worker
             compute_seconds=compute,
@@ -219,16 +219,20 @@ class Training:
             members=len(table),
         )
 
-    def _evaluate(self) -> Evaluation:
-        """The average model on held-out data, as worker 0 finds it.
+    def _evaluate(self) -> Score:
+        """The average model on training data, each worker on its share, and on held-out data.
 
-        All evaluate, as waiting for one would take as long; but their processors may round
-        differently, and learning rates that follow the loss must not part.
+        All evaluate the latter, as waiting for one would take as long; but their processors may
+        round differently, and learning rates that follow the loss must not part: what worker 0
+        finds counts.
         """
         model = finish_average(self.gossip.averaged_model(), self.task, self.settings)
-        found = evaluate(model, self.task, self.settings)
-        answers = self._gather([found.loss, found.accuracy])
-        return Evaluation(loss=answers[0][0], accuracy=answers[0][1])
+        own = sample_losses(model, self.task, self.settings, workers=[self.rank])
+        batches = [loss for losses in self._gather(own) for loss in losses]
+        found = score(model, self.task, self.settings, batches)
+        answer = self._gather([found.train_loss, found.test.loss, found.test.accuracy])[0]
+        test = replace(found.test, loss=answer[1], accuracy=answer[2])
+        return replace(found, train_loss=answer[0], test=test)
 
     def _shared(self, values: list[float | None]) -> npt.NDArray[np.float64]:
         return np.array(self._gather(values), dtype=np.float64)
@@ -281,14 +285,16 @@ class Training:
     def _progress(self) -> dict[str, Any]:
         return {
             "epoch": self.epoch,
-            "train_loss": self._train_loss,
+            "worker_loss": self._worker_loss,
+            "train_losses": self._train_losses,
             "losses": self._losses,
             "units": self._units,
             "seconds": self._seconds,
         }
 
     def _resume(self, progress: dict[str, Any]) -> None:
-        self.epoch, self._train_loss = progress["epoch"], progress["train_loss"]
+        self.epoch, self._worker_loss = progress["epoch"], progress["worker_loss"]
+        self._train_losses = list(progress["train_losses"])
         self._losses = list(progress["losses"])
         self._units, self._seconds = progress["units"], progress["seconds"]
 

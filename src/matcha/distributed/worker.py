@@ -19,7 +19,14 @@ from matcha.tasks.jobs import Job, carry_out, check_free
 __all__ = ["Network", "run_worker"]
 
 CHECKPOINTS = "checkpoints"
-_SHOWN = ("train_loss", "test_loss", "test_accuracy", "consensus_distance", "comm_units")
+_SHOWN = (
+    "train_loss",
+    "worker_loss",
+    "test_loss",
+    "test_accuracy",
+    "consensus_distance",
+    "comm_units",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from matcha.errors import InputError
 from matcha.plans import PlanLike
 from matcha.records import Run, find_runs, read_run
 from matcha.report import words
+from matcha.report.groups import label_runs
 from matcha.report.payload import SLOTS, Progress, build_payload
 from matcha.report.tables import details, results_table
 
@@ -98,11 +99,11 @@ def render(payload: Mapping[str, Any], runs: Sequence[Run]) -> str:
     has = _sections(payload)
     holes = {
         "title": html.escape(payload["title"]),
-        "headline": html.escape(words.headline(payload)),
+        "headline": html.escape(payload["verdict"]),
         "facts": _facts(payload, runs),
         "results": results_table(payload) if runs else "",
         "hidden_results": "" if runs else "hidden",
-        "again": details(runs, [row["label"] for row in payload["summaries"]]) if runs else "",
+        "again": details(runs, label_runs(runs)) if runs else "",
         "hidden_curves": "" if has["curves"] else "hidden",
         "hidden_explorer": "" if payload["networks"] else "hidden",
         "hidden_consensus": "" if has["consensus_distance"] else "hidden",

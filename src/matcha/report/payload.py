@@ -11,8 +11,10 @@ from matcha.plans import PlanLike
 from matcha.records import Run
 from matcha.report import words
 from matcha.report.explorer import network
-from matcha.report.series import curves, short
-from matcha.report.summary import Comparison, compare, reached
+from matcha.report.groups import Group
+from matcha.report.rows import Summary
+from matcha.report.series import mean_curves, short
+from matcha.report.summary import Comparison, compare
 from matcha.report.timeline import timeline, worker_loads
 from matcha.strategies import STRATEGIES, has_budget
 from matcha.topology import Topology
@@ -48,7 +50,8 @@ def build_payload(
     topologies = _distinct(plan.topology for plan in every)
     networks = []
     winner = comparison.winner
-    first = [] if winner is None or runs[winner].plan is None else runs[winner].plan.levels
+    opened = None if winner is None else comparison.groups[winner].plan
+    first = [] if opened is None else opened.levels
     for number, topology in enumerate(topologies):
         networks.append(
             network(
@@ -59,7 +62,7 @@ def build_payload(
                 progress=_share(progress, number, len(topologies)),
             )
         )
-    styles = _styles([run.header.strategy for run in runs])
+    styles = _styles([row.strategy for row in comparison.rows])
     shown = [
         {
             "label": row.label,
@@ -68,14 +71,15 @@ def build_payload(
             "budget": row.budget,
             "clock": row.clock,
             "unit": row.unit,
+            "seeds": row.seeds,
             "diverged": row.diverged_at is not None,
-            "network": None if run.plan is None else topologies.index(_same(run, topologies)),
-            "curves": curves(run.records),
-            "hit": _hit(run, comparison),
-            "timeline": timeline(run),
-            "loads": worker_loads(run),
+            "network": None if group.plan is None else _place(group, topologies),
+            "curves": mean_curves(group.runs),
+            "hit": _hit(row, comparison),
+            "timeline": timeline(group.runs[0]),
+            "loads": worker_loads(group.runs[0]),
         }
-        for run, row, style in zip(runs, comparison.rows, styles, strict=True)
+        for group, row, style in zip(comparison.groups, comparison.rows, styles, strict=True)
     ]
     return {
         "title": title or words.title(runs, plans),
@@ -84,6 +88,7 @@ def build_payload(
         "target": short(comparison.target),
         "target_given": comparison.given,
         "winner": winner,
+        "verdict": comparison.verdict.sentence,
         "summaries": [_rounded(asdict(row)) for row in comparison.rows],
         "strategies": [
             {"name": name, "has_budget": has_budget(name), "about": STRATEGIES[name].about}
@@ -94,13 +99,15 @@ def build_payload(
     }
 
 
-def _hit(run: Run, comparison: Comparison) -> dict[str, Any] | None:
-    """Where the run reached the target, to mark on its curves."""
-    record = reached(run, comparison.objective, comparison.target)
-    if record is None or comparison.objective is None:
+def _hit(row: Summary, comparison: Comparison) -> dict[str, Any] | None:
+    """Where the target was reached, to mark on the curves."""
+    if row.time_to_target is None:
         return None
-    y = getattr(record, comparison.objective)
-    return {"epoch": short(record.epoch), "time": short(record.time), "y": short(y)}
+    return {
+        "epoch": short(row.epochs_to_target),
+        "time": short(row.time_to_target),
+        "y": short(comparison.target),
+    }
 
 
 def _styles(strategies: Sequence[str]) -> list[int]:
@@ -129,8 +136,8 @@ def _alike(a: Topology, b: Topology) -> bool:
     return (a.num_workers, a.links, a.link_times) == (b.num_workers, b.links, b.link_times)
 
 
-def _same(run: Run, topologies: Sequence[Topology]) -> Topology:
-    return next(t for t in topologies if _alike(run.plan.topology, t))
+def _place(group: Group, topologies: Sequence[Topology]) -> int:
+    return next(i for i, t in enumerate(topologies) if _alike(group.plan.topology, t))
 
 
 def _share(progress: Progress | None, number: int, count: int) -> Progress | None:
@@ -139,5 +146,8 @@ def _share(progress: Progress | None, number: int, count: int) -> Progress | Non
     return lambda done, total: progress(number * total + done, count * total)
 
 
-def _rounded(row: dict[str, Any]) -> dict[str, Any]:
-    return {k: short(v) if isinstance(v, float) else v for k, v in row.items()}
+def _rounded(value: Any) -> Any:
+    """Numbers as a page needs them, at any depth."""
+    if isinstance(value, dict):
+        return {key: _rounded(inner) for key, inner in value.items()}
+    return short(value) if isinstance(value, float) else value

@@ -9,8 +9,10 @@ from typing import Any
 from matcha.plans import Plan
 from matcha.records import Run
 from matcha.report.figures import PALETTE, draw_topology, save_figure
+from matcha.report.groups import label_runs
 from matcha.report.series import curves
-from matcha.report.summary import compare, diverged_at, label_runs
+from matcha.report.summary import compare
+from matcha.report.targets import diverged_at
 from matcha.report.timeline import KINDS, timeline, worker_loads
 from matcha.strategies import STRATEGIES
 

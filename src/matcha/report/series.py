@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from matcha.records import Record
+from matcha.records import Record, Run
 
 METRICS = (
     "train_loss",
+    "worker_loss",
     "test_loss",
     "test_accuracy",
     "consensus_distance",
@@ -64,6 +65,42 @@ def curves(records: Sequence[Record], limit: int = 400) -> dict[str, dict[str, l
         }
         found[metric] = {**columns, "y": [short(y[i]) for i in kept]}
     return found
+
+
+def mean_curves(runs: Sequence[Run], limit: int = 400) -> dict[str, dict[str, list[Any]]]:
+    """The curves of runs that differ in their seed: means, with `low` and `high` a deviation off.
+
+    Only iterations that every run recorded are kept; one run has its curves as they are.
+    """
+    if len(runs) == 1:
+        return curves(runs[0].records, limit)
+    found = {}
+    for metric in METRICS:
+        each = [{r.iteration: r for r in run.records if _finite(r, metric)} for run in runs]
+        shared = sorted(set.intersection(*(set(records) for records in each)))
+        if not shared:
+            continue
+        y = np.array([[getattr(rs[k], metric) for rs in each] for k in shared], dtype=float)
+        mean, spread = y.mean(axis=1), y.std(axis=1, ddof=1)
+        kept = thin(shared, mean, limit)
+        columns: dict[str, list[Any]] = {
+            axis: [
+                short(float(np.mean([getattr(rs[shared[i]], axis) for rs in each]))) for i in kept
+            ]
+            for axis in AXES
+        }
+        # On logarithmic scales a band must not reach zero.
+        low = np.maximum(mean - spread, mean / 10)
+        bands = {"y": mean, "low": low, "high": mean + spread}
+        found[metric] = columns | {
+            name: [short(float(line[i])) for i in kept] for name, line in bands.items()
+        }
+    return found
+
+
+def _finite(record: Record, metric: str) -> bool:
+    value = getattr(record, metric)
+    return value is not None and math.isfinite(value)
 
 
 def short(value: float | None, digits: int = 5) -> float | int | None:

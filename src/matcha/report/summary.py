@@ -1,51 +1,23 @@
-"""Summaries: a run in one row, and runs compared at an equal target."""
+"""Summaries: runs become rows, and rows are compared at an equal target."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from matcha.records import Record, Run
-from matcha.strategies import with_budget
-
-OBJECTIVES = ("train_loss", "test_loss")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
-    """What one run came to, and what it took to reach the target."""
-
-    label: str
-    strategy: str
-    budget: float
-    clock: str
-    unit: str
-    """The unit of `comm_units`."""
-    iterations: int
-    epochs: float
-    time: float
-    """Seconds on the run's clock, start to end."""
-    train_loss: float | None
-    test_loss: float | None
-    test_accuracy: float | None
-    consensus_distance: float | None
-    comm_units: float
-    comm_seconds: float | None
-    """The mean worker's seconds of communication, to the target where it was reached."""
-    time_to_target: float | None
-    """None: the run never reached it."""
-    epochs_to_target: float | None
-    diverged_at: int | None
-    """The iteration at which the objective stopped being a number."""
-    speedup: float | None = None
-    """Vanilla's time to target over this run's; vanilla itself has 1."""
+from matcha.report.groups import Group, group_runs, label_groups
+from matcha.report.rows import Summary
+from matcha.report.targets import OBJECTIVES, common_target, diverged_at, reached, values
+from matcha.report.verdict import Verdict, is_control, judge
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Runs side by side at an equal target."""
+    """Choices side by side at an equal target."""
 
     objective: str | None
     """Which loss the target is of; None where no run recorded one."""
@@ -53,74 +25,47 @@ class Comparison:
     given: bool
     """Whether the target was asked for, rather than the lowest loss that every run reached."""
     rows: tuple[Summary, ...]
-    winner: int | None = None
-    """The row that reached the target first; None where no row may be called that."""
+    groups: tuple[Group, ...]
+    """The runs of each row."""
+    verdict: Verdict
+
+    @property
+    def winner(self) -> int | None:
+        """The row that may be called first; None where none may."""
+        return self.verdict.winner
 
 
 def compare(runs: Sequence[Run], target: float | None = None) -> Comparison:
     """Summarise runs at an equal target loss.
 
     Args:
-        runs: The runs.
+        runs: The runs; those that differ only in their seed become one row.
         target: The loss to reach. By default what the runs' own configuration calls
-            `target_loss`, or else the lowest loss that every run reached (but those that diverged).
+            `target_loss`, or else the lowest loss that every run held in two evaluations (but
+            those that diverged, and controls such as `silent`).
     """
-    known = [o for o in OBJECTIVES if runs and all(_values(run, o) for run in runs)]
+    known = [o for o in OBJECTIVES if runs and all(values(run, o) for run in runs)]
     objective = known[0] if known else None
     asked = {run.header.setting("target_loss") for run in runs}
     if target is None and len(asked) == 1:
         target = next(iter(asked))
     given = target is not None
     if target is None and objective is not None:
-        sound = [run for run in runs if diverged_at(run, objective) is None] or runs
-        lowest = [min(v for _, v in _values(run, objective)) for run in sound]
-        target = max(lowest, default=None)
-    labels = label_runs(runs)
+        target = common_target(_setting_the_target(runs, objective), objective)
+    groups = group_runs(runs)
     rows = [
-        _summarise(run, label, objective, target) for run, label in zip(runs, labels, strict=True)
+        _summarise(group, label, objective, target)
+        for group, label in zip(groups, label_groups(groups), strict=True)
     ]
-    timed = [number for number, row in enumerate(rows) if row.time_to_target is not None]
+    rows = _with_speedups(rows)
     return Comparison(
         objective=objective,
         target=target,
         given=given,
-        rows=tuple(_with_speedups(rows)),
-        winner=min(timed, key=lambda n: rows[n].time_to_target or 0.0, default=None),
+        rows=tuple(rows),
+        groups=tuple(groups),
+        verdict=judge(rows, objective, target),
     )
-
-
-def label_runs(runs: Sequence[Run]) -> list[str]:
-    """A short, distinct name for each run: its strategy, and only what sets it apart."""
-    headers = [run.header for run in runs]
-    labels = [h.strategy for h in headers]
-    if len(set(labels)) < len(labels):
-        labels = [with_budget(h.strategy, h.budget) for h in headers]
-    if len(set(labels)) < len(labels):
-        # A name that only adds to the label says best what is different.
-        labels = [
-            h.name if h.name.startswith(f"{label}, ") else label
-            for h, label in zip(headers, labels, strict=True)
-        ]
-    for extras in ([f"seed {h.seed}" for h in headers], [h.name for h in headers]):
-        ways: dict[str, set[str]] = {}
-        for label, extra in zip(labels, extras, strict=True):
-            ways.setdefault(label, set()).add(extra)
-        labels = [
-            f"{label}, {extra}" if len(ways[label]) > 1 else label
-            for label, extra in zip(labels, extras, strict=True)
-        ]
-    counts: Counter[str] = Counter()
-    for i, label in enumerate(labels):
-        counts[label] += 1
-        labels[i] = label if counts[label] == 1 else f"{label} ({counts[label]})"
-    return labels
-
-
-def reached(run: Run, objective: str | None, target: float | None) -> Record | None:
-    """The run's first record at or below the target."""
-    if objective is None or target is None:
-        return None
-    return next((r for r, value in _values(run, objective) if value <= target), None)
 
 
 def worker_comm_seconds(run: Run, until: float = math.inf) -> dict[int, float]:
@@ -139,13 +84,62 @@ def worker_comm_seconds(run: Run, until: float = math.inf) -> dict[int, float]:
     return spans
 
 
-def _summarise(run: Run, label: str, objective: str | None, target: float | None) -> Summary:
+def _setting_the_target(runs: Sequence[Run], objective: str) -> Sequence[Run]:
+    """The runs that a common target is made for: a control must not make it easy."""
+    sound = [run for run in runs if diverged_at(run, objective) is None] or runs
+    return [run for run in sound if not is_control(run.header.strategy)] or sound
+
+
+def _summarise(group: Group, label: str, objective: str | None, target: float | None) -> Summary:
+    each = [_one(run, label, objective, target) for run in group.runs]
+    if len(each) == 1:
+        return each[0]
+    first = each[0]
+    means: dict[str, Any] = {}
+    deviations = {}
+    for name in _AVERAGED:
+        found = [getattr(row, name) for row in each]
+        known = [value for value in found if value is not None]
+        # A time to target is the choice's only if all of its runs reached it.
+        means[name] = statistics.fmean(known) if len(known) == len(each) else None
+        if means[name] is not None and all(map(math.isfinite, known)):
+            deviations[name] = statistics.stdev(known)
+    errors = [row.accuracy_error or 0.0 for row in each]
+    sampling = math.sqrt(sum(error**2 for error in errors)) / len(each)
+    spread = deviations.get("test_accuracy", 0.0) / math.sqrt(len(each))
+    return replace(
+        first,
+        **means,
+        seeds=len(each),
+        accuracy_error=math.hypot(sampling, spread),
+        diverged_at=next((row.diverged_at for row in each if row.diverged_at is not None), None),
+        deviations=deviations,
+    )
+
+
+_AVERAGED = (
+    "epochs",
+    "time",
+    "train_loss",
+    "train_loss_error",
+    "worker_loss",
+    "test_loss",
+    "test_accuracy",
+    "consensus_distance",
+    "comm_units",
+    "comm_seconds",
+    "time_to_target",
+    "epochs_to_target",
+)
+
+
+def _one(run: Run, label: str, objective: str | None, target: float | None) -> Summary:
     hit = reached(run, objective, target)
     last = run.records[-1] if run.records else Record(iteration=0, epoch=0.0)
-    seconds = worker_comm_seconds(run, hit.time if hit else math.inf)
+    until = hit.time if hit else math.inf
+    seconds = worker_comm_seconds(run, until)
     mean = sum(seconds.values()) / len(seconds) if seconds else None
     if mean is None and any(r.comm_seconds is not None for r in run.records):
-        until = hit.time if hit else math.inf
         mean = sum(r.comm_seconds or 0.0 for r in run.records if r.time <= until)
     return Summary(
         label=label,
@@ -153,14 +147,18 @@ def _summarise(run: Run, label: str, objective: str | None, target: float | None
         budget=run.header.budget,
         clock=run.header.clock,
         unit="units" if run.plan is None else run.plan.timing.unit,
+        seeds=1,
         iterations=last.iteration,
         epochs=last.epoch,
         time=last.time,
-        train_loss=_last(run, "train_loss"),
-        test_loss=_last(run, "test_loss"),
-        test_accuracy=_last(run, "test_accuracy"),
-        consensus_distance=_last(run, "consensus_distance"),
-        comm_units=(hit or last).comm_units,
+        train_loss=_last(run.records, "train_loss"),
+        train_loss_error=_last(run.records, "train_loss_error"),
+        worker_loss=_last(run.records, "worker_loss"),
+        test_loss=_last(run.records, "test_loss"),
+        test_accuracy=_last(run.records, "test_accuracy"),
+        accuracy_error=_last(run.records, "test_accuracy_error"),
+        consensus_distance=_last(run.records, "consensus_distance"),
+        comm_units=hit.comm_units if hit else last.comm_units,
         comm_seconds=mean,
         time_to_target=None if hit is None else hit.time,
         epochs_to_target=None if hit is None else hit.epoch,
@@ -168,32 +166,21 @@ def _summarise(run: Run, label: str, objective: str | None, target: float | None
     )
 
 
-def diverged_at(run: Run, objective: str | None) -> int | None:
-    """The first iteration recorded with a value that is no number."""
-    if objective is None:
-        return None
-    values = ((r.iteration, getattr(r, objective)) for r in run.records)
-    return next((k for k, value in values if value is not None and not math.isfinite(value)), None)
+def _with_speedups(rows: Sequence[Summary]) -> list[Summary]:
+    def times_sooner(row: Summary, reference: str) -> float | None:
+        base = next((r.time_to_target for r in rows if r.strategy == reference), None)
+        return base / row.time_to_target if base is not None and row.time_to_target else None
 
-
-def _with_speedups(rows: list[Summary]) -> list[Summary]:
-    from dataclasses import replace
-
-    base = next((r.time_to_target for r in rows if r.strategy == "vanilla"), None)
-    if base is None:
-        return rows
-    return [replace(r, speedup=base / r.time_to_target) if r.time_to_target else r for r in rows]
-
-
-def _values(run: Run, metric: str) -> list[tuple[Record, float]]:
     return [
-        (r, value)
-        for r in run.records
-        if (value := getattr(r, metric)) is not None and math.isfinite(value)
+        replace(
+            row,
+            speedup=times_sooner(row, "vanilla"),
+            speedup_over_allreduce=times_sooner(row, "allreduce"),
+        )
+        for row in rows
     ]
 
 
-def _last(run: Run, metric: str) -> float | None:
-    return next(
-        (value for r in reversed(run.records) if (value := getattr(r, metric)) is not None), None
-    )
+def _last(records: Iterable[Record], metric: str) -> float | None:
+    found = [value for r in records if (value := getattr(r, metric)) is not None]
+    return found[-1] if found else None

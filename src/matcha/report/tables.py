@@ -29,16 +29,26 @@ def columns(summaries: Sequence[Mapping[str, Any]]) -> list[Column]:
     every = [
         Column(key="budget", heading="budget", show=words.number),
         Column(key="time_to_target", heading="time to target", show=words.seconds, best=min),
-        Column(key="speedup", heading="speed-up", show=_times, best=max),
+        Column(key="speedup", heading="sooner than vanilla", show=_times, best=max),
+        Column(
+            key="speedup_over_allreduce", heading="sooner than allreduce", show=_times, best=max
+        ),
         Column(key="comm_seconds", heading="communication", show=words.seconds, best=min),
         Column(key="comm_units", heading=f"communication, {unit}", show=words.number, best=min),
         Column(key="epochs_to_target", heading="epochs to target", show=words.number, best=min),
         Column(key="train_loss", heading="training loss", show=words.number),
+        Column(key="worker_loss", heading="workers' own loss", show=words.number),
         Column(key="test_accuracy", heading="test accuracy", show=words.percent, best=max),
         Column(key="consensus_distance", heading="consensus distance", show=words.number, best=min),
         Column(key="time", heading="run time", show=words.seconds),
     ]
     return [c for c in every if any(row[c.key] is not None for row in summaries)]
+
+
+def cell(column: Column, row: Mapping[str, Any]) -> str:
+    """A value for people, with its deviation over the seeds where there are several."""
+    text, spread = column.show(row[column.key]), row["deviations"].get(column.key)
+    return text if spread is None else f"{text} ± {column.show(spread)}"
 
 
 def results_table(payload: Mapping[str, Any]) -> str:
@@ -131,7 +141,7 @@ def _plain(value: Any) -> str | int:
 
 def _cell(column: Column, row: Mapping[str, Any], best: Any) -> str:
     value = row[column.key]
-    text = html.escape(column.show(value))
+    text = html.escape(cell(column, row))
     if value is not None and value == best:
         text = f'<strong>{text}<span class="sr"> (best)</span></strong>'
     return f"<td>{text}</td>" if value is None else f'<td data-value="{value}">{text}</td>'

@@ -14,12 +14,14 @@ from rich.table import Table
 from rich.text import Text
 
 from matcha.errors import InputError
-from matcha.records import Record, Run, find_runs, read_run
+from matcha.records import Record, Run, find_runs, is_lost, read_run
 from matcha.report import words
+from matcha.report.targets import reached
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _METRICS = (
     ("train_loss", "training loss", True),
+    ("worker_loss", "workers' own loss", True),
     ("test_loss", "test loss", True),
     ("test_accuracy", "test accuracy", False),
     ("consensus_distance", "consensus distance", True),
@@ -87,11 +89,11 @@ def is_finished(run: Run) -> bool:
     if not run.records:
         return False
     last = run.records[-1]
-    loss = last.train_loss
-    if loss is not None and not math.isfinite(loss):
+    losses = (last.train_loss, last.worker_loss)
+    if any(loss is not None and is_lost(loss) for loss in losses):
         return True
     target = run.header.setting("target_loss")
-    if isinstance(target, (int, float)) and loss is not None and loss <= target:
+    if isinstance(target, (int, float)) and reached(run, "train_loss", target) is not None:
         return True
     epochs = _epochs(run)
     return epochs is not None and last.epoch >= epochs
@@ -163,7 +165,7 @@ def _metrics(records: Sequence[Record]) -> Table:
 
 def _workers(run: Run) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for heading in ("worker", "links", "iteration", "loss", "computing", "talking", "share"):
+    for heading in ("worker", "links", "iteration", "own loss", "computing", "talking", "share"):
         table.add_column(heading, justify="right" if heading not in ("share", "worker") else "left")
     shown = sorted(run.worker_records)[:_MAX_WORKERS]
     for worker in shown:
@@ -173,7 +175,7 @@ def _workers(run: Run) -> Table:
         talk = sum(r.comm_seconds or 0.0 for r in records)
         busy = sum(r.compute_seconds or 0.0 for r in records)
         share = talk / (talk + busy) if talk + busy else 0.0
-        loss = records[-1].train_loss
+        loss = records[-1].worker_loss
         name = str(worker) if run.plan is None else str(run.plan.topology.labels[worker])
         links = "" if run.plan is None else str(run.plan.topology.degrees[worker])
         table.add_row(

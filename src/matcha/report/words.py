@@ -12,7 +12,8 @@ RHO_NOTE = (
     "Compare strategies by the consensus error. ρ is ‖E[WᵀW] − J‖ of one iteration where rounds "
     "are drawn at random, and a mean over the whole cycle where they repeat: not the same measure."
 )
-_OBJECTIVE = {"train_loss": "training loss", "test_loss": "test loss"}
+LOSSES = {"train_loss": "training loss", "test_loss": "test loss"}
+"""The average model's losses, as sentences call them."""
 
 
 def title(runs: Sequence[Run], plans: Sequence[PlanLike] = ()) -> str:
@@ -56,28 +57,6 @@ def percent(value: float | None) -> str:
     return "–" if value is None else f"{100 * value:.1f} %"
 
 
-def headline(payload: Mapping[str, Any]) -> str:
-    """The result in one sentence: who reached the target first, and what it cost."""
-    rows = payload["summaries"]
-    if not rows:
-        return "What each budget buys, by every strategy."
-    timed = [r for r in rows if r["time_to_target"] is not None]
-    loss = _OBJECTIVE.get(payload["objective"] or "", "loss")
-    if payload["target"] is None or not timed:
-        return f"{_count(len(rows), 'run')} of {rows[0]['epochs']:g} epochs."
-    best = min(timed, key=lambda r: r["time_to_target"])
-    clock = " (simulated)" if best["clock"] == "simulated" else ""
-    first = (
-        f"{best['label']} reached {loss} {payload['target']:g} "
-        f"in {seconds(best['time_to_target'])}{clock}"
-    )
-    if len(rows) == 1:
-        return f"{first}."
-    if best["speedup"] is not None and best["strategy"] != "vanilla":
-        return f"{first}, {best['speedup']:.3g}× sooner than vanilla."
-    return f"{first}, before {_and([r['label'] for r in rows if r is not best])}."
-
-
 def curve_text(payload: Mapping[str, Any], metric: str, axis: str) -> str:
     """A text alternative for a chart of curves."""
     unit = {"epoch": "epochs", "time": "seconds", "iteration": "iterations"}[axis]
@@ -101,9 +80,15 @@ def loads_text(payload: Mapping[str, Any]) -> str:
     return f"Communication per iteration, least to most busy worker: {'; '.join(parts)}."
 
 
-def _count(n: int, noun: str) -> str:
+def counted(n: int, noun: str) -> str:
+    """A number and its noun."""
     return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
 
 
-def _and(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
+    """Names in a sentence.
+
+    >>> listed(["a", "b", "c"])
+    'a, b and c'
+    """
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

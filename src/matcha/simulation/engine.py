@@ -8,6 +8,8 @@ epoch). On a CPU they are called; on CUDA they are captured over several streams
 from __future__ import annotations
 
 import contextlib
+import statistics
+import time
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -33,6 +35,9 @@ from matcha.tasks.settings import Rule
 from matcha.tasks.task import Task
 from matcha.topology import Link
 from matcha.wires import Float, Wire
+
+_WARMUP = 2
+"""Iterations before any is timed: caches and threads start cold."""
 
 
 class Engine:
@@ -291,6 +296,26 @@ class Engine:
             self._run("apply")
         if follows:
             self._run("after")
+
+    def time_gradients(self, repetitions: int = 8) -> float:
+        """Seconds of one worker's gradient: the median of some iterations, after a warm-up.
+
+        Between `begin_epoch` and `reset`: losses and position are not what an epoch left.
+        """
+        seconds = []
+        steps = self.task.steps_per_epoch
+        for number in range(_WARMUP + repetitions):
+            self.position.fill_(number % steps - 1)
+            self._synchronize()
+            started = time.perf_counter()
+            self._run("gradients")
+            self._synchronize()
+            seconds.append(time.perf_counter() - started)
+        return statistics.median(seconds[_WARMUP:]) / self.task.num_workers
+
+    def _synchronize(self) -> None:
+        if self.on_cuda:
+            torch.cuda.synchronize(self.device)
 
     def mean_losses(self, steps: int) -> Tensor:
         """Each worker's training loss, averaged over the epoch's first ``steps`` iterations."""

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import math
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -14,16 +12,18 @@ from torch import Tensor, nn
 from matcha.documents import replacing
 from matcha.errors import InputError
 from matcha.plans import PlanLike
-from matcha.records import Record
+from matcha.records import Record, is_lost
 from matcha.simulation.engine import Engine
 from matcha.simulation.flat import mean_squared_deviation
-from matcha.tasks.evaluation import evaluate, finish_average
+from matcha.simulation.forecast import Forecast
+from matcha.simulation.mixing import is_whole
+from matcha.tasks.evaluation import Score, finish_average, score
 from matcha.tasks.identity import check_identity, check_schema, identity
 from matcha.tasks.momentum import settled
 from matcha.tasks.optimizers import SGD
 from matcha.tasks.rates import Constant
 from matcha.tasks.settings import Settings
-from matcha.tasks.task import Evaluation, KnownGradient, Task, generator
+from matcha.tasks.task import KnownGradient, Task, generator
 from matcha.wires import parse_wire
 
 CHECKPOINT_SCHEMA = "matcha.simulation-checkpoint/1"
@@ -38,13 +38,21 @@ class Simulation:
         settings: how to train.
         engine: one made for the same task, optimizer, rule and execution, to start afresh;
             capturing graphs takes seconds, which a series of runs need spend only once.
+        compute_seconds: of one gradient, where the settings leave it open; runs that are to be
+            compared share one. None measures it here, apart from the training.
 
     Iterate over it for one :class:`Record` an epoch; between records, :attr:`engine` holds the
     workers' state. A run whose loss is no longer finite ends with that record.
     """
 
     def __init__(
-        self, task: Task, plan: PlanLike, settings: Settings, *, engine: Engine | None = None
+        self,
+        task: Task,
+        plan: PlanLike,
+        settings: Settings,
+        *,
+        engine: Engine | None = None,
+        compute_seconds: float | None = None,
     ) -> None:
         if plan.num_workers != task.num_workers:
             raise InputError(
@@ -66,13 +74,17 @@ class Simulation:
         self.engine = engine
         self.epoch = 0
         """Finished epochs."""
-        self._train_loss: float | None = None
+        self._worker_loss: float | None = None
+        self._train_losses: list[float] = []
         self._losses: list[float] = []
         self._gradient_sum = 0.0
+        self._before: Tensor | None = None
+        self._forecast = Forecast(momentum=settings.optimizer.momentum)
         self._comm_units = 0.0
         self._time = 0.0
         self._megabytes = 0.0
-        self._compute_seconds = settings.delays.compute_seconds
+        given = settings.delays.compute_seconds
+        self._compute_seconds = compute_seconds if given is None else given
 
     @property
     def iteration(self) -> int:
@@ -81,13 +93,20 @@ class Simulation:
 
     @property
     def diverged(self) -> bool:
-        """Whether the loss is no longer finite."""
-        return self._train_loss is not None and not math.isfinite(self._train_loss)
+        """Whether the workers' loss is lost: no number, or beyond all reason."""
+        return self._worker_loss is not None and is_lost(self._worker_loss)
 
     @property
     def is_over(self) -> bool:
         """Whether there is nothing left to train."""
-        return self.settings.is_over(self.epoch, self._train_loss)
+        return self.settings.is_over(self.epoch, self._worker_loss, self._train_losses)
+
+    @property
+    def compute_seconds(self) -> float:
+        """Of one worker's gradient on the simulated clock; measured when first asked for."""
+        if self._compute_seconds is None:
+            self._compute_seconds = self._measure()
+        return self._compute_seconds
 
     def __iter__(self) -> Iterator[Record]:
         while not self.is_over:
@@ -97,13 +116,14 @@ class Simulation:
         """The average model, its BatchNorm statistics as the settings say."""
         return finish_average(self.engine.workers.average(), self.task, self.settings)
 
-    def evaluate(self) -> Evaluation:
-        """The average model on held-out data."""
-        return evaluate(self.average(), self.task, self.settings)
+    def evaluate(self) -> Score:
+        """The average model on training and held-out data."""
+        return score(self.average(), self.task, self.settings)
 
     def _advance(self) -> Record:
         """One epoch."""
         task, plan, steps = self.task, self.plan, self.task.steps_per_epoch
+        compute = steps * self.compute_seconds
         first = self.iteration
         rounds = [plan.round(first + k) for k in range(steps)]
         rates = [self._rate(self.epoch + k / steps) for k in range(steps)]
@@ -111,33 +131,28 @@ class Simulation:
         # epoch alone, and the caller's generator is left as it was.
         with _seeded(self.engine.device, task.seed, self.epoch):
             self.engine.begin_epoch(self.epoch, rates, rounds)
-            started = time.perf_counter()
             self._steps(steps)
-            mean_loss = float(self.engine.mean_losses(steps).mean())
-            elapsed = time.perf_counter() - started
-        if self._compute_seconds is None:
-            self._compute_seconds = elapsed / (steps * task.num_workers)
+            own_loss = float(self.engine.mean_losses(steps).mean())
         units = sum(plan.round_time(round) for round in rounds)
-        compute = steps * self._compute_seconds
         comm = self.settings.delays.of(units, plan.timing.unit)
         self.epoch += 1
         self._comm_units += units
         meetings = 2 * sum(len(round.links) for round in rounds) / task.num_workers
         self._megabytes += meetings * self.engine.message_bytes / 1e6
         self._time += compute + comm
-        self._train_loss = mean_loss
+        self._worker_loss = own_loss
         due = self.settings.is_due(self.epoch) and not self.diverged
         result = self.evaluate() if due else None
         if result:
-            self._losses.append(result.loss)
+            self._train_losses.append(result.train_loss)
+            self._losses.append(result.test.loss)
         return Record(
             iteration=self.iteration,
             epoch=float(self.epoch),
-            train_loss=mean_loss,
-            test_loss=result.loss if result else None,
-            test_accuracy=result.accuracy if result else None,
+            **(result.fields() if result else {}),
+            worker_loss=own_loss,
             consensus_distance=self.engine.workers.consensus_distance(),
-            predicted_consensus=self._predicted(rates[-1]),
+            predicted_consensus=self._predicted(rates),
             learning_rate=rates[-1],
             gradient_norm=self._gradient_average(),
             gradient_bound=self._gradient_bound(rates[-1]),
@@ -148,12 +163,26 @@ class Simulation:
             comm_seconds=comm,
         )
 
+    def _measure(self) -> float:
+        """Seconds of one gradient on this device, after a warm-up; the state is left as it was."""
+        assert self.epoch == 0, "a run that was loaded brings its clock"
+        steps = self.task.steps_per_epoch
+        rounds = list(self.plan.rounds(0, steps))
+        kept = self.engine.state()
+        with _seeded(self.engine.device, self.task.seed, 0):
+            self.engine.begin_epoch(0, [0.0] * steps, rounds)
+            seconds = self.engine.time_gradients()
+        self.engine.load_state(kept)
+        return seconds
+
     def _steps(self, steps: int) -> None:
         """Run an epoch's iterations, adding up ‖∇F(x̄)‖² before each where the task can say."""
         for k in range(steps):
             if isinstance(self.task, KnownGradient):
                 self._gradient_sum += self.task.gradient_norm(self.engine.workers.average())
             self.engine.step(k)
+            if k == steps - 2:  # the forecast asks how much a step is like the one before
+                self._before = self.engine.directions().clone()
 
     def _gradient_bound(self, rate: float) -> float | None:
         """Theorem 2's bound on the average gradient norm so far; it is for plain SGD of eq. 2."""
@@ -173,21 +202,21 @@ class Simulation:
     def _rate(self, epoch: float) -> float:
         return self.settings.schedule.rate(epoch, self._losses)
 
-    def _predicted(self, rate: float) -> float | None:
-        """The consensus distance that the plan foresees for the spread of the last directions.
+    def _predicted(self, rates: Sequence[float]) -> float | None:
+        """The consensus distance that the plan makes of the measured spread of the steps.
 
-        With independent noise of variance s² a step, the plan's steady state is η²s²c. Momentum
-        correlates the steps: for a mode that a round shrinks by w, an AR(1) noise of coefficient
-        μ raises the steady state by (1 + wμ)/(1 − wμ); c = w²/(1 − w²) gives the typical w.
+        Only where the forecast's model holds: SGD with local momentum, whole messages, and a plan
+        with a steady state.
         """
         c = self.plan.level_at(self.iteration - 1).consensus_error
-        if c is None:
-            return None
         m = self.task.num_workers
-        spread = mean_squared_deviation(self.engine.directions()) * m / max(m - 1, 1)
-        per_mode = c * m / max(m - 1, 1)
-        w = math.sqrt(per_mode / (1 + per_mode)) * self.settings.optimizer.momentum
-        return float(rate**2 * spread * c * (1 + w) / (1 - w))
+        is_local = self.momentum.kind == "local" and is_whole(self.wire)
+        if c is None or not is_local or not isinstance(self.settings.optimizer, SGD):
+            return None
+        last, before = self.engine.directions(), self._before
+        spread = mean_squared_deviation(last)
+        similarity = 0.0 if before is None else _similarity(last, before)
+        return self._forecast.advance(rates, spread, similarity, c * m / max(m - 1, 1))
 
     # Checkpoints.
 
@@ -198,8 +227,10 @@ class Simulation:
             "identity": identity(self.task, self.plan, self.settings),
             "epoch": self.epoch,
             "losses": self._losses,
-            "train_loss": self._train_loss,
+            "worker_loss": self._worker_loss,
+            "train_losses": self._train_losses,
             "gradient_sum": self._gradient_sum,
+            "forecast": self._forecast.state(),
             "comm_units": self._comm_units,
             "time": self._time,
             "megabytes_sent": self._megabytes,
@@ -226,11 +257,20 @@ class Simulation:
         self.engine.load_state(state)
         self.epoch = document["epoch"]
         self._losses = list(document["losses"])
-        self._train_loss = document["train_loss"]
+        self._worker_loss = document["worker_loss"]
+        self._train_losses = list(document["train_losses"])
         self._gradient_sum = document["gradient_sum"]
+        self._forecast.load(document["forecast"])
         self._comm_units, self._time = document["comm_units"], document["time"]
         self._megabytes = document["megabytes_sent"]
         self._compute_seconds = document["compute_seconds"]
+
+
+def _similarity(last: Tensor, before: Tensor) -> float:
+    """The correlation over workers of two steps, each as it deviates from the workers' mean."""
+    a, b = last - last.mean(0), before - before.mean(0)
+    size = float((a * a).sum() * (b * b).sum()) ** 0.5
+    return float((a * b).sum()) / size if size > 0 else 0.0
 
 
 @contextlib.contextmanager

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from matcha.records import Record, holds_run
+from matcha.records import Record, holds_run, read_run
 from matcha.simulation.engine import Engine
 from matcha.simulation.run import Simulation
 from matcha.tasks.jobs import Job, carry_out
@@ -14,10 +14,18 @@ CHECKPOINT = "checkpoint.pt"
 
 
 class Runner:
-    """Carries jobs out one after another; jobs that differ only in their plan share an engine."""
+    """Carries jobs out one after another; jobs that differ only in their plan share an engine.
 
-    def __init__(self) -> None:
+    All share one clock: the seconds of a gradient are measured once, apart from any run, so that
+    neither the order of the jobs nor what else the machine does favours one of them.
+
+    Args:
+        jobs: those that are compared; of runs that are gone on with, the clock is theirs.
+    """
+
+    def __init__(self, jobs: Sequence[Job] = ()) -> None:
         self._made: tuple[str, Choices, Engine] | None = None
+        self._clock = next((c for job in jobs if (c := _recorded(job)) is not None), None)
 
     def run(self, job: Job, *, resume: bool = False) -> Iterator[Record]:
         """Train a job, one record an epoch; a run that was stopped goes on where it stopped."""
@@ -26,12 +34,26 @@ class Runner:
         resume = resume and holds_run(job.directory)
         if resume and checkpoint.exists():
             simulation.load(checkpoint)
+        self._clock = simulation.compute_seconds
         yield from carry_out(job, simulation, checkpoint, resume=resume)
 
     def _simulation(self, job: Job) -> Simulation:
         wanted = (job.recipe.name, job.choices)
         engine = self._made[2] if self._made is not None and self._made[:2] == wanted else None
         task = job.recipe.task(job.choices) if engine is None else engine.task
-        simulation = Simulation(task, job.plan, job.settings, engine=engine)
+        simulation = Simulation(
+            task, job.plan, job.settings, engine=engine, compute_seconds=self._clock
+        )
         self._made = (*wanted, simulation.engine)
         return simulation
+
+
+def _recorded(job: Job) -> float | None:
+    """The seconds of a gradient in a run that was started before."""
+    if not holds_run(job.directory):
+        return None
+    records = read_run(job.directory).records
+    first = records[0] if records else None
+    if first is None or first.compute_seconds is None or not first.iteration:
+        return None
+    return first.compute_seconds / first.iteration

@@ -175,7 +175,8 @@ class ImageTask:
             scores = model(self._normalised(x)).to(torch.float32)
             loss += functional.cross_entropy(scores, y, reduction="sum")
             hits += (scores.argmax(-1) == y).sum()
-        return Evaluation(loss=float(loss) / len(labels), accuracy=float(hits) / len(labels))
+        accuracy = float(hits) / len(labels)
+        return Evaluation(loss=float(loss) / len(labels), accuracy=accuracy, examples=len(labels))
 
     def recalibration(self) -> Iterator[Tensor]:
         """Up to 2,048 training images in their middle position, the same each time."""

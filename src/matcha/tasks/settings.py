@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from matcha.errors import InputError
+from matcha.records import is_lost
 from matcha.tasks.delays import Delays
 from matcha.tasks.execution import Execution
 from matcha.tasks.momentum import Momentum
@@ -37,7 +39,7 @@ class Settings:
     statistics: Statistics = "recalibrated"
     """BatchNorm statistics of the average model: measured again on training data, or averaged."""
     target_loss: float | None = None
-    """Stop after the epoch in which the mean training loss reaches this."""
+    """Stop when two evaluations in a row find the average model's training loss at or below."""
     delays: Delays = field(default_factory=Delays)
     """The simulated clock; real workers have a clock on the wall."""
     execution: Execution = field(default_factory=Execution)
@@ -48,6 +50,9 @@ class Settings:
                 f"epochs and evaluate_every must be 1 or more, not {self.epochs} and "
                 f"{self.evaluate_every}"
             )
+        target = self.target_loss
+        if target is not None and not math.isfinite(target):
+            raise InputError(f"the target loss must be a number, not {target}")
         if self.rule not in ("eq2", "footnote"):
             raise InputError(f"rule must be eq2 or footnote, not {self.rule!r}")
         if self.statistics not in ("recalibrated", "averaged"):
@@ -65,14 +70,22 @@ class Settings:
         last = epoch == self.epochs
         return last or self.schedule.follows_loss or epoch % self.evaluate_every == 0
 
-    def is_over(self, epoch: int, train_loss: float | None) -> bool:
-        """Whether training ends here: all epochs done, the target reached, or the loss lost."""
+    def is_over(
+        self, epoch: int, worker_loss: float | None, train_losses: Sequence[float] = ()
+    ) -> bool:
+        """Whether training ends here: all epochs done, the target held, or the loss lost.
+
+        Args:
+            epoch: finished epochs.
+            worker_loss: the workers' own, in the last epoch.
+            train_losses: the average model's, by evaluation.
+        """
         if epoch >= self.epochs:
             return True
-        if train_loss is None:
-            return False
-        reached = self.target_loss is not None and train_loss <= self.target_loss
-        return reached or not math.isfinite(train_loss)
+        if worker_loss is not None and is_lost(worker_loss):
+            return True
+        target, last = self.target_loss, train_losses[-2:]
+        return target is not None and len(last) == 2 and max(last) <= target
 
     def describe(self) -> dict[str, Any]:
         """The settings in the words of JSON."""

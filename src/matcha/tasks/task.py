@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -15,10 +16,23 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluation:
-    """How good a model is on held-out data."""
+    """How good a model is on some data."""
 
     loss: float
     accuracy: float | None = None
+    examples: int | None = None
+    """How many it was tried on, where the accuracy is a sample's."""
+
+    @property
+    def accuracy_error(self) -> float | None:
+        """The accuracy's standard error, were other examples drawn.
+
+        >>> round(Evaluation(loss=0.1, accuracy=0.9, examples=900).accuracy_error, 4)
+        0.01
+        """
+        if self.accuracy is None or not self.examples:
+            return None
+        return math.sqrt(self.accuracy * (1 - self.accuracy) / self.examples)
 
 
 class Task(Protocol):
@@ -74,6 +88,15 @@ class Task(Protocol):
 
     def recalibration(self) -> Iterable[Tensor]:
         """Inputs over all workers' data on which BatchNorm statistics can be measured again."""
+        ...
+
+
+@runtime_checkable
+class KnownLoss(Protocol):
+    """A task that knows its training loss exactly, so that no sample need stand for it."""
+
+    def training_loss(self, model: nn.Module) -> float:
+        """The loss on all workers' data."""
         ...
 
 

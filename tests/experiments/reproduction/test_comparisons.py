@@ -15,7 +15,13 @@ DELAYS = Delays(compute_seconds=1.0, seconds_per_unit=2.0)
 
 def make(strategy, losses, *, budget=0.5, seed=0, rate=0.1, units=1.0, topology="ring:4"):
     records = tuple(
-        Record(iteration=10 * (k + 1), epoch=k + 1, train_loss=loss, comm_units=units * (k + 1))
+        Record(
+            iteration=10 * (k + 1),
+            epoch=k + 1,
+            train_loss=loss,
+            worker_loss=loss,
+            comm_units=units * (k + 1),
+        )
         for k, loss in enumerate(losses)
     )
     trial = Trial(

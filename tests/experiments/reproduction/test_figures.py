@@ -19,7 +19,7 @@ def invented(trials):
         units = trial.budget * 5
         records = tuple(
             Record(
-                iteration=10 * k, epoch=k, train_loss=1 / k + penalty,
+                iteration=10 * k, epoch=k, train_loss=1 / k + penalty, worker_loss=1 / k,
                 test_accuracy=0.9 - penalty / 50,
                 test_loss=1.0, consensus_distance=1e-3, comm_units=10 * k * units,
             )
@@ -79,7 +79,7 @@ def test_fig5_on_invented_results():
 def test_two_diverged_runs_prove_nothing():
     def diverged(trials):
         for result in invented(trials):
-            broken = replace(result.records[-1], train_loss=float("nan"))
+            broken = replace(result.records[-1], worker_loss=float("nan"))
             yield replace(result, records=(*result.records[:-1], broken))
 
     found = verdicts(maker("fig4")(diverged, quick=True))

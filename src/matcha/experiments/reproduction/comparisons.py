@@ -10,7 +10,14 @@ from matcha.experiments.reproduction.trials import Result
 from matcha.tasks.delays import Delays
 
 _OF_THE_MODEL = frozenset(
-    ("train_loss", "test_loss", "test_accuracy", "consensus_distance", "predicted_consensus")
+    (
+        "train_loss",
+        "worker_loss",
+        "test_loss",
+        "test_accuracy",
+        "consensus_distance",
+        "predicted_consensus",
+    )
 )
 
 
@@ -34,6 +41,20 @@ class Results:
 
     def __bool__(self) -> bool:
         return bool(self.results)
+
+    @property
+    def loss(self) -> str:
+        """Which loss decides: the average model's, where every run recorded it.
+
+        Runs of 0.1 recorded only the workers' own.
+        """
+        known = all(result.final("train_loss") is not None for result in self.results)
+        return "train_loss" if known else "worker_loss"
+
+    @property
+    def loss_name(self) -> str:
+        """What to call that loss in tables and claims."""
+        return "training loss" if self.loss == "train_loss" else "workers' own loss"
 
     @property
     def topologies(self) -> list[str]:
@@ -69,15 +90,23 @@ class Results:
         return [r.iteration * compute + r.comm_units * unit for r in result.records]
 
     def curve(self, results: Sequence[Result]) -> list[tuple[float, float]]:
-        """Simulated seconds and training loss after each epoch that all runs have: their means."""
-        clocks = [self.seconds(result) for result in results]
-        losses = [[_known(record.train_loss) for record in result.records] for result in results]
-        seconds = [sum(values) / len(values) for values in zip(*clocks, strict=False)]
-        means = [sum(values) / len(values) for values in zip(*losses, strict=False)]
-        return list(zip(seconds, means, strict=True))
+        """Simulated seconds and loss after each epoch in which all runs have it: their means."""
+        points = [
+            {
+                record.iteration: (seconds, loss)
+                for seconds, record in zip(self.seconds(result), result.records, strict=True)
+                if (loss := getattr(record, self.loss)) is not None
+            }
+            for result in results
+        ]
+        shared = sorted(set.intersection(*map(set, points)))
+        each = [[run[k] for run in points] for k in shared]
+        return [
+            (sum(s for s, _ in at) / len(at), sum(loss for _, loss in at) / len(at)) for at in each
+        ]
 
     def gain(self, topology: str, label: str, loss: float | None = None) -> float | None:
-        """How many times sooner than vanilla a training loss was reached.
+        """How many times sooner than vanilla a loss was reached.
 
         Both curves are means over the seeds that both were run with.
 
@@ -103,7 +132,7 @@ class Results:
     def table(self, topology: str) -> str:
         """Markdown: one row a label."""
         lines = [
-            "| run | seeds | training loss | test loss | test accuracy | consensus distance "
+            f"| run | seeds | {self.loss_name} | test loss | test accuracy | consensus distance "
             "| foreseen | units | simulated seconds |",
             "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
         ]
@@ -118,7 +147,7 @@ class Results:
             note = " (diverged)" if any(result.diverged for result in runs) else ""
             accuracy = value("test_accuracy", ".1f", scale=100.0)
             lines.append(
-                f"| {label}{note} | {len(runs)} | {value('train_loss', '.4f')} "
+                f"| {label}{note} | {len(runs)} | {value(self.loss, '.4f')} "
                 f"| {value('test_loss', '.4f')} "
                 f"| {accuracy if accuracy == '–' else accuracy + ' %'} "
                 f"| {value('consensus_distance', '.3g')} | {value('predicted_consensus', '.3g')} "
@@ -142,10 +171,6 @@ def time_to(curve: Sequence[tuple[float, float]], loss: float) -> float | None:
             return before[0] + share * (seconds - before[0])
         before = (seconds, now)
     return None
-
-
-def _known(value: float | None) -> float:
-    return math.nan if value is None else value
 
 
 def _mean(values: Iterable[float | None] | Sequence[float]) -> float | None:

@@ -8,8 +8,9 @@ from matcha.experiments.reproduction.trials import Result
 
 
 def tuning_loss(result: Result) -> float:
-    """What a rate is judged by: the final training loss, infinite where training failed."""
+    """What a rate is judged by: the average model's loss, infinite where training failed."""
     loss = result.final("train_loss")
+    loss = result.final("worker_loss") if loss is None else loss
     return float("inf") if loss is None or loss != loss else loss
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from matcha.documents import number, spelled
 from matcha.errors import InputError
 from matcha.plans import Plan
-from matcha.records import Record
+from matcha.records import Record, is_lost, modernized
 from matcha.simulation import Engine, Settings, Simulation, Task
 from matcha.strategies import with_budget
 
@@ -65,8 +65,8 @@ class Result:
     @property
     def diverged(self) -> bool:
         """The loss was no longer finite."""
-        loss = self.records[-1].train_loss
-        return loss is None or not loss < float("inf")
+        loss = self.records[-1].worker_loss
+        return loss is None or is_lost(loss)
 
     def final(self, name: str, epochs: int = 1) -> float | None:
         """A field's mean over the last ``epochs`` records that have it; None if none has."""
@@ -93,6 +93,8 @@ class Result:
             Record(**{key: number(value) for key, value in record.items() if key in known})
             for record in document["records"]
         )
+        if all(record.worker_loss is None for record in document["records"]):
+            document["records"] = tuple(map(modernized, document["records"]))
         return cls(**document)
 
 

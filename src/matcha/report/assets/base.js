@@ -10,7 +10,7 @@ const SYMBOLS = ["x", "triangle-up", "circle", "square", "diamond", "star", "cro
 const SLOTS = data.strategies.map((strategy) => strategy.name);
 const LINE_DASH = [3, 1, 0, 4, 2, 5, 0, 1, 2, 3, 4, 5];
 const NAMES = {
-  train_loss: "training loss", test_loss: "test loss", test_accuracy: "test accuracy",
+  train_loss: "training loss", worker_loss: "workers' own loss", test_loss: "test loss", test_accuracy: "test accuracy",
   consensus_distance: "consensus distance", predicted_consensus: "predicted",
   gradient_norm: "average squared gradient norm", epoch: "epochs", time: "seconds",
   iteration: "iterations", comm_units: "communication",

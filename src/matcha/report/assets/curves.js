@@ -1,8 +1,18 @@
 // Loss against epochs and time, consensus distance beside its prediction.
-const losses = ["train_loss", "test_loss", "test_accuracy", "gradient_norm"].filter((metric) =>
+const losses = ["train_loss", "test_loss", "worker_loss", "test_accuracy", "gradient_norm"].filter((metric) =>
   data.runs.some((run) => run.curves[metric]));
 let metric = losses.includes(data.objective) ? data.objective : losses[0];
 
+// Several seeds: the band from a deviation below the mean to one above.
+const bandTraces = (name, x) => data.runs.flatMap((run, i) => {
+  const curve = run.curves[name];
+  if (!curve?.low || !shown[i]) return [];
+  const edge = { type: "scatter", mode: "lines", x: curve[x], line: { width: 0 }, hoverinfo: "skip",
+    showlegend: false, diverged: run.diverged };
+  return [{ ...edge, y: curve.low, name: `${run.label}, low` },
+    { ...edge, y: curve.high, name: `${run.label}, high`, fill: "tonexty",
+      fillcolor: `${css(`--s${run.style}`)}33` }];
+});
 const curveTraces = (name, x) => data.runs.flatMap((run, i) => {
   const curve = run.curves[name];
   if (!curve || !shown[i]) return [];
@@ -49,7 +59,7 @@ const hits = (x) => metric !== data.objective ? [] : data.runs.flatMap((run, i) 
   }]);
 
 const lossChart = (x) => () => {
-  const traces = [...bounds(x), ...curveTraces(metric, x), ...hits(x)];
+  const traces = [...bandTraces(metric, x), ...bounds(x), ...curveTraces(metric, x), ...hits(x)];
   return { traces, layout: layoutOf(axis(NAMES[x], { rangemode: "tozero" }),
     valueAxis(NAMES[metric], traces, $("log").checked), targetShapes()) };
 };
@@ -75,7 +85,8 @@ if (losses.length) {
     $("legend").append(element("label", {}, box, swatch(run.style), run.label));
   });
   if (data.target !== null) {
-    $("curves-note").textContent = "Circles mark where a run reached the target.";
+    $("curves-note").textContent = "Circles mark where a run reached the target and stayed there at the next evaluation." +
+      (data.runs.some((run) => run.seeds > 1) ? " Bands are one standard deviation over seeds." : "");
   }
   for (const x of ["time", "epoch"]) {
     chart(`chart-${x}`, lossChart(x));
@@ -90,7 +101,8 @@ if (data.runs.some((run) => run.curves.consensus_distance)) {
   chart("chart-consensus", () => {
     listKeys("chart-consensus", data.runs.flatMap((run, i) =>
       shown[i] && run.curves.consensus_distance ? [[swatch(run.style), run.label]] : []));
-    const traces = [...thinTraces("predicted_consensus", "iteration", "predicted"),
+    const traces = [...bandTraces("consensus_distance", "iteration"),
+      ...thinTraces("predicted_consensus", "iteration", "predicted"),
       ...curveTraces("consensus_distance", "iteration")];
     return { traces, layout: layoutOf(axis("iterations", { rangemode: "tozero" }),
       valueAxis("consensus distance", traces, true)) };

@@ -42,11 +42,16 @@ def draw_loss(ax: Any, results: Results, topology: str, *, time: bool) -> None:
         longer = result.trial.stretch != 1
         if longer and not time:
             continue
-        x = results.seconds(result) if time else [r.epoch for r in result.records]
+        clock = results.seconds(result) if time else [r.epoch for r in result.records]
+        points = [
+            (x, loss)
+            for x, record in zip(clock, result.records, strict=True)
+            if (loss := getattr(record, results.loss)) is not None
+        ]
         trial = result.trial
         ax.plot(
-            x,
-            [record.train_loss for record in result.records],
+            [x for x, _ in points],
+            [loss for _, loss in points],
             color=COLORS.get(trial.strategy),
             ls=DASHES.get(trial.budget, "-."),
             lw=1.4,
@@ -55,9 +60,9 @@ def draw_loss(ax: Any, results: Results, topology: str, *, time: bool) -> None:
         )
         any_diverged |= result.diverged
         if not result.diverged:
-            finite += [r.train_loss for r in result.records if r.train_loss is not None]
+            finite += [loss for _, loss in points]
     ax.set_xlabel("simulated seconds" if time else "epoch")
-    ax.set_ylabel("training loss")
+    ax.set_ylabel(results.loss_name)
     if time:
         ax.set_xscale("log")
     else:

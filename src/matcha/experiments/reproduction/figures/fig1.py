@@ -58,7 +58,7 @@ def reproduce(train: Train, *, quick: bool) -> Outcome:
     grid[0, 1].legend(frameon=False)
     if results:
         draw_loss(grid[0, 2], results, ER8, time=True)
-        grid[0, 2].set_title(f"{chosen.task}, training loss")
+        grid[0, 2].set_title(f"{chosen.task}, {results.loss_name}")
         grid[0, 2].legend(frameon=False, fontsize=8)
     equal = equal_budget(budgets, rho["matcha"], vanilla)
     sixty = float(np.interp(0.6, budgets, rho["matcha"]))
@@ -114,9 +114,9 @@ def headline(results: Results, topology: str, wanted: float, strategy: str = "ma
     more epochs, as the trials with a stretch have them.
     """
     best = largest_gain(results, topology, strategy)
-    known = bool(results) and results.final(topology, "vanilla", "train_loss") is not None
+    known = bool(results) and results.final(topology, "vanilla", results.loss) is not None
     return Claim(
-        statement=f"{strategy}: {wanted:g} times less time to vanilla's final training loss",
+        statement=f"{strategy}: {wanted:g} times less time to vanilla's final {results.loss_name}",
         measured="never reached" if best is None else f"{best[0]:.2f} times ({best[1]})",
         verdict=judge(best[0] if best else 0.0, wanted, nearly=0.8 * wanted)
         if known
@@ -152,10 +152,10 @@ def early_headline(
 
 
 def common_loss(results: Results, topology: str, strategy: str) -> float | None:
-    """The lowest training loss that every run of vanilla and of a strategy ended with."""
+    """The lowest loss that every run of vanilla and of a strategy ended with."""
     labels = [n for n in results.labels(topology) if n.startswith(("vanilla", strategy))]
     runs = [result for label in labels for result in results.seeds(topology, label)]
-    finals = [result.final("train_loss") for result in runs]
+    finals = [result.final(results.loss) for result in runs]
     return max((value for value in finals if value is not None and value == value), default=None)
 
 

@@ -67,11 +67,11 @@ def claims_of(name: str, results: Results) -> list[Claim]:
 
 def same_loss(name: str, results: Results, topology: str, budget: float) -> Claim:
     """Matcha's final training loss is vanilla's, or lower."""
-    ours = results.final(topology, f"matcha {budget:g}", "train_loss")
-    theirs = results.final(topology, "vanilla", "train_loss")
+    ours = results.final(topology, f"matcha {budget:g}", results.loss)
+    theirs = results.final(topology, "vanilla", results.loss)
     ratio = None if ours is None or theirs is None else ours / theirs
     return Claim(
-        statement=f"{name}: matcha {budget:g} has nearly vanilla's training loss, or less",
+        statement=f"{name}: matcha {budget:g} has nearly vanilla's {results.loss_name}, or less",
         measured=f"{_short(ours)} against {_short(theirs)}",
         verdict=judge(ratio, 1.02, nearly=1.10, at_least=False),
     )
@@ -99,15 +99,15 @@ def beats(
     source: str = "paper",
 ) -> Claim:
     """One strategy ends with a lower training loss than another at the same budget."""
-    first = results.final(topology, f"{better} {budget:g}", "train_loss")
-    second = results.final(topology, f"{worse} {budget:g}", "train_loss")
+    first = results.final(topology, f"{better} {budget:g}", results.loss)
+    second = results.final(topology, f"{worse} {budget:g}", results.loss)
     ratio = None if first is None or second is None else first / second
     if first is not None and first == first and second is not None and second != second:
         ratio = 0.0  # the other one diverged
     where = "" if topology == ER8 else f" on {topology.removeprefix('paper:')}"
     return Claim(
         statement=f"{name}{where}: {better} below {worse} at C_b = {budget:g}",
-        measured=f"training loss {_short(first)} against {_short(second)}",
+        measured=f"{results.loss_name} {_short(first)} against {_short(second)}",
         verdict=judge(ratio, 1.0, nearly=1.02, at_least=False),
         source=source,
     )

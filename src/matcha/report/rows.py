@@ -1,0 +1,46 @@
+"""Rows: what one choice of strategy, budget and settings came to, over its seeds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """What one choice came to, and what it took to reach the target: means over its seeds."""
+
+    label: str
+    strategy: str
+    budget: float
+    clock: str
+    unit: str
+    """The unit of `comm_units`."""
+    seeds: int
+    iterations: int
+    epochs: float
+    time: float
+    """Seconds on the run's clock, start to end."""
+    train_loss: float | None
+    """The average model's, on all workers' training data."""
+    train_loss_error: float | None
+    """The standard error of that estimate."""
+    worker_loss: float | None
+    """Each worker's own model on its own data, averaged: says nothing about agreement."""
+    test_loss: float | None
+    test_accuracy: float | None
+    accuracy_error: float | None
+    """Its standard error: of the test sample, and of the seeds where there are several."""
+    consensus_distance: float | None
+    comm_units: float
+    comm_seconds: float | None
+    """The mean worker's seconds of communication, to the target where it was reached."""
+    time_to_target: float | None
+    """None: a run never reached it, or did not stay there."""
+    epochs_to_target: float | None
+    diverged_at: int | None
+    """The iteration at which a loss stopped being a number, in the first run where it did."""
+    speedup: float | None = None
+    """Vanilla's time to target over this one's; vanilla itself has 1."""
+    speedup_over_allreduce: float | None = None
+    deviations: dict[str, float] = field(default_factory=dict)
+    """Standard deviation over seeds, by the name of the field; empty for one seed."""

@@ -1,0 +1,83 @@
+"""The forecast: what consensus distance a plan makes of the spread of the workers' steps.
+
+A plan's consensus error c is a steady state: of steps that are independent, and of a learning rate
+that stays. Training has neither, so the forecast follows two moments from iteration to iteration.
+With x a worker's deviation from the average, v that of its step, D = E‖x‖², P = E⟨x, v⟩ and
+V = E‖v‖², a mode that a round shrinks by w obeys
+
+    x⁺ = w(x − ηv):     D⁺ = w²(D − 2ηP + η²V)
+    v⁺ = κv + noise:    P⁺ = wκ(P − ηV)
+
+whose steady state is c·η²V(1 + wκ)/(1 − wκ) for the w with c = w²/(1 − w²). V is measured, and so
+is the correlation of one step with the next, which tells two kinds of steps apart: drift, which
+stays (unlike data pull each worker its own way: κ = 1), and noise, which momentum remembers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(kw_only=True, slots=True)
+class _Part:
+    """The moments of one kind of steps."""
+
+    distance: float = 0.0
+    correlation: float = 0.0
+
+    def advance(self, rate: float, spread: float, w: float, memory: float) -> None:
+        step = rate**2 * spread
+        self.distance = w**2 * max(self.distance - 2 * rate * self.correlation + step, 0.0)
+        self.correlation = w * memory * (self.correlation - rate * spread)
+
+
+@dataclass(kw_only=True, slots=True)
+class Forecast:
+    """The moments so far."""
+
+    momentum: float
+    noise: _Part = field(default_factory=_Part)
+    drift: _Part = field(default_factory=_Part)
+    spread: float | None = None
+    """V after the last epoch; None before the first."""
+
+    def advance(
+        self, rates: Sequence[float], spread: float, similarity: float, error: float
+    ) -> float:
+        """The consensus distance after some iterations.
+
+        Args:
+            rates: the learning rate of each.
+            spread: V at their end; in between it changes by equal factors.
+            similarity: the correlation of the last step with the one before.
+            error: of the plan, per mode: c·m/(m − 1).
+        """
+        before = spread if self.spread is None else self.spread
+        w = math.sqrt(error / (1 + error))
+        share = min(max((similarity - self.momentum) / (1 - self.momentum), 0.0), 1.0)
+        memory = max(min(similarity, self.momentum), 0.0)
+        for k, rate in enumerate(rates, start=1):
+            v = _between(before, spread, k / len(rates))
+            self.noise.advance(rate, (1 - share) * v, w, memory)
+            self.drift.advance(rate, share * v, w, 1.0)
+        self.spread = spread
+        return self.noise.distance + self.drift.distance
+
+    def state(self) -> list[float | None]:
+        """For a checkpoint."""
+        parts = (self.noise, self.drift)
+        return [self.spread, *(v for p in parts for v in (p.distance, p.correlation))]
+
+    def load(self, state: Sequence[float]) -> None:
+        """Go on from a checkpoint's."""
+        self.spread, *moments = state
+        self.noise = _Part(distance=moments[0], correlation=moments[1])
+        self.drift = _Part(distance=moments[2], correlation=moments[3])
+
+
+def _between(first: float, last: float, share: float) -> float:
+    if first > 0 and last > 0:
+        return math.exp((1 - share) * math.log(first) + share * math.log(last))
+    return first + share * (last - first)

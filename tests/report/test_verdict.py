@@ -1,0 +1,110 @@
+"""The verdict: what may be said, and what may not."""
+
+from __future__ import annotations
+
+import pytest
+
+from matcha.report.rows import Summary
+from matcha.report.verdict import judge
+
+
+def row(strategy="greedy", time_to_target=2.0, accuracy=0.95, error=0.01, **more):
+    fields = {
+        "label": strategy,
+        "strategy": strategy,
+        "budget": 0.1,
+        "clock": "wall",
+        "unit": "units",
+        "seeds": 1,
+        "iterations": 10,
+        "epochs": 5.0,
+        "time": 9.0,
+        "train_loss": 0.4,
+        "train_loss_error": 0.0,
+        "worker_loss": 0.3,
+        "test_loss": 0.5,
+        "test_accuracy": accuracy,
+        "accuracy_error": error,
+        "consensus_distance": 0.1,
+        "comm_units": 1.0,
+        "comm_seconds": 1.0,
+        "time_to_target": time_to_target,
+        "epochs_to_target": None,
+        "diverged_at": None,
+    }
+    return Summary(**(fields | more))
+
+
+def verdict(*rows, objective="train_loss", target=0.5):
+    return judge(rows, objective, target)
+
+
+def test_it_names_the_first_and_what_it_is_compared_with():
+    vanilla = row("vanilla", 7.0)
+    allreduce = row("allreduce", 3.0)
+    found = verdict(row(), vanilla, allreduce)
+    assert found.winner == 0
+    assert found.sentence == (
+        "greedy held training loss 0.5 after 2 s, 3.5× sooner than vanilla and 1.5× sooner than "
+        "allreduce (one seed)."
+    )
+
+
+def test_silence_never_wins():
+    silent = row("silent", 1.0, accuracy=0.5)
+    found = verdict(silent, row(), row("vanilla", 7.0))
+    assert found.winner == 1
+    assert "greedy" in found.sentence
+
+
+def test_where_silence_does_as_well_there_is_no_verdict():
+    found = verdict(row("silent", 1.0), row(), row("vanilla", 7.0))
+    assert found.winner is None
+    assert found.sentence.startswith("No verdict: silent, which never communicates")
+
+
+@pytest.mark.parametrize(("accuracy", "wins"), [(0.95, True), (0.94, True), (0.90, False)])
+def test_less_accuracy_than_the_comparison_beyond_its_error_is_no_win(accuracy, wins):
+    found = verdict(row(accuracy=accuracy), row("vanilla", 7.0, accuracy=0.95))
+    assert (found.winner == 0) is wins
+    if not wins:
+        assert found.winner == 1
+        assert "sooner" not in found.sentence
+
+
+def test_an_accurate_run_that_is_slower_than_an_inaccurate_one_wins():
+    quick = row("periodic", 1.0, accuracy=0.5)
+    found = verdict(quick, row(), row("vanilla", 7.0))
+    assert found.winner == 1
+
+
+def test_when_every_contender_is_inaccurate_it_is_said():
+    found = verdict(row(accuracy=0.5), row("vanilla", None, accuracy=0.95))
+    assert found.winner is None
+    assert "less accurate than vanilla (50.0 % against 95.0 %)" in found.sentence
+
+
+def test_without_a_reference_the_others_are_named():
+    found = verdict(row(), row("matcha", 4.0))
+    assert found.sentence == "greedy held training loss 0.5 after 2 s, before matcha (one seed)."
+
+
+def test_when_nobody_held_the_target_no_winner_is_claimed():
+    found = verdict(row(time_to_target=None))
+    assert found.winner is None
+    assert found.sentence == "1 run of 5 epochs; none held training loss 0.5."
+
+
+def test_several_seeds_and_a_simulated_clock_are_said():
+    found = verdict(row(seeds=3, clock="simulated"), row("vanilla", 7.0))
+    assert "(simulated)" in found.sentence
+    assert "(mean of 3 seeds)" in found.sentence
+
+
+def test_a_reference_that_never_got_there_is_named():
+    found = verdict(row(), row("vanilla", None))
+    assert found.sentence.endswith("after 2 s; vanilla never held it (one seed).")
+
+
+def test_a_diverged_run_does_not_win():
+    assert verdict(row(diverged_at=3), row("matcha", 4.0)).winner == 1
