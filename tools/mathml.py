@@ -49,7 +49,7 @@ def to_mathml(tex: str, *, block: bool = False) -> str:
     for new, old in _ENVIRONMENTS.items():
         tex = tex.replace(f"{{{new}}}", f"{{{old}}}")
     for command, known in _COMMANDS.items():
-        tex = re.sub(re.escape(command) + r"(?![A-Za-z])", lambda _, known=known: known, tex)
+        tex = re.sub(re.escape(command) + r"(?![A-Za-z])", known.replace("\\", r"\\"), tex)
     try:
         markup = convert(tex, display="block" if block else "inline")
     except Exception as error:
@@ -57,7 +57,7 @@ def to_mathml(tex: str, *, block: bool = False) -> str:
     unknown = re.search(r"<m[io]>(\\[A-Za-z]+|&)</m[io]>", markup)
     if unknown:
         raise ValueError(f"cannot convert {unknown[1]!r} in the equation {source!r}")
-    return markup.replace("<math ", f'<math alttext="{html.escape(source)}" ', 1)
+    return str(markup).replace("<math ", f'<math alttext="{html.escape(source)}" ', 1)
 
 
 def _bare(tex: str) -> str:

@@ -69,7 +69,7 @@ def test_rates_that_follow_the_loss_are_the_same_everywhere(evaluate_every) -> N
 def refused(kind: type[Exception], sentence: str, *arguments) -> None:
     def work(transport) -> None:
         with pytest.raises(kind, match=sentence):
-            Training(*arguments, transport, deadline=60)
+            Training(*arguments, transport, deadline=60)  # type: ignore[call-arg]
 
     run_threads(NUM_WORKERS, work)
 
