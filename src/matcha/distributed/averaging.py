@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from matcha.distributed.buckets import Bucket
-from matcha.distributed.collectives import mean_
-from matcha.distributed.transports.transport import Transport
+from matcha.distributed.collectives import broadcast, mean_
+from matcha.distributed.seats import Seat
+from matcha.distributed.shards import local, share
 
 __all__ = ["Averaging"]
 
@@ -22,42 +23,74 @@ class Averaging:
     """
 
     def __init__(
-        self, transport: Transport, model: nn.Module, buckets: Sequence[Bucket], deadline: float
+        self, seat: Seat, model: nn.Module, buckets: Sequence[Bucket], deadline: float
     ) -> None:
-        self._transport = transport
+        self._seat = seat
         self._model = model
         self._buckets = buckets
         self._deadline = deadline
 
+    def start_equal(self) -> None:
+        """Give all workers worker 0's values: parameters, frozen ones too, and buffers."""
+        inside = {id(slot.tensor) for bucket in self._buckets for slot in bucket.slots}
+        others = [*self._model.parameters(), *self._model.buffers()]
+        outside = [local(t.data) for t in others if id(t) not in inside]
+        self._pack()
+        values = [bucket.data for bucket in self._buckets] + [t for t in outside if t.numel()]
+        broadcast(self._seat.transport, values, self._deadline)
+        self._unpack()
+
     @contextmanager
     def averaged(self) -> Iterator[None]:
         """The model holds the average inside, and its own values again after."""
+        self._pack()
         tensors = self._tensors()
         own = [tensor.clone() for tensor in tensors]
-        mean_(self._transport, tensors, self._deadline)
+        mean_(self._seat.transport, tensors, self._deadline)
+        self._unpack()
         try:
             yield
         finally:
             for tensor, value in zip(tensors, own, strict=True):
                 tensor.copy_(value)
+            self._unpack()
 
     def consensus_distance(self) -> float:
         """(1/m) Σ ‖x_i − x̄‖² over the workers' parameters."""
-        own = [bucket.data for bucket in self._buckets if not bucket.volatile]
-        centre = [tensor.clone() for tensor in own]
-        mean_(self._transport, centre, self._deadline)
-        squares = sum(
-            float((x - c).double().square().sum()) for x, c in zip(own, centre, strict=True)
-        )
-        total = torch.tensor([squares], dtype=torch.float64)
-        mean_(self._transport, [total], self._deadline)
-        return float(total)
+        self._pack()
+        total = 0.0
+        for bucket in self._buckets:
+            if not bucket.volatile:
+                centre = bucket.data.clone()
+                mean_(self._seat.transport, [centre], self._deadline)
+                squares = (bucket.data - centre).double().square_()
+                total += self._weighted(bucket, squares)
+        return self._seat.sum(total, self._deadline)
+
+    def _weighted(self, bucket: Bucket, squares: torch.Tensor) -> float:
+        """The sum, with what several processes of a worker hold counted once."""
+        shares = {share(slot.tensor, self._seat.num_parts) for slot in bucket.slots}
+        if len(shares) == 1:
+            return shares.pop() * float(squares.sum())
+        total = 0.0
+        for slot in bucket.slots:
+            size = slot.shape.numel() * slot.dtype.itemsize // bucket.data.element_size()
+            part = squares[slot.offset : slot.offset + size]
+            total += share(slot.tensor, self._seat.num_parts) * float(part.sum())
+        return total
+
+    def _pack(self) -> None:
+        for bucket in self._buckets:
+            bucket.pack()
+
+    def _unpack(self) -> None:
+        for bucket in self._buckets:
+            bucket.unpack()
 
     def _tensors(self) -> list[torch.Tensor]:
         """The buckets, and floating-point buffers that are in none."""
         inside = {id(slot.tensor) for bucket in self._buckets for slot in bucket.slots}
-        buffers = [b for b in self._model.buffers() if id(b) not in inside]
+        buffers = [local(b) for b in self._model.buffers() if id(b) not in inside]
         parts = [torch.view_as_real(b) if b.is_complex() else b for b in buffers]
-        return [bucket.data for bucket in self._buckets] + [
-            b for b in parts if b.is_floating_point()
-        ]
+        floating = [b for b in parts if b.is_floating_point()]
+        return [bucket.data for bucket in self._buckets] + floating

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 from torch.utils.dlpack import from_dlpack
 
+from matcha.distributed.shards import is_sharded, local
 from matcha.errors import InputError
 
 __all__ = ["Bucket", "Slot", "fill_buckets", "layout_digest"]
@@ -43,12 +44,35 @@ class Slot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucket:
-    """A flat tensor of one dtype on one device, and the tensors that live in it."""
+    """A flat tensor of one dtype on one device, and the tensors that live in it.
+
+    Shards of tensors that are spread over several processes stay where their owner (FSDP, tensor
+    parallelism) has them: such a bucket is a copy, to be packed before use and unpacked after.
+    """
 
     data: torch.Tensor
     slots: tuple[Slot, ...]
     volatile: bool
     """Whether the values change during the forward pass, as BatchNorm's statistics do."""
+    is_copy: bool = False
+
+    def pack(self) -> None:
+        """Bring in the values of the tensors, where they do not live here."""
+        if self.is_copy:
+            with torch.no_grad():
+                for slot in self.slots:
+                    self._place(slot).copy_(local(slot.tensor))
+
+    def unpack(self) -> None:
+        """Bring the values back to the tensors, where they do not live here."""
+        if self.is_copy:
+            with torch.no_grad():
+                for slot in self.slots:
+                    local(slot.tensor).copy_(self._place(slot))
+
+    def _place(self, slot: Slot) -> torch.Tensor:
+        size = slot.shape.numel() * slot.dtype.itemsize // self.data.element_size()
+        return self.data[slot.offset : slot.offset + size].view(slot.dtype).view(slot.shape)
 
     def moved(self) -> str | None:
         """The name of a tensor that no longer lives in this bucket; None when all do."""
@@ -70,13 +94,17 @@ class Bucket:
         return None
 
     def _moved(self) -> Iterator[Slot]:
+        if self.is_copy:
+            return
         base, size = self.data.data_ptr(), self.data.element_size()
         for slot in self.slots:
             if slot.tensor.data_ptr() != base + slot.offset * size:
                 yield slot
 
 
-def fill_buckets(model: nn.Module, *, bucket_bytes: int, buffers: bool) -> tuple[Bucket, ...]:
+def fill_buckets(
+    model: nn.Module, *, bucket_bytes: int, buffers: bool, sharded: bool = False
+) -> tuple[Bucket, ...]:
     """Move a model's trainable parameters into buckets, grouped by dtype and device.
 
     Tied parameters get one place. Frozen parameters stay where they are: they start equal on all
@@ -86,6 +114,8 @@ def fill_buckets(model: nn.Module, *, bucket_bytes: int, buffers: bool) -> tuple
         model: its parameters move in; values, shapes and strides stay.
         bucket_bytes: the size at which a new bucket is begun.
         buffers: also take floating-point buffers (BatchNorm's running statistics).
+        sharded: whether a worker is several processes, so that parameters may be spread over them;
+            of those the local shards are taken, and empty ones left out.
 
     Raises:
         InputError: a parameter cannot be flattened (sharded, sparse or not yet initialised), or
@@ -94,23 +124,31 @@ def fill_buckets(model: nn.Module, *, bucket_bytes: int, buffers: bool) -> tuple
     parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
     if not parameters:
         raise InputError("the model has no trainable parameters, so there is nothing to exchange.")
-    filled = _fill(parameters, bucket_bytes, volatile=False)
+    filled = _fill(parameters, bucket_bytes, volatile=False, sharded=sharded)
     if buffers:
         averaged = {n: b for n, b in model.named_buffers() if b.dtype.to_real().is_floating_point}
-        filled += _fill(averaged, bucket_bytes, volatile=True)
-    return tuple(filled)
+        filled += _fill(averaged, bucket_bytes, volatile=True, sharded=sharded)
+    # A process whose shards are all empty comes to its meetings all the same.
+    nothing = Bucket(data=torch.zeros(_ALIGNMENT), slots=(), volatile=False)
+    return tuple(filled) or (nothing,)
 
 
-def _fill(tensors: Mapping[str, torch.Tensor], limit: int, *, volatile: bool) -> list[Bucket]:
-    groups: dict[tuple[torch.dtype, torch.device], dict[_Place, _Tied]] = {}
+def _fill(
+    tensors: Mapping[str, torch.Tensor], limit: int, *, volatile: bool, sharded: bool
+) -> list[Bucket]:
+    groups: dict[tuple[torch.dtype, torch.device, bool], dict[_Place, _Tied]] = {}
     for name, tensor in tensors.items():
-        _check_flattenable(name, tensor)
+        _check_flattenable(name, tensor, sharded)
+        part = local(tensor)
+        if part.numel() == 0:
+            continue
         # Complex values are mixed, averaged and sent as what they are: two real ones.
-        group = groups.setdefault((tensor.dtype.to_real(), tensor.device), {})
-        group.setdefault((tensor.data_ptr(), tuple(tensor.shape)), []).append((name, tensor))
+        kind = part.dtype.to_real(), part.device, is_sharded(tensor)
+        group = groups.setdefault(kind, {})
+        group.setdefault((part.data_ptr(), tuple(part.shape)), []).append((name, tensor))
     return [
-        _bucket(batch, volatile=volatile)
-        for group in groups.values()
+        _bucket(batch, volatile=volatile, is_copy=is_copy)
+        for (_, _, is_copy), group in groups.items()
         for batch in _batches(group.values(), limit)
     ]
 
@@ -119,7 +157,7 @@ def _batches(group: Iterable[_Tied], limit: int) -> Iterator[list[_Tied]]:
     batch: list[_Tied] = []
     size = 0
     for tied in group:
-        nbytes = tied[0][1].nbytes
+        nbytes = local(tied[0][1]).nbytes
         if batch and size + nbytes > limit:
             yield batch
             batch, size = [], 0
@@ -129,18 +167,23 @@ def _batches(group: Iterable[_Tied], limit: int) -> Iterator[list[_Tied]]:
         yield batch
 
 
-def _bucket(batch: list[_Tied], *, volatile: bool) -> Bucket:
-    first = batch[0][0][1]
+def _bucket(batch: list[_Tied], *, volatile: bool, is_copy: bool) -> Bucket:
+    first = local(batch[0][0][1])
     dtype = first.dtype.to_real()
     step = max(1, _ALIGNMENT // dtype.itemsize)
-    slots, end = [], 0
+    slots: list[Slot] = []
+    end = 0
     for tied in batch:
-        slots += [Slot(name=n, tensor=t, offset=end, shape=t.shape, dtype=t.dtype) for n, t in tied]
-        end += -(-tied[0][1].nbytes // dtype.itemsize // step) * step
+        part = local(tied[0][1])
+        slots += [
+            Slot(name=n, tensor=t, offset=end, shape=part.shape, dtype=part.dtype) for n, t in tied
+        ]
+        end += -(-part.nbytes // dtype.itemsize // step) * step
     data = torch.zeros(end, dtype=dtype, device=first.device)
-    for slot in slots:
-        _move(slot.tensor, data, slot.offset)
-    return Bucket(data=data, slots=tuple(slots), volatile=volatile)
+    if not is_copy:
+        for slot in slots:
+            _move(slot.tensor, data, slot.offset)
+    return Bucket(data=data, slots=tuple(slots), volatile=volatile, is_copy=is_copy)
 
 
 def _move(tensor: torch.Tensor, data: torch.Tensor, offset: int) -> None:
@@ -161,13 +204,13 @@ def _storage_of_its_own(part: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return from_dlpack(part.view(torch.uint8)).view(dtype)
 
 
-def _check_flattenable(name: str, tensor: torch.Tensor) -> None:
+def _check_flattenable(name: str, tensor: torch.Tensor, sharded: bool) -> None:
     if nn.parameter.is_lazy(tensor):
         raise InputError(f"parameter {name!r} has no shape yet: run one batch before Gossip.")
-    if hasattr(tensor, "placements"):
+    if is_sharded(tensor) and not sharded:
         raise InputError(
-            f"parameter {name!r} is sharded over several processes (DTensor): Gossip needs a whole "
-            "copy of the model in every worker."
+            f"parameter {name!r} is spread over several processes (DTensor), which are then one "
+            "worker together: say which by mesh=, for example Gossip(..., mesh=mesh['node'])."
         )
     if tensor.layout is not torch.strided or tensor.device.type == "meta":
         raise InputError(
@@ -182,6 +225,6 @@ def layout_digest(buckets: Iterable[Bucket]) -> str:
     for bucket in buckets:
         digest.update(f"{bucket.data.dtype} {bucket.data.numel()}\n".encode())
         for slot in bucket.slots:
-            shape, stride = tuple(slot.tensor.shape), slot.tensor.stride()
+            shape, stride = tuple(slot.shape), local(slot.tensor).stride()
             digest.update(f"{slot.name} {slot.offset} {shape} {stride}\n".encode())
     return digest.hexdigest()

@@ -19,9 +19,9 @@ from matcha.distributed.transports.transport import (
     Message,
     Transport,
 )
-from matcha.errors import InputError
+from matcha.errors import ExchangeError, InputError
 
-__all__ = ["barrier", "broadcast", "gather", "mean_", "ring_mean_"]
+__all__ = ["barrier", "broadcast", "gather", "mean_", "ring_mean_", "roll_call"]
 
 # Tags of the exchange count from 0 upwards within a round; these stay clear of them.
 _BROADCAST, _REDUCE, _GATHER, _RING = COLLECTIVE_TAGS[:4]
@@ -124,6 +124,24 @@ def gather(transport: Transport, value: bytes, timeout: float) -> list[bytes]:
         joined.copy_(torch.tensor(list(b"".join(values)), dtype=torch.uint8))
     broadcast(transport, [joined], timeout)
     return [bytes(part.tolist()) for part in torch.split(joined, sizes.tolist())]
+
+
+def roll_call(transport: Transport, call: str, timeout: float) -> None:
+    """Return once every worker is in the same call; large messages need not wait then.
+
+    Raises:
+        ExchangeError: somebody is in another call, or does not come.
+    """
+    transport.doing = call
+    if transport.council is not None:  # it knows who takes part in which call
+        return
+    calls = gather(transport, call.encode(), timeout)
+    others = {c.decode() for c in calls} - {call}
+    if others:
+        raise ExchangeError(
+            f"this worker is in {call}, but others are in {', '.join(sorted(others))}: every "
+            "worker must make the same calls at the same iteration."
+        )
 
 
 def barrier(transport: Transport, timeout: float) -> None:

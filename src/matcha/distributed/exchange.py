@@ -17,7 +17,9 @@ from matcha.distributed.transports.transport import Message, Pending, Transport,
 from matcha.errors import ExchangeError
 from matcha.rounds import Errand, Round
 
-__all__ = ["Exchange", "Meeting", "meetings"]
+__all__ = ["RUNNING", "Exchange", "Meeting", "meetings"]
+
+RUNNING = -1  # in place of the iteration at which a worker finished
 
 _BLOCK = 1 << 17  # elements: three passes over a block stay in the cache, so memory is read once
 _NUM_SPARES = 4  # of half a bucket each: two buckets beyond the model
@@ -58,12 +60,22 @@ class _Piece:
 
 
 @dataclass(slots=True)
+class _Header:
+    """What the two ends of a meeting tell each other before their values."""
+
+    pending: Pending
+    theirs: torch.Tensor
+    finished: bool
+    """Whether this end said that it had finished: with overlap that may be some time ago."""
+
+
+@dataclass(slots=True)
 class _Flight:
     """A message each way on its way, for one piece and one meeting."""
 
     piece: _Piece
     meeting: Meeting
-    header: tuple[Pending, torch.Tensor] | None
+    header: _Header | None
     pending: Pending
     incoming: torch.Tensor
     outgoing: torch.Tensor
@@ -92,13 +104,12 @@ class Exchange:
         timeout: seconds to wait for any one message.
 
     Attributes:
-        measures_waiting: whether to tell waiting for a partner from exchanging; it takes one more
-            waking up an exchange.
-        wait_seconds: spent waiting for partners so far, where it is measured.
+        wait_seconds: spent waiting for partners so far.
         bytes_sent: so far.
+        finished_at: the iteration at which this worker's training ended, or `RUNNING`; partners
+            hear it with every meeting.
+        finished: partners that had finished, as this worker had, when they met last.
     """
-
-    measures_waiting = False
 
     def __init__(
         self,
@@ -113,6 +124,8 @@ class Exchange:
         self.timeout = timeout
         self.wait_seconds = 0.0
         self.bytes_sent = 0
+        self.finished_at = RUNNING
+        self.finished: set[int] = set()
         self._pieces = tuple(_pieces(values, max(1, bucket_bytes // 2), wire_dtype))
         self._spares: dict[tuple[int, torch.device], torch.Tensor] = {}
         self._size = max(p.values.nbytes for p in self._pieces)
@@ -134,6 +147,7 @@ class Exchange:
             ExchangeError: a partner is gone, late, or at another iteration. The values are then
                 partly mixed and must not be used.
         """
+        self.transport.doing = f"the round of iteration {iteration}"
         if round.mixing == "push":
             self._push(met, iteration)
             return
@@ -162,24 +176,24 @@ class Exchange:
         for meeting in met:
             errand = meeting.errand
             assert errand is not None
-            self._meet_at(errand, meeting.position, iteration)
+            self._meet_at(errand, meeting, iteration)
             for piece in self._pieces:
                 while len(flights) >= _NUM_SPARES or any(f[0] is piece for f in flights):
                     self._take_in(*flights.popleft())
-                flights.append(self._send(piece, errand, meeting.position, number))
+                flights.append(self._send(piece, errand, meeting, number))
                 number += 1
         while flights:
             self._take_in(*flights.popleft())
 
     def _send(
-        self, piece: _Piece, errand: Errand, position: int, number: int
+        self, piece: _Piece, errand: Errand, meeting: Meeting, number: int
     ) -> tuple[_Piece, Errand, Pending, torch.Tensor, torch.Tensor]:
         incoming = self._spare(number % _NUM_SPARES, piece, staged=True)
         outgoing = piece.values
         if self._is_staged(piece):
             outgoing = self._spare(_NUM_SPARES + number % _NUM_SPARES, piece, staged=True)
             outgoing.copy_(piece.values)
-        tag = self._tag(position, piece.index)
+        tag = self._tag(meeting.position, piece.index)
         messages = []
         if errand.source is not None:
             arriving = incoming.view(torch.uint8)
@@ -206,10 +220,10 @@ class Exchange:
         if errand.source is not None:
             x.add_(incoming.to(x.device, x.dtype) * errand.taken)
 
-    def _meet_at(self, errand: Errand, position: int, iteration: int) -> None:
+    def _meet_at(self, errand: Errand, meeting: Meeting, iteration: int) -> None:
         """Tell the receiver which iteration this is, and check that the sender is at it too."""
         device = self.transport.device or torch.device("cpu")
-        tag = self._tag(position, len(self._pieces))
+        tag = self._tag(meeting.position, len(self._pieces))
         arriving = torch.full((1,), iteration, dtype=torch.int64, device=device)
         messages = []
         if errand.source is not None:
@@ -219,8 +233,7 @@ class Exchange:
             messages.append(Message(peer=errand.to, tag=tag, outgoing=leaving))
         started = time.perf_counter()
         self.transport.post(messages).wait(self.timeout)
-        if self.measures_waiting:
-            self.wait_seconds += time.perf_counter() - started
+        self.wait_seconds += time.perf_counter() - started
         if errand.source is not None:
             self._check_iteration(errand.source, int(arriving), iteration)
 
@@ -271,20 +284,23 @@ class Exchange:
     def _tag(self, position: int, index: int) -> int:
         return meeting_tag(position * (len(self._pieces) + 1) + index)
 
-    def _launch_header(self, peer: int, tag: int, iteration: int) -> tuple[Pending, torch.Tensor]:
+    def _launch_header(self, peer: int, tag: int, iteration: int) -> _Header:
         # A small message of its own leaves buckets as they are and tells when the partner came.
         device = self.transport.device or torch.device("cpu")
-        arriving = torch.empty(1, dtype=torch.int64, device=device)
-        leaving = torch.full((1,), iteration, dtype=torch.int64, device=device)
+        arriving = torch.empty(2, dtype=torch.int64, device=device)
+        leaving = torch.tensor([iteration, self.finished_at], dtype=torch.int64, device=device)
         message = Message(peer=peer, tag=tag, incoming=arriving, outgoing=leaving)
-        return self.transport.post([message]), arriving
+        pending = self.transport.post([message])
+        return _Header(pending, arriving, self.finished_at != RUNNING)
 
     def _land(self, flight: _Flight, round: Round, iteration: int) -> None:
-        if flight.header is not None and self.measures_waiting:
-            self._wait_for_partner(flight.header[0])
-        flight.pending.wait(self.timeout)
         if flight.header is not None:
+            # The header comes as soon as the partner is there: waiting ends and exchanging begins.
+            started = time.perf_counter()
+            flight.header.pending.wait(self.timeout)
+            self.wait_seconds += time.perf_counter() - started
             self._check_header(flight, iteration)
+        flight.pending.wait(self.timeout)
         piece = flight.piece
         x, arrived = piece.values, flight.incoming
         if piece.wire_dtype != x.dtype:
@@ -302,17 +318,12 @@ class Exchange:
             base, out = x if flight.first else total, x if flight.last else total
             _accumulate(out, base, arrived, x, flight.meeting.weight)
 
-    def _wait_for_partner(self, header: Pending) -> None:
-        # The header comes as soon as the partner is there: waiting ends and exchanging begins.
-        started = time.perf_counter()
-        header.wait(self.timeout)
-        self.wait_seconds += time.perf_counter() - started
-
     def _check_header(self, flight: _Flight, iteration: int) -> None:
         assert flight.header is not None
-        pending, arrived = flight.header
-        pending.wait(self.timeout)
-        self._check_iteration(flight.meeting.peer, int(arrived), iteration)
+        theirs, finished_at = flight.header.theirs.tolist()
+        self._check_iteration(flight.meeting.peer, theirs, iteration)
+        if flight.header.finished and finished_at != RUNNING:
+            self.finished.add(flight.meeting.peer)
 
     def _check_iteration(self, peer: int, theirs: int, iteration: int) -> None:
         if theirs != iteration:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-import logging
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,38 +11,39 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
 import matcha
-from matcha.distributed.agreement import agree
 from matcha.distributed.averaging import Averaging
 from matcha.distributed.buckets import fill_buckets, layout_digest
-from matcha.distributed.checkpoint import load_checkpoint, save_checkpoint
+from matcha.distributed.checkpoint import checkpoints, load_checkpoint, save_checkpoint
 from matcha.distributed.claims import Claim
-from matcha.distributed.collectives import broadcast
-from matcha.distributed.environment import default_transport, goes_on, is_alone
+from matcha.distributed.collectives import roll_call
+from matcha.distributed.environment import goes_on
 from matcha.distributed.exchange import Exchange
-from matcha.distributed.itinerary import Itinerary
+from matcha.distributed.itinerary import Itinerary, answer, say_finished
 from matcha.distributed.meetings import Meetings
 from matcha.distributed.membership import Membership, as_team
 from matcha.distributed.misuse import (
     Optimizers,
+    check_in_place,
     check_options,
     check_parallel,
     check_stepped,
     hookable,
 )
 from matcha.distributed.overlap import Overlap
+from matcha.distributed.seats import take_seat
 from matcha.distributed.steps import Steps
 from matcha.distributed.stopwatch import Stopwatch
-from matcha.distributed.transports.memory_transport import MemoryNetwork
 from matcha.distributed.transports.transport import Transport
-from matcha.errors import InputError, ModelError
+from matcha.errors import InputError
 from matcha.plans import PlanLike
 from matcha.records import Span
 
 __all__ = ["Gossip"]
 
-_log = logging.getLogger("matcha")
+_FOREVER = 1e6  # seconds
 
 
 class Gossip:
@@ -65,6 +66,9 @@ class Gossip:
         plan: who talks when, for as many workers as there are processes. In a process that was
             started alone Gossip exchanges nothing and says so once.
         transport: how messages travel; by default torch.distributed, or MPI under `mpirun`.
+        mesh: the dimension along which workers differ, where a worker is a group of processes with
+            DDP, FSDP or tensor parallelism between them: `mesh=mesh["node"]`. Each process then
+            exchanges its shard with its counterparts, and nothing is gathered.
         overlap: exchange while the gradient is computed, x ← Wx − ηg (the paper's footnote). Exact,
             not stale; parameters must then change only in `optimizer.step()`.
         wire_dtype: send values as `torch.bfloat16` or `torch.float16`; rounding stays local.
@@ -96,6 +100,7 @@ class Gossip:
         plan: PlanLike,
         *,
         transport: Transport | None = None,
+        mesh: DeviceMesh | None = None,
         overlap: bool = False,
         wire_dtype: torch.dtype | None = None,
         buffers: Literal["local", "average"] = "local",
@@ -114,21 +119,27 @@ class Gossip:
         self.model = model
         self.plan = plan
         self.deadline = deadline
-        self._owns_transport = transport is None
-        self.transport = transport or _own_transport(plan)
-        _check_workers(plan, self.transport)
+        self.seat = take_seat(plan, transport, mesh, deadline)
+        self.transport = self.seat.transport
         self.rank = self.transport.rank
         alone = self.transport.num_workers == 1
+        self.transport.period += 1
 
         bucket_bytes = int(bucket_mb * 1e6)
-        self.buckets = fill_buckets(model, bucket_bytes=bucket_bytes, buffers=buffers == "average")
+        self.buckets = fill_buckets(
+            model,
+            bucket_bytes=bucket_bytes,
+            buffers=buffers == "average",
+            sharded=mesh is not None,
+        )
+        self._averaging = Averaging(self.seat, model, self.buckets, deadline)
         self._layout = layout_digest(self.buckets)
         self._frozen = [p for p in model.parameters() if not p.requires_grad]
         options = f"overlap {overlap}, wire {wire_dtype}, buffers {buffers}, bucket {bucket_mb} MB"
         facts = {
             "plan": plan.digest[:12],
             "seed": str(plan.seed),
-            "model": self._layout[:12],
+            "mesh": f"{self.num_workers} workers of {self.seat.num_parts} processes",
             "options": options,
             "iteration": str(iteration),
             "matcha version": matcha.__version__,
@@ -136,8 +147,8 @@ class Gossip:
         }
         team = as_team(self.transport) if goes_on(on_loss) else None
         if team is None or not team.is_late:
-            agree(self.transport, facts, deadline)
-            broadcast(self.transport, self._everything(), deadline)
+            self.seat.agree(facts, self._layout, deadline)
+            self._averaging.start_equal()
 
         values = [bucket.data for bucket in self.buckets]
         self._overlap = Overlap(self.buckets) if overlap else None
@@ -149,10 +160,9 @@ class Gossip:
             wire_dtype=wire_dtype,
             timeout=deadline,
         )
-        self.exchange.measures_waiting = on_span is not None
         self._stopwatch = Stopwatch(self.rank, on_span)
-        self._averaging = Averaging(self.transport, model, self.buckets, deadline)
         self._itinerary = Itinerary(plan, self.rank, iteration, alone=alone)
+        self._farewell = weakref.finalize(self, say_finished, self.transport, self._itinerary)
         self._is_checked = False
         self._is_detached = False
         self._steps = Steps(
@@ -173,7 +183,7 @@ class Gossip:
 
     def _change(self) -> None:
         if not self._is_checked:  # a wrapper may have come after us, so not at construction
-            check_parallel(self.model, group_size=1)
+            check_parallel(self.model, group_size=self.seat.num_parts)
             self._is_checked = True
         if self._stopwatch.listens:
             self._stopwatch.computed(self.iteration)
@@ -182,11 +192,15 @@ class Gossip:
 
     def _end(self) -> None:
         if self._itinerary.met:
-            self._check_in_place()
+            check_in_place(self.buckets, self._frozen)
             if self._overlap is not None:
                 self._overlap.merge()
             else:
+                for bucket in self.buckets:
+                    bucket.pack()
                 self._run()
+                for bucket in self.buckets:
+                    bucket.unpack()
             self._steps.restart_curvature()
         self._itinerary.advance()
         if self._membership is not None:
@@ -204,21 +218,6 @@ class Gossip:
     def seek(self, iteration: int) -> None:
         """Go on at another iteration of the plan, as every worker must."""
         self._itinerary.seek(iteration)
-
-    def _check_in_place(self) -> None:
-        for bucket in self.buckets:
-            name = bucket.take_back()
-            if name is not None:
-                raise ModelError(
-                    f"parameter {name!r} has another device, dtype or shape than when Gossip took "
-                    "it in (model.to(...)): change the model first, then construct Gossip."
-                )
-        for parameter in self._frozen:
-            if parameter.requires_grad:
-                raise ModelError(
-                    "a parameter that was frozen when Gossip was constructed now trains, but is "
-                    "not exchanged: call detach() and construct Gossip again."
-                )
 
     # -- for the script ---------------------------------------------------------------------------
 
@@ -300,7 +299,7 @@ class Gossip:
 
         A collective call. Floating-point buffers (BatchNorm's statistics) are averaged too.
         """
-        self.settle()
+        self._meet_all("averaged()")
         with self._averaging.averaged():
             yield self.model
 
@@ -319,7 +318,7 @@ class Gossip:
 
     def consensus_distance(self) -> float:
         """(1/m) Σ ‖x_i − x̄‖², how far the workers' parameters are apart. A collective call."""
-        self.settle()
+        self._meet_all("consensus_distance()")
         return self._averaging.consensus_distance()
 
     def state_dict(self) -> dict[str, Any]:
@@ -355,6 +354,7 @@ class Gossip:
         keep: int = 2,
     ) -> Path:
         """Write a checkpoint of all workers; see `matcha.distributed.checkpoint`. Collective."""
+        directory = self.seat.folder(directory)
         return save_checkpoint(self, directory, extra=extra, generators=generators, keep=keep)
 
     def load(
@@ -366,9 +366,41 @@ class Gossip:
         generators: Mapping[str, torch.Generator] | None = None,
     ) -> dict[str, Any]:
         """Continue from a checkpoint; see `matcha.distributed.checkpoint`. Collective."""
+        directory = self.seat.folder(directory)
+        if self.seat.num_parts > 1 and iteration is None:
+            found = [info.iteration for info in checkpoints(directory)]
+            iteration = self.seat.newest(found, self.deadline)
         return load_checkpoint(
             self, directory, iteration=iteration, average=average, generators=generators
         )
+
+    @contextmanager
+    def join(self) -> Iterator[None]:
+        """Train inside it when workers have unequal amounts of data.
+
+        A worker that leaves it early goes on answering those who still train: it takes part in
+        their rounds without a step of its own, until they leave it too. Two that have both left
+        meet once more and then never again.
+        """
+        if self.plan.topology.directed:
+            raise InputError("join() needs links that carry both ways, to say who has finished.")
+        yield
+        if self.num_workers > 1:
+            self.exchange.timeout = _FOREVER  # who still trains may take its time
+            partners = self.plan.topology.neighbors(self.rank)
+            answer(self.exchange, self._itinerary, partners, self._steps.take)
+
+    @contextmanager
+    def away(self) -> Iterator[None]:
+        """Do long work on this worker alone inside it: validation, a checkpoint, a slow download.
+
+        Others that come to meet this worker wait, beyond their deadline, until it is back.
+        """
+        self.transport.tell("away", "yes")
+        try:
+            yield
+        finally:
+            self.transport.tell("away", "")
 
     def detach(self) -> None:
         """Stop exchanging; the model and optimizer go on as ordinary ones. May be called twice.
@@ -379,11 +411,11 @@ class Gossip:
             return
         self._is_detached = True
         self._steps.detach()
+        self._farewell()
         if self._overlap is not None:
             self._overlap.discard()
             self._overlap.close()
-        if self._owns_transport:
-            self.transport.close()
+        self.seat.close()
 
     def __enter__(self) -> Gossip:
         return self
@@ -392,8 +424,14 @@ class Gossip:
         # After an error partners may be gone: waiting for them would hide it.
         if kind is None:
             self.detach()
+        else:
+            self._farewell.detach()
 
     # -- parts ------------------------------------------------------------------------------------
+
+    def _meet_all(self, call: str) -> None:
+        self.settle()
+        roll_call(self.transport, f"{call} at iteration {self.iteration}", self.deadline)
 
     def settle(self) -> None:
         """Let the exchange under way end: collective calls must not run beside it."""
@@ -404,30 +442,3 @@ class Gossip:
         """Drop the exchange under way: the values it started from are about to be replaced."""
         if self._overlap is not None:
             self._overlap.discard()
-
-    def _everything(self) -> list[torch.Tensor]:
-        """What all workers must start from: parameters, frozen ones too, and buffers."""
-        inside = {id(slot.tensor) for bucket in self.buckets for slot in bucket.slots}
-        others = [*self.model.parameters(), *self.model.buffers()]
-        return [bucket.data for bucket in self.buckets] + [
-            tensor.data for tensor in others if id(tensor) not in inside and tensor.numel()
-        ]
-
-
-def _own_transport(plan: PlanLike) -> Transport:
-    return MemoryNetwork(1).transport(0) if is_alone() else default_transport(plan.topology)
-
-
-def _check_workers(plan: PlanLike, transport: Transport) -> None:
-    if transport.num_workers == 1:
-        _log.warning(
-            "one process: Gossip exchanges nothing here; for the plan's %d workers start the "
-            "script with `torchrun --nproc-per-node=%d SCRIPT`.",
-            plan.num_workers,
-            plan.num_workers,
-        )
-    elif transport.num_workers != plan.num_workers:
-        raise InputError(
-            f"the plan is for {plan.num_workers} workers, but {transport.num_workers} were "
-            f"started: start {plan.num_workers}, or make a plan for {transport.num_workers}."
-        )

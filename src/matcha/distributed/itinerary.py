@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from itertools import repeat
 
-from matcha.distributed.exchange import Meeting, meetings
+from matcha.distributed.exchange import Exchange, Meeting, meetings
+from matcha.distributed.transports.transport import Transport
 from matcha.plans import PlanLike
 from matcha.rounds import Round
 
-__all__ = ["Itinerary"]
+__all__ = ["Itinerary", "answer", "say_finished"]
 
 _KNOWN_ROUNDS = 1 << 14  # rounds repeat; beyond this many different ones, look again
+_NEVER_MET = 100_000  # rounds without a meeting after which no more is expected
 _REST = Round(matchings=(), indices=(), mixing="pairwise", weight=0.5)
 
 
@@ -22,6 +26,7 @@ class Itinerary:
         iteration: of the round that comes next.
         round: that round.
         met: whom this worker meets in it; empty when it rests.
+        passed: workers that are not met any more.
     """
 
     def __init__(self, plan: PlanLike, rank: int, iteration: int, *, alone: bool = False) -> None:
@@ -31,6 +36,7 @@ class Itinerary:
 
         self._plan = plan
         self._alone = alone
+        self.passed: set[int] = set()
         self._met = met
         self.seek(iteration)
 
@@ -45,3 +51,28 @@ class Itinerary:
         self.iteration += 1
         self.round = next(self._rounds)
         self.met = self._met(self.round)
+        if self.passed:
+            self.met = tuple(meeting for meeting in self.met if meeting.peer not in self.passed)
+
+
+def answer(
+    exchange: Exchange, itinerary: Itinerary, partners: Iterable[int], take: Callable[[], None]
+) -> None:
+    """Come to the meetings of those who still train, without steps of one's own, until none does.
+
+    Every meeting tells whether its ends have finished; two that both have do not meet again. So
+    this needs no word from workers that are never met.
+    """
+    exchange.finished_at = itinerary.iteration
+    itinerary.passed = exchange.finished
+    idle = 0
+    while not exchange.finished.issuperset(partners) and idle < _NEVER_MET:
+        idle = 0 if itinerary.met else idle + 1
+        take()
+
+
+def say_finished(transport: Transport, itinerary: Itinerary) -> None:
+    """Let others know that this worker has come to a good end, should they wait for it."""
+    # An error that nobody caught is none, nor is one of ours.
+    if getattr(sys, "last_value", None) is None and not transport.failed:
+        transport.tell(f"finished/{transport.period}", str(itinerary.iteration))

@@ -12,10 +12,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from matcha.distributed.buckets import Bucket
 from matcha.distributed.claims import wrapped_by
-from matcha.errors import InputError
+from matcha.errors import InputError, ModelError
 
-__all__ = ["check_options", "check_parallel", "check_stepped", "hookable"]
+__all__ = ["check_in_place", "check_options", "check_parallel", "check_stepped", "hookable"]
 
 Optimizers = torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None
 
@@ -110,3 +111,24 @@ def check_parallel(model: nn.Module, group_size: int) -> None:
                     "gradients equal: leave that out; Gossip takes its place. (For groups of GPUs "
                     "as workers see mesh=.)"
                 )
+
+
+def check_in_place(buckets: Iterable[Bucket], frozen: Iterable[nn.Parameter]) -> None:
+    """Take back parameters that were given other values; refuse those that became others.
+
+    Raises:
+        ModelError: a parameter changed its kind, or began to train.
+    """
+    for bucket in buckets:
+        name = bucket.take_back()
+        if name is not None:
+            raise ModelError(
+                f"parameter {name!r} has another device, dtype or shape than when Gossip took "
+                "it in (model.to(...)): change the model first, then construct Gossip."
+            )
+    for parameter in frozen:
+        if parameter.requires_grad:
+            raise ModelError(
+                "a parameter that was frozen when Gossip was constructed now trains, but is "
+                "not exchanged: call detach() and construct Gossip again."
+            )

@@ -38,6 +38,7 @@ class Overlap:
         if self._task is not None:
             return
         for bucket, before in zip(self._buckets, self._before, strict=True):
+            bucket.pack()
             if bucket.volatile:
                 before.copy_(bucket.data)
         if self._stream is not None:
@@ -66,7 +67,9 @@ class Overlap:
         """Add the finished exchange's Wx − x to the buckets."""
         self.finish()
         for bucket, change in zip(self._buckets, self.mixed, strict=True):
+            bucket.pack()
             bucket.data.add_(change)
+            bucket.unpack()
         self._task = None
 
     def discard(self) -> None:

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from matcha.distributed.shards import like, local
 from matcha.distributed.transports.transport import Buffer, Transport
 from matcha.documents import replacing
 from matcha.errors import DataError, InputError
@@ -36,9 +37,7 @@ class Worker(Protocol):
     transport: Transport
     deadline: float
 
-    @property
-    def optimizer(self) -> torch.optim.Optimizer:
-        """What steps the model."""
+    optimizers: tuple[torch.optim.Optimizer, ...]
 
     @property
     def iteration(self) -> int:
@@ -130,7 +129,8 @@ def average_snapshots(paths: Sequence[Path], gossip: Worker) -> dict[str, Any]:
     Raises:
         DataError: a file cannot be read.
     """
-    gossip.optimizer.state.clear()
+    for optimizer in gossip.optimizers:
+        optimizer.state.clear()
     targets = _named(gossip)
     sums = {
         name: torch.zeros(t.shape, dtype=torch.float64)
@@ -162,8 +162,9 @@ def _collect(
     gossip: Worker, extra: Mapping[str, Any], generators: Generators
 ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     tensors = {f"model/{name}": tensor for name, tensor in _named(gossip).items()}
-    state = gossip.optimizer.state_dict()
-    optimizer = _flatten(state, "optimizer", tensors)
+    states = [optimizer.state_dict() for optimizer in gossip.optimizers]
+    # One is written as it always was; several as a list.
+    optimizer = _flatten(states[0] if len(states) == 1 else states, "optimizer", tensors)
     tensors |= {f"generator/{name}": g.get_state() for name, g in generators.items()}
     # Parameters are views of buckets; the format wants tensors of their own.
     alone = {name: t.detach().cpu().clone().contiguous() for name, t in tensors.items()}
@@ -175,20 +176,35 @@ def _restore(gossip: Worker, file: Any, document: dict[str, Any], generators: Ge
     with torch.no_grad():
         for name, tensor in _named(gossip).items():
             tensor.copy_(file.get_tensor(f"model/{name}"))
-    gossip.optimizer.load_state_dict(_unflatten(document["optimizer"], file))
+    found = _unflatten(document["optimizer"], file)
+    states = found if isinstance(found, list) else [found]
+    for optimizer, state in zip(gossip.optimizers, states, strict=True):
+        optimizer.load_state_dict(_spread(state, optimizer))
     for name, generator in generators.items():
         generator.set_state(file.get_tensor(f"generator/{name}"))
 
 
 def _named(gossip: Worker) -> dict[str, torch.Tensor]:
     model = getattr(gossip.model, "_orig_mod", gossip.model)
-    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return {name: local(tensor) for name, tensor in named.items()}
+
+
+def _spread(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """An optimizer's state with its shards spread over processes as the parameters are."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for index, values in state["state"].items():
+        parameter = parameters[index]
+        for name, value in values.items():
+            if isinstance(value, torch.Tensor) and value.shape == local(parameter).shape:
+                values[name] = like(parameter, value)
+    return state
 
 
 def _flatten(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
     """A value as JSON can hold it; tensors go to `tensors` and leave their key behind."""
     if isinstance(value, torch.Tensor):
-        tensors[path] = value
+        tensors[path] = local(value)
         return {"tensor": path}
     if isinstance(value, dict):
         items = [[key, _flatten(v, f"{path}/{key}", tensors)] for key, v in value.items()]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import queue
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -12,6 +11,7 @@ from typing import TypeVar
 import torch
 
 from matcha.distributed.transports.transport import Message, Pending, Transport
+from matcha.distributed.transports.vigil import Vigil
 from matcha.errors import InputError
 
 __all__ = ["MemoryNetwork", "MemoryTransport", "run_threads"]
@@ -34,7 +34,8 @@ class MemoryNetwork:
         self.num_workers = num_workers
         self._mailboxes: defaultdict[tuple[int, int, int], Mailbox] = defaultdict(queue.SimpleQueue)
         self._lock = threading.Lock()
-        self.accusations: dict[int, int] = {}
+        self.accusations: dict[int, int | None] = {}
+        self.notes: dict[tuple[int, str], str] = {}
 
     def transport(self, rank: int) -> MemoryTransport:
         """The transport of worker `rank`."""
@@ -64,7 +65,15 @@ class MemoryTransport(Transport):
                 box.put(message.outgoing.clone())
         return _Arrivals(self, [message for message in messages if message.incoming is not None])
 
-    def accuse(self, peer: int) -> None:
+    def tell(self, what: str, value: str) -> None:
+        """Note it in the network."""
+        self.network.notes[self.rank, what] = value
+
+    def told_by(self, rank: int, what: str) -> str:
+        """Read it from the network."""
+        return self.network.notes.get((rank, what), "")
+
+    def accuse(self, peer: int | None) -> None:
         """Note it in the network."""
         self.network.accusations[self.rank] = peer
 
@@ -80,15 +89,17 @@ class _Arrivals(Pending):
 
     def wait(self, timeout: float) -> None:
         transport = self.transport
-        deadline = time.monotonic() + 0.9 * timeout  # the rest is for finding the cause
         while self.messages:
             message = self.messages[0]
             box = transport.network.mailbox(message.peer, transport.rank, message.tag)
-            try:
-                arrived = box.get(timeout=max(0.0, deadline - time.monotonic()))
-            except queue.Empty:
-                problem = f"did not answer within {timeout:g} s"
-                raise transport.failure(message.peer, problem, 0.1 * timeout) from None
+            vigil = Vigil(transport, message.peer, timeout)
+            arrived = None
+            while arrived is None:
+                try:
+                    arrived = box.get(timeout=vigil.slice)
+                except queue.Empty:
+                    vigil.look()
+            vigil.end()
             assert message.incoming is not None
             message.incoming.copy_(arrived)
             self.messages.pop(0)

@@ -64,7 +64,42 @@ class SlowLinks(Transport):
         finally:
             self._at_full_speed = False
 
-    def accuse(self, peer: int) -> None:
+    @property
+    def doing(self) -> str:
+        """As the transport below, which does the waiting."""
+        return self.transport.doing
+
+    @doing.setter
+    def doing(self, doing: str) -> None:
+        self.transport.doing = doing
+
+    @property
+    def period(self) -> int:
+        """As the transport below."""
+        return self.transport.period
+
+    @period.setter
+    def period(self, period: int) -> None:
+        self.transport.period = period
+
+    @property
+    def failed(self) -> bool:
+        """As the transport below."""
+        return self.transport.failed
+
+    @failed.setter
+    def failed(self, failed: bool) -> None:
+        self.transport.failed = failed
+
+    def tell(self, what: str, value: str) -> None:
+        """As the transport below."""
+        self.transport.tell(what, value)
+
+    def told_by(self, rank: int, what: str) -> str:
+        """As the transport below."""
+        return self.transport.told_by(rank, what)
+
+    def accuse(self, peer: int | None) -> None:
         """As the transport below."""
         self.transport.accuse(peer)
 

@@ -6,16 +6,19 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from matcha.distributed.transports.transport import Message, Pending, Transport
+from matcha.distributed.transports.vigil import Vigil
 from matcha.errors import InputError
 
 __all__ = ["TorchTransport"]
 
-_ACCUSATION = "matcha/accused-by/"
+_EMPTY = torch.iinfo(torch.int64).min  # what no message holds
+_PROBE = (1 << 20) - 1  # a tag that no message has
 _PATIENCE = 2.0  # seconds to look for the cause of a failure
 _STORE_PATIENCE = 2.0  # seconds; the store may have died with the worker that hosted it
 
@@ -28,28 +31,41 @@ class TorchTransport(Transport):
 
     Args:
         backend: `gloo` or `nccl`; by default what the default group uses for the current device.
+        ranks: the processes that are workers here, this one among them; by default all.
         owns_default: whether the default group was made for this transport and ends with it.
 
     Raises:
         InputError: there is no default group.
     """
 
-    def __init__(self, backend: str | None = None, *, owns_default: bool = False) -> None:
+    def __init__(
+        self,
+        backend: str | None = None,
+        *,
+        ranks: Sequence[int] | None = None,
+        owns_default: bool = False,
+    ) -> None:
         if not dist.is_available() or not dist.is_initialized():
             raise InputError(
                 "torch.distributed is not initialised: call torch.distributed.init_process_group() "
                 "and start the script with torchrun or `matcha train`."
             )
         self._owns_default = owns_default
-        self.rank = dist.get_rank()
-        self.num_workers = dist.get_world_size()
+        self._ranks = list(ranks) if ranks is not None else list(range(dist.get_world_size()))
+        self.rank = self._ranks.index(dist.get_rank())
+        self.num_workers = len(self._ranks)
         self.backend = backend or _default_backend()
         self.device = (
             torch.device("cuda", torch.cuda.current_device())
             if self.backend == "nccl"
             else torch.device("cpu")
         )
-        self._group = dist.new_group(backend=self.backend)
+        # Other groups of workers make theirs at the same time: only members need to come together.
+        self._group = dist.new_group(
+            ranks, backend=self.backend, use_local_synchronization=ranks is not None
+        )
+        self._notes = f"matcha/{self._group.group_name}/"
+        self._probes: list[dist.Work | None] = []  # nothing is ever sent to them
         self._store = dist.distributed_c10d._get_default_store()
         if self.backend == "nccl":
             # A first grouped point-to-point call in which some workers take no part would hang:
@@ -60,41 +76,70 @@ class TorchTransport(Transport):
         """Start the messages in our own process group."""
         receives = [m for m in messages if m.incoming is not None]
         sends = [m for m in messages if m.outgoing is not None]
+        signs = [_Sign(m) for m in receives if _is_sign(m)]
         try:
             if self.backend == "nccl":
                 return _Works(self, self._post_grouped(receives, sends))
             # Receives first: the other way round a shaped link takes almost twice as long.
             works = [
-                (m.peer, dist.irecv(m.incoming, m.peer, self._group, m.tag))  # type: ignore[arg-type]
+                (m.peer, dist.irecv(m.incoming, self._ranks[m.peer], self._group, m.tag))  # type: ignore[arg-type]
                 for m in receives
             ]
             works += [
-                (m.peer, dist.isend(m.outgoing, m.peer, self._group, m.tag))  # type: ignore[arg-type]
+                (m.peer, dist.isend(m.outgoing, self._ranks[m.peer], self._group, m.tag))  # type: ignore[arg-type]
                 for m in sends
             ]
         except RuntimeError as error:
             raise self.failure(messages[0].peer, _problem(error), _PATIENCE) from error
-        return _Works(self, works)
+        return _Works(self, works, signs)
 
     def _post_grouped(
         self, receives: list[Message], sends: list[Message]
     ) -> list[tuple[int, dist.Work | None]]:
         # NCCL runs calls in order on one stream, so two workers that both receive first would wait
         # for each other; grouped calls are one kernel. Tags are unknown to it: order matches.
-        ops = [dist.P2POp(dist.irecv, m.incoming, m.peer, self._group) for m in receives]  # type: ignore[arg-type]
-        ops += [dist.P2POp(dist.isend, m.outgoing, m.peer, self._group) for m in sends]  # type: ignore[arg-type]
+        pairs: list[tuple[Any, Any, int]] = [(dist.irecv, m.incoming, m.peer) for m in receives]
+        pairs += [(dist.isend, m.outgoing, m.peer) for m in sends]
+        ops = [dist.P2POp(op, t, self._ranks[p], self._group) for op, t, p in pairs]
         peer = (receives or sends)[0].peer
         return [(peer, work) for work in dist.batch_isend_irecv(ops)]
 
-    def accuse(self, peer: int) -> None:
+    def probe(self, peer: int) -> None:
+        """Gloo refuses even to listen to a peer whose connection is closed."""
+        if self.backend == "nccl":
+            return
+        try:
+            self._probes.append(dist.irecv(torch.empty(1), self._ranks[peer], self._group, _PROBE))
+        except RuntimeError as error:
+            raise self.failure(peer, _problem(error), _PATIENCE) from error
+
+    def name(self, rank: int) -> str:
+        """Also says which process it is, where a worker is several."""
+        name, process = super().name(rank), self._ranks[rank]
+        return (
+            name
+            if process == rank
+            else f"worker {rank}, {name.replace(str(rank), str(process), 1)}"
+        )
+
+    def tell(self, what: str, value: str) -> None:
         """Write to the key-value store that all workers share."""
-        _quickly(lambda: self._store.set(_ACCUSATION + str(self.rank), str(peer)))
+        _quickly(lambda: self._store.set(f"{self._notes}{what}/{self.rank}", value))
+
+    def told_by(self, rank: int, what: str) -> str:
+        """Read from the key-value store that all workers share."""
+        key = f"{self._notes}{what}/{rank}"
+        found = _quickly(lambda: self._store.get(key) if self._store.check([key]) else None)
+        return found.decode() if found else ""
+
+    def accuse(self, peer: int | None) -> None:
+        """A note like others."""
+        self.tell("accuses", "" if peer is None else str(peer))
 
     def accused_by(self, rank: int) -> int | None:
-        """Read from the key-value store that all workers share."""
-        key = _ACCUSATION + str(rank)
-        found = _quickly(lambda: self._store.get(key) if self._store.check([key]) else None)
-        return int(found) if found else None
+        """A note like others."""
+        told = self.told_by(rank, "accuses")
+        return int(told) if told else None
 
     def close(self) -> None:
         """Destroy our process group, and the default one where it was made for us."""
@@ -104,12 +149,26 @@ class TorchTransport(Transport):
 
 class _Works(Pending):
     def __init__(
-        self, transport: TorchTransport, works: list[tuple[int, dist.Work | None]]
+        self,
+        transport: TorchTransport,
+        works: list[tuple[int, dist.Work | None]],
+        signs: Sequence[_Sign] = (),
     ) -> None:
         self.transport = transport
         self.works = works
+        self.signs = list(signs)
 
     def wait(self, timeout: float) -> None:
+        # Gloo cannot wait a little and then a little more: a wait that times out ends the group.
+        # So as long as a peer may be away, the memory is watched into which its sign of life comes.
+        while self.signs:
+            sign = self.signs[0]
+            if not sign.has_come():
+                vigil = Vigil(self.transport, sign.peer, timeout)
+                while not sign.has_come():
+                    vigil.pause()
+                vigil.end()
+            self.signs.pop(0)
         patience = min(_PATIENCE, 0.2 * timeout)
         limit = timedelta(seconds=timeout - patience)
         while self.works:
@@ -123,6 +182,26 @@ class _Works(Pending):
             self.works.pop(0)
         if self.transport.backend == "nccl":
             torch.cuda.current_stream().synchronize()
+
+
+class _Sign:
+    """A short message of integers, by which a peer shows that it is there."""
+
+    def __init__(self, message: Message) -> None:
+        assert message.incoming is not None
+        self.peer = message.peer
+        self._memory = message.incoming.view(-1).numpy()
+        self._memory[-1] = _EMPTY
+
+    def has_come(self) -> bool:
+        return bool(self._memory[-1] != _EMPTY)
+
+
+def _is_sign(message: Message) -> bool:
+    incoming = message.incoming
+    assert incoming is not None
+    short = incoming.dtype == torch.int64 and 0 < incoming.nbytes <= 64
+    return short and incoming.device.type == "cpu"
 
 
 def _default_backend() -> str:

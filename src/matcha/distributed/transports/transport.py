@@ -106,6 +106,9 @@ class Transport(ABC):
         num_workers: how many there are.
         device: where the tensors of a message must live; None takes any device.
         hosts: host name of each worker, filled in by `matcha.distributed.agreement`.
+        doing: the call that this worker is in, in words; for others to read if it takes long.
+        period: how often a team has begun to train over this transport.
+        failed: whether a peer has failed this worker.
         council: how all workers do something together where a worker reaches only its neighbours;
             None where any two workers can talk.
     """
@@ -114,6 +117,9 @@ class Transport(ABC):
     num_workers: int
     device: torch.device | None = torch.device("cpu")
     hosts: tuple[str, ...] = ()
+    doing: str = ""
+    period: int = 0
+    failed: bool = False
     council: Council | None = None
 
     @property
@@ -128,12 +134,27 @@ class Transport(ABC):
     def close(self) -> None:  # noqa: B027  (most transports hold nothing)
         """Give back connections; nothing may be posted afterwards."""
 
-    def accuse(self, peer: int) -> None:  # noqa: B027
-        """Note where all workers can read it, if there is such a place, that `peer` failed us."""
+    def accuse(self, peer: int | None) -> None:  # noqa: B027
+        """Note where all can read it, if there is such a place, whom we wait for, or nobody."""
 
     def accused_by(self, rank: int) -> int | None:
         """Whom `rank` accused; None when nobody, or when there is no place to note it."""
         return None
+
+    def tell(self, what: str, value: str) -> None:  # noqa: B027
+        """Note something else about this worker where all can read it, if there is such a place.
+
+        Args:
+            what: `away`, `finished/PERIOD` (at which iteration) or `in` (which call it waits).
+            value: empty takes it back.
+        """
+
+    def told_by(self, rank: int, what: str) -> str:
+        """What `rank` noted; empty when nothing, or when there is no place to note it."""
+        return ""
+
+    def probe(self, peer: int) -> None:  # noqa: B027
+        """Raise the error for a peer that is gone, where waiting alone would not tell."""
 
     def host(self) -> str:
         """The name of the machine this worker runs on."""
@@ -155,6 +176,14 @@ class Transport(ABC):
             problem: what it did, as the end of a sentence.
             patience: seconds to give the peer to say whom it waited for itself.
         """
+        self.failed = True
+        finished = self.told_by(peer, f"finished/{self.period}")
+        if finished:
+            return ExchangeError(
+                f"{self.name(peer)} finished at iteration {finished}, but {self.name(self.rank)} "
+                f"still waits for it in {self.doing or 'a call of all workers'}: let every worker "
+                "take as many steps, or train inside `with gossip.join():`."
+            )
         self.accuse(peer)
         end = time.monotonic() + patience
         chain = [peer]

@@ -125,8 +125,10 @@ class LinkTransport(Transport):
         """Why a neighbour's last link ended, as the end of a sentence."""
         return self.neighborhood.reasons.get(peer, "cannot be reached")
 
-    def accuse(self, peer: int) -> None:
+    def accuse(self, peer: int | None) -> None:
         """Tell everybody within reach."""
+        if peer is None:
+            return
         with (near := self.neighborhood).lock:
             near.accusations[self.rank] = peer
             near.tell({"accused": {str(self.rank): peer}})

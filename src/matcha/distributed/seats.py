@@ -1,0 +1,136 @@
+"""Seats: which worker a process belongs to, and which part of that worker it is.
+
+A worker may be a group of processes, such as the GPUs of a node with DDP, FSDP or tensor
+parallelism between them. Each process then meets its counterparts, the processes that hold the same
+part of other workers, and nobody else.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch.distributed.device_mesh import DeviceMesh
+
+from matcha.distributed.agreement import agree
+from matcha.distributed.collectives import gather
+from matcha.distributed.environment import default_transport, is_alone
+from matcha.distributed.transports.memory_transport import MemoryNetwork
+from matcha.distributed.transports.torch_transport import TorchTransport
+from matcha.distributed.transports.transport import Transport
+from matcha.errors import InputError
+from matcha.plans import PlanLike
+
+__all__ = ["Seat", "take_seat"]
+
+_log = logging.getLogger("matcha")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seat:
+    """One process's place among all."""
+
+    transport: Transport
+    """To the counterparts, one a worker."""
+    everyone: Transport
+    """To all processes of all workers; the same where a worker is one process."""
+    part: int = 0
+    num_parts: int = 1
+    """How many processes are one worker."""
+    owned: tuple[Transport, ...] = ()
+    """What must be closed in the end."""
+
+    def agree(self, facts: dict[str, str], layout: str, timeout: float) -> None:
+        """Check that all processes run the same thing, and counterparts hold the same part."""
+        if self.everyone is not self.transport:
+            agree(self.everyone, facts, timeout)
+        agree(self.transport, {**facts, "model": layout[:12]}, timeout)
+
+    def sum(self, value: float, timeout: float) -> float:
+        """The sum of a value over a worker's processes, on average over the workers there are."""
+        values = [float(v) for v in gather(self.everyone, repr(value).encode(), timeout)]
+        return sum(values) / len(values) * self.num_parts
+
+    def folder(self, directory: str | Path) -> Path:
+        """Where counterparts keep theirs; each part of a worker has checkpoints of its own."""
+        root = Path(directory)
+        return root if self.num_parts == 1 else root / f"part-{self.part:03d}"
+
+    def newest(self, iterations: list[int], timeout: float) -> int | None:
+        """The last iteration that all processes have, of those that each has."""
+        mine = json.dumps(iterations).encode()
+        found = [set(json.loads(value)) for value in gather(self.everyone, mine, timeout)]
+        return max(set.intersection(*found), default=None)
+
+    def close(self) -> None:
+        """Give back what was opened for this seat."""
+        for transport in self.owned:
+            transport.close()
+
+
+def take_seat(
+    plan: PlanLike, transport: Transport | None, mesh: DeviceMesh | None, timeout: float
+) -> Seat:
+    """Find this process's place, with as many workers as the plan has.
+
+    Args:
+        plan: for how many workers.
+        transport: where the script brings its own.
+        mesh: the dimension of a mesh along which workers differ.
+        timeout: seconds to wait for others.
+
+    Raises:
+        InputError: the numbers do not fit.
+    """
+    if mesh is not None:
+        if transport is not None:
+            raise InputError("mesh= makes transports of its own: leave transport= out.")
+        seat = _seat_in(mesh, timeout)
+    elif transport is not None:
+        seat = Seat(transport=transport, everyone=transport)
+    else:
+        own = MemoryNetwork(1).transport(0) if is_alone() else default_transport(plan.topology)
+        seat = Seat(transport=own, everyone=own, owned=(own,))
+    _check_workers(plan, seat.transport.num_workers)
+    return seat
+
+
+def _seat_in(mesh: DeviceMesh, timeout: float) -> Seat:
+    if mesh.ndim != 1:
+        raise InputError(
+            f"mesh= has {mesh.ndim} dimensions, {mesh.mesh_dim_names}: give the one along which "
+            "workers differ, for example mesh=mesh['node']."
+        )
+    ranks = mesh.mesh.tolist()
+    transport = TorchTransport(ranks=ranks)
+    everyone = TorchTransport("gloo")
+    mine = f"{transport.rank}"
+    places = [int(place) for place in gather(everyone, mine.encode(), timeout)]
+    counts = {places.count(worker) for worker in set(places)}
+    if len(counts) > 1:
+        raise InputError("mesh= gives workers of different sizes: each needs as many processes.")
+    part = places[: everyone.rank].count(transport.rank)
+    return Seat(
+        transport=transport,
+        everyone=everyone,
+        part=part,
+        num_parts=counts.pop(),
+        owned=(transport, everyone),
+    )
+
+
+def _check_workers(plan: PlanLike, found: int) -> None:
+    if found == 1:
+        _log.warning(
+            "one process: Gossip exchanges nothing here; for the plan's %d workers start the "
+            "script with `torchrun --nproc-per-node=%d SCRIPT`.",
+            plan.num_workers,
+            plan.num_workers,
+        )
+    elif found != plan.num_workers:
+        raise InputError(
+            f"the plan is for {plan.num_workers} workers, but {found} were "
+            f"started: start {plan.num_workers}, or make a plan for {found}."
+        )

@@ -1,0 +1,113 @@
+"""Vigil: waiting for a peer that does not come, and finding out why while there is time.
+
+A short wait costs nothing here. In a long one this worker notes, where all can read it, whom it
+waits for and in which call, and reads the others' notes: somebody who said that it is away is
+waited for beyond the deadline, somebody who has finished is not waited for at all, and workers that
+wait for one another in different calls are told so at once.
+"""
+
+from __future__ import annotations
+
+import time
+
+from matcha.distributed.transports.transport import Transport
+from matcha.errors import ExchangeError
+
+__all__ = ["Vigil"]
+
+_SPIN = 1e-3  # seconds in which to look again and again: most answers are near
+_LONG = 1.0  # seconds after which a wait is worth a note
+
+
+class Vigil:
+    """One wait of this worker for one peer.
+
+    Args:
+        transport: where notes are written and read.
+        peer: who is waited for.
+        timeout: seconds of silence that are an error.
+    """
+
+    def __init__(self, transport: Transport, peer: int, timeout: float) -> None:
+        self._transport = transport
+        self._peer = peer
+        self._timeout = timeout
+        self._patience = min(2.0, 0.2 * timeout)  # the rest is for finding the cause
+        self._started = time.monotonic()
+        self._end = self._started + timeout - self._patience
+        self.slice = min(_LONG, 0.2 * timeout)
+        self._next_look = self._started + self.slice
+        self._noted = False
+        self._cycle: tuple[str, ...] | None = None
+
+    def pause(self) -> None:
+        """Give way for a moment, a longer one the longer it has taken; look around now and then.
+
+        Raises:
+            ExchangeError: there is nobody to wait for, or not any longer.
+        """
+        now = time.monotonic()
+        if now >= self._next_look:
+            self.look()
+        waited = now - self._started
+        time.sleep(0.0 if waited < _SPIN else min(5e-3, waited / 50))
+
+    def look(self) -> None:
+        """Read what the others have noted."""
+        now = time.monotonic()
+        self._next_look = now + self.slice
+        transport = self._transport
+        if not self._noted:
+            self._noted = True
+            transport.accuse(self._peer)
+            transport.tell("in", transport.doing)
+        transport.probe(self._peer)
+        chain = self._chain()
+        if transport.told_by(chain[-1], "away"):
+            self._end = now + self._timeout - self._patience
+        if transport.told_by(self._peer, f"finished/{transport.period}"):
+            raise transport.failure(self._peer, "has finished", 0.0)
+        self._check_cycle(chain)
+        if now > self._end:
+            problem = f"did not answer within {self._timeout:g} s"
+            raise transport.failure(self._peer, problem, self._patience)
+
+    def end(self) -> None:
+        """The peer came: take back what was noted."""
+        if self._noted:
+            self._transport.accuse(None)
+            self._transport.tell("in", "")
+
+    def _chain(self) -> list[int]:
+        """Whom the peer waits for, and whom that one does, up to one who waits for nobody."""
+        chain = [self._peer]
+        while True:
+            accused = self._transport.accused_by(chain[-1])
+            if accused is None or accused in chain:
+                return chain
+            chain.append(accused)
+
+    def _check_cycle(self, chain: list[int]) -> None:
+        """Workers that wait for one another in one call are only slow; in two, they wait for ever.
+
+        Notes may be a moment old, so the same must be found twice.
+        """
+        transport = self._transport
+        calls = None
+        if transport.rank in chain:
+            around = chain[: chain.index(transport.rank) + 1]
+            calls = tuple(str(transport.told_by(rank, "in")) for rank in around)
+        if calls is None or len({*calls, transport.doing}) == 1 or "" in calls:
+            self._cycle = None
+        elif calls != self._cycle:
+            self._cycle = calls
+        else:
+            transport.failed = True
+            said = ", ".join(
+                f"{transport.name(rank)} is in {call}"
+                for rank, call in zip(around, calls, strict=True)
+            )
+            raise ExchangeError(
+                f"the workers wait for one another in different calls: {said}; what all workers do "
+                "together, like averaged(), every worker must call at the same iteration."
+            )
