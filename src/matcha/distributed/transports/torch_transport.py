@@ -18,7 +18,7 @@ from matcha.errors import InputError
 __all__ = ["TorchTransport"]
 
 _EMPTY = torch.iinfo(torch.int64).min  # what no message holds
-_PROBE = (1 << 20) - 1  # a tag that no message has
+_PROBE = 1 << 20  # beyond all tags: no message has it
 _PATIENCE = 2.0  # seconds to look for the cause of a failure
 _STORE_PATIENCE = 2.0  # seconds; the store may have died with the worker that hosted it
 
