@@ -68,7 +68,7 @@ class Simulation:
             if theirs != (task, settings.optimizer, settings.rule, settings.execution):
                 raise InputError("the engine was made for another task or for other settings")
         self.wire = parse_wire(settings.wire or "float32")
-        self.momentum = settled(settings.momentum, settings.optimizer, plan)
+        self.momentum = settled(settings.momentum, settings.optimizer, plan, self.wire)
         engine.equip(self.wire, self.momentum, plan.topology.links)
         engine.reset()
         self.engine = engine
