@@ -180,7 +180,10 @@ class LinkSeconds(Additive):
     def seconds(self) -> Mapping[Link, float]:
         """The time of each link."""
         assert self.topology.link_times is not None
-        return dict(zip(self.topology.links, self.topology.link_times, strict=True))
+        times = dict(zip(self.topology.links, self.topology.link_times, strict=True))
+        return (
+            times if self.topology.directed else times | {(j, i): t for (i, j), t in times.items()}
+        )
 
     def matching_time(self, matching: Matching) -> float:
         """The slowest link's seconds."""
@@ -214,7 +217,7 @@ class RandomLinks(Additive):
 
     @cached_property
     def _column(self) -> Mapping[Link, int]:
-        return {link: e for e, link in enumerate(self.topology.links)}
+        return _columns(self.topology)
 
     @cached_property
     def _values(self) -> Any:
@@ -294,21 +297,21 @@ class Underlay(Additive):
     @cached_property
     def loads(self) -> npt.NDArray[np.float64]:
         """Seconds that each wire (row) is busy with one exchange over each link (column)."""
-        loads = np.zeros((len(self.wires), len(self._column)))
+        loads = np.zeros((len(self.wires), len(self.topology.links)))
         for row, wire in enumerate(self.wires):
             loads[row, [self._column[link] for link in wire.links]] = wire.seconds
         return loads
 
     @cached_property
     def _column(self) -> Mapping[Link, int]:
-        return {link: e for e, link in enumerate(self.topology.links)}
+        return _columns(self.topology)
 
     def matching_time(self, matching: Matching) -> float:
         """The slowest link's seconds, or the busiest wire's."""
         if not matching:
             return 0.0
         assert self.topology.link_times is not None
-        columns = [self._column[link] for link in matching]
+        columns = sorted({self._column[link] for link in matching})
         slowest = max(self.topology.link_times[e] for e in columns)
         return max(slowest, float(self.loads[:, columns].sum(axis=1).max(initial=0.0)))
 
@@ -319,6 +322,12 @@ class Underlay(Additive):
             for wire in self.wires
         ]
         return {"model": "underlay", "wires": wires}
+
+
+def _columns(topology: Topology) -> dict[Link, int]:
+    """The position of each link; where it carries both ways, of messages either way."""
+    column = {link: e for e, link in enumerate(topology.links)}
+    return column if topology.directed else column | {(j, i): e for (i, j), e in column.items()}
 
 
 def default_timing(topology: Topology) -> Timing:

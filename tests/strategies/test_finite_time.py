@@ -1,19 +1,19 @@
 """Finite-time sequences reach exact consensus, and greedy stands up to them."""
 
+import math
+
 import numpy as np
 import pytest
 
 import matcha
 from matcha import families, theory
 from matcha.errors import InputError
-from matcha.matchings import is_matching
-from matcha.strategies.finite_time import base_matchings, hypercube_matchings
+from matcha.matchings import decompose, is_matching
+from matcha.strategies.finite_time import base_matchings, base_two_rounds, hypercube_matchings
 from matcha.timing import LinkSeconds
 
 
-@pytest.mark.parametrize(
-    ("workers", "base"), [(8, 2), (16, 2), (9, 3), (27, 3), (16, 4), (25, 5), (7, 7)]
-)
+@pytest.mark.parametrize(("workers", "base"), [(8, 2), (16, 2), (9, 3), (27, 3), (16, 4), (25, 5)])
 def test_exact_consensus_after_one_turn(workers, base):
     rounds = base_matchings(workers, base)
     assert base ** len(rounds) == workers
@@ -30,6 +30,22 @@ def test_exact_consensus_after_one_turn(workers, base):
     np.testing.assert_allclose(mixed, np.broadcast_to(x.mean(axis=0), x.shape), atol=1e-12)
     assert plan.rho == pytest.approx(0.0, abs=1e-9)
     assert plan.smallest_self_weight == pytest.approx(1 / base)
+
+
+@pytest.mark.parametrize("workers", [2, 3, 6, 7, 11, 12, 20, 27])
+def test_base_two_reaches_consensus_for_any_number_of_workers(workers):
+    rounds = base_two_rounds(workers)
+    assert all(is_matching(sorted(links)) for links in rounds)
+    assert len(rounds) <= 2 * math.ceil(math.log2(workers)) + 1
+    topology = families.complete(workers) if workers > 2 else families.path(2)
+    plan = matcha.plan(topology, 1 / len(decompose(topology)), "base", mixing="pairwise")
+    assert plan.expected_comm_time == pytest.approx(1.0)
+    x = np.random.default_rng(0).standard_normal((workers, 3))
+    mixed = x
+    for k in range(len(rounds)):
+        mixed = plan.round(k).mix(mixed)
+    np.testing.assert_allclose(mixed, np.broadcast_to(x.mean(axis=0), x.shape), atol=1e-12)
+    assert plan.rho == pytest.approx(0.0, abs=1e-6)
 
 
 @pytest.mark.parametrize("budget", [0.1, 0.35, 1.0])
@@ -73,5 +89,5 @@ def test_wrong_sizes_and_missing_links_are_refused():
         matcha.plan(families.ring(6), 0.5, "hypercube")
     with pytest.raises(InputError, match=r"the link \(\d, \d\)"):
         matcha.plan(families.ring(8), 0.5, "hypercube")
-    with pytest.raises(InputError, match="bases 3, 9"):
+    with pytest.raises(InputError, match="bases 2, 3"):
         matcha.plan(families.ring(9), 0.5, "base")

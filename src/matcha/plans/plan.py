@@ -16,7 +16,8 @@ from matcha.documents import fingerprint, load_document, number, spelled
 from matcha.errors import InputError, PlanError
 from matcha.plans.protocol import Members
 from matcha.plans.reduced import kept, known_links, known_workers, numbered_anew
-from matcha.rounds import MIXINGS, Mixing, Round
+from matcha.plans.shares import check_shares, kept_shares, shares_from_json, spread
+from matcha.rounds import MIXINGS, Mixing, Round, Shares
 from matcha.schedules import Schedule, schedule_from_json
 from matcha.timing import Timing, timing_from_json, timing_to_json
 from matcha.topology import Link, Matching, Topology, check_matchings
@@ -66,6 +67,8 @@ class Plan(Members):
     """The matchings that rounds are made of; disjoint except for `greedy`."""
     alpha: float
     """The weight of a neighbour's value: α of eq. 8, or ½ for pairwise mixing."""
+    weights: Shares | None = None
+    """One for each link of each matching, in place of α; only where rounds repeat."""
     schedule: Schedule
     """Which of the matchings are active when; it owns their probabilities and the seed."""
     timing: Timing
@@ -91,13 +94,23 @@ class Plan(Members):
             raise PlanError(f"the mixing weight is {self.alpha!r}, but it must be positive.")
         if self.num_colors < 1:
             raise PlanError(f"the number of colours is {self.num_colors!r}, but it is at least 1.")
-        check_matchings(self.topology, self.matchings)
+        check_matchings(self.topology, self.matchings, push=self.mixing == "push")
+        check_shares(
+            self.weights, self.matchings, self.mixing, repeats=self.schedule.period is not None
+        )
         object.__setattr__(self, "figures", self.figures.held_for(self._deciding))
 
     @property
     def _deciding(self) -> tuple[Any, ...]:
         """The parts that decide what happens, and so what the plan promises."""
-        return (self.topology, self.matchings, self.schedule, self.mixing, self.alpha)
+        return (
+            self.topology,
+            self.matchings,
+            self.schedule,
+            self.mixing,
+            self.alpha,
+            self.weights,
+        )
 
     # -- what happens when ----------------------------------------------------------------------
 
@@ -128,13 +141,19 @@ class Plan(Members):
 
     @cached_property
     def _made(self) -> Callable[[tuple[int, ...]], Round]:
-        matchings, mixing, weight = self.matchings, self.mixing, self.alpha
+        matchings, weights = self.matchings, self.weights
+        mixing, weight = self.mixing, self.alpha
 
         @lru_cache(maxsize=_KNOWN_ROUNDS)
         def made(active: tuple[int, ...]) -> Round:
             active = tuple(j for j in active if matchings[j])  # of some nothing may be left
-            chosen = tuple(matchings[j] for j in active)
-            return Round(matchings=chosen, indices=active, mixing=mixing, weight=weight)
+            return Round(
+                matchings=tuple(matchings[j] for j in active),
+                indices=active,
+                mixing=mixing,
+                weight=weight,
+                weights=None if weights is None else tuple(weights[j] for j in active),
+            )
 
         return made
 
@@ -171,11 +190,20 @@ class Plan(Members):
         return self._reduced(frozenset(), cut) if cut else self
 
     def _reduced(self, workers: frozenset[int], links: frozenset[Link]) -> Plan:
+        if self.mixing == "push" and not self.topology.directed:
+            links = links | {(j, i) for i, j in links}
         matchings = kept(self.matchings, workers, links)
+        weights = kept_shares(self.weights, self.matchings, matchings)
         parts = [f"worker {worker}" for worker in sorted(workers)]
         parts += [f"link {i}–{j}" for i, j in sorted(links)]
         note = f"without {', '.join(parts)}."
-        plan = replace(self, matchings=matchings, certificate=None, notes=(*self.notes, note))
+        plan = replace(
+            self,
+            matchings=matchings,
+            weights=weights,
+            certificate=None,
+            notes=(*self.notes, note),
+        )
         rest = numbered_anew(self.topology, matchings, workers)
         if rest is None or self.num_workers > _EXACT_ERROR_LIMIT:
             return plan
@@ -221,10 +249,21 @@ class Plan(Members):
         Under Laplacian mixing it is 1 − dα for a worker with d active links; below zero the
         update extrapolates, which amplifies noise and may diverge at large learning rates.
         """
-        if self.mixing == "pairwise":
+        if self.weights is not None:
+            return 1 - max((w for shares in self.weights for w in shares), default=0.0)
+        if self.mixing != "laplacian":
             return 1 - self.alpha
         degree = max((self._degree(active) for active in self.schedule.largest), default=0)
         return float(1 - self.alpha * degree)
+
+    @cached_property
+    def needs_push_sum(self) -> bool:
+        """Whether messages go one way without coming round, so that x needs a weight ω beside it.
+
+        Where everyone receives as much as it gives away ω stays 1, and nothing extra is sent.
+        """
+        rounds = (self._made(active) for active in self.schedule.largest)
+        return not all(round_.keeps_shares for round_ in rounds)
 
     def _degree(self, active: tuple[int, ...]) -> int:
         ends = Counter(worker for j in active for link in self.matchings[j] for worker in link)
@@ -238,8 +277,10 @@ class Plan(Members):
         the seed where rounds repeat and nothing is drawn.
         """
         drawn = self.schedule.period is None
+        own = {} if self.weights is None else {"weights": self.weights}
         return fingerprint(
-            {
+            own
+            | {
                 "num_workers": self.num_workers,
                 "links": self.topology.links,
                 "matchings": self.matchings,
@@ -274,6 +315,7 @@ class Plan(Members):
             "topology": self.topology.to_json(),
             "certificate": None if self.certificate is None else asdict(self.certificate),
             "notes": list(self.notes),
+            **({} if self.weights is None else {"weights": [list(w) for w in self.weights]}),
         }
 
     @classmethod
@@ -313,6 +355,7 @@ class Plan(Members):
                 tuple((int(i), int(j)) for i, j in matching) for matching in document["matchings"]
             ),
             alpha=float(document["alpha"]),
+            weights=shares_from_json(document.get("weights")),
             schedule=schedule_from_json(document["schedule"], probabilities, int(document["seed"])),
             timing=timing_from_json(document["timing"], topology),
             num_colors=int(document["num_colors"]),
@@ -340,7 +383,7 @@ class Plan(Members):
         lines = [
             f"{self.strategy} plan at budget {self.budget:g} for {self.topology}",
             f"  {len(self.matchings)} matchings, {self.mixing} mixing, "
-            f"weight {self.alpha:.4f}, seed {self.seed}",
+            f"{spread(self.weights, self.alpha)}, seed {self.seed}",
             f"  rho {self.rho:.4f}, algebraic connectivity {self.algebraic_connectivity:.4g}",
             f"  {self.expected_comm_time:.4g} {unit} of communication an iteration",
         ]

@@ -62,7 +62,8 @@ def numbered_anew(
     """Topology and matchings of those who are left, counted from 0; None where they fall apart."""
     left = [worker for worker in range(topology.num_workers) if worker not in gone]
     number = {worker: k for k, worker in enumerate(left)}
-    links = sorted({li for matching in matchings for li in matching})
+    one_way = topology.directed
+    links = sorted({li if one_way else (min(li), max(li)) for some in matchings for li in some})
     try:
         rest = Topology.from_links(
             [(number[i], number[j]) for i, j in links], len(left), directed=topology.directed

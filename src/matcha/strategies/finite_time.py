@@ -2,22 +2,25 @@
 
 For m = b^d workers, d rounds of averaging in groups of b leave every worker with the mean: workers
 whose numbers differ in one digit, written in base b, form a group. `hypercube` is b = 2, a matching
-a round; `base` takes the smallest larger b whose links are there (Base-(k+1) graphs, k + 1 = b).
+a round; `base` takes the smallest larger b whose links are there (Base-(k+1) graphs, k + 1 = b),
+and for any other number of workers Base-2 with a weight a link.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from fractions import Fraction
 from itertools import accumulate
 
 from matcha.errors import InputError
 from matcha.plans import Plan
+from matcha.rounds import Shares
 from matcha.schedules import Cycle
 from matcha.strategies.pacing import timeline, unrolled
 from matcha.strategies.parts import coloring, finished
 from matcha.strategies.request import Request
-from matcha.topology import Matching, Topology
+from matcha.topology import Link, Matching, Topology
 
 _MOST_TURNS = 64
 
@@ -44,22 +47,77 @@ def hypercube(request: Request) -> Plan:
 def base(request: Request) -> Plan:
     """Plan to average within groups of b, digit by digit, for the smallest b >= 3 with its links.
 
-    All of a group average at once, by Laplacian mixing with weight 1/b.
+    All of a group average at once, by Laplacian mixing with weight 1/b. Where m is no power of such
+    a base, or pairwise mixing is asked for, Base-2 for any number of workers.
 
     Raises:
         InputError: No base has all its links in the topology.
     """
     m = request.topology.num_workers
-    bases = [b for b in range(3, m + 1) if _digits(m, b)]
+    bases = [b for b in range(3, m) if _digits(m, b)] if request.mixing == "laplacian" else []
     for b in bases:
         groups = base_matchings(m, b)
         if _missing(request.topology, groups) is None:
             return _repeated(request, groups, base=b)
-    tried = ", ".join(map(str, bases)) or "none"
+    weighted = base_two_rounds(m)
+    groups = tuple((tuple(sorted(links)),) for links in weighted)
+    missing = _missing(request.topology, groups)
+    if missing is None:
+        shares = tuple(tuple(links[link] for link in sorted(links)) for links in weighted)
+        note = f"exact consensus after {len(groups)} rounds of base 2, with a weight a link."
+        pairs = replace(request, mixing="pairwise")
+        return repeated(pairs, groups, alpha=0.5, note=note, weights=shares)
+    tried = ", ".join(map(str, [2, *bases]))
     raise InputError(
-        f"the topology lacks links of every sequence for {m} workers (bases {tried}): add links, "
-        "or use greedy, which works anywhere."
+        f"the topology lacks links of every sequence for {m} workers (bases {tried}; of base 2 the "
+        f"link {missing}): add links, or use greedy, which works anywhere."
     )
+
+
+def base_two_rounds(num_workers: int) -> tuple[dict[Link, float], ...]:
+    """Matchings with a weight a link that leave any number of workers with the mean: Base-2.
+
+    Written in binary, m is a sum of powers of two: blocks. Each block averages as a hypercube.
+    Then every worker outside the largest block V meets one inside with weight |V|/m, which makes
+    the mean of V, and of the rest, the mean of all; V averages again while the rest, block by
+    block, do the same among themselves. About 2 log2(m) + 1 rounds.
+
+    >>> [len(links) for links in base_two_rounds(3)]
+    [1, 1, 1]
+    """
+    blocks, first = [], 0
+    for bit in reversed(range(num_workers.bit_length())):
+        if num_workers >> bit & 1:
+            blocks.append(list(range(first, first + (1 << bit))))
+            first += 1 << bit
+    rounds = [*_together([_cube(block) for block in blocks]), *_merged(blocks)]
+    return tuple(links for links in rounds if links)
+
+
+def _cube(workers: list[int]) -> list[dict[Link, float]]:
+    return [
+        {(workers[i], workers[j]): 0.5 for i, j in matching}
+        for matching in hypercube_matchings(len(workers))
+    ]
+
+
+def _merged(blocks: list[list[int]]) -> list[dict[Link, float]]:
+    """Rounds after which all workers agree, where every block agrees within itself already."""
+    if len(blocks) == 1:
+        return []
+    largest, rest = blocks[0], [worker for block in blocks[1:] for worker in block]
+    weight = len(largest) / (len(largest) + len(rest))
+    across = dict.fromkeys(zip(largest, rest, strict=False), weight)
+    return [across, *_together([_cube(largest), _merged(blocks[1:])])]
+
+
+def _together(parts: list[list[dict[Link, float]]]) -> list[dict[Link, float]]:
+    """Rounds of disjoint workers side by side."""
+    longest = max(len(part) for part in parts)
+    return [
+        {link: w for part in parts if n < len(part) for link, w in part[n].items()}
+        for n in range(longest)
+    ]
 
 
 def hypercube_matchings(num_workers: int) -> tuple[Matching, ...]:
@@ -125,6 +183,18 @@ def _missing(topology: Topology, groups: tuple[tuple[Matching, ...], ...]) -> ob
 
 
 def _repeated(request: Request, groups: tuple[tuple[Matching, ...], ...], *, base: int) -> Plan:
+    note = f"exact consensus after {len(groups)} rounds of base {base}."
+    return repeated(request, groups, alpha=1 / base, note=note)
+
+
+def repeated(
+    request: Request,
+    groups: tuple[tuple[Matching, ...], ...],
+    *,
+    alpha: float,
+    note: str,
+    weights: Shares | None = None,
+) -> Plan:
     """The plan that goes through the rounds again and again as its time accrues."""
     timing, colors = request.timing, coloring(request)
     share = Fraction(repr(request.budget)).limit_denominator(10**6)
@@ -143,9 +213,10 @@ def _repeated(request: Request, groups: tuple[tuple[Matching, ...], ...], *, bas
         request,
         matchings=tuple(matching for round_ in groups for matching in round_),
         schedule=Cycle(cycle=cycle, num_matchings=firsts[-1], seed=request.seed),
-        alpha=1 / base,
+        alpha=alpha,
+        weights=weights,
         num_colors=len(colors),
-        notes=(f"exact consensus after {len(groups)} rounds of base {base}.",),
+        notes=(note,),
     )
 
 

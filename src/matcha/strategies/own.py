@@ -37,7 +37,7 @@ def build(request: Request) -> Plan:
         request,
         matchings=matchings,
         schedule=schedule,
-        alpha=0.5 if request.mixing == "pairwise" else _laplacian_weight(request.rounds),
+        alpha=0.5 if request.mixing != "laplacian" else _laplacian_weight(request.rounds),
         num_colors=len(colors),
         notes=("the rounds are yours.",),
     )

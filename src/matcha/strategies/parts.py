@@ -9,6 +9,7 @@ from matcha.errors import InputError
 from matcha.matchings import decompose
 from matcha.mixing import periodic_contraction
 from matcha.plans import Figures, Plan
+from matcha.rounds import Shares
 from matcha.schedules import Schedule
 from matcha.strategies.request import Request
 from matcha.topology import Matching
@@ -30,6 +31,7 @@ def finished(
     schedule: Schedule,
     alpha: float,
     num_colors: int,
+    weights: Shares | None = None,
     budget: float | None = None,
     figures: Figures | None = None,
     certificate: Certificate | None = None,
@@ -44,6 +46,7 @@ def finished(
         schedule: When they are active.
         alpha: The strategy's mixing weight.
         num_colors: M, the matchings of a full exchange.
+        weights: One for each link of each matching, where they differ.
         budget: What the plan's budget is, where not the one asked for.
         figures: Found on the way, for exactly these parts.
         certificate: Of the probabilities.
@@ -57,6 +60,7 @@ def finished(
         mixing=request.mixing,
         matchings=matchings,
         alpha=alpha,
+        weights=weights,
         schedule=schedule,
         timing=request.timing,
         num_colors=num_colors,
@@ -66,7 +70,7 @@ def finished(
     )
     if request.alpha is not None:
         own = f"the mixing weight {request.alpha:.4g} is yours; {alpha:.4g} was found best."
-        plan = replace(plan, alpha=request.alpha, notes=(*notes, own))
+        plan = replace(plan, alpha=request.alpha, weights=None, notes=(*notes, own))
     return _annotated(plan, full_time)
 
 

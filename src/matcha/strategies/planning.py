@@ -36,10 +36,11 @@ def plan(
         topology: The workers and their links.
         budget: C_b in (0, 1]: expected communication time an iteration as a fraction of vanilla's.
         strategy: One of `matcha.strategies.STRATEGIES`: `matcha` (the paper), `vanilla`,
-            `periodic`, `single`, `greedy`, `hypercube` or `base`; or your own function from a
-            `Request` to a `Plan`.
+            `periodic`, `single`, `greedy`, `hypercube`, `base` or `one-peer`; or your own
+            function from a `Request` to a `Plan`.
         seed: Decides which rounds are drawn, and every search on the way.
-        mixing: `laplacian` (the paper's I − αL) or `pairwise`; by default the strategy's own.
+        mixing: `laplacian` (the paper's I − αL), `pairwise`, or `push` for messages that go one
+            way; by default the strategy's own.
         matchings: Your own decomposition of the links, as lists of pairs of worker numbers.
         decomposition: What `matcha` splits the links into: `matchings`, single `links`, `cliques`.
         timing: The delay model; by default link seconds where the topology has them, else units.
@@ -65,13 +66,15 @@ def plan(
         budget=_budget(budget),
         strategy=chosen.name,
         seed=_seed(seed),
-        mixing=_mixing(chosen, mixing),
+        mixing=_mixing(chosen, mixing, topology),
         matchings=None if matchings is None else _own_matchings(topology, matchings),
         decomposition=_decomposition(chosen, decomposition, matchings is not None),
         timing=timing or default_timing(topology),
         effort=_known("effort", effort, EFFORTS),
         probabilities=_own_probabilities(chosen, probabilities),
-        rounds=None if rounds is None else _own_rounds(topology, rounds),
+        rounds=None
+        if rounds is None
+        else _own_rounds(topology, rounds, push=_mixing(chosen, mixing, topology) == "push"),
         alpha=_alpha(alpha),
     )
     made = chosen.build(request)
@@ -123,7 +126,15 @@ def _known(kind: str, name: Any, known: Sequence[Any]) -> Any:
     return name
 
 
-def _mixing(chosen: Strategy, mixing: Mixing | None) -> Mixing:
+def _mixing(chosen: Strategy, mixing: Mixing | None, topology: Topology) -> Mixing:
+    if topology.directed:
+        if "push" not in chosen.mixings or mixing not in (None, "push"):
+            others = ", ".join(name for name, s in STRATEGIES.items() if "push" in s.mixings)
+            raise InputError(
+                f"links of this topology carry one way, but {mixing or chosen.name} needs both: "
+                f"use push mixing, with {others}."
+            )
+        return "push"
     if mixing is None:
         return chosen.mixings[0]
     if _known("mixing", mixing, MIXINGS) not in chosen.mixings:
@@ -172,22 +183,23 @@ def _own_matchings(topology: Topology, given: Any) -> tuple[Matching, ...]:
     return matchings
 
 
-def _own_rounds(topology: Topology, given: Any) -> tuple[tuple[Matching, ...], ...]:
-    """The user's rounds with sorted pairs, verified against the topology."""
+def _own_rounds(topology: Topology, given: Any, *, push: bool) -> tuple[tuple[Matching, ...], ...]:
+    """The user's rounds with sorted pairs (messages, for push), verified against the topology."""
     try:
-        rounds = tuple(_pairs(round_) for round_ in given)
+        rounds = tuple(_pairs(round_, push=push) for round_ in given)
     except TypeError:
         raise PlanError("rounds are lists of matchings, [[[(i, j), …], …], …].") from None
-    check_matchings(topology, tuple(matching for round_ in rounds for matching in round_))
+    matchings = tuple(matching for round_ in rounds for matching in round_)
+    check_matchings(topology, matchings, push=push)
     return rounds
 
 
-def _pairs(given: Any) -> tuple[Matching, ...]:
+def _pairs(given: Any, *, push: bool = False) -> tuple[Matching, ...]:
     try:
-        return tuple(
-            tuple(sorted((min(int(i), int(j)), max(int(i), int(j))) for i, j in matching))
-            for matching in given
-        )
+        pairs = [[(int(i), int(j)) for i, j in matching] for matching in given]
+        if not push:
+            pairs = [[(min(pair), max(pair)) for pair in matching] for matching in pairs]
+        return tuple(tuple(sorted(matching)) for matching in pairs)
     except (TypeError, ValueError):
         raise PlanError(
             "matchings are lists of pairs of worker numbers, [[(i, j), …], …]."

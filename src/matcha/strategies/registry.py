@@ -64,6 +64,12 @@ def _greedy(request: Request) -> Plan:
     return greedy.build(request)
 
 
+def _one_peer(request: Request) -> Plan:
+    from matcha.strategies import one_peer
+
+    return one_peer.build(request)
+
+
 # Colours: Okabe and Ito's palette, told apart by colour-blind readers too.
 _ALL = (
     Strategy(
@@ -101,7 +107,7 @@ _ALL = (
         compared=True,
         about="the matchings that remove most disagreement, as a cycle",
         build=_greedy,
-        mixings=("pairwise",),
+        mixings=("pairwise", "push"),
         color="#009E73",
         marker="s",
     ),
@@ -124,18 +130,26 @@ _ALL = (
     ),
     Strategy(
         name="base",
-        about="groups of b, digit by digit: exact consensus every log_b(m) rounds",
+        about="groups of b, digit by digit: exact consensus in about 2 log2(m) rounds or fewer",
         build=finite_time.base,
-        mixings=("laplacian",),
+        mixings=("laplacian", "pairwise"),
         color="#56B4E9",
         marker="P",
+    ),
+    Strategy(
+        name="one-peer",
+        about="everyone sends 1, 2, 4, … places on: the one-peer exponential graph",
+        build=_one_peer,
+        mixings=("push",),
+        color="#F0E442",
+        marker="<",
     ),
     Strategy(
         name="rounds",
         about="your own list of rounds, repeated",
         build=own.build,
         needs_rounds=True,
-        mixings=("pairwise", "laplacian"),
+        mixings=("pairwise", "laplacian", "push"),
         has_budget=False,
         color="#8C6D31",
         marker="*",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from matcha.rounds import Mixing
+from matcha.rounds import Mixing, Shares
 from matcha.schedules import Schedule
 from matcha.topology import Matching, Topology
 
@@ -24,3 +24,5 @@ class Parts(Protocol):
     def mixing(self) -> Mixing: ...  # noqa: D102
     @property
     def alpha(self) -> float: ...  # noqa: D102
+    @property
+    def weights(self) -> Shares | None: ...  # noqa: D102

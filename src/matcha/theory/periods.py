@@ -7,10 +7,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from matcha.rounds import Mixing, Round
+from matcha.rounds import Mixing, Round, Shares
 from matcha.theory import cycles
 from matcha.theory.cycles import Array, Turn
 from matcha.topology import Matching
+
+_SETTLING = 10_000  # cycles until ω repeats; it contracts like everything else
 
 
 def cycle_error(
@@ -19,10 +21,20 @@ def cycle_error(
     m: int,
     mixing: Mixing,
     weight: float,
+    weights: Shares | None = None,
 ) -> float:
     """tr(X)/m averaged over a cycle of rounds; infinite where it never settles."""
-    if mixing == "pairwise":
-        state = cycles.steady_state(_turns(matchings, rounds), m, weight)
+    if mixing == "push" and not all(
+        _round(matchings, active, mixing, weight, weights).keeps_shares for active in set(rounds)
+    ):
+        turns = cycles.turns_of(rounds)
+        made = mixing_matrices(matchings, rounds, m, mixing, weight, weights)
+        return push_sum_error([(wait, made.get(tuple(active))) for wait, active in turns], m)
+    if mixing != "laplacian":
+        turns_ = _turns(matchings, rounds, mixing, weights)
+        # Without a way between some, nothing settles; rounding must not hide it.
+        joined = cycles.connects(turns_, m)
+        state = cycles.steady_state(turns_, m, weight) if joined else None
         return math.inf if state is None else state.error
     matrices = mixing_matrices(matchings, rounds, m, mixing, weight)
     if len(matrices) == 1:
@@ -73,10 +85,11 @@ def cycle_contraction(
     m: int,
     mixing: Mixing,
     weight: float,
+    weights: Shares | None = None,
 ) -> float:
     """ρ of a cycle of rounds: ‖Φ − J‖^(2 / length), Φ the product of its mixing matrices."""
-    if mixing == "pairwise":
-        return cycles.contraction(_turns(matchings, rounds), m, weight)
+    if mixing != "laplacian":
+        return cycles.contraction(_turns(matchings, rounds, mixing, weights), m, weight)
     matrices = mixing_matrices(matchings, rounds, m, mixing, weight)
     steps = (matrices[active] for active in rounds if active)
     return cycles.rescaled_contraction((step.__matmul__ for step in steps), m, len(rounds))
@@ -99,22 +112,84 @@ def mixing_matrices(
     m: int,
     mixing: Mixing,
     weight: float,
+    weights: Shares | None = None,
 ) -> dict[tuple[int, ...], Array]:
     """W of every distinct round in which somebody talks."""
     return {
-        active: Round(
-            matchings=tuple(matchings[j] for j in active),
-            indices=active,
-            mixing=mixing,
-            weight=weight,
-        ).matrix(m)
+        active: _round(matchings, active, mixing, weight, weights).matrix(m)
         for active in set(rounds)
         if active
     }
 
 
-def _turns(matchings: Sequence[Matching], rounds: Sequence[tuple[int, ...]]) -> list[Turn]:
-    known = [cycles.step(matching) for matching in matchings]
+def push_sum_error(turns: Sequence[tuple[int, Array | None]], m: int) -> float:
+    """The error of push-sum, whose columns alone sum to one, over a cycle of rounds.
+
+    With ω the weights and u = x − ω·(1ᵀx/m), a round maps u to Wu and ω to Wω, and what workers
+    hold differs from the average by u/ω. Unit noise enters u without its part along ω.
+    """
+    transition, omega = np.eye(m), np.ones(m)
+    for _ in range(_SETTLING):  # ω settles to a periodic sequence
+        before = omega
+        for _, W in turns:
+            omega = omega if W is None else W @ omega
+        if float(np.abs(omega - before).max()) < 1e-14:
+            break
+    if float(omega.min()) <= 0:
+        return math.inf
+    for _, W in turns:
+        transition = transition if W is None else W @ transition
+    start = omega
+
+    def advance(U: Array) -> tuple[Array, float]:
+        total, omega = 0.0, start
+        for wait, W in turns:
+            noise = np.eye(m) - np.outer(omega, np.ones(m)) / m
+            noise = noise @ noise.T
+            for _ in range(wait - 1):
+                U = U + noise
+                total += float(np.sum(np.diagonal(U) / omega**2))
+            U = U + noise
+            if W is not None:
+                U, omega = W @ U @ W.T, W @ omega
+            total += float(np.sum(np.diagonal(U) / omega**2))
+        return U, total
+
+    fixed = cycles.lyapunov(
+        transition - np.outer(start, np.ones(m)) / m, advance(0 * transition)[0]
+    )
+    if fixed is None:
+        return math.inf
+    return advance(fixed)[1] / (sum(wait for wait, _ in turns) * m)
+
+
+def _round(
+    matchings: Sequence[Matching],
+    active: tuple[int, ...],
+    mixing: Mixing,
+    weight: float,
+    weights: Shares | None,
+) -> Round:
+    return Round(
+        matchings=tuple(matchings[j] for j in active),
+        indices=active,
+        mixing=mixing,
+        weight=weight,
+        weights=None if weights is None else tuple(weights[j] for j in active),
+    )
+
+
+def _turns(
+    matchings: Sequence[Matching],
+    rounds: Sequence[tuple[int, ...]],
+    mixing: Mixing,
+    weights: Shares | None,
+) -> list[Turn]:
+    shares = weights or (None,) * len(matchings)
+    known = [
+        cycles.step(matching, some, push=mixing == "push")
+        for matching, some in zip(matchings, shares, strict=True)
+    ]
     return [
         (iterations, [known[j] for j in active if len(known[j].i)])
         for iterations, active in cycles.turns_of(rounds)

@@ -17,7 +17,7 @@ import numpy as np
 
 from matcha._numerics.spectra import weighted_laplacian
 from matcha.mixing import contraction_factor, laplacian_extremes, moments
-from matcha.rounds import Mixing
+from matcha.rounds import Mixing, Shares
 from matcha.schedules import Schedule
 from matcha.theory import cycles
 from matcha.theory.cycles import Array
@@ -53,7 +53,12 @@ def consensus_error(plan: Parts, *, max_workers: int = MAX_WORKERS) -> float | N
     if plan.num_workers > max_workers:
         return None
     return schedule_error(
-        plan.matchings, plan.schedule, plan.num_workers, mixing=plan.mixing, weight=plan.alpha
+        plan.matchings,
+        plan.schedule,
+        plan.num_workers,
+        mixing=plan.mixing,
+        weight=plan.alpha,
+        weights=plan.weights,
     )
 
 
@@ -64,10 +69,11 @@ def schedule_error(
     *,
     mixing: Mixing,
     weight: float,
+    weights: Shares | None = None,
 ) -> float:
     """`consensus_error` before there is a plan: for a schedule over matchings."""
     if schedule.period is not None:
-        return cycle_error(matchings, schedule.period, num_workers, mixing, weight)
+        return cycle_error(matchings, schedule.period, num_workers, mixing, weight, weights)
     operator = second_moment(matchings, schedule, num_workers, mixing=mixing, weight=weight)
     return fixed_point_error(operator, num_workers, symmetric=adds_up(schedule, mixing))
 
@@ -103,7 +109,7 @@ def drift_error(plan: Parts, *, max_workers: int = MAX_WORKERS) -> float | None:
 
 def _cycle_drift(plan: Parts, period: Sequence[tuple[int, ...]], noise: Array) -> float:
     m, length = plan.num_workers, len(period)
-    made = mixing_matrices(plan.matchings, period, m, plan.mixing, plan.alpha)
+    made = mixing_matrices(plan.matchings, period, m, plan.mixing, plan.alpha, plan.weights)
     matrices = [made.get(active) for active in period]
 
     def advance(X: Array, C: Array) -> tuple[Array, Array, float]:
@@ -143,8 +149,12 @@ def error_optimal_alpha(plan: Parts) -> float:
 
     ρ is a worst case over directions; the error is an average over them, and its best α is
     usually smaller. For a fair comparison of strategies by consensus error, use this one.
+    Weights a link were found together and stay as they are.
     """
     from scipy.optimize import minimize_scalar
+
+    if plan.weights is not None:
+        return plan.alpha
 
     def error(alpha: float) -> float:
         value = schedule_error(
@@ -181,7 +191,9 @@ def contraction(plan: Parts) -> float:
         rounds = [active for active in schedule.largest if active]
         if plan.mixing == "laplacian" and len(rounds) == 1:
             return _shared_contraction(plan, rounds[0])
-        return cycle_contraction(plan.matchings, schedule.period, m, plan.mixing, plan.alpha)
+        return cycle_contraction(
+            plan.matchings, schedule.period, m, plan.mixing, plan.alpha, plan.weights
+        )
     if plan.mixing == "laplacian" and not schedule.exclusive:
         groups = tuple(coin for _, coin in schedule.coins)
         of = moments(plan.matchings, schedule.probabilities, m, groups)
@@ -207,9 +219,11 @@ def _shared_contraction(plan: Parts, active: tuple[int, ...]) -> float:
 def connectivity(plan: Parts) -> float:
     """λ₂ of the expected topology Σ p_j L_j (eq. 5), of any plan."""
     expected: dict[Link, float] = dict.fromkeys(plan.topology.links, 0.0)
+    # A message is half an exchange; where links go both ways it counts for the link either way.
+    part = 0.5 if plan.mixing == "push" else 1.0
     for matching, often in zip(plan.matchings, plan.schedule.uses, strict=True):
-        for link in matching:
-            expected[link] += often
+        for i, j in matching:
+            expected[(i, j) if (i, j) in expected else (j, i)] += part * often
     weights = np.array(list(expected.values()))
     if not weights.any():
         return 0.0

@@ -266,25 +266,31 @@ def laplacian(links: Iterable[Link], num_workers: int) -> Any:
     return coo_array((values, (rows, columns)), shape=(num_workers, num_workers)).tocsr()
 
 
-def check_matchings(topology: Topology, matchings: tuple[Matching, ...]) -> None:
+def check_matchings(
+    topology: Topology, matchings: tuple[Matching, ...], *, push: bool = False
+) -> None:
     """Refuse matchings that use links the topology lacks, or a worker twice.
+
+    With `push` the pairs are messages (sender, receiver), of which everyone sends one and hears
+    one at most.
 
     Raises:
         PlanError: Names the offending matching and link.
     """
-    links = set(topology.links)
+    links = set(topology.arrows if push else topology.links)
     for number, matching in enumerate(matchings):
-        busy: set[int] = set()
+        busy: set[tuple[int, str]] = set()
         for i, j in matching:
             if (i, j) not in links:
                 raise PlanError(f"matching {number} uses link ({i}, {j}), which is no link.")
-            for end in (i, j):
+            for end in (i, "sender"), (j, "receiver" if push else "sender"):
                 if end in busy:
+                    way = f" as {end[1]}" if push else ""
                     raise PlanError(
-                        f"matching {number} uses worker {end} twice: "
+                        f"matching {number} uses worker {end[0]} twice{way}: "
                         "links of a matching share no worker."
                     )
-            busy |= {i, j}
+                busy.add(end)
 
 
 # -- validation ---------------------------------------------------------------------------------

@@ -62,6 +62,8 @@ def test_as_good_as_the_design_says(budget, name):
     assert plan.expected_comm_time <= budget * plan.num_colors + 1e-12
     assert plan.mixing == "pairwise"
     assert isinstance(plan.schedule, Cycle)
+    # A weight for each link: never worse than one for all.
+    assert plan.consensus_error <= dataclasses.replace(plan, weights=None).consensus_error
 
 
 @pytest.mark.parametrize("name", ["ring:16", "star:16", "torus:4x4", "barbell:16", "path:5"])
@@ -273,7 +275,8 @@ def test_the_sketch_costs_at_most_a_tenth(name):
     exact = matcha.plan(topology, 0.2, "greedy")
     true = sketched.scored().error
     assert sketched.error == pytest.approx(true, rel=0.05)
-    assert true <= 1.1 * exact.consensus_error
+    # The exact search gives each link a weight of its own, which the sketch does not.
+    assert true <= 1.1 * dataclasses.replace(exact, weights=None).consensus_error
 
 
 @pytest.mark.slow

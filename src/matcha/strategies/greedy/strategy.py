@@ -14,14 +14,14 @@ from fractions import Fraction
 
 import numpy as np
 
-from matcha._numerics.spectra import weighted_laplacian
-from matcha.mixing import laplacian_extremes
+from matcha.errors import InputError
 from matcha.plans import Figures, Plan
 from matcha.schedules import Cycle
-from matcha.strategies.finite_time import hypercube_matchings
 from matcha.strategies.greedy import sketch
 from matcha.strategies.greedy.candidates import Candidate, Network
 from matcha.strategies.greedy.search import HORIZONS, WEIGHTS, Found, best_cycle
+from matcha.strategies.greedy.starts import as_circles, known_cycles
+from matcha.strategies.greedy.weights import weighted
 from matcha.strategies.pacing import unrolled
 from matcha.strategies.parts import coloring, finished
 from matcha.strategies.request import Effort, Request
@@ -31,6 +31,7 @@ from matcha.topology import Matching, Topology
 
 _LENGTHS = (8, 12, 16, 24, 36, 48)
 _LONGEST_CYCLE = 200_000
+_WEIGHTED_UP_TO = 128  # workers; a weight for each link takes a second there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,38 +52,55 @@ _EFFORTS: dict[Effort, _Effort] = {
 
 
 def build(request: Request) -> Plan:
-    """Plan a cycle of greedily chosen matchings, exactly for small graphs, by sketch for large."""
-    colors = coloring(request)
+    """Plan a cycle of greedily chosen matchings, exactly for small graphs, by sketch for large.
+
+    Raises:
+        InputError: Links carry one way, and the workers are too many for the exact search.
+    """
+    colors, m = coloring(request), request.topology.num_workers
     network = network_of(request, colors)
-    if request.topology.num_workers > cycles.EXACT_UP_TO:
-        sketched = sketch.sketched_cycle(network, seed=request.seed)
-        found, notes = sketched.best, sketched.notes
-    else:
+    if m <= cycles.EXACT_UP_TO:
         found, notes = _exact(request, network)
+    elif request.topology.directed:
+        raise InputError(
+            f"one-way links are planned for up to {cycles.EXACT_UP_TO} workers, not {m}: give "
+            "your own rounds=[...] with mixing='push'."
+        )
+    else:
+        pairs = network_of(replace(request, mixing="pairwise"), colors)
+        sketched = sketch.sketched_cycle(pairs, seed=request.seed)
+        found, notes = sketched.best, sketched.notes
+        if network.directed:
+            error = found.error
+            found = replace(as_circles(found, network), error=error)
     return _plan(request, colors, found, notes)
 
 
 def network_of(request: Request, colors: Sequence[Matching]) -> Network:
     """The links with their times, and the time that the budget lets accrue an iteration."""
-    topology, timing = request.topology, request.timing
-    times = tuple(Fraction(timing.matching_time((link,))) for link in topology.links)
+    topology, timing, push = request.topology, request.timing, request.mixing == "push"
+    links = topology.arrows if push else topology.links
+    times = tuple(Fraction(timing.matching_time((link,))) for link in links)
     if isinstance(timing, Scaled):
         # Only how many matchings a round has counts: pace them, one unit each.
-        times = (Fraction(1),) * len(topology.links)
+        times = (Fraction(1),) * len(links)
         rate = _scaled_pace(timing, request.budget * timing.round_time(colors))
     elif len(set(times)) == 1 and not isinstance(timing, Underlay):
         # In exact decimals: a budget of 0.3 with 10 matchings is 3 an iteration, no less.
         rate = _simple(Fraction(repr(request.budget)) * len(colors)) * times[0]
     else:
         rate = Fraction(timing.allowance(colors, request.budget))
+    column = {link: e for e, link in enumerate(topology.links)}
+    columns = [column[i, j] if (i, j) in column else column[j, i] for i, j in links]
     return Network(
         num_workers=topology.num_workers,
-        links=topology.link_array,
+        links=np.array(links)[:, ::-1] if push else topology.link_array,
         times=times,
         rate=rate,
         seed=request.seed,
-        loads=timing.loads if isinstance(timing, Underlay) else None,
-        samples=np.array(timing.samples) if isinstance(timing, RandomLinks) else None,
+        directed=push,
+        loads=timing.loads[:, columns] if isinstance(timing, Underlay) else None,
+        samples=np.array(timing.samples)[:, columns] if isinstance(timing, RandomLinks) else None,
     )
 
 
@@ -110,6 +128,14 @@ def _exact(request: Request, network: Network) -> tuple[Candidate, tuple[str, ..
     if m > 64 and request.effort == "default":
         effort = replace(effort, weights=(0.55, 0.65), horizons=(4.0,), refine=1, sweeps=3)
     lengths = _cycle_lengths(network, request.topology)
+    starts = known_cycles(request.topology, network)
+    pairs: Candidate | None = None
+    if network.directed and not request.topology.directed:
+        # Exchanges are circles of two: never worse than greedy over matchings.
+        alike = replace(request, mixing="pairwise")
+        pairs = _exact(alike, network_of(alike, coloring(alike)))[0]
+        pairs = as_circles(pairs, network)
+        starts.append(replace(pairs, weights=None).scored())
     first = max(lengths)
     found: Found | None = None
     while lengths:
@@ -121,7 +147,7 @@ def _exact(request: Request, network: Network) -> tuple[Candidate, tuple[str, ..
             refine=effort.refine,
             sweeps=effort.sweeps,
             kicks=effort.kicks if m <= 32 else 0,
-            starts=_known_cycles(request.topology, network),
+            starts=starts,
         )
         if found is None or other.best.error < found.best.error:
             found = other
@@ -131,6 +157,10 @@ def _exact(request: Request, network: Network) -> tuple[Candidate, tuple[str, ..
         lengths = [2 * n for n in lengths if _affordable(network, 2 * n)]
     assert found is not None
     best = found.best if math.isfinite(found.best.error) else sketch.covering(found.best).scored()
+    if effort.sweeps and m <= _WEIGHTED_UP_TO:
+        best = weighted(best)
+    if pairs is not None and pairs.error < best.error:
+        best = pairs
     return best, (
         f"exact search; a cycle of {len(best.matchings)} matchings, consensus error "
         f"{best.error:.4g} against {found.endless:.4g} for greed that never repeats.",
@@ -153,20 +183,6 @@ def _affordable(network: Network, length: int) -> bool:
     return length * cost / float(network.rate) <= _LONGEST_CYCLE
 
 
-def _known_cycles(topology: Topology, network: Network) -> list[Candidate]:
-    """Sequences known to be best where the topology has their links."""
-    known = hypercube_matchings(topology.num_workers)
-    links = {link: e for e, link in enumerate(topology.links)}
-    if not known or any(link not in links for matching in known for link in matching):
-        return []
-    once = [np.array(sorted(links[e] for e in matching), dtype=np.int64) for matching in known]
-    # Repeated until the cycle's time is whole iterations, so that none of the budget is lost.
-    turn = sum((network.cost(chosen) for chosen in once), start=Fraction(0)) / network.rate
-    cycle = once * min(turn.denominator, 64)
-    costs = tuple(network.cost(chosen) for chosen in cycle)
-    return [Candidate(network=network, matchings=tuple(cycle), costs=costs, weight=0.5)]
-
-
 # -- the plan -----------------------------------------------------------------------------------
 
 
@@ -175,29 +191,29 @@ def _plan(
 ) -> Plan:
     """The plan that repeats a cycle."""
     topology, m = request.topology, request.topology.num_workers
+    links = topology.arrows if found.network.directed else topology.links
+    shares = found.weights or (None,) * len(found.matchings)
     distinct: dict[bytes, int] = {}
     matchings: list[Matching] = []
+    weights: list[tuple[float, ...]] = []
     places = []
-    for chosen in found.matchings:
-        key = chosen.tobytes()
+    for chosen, own in zip(found.matchings, shares, strict=True):
+        key = chosen.tobytes() + (b"" if own is None else own.tobytes())
         if key not in distinct:
             distinct[key] = len(matchings)
-            matchings.append(tuple(topology.links[e] for e in chosen.tolist()))
+            matchings.append(tuple(links[e] for e in chosen.tolist()))
+            weights.append(() if own is None else tuple(own.tolist()))
         places.append(distinct[key])
     cycle = unrolled((wait, tuple(places[n] for n in numbers)) for wait, numbers in found.numbers())
-    how_often = np.zeros(len(topology.links))
-    for chosen in found.matchings:
-        how_often[chosen] += 1 / len(cycle)
-    laplacian = weighted_laplacian(topology.link_array, how_often, m)
     return finished(
         request,
         matchings=tuple(matchings),
         schedule=Cycle(cycle=cycle, num_matchings=len(matchings), seed=request.seed),
         alpha=found.weight,
+        weights=None if found.weights is None else tuple(weights),
         num_colors=len(colors),
         figures=Figures(
             rho=cycles.contraction(found.turns(), m, found.weight),
-            algebraic_connectivity=laplacian_extremes(laplacian, topology)[0],
             consensus_error=found.error,
         ),
         notes=notes,
