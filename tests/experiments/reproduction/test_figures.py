@@ -53,7 +53,7 @@ def test_fig3_finds_the_figures_of_the_design(tmp_path):
 def test_fig1_judges_communication_norms_and_training():
     outcome = maker("fig1")(invented, quick=True)
     found = verdicts(outcome)
-    assert found["C_b = 0.1 takes 10 times less communication time an iteration"] == "holds"
+    assert found["C_b = 0.1 takes 10 times less communication time per iteration"] == "holds"
     assert found["vanilla's ρ with 2.2 times less communication"] == "holds nearly"
     assert found["C_b = 0.6 has a lower ρ than vanilla"] == "holds"
     assert outcome.results

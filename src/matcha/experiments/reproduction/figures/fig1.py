@@ -93,7 +93,7 @@ def _communication(degrees: Any, loads: list[float], tenth: Plan) -> list[Claim]
     quietest = int(np.argmin(degrees))
     return [
         Claim(
-            statement="C_b = 0.1 takes 10 times less communication time an iteration",
+            statement="C_b = 0.1 takes 10 times less communication time per iteration",
             measured=f"{total:.2f} times less",
             verdict=judge(total, 10.0 - 1e-6, nearly=9.0),
         ),
