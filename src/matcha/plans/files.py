@@ -11,6 +11,7 @@ from matcha.plans.staged import READABLE, StagedPlan
 from matcha.rounds import Round
 from matcha.timing import Timing
 from matcha.topology import Matching, Topology
+from matcha.wires import Wire
 
 
 class PlanLike(Protocol):
@@ -28,6 +29,8 @@ class PlanLike(Protocol):
     def seed(self) -> int: ...  # noqa: D102
     @property
     def timing(self) -> Timing: ...  # noqa: D102
+    @property
+    def wire(self) -> Wire: ...  # noqa: D102
     @property
     def matchings(self) -> tuple[Matching, ...]: ...  # noqa: D102
     @property

@@ -21,6 +21,7 @@ from matcha.rounds import MIXINGS, Mixing, Round, Shares
 from matcha.schedules import Schedule, schedule_from_json
 from matcha.timing import Timing, timing_from_json, timing_to_json
 from matcha.topology import Link, Matching, Topology, check_matchings
+from matcha.wires import Float, Wire, parse_wire
 
 SCHEMA = "matcha.plan/2"
 READABLE = (SCHEMA, "matcha.plan/1")
@@ -74,6 +75,8 @@ class Plan(Members):
     timing: Timing
     num_colors: int
     """M, the matchings of the edge colouring: what the budget is a fraction of."""
+    wire: Wire = field(default_factory=Float)
+    """What messages hold; the delay model's times are those of its messages."""
     certificate: Certificate | None = None
     """How close to optimal the probabilities are known to be."""
     notes: tuple[str, ...] = ()
@@ -231,11 +234,16 @@ class Plan(Members):
 
     @cached_property
     def consensus_error(self) -> float | None:
-        """Steady-state disagreement tr(X)/m under unit gradient noise; None where too large."""
-        known = self.figures.consensus_error
-        if known is not None:
-            return known
-        return theory.consensus_error(self, max_workers=_EXACT_ERROR_LIMIT)
+        """Steady-state disagreement tr(X)/m under unit gradient noise; None where too large.
+
+        A wire that leaves a share ε of a meeting's squared difference removes 1 − ε of what whole
+        values would; in the steady state as much is removed as comes in, so there is 1/(1 − ε) as
+        much of it.
+        """
+        error = self.figures.consensus_error
+        if error is None:
+            error = theory.consensus_error(self, max_workers=_EXACT_ERROR_LIMIT)
+        return None if error is None else error / (1 - self.wire.leaves)
 
     @cached_property
     def expected_comm_time(self) -> float:
@@ -290,6 +298,7 @@ class Plan(Members):
                 "mixing": self.mixing,
                 "weight": self.alpha,
             }
+            | ({} if self.wire == Float() else {"wire": self.wire.name})
         )
 
     # -- in and out -----------------------------------------------------------------------------
@@ -302,6 +311,7 @@ class Plan(Members):
             "budget": self.budget,
             "seed": self.seed,
             "mixing": self.mixing,
+            "wire": self.wire.name,
             "alpha": self.alpha,
             "rho": spelled(self.rho),
             "algebraic_connectivity": self.algebraic_connectivity,
@@ -346,6 +356,8 @@ class Plan(Members):
         topology = Topology.from_json(document["topology"])
         probabilities = tuple(float(p) for p in document["probabilities"])
         certificate = document["certificate"]
+        wire = parse_wire(str(document.get("wire", "float32")))  # 0.1 knew no other
+        error = _optional_float(document["consensus_error"])
         return cls(
             topology=topology,
             strategy=str(document["strategy"]),
@@ -359,12 +371,13 @@ class Plan(Members):
             schedule=schedule_from_json(document["schedule"], probabilities, int(document["seed"])),
             timing=timing_from_json(document["timing"], topology),
             num_colors=int(document["num_colors"]),
+            wire=wire,
             certificate=None if certificate is None else Certificate(**certificate),
             notes=tuple(str(note) for note in document["notes"]),
             figures=Figures(
                 rho=_optional_float(document["rho"]),
                 algebraic_connectivity=_optional_float(document["algebraic_connectivity"]),
-                consensus_error=_optional_float(document["consensus_error"]),
+                consensus_error=None if error is None else error * (1 - wire.leaves),
             ),
         )
 
@@ -387,6 +400,8 @@ class Plan(Members):
             f"  rho {self.rho:.4f}, algebraic connectivity {self.algebraic_connectivity:.4g}",
             f"  {self.expected_comm_time:.4g} {unit} of communication an iteration",
         ]
+        if self.wire != Float():
+            lines.append(f"  messages: {self.wire.name}, {1 / self.wire.share():.1f} times smaller")
         if self.consensus_error is not None:
             lines.append(f"  steady-state consensus error {self.consensus_error:.4g}")
         lines += [f"  note: {note}" for note in self.notes]

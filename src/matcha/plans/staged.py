@@ -22,6 +22,7 @@ from matcha.plans.protocol import Members
 from matcha.rounds import Round
 from matcha.timing import Timing
 from matcha.topology import Link, Matching, Topology
+from matcha.wires import Wire
 
 SCHEMA = "matcha.staged-plan/2"
 READABLE = (SCHEMA, "matcha.staged-plan/1")
@@ -81,6 +82,11 @@ class StagedPlan(Members):
     def timing(self) -> Timing:
         """The delay model."""
         return self.levels[0].timing
+
+    @property
+    def wire(self) -> Wire:
+        """What messages hold, in every stage."""
+        return self.levels[0].wire
 
     @property
     def strategy(self) -> str:

@@ -67,7 +67,7 @@ class Simulation:
             theirs = (engine.task, engine.optimizer, engine.rule, engine.execution)
             if theirs != (task, settings.optimizer, settings.rule, settings.execution):
                 raise InputError("the engine was made for another task or for other settings")
-        self.wire = parse_wire(settings.wire or "float32")
+        self.wire = parse_wire(settings.wire) if settings.wire else plan.wire
         self.momentum = settled(settings.momentum, settings.optimizer, plan, self.wire)
         engine.equip(self.wire, self.momentum, plan.topology.links)
         engine.reset()

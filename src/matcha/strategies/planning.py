@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from matcha.errors import InputError, PlanError, unknown_name
@@ -13,6 +14,8 @@ from matcha.strategies.registry import STRATEGIES, Builder, Strategy, own_strate
 from matcha.strategies.request import DECOMPOSITIONS, EFFORTS, Decomposition, Effort, Request
 from matcha.timing import Timing, default_timing
 from matcha.topology import Matching, Topology, check_matchings
+from matcha.wires import Float, Wire, parse_wire
+from matcha.wires.delays import budget_over, timing_over
 
 
 def plan(
@@ -29,6 +32,7 @@ def plan(
     probabilities: Iterable[float] | None = None,
     rounds: Iterable[Iterable[Iterable[Sequence[int]]]] | None = None,
     alpha: float | None = None,
+    wire: str | Wire = "float32",
 ) -> Plan:
     """Plan the communication of decentralized SGD on a topology within a budget.
 
@@ -49,6 +53,9 @@ def plan(
         rounds: Your own rounds, repeated for ever: each a list of matchings, empty where nobody
             talks.
         alpha: Your own mixing weight; by default the best one.
+        wire: What messages hold: `float32`, `bfloat16`, `modulo:8`, `modulo:4`, `modulo:3`,
+            `modulo:2`, or `lowrank:R`. The budget keeps its meaning, a share of vanilla's time with
+            whole float32 models, so smaller messages buy more rounds.
 
     Returns:
         The plan, with its contraction ρ, its expected communication time and its certificate.
@@ -61,15 +68,17 @@ def plan(
     2.0
     """
     chosen = _chosen(strategy, rounds is not None)
+    message, whole = parse_wire(wire), timing or default_timing(topology)
+    asked = _budget(budget)
     request = Request(
         topology=topology,
-        budget=_budget(budget),
+        budget=budget_over(topology, whole, message, asked),
         strategy=chosen.name,
         seed=_seed(seed),
         mixing=_mixing(chosen, mixing, topology),
         matchings=None if matchings is None else _own_matchings(topology, matchings),
         decomposition=_decomposition(chosen, decomposition, matchings is not None),
-        timing=timing or default_timing(topology),
+        timing=timing_over(whole, message),
         effort=_known("effort", effort, EFFORTS),
         probabilities=_own_probabilities(chosen, probabilities),
         rounds=None
@@ -80,7 +89,8 @@ def plan(
     made = chosen.build(request)
     if not isinstance(made, Plan):
         raise InputError(f"the strategy {chosen.name!r} made {type(made).__name__}, not a Plan.")
-    return made
+    kept = asked if made.budget == request.budget else made.budget
+    return made if message == Float() else replace(made, wire=message, budget=kept)
 
 
 # -- what was given, checked ----------------------------------------------------------------------

@@ -15,7 +15,7 @@ FACTOR_BLOCK = 64
 """The same for the factors of a low-rank message, which are short."""
 Shape: TypeAlias = Sequence[int]
 _OVERHEAD = 6  # bytes a block: its scale in bfloat16 and its check modulo 2**32
-_TYPICAL: tuple[Shape, ...] = ((512, 2304), (512,), (512,))
+_TYPICAL: tuple[Shape, ...] = ((256, 1152), (256,), (256,))
 """A layer in the middle of a network, for whoever asks before there is a model."""
 
 

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import pytest
+
+import matcha
+from matcha import families
+from matcha.errors import InputError
+from matcha.timing import LinkSeconds, RandomLinks, Scaled, Units
+from matcha.wires import Transfers, parse_wire
+from matcha.wires.delays import budget_over, timing_over
+
+ER8 = families.paper("er8")
+WIRES = ("bfloat16", "modulo:8", "modulo:3", "lowrank:4")
+
+
+@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize("strategy", ["matcha", "periodic", "single", "greedy"])
+def test_a_budget_keeps_its_meaning_and_buys_more_rounds(strategy, wire) -> None:
+    budget = 0.02 if "lowrank" not in wire else 0.0005
+    whole = matcha.plan(ER8, budget, strategy)
+    small = matcha.plan(ER8, budget, strategy, wire=wire)
+    share = parse_wire(wire).share()
+    assert small.budget == budget
+    assert small.expected_comm_time == pytest.approx(whole.expected_comm_time, rel=0.02)
+    assert sum(small.probabilities) == pytest.approx(sum(whole.probabilities) / share, rel=0.05)
+
+
+def test_no_more_rounds_than_vanilla_has() -> None:
+    plan = matcha.plan(ER8, 0.5, "matcha", wire="modulo:3")
+    assert sum(plan.probabilities) == pytest.approx(5)
+    assert plan.budget == 0.5
+    vanilla = matcha.plan(ER8, 1.0, "vanilla", wire="modulo:8")
+    assert vanilla.budget == 1.0
+    assert vanilla.expected_comm_time == pytest.approx(5 * parse_wire("modulo:8").share())
+
+
+def test_a_plan_with_a_wire_is_saved_agreed_and_loaded(tmp_path) -> None:
+    plans = {wire: matcha.plan(ER8, 0.02, "greedy", wire=wire) for wire in ("float32", "modulo:3")}
+    plan = plans["modulo:3"]
+    plan.save(tmp_path / "plan.json")
+    again = matcha.Plan.load(tmp_path / "plan.json")
+    assert again == plan
+    assert again.wire == parse_wire("modulo:3")
+    assert again.digest == plan.digest != plans["float32"].digest
+    assert again.consensus_error == pytest.approx(plan.consensus_error)
+    assert "modulo:3" in plan.summary()
+
+
+def test_a_wire_that_leaves_a_share_leaves_more_disagreement() -> None:
+    exact = matcha.plan(ER8, 0.2, "greedy")
+    rough = matcha.plan(ER8, 0.2 * parse_wire("modulo:3").share(), "greedy", wire="modulo:3")
+    assert rough.consensus_error == pytest.approx(exact.consensus_error / (1 - 0.28), rel=0.02)
+
+
+def test_latency_is_not_saved() -> None:
+    links = len(ER8.links)
+    timing = Transfers(
+        topology=ER8, latencies=(0.1,) * links, seconds_a_megabyte=(0.09,) * links, megabytes=10.0
+    )
+    assert timing.matching_time((ER8.links[0],)) == pytest.approx(1.0)
+    wire = parse_wire("modulo:8")
+    small = timing_over(timing, wire)
+    assert small.matching_time((ER8.links[0],)) == pytest.approx(0.1 + 0.9 * wire.share())
+    assert budget_over(ER8, timing, wire, 0.1) == pytest.approx(0.1 / (0.1 + 0.9 * wire.share()))
+    plan = matcha.plan(ER8, 0.1, "greedy", wire="modulo:8", timing=timing)
+    assert plan.expected_comm_time == pytest.approx(0.1 * 5, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    "timing",
+    [
+        Units(),
+        Scaled(lambda n: n**0.5, 5),
+        LinkSeconds(ER8.with_link_times([0.5 + k for k in range(len(ER8.links))])),
+        RandomLinks(ER8, ((1.0,) * len(ER8.links), (2.0,) * len(ER8.links))),
+    ],
+)
+def test_every_delay_model_knows_smaller_messages(timing) -> None:
+    matching = (ER8.links[0],)
+    small = timing_over(timing, parse_wire("bfloat16"))
+    assert small.matching_time(matching) == pytest.approx(timing.matching_time(matching) / 2)
+    assert small.unit == timing.unit
+
+
+def test_a_wire_that_does_not_exist_is_refused() -> None:
+    for name in ("modulo:5", "modulo", "lowrank:0", "float8"):
+        with pytest.raises(InputError):
+            matcha.plan(ER8, 0.1, wire=name)
