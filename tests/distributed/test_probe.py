@@ -1,12 +1,8 @@
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
-from tests.commands import matcha_command
 
-from matcha import Topology, families
+from matcha import families
 from matcha.distributed import SlowLinks, run_threads
 from matcha.distributed.probe import probe
 from matcha.errors import InputError
@@ -30,18 +26,3 @@ def test_every_link_is_measured_and_all_workers_hear_of_it() -> None:
 def test_another_number_of_workers_is_refused() -> None:
     with pytest.raises(InputError, match="has 5 workers, but 2 were started"):
         run_threads(2, lambda transport: probe(families.ring(5), transport))
-
-
-@pytest.mark.slow
-def test_the_command_writes_link_times_once(tmp_path: Path) -> None:
-    output = tmp_path / "network.json"
-    arguments = ("probe", "ring:3", "-o", output, "--message-mb", "0.1", "--repetitions", "2")
-    done = matcha_command(*arguments, "--json")
-    assert done.returncode == 0, done.stderr
-    printed = json.loads(done.stdout)
-    times = Topology.read(output).link_times
-    assert times == tuple(row["seconds"] for row in printed)
-    assert all(time > 0 for time in times)
-    again = matcha_command(*arguments)
-    assert again.returncode == 2
-    assert "exists" in again.stderr

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from matcha.cli.output import (
+    check_free,
+    free_directory,
+    make_folder,
+    patient_progress,
+    print_json,
+    this_command,
+)
+from matcha.errors import InputError
+
+
+def test_a_file_is_overwritten_only_when_told_to(tmp_path):
+    path = tmp_path / "file"
+    check_free(path, force=False)
+    path.write_text("")
+    check_free(path, force=True)
+    check_free(None, force=False)
+    with pytest.raises(InputError, match="--force"):
+        check_free(path, force=False)
+
+
+def test_a_file_where_a_folder_should_be_is_one_sentence(tmp_path):
+    make_folder(tmp_path / "new" / "folder")
+    assert (tmp_path / "new" / "folder").is_dir()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="cannot be a folder"):
+        make_folder(tmp_path / "file" / "below")
+
+
+def test_directories_are_numbered_until_one_is_free(tmp_path):
+    names = []
+    for _ in range(3):
+        path = free_directory(tmp_path, "run")
+        path.mkdir()
+        names.append(path.name)
+    assert names == ["run", "run-2", "run-3"]
+
+
+def test_each_worker_runs_this_very_command(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["matcha", "train", "digits"])
+    command = this_command("--output", "runs/x")
+    assert command == ["-m", "matcha.cli", "train", "digits", "--output", "runs/x"]
+
+
+def test_json_is_one_document(capsys):
+    print_json({"rho": 0.5})
+    assert json.loads(capsys.readouterr().out) == {"rho": 0.5}
+
+
+def test_quick_work_shows_no_progress(capsys):
+    with patient_progress("planning") as progress:
+        progress(1, 2)
+    assert capsys.readouterr().err == ""

@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+import matcha
+from matcha.distributed.exchange import meetings
+from matcha.distributed.itinerary import Itinerary
+
+PLAN = matcha.plan(matcha.families.ring(4), 0.5, "matcha", effort="none")
+
+
+def test_a_worker_comes_through_the_plan_round_by_round():
+    way = Itinerary(PLAN, rank=2, iteration=0)
+    for k in range(30):
+        assert (way.iteration, way.round) == (k, PLAN.round(k))
+        assert way.met == meetings(PLAN.round(k), 2)
+        way.advance()
+
+
+def test_any_iteration_is_reached_at_once():
+    way = Itinerary(PLAN, rank=0, iteration=7)
+    assert way.round == PLAN.round(7)
+    way.seek(1_000_000)
+    assert (way.iteration, way.round) == (1_000_000, PLAN.round(1_000_000))
+    way.seek(3)
+    assert way.round == PLAN.round(3)
+
+
+def test_a_worker_alone_meets_nobody():
+    way = Itinerary(PLAN, rank=0, iteration=0, alone=True)
+    for _ in range(10):
+        assert way.met == ()
+        way.advance()
+    assert way.iteration == 10

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from matcha.errors import InputError
+from matcha.theory import admissible_learning_rate, doubling_bound, gradient_bound
+
+CASE = {
+    "num_workers": 4,
+    "iterations": 100,
+    "learning_rate": 0.01,
+    "smoothness": 1.0,
+    "gradient_variance": 1.0,
+    "dissimilarity": 0.5,
+    "initial_gap": 1.0,
+}
+
+
+def test_a_network_that_mixes_at_once_has_the_bound_of_one_machine():
+    synchronous = 2 * 1.0 / (0.01 * 100) + 0.01 * 1.0 / 4
+    assert gradient_bound(rho=0.0, **CASE) == pytest.approx(synchronous)
+
+
+def test_worse_mixing_promises_less():
+    bounds = [gradient_bound(rho=rho, **CASE) for rho in (0.0, 0.3, 0.6, 0.9)]
+    assert bounds == sorted(bounds)
+    assert len(set(bounds)) == 4
+
+
+@pytest.mark.parametrize("rho", [0.1, 0.5, 0.95])
+def test_the_admissible_rate_is_theorem_2s(rho):
+    rate = admissible_learning_rate(rho, smoothness=2.0)
+    assert 2.0 * rate == pytest.approx(min(1.0, (rho**-0.5 - 1) / 4))
+    assert math.isfinite(
+        gradient_bound(**{**CASE, "smoothness": 2.0, "learning_rate": rate}, rho=rho)
+    )
+    with pytest.raises(InputError, match="Theorem 2 holds for"):
+        gradient_bound(**{**CASE, "smoothness": 2.0, "learning_rate": 1.01 * rate}, rho=rho)
+
+
+def test_nothing_is_promised_without_contraction():
+    with pytest.raises(InputError):
+        admissible_learning_rate(1.5, smoothness=1.0)
+    with pytest.raises(InputError, match="smoothness"):
+        admissible_learning_rate(0.5, smoothness=0.0)
+
+
+def test_more_matchings_leave_less_disagreement():
+    errors = [doubling_bound(16, rate) for rate in (0.1, 0.5, 1.0, 4.0)]
+    assert errors == sorted(errors, reverse=True)
