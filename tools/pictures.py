@@ -122,7 +122,8 @@ def draw_headline(data: Data) -> Any:
     figure = Figure(figsize=(7.2, 3.6), layout="constrained")
     axes = figure.add_subplot()
     runs = sorted(data["runs"], key=lambda run: -run[2])
-    colors = [look_of(strategy)[0] for strategy, _, _ in runs]
+    known = {"ddp": "#8C6D31"}
+    colors = [known.get(strategy, look_of(strategy)[0]) for strategy, _, _ in runs]
     names = {"ddp": "DDP all-reduce", "vanilla": "vanilla"}
     labels = [names.get(s, f"{s}, budget {b:g}") for s, b, _ in runs]
     bars = axes.barh(range(len(runs)), [run[2] for run in runs], color=colors)

@@ -16,7 +16,8 @@ from matcha.plans import PlanLike
 from matcha.records import Run, find_runs, read_run
 from matcha.report import words
 from matcha.report.groups import label_runs
-from matcha.report.payload import SLOTS, Progress, build_payload
+from matcha.report.payload import Progress, build_payload
+from matcha.report.styles import place, style_sheet
 from matcha.report.tables import details, results_table
 
 MAX_BYTES = 5_000_000
@@ -90,8 +91,7 @@ def load_runs(runs: Sequence[Run | str | Path]) -> list[Run]:
 def _baseline_first(run: Run) -> tuple[int, float, int, str]:
     """Runs of a folder in the order to read them: what is compared with comes first."""
     header = run.header
-    place = SLOTS.index(header.strategy) if header.strategy in SLOTS else len(SLOTS)
-    return place, header.budget, header.seed, header.name
+    return place(header.strategy), header.budget, header.seed, header.name
 
 
 def render(payload: Mapping[str, Any], runs: Sequence[Run]) -> str:
@@ -119,7 +119,7 @@ def render(payload: Mapping[str, Any], runs: Sequence[Run]) -> str:
             words.curve_text(payload, payload["objective"] or "train_loss", "time")
         ),
         "created": html.escape(payload["created"].replace("T", " ").replace("+00:00", " UTC")),
-        "style": _asset("page.css"),
+        "style": style_sheet() + _asset("page.css"),
         "plotly": _script(_asset("plotly-basic.min.js")),
         "script": _script("\n".join(_asset(name) for name in _SCRIPTS)),
         "data": embed_json(payload),

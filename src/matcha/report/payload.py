@@ -14,15 +14,13 @@ from matcha.report.explorer import network
 from matcha.report.groups import Group
 from matcha.report.rows import Summary
 from matcha.report.series import mean_curves, short
+from matcha.report.styles import STYLES, styles_of
 from matcha.report.summary import Comparison, compare
 from matcha.report.timeline import timeline, worker_loads
-from matcha.strategies import STRATEGIES, has_budget
+from matcha.strategies import STRATEGIES
 from matcha.topology import Topology
 
 Progress = Callable[[int, int], None]
-# The page's fixed colour slots; a second run of a strategy takes one of the spare ones.
-SLOTS = tuple(STRATEGIES)
-NUM_STYLES = 12
 
 
 def build_payload(
@@ -62,7 +60,7 @@ def build_payload(
                 progress=_share(progress, number, len(topologies)),
             )
         )
-    styles = _styles([row.strategy for row in comparison.rows])
+    styles = styles_of([row.strategy for row in comparison.rows])
     shown = [
         {
             "label": row.label,
@@ -90,10 +88,8 @@ def build_payload(
         "winner": winner,
         "verdict": comparison.verdict.sentence,
         "summaries": [_rounded(asdict(row)) for row in comparison.rows],
-        "strategies": [
-            {"name": name, "has_budget": has_budget(name), "about": STRATEGIES[name].about}
-            for name in SLOTS
-        ],
+        "strategies": list(STRATEGIES),
+        "styles": [asdict(style) for style in STYLES],
         "runs": shown,
         "networks": networks,
     }
@@ -108,20 +104,6 @@ def _hit(row: Summary, comparison: Comparison) -> dict[str, Any] | None:
         "time": short(row.time_to_target),
         "y": short(comparison.target),
     }
-
-
-def _styles(strategies: Sequence[str]) -> list[int]:
-    """A colour slot for each run: its strategy's own where that is still free."""
-    free = list(range(NUM_STYLES))
-    styles: list[int] = []
-    for strategy in strategies:
-        wanted = SLOTS.index(strategy) if strategy in SLOTS else -1
-        spare = [s for s in free if s >= len(SLOTS)] or free
-        slot = wanted if wanted in free else spare[0] if spare else len(styles) % NUM_STYLES
-        if slot in free:
-            free.remove(slot)
-        styles.append(slot)
-    return styles
 
 
 def _distinct(topologies: Any) -> list[Topology]:

@@ -37,6 +37,9 @@ class Strategy:
     decompositions: tuple[Decomposition, ...] = ("matchings",)
     takes_probabilities: bool = False
     color: str
+    """In figures, on white."""
+    page_colors: tuple[str, str]
+    """On a report's page, light and dark, with contrast enough for both."""
     marker: str
     """As matplotlib calls it."""
 
@@ -80,6 +83,7 @@ _ALL = (
         mixings=("laplacian",),
         has_budget=False,
         color="#000000",
+        page_colors=("#30363d", "#c9d1d9"),
         marker="x",
     ),
     Strategy(
@@ -89,6 +93,7 @@ _ALL = (
         build=periodic.build,
         mixings=("laplacian",),
         color="#D55E00",
+        page_colors=("#d55e00", "#ff9d57"),
         marker="^",
     ),
     Strategy(
@@ -100,6 +105,7 @@ _ALL = (
         decompositions=DECOMPOSITIONS,
         takes_probabilities=True,
         color="#0072B2",
+        page_colors=("#0072b2", "#5fb7ec"),
         marker="o",
     ),
     Strategy(
@@ -109,6 +115,7 @@ _ALL = (
         build=_greedy,
         mixings=("pairwise", "push"),
         color="#009E73",
+        page_colors=("#00875f", "#46cf9f"),
         marker="s",
     ),
     Strategy(
@@ -118,6 +125,7 @@ _ALL = (
         mixings=("laplacian", "pairwise"),
         takes_probabilities=True,
         color="#CC79A7",
+        page_colors=("#b3508a", "#f09cca"),
         marker="D",
     ),
     Strategy(
@@ -126,6 +134,7 @@ _ALL = (
         build=finite_time.hypercube,
         mixings=("pairwise",),
         color="#E69F00",
+        page_colors=("#8a6d00", "#e3c04b"),
         marker="v",
     ),
     Strategy(
@@ -134,6 +143,7 @@ _ALL = (
         build=finite_time.base,
         mixings=("laplacian", "pairwise"),
         color="#56B4E9",
+        page_colors=("#6b4fb5", "#b7a2f5"),
         marker="P",
     ),
     Strategy(
@@ -142,6 +152,7 @@ _ALL = (
         build=_one_peer,
         mixings=("push",),
         color="#F0E442",
+        page_colors=("#6f7d00", "#d4e157"),
         marker="<",
     ),
     Strategy(
@@ -152,6 +163,7 @@ _ALL = (
         mixings=("pairwise", "laplacian", "push"),
         has_budget=False,
         color="#8C6D31",
+        page_colors=("#7a5c3e", "#d0ae8a"),
         marker="*",
     ),
 )
@@ -190,6 +202,7 @@ def own_strategy(name: str, build: Builder) -> Strategy:
         decompositions=DECOMPOSITIONS,
         takes_probabilities=True,
         color=_OWN_COLOR,
+        page_colors=("#555c52", "#a9b1a6"),
         marker=_OWN_MARKER,
     )
 

@@ -4,11 +4,9 @@ const $ = (id) => document.getElementById(id);
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const DASHES = ["solid", "dash", "dot", "dashdot", "longdash", "longdashdot"];
 const STROKES = ["", "8 4", "2 4", "8 4 2 4", "14 5", "14 5 2 5"];
-// The markers of the static figures: vanilla x, periodic triangle, matcha circle, greedy square.
-const SYMBOLS = ["x", "triangle-up", "circle", "square", "diamond", "star", "cross",
-  "pentagon", "hexagon", "triangle-down", "bowtie", "hourglass"];
-const SLOTS = data.strategies.map((strategy) => strategy.name);
-const LINE_DASH = [3, 1, 0, 4, 2, 5, 0, 1, 2, 3, 4, 5];
+// How runs look is decided where strategies are listed; --s0, --s1, … are the styles' colours.
+const SYMBOLS = data.styles.map((style) => style.symbol);
+const LINE_DASH = data.styles.map((style) => style.dash);
 const NAMES = {
   train_loss: "training loss", worker_loss: "workers' own loss", test_loss: "test loss", test_accuracy: "test accuracy",
   consensus_distance: "consensus distance", predicted_consensus: "predicted",

@@ -5,7 +5,7 @@ const pointOf = (name) => {
   const points = explorer.net.strategies[name];
   return points.length === 1 ? points[0] : points[explorer.stop];
 };
-const styleOf = (name) => Math.max(0, SLOTS.indexOf(name));
+const styleOf = (name) => Math.max(0, data.strategies.indexOf(name));
 
 const describeLink = (e) => {
   const { net, strategy } = explorer;
