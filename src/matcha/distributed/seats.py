@@ -103,11 +103,11 @@ def _seat_in(mesh: DeviceMesh, timeout: float) -> Seat:
             f"mesh= has {mesh.ndim} dimensions, {mesh.mesh_dim_names}: give the one along which "
             "workers differ, for example mesh=mesh['node']."
         )
-    ranks = mesh.mesh.tolist()
-    transport = TorchTransport(ranks=ranks)
     everyone = TorchTransport("gloo")
-    mine = f"{transport.rank}"
-    places = [int(place) for place in gather(everyone, mine.encode(), timeout)]
+    mine = json.dumps(mesh.mesh.tolist()).encode()
+    found = [json.loads(ranks) for ranks in gather(everyone, mine, timeout)]
+    transport = TorchTransport(teams=[list(team) for team in sorted({tuple(t) for t in found})])
+    places = [team.index(rank) for rank, team in enumerate(found)]
     counts = {places.count(worker) for worker in set(places)}
     if len(counts) > 1:
         raise InputError("mesh= gives workers of different sizes: each needs as many processes.")

@@ -31,7 +31,8 @@ class TorchTransport(Transport):
 
     Args:
         backend: `gloo` or `nccl`; by default what the default group uses for the current device.
-        ranks: the processes that are workers here, this one among them; by default all.
+        teams: processes that are workers of one another, this one in one of them; by default all
+            are one team. Every process must give the same teams.
         owns_default: whether the default group was made for this transport and ends with it.
 
     Raises:
@@ -42,7 +43,7 @@ class TorchTransport(Transport):
         self,
         backend: str | None = None,
         *,
-        ranks: Sequence[int] | None = None,
+        teams: Sequence[Sequence[int]] | None = None,
         owns_default: bool = False,
     ) -> None:
         if not dist.is_available() or not dist.is_initialized():
@@ -51,8 +52,10 @@ class TorchTransport(Transport):
                 "and start the script with torchrun or `matcha train`."
             )
         self._owns_default = owns_default
-        self._ranks = list(ranks) if ranks is not None else list(range(dist.get_world_size()))
-        self.rank = self._ranks.index(dist.get_rank())
+        me = dist.get_rank()
+        teams = teams or [range(dist.get_world_size())]
+        self._ranks = next(list(team) for team in teams if me in team)
+        self.rank = self._ranks.index(me)
         self.num_workers = len(self._ranks)
         self.backend = backend or _default_backend()
         self.device = (
@@ -60,10 +63,9 @@ class TorchTransport(Transport):
             if self.backend == "nccl"
             else torch.device("cpu")
         )
-        # Other groups of workers make theirs at the same time: only members need to come together.
-        self._group = dist.new_group(
-            ranks, backend=self.backend, use_local_synchronization=ranks is not None
-        )
+        # Making a group takes all processes, also those that are not in it.
+        groups = [dist.new_group(list(team), backend=self.backend) for team in teams]
+        self._group = groups[[me in team for team in teams].index(True)]
         self._notes = f"matcha/{self._group.group_name}/"
         self._probes: list[dist.Work | None] = []  # nothing is ever sent to them
         self._store = dist.distributed_c10d._get_default_store()
