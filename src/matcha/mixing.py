@@ -12,7 +12,7 @@ least ρ. The semidefinite program of eq. 9 finds the same number at a thousand 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,8 +31,8 @@ from matcha._numerics.spectra import (
     weighted_laplacian,
 )
 from matcha._numerics.threads import on_one_thread
-from matcha.errors import InputError
-from matcha.topology import Matching, Topology
+from matcha.errors import InputError, unknown_name
+from matcha.topology import Link, Matching, Topology
 
 _MAX_ITERATIONS = 30
 
@@ -68,6 +68,7 @@ def moments(
     probabilities: Sequence[float],
     num_workers: int,
     groups: Sequence[Sequence[int]] = (),
+    weights: Sequence[Sequence[float]] | None = None,
 ) -> Moments:
     """Mean and variance of the Laplacian when each matching is active independently.
 
@@ -76,6 +77,7 @@ def moments(
         probabilities: One a matching; matchings of a group must have the same.
         num_workers: m.
         groups: Matchings, by position, that share one coin; without groups each has its own.
+        weights: One for each link of each matching; without, all are 1.
 
     >>> both = moments([((0, 1),)], [0.5], 2)
     >>> both.mean.toarray().tolist(), both.variance.toarray().tolist()
@@ -86,15 +88,16 @@ def moments(
         raise InputError(f"{len(p)} probabilities were given for {len(matchings)} matchings.")
     links = np.array([link for matching in matchings for link in matching], dtype=np.int64)
     owner = np.repeat(np.arange(len(p)), [len(matching) for matching in matchings])
-    mean = weighted_laplacian(links, p[owner], num_workers)
+    w = np.ones(len(links)) if weights is None else np.concatenate([*map(np.asarray, weights)])
+    mean = weighted_laplacian(links, p[owner] * w, num_workers)
     if all(len(group) == 1 for group in groups):
-        variance = weighted_laplacian(links, 2.0 * (p * (1.0 - p))[owner], num_workers)
+        variance = weighted_laplacian(links, 2.0 * (p * (1.0 - p))[owner] * w**2, num_workers)
         return Moments(mean=mean, variance=variance)
     variance = 0.0 * mean
     for group in groups:
         member = np.isin(owner, group)
         q = p[group[0]]
-        L = weighted_laplacian(links[member], np.ones(int(member.sum())), num_workers)
+        L = weighted_laplacian(links[member], w[member], num_workers)
         variance = variance + q * (1.0 - q) * (L @ L)
     return Moments(mean=mean, variance=variance.tocsr())
 
@@ -178,6 +181,57 @@ def laplacian_extremes(laplacian: Any, topology: Topology, *, seed: int = 0) -> 
     low, _ = lowest_eigenpairs(laplacian, 4, narrow=narrow, start=start, tolerance=1e-8)
     high, _ = top_eigenpairs(lambda x: laplacian @ x, m, 1, start, 1e-8)
     return float(low[0]), float(high[0])
+
+
+def metropolis_weights(topology: Topology) -> dict[Link, float]:
+    """A weight for each link that needs no more than its ends' degrees: 1/(1 + max(d_i, d_j)).
+
+    With all links active no worker's own weight is below 1/(1 + d_i): nothing extrapolates.
+
+    >>> from matcha.topology.families import star
+    >>> metropolis_weights(star(3))
+    {(0, 1): 0.333..., (0, 2): 0.333...}
+    """
+    d = topology.degrees
+    return {(i, j): 1 / (1 + max(d[i], d[j])) for i, j in topology.links}
+
+
+def link_weights(given: Any, topology: Topology) -> dict[Link, float]:
+    """The weight of each link: of `"metropolis"`, of a mapping, or of a mixing matrix W.
+
+    Raises:
+        InputError: W is not symmetric, its rows do not sum to one, it has an entry where there is
+            no link, or a weight is not in [0, 1].
+    """
+    if topology.directed:
+        raise InputError("own weights go with links that carry both ways.")
+    if isinstance(given, str):
+        if given != "metropolis":
+            raise unknown_name("weights", given, ("metropolis",))
+        return metropolis_weights(topology)
+    found = dict(given) if isinstance(given, Mapping) else _entries(given, topology)
+    for link in found.keys() - set(topology.links):
+        raise InputError(f"weights name {link}, which is no link of the topology (i < j).")
+    weights = {link: float(found.get(link, 0.0)) for link in topology.links}
+    for link, w in weights.items():
+        if not 0 <= w <= 1:
+            raise InputError(f"the weight of link {link} is {w!r}, but it is in [0, 1].")
+    return weights
+
+
+def _entries(given: Any, topology: Topology) -> dict[Link, float]:
+    """What W gives each link; checked as a whole."""
+    m = topology.num_workers
+    try:
+        W = np.asarray(given, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise InputError("weights are 'metropolis', {(i, j): w, …}, or a matrix W.") from None
+    if W.shape != (m, m) or not is_doubly_stochastic(W) or not np.allclose(W, W.T, atol=1e-12):
+        raise InputError(f"W is a symmetric {m} × {m} matrix whose rows sum to one.")
+    across = {
+        (int(i), int(j)): float(W[i, j]) for i, j in zip(*np.nonzero(W), strict=True) if i < j
+    }
+    return across
 
 
 def is_doubly_stochastic(

@@ -11,6 +11,7 @@ import matcha
 from matcha import Plan, families, timing
 from matcha.errors import InputError, PlanError
 from matcha.matchings import decompose
+from matcha.mixing import metropolis_weights
 from matcha.schedules import Cycle
 from matcha.strategies import STRATEGIES, Request, strategy_named
 
@@ -108,6 +109,58 @@ def test_alpha_of_ones_own(strategy):
     assert replace(found, alpha=0.11).rho == pytest.approx(plan.rho)
     with pytest.raises(InputError, match=r"in \(0, 1\]"):
         matcha.plan(ER8, 0.4, strategy, alpha=-1)
+
+
+@pytest.mark.parametrize("strategy", ["matcha", "vanilla", "periodic", "single"])
+def test_weights_of_ones_own(strategy, tmp_path):
+    plan = matcha.plan(ER8, 0.2, strategy, weights="metropolis", effort="none")
+    weights = metropolis_weights(ER8)
+    W = np.eye(8)
+    for (i, j), w in weights.items():
+        W[[i, j], [j, i]] += w
+        W[[i, j], [i, j]] -= w
+    if strategy == "vanilla":
+        np.testing.assert_allclose(plan.mixing_matrix(0), W, atol=1e-15)
+        assert plan.rho == pytest.approx(np.linalg.norm(W - 1 / 8, 2) ** 2)
+    assert plan.smallest_self_weight >= W.diagonal().min() - 1e-12
+    same = matcha.plan(ER8, 0.2, strategy, weights=W, effort="none")
+    np.testing.assert_allclose(np.concatenate(same.weights), np.concatenate(plan.weights))
+    # What theory says is what happens.
+    moment, spread = np.zeros((8, 8)), np.zeros(8)
+    x, rng = np.zeros((8, 400)), np.random.default_rng(0)
+    for k, round_ in enumerate(plan.rounds(0, 6000)):
+        moment += round_.matrix(8).T @ round_.matrix(8)
+        x = (
+            round_.mix(x + rng.standard_normal(x.shape))
+            if round_
+            else x + rng.standard_normal(x.shape)
+        )
+        if k >= 200:
+            spread += np.square(x - x.mean(axis=0)).mean(axis=1)
+    assert np.linalg.norm(moment / 6000 - 1 / 8, 2) == pytest.approx(plan.rho, abs=0.02)
+    assert spread.mean() / 5800 == pytest.approx(plan.consensus_error, rel=0.08)
+    plan.save(tmp_path / "plan.json")
+    again = Plan.load(tmp_path / "plan.json")
+    assert (again, again.digest) == (plan, plan.digest)
+    assert plan.digest != replace(plan, weights=None).digest
+
+
+def test_weights_that_are_none_are_refused():
+    W = matcha.plan(ER8, 0.5, "vanilla", weights="metropolis").mixing_matrix(0)
+    for options, message in (
+        ({"weights": W[:4]}, "symmetric 8 × 8"),
+        ({"weights": 2 * W}, "rows sum to one"),
+        ({"weights": np.full((8, 8), 1 / 8)}, "no link"),
+        ({"weights": {(0, 1): 1.5}}, r"in \[0, 1\]"),
+        ({"weights": {(0, 2): 0.5}}, "no link"),
+        ({"weights": "metropolys"}, "did you mean 'metropolis'"),
+        ({"weights": object()}, "a matrix W"),
+        ({"weights": W, "alpha": 0.1}, "leave one out"),
+        ({"weights": W, "strategy": "greedy"}, "laplacian mixing"),
+        ({"weights": W, "mixing": "pairwise"}, "laplacian mixing"),
+    ):
+        with pytest.raises(InputError, match=message):
+            matcha.plan(ER8, 0.5, effort="none", **options)
 
 
 @pytest.mark.parametrize(

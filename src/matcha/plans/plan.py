@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, lru_cache
+from itertools import repeat
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,6 +15,7 @@ from matcha import theory
 from matcha._numerics.certificates import Certificate
 from matcha.documents import fingerprint, load_document, number, spelled
 from matcha.errors import InputError, PlanError
+from matcha.plans.figures import Figures
 from matcha.plans.protocol import Members
 from matcha.plans.reduced import kept, known_links, known_workers, numbered_anew
 from matcha.plans.shares import check_shares, kept_shares, shares_from_json, spread
@@ -29,27 +31,6 @@ READABLE = (SCHEMA, "matcha.plan/1")
 _KNOWN_ROUNDS = 1 << 16  # rounds repeat; beyond this many different ones, make them anew
 _EXACT_ERROR_LIMIT = 256  # workers; the exact error takes 0.7 s there and 12 s at 512
 _P = TypeVar("_P")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
-    """Figures that whoever made a plan came across; what is None the plan works out when asked.
-
-    They hold for one set of parts. A plan made of others, as by `dataclasses.replace`, drops them.
-    """
-
-    rho: float | None = None
-    algebraic_connectivity: float | None = None
-    consensus_error: float | None = None
-    parts: tuple[Any, ...] = field(default=(), repr=False)
-    """What they were found for; the plan that they were first given to fills this in."""
-
-    def held_for(self, parts: tuple[Any, ...]) -> Figures:
-        """These figures where they hold for the parts, none where they do not."""
-        if not self.parts:
-            return replace(self, parts=parts)
-        alike = all(mine is theirs for mine, theirs in zip(self.parts, parts, strict=True))
-        return self if alike else Figures(parts=parts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +50,7 @@ class Plan(Members):
     alpha: float
     """The weight of a neighbour's value: α of eq. 8, or ½ for pairwise mixing."""
     weights: Shares | None = None
-    """One for each link of each matching, in place of α; only where rounds repeat."""
+    """One for each link of each matching, in place of α."""
     schedule: Schedule
     """Which of the matchings are active when; it owns their probabilities and the seed."""
     timing: Timing
@@ -257,12 +238,11 @@ class Plan(Members):
         Under Laplacian mixing it is 1 − dα for a worker with d active links; below zero the
         update extrapolates, which amplifies noise and may diverge at large learning rates.
         """
-        if self.weights is not None:
-            return 1 - max((w for shares in self.weights for w in shares), default=0.0)
         if self.mixing != "laplacian":
-            return 1 - self.alpha
-        degree = max((self._degree(active) for active in self.schedule.largest), default=0)
-        return float(1 - self.alpha * degree)
+            shares = ((self.alpha,),) if self.weights is None else self.weights
+            return 1 - max((w for some in shares for w in some), default=0.0)
+        given = max((self._given_away(active) for active in self.schedule.largest), default=0)
+        return float(1 - given if self.weights is not None else 1 - self.alpha * given)
 
     @cached_property
     def needs_push_sum(self) -> bool:
@@ -273,9 +253,15 @@ class Plan(Members):
         rounds = (self._made(active) for active in self.schedule.largest)
         return not all(round_.keeps_shares for round_ in rounds)
 
-    def _degree(self, active: tuple[int, ...]) -> int:
-        ends = Counter(worker for j in active for link in self.matchings[j] for worker in link)
-        return max(ends.values(), default=0)
+    def _given_away(self, active: tuple[int, ...]) -> float:
+        """The most links that a worker has in a round, or the most that they weigh."""
+        given: dict[int, float] = defaultdict(float)
+        for j in active:
+            shares = repeat(1.0) if self.weights is None else self.weights[j]
+            for link, w in zip(self.matchings[j], shares, strict=False):
+                for worker in link:
+                    given[worker] += w
+        return max(given.values(), default=0)
 
     @cached_property
     def digest(self) -> str:

@@ -21,8 +21,8 @@ def check_shares(
     """
     if weights is None:
         return
-    if not repeats or mixing == "laplacian":
-        raise PlanError("weights a link go with rounds that repeat, pairwise or push.")
+    if not repeats and mixing != "laplacian":
+        raise PlanError("weights a link go with rounds that repeat, or with laplacian mixing.")
     if [len(shares) for shares in weights] != [len(links) for links in matchings]:
         raise PlanError("weights are one for each link of each matching.")
     if not all(0 <= w <= 1 for shares in weights for w in shares):

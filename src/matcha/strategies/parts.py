@@ -41,7 +41,7 @@ def finished(
     """The plan that a strategy arrived at, with what its user should know in its notes.
 
     Args:
-        request: What was asked for; an own α takes the place of the strategy's.
+        request: What was asked for; own weights take the place of the strategy's.
         matchings: What rounds are made of.
         schedule: When they are active.
         alpha: The strategy's mixing weight.
@@ -71,6 +71,9 @@ def finished(
     if request.alpha is not None:
         own = f"the mixing weight {request.alpha:.4g} is yours; {alpha:.4g} was found best."
         plan = replace(plan, alpha=request.alpha, weights=None, notes=(*notes, own))
+    if request.weights is not None:
+        shares = tuple(tuple(request.weights[e] for e in links) for links in matchings)
+        plan = replace(plan, weights=shares, notes=(*notes, "the weights of links are yours."))
     return _annotated(plan, full_time)
 
 

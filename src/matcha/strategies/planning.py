@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
+
+import numpy.typing as npt
 
 from matcha.errors import InputError, PlanError, unknown_name
 from matcha.matchings import check_decomposition
+from matcha.mixing import link_weights
 from matcha.plans import Plan, check_budget
 from matcha.rounds import MIXINGS, Mixing
 from matcha.strategies.registry import STRATEGIES, Builder, Strategy, own_strategy, strategy_named
 from matcha.strategies.request import DECOMPOSITIONS, EFFORTS, Decomposition, Effort, Request
 from matcha.timing import Timing, default_timing
-from matcha.topology import Matching, Topology, check_matchings
+from matcha.topology import Link, Matching, Topology, check_matchings
 from matcha.wires import Float, Wire, parse_wire
 from matcha.wires.delays import budget_over, timing_over
 
@@ -32,6 +35,7 @@ def plan(
     probabilities: Iterable[float] | None = None,
     rounds: Iterable[Iterable[Iterable[Sequence[int]]]] | None = None,
     alpha: float | None = None,
+    weights: Literal["metropolis"] | Mapping[Link, float] | npt.ArrayLike | None = None,
     wire: str | Wire = "float32",
 ) -> Plan:
     """Plan the communication of decentralized SGD on a topology within a budget.
@@ -53,6 +57,8 @@ def plan(
         rounds: Your own rounds, repeated for ever: each a list of matchings, empty where nobody
             talks.
         alpha: Your own mixing weight; by default the best one.
+        weights: Your own weights of links, for laplacian mixing: a symmetric matrix W that says
+            what a full exchange does, `{(i, j): w, …}`, or `"metropolis"`.
         wire: What messages hold: `float32`, `bfloat16`, `modulo:8`, `modulo:4`, `modulo:3`,
             `modulo:2`, or `lowrank:R`. The budget keeps its meaning, a share of vanilla's time with
             whole float32 models, so smaller messages buy more rounds.
@@ -85,6 +91,7 @@ def plan(
         if rounds is None
         else _own_rounds(topology, rounds, push=_mixing(chosen, mixing, topology) == "push"),
         alpha=_alpha(alpha),
+        weights=_own_weights(chosen, topology, mixing, weights, alpha),
     )
     made = chosen.build(request)
     if not isinstance(made, Plan):
@@ -128,6 +135,21 @@ def _alpha(alpha: float | None) -> float | None:
     if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not 0 < alpha <= 1:
         raise InputError(f"alpha is {alpha!r}, but a mixing weight is a number in (0, 1].")
     return float(alpha)
+
+
+def _own_weights(
+    chosen: Strategy, topology: Topology, mixing: Mixing | None, weights: Any, alpha: float | None
+) -> dict[Link, float] | None:
+    if weights is None:
+        return None
+    if alpha is not None:
+        raise InputError("alpha and weights were both given: leave one out.")
+    if _mixing(chosen, mixing, topology) != "laplacian":
+        raise InputError(
+            f"the {chosen.name} strategy mixes pair by pair here, but weights of links go with "
+            "laplacian mixing: leave them out, or use matcha, vanilla or periodic."
+        )
+    return link_weights(weights, topology)
 
 
 def _known(kind: str, name: Any, known: Sequence[Any]) -> Any:

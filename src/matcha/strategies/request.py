@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
 from matcha.rounds import Mixing
 from matcha.timing import Timing
-from matcha.topology import Matching, Topology
+from matcha.topology import Link, Matching, Topology
 
 Effort: TypeAlias = Literal["none", "default", "high"]
 Decomposition: TypeAlias = Literal["matchings", "links", "cliques"]
@@ -37,3 +38,5 @@ class Request:
     """The user's own rounds, to be repeated."""
     alpha: float | None = None
     """The user's own mixing weight; None: find the best."""
+    weights: Mapping[Link, float] | None = None
+    """The user's own for each link, in place of a mixing weight."""

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from matcha.errors import InputError
-from matcha.rounds import Mixing
-from matcha.schedules import Coin, Schedule
+from matcha.rounds import Mixing, Shares
+from matcha.schedules import Active, Coin, Schedule
 from matcha.theory import cycles
 from matcha.theory.cycles import Array
 from matcha.theory.pairwise import expected_conjugate
@@ -31,13 +31,14 @@ def second_moment(
     *,
     mixing: Mixing,
     weight: float,
+    weights: Shares | None = None,
     adjoint: bool = False,
 ) -> Operator:
     """X ↦ E[W X Wᵀ] of a schedule with random rounds, or its adjoint E[Wᵀ X W]."""
     if schedule.exclusive:
-        return _exclusive(matchings, schedule.coins, weight)
+        return _exclusive(matchings, schedule.coins, weight, weights)
     if mixing == "laplacian":
-        return _laplacian(matchings, schedule.coins, m, weight)
+        return _laplacian(matchings, schedule.coins, m, weight, weights)
     return _pairwise(matchings, schedule.coins, weight, adjoint=adjoint)
 
 
@@ -46,14 +47,27 @@ def adds_up(schedule: Schedule, mixing: Mixing) -> bool:
     return mixing == "laplacian" or schedule.exclusive
 
 
+def coin_laplacian(
+    matchings: Sequence[Matching], coin: Active, m: int, weights: Shares | None
+) -> Any:
+    """What a coin activates, as one Laplacian; each link by its weight where it has one."""
+    links = [link for j in coin for link in matchings[j]]
+    return laplacian(links, m, None if weights is None else [w for j in coin for w in weights[j]])
+
+
 def _laplacian(
-    matchings: Sequence[Matching], coins: Sequence[Coin], m: int, alpha: float
+    matchings: Sequence[Matching],
+    coins: Sequence[Coin],
+    m: int,
+    alpha: float,
+    weights: Shares | None,
 ) -> Operator:
     """W = I − α Σ b_c L_c: mean part plus α² Σ p(1 − p) L_c X L_c."""
     parts = []
     mean = np.eye(m)
+    alpha = alpha if weights is None else 1.0
     for p, coin in coins:
-        L = laplacian([link for j in coin for link in matchings[j]], m)
+        L = coin_laplacian(matchings, coin, m, weights)
         mean -= alpha * p * L.toarray()
         if 0 < p < 1:
             parts.append((alpha * alpha * p * (1 - p), L))
@@ -79,9 +93,14 @@ def _pairwise(
     return lambda X: expected_conjugate(X, chain, weight)
 
 
-def _exclusive(matchings: Sequence[Matching], coins: Sequence[Coin], weight: float) -> Operator:
+def _exclusive(
+    matchings: Sequence[Matching], coins: Sequence[Coin], weight: float, weights: Shares | None
+) -> Operator:
     """X ↦ (1 − Σ p_j) X + Σ p_j W_j X W_j; a single matching mixes alike under both rules."""
-    steps = [(p, cycles.step(matchings[j])) for p, (j,) in coins if p > 0 and matchings[j]]
+    shares = weights or (None,) * len(matchings)
+    steps = [
+        (p, cycles.step(matchings[j], shares[j])) for p, (j,) in coins if p > 0 and matchings[j]
+    ]
 
     def apply(X: Array) -> Array:
         result: Array = X.copy()

@@ -36,7 +36,7 @@ def cycle_error(
         joined = cycles.connects(turns_, m)
         state = cycles.steady_state(turns_, m, weight) if joined else None
         return math.inf if state is None else state.error
-    matrices = mixing_matrices(matchings, rounds, m, mixing, weight)
+    matrices = mixing_matrices(matchings, rounds, m, mixing, weight, weights)
     if len(matrices) == 1:
         return _commuting_error(rounds, next(iter(matrices.values())), m)
     noise = cycles.centering(m)
@@ -90,7 +90,7 @@ def cycle_contraction(
     """ρ of a cycle of rounds: ‖Φ − J‖^(2 / length), Φ the product of its mixing matrices."""
     if mixing != "laplacian":
         return cycles.contraction(_turns(matchings, rounds, mixing, weights), m, weight)
-    matrices = mixing_matrices(matchings, rounds, m, mixing, weight)
+    matrices = mixing_matrices(matchings, rounds, m, mixing, weight, weights)
     steps = (matrices[active] for active in rounds if active)
     return cycles.rescaled_contraction((step.__matmul__ for step in steps), m, len(rounds))
 

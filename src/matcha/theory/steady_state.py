@@ -21,10 +21,16 @@ from matcha.rounds import Mixing, Shares
 from matcha.schedules import Schedule
 from matcha.theory import cycles
 from matcha.theory.cycles import Array
-from matcha.theory.moments import Operator, adds_up, fixed_point_error, second_moment
+from matcha.theory.moments import (
+    Operator,
+    adds_up,
+    coin_laplacian,
+    fixed_point_error,
+    second_moment,
+)
 from matcha.theory.parts import Parts
 from matcha.theory.periods import cycle_contraction, cycle_error, mixing_matrices
-from matcha.topology import Link, Matching, laplacian
+from matcha.topology import Link, Matching
 
 _P = TypeVar("_P", bound=Parts)
 
@@ -74,7 +80,9 @@ def schedule_error(
     """`consensus_error` before there is a plan: for a schedule over matchings."""
     if schedule.period is not None:
         return cycle_error(matchings, schedule.period, num_workers, mixing, weight, weights)
-    operator = second_moment(matchings, schedule, num_workers, mixing=mixing, weight=weight)
+    operator = second_moment(
+        matchings, schedule, num_workers, mixing=mixing, weight=weight, weights=weights
+    )
     return fixed_point_error(operator, num_workers, symmetric=adds_up(schedule, mixing))
 
 
@@ -98,7 +106,8 @@ def drift_error(plan: Parts, *, max_workers: int = MAX_WORKERS) -> float | None:
     symmetric = adds_up(plan.schedule, plan.mixing)
     mean = noise.copy()
     for p, coin in plan.schedule.coins:
-        L = p * plan.alpha * laplacian([e for j in coin for e in plan.matchings[j]], m).toarray()
+        scale = plan.alpha if plan.weights is None else 1.0
+        L = p * scale * coin_laplacian(plan.matchings, coin, m, plan.weights).toarray()
         mean = mean - L if symmetric else (np.eye(m) - L) @ mean
     if float(np.abs(np.linalg.eigvals(mean)).max()) > 1 - 1e-12:
         return math.inf
@@ -140,6 +149,7 @@ def _operator(plan: Parts, *, adjoint: bool = False) -> Operator:
         plan.num_workers,
         mixing=plan.mixing,
         weight=plan.alpha,
+        weights=plan.weights,
         adjoint=adjoint,
     )
 
@@ -196,9 +206,9 @@ def contraction(plan: Parts) -> float:
         )
     if plan.mixing == "laplacian" and not schedule.exclusive:
         groups = tuple(coin for _, coin in schedule.coins)
-        of = moments(plan.matchings, schedule.probabilities, m, groups)
-        return contraction_factor(of, plan.alpha)
-    if schedule.exclusive:
+        of = moments(plan.matchings, schedule.probabilities, m, groups, plan.weights)
+        return contraction_factor(of, plan.alpha if plan.weights is None else 1.0)
+    if schedule.exclusive and plan.weights is None:
         # E[L²] = 2L̄: every direction shrinks by 2w(1 − w) of its share of L̄.
         return 1.0 - 2 * plan.alpha * (1 - plan.alpha) * connectivity(plan)
     second = _operator(plan, adjoint=True)(np.eye(m)) - 1 / m
@@ -208,11 +218,10 @@ def contraction(plan: Parts) -> float:
 def _shared_contraction(plan: Parts, active: tuple[int, ...]) -> float:
     """1 − f + f‖W − J‖² for a round W that comes in a share f of the iterations."""
     share = plan.schedule.probabilities[active[0]]
-    ends = laplacian_extremes(
-        laplacian([link for j in active for link in plan.matchings[j]], plan.num_workers),
-        plan.topology,
-    )
-    worst = max((1.0 - plan.alpha * value) ** 2 for value in ends)
+    everything = coin_laplacian(plan.matchings, active, plan.num_workers, plan.weights)
+    ends = laplacian_extremes(everything, plan.topology)
+    scale = plan.alpha if plan.weights is None else 1.0
+    worst = max((1.0 - scale * value) ** 2 for value in ends)
     return 1.0 - share + share * worst
 
 

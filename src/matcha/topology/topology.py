@@ -250,7 +250,9 @@ class Topology:
         return f"{self.name}: {self.num_workers} workers, {len(self.links)} {kind}"
 
 
-def laplacian(links: Iterable[Link], num_workers: int) -> Any:
+def laplacian(
+    links: Iterable[Link], num_workers: int, weights: Sequence[float] | None = None
+) -> Any:
     """The Laplacian of some links among `num_workers` workers, as a sparse CSR matrix.
 
     >>> laplacian([(0, 1)], 3).toarray().tolist()
@@ -260,7 +262,7 @@ def laplacian(links: Iterable[Link], num_workers: int) -> Any:
 
     ends = np.array(list(links), dtype=np.int64).reshape(-1, 2)
     i, j = ends.T
-    ones = np.ones(len(ends))
+    ones = np.ones(len(ends)) if weights is None else np.asarray(weights, dtype=np.float64)
     rows, columns = np.concatenate([i, j, i, j]), np.concatenate([j, i, i, j])
     values = np.concatenate([-ones, -ones, ones, ones])
     return coo_array((values, (rows, columns)), shape=(num_workers, num_workers)).tocsr()
