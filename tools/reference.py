@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 MARK = "<!-- commands -->"
@@ -16,19 +17,27 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 def reference() -> str:
     """All commands as Markdown: what each does, its arguments and its options."""
-    import typer.main
+    from typer.main import get_command
 
     from matcha.cli import app
 
-    group: Any = typer.main.get_command(app)
-    return "\n".join(_command(name, command) for name, command in sorted(group.commands.items()))
+    return "\n".join(_command(name, command) for name, command in _commands(get_command(app)))
+
+
+def _commands(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every command with its name; those of a group such as `keys` one by one."""
+    for name, command in sorted(group.commands.items()):
+        if hasattr(command, "commands"):
+            yield from _commands(command, f"{prefix}{name} ")
+        else:
+            yield f"{prefix}{name}", command
 
 
 def _command(name: str, command: Any) -> str:
     arguments = [p for p in command.params if p.param_type_name == "argument"]
     options = [p for p in command.params if p.param_type_name == "option" and p.name != "help"]
     usage = " ".join(["matcha", name, *(_metavar(p) for p in arguments), "[OPTIONS]"])
-    lines = [f"## matcha {name} {{ #{name} }}", "", "```text", usage, "```", ""]
+    lines = [f"## matcha {name} {{ #{name.replace(' ', '-')} }}", "", "```text", usage, "```", ""]
     lines += [_help(command.help or ""), ""]
     if arguments or options:
         lines += ["| argument or option | default | |", "| --- | --- | --- |"]
