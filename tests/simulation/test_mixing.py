@@ -5,14 +5,20 @@ import pytest
 import torch
 from tests.simulation.tasks import er8
 
-from matcha.rounds import Round
-from matcha.simulation.mixing import matrices, mix_product, mix_rows
+from matcha.rounds import PushSum, Round
+from matcha.simulation.mixing import PushMixing, matrices, mix_product, mix_rows
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 @pytest.mark.parametrize(
     ("strategy", "mixing"),
-    [("matcha", "laplacian"), ("matcha", "pairwise"), ("vanilla", None), ("greedy", None)],
+    [
+        ("matcha", "laplacian"),
+        ("matcha", "pairwise"),
+        ("vanilla", None),
+        ("greedy", None),
+        ("greedy", "push"),
+    ],
 )
 def test_rows_mix_to_the_definitions_bits(strategy, mixing, dtype):
     plan = er8(strategy, 1.0 if strategy == "vanilla" else 0.4, mixing)
@@ -44,3 +50,27 @@ def test_values_that_overflow_do_so_quietly():
         x, Round(matchings=(((0, 1),), ((1, 2),)), indices=(0, 1), mixing="laplacian", weight=1)
     )
     assert not torch.isfinite(x).any()
+
+
+def test_push_sum_of_all_workers_is_the_definition():
+    random = np.random.default_rng(0)
+    x = random.normal(size=(5, 7))
+    rows = torch.from_numpy(x.copy())
+    mixing, state, z = PushMixing([rows]), PushSum(x), x
+    paths = [(((0, 1), (1, 2)),), (((3, 0),), ((2, 4), (4, 3))), ()]
+    rounds = [
+        Round(matchings=some, indices=tuple(range(len(some))), mixing="push", weight=0.5)
+        for some in paths
+    ]
+    mixing.fill(rounds * 10)
+    for k in range(30):
+        step = 0.1 * random.normal(size=x.shape)
+        z = state.mix(rounds[k % 3], z + step)
+        rows += torch.from_numpy(step)
+        mixing.mix(k)
+        np.testing.assert_allclose(rows.numpy(), z, rtol=0, atol=1e-10)
+        np.testing.assert_allclose(mixing.omega.numpy()[:, 0], state.omega, atol=1e-12)
+    assert abs(mixing.omega.sum() - 5) < 1e-12
+    mixing.reset()
+    np.testing.assert_array_equal(mixing.omega.numpy(), 1)
+    np.testing.assert_array_equal(mixing.x[0], rows)

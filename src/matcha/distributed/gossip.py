@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,6 +33,7 @@ from matcha.distributed.misuse import (
     hookable,
 )
 from matcha.distributed.overlap import Overlap
+from matcha.distributed.push_sum import push_sum_of
 from matcha.distributed.seats import take_seat
 from matcha.distributed.steps import Steps
 from matcha.distributed.stopwatch import Stopwatch
@@ -153,6 +154,8 @@ class Gossip:
         values = [bucket.data for bucket in self.buckets]
         self._overlap = Overlap(self.buckets) if overlap else None
         mixed = self._overlap.mixed if self._overlap else values
+        self._push_sum = push_sum_of(plan, values, allowed=not overlap and team is None)
+        mixed = self._push_sum.mixed if self._push_sum else mixed
         self.exchange = Exchange(
             self.transport,
             mixed,
@@ -191,7 +194,7 @@ class Gossip:
             self._overlap.finish()
 
     def _end(self) -> None:
-        if self._itinerary.met:
+        if self._itinerary.met or self._push_sum:
             check_in_place(self.buckets, self._frozen)
             if self._overlap is not None:
                 self._overlap.merge()
@@ -212,8 +215,10 @@ class Gossip:
     def _run(self) -> None:
         """This worker's part of the current round; on the overlap's thread where there is one."""
         now = self._itinerary
-        with self._stopwatch.exchanging(self.exchange, now.iteration):
-            (self.meetings or self.exchange).run(now.round, now.met, now.iteration)
+        clock = self._stopwatch.exchanging(self.exchange, now.iteration)
+        with clock, self._push_sum or nullcontext():
+            if now.met:
+                (self.meetings or self.exchange).run(now.round, now.met, now.iteration)
 
     def seek(self, iteration: int) -> None:
         """Go on at another iteration of the plan, as every worker must."""

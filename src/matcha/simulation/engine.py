@@ -27,7 +27,7 @@ from matcha.simulation.execution import (
     prefers_vmap,
 )
 from matcha.simulation.flat import Workers
-from matcha.simulation.mixing import Mixing, WholeMixing, WireMixing, is_whole
+from matcha.simulation.mixing import Mixing, PushMixing, WholeMixing, WireMixing, is_whole
 from matcha.tasks.execution import Batching, Execution
 from matcha.tasks.momentum import Following, Momentum, following
 from matcha.tasks.optimizers import SGD, Optimizer
@@ -105,10 +105,12 @@ class Engine:
             self._streams = [new_stream(self.device) for _ in range(execution.streams)]
         self._graphs = Graphs(self.device, capture=execution.capture, compiles=execution.compile)
         self._parts: dict[str, Callable[[], None]] = {}
-        self._equipment: tuple[Wire, Momentum, tuple[Link, ...]] | None = None
+        self._equipment: tuple[Wire, Momentum, tuple[Link, ...], bool] | None = None
         self.equip(Float(), Momentum(), ())
 
-    def equip(self, wire: Wire, momentum: Momentum, links: Sequence[Link]) -> None:
+    def equip(
+        self, wire: Wire, momentum: Momentum, links: Sequence[Link], *, push_sum: bool = False
+    ) -> None:
         """Say what messages hold and how momentum and meetings go together.
 
         Costly captures (the gradients) are kept; the rest is captured anew.
@@ -117,10 +119,19 @@ class Engine:
             wire: what messages hold.
             momentum: settled for the optimizer and the plan.
             links: of the topology; a wire may remember something of each.
+            push_sum: whether messages go one way without coming round.
+
+        Raises:
+            InputError: push-sum does not go together with the wire, momentum or rule.
         """
-        if (wire, momentum, tuple(links)) == self._equipment:
+        if (wire, momentum, tuple(links), push_sum) == self._equipment:
             return
-        self._equipment = wire, momentum, tuple(links)
+        if push_sum and (not is_whole(wire) or momentum.kind != "local" or self.rule != "eq2"):
+            raise InputError(
+                "messages that go one way without coming round carry whole values after the "
+                "gradient step: leave wire, momentum and rule at their defaults."
+            )
+        self._equipment = wire, momentum, tuple(links), push_sum
         workers = self.workers
         self._graphs.keep("gradients")
         self.following = following(
@@ -130,7 +141,9 @@ class Engine:
         if momentum.kind == "tracking":
             rows.append(self.following.state()["tracked"])
         self.mixing: Mixing
-        if is_whole(wire):
+        if push_sum:
+            self.mixing = PushMixing(rows)
+        elif is_whole(wire):
             steps = self.task.steps_per_epoch
             self.mixing = WholeMixing(rows, steps, self.position, self._graphs)
         else:

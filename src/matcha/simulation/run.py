@@ -69,7 +69,8 @@ class Simulation:
                 raise InputError("the engine was made for another task or for other settings")
         self.wire = parse_wire(settings.wire) if settings.wire else plan.wire
         self.momentum = settled(settings.momentum, settings.optimizer, plan, self.wire)
-        engine.equip(self.wire, self.momentum, plan.topology.links)
+        push_sum = any(level.needs_push_sum for level in plan.levels)
+        engine.equip(self.wire, self.momentum, plan.topology.links, push_sum=push_sum)
         engine.reset()
         self.engine = engine
         self.epoch = 0

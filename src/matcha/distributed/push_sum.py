@@ -1,0 +1,66 @@
+"""Push-sum at one worker: where messages go one way and shares do not come back.
+
+The parameters are z = x/ω, at which gradients are taken; x and ω are kept beside them and are what
+is exchanged. The definition is `matcha.rounds.PushSum`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from matcha.errors import InputError
+from matcha.plans import PlanLike
+
+__all__ = ["PushSumValues", "push_sum_of"]
+
+
+class PushSumValues:
+    """One worker's x and ω.
+
+    Args:
+        values: the flat parameters z; x starts from them, and ω from 1.
+
+    Attributes:
+        mixed: what messages carry: x, and ω as one more small tensor.
+    """
+
+    def __init__(self, values: Sequence[torch.Tensor]) -> None:
+        self._values = list(values)
+        self._x = [value.clone() for value in values]
+        self._omega = torch.ones(1, dtype=torch.float64)
+        self.mixed = [*self._x, self._omega]
+
+    @property
+    def omega(self) -> float:
+        """This worker's weight; all workers' sum to their number."""
+        return float(self._omega)
+
+    def __enter__(self) -> None:
+        """Before an exchange x takes the steps that z took since the last one."""
+        for x, z in zip(self._x, self._values, strict=True):
+            x.add_(z - x / self.omega)
+
+    def __exit__(self, *_: object) -> None:
+        """After it z follows what the exchange made of x and ω."""
+        for x, z in zip(self._x, self._values, strict=True):
+            torch.div(x, self.omega, out=z)
+
+
+def push_sum_of(
+    plan: PlanLike, values: Sequence[torch.Tensor], *, allowed: bool
+) -> PushSumValues | None:
+    """X and ω where the plan's messages do not come round; None where they do, as in most plans.
+
+    Raises:
+        InputError: It needs them, and an option stands in the way.
+    """
+    if not any(level.needs_push_sum for level in plan.levels):
+        return None
+    if not allowed:
+        raise InputError(
+            "messages of this plan go one way without coming round (push-sum): leave overlap and "
+            "on_loss out, or make the plan with greedy, whose messages come round."
+        )
+    return PushSumValues(values)
