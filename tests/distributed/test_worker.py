@@ -120,7 +120,7 @@ def test_training_stops_at_its_target_and_writes_event_files(tmp_path: Path) -> 
 
     records = run_threads(NUM_WORKERS, work)[0]
     assert 1 < len(records) < 50
-    assert records[-1].train_loss <= 1.5 < records[-2].train_loss
+    assert max(record.train_loss for record in records[-2:]) <= 1.5 < records[-3].train_loss
     assert seen == records
     assert list((tmp_path / "tensorboard").glob("events*"))
     assert "emulated" in read_run(tmp_path).header.setting("link_mbps")
