@@ -15,7 +15,7 @@ import numpy.typing as npt
 from matcha.topology import Link, Matching
 
 _F = TypeVar("_F", np.float32, np.float64)
-Mixing: TypeAlias = Literal["laplacian", "pairwise", "push"]
+Mixing: TypeAlias = Literal["laplacian", "pairwise", "push", "average"]
 MIXINGS: tuple[Mixing, ...] = get_args(Mixing)
 Shares: TypeAlias = tuple[tuple[float, ...], ...]
 
@@ -47,6 +47,7 @@ class Round:
     `laplacian` mixing (the paper's I − αL) reads the values before the round on every link;
     `pairwise` mixing lets each matching see the result of the one before. So does `push`, whose
     links are messages (sender, receiver): the sender keeps the rest of the share that it sends.
+    `average` gives everybody on the round's links the exact mean of them all, as an all-reduce.
 
     >>> swap = Round(matchings=(((0, 1),),), indices=(0,), mixing="pairwise", weight=0.5)
     >>> swap.mix(np.array([[0.0], [2.0], [5.0]])).ravel().tolist()
@@ -145,6 +146,10 @@ class Round:
         it get the same bits.
         """
         mixed: npt.NDArray[_F] = x.copy()
+        if self.mixing == "average" and self.matchings:
+            there = sorted({worker for link in self.links for worker in link})
+            mixed[there] = x[there].mean(axis=0, dtype=x.dtype)
+            return mixed
         for i, j, w in self._steps(x):
             if self.mixing == "laplacian":
                 difference = x[j] - x[i]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
+from matcha.documents import spelled
 from matcha.errors import InputError
 from matcha.plans import Plan
 from matcha.strategies import COMPARED, plan, strategy_named
@@ -21,6 +22,8 @@ class SweepPoint:
     strategy: str
     budget: float
     rho: float
+    rho_kind: str
+    """Of one `step`, or the mean over a `cycle`: they do not compare."""
     algebraic_connectivity: float
     expected_comm_time: float
     consensus_error: float | None
@@ -47,9 +50,8 @@ class Sweep:
 
     def to_json(self) -> dict[str, Any]:
         """The sweep as plain JSON values."""
-        from dataclasses import asdict
-
-        return {"topology": self.topology.name, "points": [asdict(point) for point in self.points]}
+        points = [{k: spelled(v) for k, v in asdict(p).items()} for p in self.points]
+        return {"topology": self.topology.name, "points": points}
 
 
 def sweep(
@@ -100,6 +102,7 @@ def point_of(plan: Plan) -> SweepPoint:
         strategy=plan.strategy,
         budget=plan.budget,
         rho=plan.rho,
+        rho_kind=plan.rho_kind,
         algebraic_connectivity=plan.algebraic_connectivity,
         expected_comm_time=plan.expected_comm_time,
         consensus_error=plan.consensus_error,

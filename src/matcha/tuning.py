@@ -131,14 +131,14 @@ class Tuning:
     def table(self) -> str:
         """The points as text, the best one marked."""
         head = (
-            f"  {'strategy':9s} {'budget':>6s} {'rho':>7s} {'error':>9s} {'s/iter':>9s} "
+            f"  {'strategy':9s} {'budget':>6s} {'error':>9s} {'rho':>7s} {'s/iter':>9s} "
             f"{'rate':>9s} {'iterations':>10s} {'seconds':>10s}"
         )
         lines = [head]
         lines += [
-            f"{'*' if p == self.best else ' '} {p.strategy:9s} {p.budget:6.3g} {p.rho:7.4f} "
-            f"{p.consensus_error:9.4g} {p.iteration_seconds:9.4g} {p.learning_rate:9.3g} "
-            f"{p.iterations:10.0f} {p.seconds:10.4g}"
+            f"{'*' if p == self.best else ' '} {p.strategy:9s} {p.budget:6.3g} "
+            f"{p.consensus_error:9.4g} {p.rho:7.4f} {p.iteration_seconds:9.4g} "
+            f"{p.learning_rate:9.3g} {p.iterations:10.0f} {p.seconds:10.4g}"
             for p in self.points
         ]
         return "\n".join([*lines, *self.reasons()])

@@ -11,6 +11,7 @@ import torch
 from tests.distributed import cases
 from torch import nn
 
+import matcha
 from matcha import Plan, Round, families
 from matcha.distributed import Gossip, MemoryTransport, SlowLinks, run_threads
 from matcha.errors import ExchangeError, InputError, ModelError
@@ -532,3 +533,23 @@ def test_overlap_hides_the_exchange_behind_a_closure_too() -> None:
             return gossip.iteration
 
     assert run_threads(2, work) == [4, 4]
+
+
+# -- exact averages --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_local_sgd_gives_everybody_the_same_model_when_it_averages(overlap) -> None:
+    plan = matcha.plan(families.ring(cases.NUM_WORKERS), 0.5, "local")
+    period = next(k for k in range(99) if plan.round(k)) + 1
+    for steps, same in ((period, not overlap), (period + 1, False)):
+        found = train(lambda: nn.Linear(4, 2), plan=plan, steps=steps, overlap=overlap)
+        weights = [model.weight.detach() for model, _ in found]
+        assert all(torch.equal(w, weights[0]) for w in weights) is same
+    assert found[0][1].exchange.bytes_sent >= 2 * 7 / 8 * 10 * 4
+
+
+def test_silence_sends_nothing() -> None:
+    plan = matcha.plan(families.ring(cases.NUM_WORKERS), 0.5, "silent")
+    found = train(lambda: nn.Linear(4, 2), plan=plan)
+    assert all(gossip.exchange.bytes_sent == 0 for _, gossip in found)

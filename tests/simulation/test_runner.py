@@ -3,6 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from tests.simulation.tasks import er8
 
 import matcha
 from matcha.errors import InputError
@@ -72,3 +73,24 @@ def test_another_run_is_not_resumed(tmp_path, change, name):
         check_free([job(tmp_path, **change)], resume=True)
     with pytest.raises(InputError, match=f"another {name.replace('_', ' ')}"):
         list(Runner().run(job(tmp_path, **change), resume=True))
+
+
+def test_jobs_share_one_clock_in_any_order_and_when_repeated(tmp_path):
+    plans = [er8("vanilla"), er8("greedy", 0.3), er8("vanilla")]
+    clocks = []
+    for number, order in enumerate((plans, plans[::-1])):
+        runner = Runner()
+        made = make_jobs(
+            recipe("logistic"),
+            order,
+            Choices(num_workers=8),
+            Settings(epochs=1),
+            seeds=[0, 1],
+            output=tmp_path / str(number),
+        )
+        records = {each.directory.name: list(runner.run(each))[-1] for each in made}
+        assert len(records) == 6
+        clocks.append(records)
+        seconds = {record.compute_seconds for record in records.values()}
+        assert len(seconds) == 1
+        assert records["vanilla-1-s0"].time == records["vanilla-1-s0-2"].time

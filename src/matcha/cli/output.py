@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from matcha.errors import InputError
+from matcha.plans import Plan
 from matcha.records import Record
 
 console = Console()
@@ -58,6 +59,11 @@ def free_directory(root: Path, stem: str) -> Path:
         if not path.exists():
             return path
     raise InputError(f"{str(root)!r} is full of {stem}: clear it or choose --output.")
+
+
+def rho_in_words(plan: Plan) -> str:
+    """ρ, marked where it is a mean over a cycle: the two kinds do not compare."""
+    return f"{plan.rho:.4f}" if plan.rho_kind == "step" else f"{plan.rho:.4f} (cycle)"
 
 
 def loss_in_words(record: Record) -> str:

@@ -21,7 +21,7 @@ from matcha.cli.options import (
     Strategy,
     TopologyArgument,
 )
-from matcha.cli.output import check_free, console, patient_progress, print_json
+from matcha.cli.output import check_free, console, patient_progress, print_json, rho_in_words
 from matcha.errors import InputError, PlanError
 from matcha.plans import Plan, PlanLike, StagedPlan, load_plan
 from matcha.strategies import plan as make_plan
@@ -172,8 +172,8 @@ def print_plan(plan: Plan) -> None:
 def print_stages(plan: StagedPlan) -> None:
     """A staged plan as a table: a row a stage, and what its level promises."""
     table = Table(title=f"staged {plan.strategy} plan for {plan.topology}", title_justify="left")
-    unit = f"{plan.timing.unit} an iteration"
-    for heading in ("from iteration", "strategy", "budget", unit, "rho", "consensus error"):
+    unit = f"{plan.timing.unit} per iteration"
+    for heading in ("from iteration", "strategy", "budget", unit, "consensus error", "rho"):
         table.add_column(heading, justify="right")
     for stage in plan.stages:
         level = plan.levels[stage.level]
@@ -183,8 +183,8 @@ def print_stages(plan: StagedPlan) -> None:
             level.strategy,
             f"{level.budget:g}",
             f"{level.expected_comm_time:.4g}",
-            f"{level.rho:.4f}",
             error,
+            rho_in_words(level),
         )
     console.print(table)
     for note in plan.notes:
@@ -199,14 +199,19 @@ def _links(plan: Plan, matching: Any) -> str:
 
 def _promises(plan: Plan) -> list[tuple[str, str]]:
     unit = plan.timing.unit
+    error = plan.consensus_error
     lines = [
-        ("rho (contraction)", f"{plan.rho:.4f}"),
+        ("steady-state consensus error", "not worked out" if error is None else f"{error:.4g}"),
+        (
+            f"rho (of one {plan.rho_kind})"
+            if plan.rho_kind == "step"
+            else "rho (mean over a cycle)",
+            f"{plan.rho:.4f}",
+        ),
         ("algebraic connectivity", f"{plan.algebraic_connectivity:.6g}"),
         ("mixing", f"{plan.mixing}, weight {plan.alpha:.4f}"),
-        ("communication", f"{plan.expected_comm_time:.4g} {unit} an iteration"),
+        ("communication", f"{plan.expected_comm_time:.4g} {unit} per iteration"),
     ]
-    if plan.consensus_error is not None:
-        lines.append(("steady-state consensus error", f"{plan.consensus_error:.4g}"))
     if plan.certificate is not None:
         c = plan.certificate
         how = f"{c.iterations} iterations, {c.seconds:.2f} s"

@@ -75,11 +75,8 @@ def report_command(
 
         written = write_figures(found, output or Path("figures"), format, target=target_loss)
     if as_json:
-        from dataclasses import asdict
-
-        print_json(
-            asdict(compare(found, target_loss)) | {"written": [str(path) for path in written]}
-        )
+        comparison = compare(found, target_loss).to_json()
+        print_json(comparison | {"written": [str(path) for path in written]})
         return
     for path in written:
         console.print(f"wrote [cyan]{path}[/] ({path.stat().st_size / 1e6:.2g} MB)")

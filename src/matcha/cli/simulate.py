@@ -53,7 +53,12 @@ if TYPE_CHECKING:
     from matcha.simulation import Execution
 
 
-_LEFT_OUT = ("comm_seconds", "epochs_to_target")  # a terminal is narrower than a page
+_LEFT_OUT = (
+    "budget",
+    "comm_seconds",
+    "epochs_to_target",
+    "worker_loss",
+)  # a terminal is narrower than a page
 _FIRST_TO_GO = ("time", "consensus_distance", "comm_units", "test_accuracy")
 _ADAM_RATE = 0.001  # recipes' own rates are for SGD, and fifty times too large for Adam
 
@@ -64,7 +69,7 @@ def simulate_command(
     task: str = typer.Option(
         "digits", help="digits, logistic, quadratic, cifar10, cifar100 or ptb."
     ),
-    strategies: Strategies = ["vanilla", "matcha"],
+    strategies: Strategies = ["silent", "allreduce", "local", "vanilla", "matcha"],
     budgets: Budgets = ["0.5"],
     seeds: Seeds = [0],
     plans: list[Path] = typer.Option([], "--plan", help="Saved plans instead of strategies."),
@@ -260,24 +265,18 @@ def _show(runs: Sequence[Any], written: Sequence[Path], as_json: bool) -> None:
     comparison = compare(runs)
     rows = [asdict(row) for row in comparison.rows]
     if as_json:
-        print_json(
-            {
-                "target": comparison.target,
-                "objective": comparison.objective,
-                "runs": [
-                    row | {"path": str(run.path)} for row, run in zip(rows, runs, strict=True)
-                ],
-                "figures": [str(path) for path in written],
-            }
-        )
+        document = comparison.to_json()
+        document["runs"] = document.pop("rows")
+        print_json(document | {"figures": [str(path) for path in written]})
         return
     title = f"{runs[0].header.task}, {runs[0].header.num_workers} workers, simulated clock"
     if comparison.target is not None:
         title += f"; target: training loss {comparison.target:.4g}"
     console.print(_table(title, rows, columns(rows)))
-    for run in runs:
-        for note in getattr(run.plan, "notes", ()):
-            console.print(f"{run.header.name}: {note}", style="dim")
+    console.print(f"\n{comparison.verdict.sentence}\n", highlight=False)
+    for row, group in zip(comparison.rows, comparison.groups, strict=True):
+        for note in getattr(group.plan, "notes", ()):
+            console.print(f"{row.label}: {note}", style="dim", highlight=False)
     for path in written:
         console.print(f"wrote {path}")
 
@@ -285,6 +284,8 @@ def _show(runs: Sequence[Any], written: Sequence[Path], as_json: bool) -> None:
 def _table(title: str, rows: Sequence[dict[str, Any]], columns: Sequence[Column]) -> Table:
     """The comparison, in as many columns as fit without a cell or a word cut short."""
     from rich.table import Table
+
+    from matcha.report.tables import cell
 
     names = [f"{r['label']}{'' if r['diverged_at'] is None else ' (diverged)'}" for r in rows]
     has_target = any(column.key == "time_to_target" for column in columns)
@@ -296,7 +297,7 @@ def _table(title: str, rows: Sequence[dict[str, Any]], columns: Sequence[Column]
     shown = {
         column.key: (
             shorter.get(column.key, column.heading),
-            [column.show(row[column.key]) for row in rows],
+            [cell(column, row) for row in rows],
         )
         for column in columns
         if column.key not in _LEFT_OUT

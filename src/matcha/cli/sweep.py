@@ -17,7 +17,7 @@ from matcha.cli.options import (
     numbers,
     words,
 )
-from matcha.cli.output import check_free, console, patient_progress, print_json
+from matcha.cli.output import check_free, console, patient_progress, print_json, rho_in_words
 from matcha.strategies import COMPARED
 from matcha.sweeps import DEFAULT_BUDGETS, Sweep, sweep
 from matcha.topology import families
@@ -36,8 +36,10 @@ def sweep_command(
 ) -> None:
     """Compare strategies over communication budgets: the paper's Figures 1c and 3.
 
-    ρ is the contraction of disagreement an iteration (lower is better, below 1 means consensus);
-    the consensus error is what disagreement remains in the long run under unit gradient noise.
+    The consensus error is what disagreement remains in the long run under unit gradient noise:
+    compare strategies by it (lower is better). ρ is the contraction of disagreement per iteration,
+    below 1 means consensus; of rounds that repeat in a cycle it is a mean over the cycle, which
+    does not compare with the others and is marked so.
 
     [bold]Example[/]
 
@@ -71,10 +73,10 @@ def sweep_command(
 def _print(points: Sweep) -> None:
     unit = points.plans[0].timing.unit
     table = Table(title=str(points.topology), title_justify="left")
-    for heading in ("strategy", "budget", "rho", f"{unit}/iteration", "consensus error", "weight"):
+    for heading in ("strategy", "budget", f"{unit}/iteration", "consensus error", "rho", "weight"):
         table.add_column(heading, justify="left" if heading == "strategy" else "right")
     last = points.points[0].strategy
-    for point in points:
+    for point, plan in zip(points, points.plans, strict=True):
         if point.strategy != last:
             table.add_section()
             last = point.strategy
@@ -82,9 +84,9 @@ def _print(points: Sweep) -> None:
         table.add_row(
             point.strategy,
             f"{point.budget:g}",
-            f"{point.rho:.4f}",
             f"{point.expected_comm_time:.4g}",
             error,
+            rho_in_words(plan),
             f"{point.alpha:.4f}",
         )
     console.print(table)

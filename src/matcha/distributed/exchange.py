@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
+from matcha.distributed.collectives import ring_mean_
 from matcha.distributed.transports.transport import Message, Pending, Transport, meeting_tag
 from matcha.errors import ExchangeError
 from matcha.rounds import Errand, Round
@@ -150,6 +151,10 @@ class Exchange:
         self.transport.doing = f"the round of iteration {iteration}"
         if round.mixing == "push":
             self._push(met, iteration)
+            return
+        if round.mixing == "average":
+            values = [piece.values for piece in self._pieces]
+            self.bytes_sent += ring_mean_(self.transport, values, self.timeout)
             return
         pairwise = round.mixing == "pairwise"
         window = _NUM_SPARES if pairwise or len(met) == 1 else _NUM_SPARES // 2

@@ -216,9 +216,10 @@ class Gossip:
         """This worker's part of the current round; on the overlap's thread where there is one."""
         now = self._itinerary
         clock = self._stopwatch.exchanging(self.exchange, now.iteration)
+        how = None if now.round.mixing == "average" else self.meetings  # an average is no meeting
         with clock, self._push_sum or nullcontext():
             if now.met:
-                (self.meetings or self.exchange).run(now.round, now.met, now.iteration)
+                (how or self.exchange).run(now.round, now.met, now.iteration)
 
     def seek(self, iteration: int) -> None:
         """Go on at another iteration of the plan, as every worker must."""

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, lru_cache
-from itertools import repeat
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,6 +13,8 @@ from matcha import theory
 from matcha._numerics.certificates import Certificate
 from matcha.documents import fingerprint, load_document, number, spelled
 from matcha.errors import InputError, PlanError
+from matcha.plans.averaging import all_reduce_time
+from matcha.plans.degrees import given_away
 from matcha.plans.figures import Figures
 from matcha.plans.protocol import Members
 from matcha.plans.reduced import kept, known_links, known_workers, numbered_anew
@@ -207,6 +207,11 @@ class Plan(Members):
         known = self.figures.rho
         return theory.contraction(self) if known is None else known
 
+    @property
+    def rho_kind(self) -> str:
+        """What `rho` is of: one `step`, or the mean over a `cycle`; the two do not compare."""
+        return "cycle" if theory.spans_a_cycle(self) else "step"
+
     @cached_property
     def algebraic_connectivity(self) -> float:
         """λ₂ of the expected topology Σ p_j L_j (eq. 5)."""
@@ -228,20 +233,25 @@ class Plan(Members):
 
     @cached_property
     def expected_comm_time(self) -> float:
-        """Communication time an iteration, in the delay model's unit."""
+        """Communication time per iteration, in the delay model's unit."""
+        if self.mixing == "average":
+            return max(self.probabilities) * all_reduce_time(self.timing, self.topology)
         return self.schedule.expected_time(self.timing, self.matchings)
 
     @cached_property
     def smallest_self_weight(self) -> float:
-        """The least weight that a worker ever gives its own value in one round.
+        """The least weight that a worker gives its own value in a round that really happens.
 
         Under Laplacian mixing it is 1 − dα for a worker with d active links; below zero the
-        update extrapolates, which amplifies noise and may diverge at large learning rates.
+        update extrapolates, which amplifies noise and may diverge at large learning rates. Of
+        rounds that are drawn, those count that come at least once in a million iterations.
         """
+        if self.mixing == "average":
+            return self.alpha
         if self.mixing != "laplacian":
             shares = ((self.alpha,),) if self.weights is None else self.weights
             return 1 - max((w for some in shares for w in some), default=0.0)
-        given = max((self._given_away(active) for active in self.schedule.largest), default=0)
+        given = given_away(self.schedule, self.matchings, self.weights)
         return float(1 - given if self.weights is not None else 1 - self.alpha * given)
 
     @cached_property
@@ -252,16 +262,6 @@ class Plan(Members):
         """
         rounds = (self._made(active) for active in self.schedule.largest)
         return not all(round_.keeps_shares for round_ in rounds)
-
-    def _given_away(self, active: tuple[int, ...]) -> float:
-        """The most links that a worker has in a round, or the most that they weigh."""
-        given: dict[int, float] = defaultdict(float)
-        for j in active:
-            shares = repeat(1.0) if self.weights is None else self.weights[j]
-            for link, w in zip(self.matchings[j], shares, strict=False):
-                for worker in link:
-                    given[worker] += w
-        return max(given.values(), default=0)
 
     @cached_property
     def digest(self) -> str:
@@ -383,13 +383,14 @@ class Plan(Members):
             f"{self.strategy} plan at budget {self.budget:g} for {self.topology}",
             f"  {len(self.matchings)} matchings, {self.mixing} mixing, "
             f"{spread(self.weights, self.alpha)}, seed {self.seed}",
-            f"  rho {self.rho:.4f}, algebraic connectivity {self.algebraic_connectivity:.4g}",
-            f"  {self.expected_comm_time:.4g} {unit} of communication an iteration",
+            f"  rho {self.rho:.4f} ({self.rho_kind}), "
+            f"algebraic connectivity {self.algebraic_connectivity:.4g}",
+            f"  {self.expected_comm_time:.4g} {unit} of communication per iteration",
         ]
         if self.wire != Float():
             lines.append(f"  messages: {self.wire.name}, {1 / self.wire.share():.1f} times smaller")
         if self.consensus_error is not None:
-            lines.append(f"  steady-state consensus error {self.consensus_error:.4g}")
+            lines.insert(2, f"  steady-state consensus error {self.consensus_error:.4g}")
         lines += [f"  note: {note}" for note in self.notes]
         return "\n".join(lines)
 

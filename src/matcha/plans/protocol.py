@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from matcha.documents import save_document
+from matcha.plans.averaging import all_reduce_time
 from matcha.rounds import Round
 from matcha.schedules import check_iteration
 from matcha.timing import Timing
@@ -59,6 +60,8 @@ class Members:
 
     def round_time(self: Rounds, round: Round) -> float:
         """The communication time of a round, in the delay model's unit."""
+        if round.mixing == "average" and round:
+            return all_reduce_time(self.timing, self.topology)
         return self.timing.round_time(round.matchings)
 
     def mixing_matrix(self: Rounds, k: int) -> npt.NDArray[np.float64]:

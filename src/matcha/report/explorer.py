@@ -123,6 +123,7 @@ def _point(made: Plan) -> dict[str, Any]:
     colors = _matching_of(made) if drawn else None
     return {
         "rho": short(made.rho),
+        "rho_kind": made.rho_kind,
         "error": short(made.consensus_error),
         "time": short(made.expected_comm_time),
         "alpha": short(made.alpha),

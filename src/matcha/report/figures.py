@@ -5,6 +5,7 @@ Figures are objects, never pyplot state: drawing one leaves nothing behind.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -101,9 +102,9 @@ def draw_sweep(sweep: Sweep) -> Any:
     """ρ, and the steady-state consensus error where it is known, against the budget."""
     from matplotlib.figure import Figure
 
-    panels = [("rho", "ρ, contraction per iteration", False)]
+    panels = [("rho", "ρ per iteration (greedy: over its cycle)", False)]
     if any(point.consensus_error is not None for point in sweep):
-        panels.append(("consensus_error", "steady-state consensus error", True))
+        panels.insert(0, ("consensus_error", "steady-state consensus error", True))
     figure = Figure(figsize=(5.2 * len(panels), 4.0), layout="constrained")
     for number, (quantity, title, logarithmic) in enumerate(panels, start=1):
         axes = figure.add_subplot(1, len(panels), number)
@@ -120,7 +121,7 @@ def draw_sweep(sweep: Sweep) -> Any:
 
 
 def _draw_strategy(axes: Any, sweep: Sweep, strategy: str, quantity: str) -> None:
-    known = [p for p in sweep.of(strategy) if getattr(p, quantity) is not None]
+    known = [p for p in sweep.of(strategy) if _is_drawable(getattr(p, quantity), quantity)]
     if not known:
         return
     color, marker = look_of(strategy)
@@ -129,6 +130,13 @@ def _draw_strategy(axes: Any, sweep: Sweep, strategy: str, quantity: str) -> Non
     axes.plot(budgets, values, color=color, marker=marker, ms=5, lw=1.8, label=strategy)
     if not has_budget(strategy):
         axes.axhline(values[-1], color=color, lw=0.8, ls=":")
+
+
+def _is_drawable(value: float | None, quantity: str) -> bool:
+    """Whether a value has a place on its axis: the error's is logarithmic."""
+    if value is None or not math.isfinite(value):
+        return False
+    return quantity == "rho" or value > 0
 
 
 def save_figure(figure: Any, path: str | Path) -> None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from matcha.documents import spelled
 from matcha.records import Record, Run
 from matcha.report.groups import Group, group_runs, label_groups
 from matcha.report.rows import Summary
 from matcha.report.targets import OBJECTIVES, common_target, diverged_at, reached, values
-from matcha.report.verdict import Verdict, is_control, judge
+from matcha.report.verdict import Verdict, judge
+from matcha.strategies import is_control
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +35,22 @@ class Comparison:
     def winner(self) -> int | None:
         """The row that may be called first; None where none may."""
         return self.verdict.winner
+
+    def to_json(self) -> dict[str, Any]:
+        """The comparison as plain JSON values, with the directories of each row's runs."""
+        rows = zip(self.rows, self.groups, strict=True)
+        return {
+            "objective": self.objective,
+            "target": self.target,
+            "given": self.given,
+            "verdict": self.verdict.sentence,
+            "winner": self.winner,
+            "rows": [
+                {name: spelled(value) for name, value in asdict(row).items()}
+                | {"paths": [str(run.path) for run in group.runs]}
+                for row, group in rows
+            ],
+        }
 
 
 def compare(runs: Sequence[Run], target: float | None = None) -> Comparison:

@@ -12,16 +12,10 @@ from dataclasses import dataclass
 
 from matcha.report import words
 from matcha.report.rows import Summary
+from matcha.strategies import is_control
 
-CONTROLS = ("silent",)
-"""What never wins: they show what a measure gives for doing nothing."""
 REFERENCES = ("vanilla", "allreduce")
 """What everything is compared with: the paper's baseline, and what people run."""
-
-
-def is_control(strategy: str) -> bool:
-    """Whether a strategy is there for comparison only."""
-    return strategy in CONTROLS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -55,7 +55,7 @@ class Forecast:
             error: of the plan, per mode: c·m/(m − 1).
         """
         before = spread if self.spread is None else self.spread
-        w = math.sqrt(error / (1 + error))
+        w = math.sqrt(error / (1 + error)) if math.isfinite(error) else 1.0
         share = min(max((similarity - self.momentum) / (1 - self.momentum), 0.0), 1.0)
         memory = max(min(similarity, self.momentum), 0.0)
         for k, rate in enumerate(rates, start=1):

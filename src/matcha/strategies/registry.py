@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from matcha.errors import unknown_name
 from matcha.plans import Plan
 from matcha.rounds import MIXINGS, Mixing
-from matcha.strategies import finite_time, own, periodic, vanilla
+from matcha.strategies import exact, finite_time, own, periodic, silent, vanilla
 from matcha.strategies.request import DECOMPOSITIONS, Decomposition, Request
 
 _OWN_COLOR, _OWN_MARKER = "#666666", "o"
@@ -32,6 +32,8 @@ class Strategy:
     """Whether sweeps, pages and the demo show it unasked."""
     needs_rounds: bool = False
     """Whether the user must bring the rounds: a name alone is not enough."""
+    is_control: bool = False
+    """Whether it is there for comparison only and can win none."""
     has_budget: bool = True
     """Whether the budget decides anything; without, its plans stand once in a sweep, at 1."""
     decompositions: tuple[Decomposition, ...] = ("matchings",)
@@ -117,6 +119,36 @@ _ALL = (
         color="#009E73",
         page_colors=("#00875f", "#46cf9f"),
         marker="s",
+    ),
+    Strategy(
+        name="allreduce",
+        compared=True,
+        about="the exact average at every iteration, as DDP has it",
+        build=exact.allreduce,
+        mixings=("average",),
+        has_budget=False,
+        color="#7A4FBF",
+        marker="p",
+    ),
+    Strategy(
+        name="local",
+        compared=True,
+        about="the exact average every so often (local SGD)",
+        build=exact.local,
+        mixings=("average",),
+        color="#A6761D",
+        marker="h",
+    ),
+    Strategy(
+        name="silent",
+        compared=True,
+        about="no communication at all: a control",
+        build=silent.build,
+        mixings=("pairwise",),
+        has_budget=False,
+        is_control=True,
+        color="#999999",
+        marker="+",
     ),
     Strategy(
         name="single",
@@ -216,6 +248,11 @@ def look_of(name: str) -> tuple[str, str]:
 def has_budget(name: str) -> bool:
     """Whether a strategy's budget decides anything; a user's own has one."""
     return name not in STRATEGIES or STRATEGIES[name].has_budget
+
+
+def is_control(name: str) -> bool:
+    """Whether a strategy is there for comparison only."""
+    return name in STRATEGIES and STRATEGIES[name].is_control
 
 
 def with_budget(name: str, budget: float) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -82,10 +83,14 @@ def make_jobs(
     output: Path,
     kind: RunKind = "simulation",
 ) -> list[Job]:
-    """One job for every plan and seed, each in its own directory below ``output``."""
+    """One job for every plan and seed, each in its own directory below ``output``.
+
+    A plan that is given again is run again, in a directory with a number.
+    """
+    places = _numbered([label(plan, seed) for seed in seeds for plan in plans])
     return [
         Job(
-            directory=output / label(plan, seed),
+            directory=output / next(places),
             recipe=recipe,
             choices=replace(choices, seed=seed),
             plan=plan,
@@ -95,6 +100,18 @@ def make_jobs(
         for seed in seeds
         for plan in plans
     ]
+
+
+def _numbered(names: Sequence[str]) -> Iterator[str]:
+    """The names, told apart by a number where one comes again.
+
+    >>> list(_numbered(["a", "b", "a"]))
+    ['a', 'b', 'a-2']
+    """
+    seen: Counter[str] = Counter()
+    for name in names:
+        seen[name] += 1
+        yield name if seen[name] == 1 else f"{name}-{seen[name]}"
 
 
 def check_free(jobs: Sequence[Job], *, resume: bool) -> None:

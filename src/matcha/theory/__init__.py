@@ -10,6 +10,7 @@ from matcha.theory.steady_state import (
     drift_error,
     error_optimal_alpha,
     schedule_error,
+    spans_a_cycle,
     with_error_optimal_alpha,
 )
 
@@ -25,5 +26,6 @@ __all__ = [
     "error_optimal_alpha",
     "gradient_bound",
     "schedule_error",
+    "spans_a_cycle",
     "with_error_optimal_alpha",
 ]

@@ -199,7 +199,7 @@ def contraction(plan: Parts) -> float:
     schedule, m = plan.schedule, plan.num_workers
     if schedule.period is not None:
         rounds = [active for active in schedule.largest if active]
-        if plan.mixing == "laplacian" and len(rounds) == 1:
+        if not spans_a_cycle(plan):
             return _shared_contraction(plan, rounds[0])
         return cycle_contraction(
             plan.matchings, schedule.period, m, plan.mixing, plan.alpha, plan.weights
@@ -215,9 +215,23 @@ def contraction(plan: Parts) -> float:
     return float(np.linalg.norm((second + second.T) / 2, 2))
 
 
+def spans_a_cycle(plan: Parts) -> bool:
+    """Whether a plan's ρ is a mean over its cycle, rather than the norm of one iteration.
+
+    The two do not compare: exact consensus after a cycle makes the mean 0, however much
+    disagreement there is on the way. The consensus error compares all plans.
+    """
+    if plan.schedule.period is None:
+        return False
+    rounds = [active for active in plan.schedule.largest if active]
+    return not (plan.mixing in ("laplacian", "average") and len(rounds) == 1)
+
+
 def _shared_contraction(plan: Parts, active: tuple[int, ...]) -> float:
     """1 − f + f‖W − J‖² for a round W that comes in a share f of the iterations."""
     share = plan.schedule.probabilities[active[0]]
+    if plan.mixing == "average":
+        return 1.0 - share
     everything = coin_laplacian(plan.matchings, active, plan.num_workers, plan.weights)
     ends = laplacian_extremes(everything, plan.topology)
     scale = plan.alpha if plan.weights is None else 1.0

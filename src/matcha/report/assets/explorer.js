@@ -39,6 +39,7 @@ const update = () => {
   $("budget-value").textContent = number(budget);
   $("budget").setAttribute("aria-valuetext", `budget ${number(budget)}`);
   $("rho").textContent = number(point.rho);
+  $("rho-title").textContent = point.rho_kind === "cycle" ? "ρ, mean over a cycle" : "ρ, one step";
   $("error").textContent = number(point.error);
   $("comm").textContent = number(point.time);
   $("share").textContent = vanilla ? percent(point.time / vanilla.time) : "–";
@@ -50,7 +51,9 @@ const update = () => {
     const p = pointOf(name);
     const title = element("th", { scope: "row" }, swatch(styleOf(name)), ` ${name}`);
     const row = element("tr", name === strategy ? { class: "chosen" } : {}, title,
-      ...[p.error, p.time, p.rho].map((v) => element("td", {}, number(v))));
+      ...[p.error, p.time].map((v) => element("td", {}, v === null ? "–" : number(v))),
+      element("td", {}, number(p.rho), element("span", { class: "kind" },
+        p.rho_kind === "cycle" ? " cycle" : " step")));
     row.dataset.strategy = name;
     return row;
   }));
@@ -79,7 +82,7 @@ const sweepTraces = (key) => Object.entries(explorer.net.strategies).map(([name,
   return { type: "scatter", mode: flat ? "lines" : "lines+markers", name, line: lineOf(style),
     x: flat ? [0, 1] : explorer.net.budgets, y: flat ? [points[0][key], points[0][key]]
       : points.map((p) => p[key]),
-    marker: { symbol: SYMBOLS[style], size: 5.5, color: css(`--s${style}`) },
+    connectgaps: false, marker: { symbol: SYMBOLS[style], size: 5.5, color: css(`--s${style}`) },
     hovertemplate: `<b>${name}</b> at %{x}<br>%{y:.4g}<extra></extra>` };
 });
 const cursor = (budget) => [{ type: "line", yref: "paper", y0: 0, y1: 1, x0: budget, x1: budget,
