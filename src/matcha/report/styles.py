@@ -14,12 +14,12 @@ from matcha.strategies import STRATEGIES
 _SYMBOLS = {
     "x": "x", "^": "triangle-up", "o": "circle", "s": "square", "D": "diamond",
     "v": "triangle-down", "<": "triangle-left", ">": "triangle-right", "P": "cross", "*": "star",
-    "p": "pentagon", "h": "hexagon", "d": "diamond-tall",
+    "p": "pentagon", "h": "hexagon", "d": "diamond-tall", "+": "cross-thin-open",
 }  # fmt: skip
 """Matplotlib's markers, as plotly calls them."""
 _DASHES = (3, 1, 0, 4, 2, 5)
 _SPARE_COLORS = (
-    ("#a33b3b", "#f09090"), ("#1f7a8c", "#6fd0e0"), ("#5b7a1f", "#b0d468"), ("#8c4a9e", "#dba3ea"),
+    ("#b0306a", "#f7a1c4"), ("#1f7a8c", "#6fd0e0"), ("#5b7a1f", "#b0d468"), ("#8c4a9e", "#dba3ea"),
     ("#3f6f9f", "#9cc4ee"), ("#7f5a00", "#d8b26a"), ("#4f5b66", "#b4c0cc"),
 )  # fmt: skip
 _SPARE_SYMBOLS = ("bowtie", "hourglass", "star-square", "octagon", "hexagram", "y-up", "asterisk")

@@ -128,6 +128,7 @@ _ALL = (
         mixings=("average",),
         has_budget=False,
         color="#7A4FBF",
+        page_colors=("#a33b3b", "#f09090"),
         marker="p",
     ),
     Strategy(
@@ -137,6 +138,7 @@ _ALL = (
         build=exact.local,
         mixings=("average",),
         color="#A6761D",
+        page_colors=("#7a5c3e", "#d0ae8a"),
         marker="h",
     ),
     Strategy(
@@ -148,6 +150,7 @@ _ALL = (
         has_budget=False,
         is_control=True,
         color="#999999",
+        page_colors=("#767b76", "#9aa39a"),
         marker="+",
     ),
     Strategy(
