@@ -6,7 +6,8 @@
 Runs a group's trials in order of importance. The number of epochs is what lets the whole list fit
 into --list-seconds (at least --min-epochs); the learning rate is tuned on vanilla first. Each
 result is a line of OUTPUT/GROUP.jsonl as soon as it is known. What was chosen and done is kept in
---state, so that a later call on the same machine goes on where this one ended.
+--state, and so is a trial that --seconds cut short: a later call on the same machine goes on where
+this one ended. --only and --seeds pick trials of the list.
 """
 
 from __future__ import annotations
@@ -24,10 +25,16 @@ import torch
 
 from matcha.experiments.reproduction.learning_rates import best_rate, tuning_loss
 from matcha.experiments.reproduction.paper import Group, group
-from matcha.experiments.reproduction.trials import Result, Trial, run_trial
+from matcha.experiments.reproduction.trials import Result, Trial, result_of
 from matcha.plans import Plan
+from matcha.records import Record
 from matcha.simulation import SGD, Engine, Execution, Settings, Simulation
 from matcha.tasks.recipes import Choices, Recipe, recipe
+
+_LEAST_SECONDS = 40.0
+"""A trial is not begun with less time than this left."""
+_SAVING = 15.0
+"""Set aside for a checkpoint."""
 
 
 @dataclass
@@ -129,27 +136,17 @@ class Runner:
         epochs = int((each - self.args.evaluations * self.evaluation_seconds) / per_epoch)
         return max(self.args.min_epochs, min(self.args.max_epochs, epochs))
 
-    def has_time(self, epochs: int) -> bool:
-        """Whether another trial ends before the deadline."""
-        return time.perf_counter() + self.trial_seconds(epochs) < self.deadline
-
     def run(self, trial: Trial, rate: float, key: str) -> Result | None:
-        """One trial, its result written; None if it failed or there was no time."""
-        epochs = self.epochs_of(trial)
-        if not self.has_time(epochs):
+        """One trial, its result written; None if it failed or is to be gone on with later."""
+        if time.perf_counter() + _LEAST_SECONDS > self.deadline:
             print(f"no time for {key}", flush=True)
             return None
         try:
-            engine = self.engine_of(trial.seed)
-            result = run_trial(
-                replace(trial, learning_rate=rate),
-                engine.task,
-                self.plan(trial),
-                self.settings(epochs, rate),
-                engine=engine,
-            )
+            result = self._train(trial, rate, self.args.state / key.replace(" ", "_"))
         except Exception:
             print(f"{key} failed:\n{traceback.format_exc()}", flush=True)
+            return None
+        if result is None:
             return None
         with (self.args.output / f"{self.group.name}.jsonl").open("a") as file:
             file.write(result.to_line() + "\n")
@@ -157,12 +154,41 @@ class Runner:
         self.state.write()
         last = result.records[-1]
         print(
-            f"{key}: loss {last.train_loss:.4f}, test {last.test_loss} {last.test_accuracy}, "
-            f"consensus {last.consensus_distance:.4g} ({last.predicted_consensus:.4g} foreseen), "
-            f"{last.comm_units:.0f} units, {result.seconds:.1f} s",
+            f"{key}: loss {last.train_loss}, own {last.worker_loss}, test {last.test_loss} "
+            f"{last.test_accuracy}, consensus {last.consensus_distance:.4g} "
+            f"({last.predicted_consensus} foreseen), {last.comm_units:.0f} units, "
+            f"{result.seconds:.1f} s",
             flush=True,
         )
         return result
+
+    def _train(self, trial: Trial, rate: float, place: Path) -> Result | None:
+        """Train a trial, going on where an earlier call stopped; None where this one must stop."""
+        engine = self.engine_of(trial.seed)
+        settings = self.settings(self.epochs_of(trial), rate)
+        simulation = Simulation(engine.task, self.plan(trial), settings, engine=engine)
+        checkpoint, kept = place.with_suffix(".pt"), place.with_suffix(".json")
+        records: list[Record] = []
+        before = 0.0
+        if checkpoint.exists() and kept.exists():
+            simulation.load(checkpoint)
+            earlier = Result.from_line(kept.read_text())
+            records, before = list(earlier.records), earlier.seconds
+            print(f"{place.name} goes on after epoch {simulation.epoch}", flush=True)
+        named, started = replace(trial, learning_rate=rate), time.perf_counter()
+        for record in simulation:
+            records.append(record)
+            is_late = time.perf_counter() + 2 * self.epoch_seconds + _SAVING > self.deadline
+            if is_late and not simulation.is_over:
+                seconds = before + time.perf_counter() - started
+                kept.write_text(result_of(named, simulation, records, seconds).to_line())
+                simulation.save(checkpoint)
+                print(f"{place.name} stops after epoch {simulation.epoch}", flush=True)
+                return None
+        for path in (checkpoint, kept):
+            path.unlink(missing_ok=True)
+        seconds = before + time.perf_counter() - started
+        return result_of(named, simulation, records, seconds)
 
     def tune(self) -> None:
         """Run vanilla with the candidate rates; the lowest final training loss wins."""
@@ -207,7 +233,9 @@ def main() -> None:
     )
     parser.add_argument("--min-epochs", type=int, default=6)
     parser.add_argument("--max-epochs", type=int, default=200)
-    parser.add_argument("--epochs", type=int, help="instead of what fits")
+    parser.add_argument("--epochs", type=int, help="instead of the group's, or what fits")
+    parser.add_argument("--only", nargs="+", help="labels such as 'greedy 0.1'; default: all")
+    parser.add_argument("--seeds", type=int, nargs="+", help="default: all of the group's")
     parser.add_argument("--evaluations", type=int, default=6, help="a run")
     parser.add_argument("--learning-rate", type=float, help="instead of tuning")
     parser.add_argument("--rates", type=float, nargs="+", help="instead of the group's candidates")
@@ -222,6 +250,15 @@ def main() -> None:
     args = parser.parse_args()
     args.output.mkdir(parents=True, exist_ok=True)
     chosen = group(args.group)
+    wanted = [
+        trial
+        for trial in chosen.trials
+        if (not args.only or trial.label in args.only)
+        and (not args.seeds or trial.seed in args.seeds)
+    ]
+    args.model = args.model or chosen.model
+    args.epochs = args.epochs or chosen.epochs
+    args.state.mkdir(parents=True, exist_ok=True)
     if args.rates:
         chosen = replace(chosen, rates=tuple(args.rates))
     how = recipe(chosen.task)
@@ -267,6 +304,8 @@ def main() -> None:
         args.list_seconds = runner.deadline - time.perf_counter()
     if runner.state.epochs is None:
         runner.state.epochs = args.epochs or runner.choose_epochs()
+    if args.learning_rate is None and len(chosen.rates) == 1:
+        args.learning_rate = chosen.rates[0]
     if args.learning_rate is not None:
         runner.state.learning_rate = args.learning_rate
     runner.state.write()
@@ -275,7 +314,7 @@ def main() -> None:
         runner.tune()
     rate: Any = runner.state.learning_rate
     if rate is not None:
-        for trial in chosen.trials:
+        for trial in wanted:
             if _key(trial) not in runner.state.done:
                 runner.run(trial, rate, _key(trial))
     if torch.cuda.is_available():

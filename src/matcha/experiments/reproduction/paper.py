@@ -29,6 +29,10 @@ class Group:
     trials: tuple[Trial, ...]
     """The first is vanilla, the one that is tuned."""
     delays: Delays
+    model: str | None = None
+    """Instead of the task's own."""
+    epochs: int | None = None
+    """Instead of what fits."""
 
 
 def _trial(task: str, topology: str, name: str, seed: int = 0) -> Trial:
@@ -119,6 +123,63 @@ GROUPS: dict[str, Group] = {
             rates=(20.0, 40.0),
             trials=_figure4("ptb"),
             delays=Delays(compute_seconds=0.33, seconds_per_unit=_UNIT * 51.0 / _MILLIONS),
+        ),
+        # At the paper's length, what others run and silence beside it, the most telling first.
+        Group(
+            name="cifar100-long",
+            task="cifar100",
+            num_workers=8,
+            rates=(0.4,),
+            trials=(
+                *_trials(
+                    "cifar100",
+                    ER8,
+                    [
+                        *("vanilla", "allreduce", "matcha 0.5", "greedy 0.1", "silent"),
+                        *("matcha 0.1", "greedy 0.5", "greedy 0.02", "matcha 0.02"),
+                        *("periodic 0.1", "local 0.1"),
+                    ],
+                ),
+                *_trials("cifar100", ER8, ["vanilla", "matcha 0.5", "greedy 0.1"], seeds=(1, 2)),
+            ),
+            delays=Delays(compute_seconds=0.045, seconds_per_unit=_UNIT * 2.7 / _MILLIONS),
+            model="wideresnet16-4",
+            epochs=200,
+        ),
+        Group(
+            name="cifar100-wide",
+            task="cifar100",
+            num_workers=8,
+            rates=(0.4,),
+            trials=tuple(_trials("cifar100", ER8, ["vanilla", "greedy 0.1"])),
+            delays=Delays(compute_seconds=0.33, seconds_per_unit=_UNIT * 36.5 / _MILLIONS),
+            epochs=36,
+        ),
+        Group(
+            name="cifar10-long",
+            task="cifar10",
+            num_workers=16,
+            rates=(0.2,),
+            trials=tuple(
+                _trials(
+                    "cifar10",
+                    "paper:geometric16-d10",
+                    ["vanilla", "greedy 0.1", "allreduce", "matcha 0.4", "silent"],
+                )
+            ),
+            delays=Delays(compute_seconds=_COMPUTE, seconds_per_unit=_UNIT),
+            epochs=100,
+        ),
+        Group(
+            name="ptb-long",
+            task="ptb",
+            num_workers=8,
+            rates=(40.0,),
+            trials=tuple(
+                _trials("ptb", ER8, ["vanilla", "greedy 0.1", "matcha 0.5", "allreduce", "silent"])
+            ),
+            delays=Delays(compute_seconds=0.33, seconds_per_unit=_UNIT * 51.0 / _MILLIONS),
+            epochs=20,
         ),
         # The same comparisons in minutes on two CPU cores; a unit costs as much as a gradient.
         Group(

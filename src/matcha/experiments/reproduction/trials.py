@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -110,11 +110,19 @@ def run_trial(
     started = time.perf_counter()
     simulation = Simulation(task, plan, settings, engine=engine)
     records = tuple(simulation)
+    return result_of(trial, simulation, records, time.perf_counter() - started)
+
+
+def result_of(
+    trial: Trial, simulation: Simulation, records: Sequence[Record], seconds: float
+) -> Result:
+    """What a simulation that has come to its end makes of a trial."""
+    plan, settings, task = simulation.plan.level_at(0), simulation.settings, simulation.task
     return Result(
         trial=replace(trial, epochs=settings.epochs),
-        records=records,
+        records=tuple(records),
         device=_device_name(simulation.engine),
-        seconds=time.perf_counter() - started,
+        seconds=seconds,
         plan={
             "rho": plan.rho,
             "consensus_error": plan.consensus_error,
