@@ -41,7 +41,7 @@ from matcha.cli.output import (
     print_json,
 )
 from matcha.errors import InputError, is_installed
-from matcha.plans import PlanLike, load_plan
+from matcha.plans import Events, PlanLike, load_plan
 from matcha.strategies import plan as make_plan
 from matcha.strategies import strategy_named
 from matcha.topology import families
@@ -96,6 +96,9 @@ def simulate_command(
     statistics: str = typer.Option("recalibrated", help="BatchNorm: recalibrated or averaged."),
     compute_time: ComputeTimeOrMeasured = None,
     link_time: LinkTime = 0.01,
+    events: Path | None = typer.Option(
+        None, help="A script of workers lost and back, links cut and slower, by iteration (JSON)."
+    ),
     output: Folder = Path("runs/simulate"),
     resume: Resume = False,
     format: str = typer.Option(
@@ -152,10 +155,14 @@ def simulate_command(
         num_train=num_train,
         num_test=num_test,
     )
+    script = Events.read(events) if events is not None else Events()
+    script.check(made[0][1][0].topology)
     jobs = [
         job
         for seed, of_seed in made
-        for job in make_jobs(chosen, of_seed, choices, settings, seeds=[seed], output=output)
+        for job in make_jobs(
+            chosen, of_seed, choices, settings, seeds=[seed], output=output, events=script
+        )
     ]
     check_free(jobs, resume=resume)
     make_folder(output)

@@ -24,12 +24,14 @@ def agree(transport: Transport, facts: Mapping[str, str], timeout: float) -> Non
     Raises:
         InputError: on every worker, naming which rank differs in what.
     """
-    mine = json.dumps({"host": transport.host(), "facts": dict(facts)}).encode()
-    answers = [json.loads(answer) for answer in gather(transport, mine, timeout)]
-    transport.hosts = tuple(answer["host"] for answer in answers)
+    me = {"rank": transport.rank, "host": transport.host(), "facts": dict(facts)}
+    answers = [json.loads(answer) for answer in gather(transport, json.dumps(me).encode(), timeout)]
+    hosts = {answer["rank"]: answer["host"] for answer in answers}  # some may be missing already
+    transport.hosts = tuple(hosts.get(r, "unknown") for r in range(transport.num_workers))
     found = differences([answer["facts"] for answer in answers])
     if found:
-        listed = "; ".join(f"{transport.name(rank)} has {what}" for rank, what in found)
+        ranks = [answer["rank"] for answer in answers]
+        listed = "; ".join(f"{transport.name(ranks[place])} has {what}" for place, what in found)
         raise InputError(f"the workers do not agree: {listed}.")
 
 

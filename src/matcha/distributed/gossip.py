@@ -146,7 +146,7 @@ class Gossip:
             "matcha version": matcha.__version__,
             "torch version": torch.__version__.split("+")[0],
         }
-        team = as_team(self.transport) if goes_on(on_loss) else None
+        team = as_team(self.transport, plan) if goes_on(on_loss) else None
         if team is None or not team.is_late:
             self.seat.agree(facts, self._layout, deadline)
             self._averaging.start_equal()

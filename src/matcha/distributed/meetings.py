@@ -25,7 +25,7 @@ __all__ = ["MeetingPlace", "Meetings", "Outcome"]
 Outcome: TypeAlias = Literal["held", "left out", "uncertain"]
 
 _log = logging.getLogger("matcha.links")
-_CONFIRM = COLLECTIVE_TAGS[3]  # of the last bytes
+_CONFIRM = COLLECTIVE_TAGS[8]  # of the last bytes
 
 
 class MeetingPlace(Protocol):

@@ -11,6 +11,7 @@ from matcha.distributed.meetings import MeetingPlace
 from matcha.distributed.snapshots import Worker, dump_snapshot, load_snapshot
 from matcha.distributed.transports.transport import Buffer, Transport
 from matcha.errors import InputError
+from matcha.plans import PlanLike
 
 __all__ = ["Membership", "Team", "as_team"]
 
@@ -55,12 +56,17 @@ class Team(MeetingPlace, Protocol):
         """Stop taking part, to take a newer state."""
 
 
-def as_team(transport: Transport) -> Team:
-    """The transport, if its workers may come and go.
+def as_team(transport: Transport, plan: PlanLike) -> Team:
+    """The transport, if its workers may come and go and the plan's rounds can do without some.
 
     Raises:
-        InputError: they may not.
+        InputError: they may not, or the rounds cannot.
     """
+    if any(level.mixing == "push" for level in plan.levels):
+        raise InputError(
+            "on_loss='continue' needs meetings of two: a one-way message that is lost takes its "
+            "share of the sum with it."
+        )
     if transport.council is None or not hasattr(transport, "ask_for_state"):
         raise InputError(
             "on_loss='continue' needs links of our own, which know who is gone: give Gossip a "

@@ -330,6 +330,18 @@ class Engine:
         if self.on_cuda:
             torch.cuda.synchronize(self.device)
 
+    def hand_over(self, donor: int, worker: int) -> None:
+        """Give a worker that comes back all of another's state; what links remember stays."""
+        for name, tensor in self._tensors().items():
+            if tensor.dim() and len(tensor) == self.task.num_workers and "direction" not in name:
+                tensor[worker].copy_(tensor[donor])
+
+    def park(self, present: Sequence[int]) -> None:
+        """Put absent workers where they change neither the average nor the spread: in the mean."""
+        absent = [i for i in range(self.task.num_workers) if i not in present]
+        for rows in (self.workers.parameters, self.workers.buffers) if absent else ():
+            rows[absent] = rows[list(present)].mean(0)
+
     def mean_losses(self, steps: int) -> Tensor:
         """Each worker's training loss, averaged over the epoch's first ``steps`` iterations."""
         return self.losses.cpu() / steps

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from matcha.documents import replacing
 from matcha.errors import InputError
-from matcha.plans import PlanLike
+from matcha.plans import Events, PlanLike
 from matcha.records import Record, is_lost
 from matcha.simulation.engine import Engine
 from matcha.simulation.flat import mean_squared_deviation
@@ -36,6 +36,8 @@ class Simulation:
         task: data, model and loss.
         plan: who talks when.
         settings: how to train.
+        events: losses, cuts and slowdowns by iteration. A lost worker's row stands still in
+            nobody's average, and takes another's state when it comes back.
         engine: one made for the same task, optimizer, rule and execution, to start afresh;
             capturing graphs takes seconds, which a series of runs need spend only once.
         compute_seconds: of one gradient, where the settings leave it open; runs that are to be
@@ -51,6 +53,7 @@ class Simulation:
         plan: PlanLike,
         settings: Settings,
         *,
+        events: Events | None = None,
         engine: Engine | None = None,
         compute_seconds: float | None = None,
     ) -> None:
@@ -59,6 +62,8 @@ class Simulation:
                 f"the plan is for {plan.num_workers} workers and the task for {task.num_workers}"
             )
         self.task, self.plan, self.settings = task, plan, settings
+        self.events = events or Events()
+        self.events.check(plan.topology)
         if engine is None:
             engine = Engine(
                 task, settings.optimizer, rule=settings.rule, execution=settings.execution
@@ -126,15 +131,19 @@ class Simulation:
         task, plan, steps = self.task, self.plan, self.task.steps_per_epoch
         compute = steps * self.compute_seconds
         first = self.iteration
-        rounds = [plan.round(first + k) for k in range(steps)]
+        gone = self.events.gone(first + steps - 1)
+        present = [worker for worker in range(task.num_workers) if worker not in gone]
+        rounds = [self.events.round(plan, first + k) for k in range(steps)]
         rates = [self._rate(self.epoch + k / steps) for k in range(steps)]
         # Dropout is all that draws from torch's own generator: an epoch's draws depend on the
         # epoch alone, and the caller's generator is left as it was.
         with _seeded(self.engine.device, task.seed, self.epoch):
             self.engine.begin_epoch(self.epoch, rates, rounds)
             self._steps(steps)
-            own_loss = float(self.engine.mean_losses(steps).mean())
-        units = sum(plan.round_time(round) for round in rounds)
+            own_loss = float(self.engine.mean_losses(steps)[present].mean())
+        units = sum(
+            self.events.round_time(plan, round, first + k) for k, round in enumerate(rounds)
+        )
         comm = self.settings.delays.of(units, plan.timing.unit)
         self.epoch += 1
         self._comm_units += units
@@ -142,6 +151,7 @@ class Simulation:
         self._megabytes += meetings * self.engine.message_bytes / 1e6
         self._time += compute + comm
         self._worker_loss = own_loss
+        self.engine.park(present)
         due = self.settings.is_due(self.epoch) and not self.diverged
         result = self.evaluate() if due else None
         if result:
@@ -152,7 +162,9 @@ class Simulation:
             epoch=float(self.epoch),
             **(result.fields() if result else {}),
             worker_loss=own_loss,
-            consensus_distance=self.engine.workers.consensus_distance(),
+            consensus_distance=self.engine.workers.consensus_distance()
+            * task.num_workers
+            / len(present),
             predicted_consensus=self._predicted(rates),
             learning_rate=rates[-1],
             gradient_norm=self._gradient_average(),
@@ -162,6 +174,7 @@ class Simulation:
             time=self._time,
             compute_seconds=compute,
             comm_seconds=comm,
+            members=len(present) if self.events.losses else None,
         )
 
     def _measure(self) -> float:
@@ -178,7 +191,10 @@ class Simulation:
 
     def _steps(self, steps: int) -> None:
         """Run an epoch's iterations, adding up ‖∇F(x̄)‖² before each where the task can say."""
+        first = self.iteration
         for k in range(steps):
+            for back in self.events.returns(first + k, self.plan.topology):
+                self.engine.hand_over(back.donor, back.worker)
             if isinstance(self.task, KnownGradient):
                 self._gradient_sum += self.task.gradient_norm(self.engine.workers.average())
             self.engine.step(k)

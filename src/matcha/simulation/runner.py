@@ -42,7 +42,12 @@ class Runner:
         engine = self._made[2] if self._made is not None and self._made[:2] == wanted else None
         task = job.recipe.task(job.choices) if engine is None else engine.task
         simulation = Simulation(
-            task, job.plan, job.settings, engine=engine, compute_seconds=self._clock
+            task,
+            job.plan,
+            job.settings,
+            events=job.events,
+            engine=engine,
+            compute_seconds=self._clock,
         )
         self._made = (*wanted, simulation.engine)
         return simulation

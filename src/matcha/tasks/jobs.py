@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from matcha.errors import InputError
-from matcha.plans import PlanLike, StagedPlan
+from matcha.plans import Events, PlanLike, StagedPlan
 from matcha.records import Entry, Record, RunHeader, RunKind, RunWriter, check_same, holds_run
 from matcha.tasks.recipes import Choices, Recipe
 from matcha.tasks.settings import Settings
@@ -30,6 +30,8 @@ class Job:
     kind: RunKind = "simulation"
     name: str | None = None
     """What records call the run; None for its label."""
+    events: Events = field(default_factory=Events)
+    """What happens to the simulated network."""
     network: Mapping[str, Any] = field(default_factory=dict)
     """How real workers talk, for the run's header."""
 
@@ -48,6 +50,7 @@ class Job:
             "choices": asdict(self.choices) | usual,
             "settings": self.settings.describe(),
             "network": dict(self.network),
+            "events": asdict(self.events) if self.events != Events() else {},
         }
         return RunHeader(
             name=self.label,
@@ -82,6 +85,7 @@ def make_jobs(
     seeds: Sequence[int],
     output: Path,
     kind: RunKind = "simulation",
+    events: Events | None = None,
 ) -> list[Job]:
     """One job for every plan and seed, each in its own directory below ``output``.
 
@@ -96,6 +100,7 @@ def make_jobs(
             plan=plan,
             settings=settings,
             kind=kind,
+            events=events or Events(),
         )
         for seed in seeds
         for plan in plans

@@ -135,6 +135,14 @@ class Channel:
         poll.register(self._socket.fileno(), events)
         poll.poll()
 
+    def finish(self) -> None:
+        """Nothing more will be sent; what comes is still read.
+
+        Closing at once, with something unread, would take back what the other end has not read.
+        """
+        with suppress(OSError):
+            socket.socket.shutdown(self._socket, socket.SHUT_WR)
+
     def shut(self) -> None:
         """End the connection now: whoever reads or writes is woken and told."""
         self._is_shut = True

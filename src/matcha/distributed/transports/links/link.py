@@ -171,6 +171,8 @@ class Link:
                     if ticket is not None or not self._queue:
                         self.owner.changed.notify_all()
         except ClosedError as error:
+            # The other end may have gone after a last word, which is still to be read.
+            self._reader.join(timeout=1.0)
             self.owner.lost(self, f"lost its connection ({error})")
         finally:
             self.channel.leave()

@@ -30,6 +30,7 @@ __all__ = ["Change", "Neighborhood"]
 
 _log = logging.getLogger("matcha.links")
 _BEATS = 5  # heartbeats within the longest silence
+_START_SILENCE = 20.0
 _MOST_PATIENT = 1.0  # seconds between attempts to reach a neighbour
 
 
@@ -331,7 +332,9 @@ class Neighborhood:
             with self.lock:
                 for link in list(self.links.values()):
                     quiet = now - link.channel.last_heard
-                    if quiet > self.silence and not link.is_waited_for:
+                    # While workers start, imports and first calls may hold one up for long.
+                    most = self.silence if self.is_running else max(self.silence, _START_SILENCE)
+                    if quiet > most and not link.is_waited_for:
                         self.lost(link, f"gave no sign of life for {quiet:.1f} s")
                     elif link.channel.fingerprint in revoked:
                         self.lost(link, "showed a certificate that is now revoked")
@@ -348,6 +351,10 @@ class Neighborhood:
                 link.send(Kind.BYE, 0, [str(self.next_iteration).encode()])
             end = time.monotonic() + 2.0
             while any(not li.is_idle for li in self.links.values()) and time.monotonic() < end:
+                self.changed.wait(0.1)
+            for link in self.links.values():
+                link.channel.finish()
+            while self.links and time.monotonic() < end:  # until the others have read it all
                 self.changed.wait(0.1)
             self.drop_all("has finished")
         if self.door is not None:

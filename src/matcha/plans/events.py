@@ -1,0 +1,198 @@
+"""Events: what happens to a network while it trains, by iteration; a script for either engine.
+
+A lost worker's meetings are left out from an iteration on; when it comes back it takes a
+neighbour's state as it is then, and takes part from that iteration on. A cut link's meetings are
+left out. A slower link only costs time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from matcha.errors import InputError
+from matcha.plans.files import PlanLike
+from matcha.plans.reduced import known_links, known_workers
+from matcha.rounds import Round
+from matcha.topology import Link, Topology
+
+__all__ = ["Cut", "Events", "Loss", "Return", "Slowdown"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """A worker is gone from iteration `at` on, and back at `back`, if ever."""
+
+    worker: int
+    at: int
+    back: int | None = None
+    donor: int | None = None
+    """Whose state it takes then; None: the lowest-ranked neighbour that is there."""
+
+    def holds(self, k: int) -> bool:
+        """Whether the worker is gone at iteration k."""
+        return self.at <= k and (self.back is None or k < self.back)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """A link carries nothing from iteration `at` on, until it is mended, if ever."""
+
+    link: Link
+    at: int
+    until: int | None = None
+
+    def holds(self, k: int) -> bool:
+        """Whether the link is cut at iteration k."""
+        return self.at <= k and (self.until is None or k < self.until)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slowdown(Cut):
+    """A link takes so many times as long."""
+
+    factor: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Return:
+    """A worker comes back with another's state."""
+
+    worker: int
+    donor: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Events:
+    """A script of losses, cuts and slowdowns.
+
+    >>> events = Events(losses=(Loss(worker=1, at=2, back=5),))
+    >>> [sorted(events.gone(k)) for k in (1, 2, 4, 5)]
+    [[], [1], [1], []]
+    """
+
+    losses: tuple[Loss, ...] = ()
+    cuts: tuple[Cut, ...] = ()
+    slowdowns: tuple[Slowdown, ...] = ()
+
+    def __post_init__(self) -> None:
+        spans = [(loss.at, loss.back) for loss in self.losses]
+        spans += [(cut.at, cut.until) for cut in (*self.cuts, *self.slowdowns)]
+        for start, end in spans:
+            if start < 0 or (end is not None and end <= start):
+                raise InputError(f"an event goes from iteration {start} to {end}.")
+        for slowdown in self.slowdowns:
+            if not slowdown.factor > 0:
+                raise InputError(f"a link cannot take {slowdown.factor!r} times as long.")
+
+    def check(self, topology: Topology) -> None:
+        """Refuse events of workers or links that the topology lacks, or that leave nobody."""
+        known_workers(topology, [loss.worker for loss in self.losses])
+        known_workers(topology, [li.donor for li in self.losses if li.donor is not None])
+        known_links(topology, [event.link for event in (*self.cuts, *self.slowdowns)])
+        for loss in self.losses:
+            if len(self.gone(loss.at)) >= topology.num_workers:
+                raise InputError(f"at iteration {loss.at} no worker would be left.")
+            if loss.back is not None:
+                self._donor(loss, topology)
+
+    # -- what holds when --------------------------------------------------------------------------
+
+    def gone(self, k: int) -> frozenset[int]:
+        """Who is not there at iteration k."""
+        return frozenset(loss.worker for loss in self.losses if loss.holds(k))
+
+    def cut(self, k: int) -> frozenset[Link]:
+        """Which links carry nothing at iteration k."""
+        links = (cut.link for cut in self.cuts if cut.holds(k))
+        return frozenset(pair for i, j in links for pair in ((i, j), (j, i)))
+
+    def round(self, plan: PlanLike, k: int) -> Round:
+        """What is left of a plan's round k."""
+        return plan.round(k).without(self.gone(k), self.cut(k))
+
+    def round_time(self, plan: PlanLike, round: Round, k: int) -> float:
+        """The communication time of a round at iteration k, slower links counted."""
+        slower = {s.link: s.factor for s in self.slowdowns if s.holds(k)}
+        if not any(link in slower for link in round.links):
+            return plan.round_time(round)
+        alone = plan.timing.round_time
+        return sum(
+            max(alone(((link,),)) * slower.get(link, 1.0) for link in matching)
+            for matching in round.matchings
+        )
+
+    def returns(self, k: int, topology: Topology) -> tuple[Return, ...]:
+        """Who comes back at the beginning of iteration k, and with whose state."""
+        return tuple(
+            Return(worker=loss.worker, donor=self._donor(loss, topology))
+            for loss in self.losses
+            if loss.back == k
+        )
+
+    def _donor(self, loss: Loss, topology: Topology) -> int:
+        assert loss.back is not None
+        away = self.gone(loss.back) | {o.worker for o in self.losses if o.back == loss.back}
+        cut = self.cut(loss.back)
+        around = topology.neighbors(loss.worker) if loss.donor is None else (loss.donor,)
+        for donor in around:
+            if donor not in away and (donor, loss.worker) not in cut:
+                return donor
+        raise InputError(
+            f"worker {loss.worker} cannot come back at iteration {loss.back}: no neighbour that "
+            "is there then has a state for it."
+        )
+
+    # -- in and out -------------------------------------------------------------------------------
+
+    @classmethod
+    def read(cls, path: str | Path) -> Events:
+        """The events in a JSON file: a list of objects, each one event.
+
+        `{"worker": 3, "lost": 200, "back": 500}`, `{"link": [1, 2], "cut": 100, "mended": 160}`,
+        `{"link": [4, 5], "slower": 10, "from": 300}`; `back`, `mended` and `until` may be missing.
+
+        Raises:
+            InputError: The file cannot be read, or an entry is none of these.
+        """
+        try:
+            document = json.loads(Path(path).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise InputError(f"the events in {str(path)!r} cannot be read: {error}.") from None
+        if not isinstance(document, list):
+            raise InputError(f"{str(path)!r} does not hold a list of events.")
+        return cls.from_json(document)
+
+    @classmethod
+    def from_json(cls, document: Sequence[Any]) -> Events:
+        """The events in a list of plain values."""
+        found: dict[type, list[Any]] = {Loss: [], Cut: [], Slowdown: []}
+        for entry in document:
+            event = _event(entry)
+            found[type(event)].append(event)
+        return cls(
+            losses=tuple(found[Loss]), cuts=tuple(found[Cut]), slowdowns=tuple(found[Slowdown])
+        )
+
+
+def _event(entry: Any) -> Loss | Cut:
+    try:
+        fields = dict(entry)
+        if "worker" in fields:
+            names = {"worker": "worker", "lost": "at", "back": "back", "state_of": "donor"}
+            return Loss(**{names[key]: value for key, value in fields.items()})
+        i, j = fields.pop("link")
+        link = (min(i, j), max(i, j))
+        if "cut" in fields:
+            names = {"cut": "at", "mended": "until"}
+            return Cut(link=link, **{names[key]: value for key, value in fields.items()})
+        names = {"slower": "factor", "from": "at", "until": "until"}
+        return Slowdown(link=link, **{names[key]: value for key, value in fields.items()})
+    except (KeyError, TypeError, ValueError):
+        raise InputError(
+            f"{entry!r} is no event: it is a worker lost (and back), a link cut (and mended), or "
+            "a link slower from an iteration (until another)."
+        ) from None

@@ -1,0 +1,132 @@
+"""Faults pinned to iterations: real workers end where the simulator, playing the script, ends."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+from tests.distributed import cases
+from tests.distributed.test_membership import wait_until
+from tests.distributed.transports.links.linked import local_peers, run_linked
+
+from matcha.distributed import Gossip, LinkTransport
+from matcha.plans import Cut, Events, Loss
+from matcha.simulation import Simulation
+from matcha.tasks.execution import Execution
+from matcha.tasks.optimizers import SGD
+from matcha.tasks.rates import Constant
+from matcha.tasks.recipes import Choices, recipe
+from matcha.tasks.settings import Settings
+
+EPOCHS, LOST, BACK, CUT, MENDED = 3, 6, 17, 9, 20
+VICTIM, LINK = 3, (1, 7)
+SETTINGS = Settings(
+    epochs=EPOCHS,
+    optimizer=SGD(momentum=0.9, nesterov=True, weight_decay=1e-3),
+    schedule=Constant(base=0.05),
+    execution=Execution(precision="float64"),
+)
+
+
+def make_task():
+    task = recipe("digits").task(Choices(num_workers=8))
+    task.to(torch.device("cpu"), torch.float64)
+    return task
+
+
+class Player:
+    """A worker that acts a script out."""
+
+    def __init__(self, plan, peers, arrived, both) -> None:
+        self.plan, self.peers, self.arrived, self.both = plan, peers, arrived, both
+
+    def start(self, transport) -> None:
+        self.transport = transport
+        self.task = make_task()
+        model = self.task.model().double()
+        self.optimizer = SETTINGS.optimizer.for_model(model.parameters())
+        for group in self.optimizer.param_groups:
+            group["lr"] = 0.05
+        self.gossip = Gossip(
+            model, self.optimizer, self.plan, transport=transport, deadline=60, on_loss="continue"
+        )
+
+    def run(self, stop: int) -> None:
+        steps, task, rank = self.task.steps_per_epoch, self.task, self.gossip.rank
+        while (k := self.gossip.iteration) < stop:
+            tables = {name: torch.from_numpy(t) for name, t in task.tables(k // steps).items()}
+            x, y = task.batch({name: table[k % steps] for name, table in tables.items()})
+            loss, _ = task.loss(self.gossip.model, x[rank], y[rank], ())
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+
+    def wait_for(self, *peers: int) -> None:
+        near = self.transport.neighborhood
+
+        def are_up() -> bool:
+            self.gossip.tend()
+            with near.lock:
+                return set(peers) <= {li.peer for li in near.live_links()}
+
+        wait_until(are_up)
+
+    def play(self, transport):
+        rank, topology = transport.rank, self.plan.topology
+        partner = [sum(LINK) - rank] if rank in LINK else []
+        around = topology.neighbors(VICTIM)
+        self.start(transport)
+        self.run(LOST)
+        if rank == VICTIM:
+            transport.close()  # between two iterations; a kill could catch a meeting's last byte
+            self.arrived.wait(60)
+            transport = LinkTransport(topology, rank, self.peers, silence=30.0, timeout=60.0)
+            self.start(transport)
+            assert self.gossip.iteration == BACK
+            self.wait_for(*around)
+        else:
+            wait_until(lambda: VICTIM not in self.gossip.members)
+            self.run(CUT)
+            for peer in partner:
+                self.both.wait(60)  # neither end cuts into a meeting of the iteration before
+                transport.cut(peer)
+            self.run(BACK)
+            self.arrived.wait(60)
+            self.wait_for(*[VICTIM] if rank in around else [])
+            self.run(MENDED)
+            for peer in partner:
+                transport.mend(peer)
+            self.wait_for(*partner)
+        self.run(EPOCHS * self.task.steps_per_epoch)
+        named = sorted(self.gossip.model.named_parameters())
+        flat = torch.cat([p.detach().flatten() for _, p in named])
+        donor = self.gossip._membership.donor
+        self.gossip.detach()
+        transport.close()
+        return flat.numpy().copy(), donor
+
+
+@pytest.mark.parametrize(("strategy", "mixing"), cases.STRATEGIES)
+def test_the_simulator_plays_what_happened(strategy, mixing) -> None:
+    plan = cases.make_plan(strategy, mixing)
+    assert LINK in plan.topology.links
+    peers = local_peers(plan.num_workers)
+    arrived, both = threading.Barrier(plan.num_workers), threading.Barrier(2)
+    results = run_linked(
+        plan.topology,
+        lambda transport: Player(plan, peers, arrived, both).play(transport),
+        peers=peers,
+    )
+    found = np.stack([flat for flat, _ in results])
+    events = Events(
+        losses=(Loss(worker=VICTIM, at=LOST, back=BACK, donor=results[VICTIM][1]),),
+        cuts=(Cut(link=LINK, at=CUT, until=MENDED),),
+    )
+    simulation = Simulation(make_task(), plan, SETTINGS, events=events)
+    records = list(simulation)
+    stacked = sorted(simulation.engine.workers.stacked().items())
+    right = torch.cat([values.reshape(plan.num_workers, -1) for _, values in stacked], dim=1)
+    np.testing.assert_allclose(found, right.numpy(), rtol=0, atol=1e-10)
+    assert [record.members for record in records] == [7, 8, 8]
