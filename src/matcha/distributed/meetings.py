@@ -116,13 +116,11 @@ class Meetings:
         return "held"
 
     def _confirm(self, meeting: Meeting) -> None:
-        message = Message(
-            peer=meeting.peer,
-            tag=_CONFIRM,
-            incoming=torch.empty(1, dtype=torch.uint8),
-            outgoing=torch.ones(1, dtype=torch.uint8),
-        )
-        self._place.post([message]).wait(self._exchange.timeout)
+        # Only the other's byte is waited for: it may be gone as soon as it has ours.
+        peer, byte = meeting.peer, torch.uint8
+        self._place.post([Message(peer=peer, tag=_CONFIRM, outgoing=torch.ones(1, dtype=byte))])
+        theirs = Message(peer=peer, tag=_CONFIRM, incoming=torch.empty(1, dtype=byte))
+        self._place.post([theirs]).wait(self._exchange.timeout)
 
 
 def _copy(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
