@@ -4,6 +4,8 @@ import math
 
 import pytest
 
+import matcha
+from matcha import families, theory
 from matcha.errors import InputError
 from matcha.theory import admissible_learning_rate, doubling_bound, gradient_bound
 
@@ -50,3 +52,20 @@ def test_nothing_is_promised_without_contraction():
 def test_more_matchings_leave_less_disagreement():
     errors = [doubling_bound(16, rate) for rate in (0.1, 0.5, 1.0, 4.0)]
     assert errors == sorted(errors, reverse=True)
+
+
+@pytest.mark.parametrize("name", ["paper:er8", "star:6", "path:5", "ring:8", "complete:6"])
+@pytest.mark.parametrize("budget", [0.1, 0.5])
+def test_no_schedule_goes_below_the_bound_of_its_graph(name, budget):
+    topology = families.parse(name)
+    plan = matcha.plan(topology, budget, "greedy", effort="none")
+    pace = plan.expected_comm_time
+    sharper = theory.graph_bound(topology, pace)
+    assert theory.doubling_bound(topology.num_workers, pace) <= sharper * (1 + 1e-9)
+    assert sharper <= plan.consensus_error * (1 + 1e-9)
+
+
+def test_a_star_can_do_little_at_a_time():
+    assert theory.graph_bound(families.star(16), 1.0) > 4 * theory.doubling_bound(16, 1.0)
+    with pytest.raises(InputError, match="positive number of matchings"):
+        theory.graph_bound(families.ring(4), 0.0)

@@ -1,6 +1,11 @@
 """What theory promises of a plan: steady-state consensus error, contraction, Theorem 2's bound."""
 
-from matcha.theory.bounds import admissible_learning_rate, doubling_bound, gradient_bound
+from matcha.theory.bounds import (
+    admissible_learning_rate,
+    doubling_bound,
+    gradient_bound,
+    graph_bound,
+)
 from matcha.theory.parts import Parts
 from matcha.theory.steady_state import (
     MAX_WORKERS,
@@ -25,6 +30,7 @@ __all__ = [
     "drift_error",
     "error_optimal_alpha",
     "gradient_bound",
+    "graph_bound",
     "schedule_error",
     "spans_a_cycle",
     "with_error_optimal_alpha",

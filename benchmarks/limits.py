@@ -1,0 +1,173 @@
+"""How close schedules come to what no schedule can beat, and what one-way rounds add.
+
+    python benchmarks/limits.py                  # half an hour; four minutes on a quiet machine
+    python benchmarks/limits.py --only bound     # one of its sections
+
+bound: units of communication an iteration with which greedy keeps vanilla's consensus error, over
+those below which no schedule can (the doubling bound, and the graph's own). directed: complete
+graphs at one unit an iteration, one-way rounds beside matchings. Writes benchmarks/results/limits.*
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import matcha
+from matcha import Topology, families, theory
+from matcha.matchings import decompose
+
+RESULTS = Path(__file__).parent / "results"
+PAPER = ("er8", "geometric16-d5", "geometric16-d10", "geometric16-d13", "er16")
+OTHERS = (
+    "ring:16",
+    "torus:4x4",
+    "star:16",
+    "barbell:16",
+    "path:12",
+    "hypercube:4",
+    "erdos-renyi:32:0.15:1",
+    "geometric:32:0.3:1",
+    "erdos-renyi:12:0.4:1",
+)
+# Units an iteration that 0.1's greedy needed (strategies.json): budget times matchings.
+BEFORE = dict(zip(PAPER, (1.32, 0.84, 1.17, 2.0, 1.53), strict=True))
+SIZES = (12, 20, 27, 48)
+
+
+def topology_of(name: str) -> Topology:
+    return families.paper(name) if name in PAPER else families.parse(name)
+
+
+def least(error: Callable[[float], float], goal: float, low: float, steps: int) -> float:
+    """The least pace at which an error that falls with it is at most the goal."""
+    high = low
+    while error(high) > goal:
+        low, high = high, 1.3 * high
+    for _ in range(steps):
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if error(middle) <= goal else (middle, high)
+    return high
+
+
+def bound() -> list[dict[str, Any]]:
+    rows = []
+    for name in (*PAPER, *OTHERS):
+        topology = topology_of(name)
+        vanilla = matcha.plan(topology, 1.0, "vanilla")
+        goal, colors, m = vanilla.consensus_error or 0.0, vanilla.num_colors, topology.num_workers
+        double = least(lambda c, m=m: theory.doubling_bound(m, c), goal, 0.01, 20)
+        graph = least(lambda c, t=topology: theory.graph_bound(t, c), goal, 0.01, 20)
+        row: dict[str, Any] = {"graph": name, "goal": goal, "doubling": double, "bound": graph}
+        begun = time.process_time()
+        for mixing in ("pairwise", "push"):
+
+            def error(pace: float, t: Any = topology, how: Any = mixing, c: int = colors) -> float:
+                made = matcha.plan(t, min(1.0, pace / c), "greedy", mixing=how)
+                return made.consensus_error or 0.0
+
+            found = least(error, goal, 1.05 * graph, 4)
+            row[mixing] = min(found, row.get("pairwise", math.inf))
+        row["seconds"] = time.process_time() - begun
+        row["before"] = BEFORE.get(name)
+        rows.append(row)
+        print(bound_line(row), flush=True)
+    return rows
+
+
+def bound_line(row: dict[str, Any]) -> str:
+    before = "–" if row["before"] is None else f"{row['before'] / row['doubling']:.2f}"
+    return (
+        f"{row['graph']:22s} {row['goal']:8.4g} {row['doubling']:9.3f} {row['bound']:9.3f} "
+        f"{row['pairwise']:9.3f} {row['push']:9.3f} {before:>9s} "
+        f"{row['push'] / row['doubling']:9.2f} {row['push'] / row['bound']:9.2f} "
+        f"{row['seconds']:8.1f}"
+    )
+
+
+def bound_table(rows: list[dict[str, Any]]) -> str:
+    close = sum(row["push"] <= 1.25 * row["bound"] for row in rows)
+    return "\n".join(
+        [
+            "Units an iteration that keep vanilla's consensus error: bounds, greedy over matchings",
+            "and over one-way rounds, and their ratios to the bounds (0.1's over the doubling).",
+            f"{'graph':22s} {'goal':>8s} {'doubling':>9s} {'bound':>9s} {'matchings':>9s} "
+            f"{'one-way':>9s} {'0.1 ratio':>9s} {'/doubling':>9s} {'/bound':>9s} {'cpu s':>8s}",
+            *map(bound_line, rows),
+            f"within 1.25 of the bound: {close} of {len(rows)}",
+        ]
+    )
+
+
+def directed() -> list[dict[str, Any]]:
+    rows = []
+    for m in SIZES:
+        topology = families.complete(m)
+        budget = 1 / len(decompose(topology))
+        begun = time.process_time()
+        asked = {
+            "greedy": ("greedy", "pairwise"),
+            "greedy, push": ("greedy", "push"),
+            "one-peer": ("one-peer", None),
+            "base": ("base", "pairwise"),
+        }
+        row: dict[str, Any] = {"workers": m, "no_less": theory.doubling_bound(m, 1.0)}
+        row["error"] = {
+            label: matcha.plan(topology, budget, name, mixing=mixing).consensus_error  # type: ignore[arg-type]
+            for label, (name, mixing) in asked.items()
+        }
+        row["seconds"] = time.process_time() - begun
+        rows.append(row)
+        print(directed_line(row), flush=True)
+    return rows
+
+
+def directed_line(row: dict[str, Any]) -> str:
+    errors = " ".join(f"{value:12.5g}" for value in row["error"].values())
+    return f"{row['workers']:7d} {errors} {row['no_less']:9.5g} {row['seconds']:8.1f}"
+
+
+def directed_table(rows: list[dict[str, Any]]) -> str:
+    best = all(
+        row["error"]["greedy, push"] <= 1.02 * min(row["error"].values())
+        and row["error"]["greedy, push"] <= row["error"]["one-peer"]
+        for row in rows
+    )
+    return "\n".join(
+        [
+            "Complete graphs, one unit an iteration: consensus error.",
+            f"{'workers':>7s} {'greedy':>12s} {'greedy, push':>12s} {'one-peer':>12s} "
+            f"{'base':>12s} {'no less':>9s} {'cpu s':>8s}",
+            *map(directed_line, rows),
+            f"greedy over one-way rounds at most one-peer's and 1.02 of the best: {best}",
+        ]
+    )
+
+
+SECTIONS: dict[str, tuple[Callable[[], list[dict[str, Any]]], Callable[[Any], str]]] = {
+    "bound": (bound, bound_table),
+    "directed": (directed, directed_table),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", choices=SECTIONS, action="append")
+    arguments = parser.parse_args()
+    path = RESULTS / "limits.json"
+    document: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    for name in arguments.only or SECTIONS:
+        document[name] = SECTIONS[name][0]()
+        path.write_text(json.dumps(document, indent=1) + "\n")
+    tables = [SECTIONS[name][1](document[name]) for name in SECTIONS if name in document]
+    (RESULTS / "limits.txt").write_text("\n\n".join(tables) + "\n")
+    print("\n\n".join(tables))
+
+
+if __name__ == "__main__":
+    main()
