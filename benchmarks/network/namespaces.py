@@ -1,7 +1,8 @@
 """A shaped network on one machine: hosts are network namespaces, links are shaped by `tc tbf`.
 
 Every host has a network card to one switch, shaped to the same speed both ways. Where the topology
-has link times, each of its links is a wire of its own instead, as fast as its time says. All of it
+has link times, each of its links is a wire of its own instead, as fast as its time says. Hosts in
+racks share a switch a rack, and each rack's switch one shaped uplink to the others. All of it
 lives in namespaces of our own: the machine's network is not touched. Needs root on Linux, and the
 commands `ip` and `tc` (package iproute2).
 """
@@ -37,10 +38,18 @@ class Network:
         topology: the hosts, and with link times also the speed of each link.
         mbps: speed of every host's network card, each way; None leaves the cards unshaped.
         message_bytes: what the topology's link times are the time of.
+        racks: the hosts of each rack; None puts all on one switch.
+        uplink_mbps: speed of a rack's uplink, each way.
     """
 
     def __init__(
-        self, topology: Topology, *, mbps: float | None = None, message_bytes: int = 4_000_000
+        self,
+        topology: Topology,
+        *,
+        mbps: float | None = None,
+        message_bytes: int = 4_000_000,
+        racks: Sequence[Sequence[int]] | None = None,
+        uplink_mbps: float | None = None,
     ) -> None:
         check_possible()
         if mbps is not None and not mbps > 0:
@@ -50,6 +59,8 @@ class Network:
         self.topology = topology
         self.mbps = mbps
         self.message_bytes = message_bytes
+        self.racks = racks
+        self.uplink_mbps = uplink_mbps
         self._name = f"{PREFIX}{os.getpid()}"
         self._hub = f"{self._name}-hub"
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -68,18 +79,37 @@ class Network:
         _ip("netns", "add", self._hub)
         _ip("-n", self._hub, "link", "add", "switch", "type", "bridge")
         _ip("-n", self._hub, "link", "set", "switch", "up")
+        for number in range(len(self.racks or ())):
+            self._add_rack(number)
         for rank in range(self.topology.num_workers):
             self._add_host(rank)
-        if self.topology.link_times is not None:
+        if self.topology.link_times is not None and self.racks is None:
             pairs = zip(self.topology.links, self.topology.link_times, strict=True)
             for number, ((i, j), seconds) in enumerate(pairs):
                 self._add_wire(number, i, j, 8e-6 * self.message_bytes / seconds)
+
+    def _add_rack(self, number: int) -> None:
+        switch, up, down = f"rack{number}", f"up{number}", f"down{number}"
+        _ip("-n", self._hub, "link", "add", switch, "type", "bridge")
+        _ip("-n", self._hub, "link", "set", switch, "up")
+        _ip("-n", self._hub, "link", "add", up, "type", "veth", "peer", "name", down)
+        for end, bridge in ((up, switch), (down, "switch")):
+            _ip("-n", self._hub, "link", "set", end, "master", bridge)
+            _ip("-n", self._hub, "link", "set", end, "up")
+            if self.uplink_mbps is not None:
+                _shape(self._hub, end, self.uplink_mbps)
+
+    def _switch(self, rank: int) -> str:
+        for number, hosts in enumerate(self.racks or ()):
+            if rank in hosts:
+                return f"rack{number}"
+        return "switch"
 
     def _add_host(self, rank: int) -> None:
         host, port = self.host(rank), f"port{rank}"
         _ip("netns", "add", host)
         _ip("link", "add", CARD, "netns", host, "type", "veth", "peer", port, "netns", self._hub)
-        _ip("-n", self._hub, "link", "set", port, "master", "switch")
+        _ip("-n", self._hub, "link", "set", port, "master", self._switch(rank))
         _ip("-n", self._hub, "link", "set", port, "up")
         _ip("-n", host, "addr", "add", f"{self.address(rank)}/24", "dev", CARD)
         _ip("-n", host, "link", "set", "lo", "up")

@@ -4,7 +4,7 @@ import networkx as nx
 import pytest
 
 from matcha import families
-from matcha.errors import InputError
+from matcha.errors import InputError, TopologyError
 from matcha.matchings import check_decomposition
 
 
@@ -105,3 +105,16 @@ def test_bad_names_say_what_is_wrong(text, message):
 def test_graphs_that_no_memory_could_hold_are_refused_at_once(name):
     with pytest.raises(InputError, match="choose fewer workers"):
         families.parse(name)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.6])
+def test_some_links_carry_one_way(share):
+    topology = families.paper("geometric16-d10")
+    directed = families.one_way(topology, share, seed=1)
+    lost = 2 * len(topology.links) - len(directed.links)
+    assert lost == round(share * len(topology.links))
+    assert directed.directed
+    assert {(min(e), max(e)) for e in directed.links} == set(topology.links)
+    assert families.one_way(topology, share, seed=1) == directed
+    with pytest.raises(TopologyError, match="cannot lose a way"):
+        families.one_way(families.path(4), 0.5)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from matcha.errors import InputError, TopologyError, unknown_name
-from matcha.topology.topology import Matching, Topology
+from matcha.topology.topology import Link, Matching, Topology
 
 MAX_LINKS = 2_000_000
 """The largest graph that is made by name: its links alone take about a gigabyte."""
@@ -166,6 +166,53 @@ def geometric(num_workers: int, radius: float, seed: int = 0) -> Topology:
         return links, [(float(x), float(y)) for x, y in points]
 
     return _until_connected(draw, num_workers, seed, name)
+
+
+def one_way(topology: Topology, share: float, seed: int = 0) -> Topology:
+    """The topology with a share of its links carrying one way only, everyone still in reach.
+
+    >>> one_way(ring(4), 1.0).links
+    ((0, 3), (1, 0), (2, 1), (3, 2))
+
+    Raises:
+        TopologyError: The share is no fraction, or so many links cannot lose a way.
+    """
+    if not 0 <= share <= 1 or topology.directed:
+        raise TopologyError(
+            f"a share of {share!r} of the links cannot carry one way: choose 0 to 1, of a topology "
+            "whose links carry both."
+        )
+    rng = np.random.default_rng(seed)
+    arrows, wanted = set(topology.arrows), round(share * len(topology.links))
+    for i, j in rng.permutation(topology.links).tolist():
+        for lost in ((i, j), (j, i)) if rng.random() < 0.5 else ((j, i), (i, j)):
+            if wanted and _still_reached(arrows - {lost}, topology.num_workers):
+                arrows.discard(lost)
+                wanted -= 1
+                break
+    if wanted:
+        raise TopologyError(f"{wanted} more links cannot lose a way: somebody would be cut off.")
+    times = None
+    if topology.link_times is not None:
+        both = dict(zip(topology.links, topology.link_times, strict=True))
+        times = {(i, j): both[min(i, j), max(i, j)] for i, j in arrows}
+    return Topology.from_links(
+        sorted(arrows),
+        topology.num_workers,
+        link_times=times,
+        positions=topology.positions,
+        name=f"{topology.name}, {share:.0%} one way",
+        directed=True,
+    )
+
+
+def _still_reached(arrows: set[Link], num_workers: int) -> bool:
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    i, j = np.array(sorted(arrows)).T
+    graph = coo_array((np.ones(len(i)), (i, j)), shape=(num_workers, num_workers))
+    return int(connected_components(graph, directed=True, connection="strong")[0]) == 1
 
 
 def paper(name: str) -> Topology:
