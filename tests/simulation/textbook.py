@@ -23,14 +23,16 @@ def gradients(task, model, points, epoch, step):
 
 
 def mixing_matrix(plan, k):
-    """W(k) from the links alone: I − αΣL (eq. 2), or the product of I − αL over matchings."""
-    W = np.eye(plan.num_workers)
-    for matching in plan.round(k).matchings:
-        L = np.zeros_like(W)
-        for i, j in matching:
-            L[[i, j], [i, j]] += 1
-            L[[i, j], [j, i]] -= 1
-        A = plan.alpha * L
+    """W(k) from the links alone: I − αΣL (eq. 2), or the product of I − αL over matchings.
+
+    Where a plan has a weight for each link, it stands in α's place.
+    """
+    W, round_ = np.eye(plan.num_workers), plan.round(k)
+    for position, matching in enumerate(round_.matchings):
+        A = np.zeros_like(W)
+        for (i, j), weight in zip(matching, round_.shares(position), strict=True):
+            A[[i, j], [i, j]] += weight
+            A[[i, j], [j, i]] -= weight
         W = W - A if plan.mixing == "laplacian" else W - A @ W
     return W
 
