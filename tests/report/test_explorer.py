@@ -4,6 +4,7 @@ import pytest
 
 import matcha
 from matcha.report.explorer import _coarse_to_fine, network
+from matcha.report.figures import link_activity
 
 
 @pytest.fixture(scope="module")
@@ -78,3 +79,18 @@ def test_overlapping_matchings_have_no_colour_but_an_activation():
     assert point["matching"] is None
     assert len(point["activation"]) == 12
     assert sum(point["activation"]) > 0
+
+
+def test_one_way_links_are_drawn_as_arrows():
+    ring = matcha.Topology.from_links([(0, 1), (1, 2), (2, 0), (1, 0)], directed=True)
+    payload = network(ring, [], budgets=(0.5,), strategies=("matcha", "greedy"))
+    assert payload["directed"]
+    assert list(payload["strategies"]) == ["greedy"]
+    (point,) = payload["strategies"]["greedy"]
+    assert point["mixing"] == "push"
+    assert point["matching"] is None
+    assert len(point["activation"]) == 4
+    both = matcha.plan(matcha.families.ring(4), 0.5, "greedy", mixing="push", effort="none")
+    # Two messages are one exchange, whichever way they go.
+    exchanges = sum(p * len(m) for p, m in zip(both.probabilities, both.matchings, strict=True)) / 2
+    assert sum(link_activity(both).values()) == pytest.approx(exchanges)

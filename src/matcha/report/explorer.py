@@ -12,7 +12,7 @@ from matcha.plans import Plan
 from matcha.report.figures import link_activity
 from matcha.report.layouts import layout
 from matcha.report.series import short
-from matcha.strategies import COMPARED, has_budget, plan
+from matcha.strategies import COMPARED, has_budget, plan, strategy_named
 from matcha.topology import Link, Matching, Topology
 
 BUDGETS = (0.02, *(round(0.05 * i, 2) for i in range(1, 21)))
@@ -54,6 +54,7 @@ def network(
         "links": [list(link) for link in topology.links] if positions is not None else [],
         "link_seconds": _short_list(topology.link_times) if topology.link_times else None,
         "num_links": len(topology.links),
+        "directed": topology.directed,
         "degrees": list(topology.degrees) if positions is not None else [],
         **_sweep(topology, plans, strategies, budgets, start, seconds, progress),
     }
@@ -71,6 +72,9 @@ def _sweep(
     known = {(p.strategy, _stop(p)): p for p in plans}
     names = [*strategies, *(p.strategy for p in plans if p.strategy not in strategies)]
     names = list(dict.fromkeys(names))
+    if topology.directed:
+        names = [n for n in names if strategy_named(n).mixings[0] == "push" or n == "greedy"]
+        names = names or ["greedy"]
     own = {_stop(p) for p in plans if has_budget(p.strategy)}
     stops = [*sorted(own), *_coarse_to_fine(sorted(set(budgets) - own))]
     timing = plans[0].timing if plans else None
@@ -139,7 +143,7 @@ def _matching_of(made: Plan) -> list[int] | None:
     number: dict[Link, int] = {}
     for j, matching in enumerate(made.matchings):
         for link in matching:
-            if link in number:
+            if link in number or made.mixing == "push":
                 return None
             number[link] = j
     return [number.get(link, -1) for link in made.topology.links]

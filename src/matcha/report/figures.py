@@ -40,11 +40,13 @@ def check_format(path: str | Path) -> Path:
 
 
 def link_activity(plan: Plan) -> dict[Link, float]:
-    """How often each link is used, in exchanges an iteration."""
+    """How often each link is used, in exchanges an iteration; in messages, of a one-way link."""
     activity = dict.fromkeys(plan.topology.links, 0.0)
+    # Where links carry both ways a message is half an exchange, whichever way it goes.
+    part = 0.5 if plan.mixing == "push" and not plan.topology.directed else 1.0
     for matching, p in zip(plan.matchings, plan.probabilities, strict=True):
-        for link in matching:
-            activity[link] += p
+        for i, j in matching:
+            activity[(i, j) if (i, j) in activity else (j, i)] += part * p
     return activity
 
 
@@ -75,6 +77,11 @@ def draw_topology(plan: Plan) -> Any:
             alpha=0.9,
         )
     )
+    if topology.directed and not crowded:
+        for i, j in topology.links:
+            head = points[i] + 0.72 * (points[j] - points[i])
+            tail = points[i] + 0.70 * (points[j] - points[i])
+            axes.annotate("", head, tail, arrowprops={"arrowstyle": "-|>", "color": "0.25"})
     axes.scatter(
         points[:, 0],
         points[:, 1],
@@ -170,7 +177,7 @@ def _link_colors(
 
 def _overlap(plan: Plan) -> bool:
     links = [link for matching in plan.matchings for link in matching]
-    return len(links) != len(set(links))
+    return len(links) != len(set(links)) or not set(links) <= set(plan.topology.links)
 
 
 def _palette(j: int) -> Any:

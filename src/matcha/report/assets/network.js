@@ -31,6 +31,11 @@ const drawNetwork = (net, onLink) => {
     const line = element("line", { ...ends, class: "link" });
     const hit = element("line", { ...ends, class: "hit", "stroke-width": 16 });
     group.append(halo, line, hit);
+    if (net.directed) {
+      const angle = Math.atan2(y2 - y1, x2 - x1) * 180 / Math.PI;
+      group.append(element("path", { class: "arrow", d: "M-7 -4L5 0L-7 4Z", fill: "currentColor",
+        transform: `translate(${x1 + 0.72 * (x2 - x1)} ${y1 + 0.72 * (y2 - y1)}) rotate(${angle})` }));
+    }
     const at = 0.5 + 0.07 * ((e % 3) - 1);
     const tag = element("g", { class: "tag", transform:
       `translate(${x1 + at * (x2 - x1)} ${y1 + at * (y2 - y1)})` });
