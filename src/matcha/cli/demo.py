@@ -24,10 +24,12 @@ from matcha.cli.options import (
     TopologyOption,
     words,
 )
-from matcha.cli.output import console, free_directory, patient_progress, print_json
+from matcha.cli.output import console, free_directory, make_folder, patient_progress, print_json
 from matcha.errors import InputError
+from matcha.plans import check_budget
 from matcha.records import Record, is_lost
-from matcha.strategies import COMPARED
+from matcha.strategies import COMPARED, strategy_named
+from matcha.topology import families
 
 _narrator = Console(stderr=True)
 
@@ -66,7 +68,7 @@ def demo_command(
     names = tuple(words(strategies))
     stem = datetime.now().strftime("demo-%Y%m%d-%H%M")
     directory = output or free_directory(Path("runs"), stem)
-    if directory.exists() and any(directory.iterdir()):
+    if directory.is_dir() and any(directory.iterdir()):
         raise InputError(f"{str(directory)!r} is not empty: choose another --output.")
     demo = Demo(
         directory=directory,
@@ -79,6 +81,11 @@ def demo_command(
         seed=seed,
     )
     with patient_progress("planning"):
+        families.parse(topology)
+        for name in names:
+            strategy_named(name)
+        check_budget(budget)
+        make_folder(directory)  # only now: a demo that cannot start leaves none behind
         plans = make_plans(demo)
     num_workers = next(iter(plans.values())).num_workers
     _announce(demo, num_workers)

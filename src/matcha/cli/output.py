@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +14,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from matcha.errors import InputError
+from matcha.documents import writing
+from matcha.errors import InputError, WriteError
 from matcha.plans import Plan
 from matcha.records import Record
 
@@ -27,13 +29,70 @@ def print_json(document: Any) -> None:
 
 
 def check_free(path: Path | None, force: bool) -> None:
-    """Refuse to overwrite a file unless told to.
+    """Refuse, before any work, a file that exists or cannot be written.
 
     Raises:
-        InputError: The file exists.
+        InputError: The file exists and may not be overwritten, or it is a folder.
+        WriteError: Nothing can be written there.
     """
-    if path is not None and path.exists() and not force:
+    if path is None:
+        return
+    if path.is_dir():
+        raise InputError(f"{str(path)!r} is a folder: give the name of a file.")
+    if path.exists() and not force:
         raise InputError(f"{str(path)!r} exists: choose another name, or --force to overwrite it.")
+    check_writable(path.parent, path)
+
+
+def check_page(path: Path | None) -> None:
+    """Refuse a page whose name says that it is something else.
+
+    Raises:
+        InputError: It does not end in .html.
+    """
+    if path is not None and path.suffix.lower() not in (".html", ".htm"):
+        raise InputError(f"{str(path)!r} would be a page for a browser: end it in .html.")
+
+
+def check_writable(folder: Path, path: Path) -> None:
+    """Refuse, before any work, a place where nothing can be written.
+
+    Raises:
+        WriteError: Says what the operating system said.
+    """
+    with writing(path):
+        nearest = next(p for p in (folder, *folder.absolute().parents) if p.exists())
+        if not nearest.is_dir():
+            raise FileExistsError
+        with tempfile.TemporaryFile(dir=nearest):
+            pass
+
+
+@contextmanager
+def keeping() -> Iterator[Callable[[Path, Callable[[Path], object]], Path]]:
+    """Write results so that none is lost: what cannot be written goes to a temporary folder.
+
+    Yields a function of a file and of what writes it, which says where the file went. After all
+    else was done and printed, whatever went elsewhere is an error.
+
+    Raises:
+        WriteError: Names the places that could not be written, and where the results are.
+    """
+    lost: list[str] = []
+
+    def keep(path: Path, write: Callable[[Path], object]) -> Path:
+        try:
+            write(path)
+        except WriteError as error:
+            other = Path(tempfile.mkdtemp(prefix="matcha-")) / path.name
+            write(other)
+            lost.append(f"{str(error).rstrip('.')} (the result is in {str(other)!r}).")
+            return other
+        return path
+
+    yield keep
+    if lost:
+        raise WriteError(" ".join(lost))
 
 
 def make_folder(path: Path) -> None:
@@ -46,6 +105,7 @@ def make_folder(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"{str(path)!r} cannot be a folder: {error.strerror}.") from None
+    check_writable(path, path)
 
 
 def free_directory(root: Path, stem: str) -> Path:

@@ -21,7 +21,14 @@ from matcha.cli.options import (
     Strategy,
     TopologyArgument,
 )
-from matcha.cli.output import check_free, console, patient_progress, print_json, rho_in_words
+from matcha.cli.output import (
+    check_free,
+    console,
+    keeping,
+    patient_progress,
+    print_json,
+    rho_in_words,
+)
 from matcha.errors import InputError, PlanError
 from matcha.plans import Plan, PlanLike, StagedPlan, load_plan
 from matcha.strategies import plan as make_plan
@@ -46,7 +53,7 @@ def plan_command(
     ),
     matchings: str | None = typer.Option(
         None,
-        help="Your own decomposition: a JSON file [[[i, j], …], …], or [cyan]authors[/] for the "
+        help="Your own decomposition: a JSON file \\[[[i, j], …], …], or [cyan]authors[/] for the "
         "paper's graphs.",
     ),
     decomposition: str = typer.Option("matchings", help="matchings, links or cliques."),
@@ -110,21 +117,23 @@ def plan_command(
                 if len(budgets) > 1
                 else make_plan(graph, budget, strategy, seed, **options)
             )
-    if output is not None:
-        made.save(output)
-    if plot is not None:
-        assert isinstance(made, Plan)
-        figures.save_figure(figures.draw_topology(made), plot)
-    if as_json:
-        print_json(made.to_json())
-        return
-    if isinstance(made, StagedPlan):
-        print_stages(made)
-    else:
-        print_plan(made)
-    for path in (output, plot):
-        if path is not None:
-            console.print(f"wrote [cyan]{path}[/]")
+    with keeping() as keep:
+        if output is not None:
+            output = keep(output, made.save)
+        if plot is not None:
+            assert isinstance(made, Plan)
+            drawn = figures.draw_topology(made)
+            plot = keep(plot, lambda path: figures.save_figure(drawn, path))
+        if as_json:
+            print_json(made.to_json())
+            return
+        if isinstance(made, StagedPlan):
+            print_stages(made)
+        else:
+            print_plan(made)
+        for path in (output, plot):
+            if path is not None:
+                console.print(f"wrote [cyan]{path}[/]")
 
 
 def _stages(texts: list[str]) -> dict[int, float]:
@@ -250,4 +259,7 @@ def _timing(exponent: float | None, topology: Topology) -> Timing | None:
         return None
     if not exponent > 0:
         raise InputError(f"--delay-exponent is {exponent!r}, but t(n) = n^G must increase: G > 0.")
-    return Scaled(lambda n: float(n**exponent), topology.max_degree + 1)
+    try:
+        return Scaled(lambda n: float(n**exponent), topology.max_degree + 1)
+    except OverflowError:
+        raise InputError(f"--delay-exponent is {exponent!r}: n^G is beyond all numbers.") from None

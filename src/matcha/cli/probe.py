@@ -18,6 +18,9 @@ from matcha.topology import Topology, families
 if TYPE_CHECKING:
     from matcha.distributed.probe import LinkMeasure
 
+MAX_MB = 1e5
+"""The largest message that is sent to measure a link: a hundred gigabytes."""
+
 
 @app.command("probe")
 def probe_command(
@@ -42,8 +45,12 @@ def probe_command(
 
       torchrun --nnodes=4 --nproc-per-node=2 … -m matcha.cli probe torus:2x4 -o network.json
     """
-    if message_mb <= 0:
-        raise InputError(f"--message-mb is {message_mb}, but it must be positive.")
+    if not 0 < message_mb <= MAX_MB:
+        raise InputError(
+            f"--message-mb is {message_mb}, but it must be positive, up to {MAX_MB:g}."
+        )
+    if repetitions < 1:
+        raise InputError(f"--repetitions is {repetitions}, but it must be 1 or more.")
     check_free(output, force=False)
     graph = families.parse(topology)
     from matcha.distributed.environment import is_worker, worker_transport

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import typer
 
 from matcha.cli import app
 from matcha.cli.options import Force, Json, SweepSeconds
-from matcha.cli.output import check_free, console, patient_progress, print_json
+from matcha.cli.output import (
+    check_free,
+    check_page,
+    console,
+    keeping,
+    make_folder,
+    patient_progress,
+    print_json,
+)
 from matcha.errors import InputError, require, unknown_name
 from matcha.plans import load_plan
 
@@ -47,6 +56,10 @@ def report_command(
     """
     from matcha.report import compare, load_runs, write_report
 
+    if target_loss is not None and not math.isfinite(target_loss):
+        raise InputError(f"--target-loss is {target_loss}, but it must be a number.")
+    if not 0 <= sweep_time < math.inf:
+        raise InputError(f"--sweep-time is {sweep_time}, but it must be seconds from 0 up.")
     if format not in FORMATS:
         raise unknown_name("format", format, FORMATS)
     if format != "html":
@@ -57,15 +70,19 @@ def report_command(
     if format == "html":
         page = output or Path("report.html")
         check_free(page, force)
-        with patient_progress("planning the slider") as progress:
-            write_report(
-                found,
+        check_page(page)
+        with keeping() as keep, patient_progress("planning the slider") as progress:
+            page = keep(
                 page,
-                plans=plans,
-                title=title,
-                target=target_loss,
-                sweep_seconds=sweep_time,
-                progress=progress,
+                lambda path: write_report(
+                    found,
+                    path,
+                    plans=plans,
+                    title=title,
+                    target=target_loss,
+                    sweep_seconds=sweep_time,
+                    progress=progress,
+                ),
             )
         written = [page]
     elif not found:
@@ -73,7 +90,13 @@ def report_command(
     else:
         from matcha.report.run_figures import write_figures
 
-        written = write_figures(found, output or Path("figures"), format, target=target_loss)
+        folder = output or Path("figures")
+        make_folder(folder)
+        if not force and any(folder.glob(f"*.{format}")):
+            raise InputError(
+                f"{str(folder)!r} holds .{format} figures: choose another --output, or --force."
+            )
+        written = write_figures(found, folder, format, target=target_loss)
     if as_json:
         comparison = compare(found, target_loss).to_json()
         print_json(comparison | {"written": [str(path) for path in written]})

@@ -12,7 +12,7 @@ import typer
 
 from matcha.cli import app
 from matcha.cli.options import Compile, Data, Device, Epochs, Folder, Json, Report
-from matcha.cli.output import console, make_folder, patient_progress, print_json
+from matcha.cli.output import check_writable, console, make_folder, patient_progress, print_json
 from matcha.errors import InputError
 
 if TYPE_CHECKING:
@@ -58,10 +58,10 @@ def reproduce_command(
 
     check_format(Path(f"figure.{format}"))
     make = maker(figure)
-    make_folder(output)
     campaign = Campaign(
         earlier=results, data=data, device=device, compile=compile, epochs=epochs, quick=quick
     )
+    check_writable(output, output)
     asked: list[Trial] = []
     trained: list[Result] = []
 
@@ -75,6 +75,7 @@ def reproduce_command(
     if results and asked and not trained:
         scale = "the quick" if quick else "the full-scale"
         raise InputError(f"the results given with --from are not of {scale} {figure}.")
+    make_folder(output)
     written = outcome.write(output, format)
     if report:
         written += _pages(outcome.results, output, figure)

@@ -165,6 +165,7 @@ def simulate_command(
         )
     ]
     check_free(jobs, resume=resume)
+    chosen.task(choices)  # a run that cannot start leaves no folder behind
     make_folder(output)
     _run(jobs, resume)
     runs = [read_run(job.directory) for job in jobs]

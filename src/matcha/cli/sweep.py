@@ -17,7 +17,14 @@ from matcha.cli.options import (
     numbers,
     words,
 )
-from matcha.cli.output import check_free, console, patient_progress, print_json, rho_in_words
+from matcha.cli.output import (
+    check_free,
+    console,
+    keeping,
+    patient_progress,
+    print_json,
+    rho_in_words,
+)
 from matcha.strategies import COMPARED
 from matcha.sweeps import DEFAULT_BUDGETS, Sweep, sweep
 from matcha.topology import families
@@ -60,14 +67,16 @@ def sweep_command(
             effort=effort,
             progress=progress,
         )
-    if plot is not None:
-        figures.save_figure(figures.draw_sweep(points), plot)
-    if as_json:
-        print_json(points.to_json())
-        return
-    _print(points)
-    if plot is not None:
-        console.print(f"wrote [cyan]{plot}[/]")
+    with keeping() as keep:
+        if plot is not None:
+            drawn = figures.draw_sweep(points)
+            plot = keep(plot, lambda path: figures.save_figure(drawn, path))
+        if as_json:
+            print_json(points.to_json())
+            return
+        _print(points)
+        if plot is not None:
+            console.print(f"wrote [cyan]{plot}[/]")
 
 
 def _print(points: Sweep) -> None:

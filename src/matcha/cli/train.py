@@ -21,6 +21,7 @@ from matcha.cli.options import (
     Deadline,
     Epochs,
     FolderOrNone,
+    Json,
     LearningRate,
     Model,
     Overlap,
@@ -35,7 +36,9 @@ from matcha.cli.output import (
     console,
     free_directory,
     loss_in_words,
+    make_folder,
     patient_progress,
+    print_json,
     this_command,
 )
 from matcha.errors import InputError
@@ -107,6 +110,7 @@ def train_command(
         False, "--elastic", help="Links: go on without a lost worker; local ones start again."
     ),
     restarts: int = typer.Option(10, help="With --elastic: how often a worker is started again."),
+    as_json: Json = False,
 ) -> None:
     """Train decentralized on real workers, one process each.
 
@@ -154,24 +158,17 @@ def train_command(
         _launch([target, *(arguments or [])], plan, plan_file, how)
         return
     directory = output or free_directory(Path("runs"), f"{target}-{plan.strategy}-{plan.budget:g}")
-    if not is_worker():
-        if (directory / "run.json").exists() and not resume:
-            raise InputError(f"{str(directory)!r} already holds a run: choose another --output.")
-        command = this_command("--output", str(directory))
-        how = Launching(machines, links or elastic, keys, restarts if elastic else 0)
-        _launch(command, plan, plan_file, how, watched=directory if watch else None)
-        if report and (directory / "run.json").exists():
-            _report(directory)
-        console.print(f"records in [cyan]{directory}[/]")
-        return
-
     import torch
 
     from matcha.distributed.worker import Network
+    from matcha.records import read_run
+    from matcha.report import compare
     from matcha.tasks.jobs import Job
     from matcha.tasks.recipes import Choices, recipe
     from matcha.tasks.settings import Settings
 
+    if checkpoint_every < 0:
+        raise InputError(f"--checkpoint-every is {checkpoint_every}, but it is 0 or more epochs.")
     chosen = recipe(target)
     number = chosen.epochs if epochs is None else epochs
     choices = Choices(
@@ -204,7 +201,23 @@ def train_command(
         wire_dtype=getattr(torch, wire) if wire else None,
         link_mbps=link_mbps,
     )
-    _work(job, network, resume, checkpoint_every, tensorboard)
+    if not is_worker():
+        if (directory / "run.json").exists() and not resume:
+            raise InputError(f"{str(directory)!r} already holds a run: choose another --output.")
+        chosen.task(choices)  # what is wrong with it is said once, not by every worker
+        make_folder(directory)
+        command = this_command("--output", str(directory))
+        how = Launching(machines, links or elastic, keys, restarts if elastic else 0)
+        _launch(command, plan, plan_file, how, watched=directory if watch else None)
+        if report and (directory / "run.json").exists():
+            _report(directory, quiet=as_json)
+        if as_json:
+            print_json(compare([read_run(directory)]).to_json())
+            return
+        console.print(f"records in [cyan]{directory}[/]")
+        return
+
+    _work(job, network, resume, checkpoint_every, tensorboard, quiet=as_json)
 
 
 class Launching(NamedTuple):
@@ -280,17 +293,24 @@ def _launch(
         )
 
 
-def _report(directory: Path) -> None:
+def _report(directory: Path, *, quiet: bool) -> None:
     from matcha.report import write_report
 
     with patient_progress("writing the report") as progress:
         page = directory / "report.html"
         write_report([directory], page, sweep_seconds=2, progress=progress)
-    console.print(f"report in [cyan]{page}[/]")
+    if not quiet:
+        console.print(f"report in [cyan]{page}[/]")
 
 
 def _work(
-    job: Job, network: Network, resume: bool, checkpoint_every: int, tensorboard: bool
+    job: Job,
+    network: Network,
+    resume: bool,
+    checkpoint_every: int,
+    tensorboard: bool,
+    *,
+    quiet: bool,
 ) -> None:
     """Be one worker."""
     from matcha.distributed.environment import worker_transport
@@ -299,7 +319,7 @@ def _work(
     with worker_transport(job.plan.topology) as transport:
         show = None
         if transport.rank == 0:
-            show = _progress(job.settings.epochs)
+            show = (lambda _: None) if quiet else _progress(job.settings.epochs)
             logging.basicConfig(format="%(message)s")
             logging.getLogger("matcha.links").setLevel(logging.INFO)  # who comes and goes
         records = run_worker(

@@ -23,7 +23,7 @@ from matcha.cli.options import (
     numbers,
     words,
 )
-from matcha.cli.output import check_free, console, patient_progress, print_json
+from matcha.cli.output import check_free, check_page, console, keeping, patient_progress, print_json
 from matcha.topology import families
 from matcha.tuning import DEFAULT_BUDGETS, DEFAULT_STRATEGIES, Problem, tune
 
@@ -65,6 +65,7 @@ def tune_command(
     check_free(output, force)
     check_free(plot, force)
     check_free(page, force)
+    check_page(page)
     if plot is not None:
         figures.check_format(plot)
     graph = families.parse(topology)
@@ -89,17 +90,21 @@ def tune_command(
             effort=effort,  # type: ignore[arg-type]  # checked by `plan`
             progress=progress,
         )
-    if output is not None:
-        found.plan.save(output)
-    if plot is not None:
-        found.plot(plot)
-    if page is not None:
-        with patient_progress("writing the report") as progress:
-            write_report([], page, plans=[found.plan], progress=progress)
-    if as_json:
-        print_json(found.to_json())
-        return
-    console.print(found.table(), highlight=False, soft_wrap=True)
-    for path in (output, plot, page):
-        if path is not None:
-            console.print(f"wrote [cyan]{path}[/]")
+    with keeping() as keep:
+        if output is not None:
+            output = keep(output, found.plan.save)
+        if plot is not None:
+            plot = keep(plot, found.plot)
+        if page is not None:
+            with patient_progress("writing the report") as progress:
+                page = keep(
+                    page,
+                    lambda path: write_report([], path, plans=[found.plan], progress=progress),
+                )
+        if as_json:
+            print_json(found.to_json())
+            return
+        console.print(found.table(), highlight=False, soft_wrap=True)
+        for path in (output, plot, page):
+            if path is not None:
+                console.print(f"wrote [cyan]{path}[/]")

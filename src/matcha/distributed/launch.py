@@ -40,8 +40,14 @@ class Hosts:
     """This machine's number, from 0, which is the one at the rendezvous; None: as they come."""
 
     def __post_init__(self) -> None:
+        if self.number < 1:
+            raise InputError(f"--hosts is {self.number}, but at least this machine takes part.")
         if (self.number > 1) != (self.rendezvous is not None):
             raise InputError("several machines need both --hosts and --rendezvous HOST:PORT.")
+        if self.rendezvous is not None and not self.rendezvous.rpartition(":")[2].isdigit():
+            raise InputError(f"--rendezvous is {self.rendezvous!r}, but it is HOST:PORT.")
+        if self.rank is not None and not 0 <= self.rank < self.number:
+            raise InputError(f"--host-rank is {self.rank}, but it is 0 to {self.number - 1}.")
 
     def share(self, num_workers: int) -> int:
         """How many of the workers run on this machine."""

@@ -35,8 +35,12 @@ class LinkMeasure:
 
     @property
     def mbps(self) -> float:
-        """Megabits a second each way, latency taken off."""
-        return 8e-6 * self.message_bytes / max(self.seconds - self.latency, 1e-9)
+        """Megabits a second each way, latency taken off where it is the smaller part.
+
+        A message that takes no longer than an empty one says nothing of the speed but a bound.
+        """
+        moving = self.seconds - self.latency
+        return 8e-6 * self.message_bytes / (moving if moving > 0.1 * self.seconds else self.seconds)
 
 
 def probe(

@@ -13,6 +13,7 @@ import torch
 from matcha.distributed.training import Training
 from matcha.distributed.transports.slow_links import SlowLinks
 from matcha.distributed.transports.transport import Transport
+from matcha.errors import InputError
 from matcha.records import Record
 from matcha.tasks.jobs import Job, carry_out, check_free
 
@@ -40,6 +41,12 @@ class Network:
     """Slow every link down to this speed, by emulation."""
     on_loss: Literal["stop", "continue"] | None = None
     """What to do when a worker is lost; None: as the launcher says."""
+
+    def __post_init__(self) -> None:
+        if not self.deadline > 0:
+            raise InputError(f"the deadline is {self.deadline}, but it must be positive seconds.")
+        if self.link_mbps is not None and not self.link_mbps > 0:
+            raise InputError(f"the links' speed must be positive, not {self.link_mbps} Mbit/s.")
 
     def describe(self) -> dict[str, Any]:
         """What the run's header says of it."""

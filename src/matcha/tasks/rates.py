@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
@@ -25,7 +26,7 @@ def _warm(epoch: float, base: float, start: float, epochs: float) -> float:
 
 
 def _check(base: float, warmup: float, factor: float = 1.0) -> None:
-    if not base > 0:
+    if not 0 < base < math.inf:
         raise InputError(f"the learning rate must be above 0, not {base}")
     if warmup < 0:
         raise InputError(f"warm-up must not be negative: {warmup}")

@@ -278,6 +278,8 @@ def _until_connected(
     seed: int,
     name: str,
 ) -> Topology:
+    if seed < 0:
+        raise InputError(f"{name}: the seed is {seed}, but it is a whole number from 0 up.")
     rng = np.random.default_rng(seed)
     for _ in range(_MAX_DRAWS if num_workers <= 1000 else 30):
         links, positions = draw(rng)

@@ -147,7 +147,7 @@ def from_json(document: Any) -> LinkList:
         links = [(_named(labels, i), _named(labels, j)) for i, j in links]
     return LinkList(
         links=links,
-        num_workers=document.get("num_workers"),
+        num_workers=_count(document.get("num_workers")),
         labels=labels,
         link_times=document.get("link_times"),
         positions=document.get("positions"),
@@ -167,6 +167,12 @@ def _named(labels: Sequence[Hashable], number: Any) -> Hashable:
     if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < len(labels):
         raise TopologyError(f"a link names worker {number!r}, but there are {len(labels)} labels.")
     return labels[number]
+
+
+def _count(value: Any) -> int | None:
+    if value is None or (isinstance(value, int) and not isinstance(value, bool)):
+        return value
+    raise TopologyError(f"num_workers is {value!r}, but it is a whole number.")
 
 
 def _from_node_link(document: dict[str, Any]) -> LinkList:
