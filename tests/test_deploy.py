@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from matcha.distributed.transports.links.peers import from_names
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -41,6 +43,22 @@ def test_kubernetes_job_has_a_rendezvous_that_resolves():
     assert pod["spec"]["subdomain"] == service["metadata"]["name"]
 
 
+def test_the_elastic_set_finds_its_pods_by_name():
+    documents = list(yaml.safe_load_all((ROOT / "deploy" / "elastic.yaml").read_text()))
+    service, pods = documents
+    assert (service["kind"], pods["kind"]) == ("Service", "StatefulSet")
+    name = service["metadata"]["name"]
+    assert pods["spec"]["serviceName"] == name
+    container = pods["spec"]["template"]["spec"]["containers"][0]
+    port = container["ports"][0]["containerPort"]
+    assert f"--peers={pods['metadata']['name']}-{{rank}}.{name}:{port}" in container["args"]
+    assert "--elastic" in container["args"]
+    mounted = {mount["name"] for mount in container["volumeMounts"]}
+    assert mounted == {volume["name"] for volume in pods["spec"]["template"]["spec"]["volumes"]}
+    peers = from_names(f"{pods['metadata']['name']}-{{rank}}.{name}", pods["spec"]["replicas"])
+    assert peers.addresses[7] == ("matcha-7.matcha", 29600)
+
+
 def test_dockerfile_copies_what_exists_and_installs_the_extra():
     text = (ROOT / "Dockerfile").read_text()
     steps = re.sub(r"\\\n\s*", " ", text).splitlines()
@@ -55,6 +73,6 @@ def test_dockerfile_copies_what_exists_and_installs_the_extra():
     assert any("pip install" in step and ".[torch]" in step for step in steps)
 
 
-@pytest.mark.parametrize("name", ["compose.yaml", "kubernetes.yaml"])
+@pytest.mark.parametrize("name", ["compose.yaml", "elastic.yaml", "kubernetes.yaml"])
 def test_examples_say_how_to_use_them(name):
     assert (ROOT / "deploy" / name).read_text().startswith("# ")

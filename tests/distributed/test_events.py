@@ -50,7 +50,7 @@ class Player:
         for group in self.optimizer.param_groups:
             group["lr"] = 0.05
         self.gossip = Gossip(
-            model, self.optimizer, self.plan, transport=transport, deadline=60, on_loss="continue"
+            model, self.optimizer, self.plan, transport=transport, deadline=150, on_loss="continue"
         )
 
     def run(self, stop: int) -> None:
@@ -81,8 +81,8 @@ class Player:
         self.run(LOST)
         if rank == VICTIM:
             transport.close()  # between two iterations; a kill could catch a meeting's last byte
-            self.arrived.wait(60)
-            transport = LinkTransport(topology, rank, self.peers, silence=30.0, timeout=60.0)
+            self.arrived.wait(150)
+            transport = LinkTransport(topology, rank, self.peers, silence=90.0, timeout=150.0)
             self.start(transport)
             assert self.gossip.iteration == BACK
             self.wait_for(*around)
@@ -90,10 +90,10 @@ class Player:
             wait_until(lambda: VICTIM not in self.gossip.members)
             self.run(CUT)
             for peer in partner:
-                self.both.wait(60)  # neither end cuts into a meeting of the iteration before
+                self.both.wait(150)  # neither end cuts into a meeting of the iteration before
                 transport.cut(peer)
             self.run(BACK)
-            self.arrived.wait(60)
+            self.arrived.wait(150)
             self.wait_for(*[VICTIM] if rank in around else [])
             self.run(MENDED)
             for peer in partner:

@@ -23,6 +23,8 @@ __all__ = ["Link", "Owner", "Speed", "Ticket"]
 _log = logging.getLogger("matcha.links")
 _SMALL = 1 << 16  # bytes: a message that comes before it is asked for is kept if it is small
 _MOST_KEPT = 1 << 26  # bytes of such messages
+_MOST_SAID = 1 << 26  # bytes of a frame that is neither a model nor a part of one
+_LARGE = (Kind.STATE, Kind.RISE, Kind.FOUND)
 _MEASURED = 1 << 15  # bytes from which on a message's time says something about the link
 
 
@@ -184,6 +186,8 @@ class Link:
                 if kind is Kind.DATA:
                     self._read_data(tag, size)
                 elif kind is not Kind.BEAT:
+                    if size > _MOST_SAID and kind not in _LARGE:
+                        raise ClosedError(f"sent {size} bytes of {kind.name.lower()}")
                     content = bytearray(size)
                     self.channel.receive_into(memoryview(content))
                     self.owner.heard(self, kind, tag, content)
