@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,6 +13,7 @@ from matcha.errors import InputError
 STRATEGIES = ("matcha", "vanilla", "periodic", "single", "greedy")
 
 
+@cache
 def make(strategy: str, topology=None) -> matcha.Plan:
     budget = 1.0 if strategy == "vanilla" else 0.5
     return matcha.plan(topology or matcha.families.paper("er8"), budget, strategy, seed=2)
@@ -28,7 +31,7 @@ def test_those_who_are_left_meet_as_before_and_the_average_is_kept(strategy, tmp
         np.testing.assert_array_equal(left.mixing_matrix(k)[3], np.eye(8)[3])
         gone = {plan.topology.links[0], plan.topology.links[5]}
         assert list(cut.round(k).links) == [li for li in plan.round(k).links if li not in gone]
-    assert left.digest == make(strategy).without([1, 3]).digest != plan.digest
+    assert left.digest == plan.without([1, 3]).digest != plan.digest
     assert plan.without([]) is plan
     left.save(tmp_path / "plan.json")
     assert matcha.Plan.load(tmp_path / "plan.json").digest == left.digest
@@ -45,7 +48,7 @@ def test_figures_are_of_those_who_are_left() -> None:
     assert path.rho == pytest.approx(1.0)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(gone=st.sets(st.integers(0, 7), max_size=6), k=st.integers(0, 10_000))
 def test_leaving_out_in_any_order_is_the_same(gone, k) -> None:
     plan = make("matcha")
