@@ -103,7 +103,12 @@ class Bucket:
 
 
 def fill_buckets(
-    model: nn.Module, *, bucket_bytes: int, buffers: bool, sharded: bool = False
+    model: nn.Module,
+    *,
+    bucket_bytes: int,
+    buffers: bool,
+    sharded: bool = False,
+    alignment: int = 1,
 ) -> tuple[Bucket, ...]:
     """Move a model's trainable parameters into buckets, grouped by dtype and device.
 
@@ -116,6 +121,7 @@ def fill_buckets(
         buffers: also take floating-point buffers (BatchNorm's running statistics).
         sharded: whether a worker is several processes, so that parameters may be spread over them;
             of those the local shards are taken, and empty ones left out.
+        alignment: each parameter begins at a multiple of so many values, as a wire's blocks want.
 
     Raises:
         InputError: a parameter cannot be flattened (sharded, sparse or not yet initialised), or
@@ -124,17 +130,22 @@ def fill_buckets(
     parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
     if not parameters:
         raise InputError("the model has no trainable parameters, so there is nothing to exchange.")
-    filled = _fill(parameters, bucket_bytes, volatile=False, sharded=sharded)
+    filled = _fill(parameters, bucket_bytes, alignment, volatile=False, sharded=sharded)
     if buffers:
         averaged = {n: b for n, b in model.named_buffers() if b.dtype.to_real().is_floating_point}
-        filled += _fill(averaged, bucket_bytes, volatile=True, sharded=sharded)
+        filled += _fill(averaged, bucket_bytes, 1, volatile=True, sharded=sharded)
     # A process whose shards are all empty comes to its meetings all the same.
     nothing = Bucket(data=torch.zeros(_ALIGNMENT), slots=(), volatile=False)
     return tuple(filled) or (nothing,)
 
 
 def _fill(
-    tensors: Mapping[str, torch.Tensor], limit: int, *, volatile: bool, sharded: bool
+    tensors: Mapping[str, torch.Tensor],
+    limit: int,
+    alignment: int,
+    *,
+    volatile: bool,
+    sharded: bool,
 ) -> list[Bucket]:
     groups: dict[tuple[torch.dtype, torch.device, bool], dict[_Place, _Tied]] = {}
     for name, tensor in tensors.items():
@@ -147,7 +158,7 @@ def _fill(
         group = groups.setdefault(kind, {})
         group.setdefault((part.data_ptr(), tuple(part.shape)), []).append((name, tensor))
     return [
-        _bucket(batch, volatile=volatile, is_copy=is_copy)
+        _bucket(batch, alignment, volatile=volatile, is_copy=is_copy)
         for (_, _, is_copy), group in groups.items()
         for batch in _batches(group.values(), limit)
     ]
@@ -167,10 +178,10 @@ def _batches(group: Iterable[_Tied], limit: int) -> Iterator[list[_Tied]]:
         yield batch
 
 
-def _bucket(batch: list[_Tied], *, volatile: bool, is_copy: bool) -> Bucket:
+def _bucket(batch: list[_Tied], alignment: int, *, volatile: bool, is_copy: bool) -> Bucket:
     first = local(batch[0][0][1])
     dtype = first.dtype.to_real()
-    step = max(1, _ALIGNMENT // dtype.itemsize)
+    step = max(alignment, _ALIGNMENT // dtype.itemsize)
     slots: list[Slot] = []
     end = 0
     for tied in batch:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -135,6 +135,10 @@ class Exchange:
     def spare_bytes(self) -> int:
         """Memory held beyond the values themselves."""
         return sum(spare.nbytes for spare in self._spares.values())
+
+    def state(self) -> Mapping[str, torch.Tensor]:
+        """What later rounds depend on: nothing, with whole values."""
+        return {}
 
     def run(self, round: Round, met: Sequence[Meeting], iteration: int) -> None:
         """Carry out this worker's part of a round.

@@ -13,14 +13,12 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-import matcha
 from matcha.distributed.averaging import Averaging
 from matcha.distributed.buckets import fill_buckets, layout_digest
 from matcha.distributed.checkpoint import checkpoints, load_checkpoint, save_checkpoint
 from matcha.distributed.claims import Claim
 from matcha.distributed.collectives import roll_call
 from matcha.distributed.environment import goes_on
-from matcha.distributed.exchange import Exchange
 from matcha.distributed.itinerary import Itinerary, answer, say_finished
 from matcha.distributed.meetings import Meetings
 from matcha.distributed.membership import Membership, as_team
@@ -32,15 +30,18 @@ from matcha.distributed.misuse import (
     check_stepped,
     hookable,
 )
+from matcha.distributed.momentum import Following
 from matcha.distributed.overlap import Overlap
 from matcha.distributed.push_sum import push_sum_of
-from matcha.distributed.seats import take_seat
+from matcha.distributed.seats import shared_facts, take_seat
 from matcha.distributed.steps import Steps
 from matcha.distributed.stopwatch import Stopwatch
 from matcha.distributed.transports.transport import Transport
+from matcha.distributed.wiring import Exchanger, alignment, make_exchange
 from matcha.errors import InputError
 from matcha.plans import PlanLike
 from matcha.records import Span
+from matcha.tasks.momentum import Momentum
 
 __all__ = ["Gossip"]
 
@@ -56,8 +57,8 @@ class Gossip:
 
     The model's trainable parameters move into a few flat buckets; they keep their identity and
     look like ordinary ones to whoever saves or loads them, so the optimizer, its state and compiled
-    versions of the model are left alone. Construction is a
-    collective call: the workers check that they agree, and all start from worker 0's values.
+    versions of the model are left alone. Construction is a collective call: the workers check that
+    they agree, and all start from worker 0's values.
 
     Args:
         model: the module that this process trains.
@@ -72,7 +73,8 @@ class Gossip:
             exchanges its shard with its counterparts, and nothing is gathered.
         overlap: exchange while the gradient is computed, x ← Wx − ηg (the paper's footnote). Exact,
             not stale; parameters must then change only in `optimizer.step()`.
-        wire_dtype: send values as `torch.bfloat16` or `torch.float16`; rounding stays local.
+        wire_dtype: send what the plan's wire sends whole as `torch.bfloat16` or `torch.float16`.
+        momentum: around meetings: `local`, `quasi-global`, `outer`, `tracking` or `auto`.
         buffers: `local` keeps BatchNorm's statistics; `average` mixes them like parameters.
         bucket_mb: size of a bucket in megabytes.
         deadline: seconds after which a silent partner is an error.
@@ -104,6 +106,7 @@ class Gossip:
         mesh: DeviceMesh | None = None,
         overlap: bool = False,
         wire_dtype: torch.dtype | None = None,
+        momentum: str | Momentum = "local",
         buffers: Literal["local", "average"] = "local",
         bucket_mb: float = 25.0,
         deadline: float = 300.0,
@@ -132,20 +135,13 @@ class Gossip:
             bucket_bytes=bucket_bytes,
             buffers=buffers == "average",
             sharded=mesh is not None,
+            alignment=alignment(plan.wire),
         )
         self._averaging = Averaging(self.seat, model, self.buckets, deadline)
         self._layout = layout_digest(self.buckets)
         self._frozen = [p for p in model.parameters() if not p.requires_grad]
-        options = f"overlap {overlap}, wire {wire_dtype}, buffers {buffers}, bucket {bucket_mb} MB"
-        facts = {
-            "plan": plan.digest[:12],
-            "seed": str(plan.seed),
-            "mesh": f"{self.num_workers} workers of {self.seat.num_parts} processes",
-            "options": options,
-            "iteration": str(iteration),
-            "matcha version": matcha.__version__,
-            "torch version": torch.__version__.split("+")[0],
-        }
+        options = f"overlap {overlap}, wire {wire_dtype}, momentum {momentum}, buffers {buffers}, "
+        facts = shared_facts(plan, self.seat, f"{options}bucket {bucket_mb} MB", iteration)
         team = as_team(self.transport, plan) if goes_on(on_loss) else None
         if team is None or not team.is_late:
             self.seat.agree(facts, self._layout, deadline)
@@ -156,12 +152,11 @@ class Gossip:
         mixed = self._overlap.mixed if self._overlap else values
         self._push_sum = push_sum_of(plan, values, allowed=not overlap and team is None)
         mixed = self._push_sum.mixed if self._push_sum else mixed
-        self.exchange = Exchange(
-            self.transport,
-            mixed,
-            bucket_bytes=bucket_bytes,
-            wire_dtype=wire_dtype,
-            timeout=deadline,
+        self.following = Following(momentum, self.optimizers, plan, self.buckets, overlap=overlap)
+        self._follows = self.following.is_needed
+        besides, size = self.following.travelling, (bucket_bytes, wire_dtype)
+        self.exchange: Exchanger = make_exchange(
+            plan.wire, self.transport, self.buckets, mixed, besides, *size, deadline
         )
         self._stopwatch = Stopwatch(self.rank, on_span)
         self._itinerary = Itinerary(plan, self.rank, iteration, alone=alone)
@@ -192,8 +187,12 @@ class Gossip:
             self._stopwatch.computed(self.iteration)
         if self._overlap is not None:
             self._overlap.finish()
+        if self._follows:
+            self.following.begin()
 
     def _end(self) -> None:
+        if self._follows:
+            self.following.middle()
         if self._itinerary.met or self._push_sum:
             check_in_place(self.buckets, self._frozen)
             if self._overlap is not None:
@@ -205,6 +204,8 @@ class Gossip:
                 for bucket in self.buckets:
                     bucket.unpack()
             self._steps.restart_curvature()
+        if self._follows:
+            self.following.end(met=bool(self._itinerary.met))
         self._itinerary.advance()
         if self._membership is not None:
             self._membership.tend()

@@ -3,58 +3,89 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
-from matcha.distributed.transports.transport import Message, Pending, Transport
+from matcha.distributed.exchange import RUNNING, Meeting
+from matcha.distributed.transports.transport import Message, Pending, Transport, meeting_tag
 from matcha.errors import ExchangeError
 
-__all__ = ["Greeting", "greet"]
+__all__ = ["Courtesy", "Greeting"]
 
-_SIZE = 8  # bytes of an iteration's number
+_SIZE = 16  # bytes of two numbers
 
 
 @dataclass(slots=True)
 class Greeting:
     """A greeting each way, on its way."""
 
-    transport: Transport
     peer: int
     iteration: int
     pending: Pending
     arriving: torch.Tensor
+    finished: bool
+    """Whether this end said that it had finished."""
 
-    def receive(self, timeout: float) -> torch.Tensor:
-        """What the partner sent beside its iteration.
+
+class Courtesy:
+    """What every coded exchange does around its messages: greet, wait, count.
+
+    Attributes:
+        timeout: seconds to wait for any one message.
+        wait_seconds: spent waiting for partners so far.
+        bytes_sent: so far.
+        spare_bytes: the most memory held beyond values and scales so far.
+        finished_at: the iteration at which this worker's training ended, or `RUNNING`.
+        finished: partners that had finished, as this worker had, when they met last.
+    """
+
+    def __init__(self, transport: Transport, timeout: float) -> None:
+        self.transport, self.timeout = transport, timeout
+        self.wait_seconds, self.bytes_sent, self.spare_bytes = 0.0, 0, 0
+        self.finished_at = RUNNING
+        self.finished: set[int] = set()
+
+    def state(self) -> Mapping[str, torch.Tensor]:
+        """What later rounds depend on."""
+        return {}
+
+    def greet(self, meeting: Meeting, tag: int, iteration: int, beside: torch.Tensor) -> Greeting:
+        """Start a greeting that carries some bytes; both ends' are equally many."""
+        device = self.transport.device or torch.device("cpu")
+        place = torch.tensor([iteration, self.finished_at], dtype=torch.int64).view(torch.uint8)
+        leaving = torch.cat([place.to(device), beside.to(device)])
+        arriving = torch.empty_like(leaving)
+        self.bytes_sent += len(beside)
+        pending = self.post(meeting.peer, tag, leaving, arriving)
+        return Greeting(meeting.peer, iteration, pending, arriving, self.finished_at != RUNNING)
+
+    def hear(self, greeting: Greeting) -> torch.Tensor:
+        """What the partner sent beside its place in the plan.
 
         Raises:
             ExchangeError: the partner is gone, late, or at another iteration.
         """
-        self.pending.wait(timeout)
-        theirs = int(self.arriving[:_SIZE].view(torch.int64))
-        if theirs != self.iteration:
-            me, peer = self.transport.name(self.transport.rank), self.transport.name(self.peer)
-            raise ExchangeError(
-                f"{peer} is at iteration {theirs}, but {me} is at {self.iteration}: the workers "
-                "took different numbers of steps."
-            )
-        return self.arriving[_SIZE:]
-
-    def wait(self, timeout: float) -> float:
-        """Wait for the partner; the seconds that took."""
         started = time.perf_counter()
-        self.pending.wait(timeout)
-        return time.perf_counter() - started
+        greeting.pending.wait(self.timeout)
+        self.wait_seconds += time.perf_counter() - started
+        theirs, finished_at = greeting.arriving[:_SIZE].view(torch.int64).tolist()
+        if theirs != greeting.iteration:
+            me, peer = self.transport.name(self.transport.rank), self.transport.name(greeting.peer)
+            raise ExchangeError(
+                f"{peer} is at iteration {theirs}, but {me} is at {greeting.iteration}: the "
+                "workers took different numbers of steps."
+            )
+        if greeting.finished and finished_at != RUNNING:
+            self.finished.add(greeting.peer)
+        return greeting.arriving[_SIZE:]
 
+    def post(self, peer: int, tag: int, leaving: torch.Tensor, arriving: torch.Tensor) -> Pending:
+        """Start a message each way."""
+        message = Message(peer=peer, tag=meeting_tag(tag), incoming=arriving, outgoing=leaving)
+        return self.transport.post([message])
 
-def greet(
-    transport: Transport, peer: int, tag: int, iteration: int, beside: torch.Tensor
-) -> Greeting:
-    """Start a greeting that carries some bytes; both ends' are equally many."""
-    device = transport.device or torch.device("cpu")
-    number = torch.tensor([iteration], dtype=torch.int64).view(torch.uint8)
-    leaving = torch.cat([number.to(device), beside.to(device)])
-    arriving = torch.empty_like(leaving)
-    message = Message(peer=peer, tag=tag, incoming=arriving, outgoing=leaving)
-    return Greeting(transport, peer, iteration, transport.post([message]), arriving)
+    def is_lower(self, meeting: Meeting) -> bool:
+        """Whether this worker is the lower end of the link."""
+        return self.transport.rank < meeting.peer

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable
 from functools import lru_cache
 from itertools import repeat
 
-from matcha.distributed.exchange import Exchange, Meeting, meetings
+from matcha.distributed.exchange import Meeting, meetings
 from matcha.distributed.transports.transport import Transport
+from matcha.distributed.wiring import Exchanger
 from matcha.plans import PlanLike
 from matcha.rounds import Round
 
@@ -56,7 +57,7 @@ class Itinerary:
 
 
 def answer(
-    exchange: Exchange, itinerary: Itinerary, partners: Iterable[int], take: Callable[[], None]
+    exchange: Exchanger, itinerary: Itinerary, partners: Iterable[int], take: Callable[[], None]
 ) -> None:
     """Come to the meetings of those who still train, without steps of one's own, until none does.
 

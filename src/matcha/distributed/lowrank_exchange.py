@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 
 from matcha.distributed.exchange import Meeting
-from matcha.distributed.greetings import greet
+from matcha.distributed.greetings import Courtesy
 from matcha.distributed.modulo_exchange import refuse_nonfinite
-from matcha.distributed.transports.transport import Message, Transport, meeting_tag
+from matcha.distributed.transports.transport import Transport
 from matcha.rounds import Round
 from matcha.wires import LowRank
 from matcha.wires.coding import Coder
@@ -29,13 +29,11 @@ class _Move:
     s: torch.Tensor | None
 
 
-class LowRankExchange:
+class LowRankExchange(Courtesy):
     """Mixes flat tensors with the partners of a round over a low-rank wire, in place.
 
-    The arguments and attributes are those of `ModuloExchange`.
+    The arguments are those of `ModuloExchange`.
     """
-
-    measures_waiting = False
 
     def __init__(
         self,
@@ -46,8 +44,7 @@ class LowRankExchange:
         *,
         timeout: float,
     ) -> None:
-        self.transport, self.timeout = transport, timeout
-        self.wait_seconds, self.bytes_sent, self.spare_bytes = 0.0, 0, 0
+        super().__init__(transport, timeout)
         self._values = [value.view(1, -1) for value in values]
         self._rows = [
             LowRankRows(wire, places, value)
@@ -63,6 +60,7 @@ class LowRankExchange:
 
     def run(self, round: Round, met: Sequence[Meeting], iteration: int) -> None:
         """Carry out this worker's part of a round; see `ModuloExchange.run`."""
+        self.transport.doing = f"the round of iteration {iteration}"
         refuse_nonfinite(self._values, self.transport, iteration)
         if iteration != self._iteration:
             self.settle()
@@ -73,11 +71,11 @@ class LowRankExchange:
         for meeting in met:
             moves = self._meet(meeting, iteration)
             if round.mixing == "pairwise":
-                self._apply(meeting, moves, round.weight)
+                self._apply(meeting, moves)
             else:  # every partner gets the values before the round
                 found.append((meeting, moves))
         for meeting, moves in found:
-            self._apply(meeting, moves, round.weight)
+            self._apply(meeting, moves)
 
     def settle(self) -> None:
         """Let the last round's meetings tell their scales: called before the next, or a save."""
@@ -108,12 +106,9 @@ class LowRankExchange:
 
     def _meet(self, meeting: Meeting, iteration: int) -> list[_Move]:
         tag = 3 * meeting.position
-        greeting = greet(self.transport, meeting.peer, meeting_tag(tag), iteration, self._scales)
-        self.bytes_sent += len(self._scales)
-        if self.measures_waiting:
-            self.wait_seconds += greeting.wait(self.timeout)
+        greeting = self.greet(meeting, tag, iteration, self._scales)
         sizes = [2 * len(coder) for pair in self._coders for coder in pair]
-        scales = [part.clone() for part in torch.split(greeting.receive(self.timeout), sizes)]
+        scales = [part.clone() for part in torch.split(self.hear(greeting), sizes)]
         rows = list(zip(self._rows, self._values, strict=True))
         halves = [
             r.first_half(x, self._direction(k, meeting.peer)) for k, (r, x) in enumerate(rows)
@@ -140,7 +135,7 @@ class LowRankExchange:
         scales: Sequence[torch.Tensor],
     ) -> list[torch.Tensor]:
         """The difference of one half as both ends know it, a flat row for each tensor."""
-        lower = self.transport.rank < meeting.peer
+        lower = self.is_lower(meeting)
         coders = [pair[half] for pair in self._coders]
         common = [coder.common(scales[2 * k + half]) for k, coder in enumerate(coders)]
         messages, coded = [], []
@@ -152,9 +147,7 @@ class LowRankExchange:
             messages.append(message.to(self.transport.device or coder.device))
         leaving = torch.cat(messages)
         arriving = torch.empty_like(leaving)
-        self.transport.post(
-            [Message(peer=meeting.peer, tag=meeting_tag(tag), incoming=arriving, outgoing=leaving)]
-        ).wait(self.timeout)
+        self.post(meeting.peer, tag, leaving, arriving).wait(self.timeout)
         self.bytes_sent += len(leaving)
         self.spare_bytes = max(self.spare_bytes, 2 * len(leaving))
         found = []
@@ -166,8 +159,8 @@ class LowRankExchange:
             found.append(torch.cat(differences or [empty]).view(1, -1))
         return found
 
-    def _apply(self, meeting: Meeting, moves: Sequence[_Move], weight: float) -> None:
-        signed = weight if self.transport.rank < meeting.peer else -weight
+    def _apply(self, meeting: Meeting, moves: Sequence[_Move]) -> None:
+        signed = meeting.weight if self.is_lower(meeting) else -meeting.weight
         for rows, value, move in zip(self._rows, self._values, moves, strict=True):
             by = torch.full((1,), signed, dtype=value.dtype, device=value.device)
             rows.move(value, move.first, move.p, move.s, by)

@@ -15,8 +15,9 @@ from typing import Literal, Protocol, TypeAlias
 
 import torch
 
-from matcha.distributed.exchange import Exchange, Meeting
+from matcha.distributed.exchange import Meeting
 from matcha.distributed.transports.transport import COLLECTIVE_TAGS, Message, Pending
+from matcha.distributed.wiring import Exchanger
 from matcha.errors import PeerLostError
 from matcha.rounds import Round
 
@@ -58,7 +59,7 @@ class Meetings:
     """
 
     def __init__(
-        self, exchange: Exchange, place: MeetingPlace, values: Sequence[torch.Tensor]
+        self, exchange: Exchanger, place: MeetingPlace, values: Sequence[torch.Tensor]
     ) -> None:
         self._exchange = exchange
         self._place = place

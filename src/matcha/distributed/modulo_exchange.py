@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 
 from matcha.distributed.exchange import Meeting
-from matcha.distributed.greetings import Greeting, greet
-from matcha.distributed.transports.transport import Message, Pending, Transport, meeting_tag
+from matcha.distributed.greetings import Courtesy, Greeting
+from matcha.distributed.transports.transport import Pending, Transport
 from matcha.errors import ModelError
 from matcha.rounds import Round
 from matcha.wires import Modulo
@@ -56,7 +56,7 @@ class _Flight:
     spare_bytes: int
 
 
-class ModuloExchange:
+class ModuloExchange(Courtesy):
     """Mixes flat tensors with the partners of a round over a modulo wire, in place.
 
     Args:
@@ -66,15 +66,7 @@ class ModuloExchange:
         wire: how many bits.
         bucket_bytes: spare memory is at most twice this, or a few blocks.
         timeout: seconds to wait for any one message.
-
-    Attributes:
-        measures_waiting: whether to tell waiting for a partner from exchanging.
-        wait_seconds: spent waiting for partners so far, where it is measured.
-        bytes_sent: so far.
-        spare_bytes: the most memory held beyond the values and scales so far.
     """
-
-    measures_waiting = False
 
     def __init__(
         self,
@@ -86,8 +78,7 @@ class ModuloExchange:
         bucket_bytes: int,
         timeout: float,
     ) -> None:
-        self.transport, self.timeout = transport, timeout
-        self.wait_seconds, self.bytes_sent, self.spare_bytes = 0.0, 0, 0
+        super().__init__(transport, timeout)
         self._values = list(values)
         self._coders = [Coder(wire, value.view(-1, BLOCK)) for value in values]
         limit = max(1, min(_PIECE, bucket_bytes // 8) // BLOCK)
@@ -104,19 +95,24 @@ class ModuloExchange:
             ExchangeError: a partner is gone, late, or at another iteration.
             ModelError: a value is not finite; nothing was sent.
         """
+        self.transport.doing = f"the round of iteration {iteration}"
         refuse_nonfinite(self._values, self.transport, iteration)
         if iteration != self._iteration:
             self.settle()
             self._iteration = iteration
             self._scales = torch.cat([coder.begin().cpu() for coder in self._coders])
         pairwise = round.mixing == "pairwise"
-        greetings = [self._greet(meeting, iteration) for meeting in met]
+        last = len(self._pieces)
+        greetings = [
+            self.greet(meeting, self._tag(meeting, last), iteration, self._scales)
+            for meeting in met
+        ]
         common: dict[int, list[torch.Tensor]] = {}
         flights: deque[_Flight] = deque()
         for piece, number in _order(self._pieces, len(met), pairwise):
             # A pairwise piece leaves for its next partner only with the last one's values mixed in.
             while len(flights) >= _WINDOW or (pairwise and any(f.piece is piece for f in flights)):
-                self._land(flights.popleft(), round)
+                self._land(flights.popleft())
             if number not in common:
                 common[number] = self._common(greetings[number])
             is_last = number == len(met) - 1
@@ -125,7 +121,7 @@ class ModuloExchange:
             flights.append(self._launch(piece, met[number], scales, several, is_last))
             self._count(flights)
         while flights:
-            self._land(flights.popleft(), round)
+            self._land(flights.popleft())
 
     def settle(self) -> None:
         """Let the last round's meetings tell their scales: called before the next, or a save."""
@@ -141,20 +137,12 @@ class ModuloExchange:
 
     # -- one message ------------------------------------------------------------------------------
 
-    def _tag(self, position: int, number: int) -> int:
-        return meeting_tag(position * (len(self._pieces) + 1) + number)
-
-    def _greet(self, meeting: Meeting, iteration: int) -> Greeting:
-        tag = self._tag(meeting.position, len(self._pieces))
-        self.bytes_sent += len(self._scales)
-        return greet(self.transport, meeting.peer, tag, iteration, self._scales)
+    def _tag(self, meeting: Meeting, number: int) -> int:
+        return meeting.position * (len(self._pieces) + 1) + number
 
     def _common(self, greeting: Greeting) -> list[torch.Tensor]:
         """A link's scales for each of the coders."""
-        if self.measures_waiting:
-            self.wait_seconds += greeting.wait(self.timeout)
-        arrived = greeting.receive(self.timeout)
-        parts = torch.split(arrived, [2 * len(coder) for coder in self._coders])
+        parts = torch.split(self.hear(greeting), [2 * len(coder) for coder in self._coders])
         # Copied: what follows an odd number of bytes cannot be seen as numbers of two.
         return [c.common(part.clone()) for c, part in zip(self._coders, parts, strict=True)]
 
@@ -174,32 +162,27 @@ class ModuloExchange:
             piece.base = None
         size = coder.message_bytes(len(piece.blocks))
         leaving = torch.empty(size, dtype=torch.uint8, device=coder.device)
-        lower = self.transport.rank < meeting.peer
+        lower = self.is_lower(meeting)
         coded = coder.encode(values, piece.start, common, leaving, lower=lower)
         leaving = leaving.to(self.transport.device or coder.device)
         arriving = torch.empty_like(leaving)
-        message = Message(
-            peer=meeting.peer,
-            tag=self._tag(meeting.position, piece.number),
-            incoming=arriving,
-            outgoing=leaving,
-        )
+        pending = self.post(meeting.peer, self._tag(meeting, piece.number), leaving, arriving)
         self.bytes_sent += size
         return _Flight(
             piece=piece,
             meeting=meeting,
-            pending=self.transport.post([message]),
+            pending=pending,
             coded=coded,
             arriving=arriving,
             common=common,
             spare_bytes=2 * size + coded.residues.nbytes + coded.checks.nbytes,
         )
 
-    def _land(self, flight: _Flight, round: Round) -> None:
+    def _land(self, flight: _Flight) -> None:
         flight.pending.wait(self.timeout)
         piece = flight.piece
-        lower = self.transport.rank < flight.meeting.peer
-        weight = round.weight if lower else -round.weight
+        lower = self.is_lower(flight.meeting)
+        weight = flight.meeting.weight if lower else -flight.meeting.weight
         coder = self._coders[piece.coder]
         for part, difference in coder.decode(
             flight.coded, flight.arriving, piece.start, flight.common, lower=lower

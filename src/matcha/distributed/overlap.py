@@ -25,7 +25,7 @@ class Overlap:
     """
 
     def __init__(self, buckets: Sequence[Bucket]) -> None:
-        self.mixed = [torch.empty_like(bucket.data) for bucket in buckets]
+        self.mixed = [bucket.data.clone() for bucket in buckets]
         self._buckets = buckets
         self._before = [b.data.clone() if b.volatile else b.data for b in buckets]
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="matcha-exchange")

@@ -12,8 +12,10 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch.distributed.device_mesh import DeviceMesh
 
+import matcha
 from matcha.distributed.agreement import agree
 from matcha.distributed.collectives import gather
 from matcha.distributed.environment import default_transport, is_alone
@@ -134,3 +136,16 @@ def _check_workers(plan: PlanLike, found: int) -> None:
             f"the plan is for {plan.num_workers} workers, but {found} were "
             f"started: start {plan.num_workers}, or make a plan for {found}."
         )
+
+
+def shared_facts(plan: PlanLike, seat: Seat, options: str, iteration: int) -> dict[str, str]:
+    """What every worker must have alike before it meets another."""
+    return {
+        "plan": plan.digest[:12],
+        "seed": str(plan.seed),
+        "mesh": f"{seat.transport.num_workers} workers of {seat.num_parts} processes",
+        "options": options,
+        "iteration": str(iteration),
+        "matcha version": matcha.__version__,
+        "torch version": torch.__version__.split("+")[0],
+    }

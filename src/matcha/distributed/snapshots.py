@@ -12,8 +12,10 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from matcha.distributed.momentum import Following
 from matcha.distributed.shards import like, local
 from matcha.distributed.transports.transport import Buffer, Transport
+from matcha.distributed.wiring import Exchanger
 from matcha.documents import replacing
 from matcha.errors import DataError, InputError
 
@@ -38,6 +40,8 @@ class Worker(Protocol):
     deadline: float
 
     optimizers: tuple[torch.optim.Optimizer, ...]
+    exchange: Exchanger
+    following: Following
 
     @property
     def iteration(self) -> int:
@@ -144,6 +148,7 @@ def average_snapshots(paths: Sequence[Path], gossip: Worker) -> dict[str, Any]:
     with torch.no_grad():
         for key, total in sums.items():
             targets[key].copy_(total / len(paths))
+    gossip.following.reset()
     with _opened(paths[0]) as (_, document):
         extra: dict[str, Any] = document["extra"]
         return extra
@@ -166,6 +171,7 @@ def _collect(
     # One is written as it always was; several as a list.
     optimizer = _flatten(states[0] if len(states) == 1 else states, "optimizer", tensors)
     tensors |= {f"generator/{name}": g.get_state() for name, g in generators.items()}
+    tensors |= {f"gossip/{name}": tensor for name, tensor in _memory(gossip).items()}
     # Parameters are views of buckets; the format wants tensors of their own.
     alone = {name: t.detach().cpu().clone().contiguous() for name, t in tensors.items()}
     document = {"state": gossip.state_dict(), "optimizer": optimizer, "extra": dict(extra)}
@@ -182,6 +188,14 @@ def _restore(gossip: Worker, file: Any, document: dict[str, Any], generators: Ge
         optimizer.load_state_dict(_spread(state, optimizer))
     for name, generator in generators.items():
         generator.set_state(file.get_tensor(f"generator/{name}"))
+    for name, tensor in _memory(gossip).items():
+        tensor.copy_(file.get_tensor(f"gossip/{name}"))
+
+
+def _memory(gossip: Worker) -> dict[str, torch.Tensor]:
+    """What wire and momentum remember from round to round."""
+    named = {f"wire/{name}": tensor for name, tensor in gossip.exchange.state().items()}
+    return named | {f"momentum/{k}": v for k, v in gossip.following.state().items()}
 
 
 def _named(gossip: Worker) -> dict[str, torch.Tensor]:

@@ -76,6 +76,8 @@ def plan(
     chosen = _chosen(strategy, rounds is not None)
     message, whole = parse_wire(wire), timing or default_timing(topology)
     asked = _budget(budget)
+    if topology.directed and message != Float():
+        raise InputError(f"links that carry one way take whole values, not the wire {wire!r}.")
     request = Request(
         topology=topology,
         budget=budget_over(topology, whole, message, asked),
