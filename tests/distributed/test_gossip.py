@@ -15,6 +15,7 @@ import matcha
 from matcha import Plan, Round, families
 from matcha.distributed import Gossip, MemoryTransport, SlowLinks, run_threads
 from matcha.errors import ExchangeError, InputError, ModelError
+from matcha.wires import Float
 
 
 @pytest.mark.parametrize(("strategy", "mixing", "rule"), cases.CASES)
@@ -272,6 +273,8 @@ class Fixed:
 
     seed = 0
     digest = "fixed"
+    wire = Float()
+    levels = ()
 
     def __init__(self, num_workers: int, *matchings_of_rounds: tuple) -> None:
         self.num_workers = num_workers

@@ -149,14 +149,13 @@ class Gossip:
 
         values = [bucket.data for bucket in self.buckets]
         self._overlap = Overlap(self.buckets) if overlap else None
-        mixed = self._overlap.mixed if self._overlap else values
         self._push_sum = push_sum_of(plan, values, allowed=not overlap and team is None)
-        mixed = self._push_sum.mixed if self._push_sum else mixed
+        apart = self._push_sum or self._overlap
+        mixed = apart.mixed if apart else values
         self.following = Following(momentum, self.optimizers, plan, self.buckets, overlap=overlap)
-        self._follows = self.following.is_needed
-        besides, size = self.following.travelling, (bucket_bytes, wire_dtype)
+        laid = self.buckets, mixed, self.following.travelling
         self.exchange: Exchanger = make_exchange(
-            plan.wire, self.transport, self.buckets, mixed, besides, *size, deadline
+            plan.wire, self.transport, *laid, bucket_bytes, wire_dtype, deadline
         )
         self._stopwatch = Stopwatch(self.rank, on_span)
         self._itinerary = Itinerary(plan, self.rank, iteration, alone=alone)
@@ -187,11 +186,11 @@ class Gossip:
             self._stopwatch.computed(self.iteration)
         if self._overlap is not None:
             self._overlap.finish()
-        if self._follows:
+        if self.following.is_needed:
             self.following.begin()
 
     def _end(self) -> None:
-        if self._follows:
+        if self.following.is_needed:
             self.following.middle()
         if self._itinerary.met or self._push_sum:
             check_in_place(self.buckets, self._frozen)
@@ -204,7 +203,7 @@ class Gossip:
                 for bucket in self.buckets:
                     bucket.unpack()
             self._steps.restart_curvature()
-        if self._follows:
+        if self.following.is_needed:
             self.following.end(met=bool(self._itinerary.met))
         self._itinerary.advance()
         if self._membership is not None:

@@ -101,23 +101,21 @@ def settled(
     Raises:
         InputError: It needs an optimizer with momentum, and this one has none.
     """
-    chosen = parse_momentum(name)
-    pause = iterations_between_meetings(plan)
-    if chosen is None:
-        chosen = automatic(optimizer, pause)
+    chosen = parse_momentum(name) or automatic(optimizer)
     if chosen.kind != "quasi-global":
         return chosen
     if not isinstance(optimizer, (SGD, Adam)) or not optimizer.momentum:
         raise InputError("quasi-global momentum needs SGD with momentum, or Adam")
     if chosen.follow is None:
         leaves = wire.leaves if wire else 0.0
+        pause = iterations_between_meetings(plan)
         follow = stable_follow(optimizer, chosen.memory, pause, leaves)
         chosen = replace(chosen, follow=follow)
     return chosen
 
 
-def automatic(optimizer: Optimizer, pause: float) -> Momentum:
-    """What is best, as measured, for an optimizer and a number of iterations between meetings."""
+def automatic(optimizer: Optimizer) -> Momentum:
+    """What is best, as measured, for an optimizer."""
     if isinstance(optimizer, SGD) and optimizer.momentum:
         return Momentum(kind="quasi-global")
     return Momentum(kind="local")
