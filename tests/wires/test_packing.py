@@ -1,0 +1,15 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from matcha.wires.packing import pack, unpack
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+def test_what_is_packed_is_unpacked(bits) -> None:
+    numbers = torch.randint(0, 1 << bits, (512,), dtype=torch.uint8)
+    packed = pack(numbers, bits)
+    assert packed.dtype == torch.uint8
+    assert len(packed) == 512 * bits // 8
+    assert unpack(packed, bits).equal(numbers)
