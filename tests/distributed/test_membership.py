@@ -50,6 +50,15 @@ class Worker:
             self.model().backward()
             self.optimizer.step()
 
+    def tend_until(self, event: threading.Semaphore) -> None:
+        """Answer those who come back until one of them says that it is there."""
+
+        def is_there() -> bool:
+            self.gossip.tend()
+            return event.acquire(blocking=False)
+
+        wait_until(is_there)
+
     def wait_for(self, *peers: int) -> None:
         """Until the links to these neighbours are up again, answering them meanwhile."""
 
@@ -222,3 +231,58 @@ def test_only_links_of_our_own_go_on() -> None:
             Gossip(model, optimizer, plan, transport=transport, on_loss="continue")
 
     run_threads(families.paper("er8").num_workers, work)
+
+
+def test_a_worker_restarted_twice_within_a_second_comes_back() -> None:
+    plan = cases.make_plan("greedy", "pairwise")
+    topology = plan.topology
+    peers = local_peers(topology.num_workers)
+    back = threading.Semaphore(0)
+
+    def work(transport):
+        worker = Worker(transport, plan)
+        worker.run(LOST)
+        if transport.rank == 3:
+            _vanish(transport)
+            # The first new life ends before it has a state; the second one takes one.
+            _vanish(LinkTransport(topology, 3, peers, silence=90.0, timeout=150.0))
+            transport = LinkTransport(topology, 3, peers, silence=90.0, timeout=150.0)
+            worker = Worker(transport, plan)
+            assert worker.gossip.iteration >= LOST
+            back.release(topology.num_workers)
+        else:
+            worker.tend_until(back)
+        worker.run(ITERATIONS)
+        distance = worker.gossip.consensus_distance()
+        worker.gossip.detach()
+        transport.close()
+        return round(distance, 9)
+
+    assert len(set(run_linked(topology, work, peers=peers))) == 1
+
+
+def test_two_neighbours_that_die_together_come_back_with_living_ones_states() -> None:
+    plan = cases.make_plan("greedy", "pairwise")
+    topology = plan.topology
+    peers = local_peers(topology.num_workers)
+    dead = topology.links[3]
+    back = threading.Semaphore(0)
+
+    def work(transport):
+        worker = Worker(transport, plan)
+        worker.run(LOST)
+        if transport.rank in dead:
+            _vanish(transport)
+            transport = LinkTransport(topology, transport.rank, peers, silence=90.0, timeout=150.0)
+            worker = Worker(transport, plan)
+            back.release(topology.num_workers)
+        else:
+            for _ in dead:
+                worker.tend_until(back)
+        worker.run(ITERATIONS)
+        finite = all(bool(torch.isfinite(p).all()) for p in worker.model.parameters())
+        worker.gossip.detach()
+        transport.close()
+        return finite, worker.gossip.iteration
+
+    assert run_linked(topology, work, peers=peers) == [(True, ITERATIONS)] * 8
