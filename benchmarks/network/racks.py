@@ -3,9 +3,10 @@
     sudo python benchmarks/network/racks.py
 
 Ten hosts (network namespaces), five a rack, everyone linked with everyone; messages between racks
-queue on uplinks half as fast as a host's card. Each plan's rounds are exchanged over TCP for some
-turns of its cycle, nothing computed in between, with a barrier after each round whose own time is
-measured and taken off. Writes benchmarks/results/racks.json and .txt.
+queue on uplinks half as fast as a host's card. First one exchange within a rack and one between
+racks are timed alone, as `matcha probe` would; predictions are made from these two numbers. Then
+each plan's rounds are exchanged over TCP for some turns of its cycle, nothing computed in between,
+with a barrier after each round whose own time is taken off. Writes benchmarks/results/racks.*
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import torch.distributed as dist
 from namespaces import Network
 
 import matcha
-from matcha import Plan, Topology, families
+from matcha import Plan, Round, Topology, families
 from matcha.distributed import TorchTransport
 from matcha.distributed.exchange import Exchange, meetings
 from matcha.timing import Underlay
@@ -34,6 +35,7 @@ MESSAGE = 1_000_000
 MBPS, UPLINK = 40.0, 20.0
 SECONDS = 8e-6 * MESSAGE / MBPS
 UPLINK_SECONDS = 8e-6 * MESSAGE / UPLINK
+PROBED = ((0, 1), (0, 5))
 BUSY = 24
 """Rounds with exchanges to measure of each plan."""
 
@@ -58,6 +60,19 @@ def plans() -> dict[str, Plan]:
     return {"knows the wires": knows, "does not": matcha.plan(graph, high, "greedy")}
 
 
+def alone(exchange: Exchange, rank: int, pair: tuple[int, int]) -> float:
+    """Seconds of one exchange while nobody else talks: the median of some."""
+    round_ = Round(matchings=((pair,),), indices=(0,), mixing="pairwise", weight=0.5)
+    seconds = []
+    for k in range(5):
+        dist.barrier()
+        begun = time.perf_counter()
+        if rank in pair:
+            exchange.run(round_, meetings(round_, rank), iteration=k)
+        seconds.append(time.perf_counter() - begun)
+    return sorted(seconds)[2]
+
+
 def work(folder: Path) -> None:
     """One host: every plan in turn; host 0 writes what it took."""
     torch.set_num_threads(1)
@@ -65,7 +80,7 @@ def work(folder: Path) -> None:
     transport = TorchTransport()
     values = [torch.zeros(MESSAGE // 4)]
     exchange = Exchange(transport, values, bucket_bytes=4 * MESSAGE, timeout=120)
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {"alone": [alone(exchange, transport.rank, pair) for pair in PROBED]}
     for path in sorted(folder.glob("plan-*.json")):
         plan = Plan.load(path)
         period = [r for r in plan.rounds(0, len(plan.schedule.period or ())) if r]
@@ -91,7 +106,6 @@ def work(folder: Path) -> None:
 
 def main() -> None:
     made = plans()
-    timing = Underlay.racks(topology(), RACKS, uplink=UPLINK_SECONDS)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for number, plan in enumerate(made.values()):
@@ -102,6 +116,9 @@ def main() -> None:
         if any(codes):
             raise SystemExit(f"workers ended with {codes}")
         found = json.loads((folder / "found.json").read_text())
+    inside, across = found["alone"]
+    graph = topology().with_link_times([inside] * len(topology().links))
+    timing = Underlay.racks(graph, RACKS, uplink=across)
     rows = []
     for number, (label, plan) in enumerate(made.items()):
         period = list(plan.rounds(0, len(plan.schedule.period or ())))
@@ -116,6 +133,8 @@ def main() -> None:
                 "error": plan.consensus_error,
                 "predicted_round": predicted,
                 "measured_round": measured,
+                "inside": inside,
+                "across": across,
                 "barrier": found[f"plan-{number}"]["barrier"],
                 "predicted_iteration": share,
                 "measured_iteration": share * measured / predicted,
@@ -128,6 +147,8 @@ def report(rows: list[dict[str, Any]]) -> None:
     gain = rows[1]["measured_iteration"] / rows[0]["measured_iteration"]
     lines = [
         "Two racks of five, cards of 40 Mbit/s, uplinks of 20; messages of one megabyte.",
+        f"Alone, an exchange takes {rows[0]['inside']:.3f} s in a rack and "
+        f"{rows[0]['across']:.3f} s across.",
         f"{'greedy that':16s} {'error':>8s} {'s a round':>10s} {'measured':>9s} {'off':>7s} "
         f"{'s an iteration':>14s} {'measured':>9s}",
         *(
