@@ -106,6 +106,10 @@ def _mark_saving(axes: Any, lines: Mapping[str, Any], vanilla: tuple[float, floa
 def headline_data() -> Data:
     """Seconds to the target of each strategy and budget."""
     document = result("headline.json")
+    if "sizes" in document:
+        chosen = [r for r in document["sizes"][0]["rows"] if r["seconds"] is not None]
+        named = [(r["method"], None, round(r["seconds"], 3)) for r in chosen]
+        return {"runs": named, "hosts": document["hosts"], "mbps": document["mbps"]}
     runs = [
         (row["strategy"], row["budget"], round(row["seconds_to_target"], 3))
         for row in document["rows"]
@@ -123,9 +127,9 @@ def draw_headline(data: Data) -> Any:
     axes = figure.add_subplot()
     runs = sorted(data["runs"], key=lambda run: -run[2])
     known = {"ddp": "#8C6D31"}
-    colors = [known.get(strategy, look_of(strategy)[0]) for strategy, _, _ in runs]
+    colors = [known.get(name, look_of(name.split()[0].rstrip(","))[0]) for name, _, _ in runs]
     names = {"ddp": "DDP all-reduce", "vanilla": "vanilla"}
-    labels = [names.get(s, f"{s}, budget {b:g}") for s, b, _ in runs]
+    labels = [names.get(s, s if b is None else f"{s}, budget {b:g}") for s, b, _ in runs]
     bars = axes.barh(range(len(runs)), [run[2] for run in runs], color=colors)
     axes.bar_label(bars, labels=[f"{run[2]:.1f} s" for run in runs], padding=4, fontsize=9)
     axes.set_yticks(range(len(runs)), labels, fontsize=9)

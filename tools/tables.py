@@ -168,6 +168,8 @@ def geometric() -> str:
 def headline() -> str:
     """Wall-clock time to the same training loss on a shaped network."""
     document = result("headline.json")
+    if "sizes" in document:
+        return "\n".join(_headline_of(size) for size in document["sizes"])
     rows = [
         [
             r["strategy"],
@@ -183,9 +185,43 @@ def headline() -> str:
     return table(headings, rows, "llrrrr")
 
 
+def _headline_of(size: dict[str, Any]) -> str:
+    """One size of messages: seconds, and ratios to DDP, the best peer and the ceiling."""
+
+    def cell(value: float | None, form: str = ".1f") -> str:
+        return "–" if value is None else format(value, form)
+
+    rows = [
+        [
+            r["method"],
+            f"{r['iteration_ms']:.0f}",
+            cell(r["iterations"], ".0f"),
+            cell(r["seconds"]),
+            cell(r["over_ddp"], ".2f"),
+            cell(r["over_best_peer"], ".2f"),
+            cell(r["over_vanilla"], ".2f"),
+            cell(r["of_ceiling"], ".2f"),
+        ]
+        for r in size["rows"]
+    ]
+    headings = [
+        f"messages of {size['bytes'] / 1e6:.1f} MB", "ms per iteration", "iterations", "seconds",
+        "× DDP", "× best peer", "× vanilla", "÷ ceiling",
+    ]  # fmt: skip
+    return table(headings, rows, "lrrrrrrr")
+
+
 def headline_settings() -> str:
     """What the headline was measured on, in a sentence."""
     d = result("headline.json")
+    if "sizes" in d:
+        return (
+            f"{d['hosts']} real processes on `{d['topology']}`, network cards shaped to "
+            f"{d['mbps']:g} Mbit/s, digits; computing padded to {d['compute_ms']:g} ms per "
+            "iteration, seconds until the average model's training loss holds "
+            f"{d['target_loss']:g}. × is how many times sooner; the ceiling is DDP's iterations "
+            f"with free communication. {d['cores']} cores, torch {d['torch']}.\n"
+        )
     return (
         f"{d['hosts']} real processes on `{d['topology']}`, network cards shaped to "
         f"{d['mbps']:g} Mbit/s, a model of {d['message_bytes'] / 1e6:.2f} MB, digits; computing "
@@ -197,7 +233,7 @@ def headline_settings() -> str:
 def overlap() -> str:
     """Milliseconds per iteration with the exchange after, and beside, the gradient."""
     found: dict[float, dict[bool, float]] = {}
-    for row in result("headline.json")["overlap"]:
+    for row in result("overlap.json")["overlap"]:
         found.setdefault(row["budget"], {})[row["overlap"]] = row["iteration_ms"]
     rows = [[f"{b:g}", f"{ms[False]:.0f}", f"{ms[True]:.0f}"] for b, ms in sorted(found.items())]
     return table(["budget", "default", "`overlap=True`"], rows, "lrr")

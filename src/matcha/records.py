@@ -11,7 +11,7 @@ import os
 import platform
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import datetime, timezone
 from importlib import metadata
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, Any, Literal, TypeAlias, TypeVar
 
 from matcha.documents import number, spelled, write_atomically
-from matcha.errors import InputError
+from matcha.errors import InputError, PackageError
 from matcha.plans import load_plan
 
 SCHEMA = "matcha.run/2"
@@ -127,6 +127,23 @@ class Run:
     worker_records: dict[int, tuple[Record, ...]]
     spans: tuple[Span, ...]
     path: Path
+
+    def to_frame(self) -> Any:
+        """The records over all workers as a pandas DataFrame, one row a record."""
+        return to_frame(self.records)
+
+
+def to_frame(records: Sequence[Record]) -> Any:
+    """Records as a pandas DataFrame; columns that none of them fills are left out.
+
+    Raises:
+        PackageError: pandas is not installed.
+    """
+    try:
+        import pandas  # type: ignore[import-untyped,unused-ignore]
+    except ImportError:
+        raise PackageError("this needs pandas: pip install pandas") from None
+    return pandas.DataFrame([asdict(record) for record in records]).dropna(axis=1, how="all")
 
 
 class RunWriter:

@@ -1,0 +1,46 @@
+"""Loggers people have: records handed on to Weights & Biases or MLflow, neither a dependency.
+
+Each function takes what the user has started already and gives a callback for records.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from matcha.records import Record
+
+_NOT_METRICS = frozenset(("iteration", "worker"))
+
+
+def metrics(record: Record) -> dict[str, float]:
+    """The numbers of a record by name; what is unknown or no number is left out.
+
+    >>> metrics(Record(iteration=5, epoch=1.0, train_loss=0.5, test_loss=float("nan")))
+    {'epoch': 1.0, 'train_loss': 0.5, 'comm_units': 0.0, 'time': 0.0}
+    """
+    return {
+        name: float(value)
+        for name, value in asdict(record).items()
+        if name not in _NOT_METRICS and isinstance(value, (int, float)) and math.isfinite(value)
+    }
+
+
+def wandb_logger(run: Any) -> Callable[[Record], None]:
+    """A callback that logs records to a run of Weights & Biases.
+
+    Args:
+        run: What `wandb.init(...)` gave.
+    """
+    return lambda record: run.log(metrics(record), step=record.iteration)
+
+
+def mlflow_logger(mlflow: Any) -> Callable[[Record], None]:
+    """A callback that logs records to MLflow's active run.
+
+    Args:
+        mlflow: The module, or anything with its `log_metrics`.
+    """
+    return lambda record: mlflow.log_metrics(metrics(record), step=record.iteration)
