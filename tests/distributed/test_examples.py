@@ -10,8 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from tests.commands import matcha_command
 
+import matcha
 from matcha.records import read_run
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -124,3 +126,45 @@ def test_ray_train_starts_two_workers(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     line = next(line for line in (done.stdout + done.stderr).splitlines() if "test acc" in line)
     assert float(line.split()[-1].rstrip("%")) > 60
+
+
+@pytest.mark.slow
+def test_the_language_model_trains_and_saves_its_average(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog. " * 200)
+    script = EXAMPLES / "train_nanogpt.py"
+    command = [*TORCHRUN, "--standalone", "--nproc-per-node=2", str(script), "--workers=2"]
+    command += ["--text=text.txt", "--steps=30", "--evaluate-every=15", "--context=16"]
+    command += ["--width=32", "--layers=2"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    losses = [float(line.split()[-1]) for line in done.stdout.splitlines() if "test loss" in line]
+    assert losses[-1] < losses[0] < 3.4  # 28 letters: log 28 = 3.33 knows nothing
+    saved = torch.load(tmp_path / "gpt.pt")
+    assert torch.equal(saved["head.weight"], saved["tokens.weight"])
+    assert len(script.read_text().splitlines()) < 120
+
+
+@pytest.mark.slow
+def test_images_train_on_groups_and_save_their_average(tmp_path: Path) -> None:
+    pytest.importorskip("torchvision", reason="needs torchvision, for its images and models")
+    image = pytest.importorskip("PIL.Image")
+    for part in ("train", "val"):
+        for label, color in (("dark", 20), ("light", 230)):
+            folder = tmp_path / "images" / part / label
+            folder.mkdir(parents=True)
+            for number in range(8):
+                image.new("RGB", (40, 40), (color, color, color - number)).save(
+                    folder / f"{number}.png"
+                )
+    matcha.plan(matcha.families.path(2)).save(tmp_path / "plan.json")
+    command = [*TORCHRUN, "--standalone", "--nproc-per-node=4"]
+    command += [str(EXAMPLES / "train_imagenet.py"), "images", "--plan=plan.json", "--group=2"]
+    command += ["--model=resnet18", "--epochs=1", "--batch=2", "--size=32", "--loaders=0"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "accuracy" in done.stdout
+    assert (tmp_path / "checkpoints" / "average.pt").exists()
+
+
+def test_the_image_example_is_short() -> None:
+    assert len((EXAMPLES / "train_imagenet.py").read_text().splitlines()) < 120
