@@ -7,7 +7,8 @@
     python benchmarks/wires_gpu.py train cifar100 --data /tmp/data --plans .carry/plans \
         --output $OUT --seconds 540
     python benchmarks/wires_gpu.py train bytes=0.02,wire=modulo:3,seeds=0-2 ...
-    python benchmarks/wires_gpu.py table OUT/wires.jsonl ...
+    python benchmarks/wires_gpu.py collect OUT/wires.jsonl ... --output benchmarks/results
+    python benchmarks/wires_gpu.py table benchmarks/results/wires_h200.json
 
 A run is `task=,model=,topology=,partition=,concentration=,bytes=,wire=,momentum=,strategy=,seed=,
 epochs=,rate=` with defaults; `seeds=0-2` is three runs. `bytes` is a share of vanilla's with whole
@@ -389,8 +390,8 @@ def _train(run: Run, task: Task, engine: Engine, args: argparse.Namespace) -> di
     records = list(simulation)
     last = records[-1]
     print(
-        f"{run.key()}: train {last.train_loss:.4f} test {last.test_loss} {last.test_accuracy} "
-        f"consensus {last.consensus_distance:.4g} {last.megabytes_sent:.1f} MB a worker "
+        f"{run.key()}: train {last.train_loss} test {last.test_loss} {last.test_accuracy} "
+        f"consensus {last.consensus_distance} {last.megabytes_sent} MB a worker "
         f"{simulation.momentum} {time.perf_counter() - started:.1f} s",
         flush=True,
     )
@@ -409,7 +410,9 @@ def _train(run: Run, task: Task, engine: Engine, args: argparse.Namespace) -> di
 def _lines(*folders: Path) -> Iterator[dict[str, Any]]:
     for folder in folders:
         path = folder if folder.is_file() else folder / "wires.jsonl"
-        if path.exists():
+        if path.suffix == ".json":
+            yield from json.loads(path.read_text())["runs"]
+        elif path.exists():
             yield from map(json.loads, path.read_text().splitlines())
 
 
@@ -430,8 +433,10 @@ def table(lines: Iterable[dict[str, Any]]) -> str:
         scores = [r[name] * (100 if "accuracy" in name else 1) for r in last if r.get(name)]
         spread = f" ± {statistics.stdev(scores):.2f}" if len(scores) > 1 else ""
         mean = f"{statistics.fmean(scores):.2f}{spread}" if scores else "diverged"
-        loss = statistics.fmean(r["train_loss"] for r in last)
-        consensus = statistics.fmean(r["consensus_distance"] for r in last)
+        loss, consensus = (
+            statistics.fmean([r[key] for r in last if r.get(key) is not None] or [math.nan])
+            for key in ("train_loss", "consensus_distance")
+        )
         out.append(
             f"| {run.task} {run.model} {run.partition} | {run.bytes:g} | {run.wire} "
             f"| {run.momentum} | {run.strategy} | {run.epochs} | {len(found)} | {mean} "
@@ -440,11 +445,34 @@ def table(lines: Iterable[dict[str, Any]]) -> str:
     return "\n".join(out)
 
 
+_KEPT = (
+    "epoch",
+    "train_loss",
+    "test_loss",
+    "test_accuracy",
+    "consensus_distance",
+    "megabytes_sent",
+)
+
+
+def collect(files: Sequence[Path], folder: Path) -> None:
+    """Write the runs of several files as one result, with what tables and charts use."""
+    runs = []
+    for line in _lines(*files):
+        records = [{k: r[k] for k in _KEPT if r.get(k) is not None} for r in line["records"]]
+        kept = [r for r in records if "test_loss" in r] or records[-1:]
+        runs.append(
+            {k: line[k] for k in ("run", "momentum", "device", "seconds")} | {"records": kept}
+        )
+    document = {"benchmark": "wires_gpu", "runs": runs}
+    (folder / "wires_h200.json").write_text(json.dumps(document, indent=1) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("action", choices=["plans", "check", "train", "table"])
+    parser.add_argument("action", choices=["plans", "check", "train", "table", "collect"])
     parser.add_argument("runs", nargs="*", help=f"of {', '.join(LISTS)}, or key=value,...")
     parser.add_argument("--plans", type=Path, default=Path(".carry/plans"))
     parser.add_argument("--data", type=Path)
@@ -460,7 +488,9 @@ def main() -> None:
         print(table(_lines(*map(Path, args.runs))))
         return
     args.output.mkdir(parents=True, exist_ok=True)
-    if args.action == "plans":
+    if args.action == "collect":
+        collect([Path(name) for name in args.runs], args.output)
+    elif args.action == "plans":
         make_plans(list(parse(args.runs)), args.plans)
     elif args.action == "check":
         check(args)

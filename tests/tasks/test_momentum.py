@@ -8,9 +8,20 @@ from tests.simulation.tasks import digits, er8, rows
 
 from matcha.errors import InputError
 from matcha.simulation import SGD, Adam, Execution, Settings, Simulation
-from matcha.tasks.momentum import iterations_between_meetings, parse_momentum, settled
+from matcha.simulation.execution import Graphs
+from matcha.simulation.mixing import WireMixing
+from matcha.tasks import momentum
+from matcha.tasks.momentum import (
+    following,
+    iterations_between_meetings,
+    parse_momentum,
+    settled,
+)
 from matcha.tasks.rates import Constant
+from matcha.wires import parse_wire
+from matcha.wires.segments import Segment
 
+GRAPHS = Graphs(torch.device("cpu"), capture=False)
 RATE, BETA, MEMORY = 0.05, 0.9, 0.9
 
 
@@ -129,3 +140,29 @@ def test_quasi_global_needs_momentum() -> None:
     with pytest.raises(InputError, match="needs SGD with momentum"):
         settled("quasi-global", SGD(), er8("greedy", 0.3))
     assert settled("auto", SGD(), er8("greedy", 0.3)).kind == "local"
+
+
+@pytest.mark.parametrize("bounded", [True, False])
+def test_what_no_gradient_holds_does_not_run_away(bounded, monkeypatch) -> None:
+    """Gradients of pure noise, rare meetings over 3 bits, and every displacement followed whole."""
+    if not bounded:
+        monkeypatch.setattr(momentum, "_shorten_blocks", lambda x, limits: None)
+    plan, optimizer = er8("greedy", 0.02), SGD(momentum=0.9)
+    random = torch.Generator().manual_seed(0)
+    x = 0.05 * torch.randn(1, 512, generator=random).repeat(8, 1)
+    memory = optimizer.state(x)
+    rule = following(settled("quasi-global:follow=1", optimizer, plan), optimizer, x)
+    places = [Segment(offset=0, shape=(512,))]
+    wire = WireMixing(parse_wire("modulo:3"), places, [x], plan.topology.links, GRAPHS)
+    wire.fill(list(plan.rounds(0, 600)))
+    for k in range(600):
+        gradients = 0.01 * torch.randn(x.shape, generator=random)
+        rule.turn(gradients)
+        rule.begin(x, memory)
+        optimizer.direct(x, gradients, memory)
+        x.sub_(gradients, alpha=0.4)
+        rule.middle(x)
+        wire.mix(k)
+        rule.end(x, memory, 0.4, None)
+    apart = float((x - x.mean(0)).square().sum() / 8)
+    assert (apart < 1000) == bounded

@@ -100,6 +100,8 @@ class Following:
         for bucket, tracking in self._tracked:
             _turn(bucket, tracking)
         for one in self._followed:
+            if one.parameter.grad is not None:
+                one.rule.turn(one.parameter.grad)
             one.rule.begin(one.parameter.data, _memory(one))
 
     def middle(self) -> None:

@@ -15,11 +15,13 @@ from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from matcha.errors import InputError, unknown_name
 from matcha.plans import PlanLike
 from matcha.tasks.optimizers import SGD, Adam, Optimizer
 from matcha.wires import Wire
+from matcha.wires.wire import BLOCK
 
 Kind: TypeAlias = Literal["local", "quasi-global", "outer", "tracking"]
 MOMENTA = ("local", "quasi-global", "outer", "tracking", "auto")
@@ -45,6 +47,8 @@ class Momentum:
     follow: float | None = None
     """Quasi-global: the share of a meeting's displacement that the buffer follows; None: as much
     as the plan's meetings can hold."""
+    pause: float = 1.0
+    """Quasi-global: iterations between a worker's meetings."""
     outer_rate: float = 0.7
     outer_momentum: float = 0.5
 
@@ -106,10 +110,10 @@ def settled(
         return chosen
     if not isinstance(optimizer, (SGD, Adam)) or not optimizer.momentum:
         raise InputError("quasi-global momentum needs SGD with momentum, or Adam")
+    chosen = replace(chosen, pause=iterations_between_meetings(plan))
     if chosen.follow is None:
         leaves = wire.leaves if wire else 0.0
-        pause = iterations_between_meetings(plan)
-        follow = stable_follow(optimizer, chosen.memory, pause, leaves)
+        follow = stable_follow(optimizer, chosen.memory, chosen.pause, leaves)
         chosen = replace(chosen, follow=follow)
     return chosen
 
@@ -178,8 +182,12 @@ class QuasiGlobal(Following):
     SGD: m̂ ← μm̂ + (1 − μ)(local + ν·mixing)/η, and the step is along βm̂ + g. Adam's first moment
     keeps its own rule and follows the mixing alone, in the gradient's units.
 
+    What mixing moves a block of 256 values by counts up to what steady gradients of this length
+    would between two meetings. Without that bound a direction that no gradient holds (the length of
+    weights before a normalisation) can swing ever further, driven by its own meetings.
+
     Args:
-        spec: memory μ and followed share ν.
+        spec: memory μ, followed share ν, iterations between meetings.
         optimizer: whose memory is followed.
         x: the parameters.
         mixes_first: the round comes before the step (the footnote's rule).
@@ -190,34 +198,66 @@ class QuasiGlobal(Following):
     ) -> None:
         assert spec.follow is not None
         self.spec, self.optimizer = spec, optimizer
-        self.moved = torch.zeros_like(x)
+        self.local, self.mixing = torch.zeros_like(x), torch.zeros_like(x)
         self.hat = torch.zeros_like(x) if isinstance(optimizer, SGD) else None
-        shares = (1.0 if isinstance(optimizer, SGD) else 0.0), spec.follow
-        self._first, self._second = reversed(shares) if mixes_first else shares
+        self._lengths = _block_lengths(self.local)
+        pair = self.local, self.mixing
+        self._first, self._second = reversed(pair) if mixes_first else pair
+
+    def turn(self, gradients: Tensor) -> None:
+        """Note how long the gradient is, block by block; it is left as it is."""
+        self._lengths.copy_(_block_lengths(gradients))
 
     def begin(self, x: Tensor, memory: Mapping[str, Tensor]) -> None:
         """Keep the buffer and where the worker stands."""
-        torch.mul(x, self._first, out=self.moved)
+        self._first.copy_(x)
         if self.hat is not None:
             self.hat.copy_(memory["momentum"])
 
     def middle(self, x: Tensor) -> None:
-        """From here the other share counts."""
-        self.moved.add_(x, alpha=self._second - self._first)
+        """The first of step and round is over."""
+        self._first.sub_(x)
+        self._second.copy_(x)
 
     def end(
         self, x: Tensor, memory: Mapping[str, Tensor], rate: Tensor | float, met: Tensor | None
     ) -> None:
         """Fold the displacement into the optimizer's memory."""
-        self.moved.add_(x, alpha=-self._second)
+        assert self.spec.follow is not None
+        self._second.sub_(x)
+        followed = self.mixing.mul_(self.spec.follow)
+        pause = max(1.0, self.spec.pause)
         if self.hat is not None:
+            limit = self._lengths * (rate * (pause / (1 - self.optimizer.momentum)))
+            _shorten_blocks(followed, limit)
             keep = self.spec.memory
             torch.mul(self.hat, keep, out=memory["momentum"])
-            memory["momentum"].add_(self.moved.mul_((1 - keep) / rate))
+            memory["momentum"].add_(followed.add_(self.local).mul_((1 - keep) / rate))
             return
         assert isinstance(self.optimizer, Adam)
+        _shorten_blocks(followed, _block_lengths(self.local) * pause)
         scale = self.optimizer.denominator(memory).mul_((1 - self.optimizer.beta1) / rate)
-        memory["first"].addcmul_(self.moved, scale)
+        memory["first"].addcmul_(followed, scale)
+
+
+def _blocks(x: Tensor) -> Tensor:
+    """Values in blocks of 256, the last filled up with zeros; a view where none needs filling."""
+    flat = x.reshape(-1)
+    missing = -flat.numel() % BLOCK
+    return (functional.pad(flat, (0, missing)) if missing else flat).view(-1, BLOCK)
+
+
+def _block_lengths(x: Tensor) -> Tensor:
+    lengths: Tensor = torch.linalg.vector_norm(_blocks(x), dim=-1)
+    return lengths
+
+
+def _shorten_blocks(x: Tensor, limits: Tensor) -> None:
+    """Scale down the blocks that are longer than their limits; what is not finite becomes 0."""
+    lengths = _block_lengths(x)
+    share = (limits / lengths.clamp(min=torch.finfo(x.dtype).tiny)).clamp_(max=1.0)
+    shorter = torch.where(torch.isfinite(lengths), share, 0.0).unsqueeze(-1) * _blocks(x)
+    x.copy_(shorter.reshape(-1)[: x.numel()].view(x.shape))
 
 
 class Outer(Following):
