@@ -9,7 +9,7 @@ import torch
 from tests.distributed import cases
 from tests.distributed.transports.links.linked import HOST, local_peers, run_linked
 
-from matcha import families
+from matcha import Topology, families
 from matcha.distributed import LinkTransport, Message, Peers, read_peers
 from matcha.distributed.collectives import barrier, broadcast, gather, mean_
 from matcha.distributed.keys import new_keys
@@ -90,6 +90,16 @@ def test_collectives_travel_along_links_only(topology) -> None:
         assert values[1].item() == 1j * (count - 1) / 2
         assert gathered == [b"x" * other for other in range(count)]
         assert sockets == topology.degrees[rank]
+
+
+def test_one_way_links_have_one_connection_too() -> None:
+    circle = Topology.from_links([(0, 1), (1, 2), (2, 0), (1, 0)], directed=True)
+
+    def work(transport):
+        barrier(transport, 60)
+        return transport.num_sockets() - (transport.neighborhood.door is not None)
+
+    assert run_linked(circle, work) == [2, 2, 2]
 
 
 def test_a_stranger_to_the_topology_is_no_neighbour() -> None:

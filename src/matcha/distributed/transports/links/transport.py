@@ -47,6 +47,9 @@ class LinkTransport(Transport):
         silence: float = 1.5,
         timeout: float = 300.0,
     ) -> None:
+        if topology.directed:  # a connection carries both ways, whatever messages travel on it
+            pairs = {(min(link), max(link)) for link in topology.links}
+            topology = Topology.from_links(sorted(pairs), topology.num_workers)
         peers.check(topology)
         if not 0 <= rank < topology.num_workers:
             raise InputError(f"there is no worker {rank} among {topology.num_workers}.")
