@@ -19,6 +19,7 @@ from matcha.report.groups import label_runs
 from matcha.report.payload import Progress, build_payload
 from matcha.report.styles import place, style_sheet
 from matcha.report.tables import details, results_table
+from matcha.strategies import has_budget
 
 MAX_BYTES = 5_000_000
 _SCRIPTS = ("base.js", "charts.js", "curves.js", "network.js", "explorer.js", "timeline.js")
@@ -155,7 +156,7 @@ def _facts(payload: Mapping[str, Any], runs: Sequence[Run]) -> str:
         for net in payload["networks"]
     ]
     budgets = dict.fromkeys(
-        f"{run.header.budget:g}" for run in runs if run.header.strategy != "vanilla"
+        f"{run.header.budget:g}" for run in runs if has_budget(run.header.strategy)
     )
     if budgets:
         facts.append(f"budget C_b {', '.join(budgets)}")

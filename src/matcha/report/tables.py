@@ -11,6 +11,7 @@ from typing import Any
 
 from matcha.records import Run
 from matcha.report import words
+from matcha.strategies import is_control
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +149,8 @@ def _cell(column: Column, row: Mapping[str, Any], best: Any) -> str:
 
 
 def _best(column: Column, rows: Sequence[Mapping[str, Any]]) -> Any:
-    values = [row[column.key] for row in rows if row[column.key] is not None]
+    contenders = [row for row in rows if not is_control(row["strategy"])]
+    values = [row[column.key] for row in contenders if row[column.key] is not None]
     if column.best is None or len(values) < 2 or len(set(values)) == 1:
         return None
     return column.best(values)

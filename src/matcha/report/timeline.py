@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from matcha.records import Run, Span
 from matcha.report.series import short
 from matcha.report.summary import worker_comm_seconds
+from matcha.rounds import Round
 
 KINDS = ("compute", "exchange", "wait")
 MAX_SPANS = 1_500
@@ -48,17 +49,25 @@ def worker_loads(run: Run) -> dict[str, list[float | int | None]]:
         rounds = min(iterations or _MAX_ROUNDS, _MAX_ROUNDS)
         busy = [0.0] * run.plan.num_workers
         for round_ in run.plan.rounds(0, rounds):
-            for matching in round_.matchings:
-                duration = run.plan.timing.matching_time(matching)
-                for i, j in matching:
-                    busy[i] += duration
-                    busy[j] += duration
+            for who, duration in _parts(run, round_):
+                for worker in who:
+                    busy[worker] += duration
         loads["planned"] = [short(b / rounds) for b in busy]
     seconds = worker_comm_seconds(run)
     if seconds and iterations:
         workers = range(run.header.num_workers)
         loads["measured"] = [short(seconds.get(w, 0.0) / iterations) for w in workers]
     return loads
+
+
+def _parts(run: Run, round_: Round) -> Iterator[tuple[list[int], float]]:
+    """Who is busy for how long, one part of a round after another."""
+    if round_.mixing == "average" and round_:
+        yield list(range(run.plan.num_workers)), run.plan.round_time(round_)
+        return
+    for matching in round_.matchings:
+        workers = sorted(end for link in matching for end in link)
+        yield workers, run.plan.timing.matching_time(matching)
 
 
 def _first_rounds(spans: Sequence[Span], limit: int) -> list[Span]:
@@ -78,12 +87,10 @@ def _planned_spans(run: Run, limit: int) -> list[Span]:
     spans: list[Span] = []
     clock = 0.0
     for k, round_ in enumerate(run.plan.rounds(0, _MAX_ROUNDS)):
-        for matching in round_.matchings:
-            duration = run.plan.timing.matching_time(matching)
-            ends = sorted(end for link in matching for end in link)
+        for workers, duration in _parts(run, round_):
             spans += [
                 Span(worker=w, iteration=k, kind="exchange", start=clock, end=clock + duration)
-                for w in ends
+                for w in workers
             ]
             clock += duration
         if len(spans) >= limit:
