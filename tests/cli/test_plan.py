@@ -178,3 +178,13 @@ def test_bad_stages_are_told(arguments, sentence):
     done = matcha_command("plan", "ring:6", *arguments)
     assert done.returncode == 2
     assert sentence in done.stderr
+
+
+def test_a_plan_has_a_wire(tmp_path):
+    path = tmp_path / "plan.json"
+    done = matcha_command("plan", "ring:4", "-b", "0.1", "--wire", "modulo:3", "-o", path)
+    assert done.returncode == 0, done.stderr
+    assert Plan.load(path).wire.name == "modulo:3"
+    refused = matcha_command("plan", "ring:4", "--wire", "modulo:5")
+    assert refused.returncode == 2
+    assert "modulo wire has" in refused.stderr

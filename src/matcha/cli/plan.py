@@ -58,6 +58,11 @@ def plan_command(
     ),
     decomposition: str = typer.Option("matchings", help="matchings, links or cliques."),
     effort: Effort = "default",
+    wire: str = typer.Option(
+        "float32",
+        help="What messages hold: float32, bfloat16, modulo:8, modulo:4, modulo:3, modulo:2 or "
+        "lowrank:R; smaller messages buy more rounds.",
+    ),
     delay_exponent: float | None = typer.Option(
         None, help="A round of n matchings costs n^G instead of n (the paper's t(·))."
     ),
@@ -107,6 +112,7 @@ def plan_command(
             "decomposition": decomposition,
             "timing": _timing(delay_exponent, graph),
             "effort": effort,
+            "wire": wire,
         }
         budgets = {0: budget} | _stages(stage)
         if plot is not None and len(budgets) > 1:

@@ -1,0 +1,93 @@
+"""What each wire costs and leaves: bytes a value, share of a difference left, speed a core.
+
+    python benchmarks/wires.py                   # one table; writes benchmarks/results/wires.json
+    python benchmarks/wires.py --device cuda
+
+Two workers drift apart by random steps and meet, 40 times. Speeds count gigabytes of float32 and,
+on a CPU, the seconds of this thread alone, so that a busy machine does not count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import torch
+
+from matcha.wires import Modulo
+from matcha.wires.coding import Coder
+from matcha.wires.wire import BLOCK
+
+RESULTS = Path(__file__).parent / "results" / "wires.json"
+
+
+def clock(device: str) -> float:
+    """Seconds that count."""
+    if device == "cpu":
+        return time.thread_time()
+    torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def measure(bits: int, blocks: int, device: str) -> dict[str, float]:
+    """One wire between two workers."""
+    wire, random = Modulo(bits=bits), torch.Generator(device).manual_seed(0)
+
+    def noise(size: float) -> torch.Tensor:
+        return size * torch.randn(blocks, BLOCK, generator=random, device=device)
+
+    start = noise(0.05)
+    ends = [start + noise(0.001) for _ in range(2)]
+    coders = [Coder(wire, end) for end in ends]
+    encoding, decoding, left = [], [], []
+    for k in range(40):
+        scales = [coder.begin() for coder in coders]
+        common = [coders[0].common(scales[1]), coders[1].common(scales[0])]
+        size = coders[0].message_bytes(blocks)
+        messages = [torch.empty(size, dtype=torch.uint8, device=device) for _ in ends]
+        before = float((ends[0] - ends[1]).square().sum())
+        coded = []
+        for e in range(2):
+            began = clock(device)
+            coded.append(coders[e].encode(ends[e], 0, common[e], messages[e], lower=e == 0))
+            encoding.append(clock(device) - began)
+        for e in range(2):
+            began = clock(device)
+            found = coders[e].decode(coded[e], messages[1 - e], 0, common[e], lower=e == 0)
+            for part, difference in found:
+                ends[e][part].add_(difference, alpha=0.5 if e == 0 else -0.5)
+            decoding.append(clock(device) - began)
+            coders[e].end()
+        if k >= 20:
+            left.append(float((ends[0] - ends[1]).square().sum()) / before)
+        ends = [end.add_(noise(0.001)) for end in ends]
+    gigabytes = blocks * BLOCK * 4 / 1e9
+    return {
+        "bytes_a_value": wire.block_bytes() / BLOCK,
+        "times_smaller": 1 / wire.share(),
+        "share_left": sum(left) / len(left),
+        "encode_gb_s": gigabytes / sorted(encoding)[len(encoding) // 4],
+        "decode_gb_s": gigabytes / sorted(decoding)[len(decoding) // 4],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--blocks", type=int, default=2048)
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    found = {f"modulo:{b}": measure(b, args.blocks, args.device) for b in (8, 4, 3, 2)}
+    print("| wire | bytes a value | times smaller | share left | encode GB/s | decode GB/s |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    for name, row in found.items():
+        print(f"| {name} | " + " | ".join(f"{value:.3g}" for value in row.values()) + " |")
+    document = {"benchmark": "wires", "device": args.device, "blocks": args.blocks, "wires": found}
+    args.output.write_text(json.dumps(document, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
