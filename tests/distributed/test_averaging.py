@@ -1,10 +1,15 @@
 from __future__ import annotations
 
+import threading
+
+import numpy as np
 import pytest
 import torch
+from tests.distributed import cases
+from tests.distributed.test_gossip import Fixed, double_step, flat, mlp
 from torch import nn
 
-from matcha.distributed import run_threads
+from matcha.distributed import Gossip, MemoryTransport, run_threads
 from matcha.distributed.averaging import Averaging
 from matcha.distributed.buckets import fill_buckets
 from matcha.distributed.seats import Seat
@@ -45,3 +50,50 @@ def test_the_distance_is_that_of_the_definition():
     distances = run_threads(3, lambda transport: averaging(transport)[1].consensus_distance())
     # Parameters only: (r − 1)² · (1² + 2²), averaged over r = 0, 1, 2.
     assert distances == pytest.approx([10 / 3] * 3)
+
+
+@pytest.mark.parametrize("mixing", ["laplacian", "pairwise"])
+def test_complex_parameters_are_mixed_and_averaged(mixing) -> None:
+    plan = cases.make_plan("vanilla", mixing)
+    start = torch.randn(8, 5, dtype=torch.complex128)
+
+    def work(transport: MemoryTransport):
+        model = nn.ParameterList([torch.zeros(5, dtype=torch.complex128)])
+        model.register_buffer("waves", start[transport.rank].clone())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with Gossip(model, optimizer, plan, transport=transport, deadline=30) as gossip:
+            with torch.no_grad():
+                model[0].copy_(start[transport.rank])
+                model.waves.copy_(start[transport.rank])
+            distance = gossip.consensus_distance()
+            state = gossip.averaged_state_dict()
+            gossip.skip_step()
+            return model[0].detach().clone(), state, distance
+
+    results = run_threads(8, work)
+    centre = start.mean(0)
+    mixed = plan.round(0).mix(torch.view_as_real(start).reshape(8, 10).numpy())
+    for rank, (value, state, distance) in enumerate(results):
+        assert torch.allclose(state["0"], centre)
+        assert torch.allclose(state["waves"], centre)
+        assert distance == pytest.approx(float((start - centre).abs().square().sum(1).mean()))
+        np.testing.assert_allclose(torch.view_as_real(value).flatten(), mixed[rank], atol=1e-12)
+
+
+def test_the_average_to_save_has_memory_of_its_own() -> None:
+    lock = threading.Lock()
+
+    def work(transport: MemoryTransport) -> tuple[torch.Tensor, torch.Tensor]:
+        model = mlp()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with Gossip(model, optimizer, Fixed(2), transport=transport, deadline=30) as gossip:
+            double_step(model, optimizer, torch.full((2, 4), 1.0 + transport.rank))
+            own = flat(model)
+            state = gossip.averaged_state_dict()
+            with torch.no_grad(), lock:
+                model[0].weight.zero_()
+            return own, torch.cat([value.flatten() for value in state.values()])
+
+    (one, average), (two, same) = run_threads(2, work)
+    assert torch.equal(average, same)
+    assert torch.allclose(average, (one + two) / 2)

@@ -2,7 +2,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.distributed.test_gossip import Fixed, mlp
+from tests.distributed.test_steps import ALWAYS, halves
 
+from matcha.distributed import Gossip, MemoryNetwork, MemoryTransport, run_threads
 from matcha.distributed.loss_scaling import LossScaling
 
 
@@ -47,3 +50,37 @@ def test_scalers_are_wrapped_once():
     step = torch.amp.GradScaler.step
     watched()
     assert torch.amp.GradScaler.step is step
+
+
+def test_loss_scaling_leaves_no_mark_where_no_scaler_is() -> None:
+    """Lightning refuses to clip gradients of optimizers that say they unscale by themselves."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    Gossip(model, optimizer, Fixed(2), transport=MemoryNetwork(1).transport(0))
+    assert not hasattr(optimizer, "_step_supports_amp_scaling")
+
+
+def test_a_skipped_step_is_seen_as_skipped_by_everybody() -> None:
+    """The optimizer is not called at all, so wrappers that count calls count right."""
+    calls: list[int] = []
+
+    def work(transport: MemoryTransport) -> int:
+        model = mlp()
+        first, second = halves(model)
+        first.register_step_post_hook(lambda *_: calls.append(transport.rank))
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        with Gossip(
+            model, [first, second], ALWAYS, transport=transport, deadline=30, overlap=True
+        ) as gossip:
+            for k in range(4):
+                model.zero_grad()
+                scaler.scale(model(torch.ones(2, 4).double()).square().mean()).backward()
+                if transport.rank == 1 and k % 2:
+                    model[0].weight.grad[0, 0] = torch.inf
+                scaler.step(first)
+                scaler.step(second)
+                scaler.update()
+            return gossip.iteration
+
+    assert run_threads(2, work) == [4, 4]
+    assert sorted(calls) == [0, 0, 0, 0, 1, 1]

@@ -7,8 +7,7 @@ import pytest
 import torch
 from tests.distributed import manners
 
-from matcha.distributed import Gossip, MemoryTransport, run_threads
-from matcha.errors import ExchangeError
+from matcha.distributed import run_threads
 
 
 def joined() -> tuple[np.ndarray, list[int]]:
@@ -54,36 +53,6 @@ def test_joining_goes_with_overlap() -> None:
     assert all(iteration >= max(manners.STEPS) for _, iteration in results)
     # Mixing keeps the sum, so only the workers' own steps have moved it.
     assert torch.isfinite(torch.stack([weights for weights, _ in results])).all()
-
-
-def test_a_worker_that_finished_early_is_not_called_dead() -> None:
-    errors = run_threads(3, manners.finish_early)
-    assert errors[0] == ""
-    assert any("finished at iteration 5" in e and "gossip.join()" in e for e in errors[1:])
-
-
-def test_who_is_away_is_waited_for_beyond_the_deadline() -> None:
-    assert run_threads(3, manners.away) == [9, 9, 9]
-
-
-def test_a_call_that_one_worker_makes_alone_is_named() -> None:
-    errors = run_threads(3, manners.average_alone)
-    assert any("is in averaged() at iteration 3" in error for error in errors), errors
-    assert any("is in the round of iteration" in error for error in errors), errors
-
-
-def test_different_calls_at_the_same_time_are_named() -> None:
-    def work(transport: MemoryTransport) -> str:
-        model, optimizer = manners.make()
-        gossip = Gossip(model, optimizer, manners.PLAN, transport=transport, deadline=20)
-        call = gossip.consensus_distance if transport.rank else gossip.averaged_model
-        with pytest.raises(ExchangeError) as caught:
-            call()
-        return str(caught.value)
-
-    for error in run_threads(3, work):
-        assert "consensus_distance() at iteration 0" in error
-        assert "averaged() at iteration 0" in error
 
 
 @pytest.mark.slow

@@ -1,126 +1,29 @@
-"""Exchanges over coded wires, on real links in memory, against the definition."""
+"""The exchange over a modulo wire, on real links in memory, against the definition."""
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
-import torch
-from tests.wires.networks import SHAPES, compact, drift, padded, round_of, segments, start
-
-from matcha import Round
-from matcha.distributed import run_threads
-from matcha.distributed.exchange import meetings
-from matcha.distributed.lowrank_exchange import LowRankExchange
-from matcha.distributed.modulo_exchange import ModuloExchange
-from matcha.errors import ModelError
-from matcha.wires import LowRank, parse_wire
-from matcha.wires.definition import Definition
-
-WIRES = ("modulo:8", "modulo:4", "modulo:3", "modulo:2", "lowrank:2")
-
-
-def exchange(transport, wire: str, row: torch.Tensor, bucket_bytes: int = 10_000):
-    """One over a worker's row, cut into two buckets after its second parameter."""
-    places = segments()
-    cut = places[2].offset
-    values = [row[:cut], row[cut:]]
-    second = [type(place)(offset=place.offset - cut, shape=place.shape) for place in places[2:]]
-    parts, chosen = [places[:2], second], parse_wire(wire)
-    if isinstance(chosen, LowRank):
-        return LowRankExchange(transport, values, parts, chosen, timeout=20)
-    return ModuloExchange(transport, values, parts, chosen, bucket_bytes=bucket_bytes, timeout=20)
-
-
-def rounds(wire: str, mixing: str, dtype: str = "float64", *, one_by_one: bool = False):
-    """All workers' rows after each of several rounds."""
-
-    def work(transport):
-        row = padded(start(dtype))[transport.rank].clone()
-        mixer = exchange(transport, wire, row)
-        rows = []
-        for k in range(16):
-            row += padded(drift(k, dtype, jump=300.0 if k in (5, 11) else 1.0))[transport.rank]
-            round = round_of(k, mixing)
-            met = meetings(round, transport.rank)
-            if one_by_one:
-                for meeting in met:
-                    mixer.run(round, (meeting,), k)
-            elif met:
-                mixer.run(round, met, k)
-            rows.append(row.clone())
-        return torch.stack(rows), mixer
-
-    found = run_threads(5, work)
-    return torch.stack([rows for rows, _ in found], 1), [mixer for _, mixer in found]
+from tests.distributed import coded
 
 
 @pytest.mark.parametrize("mixing", ["laplacian", "pairwise"])
-@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize("wire", ["modulo:8", "modulo:4", "modulo:3", "modulo:2"])
 def test_an_exchange_is_the_definition(wire, mixing) -> None:
-    found, mixers = rounds(wire, mixing)
-    x = start()
-    definition = Definition(parse_wire(wire), SHAPES, x)
-    for k, rows in enumerate(found):
-        x = x + drift(k, jump=300.0 if k in (5, 11) else 1.0)
-        mixed = definition.mix(round_of(k, mixing), x)
-        np.testing.assert_allclose(compact(rows), mixed, rtol=0, atol=1e-10)
-        np.testing.assert_allclose(compact(rows).sum(0), x.sum(0), rtol=1e-12, atol=1e-12 * 5000)
-        x = mixed
-        assert padded(compact(rows)).equal(rows)  # padding stays zero
-    expected = parse_wire(wire).message_bytes(SHAPES)
-    count = [sum(len(meetings(round_of(k, mixing), r)) for k in range(16)) for r in range(5)]
-    assert [mixer.bytes_sent for mixer in mixers] == [expected * n for n in count]
+    coded.check_definition(wire, mixing)
 
 
-@pytest.mark.parametrize("wire", ["modulo:3", "lowrank:2"])
-def test_meetings_one_by_one_are_the_round(wire) -> None:
-    whole, _ = rounds(wire, "pairwise")
-    single, _ = rounds(wire, "pairwise", one_by_one=True)
-    assert whole.equal(single)
+def test_meetings_one_by_one_are_the_round() -> None:
+    coded.check_one_by_one("modulo:3")
 
 
-@pytest.mark.parametrize("wire", ["modulo:4", "lowrank:2"])
-def test_the_state_of_an_exchange_is_all_it_remembers(wire) -> None:
-    """Rounds with an exchange that takes over another's state are the same to the bit."""
-
-    def work(transport):
-        rows = [padded(start("float32"))[transport.rank].clone() for _ in range(2)]
-        mixers = [exchange(transport, wire, row) for row in rows]
-        for k in range(12):
-            if k == 6:
-                fresh = exchange(transport, wire, rows[1])
-                with torch.no_grad():
-                    for name, value in mixers[1].state().items():
-                        fresh.state()[name].copy_(value)
-                mixers[1] = fresh
-            round = round_of(k, "pairwise")
-            met = meetings(round, transport.rank)
-            for row, mixer in zip(rows, mixers, strict=True):
-                row += padded(drift(k, "float32"))[transport.rank]
-                if met:
-                    mixer.run(round, met, k)
-        return rows[0].equal(rows[1])
-
-    assert all(run_threads(5, work))
+def test_the_state_of_an_exchange_is_all_it_remembers() -> None:
+    coded.check_state("modulo:4")
 
 
-@pytest.mark.parametrize("wire", ["modulo:4", "lowrank:2"])
-def test_a_value_that_is_not_finite_is_refused_before_anything_is_sent(wire) -> None:
-    round = Round(matchings=(((0, 1),),), indices=(0,), mixing="pairwise", weight=0.5)
-
-    def work(transport) -> tuple[str, int]:
-        row = padded(start())[0].clone()
-        mixer = exchange(transport, wire, row)
-        row[7] = float("nan")
-        with pytest.raises(ModelError) as caught:
-            mixer.run(round, meetings(round, transport.rank), 17)
-        return str(caught.value), mixer.bytes_sent
-
-    for rank, (message, sent) in enumerate(run_threads(2, work)):
-        assert f"rank {rank} holds a parameter that is not finite at iteration 17" in message
-        assert sent == 0
+def test_a_value_that_is_not_finite_is_refused_before_anything_is_sent() -> None:
+    coded.check_finite("modulo:4")
 
 
 def test_spare_memory_stays_within_two_buckets() -> None:
-    _, mixers = rounds("modulo:3", "laplacian")
+    _, mixers = coded.rounds("modulo:3", "laplacian")
     assert max(mixer.spare_bytes for mixer in mixers) <= 2 * 10_000
