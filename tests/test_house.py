@@ -46,7 +46,7 @@ def test_no_file_is_two_nouns_long():
     assert not {name: lines for name, lines in long.items() if lines > 450}
 
 
-UNTESTED = 40
+UNTESTED = 20
 """Modules without a test file of their name, tested through others. Lower it, never raise it."""
 
 

@@ -6,7 +6,6 @@ import pytest
 from tests.simulation.tasks import digits, er8, quadratic
 
 from matcha.errors import InputError
-from matcha.experiments.reproduction.paper import GROUPS, group
 from matcha.experiments.reproduction.trials import Result, Trial, read_results, run_trial
 from matcha.simulation import SGD, Constant, Delays, Settings
 
@@ -60,15 +59,3 @@ def test_damaged_results(tmp_path, content):
     path.write_text(content)
     with pytest.raises(InputError, match="does not hold results: line 1"):
         read_results([path])
-
-
-def test_groups_start_with_vanilla_and_name_plans_once():
-    for entry in GROUPS.values():
-        assert entry.trials[0].strategy == "vanilla"
-        assert len(set(entry.trials)) == len(entry.trials)
-        files = [trial.plan_file for trial in entry.trials if trial.stretch == 1]
-        assert len(set(files)) == len(files)
-        assert list(entry.rates) == sorted(entry.rates)
-    assert group("ptb").num_workers == 8
-    with pytest.raises(InputError, match="did you mean 'cifar10'"):
-        group("cifar1")
