@@ -29,7 +29,8 @@ def test_a_sweep_draws_a_line_for_each_strategy(tmp_path):
     figure = figures.draw_sweep(sweep)
     axes = figure.axes[0]
     assert [line.get_label() for line in axes.get_lines()] == ["matcha", "periodic"]
-    assert list(axes.get_lines()[1].get_ydata()) == [p.rho for p in sweep.of("periodic")]
+    drawn = list(axes.get_lines()[1].get_ydata())
+    assert drawn == [p.consensus_error for p in sweep.of("periodic")]
     figures.save_figure(figure, tmp_path / "new" / "sweep.pdf")
     assert (tmp_path / "new" / "sweep.pdf").read_bytes().startswith(b"%PDF")
 
