@@ -10,7 +10,6 @@ from matcha import Topology, families, theory
 from matcha.errors import InputError, PlanError
 from matcha.matchings import decompose
 from matcha.rounds import PushSum
-from matcha.strategies.greedy.hops import best_hops, hops_error
 
 
 def digraph(seed, num_workers=8):
@@ -102,13 +101,3 @@ def test_upload_and_download_times_may_differ():
     plan = matcha.plan(topology.with_link_times(times), 0.3, "greedy", effort="none")
     assert plan.timing.unit == "seconds"
     assert plan.expected_comm_time <= plan.timing.round_time(decompose(topology)) * 0.3 + 1e-9
-
-
-def test_hops_that_are_no_powers_of_two_can_be_better():
-    from fractions import Fraction
-
-    hops = best_hops(12, range(1, 12), Fraction(1))
-    ours, exponential = (
-        hops_error(np.array([some]), 12, Fraction(1))[0] for some in (hops, (1, 2, 4, 8))
-    )
-    assert ours < 0.93 * exponential

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -14,10 +13,6 @@ from matcha import families, theory
 from matcha.errors import InputError
 from matcha.matchings import decompose, is_matching
 from matcha.schedules import Cycle
-from matcha.strategies.greedy import search, sketch
-from matcha.strategies.greedy.candidates import Candidate, Network
-from matcha.strategies.greedy.descent import refined
-from matcha.strategies.greedy.heaviest import heaviest_matching, nearly_heaviest_matching
 from matcha.theory import cycles
 from matcha.timing import RandomLinks, Scaled
 
@@ -44,13 +39,6 @@ def steps_of(plan):
 
 def cycle_of(plan):
     return list(plan.rounds(0, len(plan.schedule.cycle)))
-
-
-def network(topology, rate):
-    times = (Fraction(1),) * len(topology.links)
-    return Network(
-        num_workers=topology.num_workers, links=topology.link_array, times=times, rate=rate
-    )
 
 
 @pytest.mark.parametrize(("budget", "name"), DESIGN)
@@ -96,20 +84,6 @@ def test_every_connected_graph_and_budget_reaches_consensus(num_workers, density
     assert used == set(range(num_workers))
     assert cycles.connects(steps_of(plan), num_workers)
     assert all(is_matching(matching) and matching for matching in plan.matchings)
-
-
-def test_the_cycle_costs_nothing_against_endless_greed():
-    topology = families.paper("er16")
-    net = network(topology, Fraction(4, 5))
-    price = search.heat_price(net, 0.0)
-    start = np.zeros((16, 16))
-    *_, warm = search.greedy_run(net, weight=0.5, price=price, start=start, count=40)
-    assert warm > 0
-    # Endless: a long run, its beginning (from X = 0) drowned in the rest.
-    *_, endless = search.greedy_run(net, weight=0.5, price=price, start=start, count=1500)
-    plan = matcha.plan(topology, 0.1, "greedy", effort="none")
-    assert plan.consensus_error <= 1.02 * endless
-    assert plan.alpha == 0.5
 
 
 def test_effort_pays():
@@ -214,69 +188,7 @@ def test_random_links_and_scaled_times_stay_in_budget():
     assert plan.expected_comm_time >= 0.5 * scaled.round_time(decompose(topology))
 
 
-# -- the parts ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("weight", [0.5, 0.62])
-def test_refinement_descends_and_keeps_matchings(weight):
-    topology = families.paper("er16")
-    net = network(topology, Fraction(8, 10))
-    rng = np.random.default_rng(3)
-    chosen = [heaviest_matching(net.links, rng.random(len(net.links)), 16) for _ in range(12)]
-    start = Candidate(
-        network=net, matchings=tuple(chosen), costs=(Fraction(1),) * 12, weight=weight
-    ).scored()
-    better = refined(start)
-    assert better.error < 0.9 * start.error
-    assert better.error == pytest.approx(better.scored().error)
-    for matching in better.matchings:
-        assert is_matching([topology.links[e] for e in matching])
-
-
-def test_the_gain_formula_is_exact():
-    topology = families.paper("er8")
-    net = network(topology, Fraction(1))
-    rng = np.random.default_rng(0)
-    X, V = (a @ a.T for a in rng.normal(size=(2, 8, 8)))
-    chosen = heaviest_matching(net.links, rng.random(len(net.links)), 8)
-    after = X.copy()
-    cycles.conjugate(after, net.ends(chosen), 0.6)
-    b = np.zeros((8, len(chosen)))
-    b[net.links[chosen, 0], range(len(chosen))] = 1
-    b[net.links[chosen, 1], range(len(chosen))] = -1
-    gain = 2 * 0.6 * np.trace(b.T @ X @ V @ b) - 0.36 * np.sum((b.T @ X @ b) * (b.T @ V @ b))
-    assert gain == pytest.approx(np.sum(V * X) - np.sum(V * after))
-    # Plain greed: exactly half of each link's squared difference leaves the trace.
-    half = X.copy()
-    cycles.conjugate(half, net.ends(chosen), 0.5)
-    assert np.trace(X) - np.trace(half) == pytest.approx(0.5 * np.trace(b.T @ X @ b))
-
-
-def test_nearly_heaviest_is_a_matching_and_nearly_heaviest():
-    rng = np.random.default_rng(0)
-    for name in ("geometric:60:0.25:1", "erdos-renyi:60:0.1:2", "torus:8x8"):
-        topology = families.parse(name)
-        for spread in (0.05, 1.0):
-            weights = 1 + spread * rng.standard_exponential(len(topology.links))
-            exact = heaviest_matching(topology.link_array, weights, topology.num_workers)
-            quick = nearly_heaviest_matching(topology.link_array, weights, topology.num_workers)
-            assert is_matching([topology.links[e] for e in quick])
-            assert weights[quick].sum() >= 0.93 * weights[exact].sum()
-    nothing = nearly_heaviest_matching(topology.link_array, np.zeros(len(weights)), 64)
-    assert len(nothing) == 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["geometric:96:0.17:1", "torus:10x10"])
-def test_the_sketch_costs_at_most_a_tenth(name):
-    topology = families.parse(name)
-    rate = Fraction(repr(0.2)) * len(decompose(topology))
-    sketched = sketch.sketched_cycle(network(topology, rate)).best
-    exact = matcha.plan(topology, 0.2, "greedy")
-    true = sketched.scored().error
-    assert sketched.error == pytest.approx(true, rel=0.05)
-    # The exact search gives each link a weight of its own, which the sketch does not.
-    assert true <= 1.1 * dataclasses.replace(exact, weights=None).consensus_error
+# -- many workers -------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

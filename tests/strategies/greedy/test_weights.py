@@ -5,24 +5,11 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from tests.strategies.greedy.networks import network
 
 from matcha import families
-from matcha.strategies.greedy.candidates import Candidate, Network
-from matcha.strategies.greedy.heaviest import heaviest_permutation
+from matcha.strategies.greedy.candidates import Candidate
 from matcha.strategies.greedy.weights import _error_and_gradient, _groups, weighted
-
-
-def network(name, *, directed):
-    topology = families.parse(name)
-    links = np.array([(r, s) for s, r in topology.arrows]) if directed else topology.link_array
-    times = (Fraction(1),) * len(links)
-    return Network(
-        num_workers=topology.num_workers,
-        links=links,
-        times=times,
-        rate=Fraction(1, 2),
-        directed=directed,
-    )
 
 
 def some_cycle(net, length=8, seed=0):
@@ -35,7 +22,7 @@ def some_cycle(net, length=8, seed=0):
 
 @pytest.mark.parametrize("directed", [False, True])
 def test_the_gradient_is_the_slope_and_descent_pays(directed):
-    start = some_cycle(network("paper:er8", directed=directed))
+    start = some_cycle(network(families.paper("er8"), Fraction(1, 2), directed=directed))
     groups = _groups(start)
     sizes = np.cumsum([len(chosen) for chosen in start.matchings])[:-1]
     rng = np.random.default_rng(1)
@@ -55,22 +42,3 @@ def test_the_gradient_is_the_slope_and_descent_pays(directed):
     better = weighted(start)
     assert better.error < 0.99 * start.error
     assert better.error == pytest.approx(better.scored().error)
-
-
-def test_the_heaviest_permutation_is_the_best_of_all():
-    from itertools import permutations
-
-    rng = np.random.default_rng(3)
-    net = network("paper:er8", directed=True)
-    for _ in range(5):
-        weights = rng.normal(size=len(net.links))
-        worth = {(int(r), int(s)): w for (r, s), w in zip(net.links, weights, strict=True)}
-        chosen = heaviest_permutation(net.links, weights, 8)
-        assert sorted(net.links[chosen, 0]) == sorted(net.links[chosen, 1])
-        allowed = [[s for s in range(8) if s == r or (r, s) in worth] for r in range(8)]
-        best = max(
-            sum(worth.get((r, s), 0.0) for r, s in enumerate(sigma))
-            for sigma in permutations(range(8))
-            if all(s in allowed[r] for r, s in enumerate(sigma))
-        )
-        assert weights[chosen].sum() == pytest.approx(best)

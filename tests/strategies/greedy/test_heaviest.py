@@ -1,0 +1,73 @@
+"""Heavy matchings and permutations, against searches through all of them."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from itertools import permutations
+
+import networkx as nx
+import numpy as np
+import pytest
+from tests.strategies.greedy.networks import network
+
+from matcha import families
+from matcha.matchings import is_matching
+from matcha.strategies.greedy.heaviest import (
+    heaviest_matching,
+    heaviest_permutation,
+    nearly_heaviest_matching,
+)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_matching_is_heavier(seed):
+    topology = families.paper("er8")
+    weights = np.random.default_rng(seed).normal(size=len(topology.links))
+    chosen = heaviest_matching(topology.link_array, weights, 8)
+    assert is_matching([topology.links[e] for e in chosen])
+    graph = nx.Graph()
+    graph.add_weighted_edges_from(
+        (i, j, w) for (i, j), w in zip(topology.links, weights, strict=True)
+    )
+    best = sum(graph.edges[pair]["weight"] for pair in nx.max_weight_matching(graph))
+    assert weights[chosen].sum() == pytest.approx(best)
+
+
+def test_the_seed_decides_between_equals():
+    links, weights = families.complete(8).link_array, np.ones(28)
+    found = {
+        tuple(heaviest_matching(links, weights, 8, seed=seed).tolist()) for seed in (0, 1, 2, 0)
+    }
+    assert len(found) == 3
+    assert all(len(chosen) == 4 for chosen in found)
+
+
+def test_nearly_heaviest_is_a_matching_and_nearly_heaviest():
+    rng = np.random.default_rng(0)
+    for name in ("geometric:60:0.25:1", "erdos-renyi:60:0.1:2", "torus:8x8"):
+        topology = families.parse(name)
+        for spread in (0.05, 1.0):
+            weights = 1 + spread * rng.standard_exponential(len(topology.links))
+            exact = heaviest_matching(topology.link_array, weights, topology.num_workers)
+            quick = nearly_heaviest_matching(topology.link_array, weights, topology.num_workers)
+            assert is_matching([topology.links[e] for e in quick])
+            assert weights[quick].sum() >= 0.93 * weights[exact].sum()
+    nothing = nearly_heaviest_matching(topology.link_array, np.zeros(len(weights)), 64)
+    assert len(nothing) == 0
+
+
+def test_the_heaviest_permutation_is_the_best_of_all():
+    rng = np.random.default_rng(3)
+    net = network(families.paper("er8"), Fraction(1), directed=True)
+    for _ in range(5):
+        weights = rng.normal(size=len(net.links))
+        worth = {(int(r), int(s)): w for (r, s), w in zip(net.links, weights, strict=True)}
+        chosen = heaviest_permutation(net.links, weights, 8)
+        assert sorted(net.links[chosen, 0]) == sorted(net.links[chosen, 1])
+        allowed = [[s for s in range(8) if s == r or (r, s) in worth] for r in range(8)]
+        best = max(
+            sum(worth.get((r, s), 0.0) for r, s in enumerate(sigma))
+            for sigma in permutations(range(8))
+            if all(s in allowed[r] for r, s in enumerate(sigma))
+        )
+        assert weights[chosen].sum() == pytest.approx(best)

@@ -1,0 +1,56 @@
+"""The sketch: nearly as good as the exact search, and connected whatever it chose."""
+
+from __future__ import annotations
+
+import dataclasses
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from tests.strategies.greedy.networks import network
+
+import matcha
+from matcha import families
+from matcha.matchings import decompose, is_matching
+from matcha.strategies.greedy import sketch
+from matcha.strategies.greedy.candidates import Candidate
+from matcha.theory import cycles
+
+
+@pytest.mark.parametrize("directed", [False, True])
+def test_a_cycle_that_leaves_workers_out_is_covered(directed):
+    topology = families.ring(6)
+    net = network(topology, Fraction(1, 2), directed=directed)
+    pair = np.flatnonzero(np.isin(net.links, (0, 1)).all(axis=1))
+    start = Candidate(network=net, matchings=(pair,), costs=(Fraction(1),), weight=0.5)
+    assert not cycles.connects(start.turns(), 6)
+    covered = sketch.covering(start)
+    assert cycles.connects(covered.turns(), 6)
+    assert covered.matchings[0] is pair
+    assert len(covered.costs) == len(covered.matchings)
+    if not directed:
+        assert all(is_matching([topology.links[e] for e in n]) for n in covered.matchings)
+    # What connects all already is left as it is.
+    assert sketch.covering(covered).matchings == covered.matchings
+
+
+def test_the_estimated_error_is_the_exact_one():
+    net = network(families.torus(4, 4), Fraction(1))
+    rng = np.random.default_rng(0)
+    matchings = tuple(net.heaviest(rng.random(len(net.links))) for _ in range(12))
+    cycle = Candidate(network=net, matchings=matchings, costs=(Fraction(1),) * 12, weight=0.5)
+    found = sketch.measured(sketch._Graph.of(net), cycle, 2000, seed=1)
+    assert found.error == pytest.approx(cycle.scored().error, rel=0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["geometric:96:0.17:1", "torus:10x10"])
+def test_the_sketch_costs_at_most_a_tenth(name):
+    topology = families.parse(name)
+    rate = Fraction(repr(0.2)) * len(decompose(topology))
+    sketched = sketch.sketched_cycle(network(topology, rate)).best
+    exact = matcha.plan(topology, 0.2, "greedy")
+    true = sketched.scored().error
+    assert sketched.error == pytest.approx(true, rel=0.05)
+    # The exact search gives each link a weight of its own, which the sketch does not.
+    assert true <= 1.1 * dataclasses.replace(exact, weights=None).consensus_error
