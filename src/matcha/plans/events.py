@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from matcha.errors import InputError
+from matcha.plans.averaging import all_reduce_time
 from matcha.plans.files import PlanLike
 from matcha.plans.reduced import known_links, known_workers
 from matcha.rounds import Round
@@ -116,9 +117,12 @@ class Events:
 
     def round_time(self, plan: PlanLike, round: Round, k: int) -> float:
         """The communication time of a round at iteration k, slower links counted."""
-        slower = {s.link: s.factor for s in self.slowdowns if s.holds(k)}
+        holding = [s for s in self.slowdowns if s.holds(k)]
+        slower = {link: s.factor for s in holding for link in (s.link, s.link[::-1])}
         if not any(link in slower for link in round.links):
             return plan.round_time(round)
+        if round.mixing == "average":
+            return all_reduce_time(plan.timing, plan.topology, slower)
         alone = plan.timing.round_time
         return sum(
             max(alone(((link,),)) * slower.get(link, 1.0) for link in matching)
