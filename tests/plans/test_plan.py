@@ -249,12 +249,5 @@ def test_bad_requests_are_refused_in_one_sentence(options, message):
     assert "\n" not in str(error.value)
 
 
-def test_rounds_count_from_zero(plan):
-    for ask in (plan.round, plan.rounds, plan.mixing_matrix):
-        for k in (-1, -2):
-            with pytest.raises(InputError, match="count from 0"):
-                ask(k)
-
-
 def test_json_is_plain(plan):
     assert json.loads(json.dumps(plan.to_json())) == plan.to_json()

@@ -1,0 +1,11 @@
+from __future__ import annotations
+
+import pytest
+
+import matcha
+
+
+@pytest.fixture(scope="session", params=["matcha", "vanilla", "periodic", "single", "greedy"])
+def plan(request):
+    """A plan of each strategy for the paper's graph of eight."""
+    return matcha.plan(matcha.families.paper("er8"), 0.4, request.param, effort="none", seed=3)
