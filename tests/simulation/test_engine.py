@@ -3,7 +3,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tests.experiments.files import random_images
 from tests.simulation import textbook
 from tests.simulation.tasks import digits, er8, quadratic, rows
 
@@ -11,11 +10,6 @@ import matcha
 from matcha.errors import InputError
 from matcha.rounds import Round
 from matcha.simulation import SGD, Adam, Constant, Delays, Engine, Execution, Settings, Simulation
-from matcha.simulation.execution import choosing_algorithms
-from matcha.tasks.images import ImageTask
-from matcha.tasks.models import build
-from matcha.tasks.models.resnet import BasicBlock
-from matcha.tasks.partitions import partition
 
 EXACT = Execution(precision="float64")
 PLANS = [
@@ -193,42 +187,6 @@ def test_reset_and_state_round_trip():
 def test_state_of_another_model_is_refused():
     with pytest.raises(InputError, match="another model"):
         Engine(digits()).load_state(Engine(quadratic()).state())
-
-
-def test_every_workers_blocks_are_compiled(monkeypatch):
-    compiled = []
-    monkeypatch.setattr(
-        torch.nn.Module, "compile", lambda self, **options: compiled.append((type(self), options))
-    )
-    data = random_images(24)
-    parts = partition(data.train_labels, 2)
-    task = ImageTask("small", data, parts, lambda: build("resnet8", 10), batch_size=4)
-    limit = torch._dynamo.config.recompile_limit
-    engine = Engine(task, execution=Execution(compile=True))
-    assert compiled == [(BasicBlock, {"dynamic": False})] * 6
-    assert torch._dynamo.config.recompile_limit == limit
-    # All workers' blocks share code, so many versions of it: while they run, and only then.
-    seen, batch = [], task.batch
-
-    def record(rows):
-        seen.append(torch._dynamo.config.recompile_limit)
-        return batch(rows)
-
-    monkeypatch.setattr(task, "batch", record)
-    engine.begin_epoch(0, [0.1] * task.steps_per_epoch, [SILENT] * task.steps_per_epoch)
-    engine.step(0)
-    assert seen == [64]
-    assert torch._dynamo.config.recompile_limit == limit
-
-
-def test_cudnn_is_left_as_it_was():
-    before = torch.backends.cudnn.benchmark
-    for wanted in (True, False):
-        torch.backends.cudnn.benchmark = wanted
-        with choosing_algorithms():
-            assert torch.backends.cudnn.benchmark
-        assert torch.backends.cudnn.benchmark == wanted
-    torch.backends.cudnn.benchmark = before
 
 
 @pytest.mark.parametrize(

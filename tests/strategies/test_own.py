@@ -13,7 +13,7 @@ from matcha.errors import InputError, PlanError
 from matcha.matchings import decompose
 from matcha.mixing import metropolis_weights
 from matcha.schedules import Cycle
-from matcha.strategies import STRATEGIES, Request, strategy_named
+from matcha.strategies import Request
 
 ER8 = families.paper("er8")
 AUTHORS = families.paper_matchings("er8")
@@ -228,23 +228,3 @@ def test_a_model_that_nobody_could_read_is_refused_before_anything_is_lost(tmp_p
     with pytest.raises(PlanError, match="Unsavable cannot be saved"):
         matcha.plan(ER8, 0.4, "periodic", timing=Unsavable()).save(file)
     assert file.read_text() == before
-
-
-# -- the registry ---------------------------------------------------------------------------------
-
-
-def test_every_strategy_says_all_that_others_need():
-    assert len({strategy.color for strategy in STRATEGIES.values()}) == len(STRATEGIES)
-    assert len({strategy.marker for strategy in STRATEGIES.values()}) == len(STRATEGIES)
-    for name, strategy in STRATEGIES.items():
-        assert strategy_named(name) is strategy
-        assert strategy.about
-        assert strategy.budgets([0.5, 0.1]) == ([0.1, 0.5] if strategy.has_budget else [1.0])
-    with pytest.raises(InputError, match="did you mean 'greedy'"):
-        strategy_named("gredy")
-
-
-def test_sweeps_plan_a_strategy_without_a_budget_once():
-    points = matcha.sweep(families.ring(4), budgets=[0.5, 1.0], strategies=["vanilla", "periodic"])
-    assert [point.strategy for point in points] == ["vanilla", "periodic", "periodic"]
-    np.testing.assert_allclose([point.budget for point in points], [1.0, 0.5, 1.0])

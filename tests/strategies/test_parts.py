@@ -1,0 +1,71 @@
+"""What strategies share: notes, own weights, and what is more than the budget."""
+
+from __future__ import annotations
+
+import pytest
+
+import matcha
+from matcha import families
+from matcha.errors import InputError
+from matcha.schedules import Cycle
+from matcha.strategies.parts import coloring, finished, own_probabilities, spent_within
+from matcha.strategies.request import Request
+from matcha.timing import Units
+
+
+def request(**options):
+    return Request(
+        **{
+            "topology": families.ring(4),
+            "budget": 0.5,
+            "strategy": "mine",
+            "seed": 0,
+            "mixing": "pairwise",
+            "timing": Units(),
+            **options,
+        }
+    )
+
+
+def test_notes_warn_of_negative_weights_and_of_better_alternatives():
+    ring = matcha.plan(families.ring(8), 0.5)
+    assert any("below zero" in note for note in ring.notes)
+    assert any("periodic" in note for note in ring.notes)
+    assert ring.smallest_self_weight < 0
+    assert "below zero" in ring.summary()
+    assert matcha.plan(families.path(2), 0.5).notes == ()
+
+
+def test_own_matchings_are_the_full_exchange():
+    own = (((0, 1),), ((2, 3),), ((1, 2), (0, 3)))
+    assert coloring(request(matchings=own)) == own
+    assert len(coloring(request())) == 2
+
+
+def test_the_users_weight_takes_the_place_of_the_strategys():
+    parts = {
+        "matchings": coloring(request()),
+        "schedule": Cycle(cycle=((0,), (1,)), num_matchings=2),
+        "alpha": 0.5,
+        "num_colors": 2,
+        "notes": ("found.",),
+    }
+    assert finished(request(), **parts).alpha == 0.5
+    own = finished(request(alpha=0.25), **parts)
+    assert own.alpha == 0.25
+    assert own.notes == ("found.", "the mixing weight 0.25 is yours; 0.5 was found best.")
+
+
+def test_what_is_beyond_the_budget_names_the_budget_that_would_do():
+    spent_within(request(), 1.0, 1.0, "the rounds")
+    with pytest.raises(InputError, match=r"the rounds take 0\.75 .* give budget=0\.75"):
+        spent_within(request(), 1.5, 1.0, "the rounds")
+    with pytest.raises(InputError, match="use less"):
+        spent_within(request(), 3.0, 1.0, "the rounds")
+
+
+def test_probabilities_are_one_a_matching():
+    asked = request(probabilities=(0.5, 0.25))
+    assert own_probabilities(asked, coloring(asked)) == (0.5, 0.25)
+    with pytest.raises(InputError, match="2 probabilities were given for 1 matchings"):
+        own_probabilities(asked, coloring(asked)[:1])
