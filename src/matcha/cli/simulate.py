@@ -301,6 +301,8 @@ def _table(title: str, rows: Sequence[dict[str, Any]], columns: Sequence[Column]
     shorter = {
         "comm_units": f"{unit} to target" if has_target else unit,
         "consensus_distance": "consensus",
+        "speedup": "× vanilla",
+        "speedup_over_allreduce": "× allreduce",
     }
     shown = {
         column.key: (

@@ -47,7 +47,7 @@ class Comparison:
             "winner": self.winner,
             "rows": [
                 {name: spelled(value) for name, value in asdict(row).items()}
-                | {"paths": [str(run.path) for run in group.runs]}
+                | {"path": str(group.runs[0].path), "paths": [str(r.path) for r in group.runs]}
                 for row, group in rows
             ],
         }
@@ -89,7 +89,7 @@ def compare(runs: Sequence[Run], target: float | None = None) -> Comparison:
 def worker_comm_seconds(run: Run, until: float = math.inf) -> dict[int, float]:
     """Each worker's seconds of communication up to a moment: recorded, or else from its spans."""
     recorded = {
-        worker: sum(r.comm_seconds or 0.0 for r in records if r.time <= until)
+        worker: _comm_seconds(records, until)
         for worker, records in run.worker_records.items()
         if any(r.comm_seconds is not None for r in records)
     }
@@ -100,6 +100,17 @@ def worker_comm_seconds(run: Run, until: float = math.inf) -> dict[int, float]:
         if span.kind == "exchange" and span.start <= until:
             spans[span.worker] = spans.get(span.worker, 0.0) + span.end - span.start
     return spans
+
+
+def _comm_seconds(records: Sequence[Record], until: float) -> float:
+    """Seconds of communication up to a moment; of the record that it falls into, its share."""
+    total, before = 0.0, 0.0
+    for record in records:
+        length = record.time - before
+        share = min(1.0, (until - before) / length) if length > 0 else float(until >= before)
+        total += max(0.0, share) * (record.comm_seconds or 0.0)
+        before = record.time
+    return total
 
 
 def _setting_the_target(runs: Sequence[Run], objective: str) -> Sequence[Run]:
@@ -158,7 +169,7 @@ def _one(run: Run, label: str, objective: str | None, target: float | None) -> S
     seconds = worker_comm_seconds(run, until)
     mean = sum(seconds.values()) / len(seconds) if seconds else None
     if mean is None and any(r.comm_seconds is not None for r in run.records):
-        mean = sum(r.comm_seconds or 0.0 for r in run.records if r.time <= until)
+        mean = _comm_seconds(run.records, until)
     return Summary(
         label=label,
         strategy=run.header.strategy,

@@ -138,7 +138,7 @@ _ALL = (
         build=exact.local,
         mixings=("average",),
         color="#A6761D",
-        page_colors=("#7a5c3e", "#d0ae8a"),
+        page_colors=("#8a4b00", "#e0a25e"),
         marker="h",
     ),
     Strategy(
