@@ -108,7 +108,11 @@ class Player:
         return flat.numpy().copy(), donor
 
 
-@pytest.mark.parametrize(("strategy", "mixing"), cases.STRATEGIES)
+# One-way messages cannot do without a worker: on_loss="continue" refuses them.
+MEETINGS = [case for case in cases.STRATEGIES if case[1] != "push"]
+
+
+@pytest.mark.parametrize(("strategy", "mixing"), MEETINGS)
 def test_the_simulator_plays_what_happened(strategy, mixing) -> None:
     plan = cases.make_plan(strategy, mixing)
     assert LINK in plan.topology.links

@@ -117,11 +117,13 @@ class Meetings:
         return "held"
 
     def _confirm(self, meeting: Meeting) -> None:
-        # Only the other's byte is waited for: it may be gone as soon as it has ours.
+        # The other may be gone as soon as it has our byte: its own is asked for before ours leaves,
+        # and it alone is waited for.
         peer, byte = meeting.peer, torch.uint8
-        self._place.post([Message(peer=peer, tag=_CONFIRM, outgoing=torch.ones(1, dtype=byte))])
         theirs = Message(peer=peer, tag=_CONFIRM, incoming=torch.empty(1, dtype=byte))
-        self._place.post([theirs]).wait(self._exchange.timeout)
+        pending = self._place.post([theirs])
+        self._place.post([Message(peer=peer, tag=_CONFIRM, outgoing=torch.ones(1, dtype=byte))])
+        pending.wait(self._exchange.timeout)
 
 
 def _copy(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
