@@ -145,6 +145,7 @@ def test_a_saved_plan_is_used(tmp_path):
         (["-e", "-3"], "epochs must be 1 or more, not -3"),
         (["--lr", "0"], "learning rate must be above 0"),
         (["--device", "tpu"], "cpu or cuda"),
+        (["--seed", "1", "--seed", "1"], "name each choice once"),
         (["--format", "gif"], "gif"),
     ],
 )
