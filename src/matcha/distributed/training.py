@@ -82,6 +82,7 @@ class Training:
             plan,
             transport=transport,
             overlap=settings.rule == "footnote",
+            momentum=settings.momentum,
             on_span=self._trace,
             **options,
         )
@@ -310,8 +311,8 @@ def _check(task: Task, plan: PlanLike, settings: Settings) -> None:
         raise InputError(
             f"the plan is for {plan.num_workers} workers and the task for {task.num_workers}."
         )
-    if settings.momentum != "local" or settings.wire is not None:
-        raise InputError("real workers have local momentum and the plan's own messages so far.")
+    if settings.wire is not None:
+        raise InputError("real workers send what the plan's wire says: give it to matcha.plan.")
     execution = settings.execution
     usual = Execution(device=execution.device, precision=execution.precision)
     if execution != usual or settings.delays != Delays():
