@@ -7,7 +7,7 @@ import pytest
 import matcha
 from matcha import families
 from matcha.errors import InputError
-from matcha.strategies import DECOMPOSITIONS, EFFORTS
+from matcha.strategies import DECOMPOSITIONS, EFFORTS, Request
 from matcha.strategies.vanilla import build
 from matcha.timing import Units
 
@@ -40,10 +40,19 @@ def test_a_strategy_is_given_what_was_asked_for(asked):
 
 
 def test_what_was_not_asked_for_is_left_to_the_strategy(asked):
-    request = asked(budget=0.5)
-    assert request.matchings is request.probabilities is request.rounds is None
-    assert request.alpha is request.weights is None
-    assert (request.decomposition, request.effort) == ("matchings", "default")
+    given = asked(budget=0.5)
+    assert given.matchings is given.probabilities is given.rounds is None
+    assert given.alpha is given.weights is None
+    # A request made by hand is the same as one that `plan` made of nothing but what it must have.
+    bare = Request(
+        topology=families.ring(4),
+        budget=0.5,
+        strategy="mine",
+        seed=0,
+        mixing="laplacian",
+        timing=Units(),
+    )
+    assert given == bare
 
 
 def test_every_choice_there_is_can_be_asked_for_and_no_other(asked):

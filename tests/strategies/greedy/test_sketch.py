@@ -35,7 +35,8 @@ def test_a_cycle_that_leaves_workers_out_is_covered(directed):
 
 
 def test_the_estimated_error_is_the_exact_one():
-    net = network(families.torus(4, 4), Fraction(1))
+    # In half of the iterations nobody talks, and noise piles up.
+    net = network(families.torus(4, 4), Fraction(1, 2))
     rng = np.random.default_rng(0)
     matchings = tuple(net.heaviest(rng.random(len(net.links))) for _ in range(12))
     cycle = Candidate(network=net, matchings=matchings, costs=(Fraction(1),) * 12, weight=0.5)
