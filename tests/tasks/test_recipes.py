@@ -15,15 +15,21 @@ def test_every_recipe_trains_an_epoch_on_tiny_data(name, tmp_path):
     write_cifar100(tmp_path)
     write_ptb(tmp_path, sentences=500)
     chosen = recipe(name)
-    small = {"cifar10": "resnet8", "cifar100": "resnet8", "ptb": "lstm-small"}.get(name)
+    small = {
+        "cifar10": "resnet8",
+        "cifar100": "resnet8",
+        "ptb": "lstm-small",
+        "ptb-transformer": "transformer-small",
+    }.get(name)
+    whole = name in ("ptb", "ptb-transformer", "quadratic")
     task = chosen.task(
         Choices(
             num_workers=8,
             data=tmp_path,
             model=small,
             batch_size=None if name == "quadratic" else 2,
-            num_train=None if name in ("ptb", "quadratic") else 32,
-            num_test=None if name in ("ptb", "quadratic") else 8,
+            num_train=None if whole else 32,
+            num_test=None if whole else 8,
         )
     )
     settings = Settings(epochs=1, schedule=chosen.schedule(1), optimizer=chosen.optimizer)

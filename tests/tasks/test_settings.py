@@ -28,8 +28,8 @@ def test_settings_refuse_nonsense(choices):
 def test_a_run_is_over_at_its_end_its_target_or_its_divergence():
     settings = Settings(epochs=3, target_loss=0.5)
     assert not settings.is_over(0, None)
-    assert not settings.is_over(2, 0.6)
-    assert settings.is_over(2, 0.5)
+    assert not settings.is_over(2, 0.4, [0.6, 0.5])
+    assert settings.is_over(2, 0.6, [0.6, 0.5, 0.4])
     assert settings.is_over(3, 0.6)
     assert settings.is_over(1, math.nan)
 
