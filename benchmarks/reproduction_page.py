@@ -24,7 +24,8 @@ RUNS = RESULTS / "reproduction"
 IMAGES = ROOT / "docs" / "images"
 PAGE = ROOT / "docs" / "reproduction.md"
 SIMULATION = ROOT / "docs" / "simulation.md"
-BEGIN, END = "<!-- begin:digits -->", "<!-- end:digits -->"
+# Not `begin:`, which names a table that tools/figures.py fills.
+BEGIN, END = "<!-- digits from here -->", "<!-- digits to here -->"
 LONG = ("cifar100-long", "cifar100-wide", "cifar10-long", "ptb-long")
 """Lists of runs at the paper's length."""
 
