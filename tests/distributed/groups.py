@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.state_dict_loader import load as load_dcp
+from torch.distributed.checkpoint.state_dict_saver import save as save_dcp
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -150,12 +151,12 @@ def check_dcp(model: nn.Module, mesh: DeviceMesh, folder: Path) -> None:
     """Each worker saves its own model, all its processes together, and loads it again."""
     before = whole(model)
     group = mesh["gpu"].get_group()
-    dcp.save({"model": model.state_dict()}, checkpoint_id=folder, process_group=group)
+    save_dcp({"model": model.state_dict()}, checkpoint_id=folder, process_group=group)
     with torch.no_grad():
         for p in model.parameters():
             p.zero_()
     state = {"model": model.state_dict()}
-    dcp.load(state, checkpoint_id=folder, process_group=group)
+    load_dcp(state, checkpoint_id=folder, process_group=group)
     model.load_state_dict(state["model"])
     assert np.array_equal(whole(model), before)
 

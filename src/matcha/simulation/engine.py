@@ -303,7 +303,8 @@ class Engine:
         round, follows = self._rounds[index], type(self.following) is not Following
         self._run("gradients")
         self._run("step" if self.rule == "eq2" else "direct")
-        if round:
+        # Push-sum's x follows every step, also where nobody talks: z = x/ω divides it by ω.
+        if round or isinstance(self.mixing, PushMixing):
             self.mixing.mix(index)
         if self.rule == "footnote":
             self._run("apply")
