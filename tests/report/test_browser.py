@@ -104,8 +104,13 @@ def test_the_strategies_stand_side_by_side_at_the_sliders_budget(page):
     for strategy, points in net["strategies"].items():
         cells = page.locator(f"#side-by-side tr[data-strategy={strategy}] td").all_text_contents()
         point = points[2] if len(points) > 1 else points[0]
+        if strategy == "silent":  # never settles
+            assert (cells[0], point["error"]) == ("–", None)
+            continue
         assert float(cells[0]) == pytest.approx(point["error"], rel=1e-3)
-        assert float(cells[2]) == pytest.approx(point["rho"], abs=6e-5)
+        rho, over = cells[2].split()
+        assert float(rho) == pytest.approx(point["rho"], abs=6e-5)
+        assert over in ("step", "cycle")
 
 
 def test_hover_and_focus_show_a_links_numbers(page):
@@ -189,7 +194,8 @@ def test_every_chart_has_a_legend(page):
     page.wait_for_selector("html[data-complete]", state="attached")
     for chart in ("chart-error", "chart-rho", "chart-consensus", "chart-loads"):
         figure = page.locator(f"figure[data-chart={chart}]")
-        assert figure.locator(".keys li").all_text_contents()[-1].strip() in ("greedy", "matcha")
+        names = {name.strip() for name in figure.locator(".keys li").all_text_contents()}
+        assert {"greedy", "matcha"} <= names
     assert page.locator("#legend label").count() == 4
     assert page.locator("#kinds li").count() == 3
 
