@@ -53,7 +53,9 @@ def test_training_can_be_watched_and_leaves_a_report(tmp_path):
 
 @pytest.mark.slow
 def test_a_watched_worker_that_fails_is_quoted(tmp_path):
-    arguments = ("train", "cifar10", "--topology", "path:2", "--data", tmp_path, "--watch")
-    done = matcha_command(*arguments, "-o", tmp_path / "run", timeout=240)
-    assert done.returncode == 2  # as the worker itself: the data are not there
-    assert "worker 0 failed with exit code 2: matcha:" in done.stderr
+    arguments = ("train", "logistic", "--topology", "path:2", "--epochs", "1", "--watch")
+    broken = {"GLOO_SOCKET_IFNAME": "nosuch0"}  # what only a worker can find out
+    done = matcha_command(*arguments, "-o", tmp_path / "run", timeout=240, **broken)
+    assert done.returncode == 1  # as the worker itself
+    assert "worker 0 failed with exit code 1: RuntimeError:" in done.stderr
+    assert "nosuch0" in done.stderr

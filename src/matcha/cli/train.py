@@ -151,6 +151,7 @@ def train_command(
     _set_links(peers, rank, keys, links=links, elastic=elastic)
     machines = Hosts(number=hosts, rendezvous=rendezvous, rank=host_rank)
     plan = _plan(plan_file, topology, strategy, budget, seed)
+    machines.share(plan.num_workers)  # refused before anything is made
     if is_script:
         if is_worker():
             raise InputError("a script that is one worker is started by itself: python SCRIPT.")

@@ -44,8 +44,9 @@ class StagedPlan(Members):
 
     What a plan promises is said of each of its `levels`, not of them together.
 
-    >>> from matcha.topology import families
-    >>> staged = staged_plan(families.ring(4), {0: 0.5, 100: 0.25}, strategy="periodic")
+    >>> import matcha
+    >>> budgets = {0: 0.5, 100: 0.25}
+    >>> staged = matcha.staged_plan(matcha.families.ring(4), budgets, strategy="periodic")
     >>> [len(staged.round(k).matchings) for k in (1, 99, 101, 103)]
     [2, 2, 0, 2]
     """
