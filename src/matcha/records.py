@@ -27,6 +27,15 @@ OLD_SCHEMA = "matcha.run/1"
 """Of 0.1, whose `train_loss` was the workers' own."""
 LOST = 1e8
 """A loss from here on is divergence, even where arithmetic still has a number for it."""
+MODEL_FIGURES = (
+    "train_loss",
+    "worker_loss",
+    "test_loss",
+    "test_accuracy",
+    "consensus_distance",
+    "predicted_consensus",
+)
+"""The fields of a record that speak of the workers' models: a diverged run has none."""
 COMMAND_VARIABLE = "MATCHA_COMMAND"
 """Where a launcher leaves its own command line for the workers' records."""
 RunKind: TypeAlias = Literal["simulation", "training", "demo", "reproduction"]

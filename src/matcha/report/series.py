@@ -9,18 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from matcha.records import Record, Run
+from matcha.records import MODEL_FIGURES, Record, Run
 
-METRICS = (
-    "train_loss",
-    "worker_loss",
-    "test_loss",
-    "test_accuracy",
-    "consensus_distance",
-    "predicted_consensus",
-    "gradient_norm",
-    "gradient_bound",
-)
+METRICS = (*MODEL_FIGURES, "gradient_norm", "gradient_bound")
 AXES = ("iteration", "epoch", "time", "comm_units")
 
 

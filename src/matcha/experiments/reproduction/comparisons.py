@@ -7,18 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from matcha.experiments.reproduction.trials import Result
+from matcha.records import MODEL_FIGURES
 from matcha.tasks.delays import Delays
-
-_OF_THE_MODEL = frozenset(
-    (
-        "train_loss",
-        "worker_loss",
-        "test_loss",
-        "test_accuracy",
-        "consensus_distance",
-        "predicted_consensus",
-    )
-)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,7 +66,7 @@ class Results:
         A run that diverged has no final model: what was measured before does not count, it is NaN.
         """
         runs = self.seeds(topology, label)
-        if name in _OF_THE_MODEL and any(result.diverged for result in runs):
+        if name in MODEL_FIGURES and any(result.diverged for result in runs):
             return math.nan
         return _mean(result.final(name) for result in runs)
 
