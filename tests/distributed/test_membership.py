@@ -50,14 +50,14 @@ class Worker:
             self.model().backward()
             self.optimizer.step()
 
-    def tend_until(self, event: threading.Semaphore) -> None:
-        """Answer those who come back until one of them says that it is there."""
+    def tend_until(self, *events: threading.Event) -> None:
+        """Answer those who come back until all of them say that they are there."""
 
-        def is_there() -> bool:
+        def are_there() -> bool:
             self.gossip.tend()
-            return event.acquire(blocking=False)
+            return all(event.is_set() for event in events)
 
-        wait_until(is_there)
+        wait_until(are_there)
 
     def wait_for(self, *peers: int) -> None:
         """Until the links to these neighbours are up again, answering them meanwhile."""
@@ -237,7 +237,7 @@ def test_a_worker_restarted_twice_within_a_second_comes_back() -> None:
     plan = cases.make_plan("greedy", "pairwise")
     topology = plan.topology
     peers = local_peers(topology.num_workers)
-    back = threading.Semaphore(0)
+    back = threading.Event()
 
     def work(transport):
         worker = Worker(transport, plan)
@@ -249,7 +249,7 @@ def test_a_worker_restarted_twice_within_a_second_comes_back() -> None:
             transport = LinkTransport(topology, 3, peers, silence=90.0, timeout=150.0)
             worker = Worker(transport, plan)
             assert worker.gossip.iteration >= LOST
-            back.release(topology.num_workers)
+            back.set()
         else:
             worker.tend_until(back)
         worker.run(ITERATIONS)
@@ -266,7 +266,7 @@ def test_two_neighbours_that_die_together_come_back_with_living_ones_states() ->
     topology = plan.topology
     peers = local_peers(topology.num_workers)
     dead = topology.links[3]
-    back = threading.Semaphore(0)
+    back = {rank: threading.Event() for rank in dead}
 
     def work(transport):
         worker = Worker(transport, plan)
@@ -275,10 +275,10 @@ def test_two_neighbours_that_die_together_come_back_with_living_ones_states() ->
             _vanish(transport)
             transport = LinkTransport(topology, transport.rank, peers, silence=90.0, timeout=150.0)
             worker = Worker(transport, plan)
-            back.release(topology.num_workers)
+            back[transport.rank].set()
         else:
-            for _ in dead:
-                worker.tend_until(back)
+            # Nobody goes on before both are there: it would wait for one who is not, and not tend.
+            worker.tend_until(*back.values())
         worker.run(ITERATIONS)
         finite = all(bool(torch.isfinite(p).all()) for p in worker.model.parameters())
         worker.gossip.detach()

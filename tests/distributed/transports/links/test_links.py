@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -180,3 +182,40 @@ def test_the_table_knows_losses_islands_and_returns() -> None:
     assert reborn.raise_link(2, tables[2].versions[1, 2]) == tables[2].raise_link(1, 1) == 4
     # What is said of its own link by others who are behind is put right.
     assert reborn.merge({(0, 1): 8}) == {(0, 1): 9}
+
+
+def test_a_neighbour_that_is_held_up_is_not_the_only_one_asked_for_a_state() -> None:
+    topology = families.ring(3)
+    peers = local_peers(3)
+    met, done = threading.Barrier(3), threading.Event()
+
+    def work(transport):
+        transport.start_at(0)
+        met.wait(150)
+        if transport.rank == 0:  # alive, but between two steps for long: it answers nobody
+            assert done.wait(150)
+        elif transport.rank == 1:
+            while not done.is_set():
+                if transport.asks:
+                    transport.give_state([b"of worker 1"])
+                time.sleep(0.01)
+        else:
+            transport.close()
+            late = LinkTransport(topology, 2, peers, silence=90.0, timeout=150.0)
+            try:
+                return late.ask_for_state(150.0)
+            finally:
+                done.set()
+                late.close()
+        return None
+
+    assert run_linked(topology, work, peers=peers)[2] == (1, b"of worker 1")
+
+
+def test_those_who_have_no_state_are_not_asked_for_one() -> None:
+    def work(transport):
+        with pytest.raises(ExchangeError, match="no neighbour gave its state"):
+            transport.ask_for_state(0.5)
+        return transport.asks
+
+    assert run_linked(families.complete(4), work) == [[]] * 4

@@ -150,6 +150,11 @@ class Channel:
             # Not SSLSocket.shutdown, which would forget the TLS layer under the other thread.
             socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
+    def refuse(self) -> None:
+        """End a connection that nobody reads or writes yet."""
+        self.shut()
+        self._socket.close()
+
     def leave(self) -> None:
         """The reader and the writer call this when they have ended; the last closes the socket."""
         with self._lock:

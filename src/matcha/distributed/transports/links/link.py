@@ -76,11 +76,15 @@ class Link:
     """The first iteration whose meetings this worker takes part in here, once it said so."""
     their_next: int | None = None
     is_up: bool = False
+    runs: bool = False
+    """Whether the neighbour had a state when the link was made, which it may give."""
     ended: str | None = None
     """Why it has ended, as the end of a sentence about the neighbour; None while it lives."""
     finished: int | None = None
     """The iteration at which the neighbour said that it had finished."""
     state: bytearray | None = None
+    is_giving: bool = False
+    """Whether a state is on its way from there."""
     is_waited_for: bool = False
     """Whether bytes wait here for this worker to ask for them: silence then means nothing."""
     bytes_sent: int = 0
@@ -188,6 +192,7 @@ class Link:
                 elif kind is not Kind.BEAT:
                     if size > _MOST_SAID and kind not in _LARGE:
                         raise ClosedError(f"sent {size} bytes of {kind.name.lower()}")
+                    self.is_giving |= kind is Kind.STATE
                     content = bytearray(size)
                     self.channel.receive_into(memoryview(content))
                     self.owner.heard(self, kind, tag, content)

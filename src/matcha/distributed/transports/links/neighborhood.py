@@ -191,10 +191,12 @@ class Neighborhood:
 
     def _add_link(self, peer: int, channel: Channel, mine: bool, theirs: bool) -> None:
         with self.lock:
+            if not self.is_open:  # closed while it dialled: a link that nobody would ever end
+                return channel.refuse()
             before = self.links.get(peer)
             if before is not None:
                 self.lost(before, "came back on a new connection")
-            link = Link(self, peer, channel, self.speeds[peer])
+            link = Link(self, peer, channel, self.speeds[peer], runs=theirs)
             self.links[peer] = link
             if theirs and not mine and not self.is_running:
                 self.is_late = True

@@ -9,7 +9,7 @@ import torch
 
 from matcha.distributed.keys import Keys
 from matcha.distributed.transports.links.channel import Kind
-from matcha.distributed.transports.links.link import Ticket
+from matcha.distributed.transports.links.link import Link, Ticket
 from matcha.distributed.transports.links.neighborhood import Change, Neighborhood
 from matcha.distributed.transports.links.peers import Peers
 from matcha.distributed.transports.transport import Buffer, Message, Pending, Transport
@@ -17,6 +17,8 @@ from matcha.errors import ExchangeError, InputError, PeerLostError
 from matcha.topology import Topology
 
 __all__ = ["LinkTransport"]
+
+_ASK_ANOTHER = 2.0  # seconds after which a neighbour that gives no state is not alone asked for it
 
 
 class LinkTransport(Transport):
@@ -179,22 +181,31 @@ class LinkTransport(Transport):
             ExchangeError: nobody gave one in time.
         """
         end = time.monotonic() + timeout
+        asked: list[Link] = []
+        again = 0.0
         with (near := self.neighborhood).lock:
-            while time.monotonic() < end:
-                link = next((li for _, li in sorted(near.links.items()) if not li.is_up), None)
-                if link is not None:
-                    link.send(Kind.ASK)
-                    while link.ended is None and link.state is None and time.monotonic() < end:
-                        near.changed.wait(0.2)
+            while (now := time.monotonic()) < end:
+                for link in asked:
                     if link.state is not None:
                         return link.peer, link.state
-                    if link.finished is not None:
-                        raise ExchangeError(
-                            f"the run is over: {self.name(link.peer)} {link.ended}."
-                        )
-                else:
-                    near.changed.wait(0.2)
+                self._check_not_over(asked)
+                asked = [link for link in asked if link.ended is None]
+                # Two that come back together have nothing to give each other, and would wait
+                # for each other. One who has may be held up: then the next is asked, too.
+                able = [link for _, link in sorted(near.links.items()) if link.runs]
+                other = next((link for link in able if link not in asked), None)
+                is_due = now > again and not any(link.is_giving for link in asked)
+                if other is not None and (is_due or not asked):
+                    other.send(Kind.ASK)
+                    asked.append(other)
+                    again = now + _ASK_ANOTHER
+                near.changed.wait(0.2)
         raise ExchangeError(f"no neighbour gave its state within {timeout:g} s.")
+
+    def _check_not_over(self, asked: Sequence[Link]) -> None:
+        gone = [link for link in asked if link.ended is not None and link.finished is not None]
+        if gone and len(gone) == len(asked):
+            raise ExchangeError(f"the run is over: {self.name(gone[0].peer)} {gone[0].ended}.")
 
     def give_state(self, contents: Sequence[Buffer]) -> None:
         """Answer everybody who asked for this worker's state."""
