@@ -2,7 +2,7 @@
 
     python benchmarks/tuning.py             # ten tasks, about fifteen minutes of one core
     python benchmarks/tuning.py --quick     # one task, few combinations; writes nothing
-    python benchmarks/tuning.py --seconds 400     # stop after a while; the same command goes on
+    python benchmarks/tuning.py --seconds 400     # begin no task later; the same command goes on
 
 For each task every combination trains, on seeds that tuning did not see, until the average model
 holds the target: the training loss that exact averaging holds after two thirds of its epochs. Time
@@ -17,6 +17,7 @@ import argparse
 import json
 import math
 import os
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -37,11 +38,39 @@ from matcha.tasks.tensors import TensorTask
 from matcha.tuning import TunedPoint, Tuning
 
 RESULTS = Path(os.environ.get("MATCHA_RESULTS", Path(__file__).parent / "results"))
+PARTS = RESULTS / "tuning-trials.jsonl"
+"""Single trials of a benchmark that is not finished."""
 BUDGETS = (0.005, 0.02, 0.05, 0.1, 0.3, 1.0)
 WIRES = ("float32", "modulo:8", "modulo:4", "modulo:3")
 STRATEGIES = ("greedy", "matcha", "vanilla")
 TRIAL_SEED, SEEDS = 0, (1, 2)
 NEAR = 0.15
+
+
+class Remembered:
+    """Trials whose answers are kept in a file, so that a benchmark that was stopped goes on."""
+
+    def __init__(self, trials: TaskTrials, name: str) -> None:
+        self.trials, self.name = trials, name
+        self.exact_iterations = trials.exact_iterations
+        lines = PARTS.read_text().splitlines() if PARTS.exists() else []
+        self.known = {
+            label: (limit, math.inf if needed is None else needed)
+            for whose, label, limit, needed in map(json.loads, lines)
+            if whose == name
+        }
+
+    def __call__(self, plan: Plan, limit: float) -> float:
+        """As the trials'; what is known needs none."""
+        label = f"{plan.strategy} {plan.budget:g} {plan.wire.name}"
+        tried, needed = self.known.get(label, (0.0, math.inf))
+        if math.isinf(needed) and tried < limit:
+            needed = self.trials(plan, limit)
+            self.known[label] = (limit, needed)
+            kept = [self.name, label, limit, None if math.isinf(needed) else needed]
+            with PARTS.open("a") as file:
+                file.write(json.dumps(kept) + "\n")
+        return needed if needed <= limit else math.inf
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,16 +88,17 @@ class Workload:
     optimizer: Optimizer = field(default_factory=SGD)
     epochs: int = 12
 
-    def trials(self, seed: int) -> TaskTrials:
+    def trials(self, seed: int) -> Remembered:
         """Training in earnest, under a seed."""
         graph = families.parse(self.topology)
         settings = Settings(
             epochs=self.epochs, schedule=Constant(base=self.rate), optimizer=self.optimizer
         )
-        return TaskTrials(self.make(graph.num_workers, seed), graph, settings)
+        trials = TaskTrials(self.make(graph.num_workers, seed), graph, settings)
+        return Remembered(trials, f"{self.name}, seed {seed}")
 
     def tune(
-        self, trials: TaskTrials | None, wires: Sequence[str], budgets: Sequence[float]
+        self, trials: Remembered | None, wires: Sequence[str], budgets: Sequence[float]
     ) -> Tuning:
         """The choice, by theory alone without trials."""
         return matcha.tune(
@@ -185,7 +215,7 @@ def verify(
 class Measure:
     """Mean seconds to the target over the seeds; what cannot beat a limit ends early."""
 
-    def __init__(self, workload: Workload, trials: Sequence[TaskTrials]) -> None:
+    def __init__(self, workload: Workload, trials: Sequence[Remembered]) -> None:
         self.workload, self.trials = workload, trials
 
     def __call__(self, point: TunedPoint, limit: float) -> float:
@@ -243,14 +273,16 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def main() -> None:
+    global PARTS
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--again", action="store_true", help="forget earlier results")
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin no task after these")
     options = parser.parse_args()
     if options.quick:
-        rows = [verify(WORKLOADS[0], ("float32", "modulo:4"), (0.02, 0.3), seeds=(1,))]
-        print(table(rows))
+        with tempfile.TemporaryDirectory() as folder:
+            PARTS = Path(folder) / PARTS.name
+            print(table([verify(WORKLOADS[0], WIRES[::2], (0.02, 0.3), seeds=(1,))]))
         return
     path = RESULTS / "tuning.json"
     RESULTS.mkdir(parents=True, exist_ok=True)
@@ -265,6 +297,8 @@ def main() -> None:
         done[workload.name] = plain
         print(line(plain), f"({time.monotonic() - started:.0f} s)", flush=True)
         path.write_text(json.dumps(list(done.values()), indent=1) + "\n")
+    if len(done) == len(WORKLOADS):
+        PARTS.unlink(missing_ok=True)
     (RESULTS / "tuning.txt").write_text(table(list(done.values())) + "\n")
     print(table(list(done.values())))
 

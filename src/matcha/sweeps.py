@@ -133,8 +133,7 @@ def combinations(
     found = []
     for name in dict.fromkeys(strategies):
         strategy = strategy_named(name)
-        wireless = strategy.is_control or strategy.mixings == ("average",)
-        for wire in ("float32",) if wireless else dict.fromkeys(wires):
+        for wire in dict.fromkeys(wires) if strategy.takes_wire else ("float32",):
             enough = False
             for budget in strategy.budgets(budgets):
                 check_budget(budget)

@@ -62,7 +62,8 @@ def sweep_command(
     check_free(plot, force)
     if plot is not None:
         figures.check_format(plot)
-    graph = families.parse(topology)
+    with patient_progress("reading the network"):
+        graph = families.parse(topology)
     with patient_progress("sweeping") as progress:
         points = sweep(
             graph,

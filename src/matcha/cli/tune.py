@@ -117,7 +117,8 @@ def tune_command(
     check_page(page)
     if plot is not None:
         figures.check_format(plot)
-    graph = families.parse(topology)
+    with patient_progress("reading the network"):
+        graph = families.parse(topology)
     problem = Problem(
         smoothness=smoothness,
         strong_convexity=strong_convexity,
