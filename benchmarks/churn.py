@@ -2,13 +2,18 @@
 
     python benchmarks/churn.py --output benchmarks/results/churn-kill
     python benchmarks/churn.py --fault stop --output benchmarks/results/churn-stop
+    sudo python benchmarks/churn.py --fault cut --pause 3 --output benchmarks/results/churn-cut
+    sudo python benchmarks/churn.py --fault sever --output benchmarks/results/churn-sever
 
 Eight real processes train digits over links of their own (TLS, a certificate each). Every ten
 seconds one of them, rank 0 too, is killed (SIGKILL) and started again after five, or stopped
-(SIGSTOP) for five. A worker keeps a pace, so that seconds and iterations go together. Counted are
-the loss of the final average model on all training data beside that of the undisturbed run, the
-longest stall of a survivor, how long a worker was away, meetings left out and whether each has an
-explanation (one of its ends was away, or had just come back), and by how much the sum of the
+(SIGSTOP) for five; or each worker is a network namespace and a wire between two of them is taken
+down (`ip link set down`), for three seconds (cut) or for good (sever) as long as the rest hangs
+together. A worker keeps a pace, so that seconds and iterations go together; the undisturbed run
+is the same training with workers as threads, iteration by iteration. Counted are the loss of the
+final average model on all training data beside that of the undisturbed run, the longest stall of a
+survivor, how long a worker or a link was away, meetings left out, stalls, and whether each has an
+explanation (an end or the link was away, or had just come back), and by how much the sum of the
 survivors can have shifted: a meeting whose last byte was lost shifts nothing if the other end died.
 """
 
@@ -17,30 +22,43 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import random
 import signal
+import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from matcha import Plan, families, plan
-from matcha.distributed import Gossip
-from matcha.distributed.environment import LOSS_VARIABLE, default_transport
+from matcha import Plan, Topology, families, plan
+from matcha.distributed import Gossip, Peers, Transport, run_threads
+from matcha.distributed.environment import (
+    KEYS_VARIABLE,
+    LOSS_VARIABLE,
+    PEERS_VARIABLE,
+    default_transport,
+)
 from matcha.distributed.exchange import Meeting
 from matcha.distributed.keys import new_keys
 from matcha.distributed.launch import local_links
 from matcha.distributed.local_workers import LocalWorkers
 from matcha.distributed.meetings import Outcome
+from matcha.distributed.transports.links.peers import DEFAULT_PORT
 from matcha.tasks.recipes import Choices, recipe
 
+sys.path.insert(0, str(Path(__file__).parent / "network"))
+from faults import Fault, Who, disturb, victims
+from namespaces import Network
+
 NUM_WORKERS = 8
+LAST = 100  # iterations at the end that begin when all are there
 STALL = 0.25  # seconds from which on a gap between two iterations is written down
-AROUND = 1.5  # seconds around an absence in which a meeting may be left out because of it
+AROUND = 2.0  # seconds around an absence in which it may hold up others: silence, and news of it
+GIGABIT = 0.008  # seconds a megabyte
 RATE, MOMENTUM, DECAY = 0.05, 0.9, 2e-2
 
 
@@ -48,54 +66,74 @@ RATE, MOMENTUM, DECAY = 0.05, 0.9, 2e-2
 
 
 class Diary:
-    """What a worker saw, a line at a time: a kill loses nothing that was written."""
+    """What a worker saw, a line at a time: a kill loses nothing that was written.
+
+    Times are those of the monotonic clock, which all processes of a machine share.
+    """
 
     def __init__(self, folder: Path, rank: int) -> None:
         self._file = (folder / f"diary-{rank}.jsonl").open("a", buffering=1, encoding="utf-8")
+        self._met: list[int] = []
 
     def note(self, what: str, **facts: Any) -> None:
         """Write a line."""
-        self._file.write(json.dumps({"what": what, "time": time.time(), **facts}) + "\n")
+        self._file.write(json.dumps({"what": what, "time": time.monotonic(), **facts}) + "\n")
+
+    def meeting(self, iteration: int, meeting: Meeting, outcome: Outcome, shift: float) -> None:
+        """As `Meetings.on_meeting`."""
+        if outcome == "held":
+            self._met.append(meeting.peer)
+        else:
+            self.note(outcome, iteration=iteration, peer=meeting.peer, shift=shift)
+
+    def step(self, seconds: float, iteration: int) -> None:
+        """An iteration is over; a long one is a stall."""
+        self.note("stall" if seconds > STALL else "step", seconds=seconds, iteration=iteration,
+                  met=self._met)  # fmt: skip
+        self._met = []
+
+
+def make_task() -> Any:
+    task = recipe("digits").task(Choices(num_workers=NUM_WORKERS))
+    task.to(torch.device("cpu"), torch.float32)
+    return task
+
+
+def join(transport: Transport, chosen: Plan, task: Any) -> Gossip:
+    model = task.model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=MOMENTUM, weight_decay=DECAY)
+    return Gossip(model, optimizer, chosen, transport=transport, deadline=60)
 
 
 def work(folder: Path, iterations: int, pace: float) -> None:
     torch.set_num_threads(1)
-    chosen = Plan.load(folder / "plan.json")
-    task = recipe("digits").task(Choices(num_workers=NUM_WORKERS))
-    task.to(torch.device("cpu"), torch.float32)
-    model = task.model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=MOMENTUM, weight_decay=DECAY)
+    chosen, task = Plan.load(folder / "plan.json"), make_task()
     transport = default_transport(chosen.topology)
-    rank = transport.rank
-    diary = Diary(folder, rank)
-    gossip = Gossip(model, optimizer, chosen, transport=transport, deadline=60)
+    gossip = join(transport, chosen, task)
     assert gossip.meetings is not None
-
-    def note(iteration: int, meeting: Meeting, outcome: Outcome, shift: float) -> None:
-        if outcome != "held":
-            diary.note(outcome, iteration=iteration, peer=meeting.peer, shift=shift)
-
-    gossip.meetings.on_meeting = note
+    diary = Diary(folder, transport.rank)
+    gossip.meetings.on_meeting = diary.meeting
     diary.note("joined", iteration=gossip.iteration)
-    train(gossip, task, diary, iterations, pace)
-    diary.note(
-        "ended",
-        held=gossip.meetings.held,
-        sockets=transport.num_sockets(),  # type: ignore[attr-defined]
-        members=gossip.members,
-    )
+    train(gossip, task, iterations, pace, diary.step)
+    sockets = transport.num_sockets()  # type: ignore[attr-defined]
+    diary.note("ended", sockets=sockets, members=gossip.members)
     average = gossip.averaged_model()
-    if rank == min(gossip.members):
+    if gossip.rank == min(gossip.members):
         (folder / "loss").write_text(str(loss_of(average, task)))
     gossip.detach()
     transport.close()
 
 
-def train(gossip: Gossip, task: Any, diary: Diary, iterations: int, pace: float) -> None:
+def train(
+    gossip: Gossip, task: Any, iterations: int, pace: float, note: Callable[[float, int], None]
+) -> None:
     steps, tables, epoch = task.steps_per_epoch, {}, -1
-    last = time.time()
+    last = time.monotonic()
     while gossip.iteration < iterations:
         k = gossip.iteration
+        if k == iterations - LAST:
+            wait_for_all(gossip)
+            last = time.monotonic()
         if k // steps != epoch:
             epoch = k // steps
             tables = {name: torch.from_numpy(t) for name, t in task.tables(epoch).items()}
@@ -106,11 +144,18 @@ def train(gossip: Gossip, task: Any, diary: Diary, iterations: int, pace: float)
         gossip.optimizer.zero_grad()
         loss.backward()
         gossip.optimizer.step()
-        now = time.time()
-        if now - last > STALL:
-            diary.note("stall", seconds=now - last, iteration=gossip.iteration)
+        now = time.monotonic()
+        note(now - last, gossip.iteration)
         time.sleep(max(0.0, pace - (now - last)))
-        last = time.time()
+        last = time.monotonic()
+
+
+def wait_for_all(gossip: Gossip) -> None:
+    """A slow machine may still be starting the last one again when training is nearly over."""
+    end = time.monotonic() + 200
+    while len(gossip.members) < NUM_WORKERS and time.monotonic() < end:
+        gossip.tend()
+        time.sleep(0.01)
 
 
 def loss_of(model: torch.nn.Module, task: Any) -> float:
@@ -127,123 +172,167 @@ def loss_of(model: torch.nn.Module, task: Any) -> float:
     return total / count
 
 
-# -- faults ----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
-    """One worker was away."""
-
-    worker: int
-    start: float
-    end: float
-    """When it was started again, or went on."""
-
-
-def disturb(
-    workers: LocalWorkers, fault: str, seconds: float, period: float, pause: float, seed: int
-) -> list[Fault]:
-    """Kill or stop a worker every `period` seconds; returns what was done."""
-    rng = random.Random(seed)
-    order = [0] + [rng.randrange(NUM_WORKERS) for _ in range(1000)]
-    begin, faults = time.time(), []
-    for number in range(int((seconds - pause - 10) // period)):
-        _sleep_until(begin + number * period)
-        victim = order[number]
-        process = workers.processes[victim]
-        if process.poll() is not None:
-            continue
-        start = time.time()
-        process.send_signal(signal.SIGSTOP if fault == "stop" else signal.SIGKILL)
-        _sleep_until(start + pause)
-        end = time.time()
-        if fault == "stop":
-            process.send_signal(signal.SIGCONT)
-        else:
-            workers.restart(victim)
-        faults.append(Fault(worker=victim, start=start, end=end))
-    return faults
-
-
-def _sleep_until(moment: float) -> None:
-    time.sleep(max(0.0, moment - time.time()))
-
-
 # -- the whole -------------------------------------------------------------------------------------
 
 
-def run(
-    folder: Path, options: argparse.Namespace, chosen: Plan, fault: str | None
-) -> dict[str, Any]:
-    """One run, disturbed or not."""
-    folder.mkdir()
+def calm(chosen: Plan, iterations: int) -> float:
+    """The loss of the undisturbed run."""
+
+    def body(transport: Transport) -> float:
+        task = make_task()
+        with join(transport, chosen, task) as gossip:
+            train(gossip, task, iterations, 0.0, lambda seconds, iteration: None)
+            average = gossip.averaged_model()
+        return loss_of(average, task) if transport.rank == 0 else 0.0
+
+    torch.set_num_threads(1)
+    return float(run_threads(NUM_WORKERS, body)[0])
+
+
+def rough(folder: Path, options: argparse.Namespace, chosen: Plan) -> dict[str, Any]:
+    """The disturbed run."""
     chosen.save(folder / "plan.json")
-    keys = folder / "keys"
-    new_keys(keys, NUM_WORKERS, days=2)
-    environment = local_links(NUM_WORKERS, folder, keys) | {LOSS_VARIABLE: "continue"}
+    new_keys(folder / "keys", NUM_WORKERS, days=2)
+    (folder / "logs").mkdir()
     iterations = int(options.seconds / options.pace)
-    pace = options.pace if fault else 0.0
-    command = [sys.executable, __file__, "--worker", str(folder), str(iterations), str(pace)]
-    with LocalWorkers(command, NUM_WORKERS, environment=environment, logs=folder / "logs") as ws:
-        _wait_for_start(folder, ws)
-        faults = []
-        if fault:
-            faults = disturb(
-                ws, fault, options.seconds, options.period, options.pause, options.seed
-            )
-        codes = ws.wait(timeout=options.seconds + 300, grace=60)
+    me = [sys.executable, __file__]
+    command = [*me, "--worker", str(folder), str(iterations), str(options.pace)]
+    order = victims(options.fault, chosen.topology, options.seed)
+    if options.fault in ("cut", "sever"):
+        faults = on_wires(folder, options, command, chosen.topology, order)
+    else:
+        faults = on_loopback(folder, options, command, order)
+    return judge(folder, faults, killed=options.fault == "kill", iterations=iterations)
+
+
+def pinned(options: argparse.Namespace) -> dict[str, Any]:
+    number = int((options.seconds - options.pause - 10) // options.period)
+    return {"number": number, "period": options.period, "pause": options.pause}
+
+
+def on_loopback(
+    folder: Path, options: argparse.Namespace, command: Sequence[str], order: Iterator[Who]
+) -> list[Fault]:
+    """Workers on this machine, killed or stopped."""
+    environment = local_links(NUM_WORKERS, folder, folder / "keys") | {LOSS_VARIABLE: "continue"}
+    logs = folder / "logs"
+    with LocalWorkers(command, NUM_WORKERS, environment=environment, logs=logs) as workers:
+        _wait_for_start(folder, lambda: any(workers.tend()))
+
+        def start(who: Who) -> bool:
+            process = workers.processes[who[0]]
+            if process.poll() is not None:
+                return False
+            process.send_signal(signal.SIGSTOP if options.fault == "stop" else signal.SIGKILL)
+            return True
+
+        def end(who: Who) -> None:
+            if options.fault == "stop":
+                workers.processes[who[0]].send_signal(signal.SIGCONT)
+            else:
+                workers.processes[who[0]].wait()
+                workers.restart(who[0])
+
+        faults = disturb(order, start, end, **pinned(options))
+        _check(workers.wait(timeout=options.seconds + 300, grace=60), logs)
+    return faults
+
+
+def on_wires(
+    folder: Path,
+    options: argparse.Namespace,
+    command: Sequence[str],
+    topology: Topology,
+    order: Iterator[Who],
+) -> list[Fault]:
+    """Workers in namespaces, their wires taken down."""
+    logs = folder / "logs"
+    wired = topology.with_link_times([GIGABIT] * len(topology.links))  # then each is a wire
+    with Network(wired, message_bytes=1_000_000) as network, ExitStack() as stack:
+        addresses = ((network.address(rank), DEFAULT_PORT) for rank in range(NUM_WORKERS))
+        Peers(addresses=tuple(addresses)).save(folder / "peers")
+        environment = {
+            PEERS_VARIABLE: str(folder / "peers"),
+            KEYS_VARIABLE: str(folder / "keys"),
+            LOSS_VARIABLE: "continue",
+        }
+        processes: list[subprocess.Popen[bytes]] = []
+        for rank in range(NUM_WORKERS):
+            log = stack.enter_context((logs / f"worker-{rank}.log").open("wb"))
+            process = network.start(rank, command, environment=environment, output=log)
+            processes.append(process)
+        _wait_for_start(folder, lambda: any(p.poll() for p in processes))
+
+        def start(who: Who) -> bool:
+            network.cut(who[0], who[1])
+            return True
+
+        end = None if options.fault == "sever" else lambda who: network.mend(*who)
+        faults = disturb(order, start, end, **pinned(options))
+        _check([process.wait(options.seconds + 300) for process in processes], logs)
+    return faults
+
+
+def _check(codes: Sequence[int], logs: Path) -> None:
     if any(codes):
-        logs = "\n".join(p.read_text()[-2000:] for p in sorted((folder / "logs").iterdir()))
-        raise SystemExit(f"workers ended with {codes}:\n{logs}")
-    return judge(folder, faults, killed=fault == "kill")
+        said = "\n".join(path.read_text()[-2000:] for path in sorted(logs.iterdir()))
+        raise SystemExit(f"workers ended with {codes}:\n{said}")
 
 
-def _wait_for_start(folder: Path, workers: LocalWorkers) -> None:
+def _wait_for_start(folder: Path, failed: Callable[[], bool]) -> None:
     end = time.monotonic() + 200
     while len(list(folder.glob("diary-*.jsonl"))) < NUM_WORKERS:
-        if time.monotonic() > end or any(workers.tend()):
+        if time.monotonic() > end or failed():
             raise SystemExit("the workers did not start")
         time.sleep(0.1)
 
 
-def judge(folder: Path, faults: list[Fault], *, killed: bool) -> dict[str, Any]:
+def judge(
+    folder: Path, faults: Sequence[Fault], *, killed: bool, iterations: int
+) -> dict[str, Any]:
     """Count what happened."""
     diaries = {
         rank: [json.loads(line) for line in _lines(folder / f"diary-{rank}.jsonl")]
         for rank in range(NUM_WORKERS)
     }
-    absences = [(f, _return(diaries[f.worker], f)) for f in faults]
-    away = [(f.worker, f.start - AROUND, back + AROUND) for f, back in absences]
+    absences = [(fault, _return(diaries, fault)) for fault in faults]
 
-    def is_away(rank: int, moment: float) -> bool:
-        return any(worker == rank and a <= moment <= b for worker, a, b in away)
+    def why(rank: int, peer: int, moment: float, around: float = AROUND) -> list[Fault]:
+        return [
+            fault
+            for fault, back in absences
+            if fault.start - around <= moment <= back + around and fault.concerns(rank, peer)
+        ]
+
+    def is_survivor(rank: int, moment: float) -> bool:
+        return not any(len(fault.who) == 1 for fault in why(rank, rank, moment))
 
     every = [(rank, note) for rank, notes in diaries.items() for note in notes]
     left_out = [(rank, n) for rank, n in every if n["what"] in ("left out", "uncertain")]
     uncertain = [(rank, n) for rank, n in left_out if n["what"] == "uncertain"]
-    unexplained = [
-        (rank, note)
-        for rank, note in left_out
-        if not is_away(rank, note["time"]) and not is_away(note["peer"], note["time"])
-    ]
-    shifts = [n["shift"] for _, n in uncertain if not (killed and is_away(n["peer"], n["time"]))]
-    stalls = [
-        note["seconds"]
-        for rank, note in every
-        if note["what"] == "stall" and not is_away(rank, note["time"])
-    ]
+    shifts = [n["shift"] for r, n in uncertain if not (killed and why(r, n["peer"], n["time"]))]
+    stalls = [(r, n) for r, n in every if n["what"] == "stall" and is_survivor(r, n["time"])]
+    # What is gone for good holds others up only when it goes.
+    over = [back if fault.end < float("inf") else fault.start for fault, back in absences]
+    disturbed = [(f.start - AROUND, o + AROUND) for f, o in zip(faults, over, strict=True)]
     ends = [next(n for n in reversed(d) if n["what"] == "ended") for d in diaries.values()]
-    returns = [back - f.start for f, back in absences]
+    steps = sum(n["what"] in ("step", "stall") for _, n in every)
+    returns = [back - f.start for f, back in absences if f.end < float("inf")]
     return {
         "loss": float((folder / "loss").read_text()),
         "faults": len(faults),
         "returned": sum(back < float("inf") for _, back in absences),
-        "longest_stall": max(stalls, default=0.0),
         "mean_return": sum(returns) / len(returns) if returns else None,
         "longest_return": max(returns, default=None),
-        "meetings_held": sum(end["held"] for end in ends),
+        "steps_not_taken": 1 - steps / (NUM_WORKERS * iterations),
+        "stalls": len(stalls),
+        "longest_stall": max((n["seconds"] for _, n in stalls), default=0.0),
+        "stalls_unexplained": sum(
+            not any(a <= n["time"] <= b + n["seconds"] for a, b in disturbed) for _, n in stalls
+        ),
+        "meetings_held": sum(len(n.get("met", ())) for _, n in every) // 2,
         "meetings_left_out": len(left_out),
-        "unexplained": len(unexplained),
+        "unexplained": sum(not why(r, n["peer"], n["time"]) for r, n in left_out),
         "last_byte_lost": len(uncertain),
         "shift_of_sum": sum(shifts),
         "members_at_end": len(ends[0]["members"]),
@@ -255,19 +344,27 @@ def _lines(path: Path) -> list[str]:
     return [line for line in path.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
 
 
-def _return(notes: list[dict[str, Any]], fault: Fault) -> float:
-    """When a worker took part again: it joined anew, or (stopped) went on with its steps."""
+def _return(diaries: dict[int, list[dict[str, Any]]], fault: Fault) -> float:
+    """When it took part again: a worker joined anew or went on, a link carried a meeting."""
+    if fault.end == float("inf"):
+        return fault.end
+    notes = diaries[fault.who[0]]
+    if len(fault.who) == 2:
+        met = (
+            n["time"] for n in notes if n["time"] > fault.end and fault.who[1] in n.get("met", ())
+        )
+        return min(met, default=float("inf"))
     joined = [n["time"] for n in notes if n["what"] == "joined" and n["time"] > fault.start]
     stalled = [n["time"] for n in notes if n["what"] == "stall" and n["time"] > fault.end]
     return min([*joined, *stalled], default=float("inf"))
 
 
 def table(result: dict[str, Any]) -> str:
-    calm, rough = result["undisturbed"], result["disturbed"]
     lines = [f"{NUM_WORKERS} workers, {result['seconds']:g} s, fault: {result['fault']}", ""]
+    lines += [f"{'loss undisturbed':<20}{_shown(result['undisturbed']['loss']):>26}"]
     lines += [
-        f"{name.replace('_', ' '):<20}{_shown(calm[name]):>26}{_shown(rough[name]):>26}"
-        for name in calm
+        f"{name.replace('_', ' '):<20}{_shown(value):>26}"
+        for name, value in result["disturbed"].items()
     ]
     lines.append(f"\nfinal average loss, disturbed over undisturbed: {result['loss_ratio']:.4f}")
     return "\n".join(lines)
@@ -279,10 +376,10 @@ def _shown(value: Any) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--fault", choices=["kill", "stop"], default="kill")
+    parser.add_argument("--fault", choices=["kill", "stop", "cut", "sever"], default="kill")
     parser.add_argument("--seconds", type=float, default=300.0)
     parser.add_argument("--period", type=float, default=10.0, help="seconds between faults")
-    parser.add_argument("--pause", type=float, default=5.0, help="seconds until a worker is back")
+    parser.add_argument("--pause", type=float, default=5.0, help="seconds until it is undone")
     parser.add_argument("--pace", type=float, default=0.1, help="seconds an iteration")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, help="write OUTPUT.json and OUTPUT.txt")
@@ -294,16 +391,16 @@ def main() -> None:
         return
     chosen = plan(families.paper("er8"), 0.3, "greedy")
     with tempfile.TemporaryDirectory() as scratch:
-        calm = run(Path(scratch) / "undisturbed", options, chosen, None)
-        rough = run(Path(scratch) / "disturbed", options, chosen, options.fault)
+        disturbed = rough(Path(scratch), options, chosen)
+    undisturbed = calm(chosen, int(options.seconds / options.pace))
     result = {
         "benchmark": "churn",
         "fault": options.fault,
         "seconds": options.seconds,
         "machine": f"{os.cpu_count()} cores",
-        "undisturbed": calm,
-        "disturbed": rough,
-        "loss_ratio": rough["loss"] / calm["loss"],
+        "undisturbed": {"loss": undisturbed},
+        "disturbed": disturbed,
+        "loss_ratio": disturbed["loss"] / undisturbed,
     }
     text = table(result)
     print(text)

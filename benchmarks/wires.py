@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import time
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from matcha.wires import Modulo
 from matcha.wires.coding import Coder
 from matcha.wires.wire import BLOCK
 
-RESULTS = Path(os.environ.get("MATCHA_RESULTS", Path(__file__).parent / "results")) / "wires.json"
+RESULTS = Path(__file__).parent / "results" / "wires.json"
 
 
 def clock(device: str) -> float:

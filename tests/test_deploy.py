@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
 import yaml
+from typer.main import get_command
 
+from matcha.cli import train
 from matcha.distributed.transports.links.peers import from_names
 
 ROOT = Path(__file__).parent.parent
@@ -59,6 +62,54 @@ def test_the_elastic_set_finds_its_pods_by_name():
     assert peers.addresses[7] == ("matcha-7.matcha", 29600)
 
 
+def test_elastic_containers_have_their_own_keys_only_and_come_back():
+    services = yaml.safe_load((ROOT / "deploy" / "compose-elastic.yaml").read_text())["services"]
+    for rank in range(4):
+        service = services[f"worker-{rank}"]
+        assert service["restart"] == "on-failure"
+        assert "--elastic" in service["entrypoint"]
+        assert f"--rank={rank}" in service["command"]
+        keys = {Path(volume.split(":")[0]).name for volume in service["volumes"]}
+        assert keys == {"job", "authority.pem", f"worker-{rank}.pem", f"worker-{rank}.key"}
+    (peers,) = {o for s in services.values() for o in s["command"] if o.startswith("--peers=")}
+    names = from_names(peers.removeprefix("--peers=").removesuffix(":29600"), len(services))
+    assert {host for host, _ in names.addresses} == set(services)
+
+
+@pytest.mark.parametrize("name", ["elastic.yaml", "kubernetes.yaml"])
+def test_manifests_are_what_kubernetes_takes(name):
+    kubernetes_validate = pytest.importorskip("kubernetes_validate")
+    for document in yaml.safe_load_all((ROOT / "deploy" / name).read_text()):
+        kubernetes_validate.validate(document, "1.30", strict=True)
+        document["spec"]["no such field"] = 1
+        with pytest.raises(kubernetes_validate.ValidationError):
+            kubernetes_validate.validate(document, "1.30", strict=True)
+
+
+def test_a_slurm_task_starts_its_worker_again(tmp_path):
+    """The script under a srun and a matcha of our own: twice it fails, then it is through."""
+    log = tmp_path / "log"
+    commands = {
+        "srun": 'while [[ "$1" == --* ]]; do shift; done; SLURM_PROCID=3 "$@"',
+        "matcha": f'echo "$@" >> {log}; [ $(wc -l < {log}) -ge 3 ]',
+        "sleep": ":",
+    }
+    for command, text in commands.items():
+        (tmp_path / command).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / command).chmod(0o755)
+    job = {"SLURM_JOB_NAME": "matcha", "SLURM_JOB_ID": "1", "PATH": f"{tmp_path}:/usr/bin:/bin"}
+    script = ROOT / "deploy" / "elastic.sbatch"
+    done = subprocess.run(
+        ["bash", str(script)], cwd=tmp_path, env=job, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(log.read_text().splitlines()) == 3
+    assert "worker 3 ended with 1: again in 2 s" in done.stderr
+    command = get_command(train.app).commands["train"]
+    known = {name for option in command.params for name in option.opts}
+    assert set(re.findall(r"--[a-z]+", log.read_text())) <= known
+
+
 def test_dockerfile_copies_what_exists_and_installs_the_extra():
     text = (ROOT / "Dockerfile").read_text()
     steps = re.sub(r"\\\n\s*", " ", text).splitlines()
@@ -73,6 +124,8 @@ def test_dockerfile_copies_what_exists_and_installs_the_extra():
     assert any("pip install" in step and ".[torch]" in step for step in steps)
 
 
-@pytest.mark.parametrize("name", ["compose.yaml", "elastic.yaml", "kubernetes.yaml"])
+@pytest.mark.parametrize(
+    "name", ["compose.yaml", "compose-elastic.yaml", "elastic.yaml", "kubernetes.yaml"]
+)
 def test_examples_say_how_to_use_them(name):
     assert (ROOT / "deploy" / name).read_text().startswith("# ")

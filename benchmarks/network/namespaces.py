@@ -127,6 +127,9 @@ class Network:
             host = self.host(here)
             _ip("-n", host, "link", "set", name, "up")
             _ip("-n", host, "route", "add", f"{self.address(there)}/32", "dev", name)
+            # A wire that is down must not be replaced by the way over the switch.
+            hole = ["blackhole", f"{self.address(there)}/32", "metric", "9999"]
+            _ip("-n", host, "route", "add", *hole)
             _in(host, "sysctl", "-qw", "net.ipv4.conf.all.rp_filter=0")
             _in(host, "sysctl", "-qw", f"net.ipv4.conf.{name}.rp_filter=0")
             _shape(host, name, mbps)
@@ -187,6 +190,21 @@ class Network:
             for rank in range(self.topology.num_workers)
         ]
         return [process.wait(timeout) for process in started]
+
+    def cut(self, i: int, j: int) -> None:
+        """Take the wire of a link down at one end."""
+        _ip("-n", self.host(i), "link", "set", self._wire(i, j), "down")
+
+    def mend(self, i: int, j: int) -> None:
+        """Put a wire that was cut up again; the route through it went with it."""
+        name = self._wire(i, j)
+        _ip("-n", self.host(i), "link", "set", name, "up")
+        _ip("-n", self.host(i), "route", "replace", f"{self.address(j)}/32", "dev", name)
+
+    def _wire(self, i: int, j: int) -> str:
+        if self.topology.link_times is None or self.racks is not None:
+            raise InputError("only the links of a topology with link times are wires of their own.")
+        return f"wire{self.topology.links.index((min(i, j), max(i, j)))}"
 
     # -- taking down ------------------------------------------------------------------------------
 

@@ -1,8 +1,6 @@
 """What people train with today, and ours, behind one small face: forward, step, close.
 
-DDP with its hooks and PostLocalSGD come with torch; Decent-DP is `pip install decent-dp loguru`.
-torch refuses its bf16 hook on gloo ("required CUDA 11+ and NCCL 2.10+"): the fp16 hook, of the same
-bytes, stands for both.
+DDP with its hooks and PostLocalSGD come with torch; Decent-DP is `pip install decent-dp`.
 """
 
 from __future__ import annotations
@@ -166,6 +164,6 @@ def attach(case: dict[str, Any], model: nn.Module, transport: Transport) -> Meth
     if case["plan"] is None:
         return PEERS[case["name"]](model)
     options: dict[str, Any] = {"overlap": case["overlap"]}
-    if case["dtype"] is not None:
-        options["wire_dtype"] = getattr(torch, case["dtype"])
+    if case["wire"] is not None:
+        options["wire_dtype"] = getattr(torch, case["wire"])
     return Ours(model, Plan.load(Path(case["plan"])), transport, **options)

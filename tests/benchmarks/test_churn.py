@@ -8,28 +8,65 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.distributed import cases
+
+from matcha.plans import Events, Loss
+from matcha.simulation import Simulation
+from matcha.tasks.optimizers import SGD
+from matcha.tasks.rates import StepDecay
+from matcha.tasks.recipes import Choices, recipe
+from matcha.tasks.settings import Settings
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "churn.py"
 
 
 @pytest.mark.slow
 def test_a_minute_of_kills(tmp_path: Path) -> None:
-    command = [sys.executable, str(SCRIPT), "--seconds", "60", "--pace", "0.1", "--period", "12"]
+    # Forty seconds of training; with the start of eight processes it is a minute.
+    command = [sys.executable, str(SCRIPT), "--seconds", "40", "--period", "8", "--pause", "2"]
     done = subprocess.run(
-        [*command, "--pause", "2", "--output", str(tmp_path / "churn")],
+        [*command, "--output", str(tmp_path / "churn")],
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=900,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     result = json.loads((tmp_path / "churn.json").read_text())
     rough = result["disturbed"]
-    assert rough["faults"] == rough["returned"] >= 3
+    assert rough["faults"] == rough["returned"] == 3
     assert rough["unexplained"] == 0
     assert rough["meetings_left_out"] > 0
     assert rough["members_at_end"] == 8
     assert rough["shift_of_sum"] == 0.0
     # How near the undisturbed loss it comes depends on how long workers are away, and so on how
-    # busy the machine is (their data are not seen meanwhile): the benchmark says, on a quiet one.
+    # busy the machine is (their data are not seen meanwhile): below it is pinned to iterations.
     assert rough["loss"] < 0.5  # an untrained model has log 10
+
+
+def test_a_minute_of_losses_costs_two_percent_at_most() -> None:
+    """The same by iterations, which runtime and simulator agree on to 1e-10 (test_events).
+
+    A minute at ten iterations a second, a loss every twelve seconds, each back after four.
+    """
+    plan = cases.real_plan("greedy", "pairwise")
+    task = recipe("digits").task(Choices(num_workers=8))
+    epochs = 600 // task.steps_per_epoch
+    settings = Settings(
+        epochs=epochs,
+        evaluate_every=epochs,
+        optimizer=SGD(momentum=0.9, weight_decay=2e-2),
+        schedule=StepDecay(base=0.05, milestones=(0.6 * epochs,), factor=5.0),
+    )
+    losses = [
+        Loss(worker=worker, at=at, back=at + 40)
+        for worker, at in zip((0, 6, 3, 5), range(0, 480, 120), strict=True)
+    ]
+
+    def final(events: Events) -> float:
+        simulation = Simulation(task, plan, settings, events=events, compute_seconds=1.0)
+        loss = [*simulation][-1].train_loss
+        assert loss is not None
+        return loss
+
+    assert final(Events(losses=tuple(losses))) <= 1.02 * final(Events())

@@ -1,7 +1,12 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
+import time
 
+import psutil
 import pytest
 from tests.commands import matcha_command
 from tests.quadratics import write_quadratic_run
@@ -59,3 +64,25 @@ def test_a_watched_worker_that_fails_is_quoted(tmp_path):
     assert done.returncode == 1  # as the worker itself
     assert "worker 0 failed with exit code 1: RuntimeError:" in done.stderr
     assert "nosuch0" in done.stderr
+
+
+def test_ending_a_watched_training_ends_its_workers(tmp_path):
+    arguments = ["train", "logistic", "--topology", "path:2", "--epochs", "100000", "--watch"]
+    command = [sys.executable, "-m", "matcha.cli", *arguments, "-o", str(tmp_path / "run")]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as train:
+        try:
+            workers = wait_for(lambda: psutil.Process(train.pid).children(recursive=True), 2)
+            train.send_signal(signal.SIGTERM)
+            assert train.wait(150) == 128 + signal.SIGTERM
+            _, alive = psutil.wait_procs(workers, timeout=150)
+            assert not alive, "a worker was left behind"
+        finally:
+            train.kill()
+
+
+def wait_for(look, number):
+    end = time.monotonic() + 150
+    while len(found := look()) < number:
+        assert time.monotonic() < end, "the workers were not started"
+        time.sleep(0.02)
+    return found

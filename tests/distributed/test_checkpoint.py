@@ -4,7 +4,10 @@ import errno
 import json
 import os
 import shutil
+import subprocess
 import threading
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -238,6 +241,43 @@ def test_who_cannot_write_says_so_to_everybody(
     monkeypatch.undo()
     assert [i.iteration for i in checkpoints(saved)][:2] == [2, 4]  # what was there stays
     everywhere(lambda worker: worker.gossip.load(saved, iteration=4))
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of a megabyte."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)]
+    if os.name != "posix" or os.geteuid() or subprocess.run(mount, check=False).returncode:
+        pytest.skip("a small disk can be mounted by root on Linux only")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_disk_that_fills_leaves_the_last_checkpoint_whole(
+    small_disk: Path, tmp_path: Path
+) -> None:
+    filler = small_disk / "filler"
+
+    def work(worker: Worker) -> None:
+        full = worker.gossip.rank == 2
+        folder = small_disk if full else tmp_path / f"host-{worker.gossip.rank}"
+        worker.train(1)
+        worker.gossip.save(folder)
+        if full:
+            with filler.open("wb", buffering=0) as file, suppress(OSError):
+                while True:
+                    file.write(bytes(1 << 12))
+        worker.train(1)
+        with pytest.raises(WriteError, match=r"rank 2.* could not .*No space left"):
+            worker.gossip.save(folder)
+        filler.unlink(missing_ok=True)
+        worker.train(1)
+        worker.gossip.save(folder)
+        assert [info.iteration for info in checkpoints(folder)] == [1, 3]
+
+    everywhere(work, small_plan())
 
 
 @pytest.fixture

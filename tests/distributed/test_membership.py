@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from dataclasses import replace
+from itertools import count
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +15,7 @@ import torch
 from tests.distributed import cases
 from tests.distributed.transports.links.linked import local_peers, run_linked
 
+import matcha.distributed
 from matcha import families
 from matcha.distributed import Gossip, LinkTransport, run_threads
 from matcha.errors import ExchangeError, InputError
@@ -286,3 +290,26 @@ def test_two_neighbours_that_die_together_come_back_with_living_ones_states() ->
         return finite, worker.gossip.iteration
 
     assert run_linked(topology, work, peers=peers) == [(True, ITERATIONS)] * 8
+
+
+def test_a_clock_that_jumps_changes_nothing(monkeypatch) -> None:
+    """Days back and forth at every look: only the clock that cannot jump may be looked at."""
+    plan = cases.make_plan("greedy", "pairwise")
+    looks = count()
+    monkeypatch.setattr(time, "time", lambda: 1e9 + 1e6 * (-1) ** next(looks))
+    monkeypatch.setattr(time, "time_ns", lambda: int(time.time() * 1e9))
+
+    def work(transport):
+        worker = Worker(transport, plan)
+        worker.run(ITERATIONS)
+        worker.gossip.detach()
+        return worker.model.flat()["float64"], worker.gossip.meetings.left_out
+
+    found, left_out = zip(*run_linked(plan.topology, work), strict=True)
+    np.testing.assert_allclose(np.stack(found), expected(plan), rtol=0, atol=1e-10)
+    assert set(left_out) == {0}
+
+
+def test_nothing_that_runs_looks_at_the_clock_on_the_wall() -> None:
+    for path in Path(matcha.distributed.__file__).parent.rglob("*.py"):
+        assert not re.search(r"\btime\.time(_ns)?\(", path.read_text(encoding="utf-8")), path

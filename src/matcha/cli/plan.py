@@ -105,8 +105,7 @@ def plan_command(
         if plot is not None and isinstance(made, StagedPlan):
             raise InputError("--plot draws one plan, and this one has several in stages.")
     else:
-        with patient_progress("reading the network"):
-            graph = families.parse(topology)
+        graph = families.parse(topology)
         options: dict[str, Any] = {
             "mixing": mixing,
             "matchings": _matchings(matchings, topology),

@@ -185,6 +185,7 @@ def train_command(
         schedule=chosen.schedule(number, learning_rate),
         optimizer=chosen.optimizer,
         rule="footnote" if overlap else "eq2",
+        statistics="averaged",
         target_loss=target_loss,
     )
     job = Job(
@@ -239,6 +240,8 @@ def _set_links(
         raise InputError("--rank needs --peers: who the other workers are.")
     if keys is not None and not (links or elastic or peers or PEERS_VARIABLE in os.environ):
         raise InputError("--keys needs --links, --elastic or --peers: other links have no keys.")
+    if peers is not None:  # this process is one worker: nobody else tells whom it waits for
+        _show_links()
     said = {
         PEERS_VARIABLE: peers,
         "RANK": None if rank is None else str(rank),
@@ -246,6 +249,12 @@ def _set_links(
         LOSS_VARIABLE: "continue" if elastic else None,
     }
     os.environ.update({name: value for name, value in said.items() if value is not None})
+
+
+def _show_links() -> None:
+    """Say who comes and goes, and who cannot be reached."""
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("matcha.links").setLevel(logging.INFO)
 
 
 def _launch(
@@ -320,8 +329,7 @@ def _work(
         show = None
         if transport.rank == 0:
             show = (lambda _: None) if quiet else _progress(job.settings.epochs)
-            logging.basicConfig(format="%(message)s")
-            logging.getLogger("matcha.links").setLevel(logging.INFO)  # who comes and goes
+            _show_links()
         records = run_worker(
             job,
             transport,

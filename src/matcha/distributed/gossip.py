@@ -25,7 +25,6 @@ from matcha.distributed.membership import Membership, as_team
 from matcha.distributed.misuse import (
     Optimizers,
     check_in_place,
-    check_join,
     check_options,
     check_parallel,
     check_stepped,
@@ -389,7 +388,8 @@ class Gossip:
         their rounds without a step of its own, until they leave it too. Two that have both left
         meet once more and then never again.
         """
-        check_join(self.plan, goes_on=self._membership is not None)
+        if self.plan.topology.directed:
+            raise InputError("join() needs links that carry both ways, to say who has finished.")
         yield
         if self.num_workers > 1:
             self.exchange.timeout = _FOREVER  # who still trains may take its time

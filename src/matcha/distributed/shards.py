@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import sys
+from typing import Any
+
 import torch
-from torch.distributed.tensor import DTensor, Replicate
 
 __all__ = ["is_sharded", "like", "local", "share"]
 
 
+def _spread(tensor: torch.Tensor) -> Any:
+    """The tensor, where it is a DTensor; else None.
+
+    Who has none has not imported them: nor do we, since that takes as long as half of torch.
+    """
+    tensors = sys.modules.get("torch.distributed.tensor")
+    return tensor if tensors is not None and isinstance(tensor, tensors.DTensor) else None
+
+
 def is_sharded(tensor: torch.Tensor) -> bool:
     """Whether other processes of the same worker may hold the rest of it."""
-    return isinstance(tensor, DTensor)
+    return _spread(tensor) is not None
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
@@ -20,24 +31,28 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     >>> local(part) is part
     True
     """
-    if not isinstance(tensor, DTensor):
+    spread = _spread(tensor)
+    if spread is None:
         return tensor
     with torch.no_grad():
-        return tensor.to_local()
+        part: torch.Tensor = spread.to_local()
+    return part
 
 
 def like(tensor: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
     """A part as a tensor that is spread over processes as another one is."""
-    if not isinstance(tensor, DTensor):
+    spread = _spread(tensor)
+    if spread is None:
         return part
-    return DTensor.from_local(
+    whole: torch.Tensor = spread.from_local(
         part.to(tensor.device),
-        tensor.device_mesh,
-        tensor.placements,
+        spread.device_mesh,
+        spread.placements,
         run_check=False,
         shape=tensor.shape,
         stride=tensor.stride(),
     )
+    return whole
 
 
 def share(tensor: torch.Tensor, num_parts: int) -> float:
@@ -49,7 +64,8 @@ def share(tensor: torch.Tensor, num_parts: int) -> float:
     0.25
     """
     distinct = 1
-    if isinstance(tensor, DTensor):
-        for size, placement in zip(tensor.device_mesh.shape, tensor.placements, strict=True):
-            distinct *= 1 if isinstance(placement, Replicate) else size
+    spread = _spread(tensor)
+    if spread is not None:
+        for size, placement in zip(spread.device_mesh.shape, spread.placements, strict=True):
+            distinct *= 1 if placement.is_replicate() else size
     return distinct / num_parts

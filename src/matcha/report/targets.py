@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from matcha.records import Record, Run, is_lost
-from matcha.tasks.targets import arrival
-from matcha.tasks.targets import lowest_held as lowest
 
 OBJECTIVES = ("train_loss", "test_loss")
 """Losses of the average model, the one that decides first."""
@@ -41,11 +40,10 @@ def reached(run: Run, objective: str | None, target: float | None) -> Moment | N
     if objective is None or target is None:
         return None
     known = values(run, objective)
-    found = arrival([loss for _, loss in known], target)
-    if found is None:
-        return None
-    place, share = found
-    return _between(known[max(place - 1, 0)][0], known[place][0], share)
+    for place in range(len(known) - 1):
+        if known[place][1] <= target and known[place + 1][1] <= target:
+            return _between(known[place - 1] if place else None, known[place], target)
+    return None
 
 
 def lowest_held(run: Run, objective: str) -> float | None:
@@ -53,7 +51,8 @@ def lowest_held(run: Run, objective: str) -> float | None:
 
     It is the lowest target that `reached` says the run reached.
     """
-    return lowest([loss for _, loss in values(run, objective)])
+    known = [value for _, value in values(run, objective)]
+    return min(map(max, pairwise(known)), default=None)
 
 
 def common_target(runs: Sequence[Run], objective: str) -> float | None:
@@ -73,7 +72,11 @@ def diverged_at(run: Run, objective: str | None) -> int | None:
     return None
 
 
-def _between(earlier: Record, record: Record, share: float) -> Moment:
+def _between(before: tuple[Record, float] | None, after: tuple[Record, float], at: float) -> Moment:
+    record, loss = after
+    if before is None or before[1] <= at:
+        return Moment(time=record.time, epoch=record.epoch, comm_units=record.comm_units)
+    earlier, share = before[0], (before[1] - at) / (before[1] - loss)
     return Moment(
         time=earlier.time + share * (record.time - earlier.time),
         epoch=earlier.epoch + share * (record.epoch - earlier.epoch),

@@ -83,8 +83,11 @@ class ImageTask:
         }
 
     def identity(self) -> dict[str, Any]:
-        """Model, data, partition, batch size and augmentation."""
+        """Model, data, partition, batch size, augmentation and seed."""
         return {
+            "task": self.name,
+            "seed": self.seed,
+            "number of workers": self.num_workers,
             "batch size": self.batch_size,
             "number of examples": len(self._data.train_labels),
             "augmentation": self._padding,

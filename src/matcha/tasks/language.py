@@ -69,8 +69,11 @@ class LanguageTask:
         return {"text": digest(self._columns), "model": model_digest(self.model())}
 
     def identity(self) -> dict[str, Any]:
-        """Model, text, batch size and length."""
+        """Model, text, batch size, length and seed."""
         return {
+            "task": self.name,
+            "seed": self.seed,
+            "number of workers": self.num_workers,
             "batch size": self.batch_size,
             "length": self.length,
             "number of words": len(self._text.train),

@@ -67,8 +67,11 @@ class TensorTask:
         self._parts = np.array_split(order, num_workers)
 
     def identity(self) -> dict[str, Any]:
-        """Model, data, partition and batch size."""
+        """Model, data, partition, batch size and seed."""
         return {
+            "task": self.name,
+            "seed": self.seed,
+            "number of workers": self.num_workers,
             "batch size": self._batch,
             "examples": digest(*(tensor.cpu().numpy() for tensor in self._own)),
             "model": model_digest(self.model()),

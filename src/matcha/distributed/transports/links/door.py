@@ -121,22 +121,16 @@ class Door:
         if len(self._visitors) >= _MAX_VISITORS:
             oldest = next(iter(self._visitors.values()))
             self._refuse(oldest, "too many visitors at once")
-        if self._context is not None:
-            connection = self._context.wrap_socket(
-                connection, server_side=True, do_handshake_on_connect=False
-            )
         visitor = _Visitor(connection, f"{host}:{port}", time.monotonic() + _PATIENCE)
         visitor.greeted = self._context is None
         self._visitors[connection.fileno()] = visitor
         self._selector.register(connection, selectors.EVENT_READ)
-        self._advance(visitor)
 
     def _advance(self, visitor: _Visitor) -> None:
         """Go on with a visitor as far as its bytes allow."""
         try:
             if not visitor.greeted:
-                visitor.connection.do_handshake()  # type: ignore[attr-defined]
-                visitor.greeted = True
+                self._shake_hands(visitor)
             # TLS may hold the rest already, which no selector sees: read until it wants more.
             while (hello := _read_hello(visitor)) is None:
                 pass
@@ -151,6 +145,17 @@ class Door:
             self._refuse(visitor, f"its certificate does not count: {error.verify_message}")
         except (OSError, ValueError) as error:
             self._refuse(visitor, _short(error))
+
+    def _shake_hands(self, visitor: _Visitor) -> None:
+        # Only now: TLS costs a hundred times what a visitor who never says a word costs.
+        assert self._context is not None
+        if not isinstance(visitor.connection, ssl.SSLSocket):
+            visitor.connection = self._context.wrap_socket(
+                visitor.connection, server_side=True, do_handshake_on_connect=False
+            )
+        assert isinstance(visitor.connection, ssl.SSLSocket)
+        visitor.connection.do_handshake()
+        visitor.greeted = True
 
     def _let_in(self, visitor: _Visitor, hello: Hello) -> None:
         fingerprint = _check_identity(visitor.connection, self._keys, hello.get("rank"))
