@@ -33,18 +33,19 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from matcha import Round, families
+from matcha import Plan, Round, families
 from matcha.distributed import Gossip, Message, TorchTransport, Transport
 from matcha.distributed.collectives import barrier
 from matcha.distributed.exchange import Exchange, Meeting
 from matcha.distributed.local_workers import LocalWorkers
 from matcha.errors import MatchaError
+from matcha.schedules import Cycle
+from matcha.timing import Units
 
 SIZES_MB = (4, 100)
 SHAPED_MBPS = 200
 BUCKET_MB = 25
 PAIR = Round(matchings=(((0, 1),),), indices=(0,), mixing="pairwise", weight=0.5)
-EMPTY = Round(matchings=(), indices=(), mixing="pairwise", weight=0.5)
 
 
 # -- contenders ------------------------------------------------------------------------------------
@@ -150,28 +151,26 @@ def compare(transport: Transport, megabytes: int, shaped: bool) -> dict[str, Any
     }
 
 
-class Rounds:
-    """The plan-like value that gives every iteration the same round."""
-
-    seed = 0
-    digest = "benchmark"
-    topology = families.path(2)
-    num_workers = 2
-
-    def __init__(self, round: Round) -> None:
-        self.round = round
-
-    def rounds(self, start: int = 0, stop: int | None = None) -> Any:
-        """The same round for ever."""
-        while True:
-            yield self.round
+def always(mixing: str, *round: int) -> Plan:
+    """The plan that gives two workers the same round at every iteration: 0 is their only link."""
+    return Plan(
+        topology=families.path(2),
+        strategy="greedy" if mixing == "pairwise" else "vanilla",
+        budget=1.0,
+        mixing=mixing,  # type: ignore[arg-type]
+        matchings=(((0, 1),),),
+        alpha=0.5,
+        schedule=Cycle(cycle=(round,), num_matchings=1),
+        timing=Units(),
+        num_colors=1,
+    )
 
 
 def empty_round(transport: Transport) -> dict[str, Any]:
     """What Gossip does around a step whose round has no partner for this worker."""
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    gossip = Gossip(model, optimizer, Rounds(EMPTY), transport=transport)
+    gossip = Gossip(model, optimizer, always("pairwise"), transport=transport)
 
     def run(times: int = 20_000) -> float:
         started = time.perf_counter()
@@ -189,13 +188,10 @@ def memory(transport: Transport, overlap: bool) -> dict[str, Any]:
     """Memory held beyond a 100 MB model after rounds with several partners, as buckets."""
     model = nn.ParameterList(torch.zeros(1_250_000) for _ in range(20))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    twice = (((0, 1),), ((0, 1),))
     largest = 0
     for mixing in ("pairwise", "laplacian"):
-        round = Round(matchings=twice, indices=(0, 1), mixing=mixing, weight=0.5)  # type: ignore[arg-type]
-        with Gossip(
-            model, optimizer, Rounds(round), transport=transport, overlap=overlap
-        ) as gossip:
+        twice = always(mixing, 0, 0)
+        with Gossip(model, optimizer, twice, transport=transport, overlap=overlap) as gossip:
             for _ in range(2):
                 optimizer.step()
             gossip.settle()

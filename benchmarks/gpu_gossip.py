@@ -2,26 +2,33 @@
 
     python benchmarks/gpu_gossip.py --output gpu_gossip.json
 
-Needs torch and numpy only. Prints one table and writes it as JSON. Where two or more GPUs exist the
-same cases also run over NCCL, one GPU a worker; elsewhere it says why not.
+Needs torch and numpy only. Prints one table and writes it as JSON. Where four GPUs or more exist,
+the same cases also run over NCCL, one GPU a worker; elsewhere it says why not, and only makes
+NCCL's transport for one worker. Also checks what `torch.save`, distributed checkpoints and (where
+it is installed) safetensors write of a model on the GPU that Gossip has taken in: the same tensors
+in as many bytes as of the model by itself.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
+import importlib.util
 import json
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed.checkpoint as dcp
 from torch import nn
 
 from matcha import Plan, families
-from matcha.distributed import Gossip, TorchTransport, Transport
+from matcha.distributed import Gossip, MemoryNetwork, TorchTransport, Transport
 from matcha.distributed.local_workers import LocalWorkers
 from matcha.schedules import Cycle, Periodic
 from matcha.timing import Units
@@ -118,15 +125,15 @@ def train(transport: Transport, case: dict[str, Any], device: torch.device) -> d
 def work(kind: str, folder: str) -> None:
     torch.set_num_threads(1)
     torch.backends.cuda.matmul.allow_tf32 = False
-    backend = "nccl" if kind == "nccl" else "gloo"
+    backend = "nccl" if kind.startswith("nccl") else "gloo"
     torch.distributed.init_process_group(backend)
     rank = torch.distributed.get_rank()
     device = torch.device("cpu")
     if kind != "cpu":
         device = torch.device("cuda", rank if kind == "nccl" else 0)
         torch.cuda.set_device(device)
-    transport = TorchTransport(backend)
-    for number, case in enumerate(CASES):
+    transport = TorchTransport(backend)  # over NCCL all meet in it once
+    for number, case in enumerate(CASES if kind != "nccl alone" else []):
         torch.save(train(transport, case, device), Path(folder) / f"{kind}-{number}-{rank}.pt")
     transport.close()
     torch.distributed.destroy_process_group()
@@ -134,10 +141,70 @@ def work(kind: str, folder: str) -> None:
 
 def launch(kind: str, folder: str) -> None:
     command = [sys.executable, __file__, "--worker", kind, folder]
-    with LocalWorkers(command, NUM_WORKERS) as workers:
+    with LocalWorkers(command, 1 if kind == "nccl alone" else NUM_WORKERS) as workers:
         codes = workers.wait(timeout=240)
     if any(codes):
         raise SystemExit(f"the {kind} workers ended with {codes}")
+
+
+# -- what others save ------------------------------------------------------------------------------
+
+
+def saving(folder: Path) -> dict[str, float]:
+    """Bytes written of a model in buckets over those of its twin, by what writes them.
+
+    Every file is read back and must hold the twin's values.
+    """
+    plain = make_model(torch.float32).cuda()
+    taken = copy.deepcopy(plain)
+    optimizer = torch.optim.SGD(taken.parameters(), lr=0.1)
+    sizes: dict[str, list[int]] = {}
+    with Gossip(taken, optimizer, make_plan("laplacian"), transport=run_alone()):
+        for model in (taken, plain):
+            for name, (write, read) in writers().items():
+                path = folder / f"{name}-{len(sizes.get(name, []))}"
+                state = {key: value.clone() for key, value in plain.state_dict().items()}
+                write(model, path)
+                found = read(path, copy.deepcopy(plain))
+                assert found.keys() == state.keys(), name
+                assert all(torch.equal(found[key].cuda(), state[key]) for key in state), name
+                files = [path] if path.is_file() else list(path.iterdir())
+                sizes.setdefault(name, []).append(sum(file.stat().st_size for file in files))
+    return {name: mine / alone for name, (mine, alone) in sizes.items()}
+
+
+def run_alone() -> Transport:
+    return MemoryNetwork(1).transport(0)
+
+
+def writers() -> dict[str, tuple[Callable[..., object], Callable[..., dict[str, torch.Tensor]]]]:
+    """How a model is written to a path, and its tensors read back into another model."""
+
+    def read_dcp(path: Path, model: nn.Module) -> dict[str, torch.Tensor]:
+        state = {"model": {key: torch.zeros_like(v) for key, v in model.state_dict().items()}}
+        dcp.load(state, checkpoint_id=path, no_dist=True)  # type: ignore[attr-defined]
+        return state["model"]
+
+    def write_dcp(model: nn.Module, path: Path) -> None:
+        state = {"model": model.state_dict()}
+        dcp.save(state, checkpoint_id=path, no_dist=True)  # type: ignore[attr-defined]
+
+    found: dict[str, tuple[Callable[..., object], Callable[..., Any]]] = {
+        "torch.save": (
+            lambda model, path: torch.save(model.state_dict(), path),
+            lambda path, model: torch.load(path),
+        ),
+        "distributed checkpoint": (write_dcp, read_dcp),
+    }
+    if importlib.util.find_spec("safetensors"):
+        import safetensors.torch as safe
+
+        def read_safe(path: Path, model: nn.Module) -> dict[str, torch.Tensor]:
+            safe.load_model(model, str(path), device="cuda")
+            return model.state_dict()
+
+        found["safetensors"] = (lambda model, path: safe.save_model(model, str(path)), read_safe)
+    return found
 
 
 def compare(kind: str, folder: str) -> list[dict[str, Any]]:
@@ -190,6 +257,9 @@ def main() -> None:
             rows += compare("nccl", folder)
         else:
             skipped = f"NCCL needs a GPU a worker: {NUM_WORKERS} workers, {gpus} GPU(s) here."
+            launch("nccl alone", folder)
+            skipped += " Its transport was made and closed by one worker."
+        sizes = saving(Path(folder))
     document = {
         "benchmark": "gpu_gossip",
         "device": torch.cuda.get_device_name(0),
@@ -197,6 +267,7 @@ def main() -> None:
         "num_workers": NUM_WORKERS,
         "iterations": ITERATIONS,
         "nccl": skipped or "ran",
+        "saved_bytes_over_plain": sizes,
         "rows": rows,
     }
     header = f"{'over':<5}{'mixing':<11}{'rule':<10}{'dtype':<10}{'wire':<10}"
@@ -212,8 +283,12 @@ def main() -> None:
         )
     if skipped:
         print(skipped)
+    said = ", ".join(f"{name} {ratio:.4f}" for name, ratio in sizes.items())
+    print(f"bytes that others save of a model on the GPU, over the model by itself: {said}")
     if options.output:
         options.output.write_text(json.dumps(document, indent=1) + "\n")
+    if any(ratio > 1.01 for ratio in sizes.values()):
+        raise SystemExit("a file holds more than the model")
     if not all(row["equal"] for row in rows):
         raise SystemExit("the GPU run differs from the CPU run by more than rounding")
 

@@ -22,7 +22,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(os.environ.get("MATCHA_RESULTS", Path(__file__).parent / "results"))
 BUDGET = 0.1
 SIZES = (64, 128, 256, 512, 1024, 2048, 4096, 10_000)
 BOTH = ("geometric:96:0.17:1", "torus:10x10", "geometric:256:0.1:1", "erdos-renyi:128:0.06:1")

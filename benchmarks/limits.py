@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +25,7 @@ import matcha
 from matcha import Topology, families, theory
 from matcha.matchings import decompose
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(os.environ.get("MATCHA_RESULTS", Path(__file__).parent / "results"))
 PAPER = ("er8", "geometric16-d5", "geometric16-d10", "geometric16-d13", "er16")
 OTHERS = (
     "ring:16",

@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(os.environ.get("MATCHA_RESULTS", Path(__file__).parent / "results"))
 BUDGET = 0.5
 DEGREE = 8
 SIZES = (64, 256, 1024, 4096, 16384)

@@ -31,7 +31,7 @@ from matcha._numerics.spectra import perpendicular_basis
 from matcha.matchings import decompose
 from matcha.topology import families, laplacian
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(os.environ.get("MATCHA_RESULTS", Path(__file__).parent / "results"))
 SIZES = (8, 16, 31, 64)
 STACK = 32
 BUDGET = 0.5

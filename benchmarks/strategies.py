@@ -14,6 +14,7 @@ import argparse
 import dataclasses
 import json
 import math
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +26,7 @@ from one_peer import one_peer_exponential_error
 import matcha
 from matcha import Plan, Topology, families, theory
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(os.environ.get("MATCHA_RESULTS", Path(__file__).parent / "results"))
 BUDGETS = (0.02, 0.1, 0.3, 0.5)
 PAPER = ("er8", "geometric16-d5", "geometric16-d10", "geometric16-d13", "er16")
 OTHERS = ("ring:16", "torus:4x4", "star:16", "barbell:16", "geometric:64:0.2:1")

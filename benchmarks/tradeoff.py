@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from pathlib import Path
 
 import matcha
@@ -19,7 +20,7 @@ from matcha.theory import with_error_optimal_alpha
 GRAPHS = ("er8", "geometric16-d10")
 STRATEGIES = ("vanilla", "periodic", "matcha", "greedy")
 BUDGETS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0)
-RESULT = Path(__file__).parent / "results" / "tradeoff.json"
+RESULT = Path(os.environ.get("MATCHA_RESULTS", Path(__file__).parent / "results")) / "tradeoff.json"
 
 
 def points_of(graph: str, strategy: str) -> list[dict[str, object]]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from matcha.wires import Modulo
 from matcha.wires.coding import Coder
 from matcha.wires.wire import BLOCK
 
-RESULTS = Path(__file__).parent / "results" / "wires.json"
+RESULTS = Path(os.environ.get("MATCHA_RESULTS", Path(__file__).parent / "results")) / "wires.json"
 
 
 def clock(device: str) -> float:

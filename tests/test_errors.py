@@ -53,7 +53,9 @@ def test_the_exit_code_says_what_happened(error, code, monkeypatch, capsys):
 
 def test_every_error_is_in_the_table_above():
     known = test_the_exit_code_says_what_happened.pytestmark[0].args[1]
-    assert {type(error) for error, _ in known} == set(children(MatchaError))
+    assert {type(error) for error, _ in known} == {
+        kind for kind in children(MatchaError) if kind.__module__.startswith("matcha.")
+    }
 
 
 @pytest.mark.parametrize(

@@ -30,3 +30,20 @@ def test_a_sweep_is_the_plans_it_is_made_of():
 def test_a_sweep_needs_something_to_sweep():
     with pytest.raises(InputError, match="at least one budget"):
         matcha.sweep(families.ring(4), budgets=[], strategies=["matcha"])
+
+
+def test_a_budget_buys_more_rounds_over_a_smaller_wire():
+    points = matcha.sweep(
+        families.paper("er8"), [0.05, 0.3, 0.6, 1.0], ["greedy", "vanilla", "allreduce"],
+        wires=["float32", "modulo:4"], effort="none",
+    )  # fmt: skip
+    # All of vanilla's rounds fit into 0.13 of its time: one budget above that is enough.
+    assert [p.budget for p in points.of("greedy", "modulo:4")] == [0.05, 0.3]
+    assert len(points.of("greedy", "float32")) == 4
+    assert points.of("greedy", "modulo:4")[0].consensus_error < (
+        0.5 * points.of("greedy", "float32")[0].consensus_error
+    )
+    assert [p.wire for p in points.of("vanilla")] == ["float32", "modulo:4"]
+    assert [p.wire for p in points.of("allreduce")] == ["float32"]
+    assert points.wires == ("float32", "modulo:4")
+    assert [plan.wire.name for plan in points.plans] == [p.wire for p in points]

@@ -2,6 +2,9 @@
 
     sudo python benchmarks/network/headline.py --output benchmarks/results/headline
 
+About 20 minutes on a quiet machine of two cores. What OUTPUT.json already holds of the same
+settings is not measured again, so it can be run in pieces (`--sizes`, `--parts`, `--only`).
+
 Eight processes on eight hosts (network namespaces) of the paper's graph er8, models of 1 and 10 MB,
 real gradients on scikit-learn's digits, real messages over TCP. Two measurements a method:
 
@@ -19,6 +22,7 @@ take the same learning rate, tuned for none of them.
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import os
 import sys
@@ -27,7 +31,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from namespaces import Network
@@ -45,25 +48,34 @@ NUM_WORKERS = 8
 BATCH = 16
 COMPUTE_SECONDS = 0.04
 MBPS = 200.0
-ITERATIONS = 300
 EVERY = 5
 TARGET = 0.1
 WARMUP = 12
 SIZES = {"1 MB": (512, 400), "10 MB": (1200, 2000)}
 """The hidden layers of the models."""
-OURS: list[tuple[str, float, bool, str | None]] = [
-    ("vanilla", 1.0, False, None),
-    ("periodic", 0.1, False, None),
-    ("matcha", 0.5, False, None),
-    ("matcha", 0.1, False, None),
-    ("greedy", 0.1, False, None),
-    ("greedy", 0.1, False, "bfloat16"),
-    ("greedy", 0.1, True, "bfloat16"),
-    ("greedy", 0.02, False, None),
-    ("greedy", 0.02, False, "bfloat16"),
-    ("greedy", 0.02, True, "bfloat16"),
+MOST_ITERATIONS = 300
+PARTS = ("iterations", "seconds")
+OURS: list[tuple[str, float, str, str | None, bool]] = [
+    ("vanilla", 1.0, "float32", None, False),
+    ("periodic", 0.1, "float32", None, False),
+    ("matcha", 0.5, "float32", None, False),
+    ("matcha", 0.1, "float32", None, False),
+    ("greedy", 0.1, "float32", None, False),
+    ("greedy", 0.1, "float32", "bfloat16", False),
+    ("greedy", 0.1, "float32", "bfloat16", True),
+    ("greedy", 0.02, "float32", None, False),
+    ("greedy", 0.02, "float32", None, True),
+    ("greedy", 0.02, "float32", "bfloat16", False),
+    ("greedy", 0.02, "float32", "bfloat16", True),
+    ("greedy", 0.005, "float32", None, True),
+    ("greedy", 0.02, "modulo:4", None, True),
+    ("greedy", 0.02, "modulo:3", None, True),
+    ("greedy", 0.005, "modulo:4", None, False),
+    ("greedy", 0.005, "modulo:4", None, True),
+    ("greedy", 0.005, "modulo:3", None, True),
+    ("greedy", 0.002, "modulo:3", None, True),
 ]
-"""Strategy, budget, whether the exchange overlaps the gradient, and the wire's type."""
+"""Strategy, budget, the plan's wire, a float type that halves whole models, and overlap."""
 
 
 def make_model(size: str) -> nn.Module:
@@ -94,61 +106,67 @@ class Worker:
         self.images = images[self.rank :: NUM_WORKERS]
         self.labels = torch.from_numpy(data.train_labels)[self.rank :: NUM_WORKERS]
 
-    def run(self, case: dict[str, Any], size: str, number: int, pad: float) -> None:
-        """Train a case, timed (`pad` > 0) or evaluated, and leave what was found in a file."""
+    def run(self, case: dict[str, Any], size: str, number: int, part: str) -> None:
+        """Measure one part of a case, and leave what was found in a file."""
         model = make_model(size)
         method = attach(case, model, self.transport)
-        random = torch.Generator().manual_seed(self.rank)
+        self.random = torch.Generator().manual_seed(self.rank)
         barrier(self.transport, 120)
-        found = []
-        begun = time.perf_counter()
-        for k in range(1, case["timed" if pad else "iterations"] + 1):
-            self._iterate(method, random, pad)
-            if pad and k == WARMUP:
-                begun = time.perf_counter()
-            if not pad and k % EVERY == 0:
-                method.settle()
-                found.append(self._share_of_loss(model, size))
-        method.settle()
-        if pad:
-            found = [(time.perf_counter() - begun) / (case["timed"] - WARMUP)]
+        found = self._time(method, case) if part == "seconds" else self._losses(method, model, case)
         method.close()
         barrier(self.transport, 120)
-        kind = "timed" if pad else "evaluated"
-        (self.folder / f"{number}-{kind}-{self.rank}.json").write_text(json.dumps(found))
+        (self.folder / f"{number}-{self.rank}.json").write_text(json.dumps(found))
 
-    def _iterate(self, method: Method, random: torch.Generator, pad: float) -> None:
+    def _time(self, method: Method, case: dict[str, Any]) -> float:
         begun = time.perf_counter()
-        batch = torch.randint(len(self.labels), (BATCH,), generator=random)
+        for k in range(1, case["timed"] + 1):
+            self._iterate(method, COMPUTE_SECONDS)
+            if k == WARMUP:
+                begun = time.perf_counter()
+        method.settle()
+        return (time.perf_counter() - begun) / (case["timed"] - WARMUP)
+
+    def _losses(self, method: Method, model: nn.Module, case: dict[str, Any]) -> list[float]:
+        """The average model's loss, until it has held the target."""
+        losses: list[float] = []
+        for k in range(1, case["most_iterations"] + 1):
+            self._iterate(method, 0.0)
+            if k % EVERY == 0:
+                method.settle()
+                losses.append(self._loss_of_average(model))
+                if held(losses) is not None:
+                    break
+        return losses
+
+    def _iterate(self, method: Method, pad: float) -> None:
+        begun = time.perf_counter()
+        batch = torch.randint(len(self.labels), (BATCH,), generator=self.random)
         loss = nn.functional.cross_entropy(method.forward(self.images[batch]), self.labels[batch])
         if pad:
             time.sleep(max(0.0, pad - 2 * (time.perf_counter() - begun)))
         method.step(loss)
 
-    def _share_of_loss(self, model: nn.Module, size: str) -> float:
-        """This worker's part of the average model's loss; models meet in a file, not on a wire."""
-        own = nn.utils.parameters_to_vector(model.parameters()).detach().numpy()
-        shape = (NUM_WORKERS, own.size)
-        mode = "r+" if (self.folder / f"{size}.bin").exists() else "w+"
-        if self.rank == 0 and mode == "w+":
-            np.memmap(self.folder / f"{size}.bin", np.float32, "w+", shape=shape)
-        barrier(self.transport, 120)
-        slots = np.memmap(self.folder / f"{size}.bin", np.float32, "r+", shape=shape)
-        slots[self.rank] = own
-        slots.flush()
-        barrier(self.transport, 120)
-        average = make_model(size)
-        nn.utils.vector_to_parameters(torch.from_numpy(slots.mean(0)), average.parameters())
-        barrier(self.transport, 120)
+    def _loss_of_average(self, model: nn.Module) -> float:
+        """The average model's loss on all training data; each worker computes it on its own part.
+
+        By an all-reduce of its own group: nothing of it is on a clock, nor on a plan's link.
+        """
+        mean = nn.utils.parameters_to_vector(model.parameters()).detach().clone()
+        dist.all_reduce(mean)
+        average = copy.deepcopy(model)
+        nn.utils.vector_to_parameters(mean / NUM_WORKERS, average.parameters())
         with torch.no_grad():
-            return nn.functional.cross_entropy(average(self.images), self.labels).item()
+            loss = nn.functional.cross_entropy(average(self.images), self.labels, reduction="sum")
+        total = torch.tensor([loss.item(), float(len(self.labels))])
+        dist.all_reduce(total)
+        return (total[0] / total[1]).item()
 
 
 def work(folder: Path) -> None:
     task = json.loads((folder / "task.json").read_text())
     worker = Worker(folder)
     for number, case in enumerate(task["cases"]):
-        worker.run(case, task["size"], number, task["pad"])
+        worker.run(case, task["size"], number, task["part"])
     worker.transport.close()
     dist.destroy_process_group()
 
@@ -156,30 +174,14 @@ def work(folder: Path) -> None:
 # -- the whole -------------------------------------------------------------------------------------
 
 
-def cases(folder: Path, size: str, quick: bool) -> list[dict[str, Any]]:
+def cases(folder: Path, size: str) -> list[dict[str, Any]]:
     """Every method, with how many iterations it is timed: whole periods, and not for minutes."""
     heavy = size == "10 MB"
     peers = [
         {"name": name, "plan": None, "timed": WARMUP + _timed(name, heavy)} for name in available()
     ]
-    ours = []
-    for strategy, budget, overlap, wire in OURS:
-        path = folder / f"plan-{strategy}-{budget}.json"
-        own = families.paper_matchings("er8") if strategy in ("matcha", "vanilla") else None
-        make_plan(families.paper("er8"), budget, strategy, seed=0, matchings=own).save(path)
-        name = strategy if strategy == "vanilla" else f"{strategy} {budget:g}"
-        name += f", {wire}" if wire else ""
-        name += ", overlap" if overlap else ""
-        count = 10 if heavy and budget > 0.2 else 100
-        ours.append(
-            {"name": name, "plan": str(path), "overlap": overlap, "wire": wire,
-             "timed": WARMUP + count}
-        )  # fmt: skip
-    chosen = [*peers, *ours]
-    for case in chosen:
-        case["iterations"] = 30 if quick else ITERATIONS
-        case["timed"] = WARMUP + 10 if quick else case["timed"]
-    return chosen
+    ours = [_own_case(folder, heavy, *options) for options in OURS]
+    return [{**case, "most_iterations": MOST_ITERATIONS} for case in [*peers, *ours]]
 
 
 def _timed(peer: str, heavy: bool) -> int:
@@ -188,22 +190,37 @@ def _timed(peer: str, heavy: bool) -> int:
     return 20 if heavy else 40
 
 
+def _own_case(
+    folder: Path, heavy: bool, strategy: str, budget: float, wire: str, dtype: str | None,
+    overlap: bool,
+) -> dict[str, Any]:  # fmt: skip
+    path = folder / f"plan-{strategy}-{budget}-{wire}.json"
+    if not path.exists():
+        own = families.paper_matchings("er8") if strategy in ("matcha", "vanilla") else None
+        er8 = families.paper("er8")
+        make_plan(er8, budget, strategy, seed=0, matchings=own, wire=wire).save(path)
+    name = strategy if strategy == "vanilla" else f"{strategy} {budget:g}"
+    name += f", {wire}" if wire != "float32" else ""
+    name += f", {dtype}" if dtype else ""
+    name += ", overlap" if overlap else ""
+    count = 10 if heavy and budget > 0.2 else 100
+    return {
+        "name": name, "plan": str(path), "overlap": overlap, "dtype": dtype,
+        "timed": WARMUP + count,
+    }  # fmt: skip
+
+
 def run_network(
-    folder: Path, chosen: list[dict[str, Any]], size: str, mbps: float | None
+    folder: Path, chosen: list[dict[str, Any]], size: str, part: str, mbps: float
 ) -> list[list[Any]]:
     """Run all cases on the hosts, shaped and timed or unshaped and evaluated."""
-    pad = 0.0 if mbps is None else COMPUTE_SECONDS
-    (folder / "task.json").write_text(json.dumps({"cases": chosen, "size": size, "pad": pad}))
-    with Network(families.paper("er8"), mbps=mbps) as network:
+    (folder / "task.json").write_text(json.dumps({"cases": chosen, "size": size, "part": part}))
+    with Network(families.paper("er8"), mbps=mbps if part == "seconds" else None) as network:
         codes = network.run([sys.executable, __file__, "--worker", str(folder)], timeout=3000)
     if any(codes):
         raise SystemExit(f"the workers ended with {codes}")
-    kind = "timed" if pad else "evaluated"
     return [
-        [
-            json.loads((folder / f"{number}-{kind}-{rank}.json").read_text())
-            for rank in range(NUM_WORKERS)
-        ]
+        [json.loads((folder / f"{number}-{rank}.json").read_text()) for rank in range(NUM_WORKERS)]
         for number in range(len(chosen))
     ]
 
@@ -219,27 +236,39 @@ def held(losses: list[float]) -> float | None:
     return None
 
 
-def measure(size: str, mbps: float, quick: bool) -> dict[str, Any]:
+def measure(found: dict[str, dict[str, Any]], size: str, options: argparse.Namespace) -> None:
+    """Add to what was found of a size what is asked for and not there yet."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
         folder = Path(name)
-        chosen = cases(folder, size, quick)
-        evaluated = run_network(folder, chosen, size, None)
-        timed = run_network(folder, chosen, size, mbps)
-    rows = []
-    for case, losses, seconds in zip(chosen, evaluated, timed, strict=True):
-        curve = np.mean(losses, axis=0).tolist()
-        iterations, each = held(curve), max(value for (value,) in seconds)
-        rows.append(
-            {
-                "method": case["name"],
-                "is_peer": case["name"] in PEERS,
-                "iteration_ms": 1e3 * each,
-                "iterations": iterations,
-                "seconds": None if iterations is None else iterations * each,
-                "final_loss": curve[-1],
-            }
-        )
-    return {"size": size, "bytes": _message_bytes(size), "rows": _with_ratios(rows)}
+        listed = cases(folder, size)
+        chosen = [case for case in listed if any(only in case["name"] for only in options.only)]
+        for part in options.parts:
+            missing = [c for c in chosen if part not in found.get(c["name"], {})]
+            if not missing:
+                continue
+            answers = run_network(folder, missing, size, part, options.mbps)
+            for case, answer in zip(missing, answers, strict=True):
+                entry = found.setdefault(case["name"], {})
+                # The slowest worker's time; the average model is the same for all.
+                entry[part] = max(answer) if part == "seconds" else answer[0]
+
+
+def rows(found: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """A row a method, in the order of the lists above."""
+    order = [*PEERS, *(name for name in found if name not in PEERS)]
+    return [_row(name, found[name]) for name in order if set(PARTS) <= set(found.get(name, ()))]
+
+
+def _row(name: str, entry: dict[str, Any]) -> dict[str, Any]:
+    iterations = held(entry["iterations"])
+    return {
+        "method": name,
+        "is_peer": name in PEERS,
+        "iteration_ms": 1e3 * entry["seconds"],
+        "iterations": iterations,
+        "seconds": None if iterations is None else iterations * entry["seconds"],
+        "final_loss": entry["iterations"][-1],
+    }
 
 
 def _message_bytes(size: str) -> int:
@@ -249,6 +278,8 @@ def _message_bytes(size: str) -> int:
 def _with_ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Times sooner than DDP and than the best peer, and how close to the ceiling."""
     by_name = {row["method"]: row for row in rows}
+    if not {"DDP", "vanilla"} <= set(by_name):
+        return []
     ddp = by_name["DDP"]
     peers = [
         r["seconds"] for r in rows if r["is_peer"] and r["seconds"] and r["method"] != "silent"
@@ -292,41 +323,59 @@ def _cell(value: float | None, width: int, form: str) -> str:
 
 
 def main() -> int:
+    options = _options()
+    if options.worker:
+        work(options.worker)
+        return 0
+    settings = {
+        "hosts": NUM_WORKERS, "topology": "paper:er8", "mbps": options.mbps,
+        "compute_ms": 1e3 * COMPUTE_SECONDS, "target_loss": TARGET, "learning_rate": RATE,
+        "cores": os.cpu_count(), "torch": torch.__version__,
+    }  # fmt: skip
+    found = _earlier(options.output, settings)
+    for size in options.sizes:
+        try:
+            measure(found.setdefault(size, {}), size, options)
+        except MatchaError as error:
+            print(f"headline: {error}", file=sys.stderr)
+            return 2
+    _write(settings, found, options.output)
+    return 0
+
+
+def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--output", type=Path, help="write OUTPUT.json and OUTPUT.txt")
     parser.add_argument("--mbps", type=float, default=MBPS)
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
-    parser.add_argument("--quick", action="store_true", help="a few iterations of each, to try it")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--only", nargs="+", default=[""], help="parts of methods' names")
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.worker:
-        work(options.worker)
-        return 0
-    try:
-        sizes = [measure(size, options.mbps, options.quick) for size in options.sizes]
-    except MatchaError as error:
-        print(f"headline: {error}", file=sys.stderr)
-        return 2
-    result = {
-        "benchmark": "headline",
-        "hosts": NUM_WORKERS,
-        "topology": "paper:er8",
-        "mbps": options.mbps,
-        "compute_ms": 1e3 * COMPUTE_SECONDS,
-        "target_loss": TARGET,
-        "learning_rate": RATE,
-        "cores": os.cpu_count(),
-        "torch": torch.__version__,
-        "sizes": sizes,
-    }
+    return parser.parse_args()
+
+
+def _earlier(output: Path | None, settings: dict[str, Any]) -> dict[str, Any]:
+    path = output.with_suffix(".json") if output else None
+    if path is None or not path.exists():
+        return {}
+    earlier = json.loads(path.read_text())
+    same = all(earlier.get(key) == value for key, value in settings.items())
+    return earlier.get("found", {}) if same else {}
+
+
+def _write(settings: dict[str, Any], found: dict[str, Any], output: Path | None) -> None:
+    sizes = [
+        {"size": size, "bytes": _message_bytes(size), "rows": _with_ratios(rows(of_size))}
+        for size, of_size in found.items()
+    ]
+    result = {"benchmark": "headline", **settings, "sizes": sizes, "found": found}
     text = table(result)
     print(text)
-    if options.output:
-        options.output.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
-        options.output.with_suffix(".txt").write_text(text + "\n")
-    return 0
+    if output:
+        output.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
+        output.with_suffix(".txt").write_text(text + "\n")
 
 
 if __name__ == "__main__":

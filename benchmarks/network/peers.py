@@ -1,6 +1,8 @@
 """What people train with today, and ours, behind one small face: forward, step, close.
 
-DDP with its hooks and PostLocalSGD come with torch; Decent-DP is `pip install decent-dp`.
+DDP with its hooks and PostLocalSGD come with torch; Decent-DP is `pip install decent-dp loguru`.
+torch refuses its bf16 hook on gloo ("required CUDA 11+ and NCCL 2.10+"): the fp16 hook, of the same
+bytes, stands for both.
 """
 
 from __future__ import annotations
@@ -164,6 +166,6 @@ def attach(case: dict[str, Any], model: nn.Module, transport: Transport) -> Meth
     if case["plan"] is None:
         return PEERS[case["name"]](model)
     options: dict[str, Any] = {"overlap": case["overlap"]}
-    if case["wire"] is not None:
-        options["wire_dtype"] = getattr(torch, case["wire"])
+    if case["dtype"] is not None:
+        options["wire_dtype"] = getattr(torch, case["dtype"])
     return Ours(model, Plan.load(Path(case["plan"])), transport, **options)

@@ -5,7 +5,7 @@ This is the one definition of the mixing; the simulator and the runtime are test
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
@@ -67,6 +67,29 @@ class Round:
     what a sender gives away for push."""
     weights: Shares | None = None
     """One for each link of each matching; None: `weight` for all."""
+
+    @classmethod
+    def of_active(
+        cls,
+        matchings: Sequence[Matching],
+        active: tuple[int, ...],
+        *,
+        mixing: Mixing,
+        weight: float,
+        weights: Shares | None = None,
+    ) -> Round:
+        """The round in which some of a plan's matchings are active, in that order.
+
+        >>> Round.of_active([((0, 1),), ((1, 2),)], (1,), mixing="pairwise", weight=0.5).links
+        ((1, 2),)
+        """
+        return cls(
+            matchings=tuple(matchings[j] for j in active),
+            indices=active,
+            mixing=mixing,
+            weight=weight,
+            weights=None if weights is None else tuple(weights[j] for j in active),
+        )
 
     def __hash__(self) -> int:
         # Equal rounds have equal positions; hashing thousands of links would take long.

@@ -1,4 +1,4 @@
-"""Sweeps: the same topology planned at several budgets by several strategies (Figures 1c and 3)."""
+"""Sweeps: a topology planned at several budgets, by several strategies, over several wires."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from typing import Any
 
 from matcha.documents import spelled
 from matcha.errors import InputError
-from matcha.plans import Plan
+from matcha.plans import Plan, check_budget
 from matcha.strategies import COMPARED, plan, strategy_named
+from matcha.timing import Timing, default_timing
 from matcha.topology import Topology
+from matcha.wires import parse_wire
+from matcha.wires.delays import budget_over
 
 DEFAULT_BUDGETS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0)
 
@@ -21,6 +24,8 @@ class SweepPoint:
 
     strategy: str
     budget: float
+    wire: str
+    """What messages hold."""
     rho: float
     rho_kind: str
     """Of one `step`, or the mean over a `cycle`: they do not compare."""
@@ -32,7 +37,7 @@ class SweepPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
-    """The points of a sweep with the plans behind them, strategy by strategy, budgets rising."""
+    """The points of a sweep with the plans behind them, by strategy and wire, budgets rising."""
 
     topology: Topology
     points: tuple[SweepPoint, ...]
@@ -44,9 +49,18 @@ class Sweep:
     def __len__(self) -> int:
         return len(self.points)
 
-    def of(self, strategy: str) -> tuple[SweepPoint, ...]:
-        """The points of one strategy, budgets rising."""
-        return tuple(point for point in self.points if point.strategy == strategy)
+    def of(self, strategy: str, wire: str | None = None) -> tuple[SweepPoint, ...]:
+        """The points of one strategy, over one wire or all, budgets rising."""
+        return tuple(
+            point
+            for point in self.points
+            if point.strategy == strategy and wire in (None, point.wire)
+        )
+
+    @property
+    def wires(self) -> tuple[str, ...]:
+        """The wires that were swept, in order."""
+        return tuple(dict.fromkeys(point.wire for point in self.points))
 
     def to_json(self) -> dict[str, Any]:
         """The sweep as plain JSON values."""
@@ -59,6 +73,7 @@ def sweep(
     budgets: Sequence[float] = DEFAULT_BUDGETS,
     strategies: Sequence[str] = COMPARED,
     *,
+    wires: Sequence[str] = ("float32",),
     progress: Callable[[int, int], None] | None = None,
     **options: Any,
 ) -> Sweep:
@@ -70,6 +85,9 @@ def sweep(
         topology: The workers and their links.
         budgets: Values of C_b in (0, 1].
         strategies: Names as for `matcha.plan`.
+        wires: Names as for `matcha.plan`: what messages hold. The budget counts time, so over a
+            smaller wire it buys more rounds; budgets that buy all rounds are left out but the
+            least of them.
         progress: Called with (plans made, plans in all) after each.
         options: Passed on to `matcha.plan`: seed, mixing, matchings, timing, effort, …
 
@@ -81,19 +99,48 @@ def sweep(
     >>> [(point.strategy, point.budget) for point in points]
     [('vanilla', 1.0), ('periodic', 0.5), ('periodic', 1.0)]
     """
-    if not budgets or not strategies:
-        raise InputError("a sweep needs at least one budget and one strategy.")
-    wanted = [
-        (strategy, budget)
-        for strategy in dict.fromkeys(strategies)
-        for budget in strategy_named(strategy).budgets(budgets)
-    ]
+    if "wire" in options:
+        raise InputError("a sweep takes wires=[…], one or several.")
+    if not budgets or not strategies or not wires:
+        raise InputError("a sweep needs at least one budget, one strategy and one wire.")
+    timing = options.get("timing") or default_timing(topology)
+    wanted = combinations(topology, timing, strategies, budgets, wires)
     plans = []
-    for done, (strategy, budget) in enumerate(wanted, start=1):
-        plans.append(plan(topology, budget, strategy, **options))
+    for done, (strategy, budget, wire) in enumerate(wanted, start=1):
+        plans.append(plan(topology, budget, strategy, wire=wire, **options))
         if progress is not None:
             progress(done, len(wanted))
     return Sweep(topology=topology, points=tuple(map(point_of, plans)), plans=tuple(plans))
+
+
+def combinations(
+    topology: Topology,
+    timing: Timing,
+    strategies: Sequence[str],
+    budgets: Sequence[float],
+    wires: Sequence[str],
+) -> list[tuple[str, float, str]]:
+    """Strategies, budgets and wires that make plans of their own.
+
+    A budget is time: over a small wire all of vanilla's rounds may fit into a fraction of it, and a
+    larger budget buys nothing more. An exact average, and silence, have no wire to choose.
+
+    >>> from matcha.timing import Units
+    >>> from matcha.topology import families
+    >>> combinations(families.ring(4), Units(), ["greedy"], [0.1, 0.5, 1.0], ["bfloat16"])
+    [('greedy', 0.1, 'bfloat16'), ('greedy', 0.5, 'bfloat16')]
+    """
+    found = []
+    for name in dict.fromkeys(strategies):
+        strategy = strategy_named(name)
+        for wire in dict.fromkeys(wires) if strategy.takes_wire else ("float32",):
+            enough = False
+            for budget in strategy.budgets(budgets):
+                check_budget(budget)
+                if not enough:
+                    found.append((name, budget, wire))
+                enough = budget_over(topology, timing, parse_wire(wire), budget) >= 1
+    return found
 
 
 def point_of(plan: Plan) -> SweepPoint:
@@ -101,6 +148,7 @@ def point_of(plan: Plan) -> SweepPoint:
     return SweepPoint(
         strategy=plan.strategy,
         budget=plan.budget,
+        wire=plan.wire.name,
         rho=plan.rho,
         rho_kind=plan.rho_kind,
         algebraic_connectivity=plan.algebraic_connectivity,

@@ -162,12 +162,19 @@ class Scaled:
 class LinkSeconds(Additive):
     """Every link has its own time; a matching costs its slowest link.
 
+    Where the topology knows latencies, a message that is a `share` of the whole model saves that
+    share of what is beyond them, and pays them once for each of its `halves`.
+
     >>> topology = Topology.from_links([(0, 1), (1, 2)], link_times=[0.5, 2.0])
     >>> LinkSeconds(topology).round_time([((0, 1),), ((1, 2),)])
     2.5
     """
 
     topology: Topology = field(repr=False)
+    share: float = 1.0
+    """Of a whole float32 model, what a message holds."""
+    halves: int = 1
+    """Messages one after another in a meeting."""
     unit: str = field(default="seconds", init=False)
 
     def __post_init__(self) -> None:
@@ -180,7 +187,9 @@ class LinkSeconds(Additive):
     def seconds(self) -> Mapping[Link, float]:
         """The time of each link."""
         assert self.topology.link_times is not None
-        times = dict(zip(self.topology.links, self.topology.link_times, strict=True))
+        waits = self.topology.link_latencies or (0.0,) * len(self.topology.links)
+        each = zip(self.topology.links, self.topology.link_times, waits, strict=True)
+        times = {link: self.halves * w + self.share * (t - w) for link, t, w in each}
         return (
             times if self.topology.directed else times | {(j, i): t for (i, j), t in times.items()}
         )
@@ -191,7 +200,9 @@ class LinkSeconds(Additive):
 
     def to_json(self) -> dict[str, Any]:
         """The model as plain JSON values; the times are the topology's."""
-        return {"model": "link-seconds"}
+        if (self.share, self.halves) == (1.0, 1):
+            return {"model": "link-seconds"}
+        return {"model": "link-seconds", "share": self.share, "halves": self.halves}
 
 
 @dataclass(frozen=True)
@@ -372,7 +383,9 @@ def _underlay(document: dict[str, Any], topology: Topology) -> Timing:
 
 _MODELS: dict[str, Reader] = {
     "units": lambda document, topology: Units(),
-    "link-seconds": lambda document, topology: LinkSeconds(topology),
+    "link-seconds": lambda document, topology: LinkSeconds(
+        topology, float(document.get("share", 1.0)), int(document.get("halves", 1))
+    ),
     "random-links": _random_links,
     "scaled": _scaled,
     "underlay": _underlay,

@@ -25,6 +25,15 @@ def test_arguments_reach_the_benchmark():
     assert "unrecognized arguments: --nonsense" in done.stderr
 
 
+def test_results_go_to_the_current_folder_and_not_over_the_committed_ones(tmp_path):
+    committed = ROOT / "benchmarks" / "results"
+    before = {file: file.stat().st_mtime_ns for file in committed.rglob("*")}
+    done = matcha_command("bench", "basics", "--quick", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "basics.json").read_text())
+    assert {file: file.stat().st_mtime_ns for file in committed.rglob("*")} == before
+
+
 def test_bad_names_are_one_sentence():
     done = matcha_command("bench", "planer")
     assert done.returncode == 2

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 
@@ -57,3 +58,13 @@ def test_quick_work_shows_no_progress(capsys):
     with patient_progress("planning") as progress:
         progress(1, 2)
     assert capsys.readouterr().err == ""
+
+
+def test_long_work_says_so_where_no_bar_can_be_seen(capsys, monkeypatch):
+    monkeypatch.setattr("matcha.cli.output._WORD_SECONDS", 0.0)
+    said, deadline = "", time.monotonic() + 150
+    with patient_progress("planning"):
+        while not said and time.monotonic() < deadline:
+            said += capsys.readouterr().err
+            time.sleep(0.01)
+    assert said == "matcha: still planning …\n"

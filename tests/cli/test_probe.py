@@ -16,7 +16,9 @@ def test_the_command_writes_link_times_once(tmp_path: Path) -> None:
     done = matcha_command(*arguments, "--json")
     assert done.returncode == 0, done.stderr
     printed = json.loads(done.stdout)
-    times = Topology.read(output).link_times
+    measured = Topology.read(output)
+    times = measured.link_times
+    assert measured.link_latencies == tuple(row["latency"] for row in printed)
     assert times == tuple(row["seconds"] for row in printed)
     assert all(time > 0 for time in times)
     again = matcha_command(*arguments)

@@ -21,12 +21,22 @@ def test_sweep_table_json_and_figure(tmp_path):
     ]
 
 
+def test_wires_stand_in_the_table_and_the_figure(tmp_path):
+    figure = tmp_path / "sweep.svg"
+    options = ["sweep", "ring:6", "-b", "0.1", "-s", "greedy", "--effort", "none"]
+    done = matcha_command(*options, "--wire", "float32,modulo:3", "--plot", figure)
+    assert done.returncode == 0, done.stderr
+    assert "modulo:3" in done.stdout
+    assert "greedy, modulo:3" in figure.read_text()
+
+
 def test_bad_sweeps_are_one_sentence():
     for arguments, sentence in (
         (["--budget", "a,b"], "separated by commas"),
         (["--budget", "0.5,2"], "(0, 1]"),
         (["--strategy", "vanila"], "did you mean 'vanilla'"),
         (["--strategy", ""], "at least one"),
+        (["--wire", "modulo:9"], "bits"),
     ):
         done = matcha_command("sweep", "ring:4", *arguments)
         assert done.returncode == 2

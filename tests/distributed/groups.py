@@ -1,11 +1,13 @@
 """Workers that are groups of processes, with what people put between the GPUs of a node.
 
-As a script: `groups.py NUM_NODES FOLDER`, two processes a node, every kind one after the other.
+As a script: `groups.py FOLDER`, two and four nodes of two processes, every kind one after another;
+the processes of four nodes are also two nodes of four, with two kinds of parallelism inside.
 """
 
 from __future__ import annotations
 
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from torch.distributed.tensor.parallel import (
     RowwiseParallel,
     parallelize_module,
 )
+from torch.multiprocessing.spawn import start_processes
 from torch.nn.parallel import DistributedDataParallel
 
 from matcha import Plan, families, plan
@@ -31,7 +34,15 @@ from matcha.errors import InputError
 
 GPUS = 2  # processes a node
 STEPS = 6
-KINDS = {2: ("ddp", "fsdp", "fsdp-overlap", "tensor", "adam"), 4: ("ddp", "fsdp")}  # by nodes
+KINDS = {  # by nodes
+    2: ("ddp", "fsdp", "fsdp-overlap", "tensor", "adam"),
+    4: ("ddp", "fsdp", "hsdp", "fsdp-tensor"),
+}
+BATCHES = {"tensor": 1, "hsdp": 4}  # of a node: a tensor-parallel group's processes see the same
+
+
+def nodes_of(kind: str, num_nodes: int) -> int:
+    return 2 if kind in ("hsdp", "fsdp-tensor") else num_nodes
 
 
 def make_plan(num_nodes: int) -> Plan:
@@ -41,7 +52,7 @@ def make_plan(num_nodes: int) -> Plan:
 
 def make_model(kind: str) -> nn.Module:
     # Seven and one do not divide by two: uneven shards, and an empty one.
-    size = 8 if kind == "tensor" else 7
+    size = 8 if "tensor" in kind else 7
     model = nn.Sequential(nn.Linear(5, size), nn.Tanh(), nn.Linear(size, 1)).double()
     with torch.no_grad():
         for number, p in enumerate(model.parameters()):
@@ -66,16 +77,17 @@ def make_optimizer(kind: str, model: nn.Module) -> torch.optim.Optimizer:
 
 def expected(kind: str, num_nodes: int) -> np.ndarray:
     """One model a node, the whole group's batch, and `Round.mix` after every step."""
+    num_nodes = nodes_of(kind, num_nodes)
+    num_batches = BATCHES.get(kind, 2)
     chosen = make_plan(num_nodes)
     models = [make_model(kind) for _ in range(num_nodes)]
     optimizers = [make_optimizer(kind, model) for model in models]
     for k in range(STEPS):
         before = rows(models)
         for node, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
-            # All of a tensor-parallel group's processes see one batch.
-            gpus = [0] if kind == "tensor" else list(range(GPUS))
             optimizer.zero_grad()
-            sum(loss(model, batch(node, gpu, k)) / len(gpus) for gpu in gpus).backward()
+            losses = [loss(model, batch(node, number, k)) for number in range(num_batches)]
+            (sum(losses) / num_batches).backward()
             optimizer.step()
         after = rows(models)
         round = chosen.round(k)
@@ -99,31 +111,42 @@ def whole(model: nn.Module) -> np.ndarray:
 
 
 def spread(kind: str, model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    inside = mesh["gpu"]
     if kind == "ddp":
-        return DistributedDataParallel(model, process_group=mesh.get_group())
-    if kind == "tensor":
-        return parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
-    fully_shard(model[0], mesh=mesh)
-    fully_shard(model, mesh=mesh)
+        return DistributedDataParallel(model, process_group=inside.get_group())
+    if "tensor" in kind:
+        parallelize_module(model, inside, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        inside = mesh["replica"] if kind == "fsdp-tensor" else None
+    elif kind == "hsdp":  # copies of what is sharded
+        inside = mesh["replica", "gpu"]
+    if inside is not None:
+        fully_shard(model[0], mesh=inside)
+        fully_shard(model, mesh=inside)
     return model
 
 
+def batch_number(kind: str, mesh: DeviceMesh) -> int:
+    """Which of its node's batches a process sees."""
+    gpu = 0 if "tensor" in kind else mesh["gpu"].get_local_rank()
+    return gpu if mesh.ndim == 2 else mesh["replica"].get_local_rank() + 2 * gpu
+
+
 def train(kind: str, mesh: DeviceMesh, folder: Path) -> dict[str, Any]:
-    node, gpu = mesh["node"].get_local_rank(), mesh["gpu"].get_local_rank()
+    node, number = mesh["node"].get_local_rank(), batch_number(kind, mesh)
     chosen = make_plan(mesh["node"].size())
-    model = spread(kind, make_model(kind), mesh["gpu"])
+    model = spread(kind, make_model(kind), mesh)
     optimizer = make_optimizer(kind, model)
     overlap = kind == "fsdp-overlap"
     found: dict[str, Any] = {}
-    saved = kind in ("adam", "ddp")
+    saved = kind in ("adam", "ddp", "hsdp")
     with Gossip(
-        model, optimizer, chosen, mesh=mesh["node"], deadline=60, overlap=overlap
+        model, optimizer, chosen, mesh=mesh["node"], deadline=150, overlap=overlap
     ) as gossip:
         for k in range(STEPS):
             if saved and k == 3:
                 gossip.save(folder / kind)
             optimizer.zero_grad()
-            loss(model, batch(node, 0 if kind == "tensor" else gpu, k)).backward()
+            loss(model, batch(node, number, k)).backward()
             optimizer.step()
         gossip.settle()
         meetings = sum(len(gossip._itinerary._met(chosen.round(k))) for k in range(STEPS))
@@ -139,7 +162,7 @@ def train(kind: str, mesh: DeviceMesh, folder: Path) -> dict[str, Any]:
             assert gossip.iteration == 3
             for k in range(3, STEPS):
                 optimizer.zero_grad()
-                loss(model, batch(node, gpu, k)).backward()
+                loss(model, batch(node, number, k)).backward()
                 optimizer.step()
             assert np.array_equal(whole(model), own), "resumed to other bits"
         if kind == "fsdp":
@@ -166,25 +189,43 @@ def misuse(mesh: DeviceMesh) -> list[str]:
     said = []
     chosen = make_plan(mesh["node"].size())
     for options, kind in (({}, "fsdp"), ({"mesh": mesh}, "plain")):
-        model = spread(kind, make_model(kind), mesh["gpu"]) if kind == "fsdp" else make_model(kind)
+        model = spread(kind, make_model(kind), mesh) if kind == "fsdp" else make_model(kind)
         optimizer = make_optimizer("ddp", model)
         try:
             Gossip(model, optimizer, make_plan(dist.get_world_size()) if not options else chosen,
-                   deadline=60, **options)  # fmt: skip
+                   deadline=150, **options)  # fmt: skip
         except InputError as error:
             said.append(str(error))
     return said
 
 
-def main(num_nodes: str, folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    mesh = init_device_mesh("cpu", (int(num_nodes), GPUS), mesh_dim_names=("node", "gpu"))
-    results = {kind: train(kind, mesh, Path(folder)) for kind in KINDS[int(num_nodes)]}
-    results["misuse"] = misuse(mesh)
-    torch.save(results, Path(folder) / f"{dist.get_rank()}.pt")
+def work(rank: int, num_nodes: int, folder: Path) -> None:
+    """One process of a launch."""
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module")  # around tensor parallelism
+    count = num_nodes * GPUS
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=count
+    )
+    meshes = {2: init_device_mesh("cpu", (num_nodes, GPUS), mesh_dim_names=("node", "gpu"))}
+    if num_nodes == 4:
+        names = ("node", "replica", "gpu")
+        meshes[4] = init_device_mesh("cpu", (2, 2, GPUS), mesh_dim_names=names)
+    results: dict[str, Any] = {}
+    for kind in KINDS[num_nodes]:
+        results[kind] = train(kind, meshes[count // nodes_of(kind, num_nodes)], folder)
+    results["misuse"] = misuse(meshes[2])
+    torch.save(results, folder / f"{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
+
+
+def main(folder: str) -> None:
+    """Every launch; processes are forked, since importing PyTorch twelve times takes a minute."""
+    torch.set_num_threads(1)
+    for num_nodes in KINDS:
+        own = Path(folder) / str(num_nodes)
+        own.mkdir()
+        start_processes(work, (num_nodes, own), nprocs=num_nodes * GPUS, start_method="fork")
 
 
 if __name__ == "__main__":

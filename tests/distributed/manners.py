@@ -1,25 +1,34 @@
 """Workers that end early, leave for long work, or call what others do not; also run as processes.
 
-As a script: `manners.py FOLDER`, every scenario over gloo.
+As a script: `manners.py FOLDER`, every scenario over gloo; under mpirun with `mpi` what MPI can do.
 """
 
 from __future__ import annotations
 
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from matcha import families, plan
-from matcha.distributed import Gossip, TorchTransport, Transport
+from matcha import Plan, families, plan
+from matcha.distributed import Gossip, Message, MpiTransport, TorchTransport, Transport
 from matcha.errors import ExchangeError, InputError
 
 NUM_WORKERS = 3
-PLAN = plan(families.ring(NUM_WORKERS), 0.6, "matcha", seed=2)
 STEPS = (5, 12, 8)
+DEADLINE = 150.0
+
+
+def make_plan(num_workers: int) -> Plan:
+    topology = families.ring(num_workers) if num_workers > 2 else families.path(2)
+    return plan(topology, 0.6, "matcha", seed=2)
+
+
+PLAN = make_plan(NUM_WORKERS)
 
 
 def make() -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -37,7 +46,10 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, rank: int) -> None:
 def join(transport: Transport, overlap: bool = False) -> tuple[torch.Tensor, int]:
     """Each worker takes its own number of steps."""
     model, optimizer = make()
-    gossip = Gossip(model, optimizer, PLAN, transport=transport, deadline=5, overlap=overlap)
+    chosen = make_plan(transport.num_workers)
+    gossip = Gossip(
+        model, optimizer, chosen, transport=transport, deadline=DEADLINE, overlap=overlap
+    )
     with gossip, gossip.join():
         for _ in range(STEPS[transport.rank]):
             step(model, optimizer, transport.rank)
@@ -48,7 +60,8 @@ def finish_early(transport: Transport) -> str:
     """The same without join: the error that the others see."""
     model, optimizer = make()
     try:
-        with Gossip(model, optimizer, PLAN, transport=transport, deadline=20):
+        chosen = make_plan(transport.num_workers)
+        with Gossip(model, optimizer, chosen, transport=transport, deadline=DEADLINE):
             for _ in range(STEPS[transport.rank]):
                 step(model, optimizer, transport.rank)
     except ExchangeError as error:
@@ -59,14 +72,54 @@ def finish_early(transport: Transport) -> str:
 def away(transport: Transport) -> int:
     """Worker 0 is away for longer than anybody's deadline; 2 waits for 1, which waits for 0."""
     model, optimizer = make()
-    with Gossip(model, optimizer, PLAN, transport=transport, deadline=2) as gossip:
+    with Gossip(model, optimizer, PLAN, transport=transport, deadline=DEADLINE) as gossip:
         step(model, optimizer, transport.rank)
         if transport.rank == 0:
             with gossip.away():
-                time.sleep(5)
-        for _ in range(8):
+                time.sleep(7)
+        else:
+            wait_for_note(transport)
+            gossip.exchange.timeout = 5.0
+        for k in range(8):
             step(model, optimizer, transport.rank)
+            if k == 2:  # worker 0 is back, for it has met both
+                gossip.exchange.timeout = DEADLINE
         return gossip.iteration
+
+
+def wait_for_note(transport: Transport) -> None:
+    """Until worker 0 is known to be away."""
+    end = time.monotonic() + DEADLINE
+    while not transport.told_by(0, "away"):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def away_from_a_message(transport: Transport) -> str:
+    """Worker 1 waits for worker 0 beyond its deadline, as long as that one is away, and then not.
+
+    The error of the second wait.
+    """
+    value = torch.zeros(1)
+    if transport.rank == 0:
+        transport.tell("away", "yes")
+        time.sleep(3)
+        transport.post([Message(peer=1, tag=1, outgoing=value + 7)]).wait(DEADLINE)
+        transport.tell("away", "")
+        with suppress(ExchangeError):  # links of our own end with the other's patience
+            transport.post([Message(peer=1, tag=3, incoming=value)]).wait(DEADLINE)
+    if transport.rank != 1:
+        return ""
+    wait_for_note(transport)
+    transport.post([Message(peer=0, tag=1, incoming=value)]).wait(1.0)
+    assert value == 7
+    try:
+        transport.post([Message(peer=0, tag=2, incoming=value)]).wait(1.0)
+    except ExchangeError as error:
+        return str(error)
+    finally:
+        transport.post([Message(peer=0, tag=3, outgoing=value)])
+    return ""
 
 
 def average_alone(transport: Transport) -> str:
@@ -96,8 +149,21 @@ def wrap(transport: Transport) -> str:
     return ""
 
 
-def main(folder: str) -> None:
+def over_mpi(folder: Path) -> None:
+    transport = MpiTransport()
+    said = away_from_a_message(transport)
+    transport = MpiTransport()
+    weights, iteration = join(transport)
+    early = finish_early(MpiTransport())
+    result = {"join": weights, "iteration": iteration, "away": said, "early": early}
+    torch.save(result, folder / f"{transport.rank}.pt")
+
+
+def main(folder: str, kind: str = "gloo") -> None:
     torch.set_num_threads(1)
+    if kind == "mpi":
+        over_mpi(Path(folder))
+        return
     torch.distributed.init_process_group("gloo")
     transport = TorchTransport()
     weights, iteration = join(transport)

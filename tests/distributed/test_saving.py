@@ -34,9 +34,16 @@ class Tied(nn.Module):
         self.head = nn.Linear(64, 3)
 
 
-def pair() -> tuple[nn.Module, nn.Module]:
+@pytest.fixture(params=["cpu", "cuda"])
+def device(request) -> str:
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs an NVIDIA GPU, and PyTorch sees none here")
+    return request.param
+
+
+def pair(device: str = "cpu") -> tuple[nn.Module, nn.Module]:
     """A model as its owner made it, and its twin in buckets."""
-    plain = Tied()
+    plain = Tied().to(device)
     taken = copy.deepcopy(plain)
     fill_buckets(taken, bucket_bytes=10**6, buffers=True)
     return plain, taken
@@ -54,8 +61,8 @@ def saved_size(value: object) -> int:
     return len(buffer.getvalue())
 
 
-def test_parameters_look_like_ordinary_ones() -> None:
-    _, taken = pair()
+def test_parameters_look_like_ordinary_ones(device: str) -> None:
+    _, taken = pair(device)
     storages = {}
     for name, tensor in (*taken.named_parameters(), *taken.named_buffers()):
         assert tensor.storage_offset() == 0
@@ -63,34 +70,34 @@ def test_parameters_look_like_ordinary_ones() -> None:
         assert storages.setdefault(tensor.untyped_storage().data_ptr(), name) == name
 
 
-def test_torch_save_writes_a_part_and_not_its_bucket() -> None:
-    plain, taken = pair()
+def test_torch_save_writes_a_part_and_not_its_bucket(device: str) -> None:
+    plain, taken = pair(device)
     assert saved_size(taken.head.state_dict()) == saved_size(plain.head.state_dict())
     assert saved_size(taken.state_dict()) <= 1.01 * saved_size(plain.state_dict())
     assert saved_size(taken) <= 1.01 * saved_size(plain)
 
 
-def test_safetensors_save_and_load_a_whole_model(tmp_path: Path) -> None:
-    plain, taken = pair()
+def test_safetensors_save_and_load_a_whole_model(device: str, tmp_path: Path) -> None:
+    plain, taken = pair(device)
     safetensors.torch.save_model(plain, str(tmp_path / "plain"))
     safetensors.torch.save_model(taken, str(tmp_path / "taken"))
     assert (tmp_path / "plain").read_bytes() == (tmp_path / "taken").read_bytes()
     safetensors.torch.save_file(taken.head.state_dict(), tmp_path / "head")
-    other = pair()[1]
+    other = pair(device)[1]
     safetensors.torch.load_model(other, str(tmp_path / "taken"))
     assert_equal(other.state_dict(), plain.state_dict())
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-def test_distributed_checkpoints_save_and_load_a_whole_model(tmp_path: Path) -> None:
-    plain, taken = pair()
+def test_distributed_checkpoints_save_and_load_a_whole_model(device: str, tmp_path: Path) -> None:
+    plain, taken = pair(device)
     for name, model in (("plain", plain), ("taken", taken)):
         dcp.save(  # type: ignore[attr-defined]
             {"model": model.state_dict()}, checkpoint_id=tmp_path / name, no_dist=True
         )
     sizes = [sum(f.stat().st_size for f in (tmp_path / n).iterdir()) for n in ("plain", "taken")]
     assert sizes[1] <= 1.01 * sizes[0]
-    other = pair()[1]
+    other = pair(device)[1]
     state = other.state_dict()
     dcp.load(  # type: ignore[attr-defined]
         {"model": state}, checkpoint_id=tmp_path / "taken", no_dist=True

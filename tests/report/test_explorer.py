@@ -94,3 +94,13 @@ def test_one_way_links_are_drawn_as_arrows():
     # Two messages are one exchange, whichever way they go.
     exchanges = sum(p * len(m) for p, m in zip(both.probabilities, both.matchings, strict=True)) / 2
     assert sum(link_activity(both).values()) == pytest.approx(exchanges)
+
+
+def test_a_plan_over_a_wire_stands_among_plans_over_it():
+    topology = matcha.families.paper("er8")
+    own = matcha.plan(topology, 0.02, "greedy", wire="modulo:4")
+    net = network(topology, [own], strategies=("allreduce", "greedy"), budgets=[0.02, 0.1])
+    greedy, (exact,) = net["strategies"]["greedy"], net["strategies"]["allreduce"]
+    # Budgets are shares of five whole exchanges at every stop, and an all-reduce sends whole ones.
+    assert [point["time"] for point in greedy] == pytest.approx([0.1, 0.5], rel=0.02)
+    assert exact["time"] == pytest.approx(1.75)

@@ -41,3 +41,8 @@ def test_a_strategy_of_ones_own_is_drawn_and_has_a_budget():
     assert look_of("mine") not in [look_of(name) for name in STRATEGIES]
     assert has_budget("mine")
     assert not is_control("mine")
+
+
+def test_exact_averages_and_silence_have_no_wire_to_choose():
+    wireless = {name for name, strategy in STRATEGIES.items() if not strategy.takes_wire}
+    assert wireless == {"allreduce", "local", "silent"}

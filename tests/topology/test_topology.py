@@ -152,3 +152,17 @@ def test_directed_topologies_are_strongly_connected(links, words):
 def test_a_directed_link_needs_its_own_time():
     with pytest.raises(TopologyError, match="no time is given"):
         Topology.from_links([(0, 1), (1, 0)], directed=True, link_times={(0, 1): 1.0})
+
+
+def test_latencies_are_a_part_of_the_times_and_survive_a_file(tmp_path):
+    topology = Topology.from_links([("b", "a"), ("b", "c")]).with_link_times([0.5, 2.0], [0.1, 0.2])
+    topology.save(tmp_path / "network.json")
+    again = Topology.read(tmp_path / "network.json")
+    assert again == topology
+    assert again.link_latencies == (0.1, 0.2)
+    assert topology.with_link_times([1.0, 1.0]).link_latencies is None
+    for wrong in ([0.6, 0.2], [-0.1, 0.2]):
+        with pytest.raises(TopologyError, match="a part of the link's time"):
+            topology.with_link_times([0.5, 2.0], wrong)
+    with pytest.raises(TopologyError, match="no link times"):
+        Topology.from_json({"links": [[0, 1]], "link_latencies": [0.1]})

@@ -86,3 +86,20 @@ def test_a_wire_that_does_not_exist_is_refused() -> None:
     for name in ("modulo:5", "modulo", "lowrank:0", "float8"):
         with pytest.raises(InputError):
             matcha.plan(ER8, 0.1, wire=name)
+
+
+def test_measured_latencies_of_a_topology_are_not_saved_by_a_wire() -> None:
+    number = len(ER8.links)
+    timed = ER8.with_link_times([0.11] * number, [0.01] * number)
+    link, wire = ((0, 1),), parse_wire("modulo:8")
+    small = timing_over(LinkSeconds(timed), wire)
+    assert small.matching_time(link) == pytest.approx(0.01 + 0.1 * wire.share())
+    twice = timing_over(LinkSeconds(timed), parse_wire("lowrank:4"))
+    assert twice.matching_time(link) > 0.02
+    own = Transfers(
+        topology=ER8, latencies=(0.01,) * number, seconds_a_megabyte=(0.1,) * number, megabytes=1.0
+    )
+    assert timing_over(own, wire).matching_time(link) == pytest.approx(small.matching_time(link))
+    plan = matcha.plan(timed, 0.1, "periodic", wire=wire)
+    again = matcha.Plan.from_json(plan.to_json())
+    assert again.expected_comm_time == plan.expected_comm_time

@@ -17,7 +17,8 @@ from matcha.cli.options import Json
 from matcha.cli.output import console
 from matcha.errors import InputError, unknown_name
 
-_NOT_BENCHMARKS = ("make_plans", "one_peer", "pack_data")
+_NOT_BENCHMARKS = ("make_plans", "one_peer", "pack_data", "reproduction_page")
+_RESULTS = "MATCHA_RESULTS"  # where benchmarks write; by themselves, beside their committed results
 
 
 @app.command("bench", context_settings={"ignore_unknown_options": True})
@@ -28,8 +29,8 @@ def bench_command(
 ) -> None:
     """Measure this machine with the repository's benchmarks; each prints one table.
 
-    Benchmarks live in the source checkout, beside their committed results
-    ([cyan]benchmarks/results/[/]).
+    Benchmarks live in the source checkout. What they write goes to the current folder, or where
+    $MATCHA_RESULTS says, and never over the committed results ([cyan]benchmarks/results/[/]).
 
     [bold]Examples[/]
 
@@ -46,7 +47,9 @@ def bench_command(
     source = str(Path(__file__).parents[2])
     path = os.pathsep.join(part for part in (source, os.environ.get("PYTHONPATH")) if part)
     command = [sys.executable, str(known[name]), *(arguments or [])]
-    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, check=False)
+    results = os.environ.get(_RESULTS, str(Path.cwd()))
+    environment = {**os.environ, "PYTHONPATH": path, _RESULTS: results}
+    done = subprocess.run(command, env=environment, check=False)
     raise typer.Exit(done.returncode)
 
 

@@ -10,6 +10,7 @@ import typer
 
 from matcha.errors import InputError
 from matcha.strategies import OFFERED
+from matcha.wires import WIRES
 
 _TOPOLOGY = (
     "Who can talk to whom: [cyan]ring:8[/], [cyan]path:8[/], [cyan]torus:4x4[/], "
@@ -33,6 +34,15 @@ Budgets: TypeAlias = Annotated[
 Strategy: TypeAlias = Annotated[str, typer.Option("--strategy", "-s", help=f"{_STRATEGY}.")]
 Strategies: TypeAlias = Annotated[
     list[str], typer.Option("--strategy", "-s", metavar="TEXT,…", help=f"{_STRATEGY}; {_SEVERAL}")
+]
+Wires: TypeAlias = Annotated[
+    list[str],
+    typer.Option(
+        "--wire",
+        "--wires",
+        metavar="TEXT,…",
+        help=f"What messages hold: {', '.join(WIRES)}, or another rank; {_SEVERAL}",
+    ),
 ]
 Seed: TypeAlias = Annotated[
     int, typer.Option("--seed", help="Of rounds and searches, first weights and order of the data.")
@@ -58,6 +68,13 @@ ComputeTimeOrMeasured: TypeAlias = Annotated[
     ),
 ]
 LinkTime: TypeAlias = Annotated[float, typer.Option("--link-time", help=_LINK_TIME)]
+Latency: TypeAlias = Annotated[
+    float,
+    typer.Option(
+        "--latency",
+        help="Seconds of --link-time that a message of any size takes; no wire saves them.",
+    ),
+]
 LinkTimeOrNone: TypeAlias = Annotated[float | None, typer.Option("--link-time", help=_LINK_TIME)]
 Deadline: TypeAlias = Annotated[
     float, typer.Option("--deadline", help="Seconds before a silent worker is an error.")

@@ -21,6 +21,7 @@ from matcha.records import Record
 
 console = Console()
 _PATIENCE_SECONDS = 1.0
+_WORD_SECONDS = 20.0  # where nobody watches a bar, a log still says what takes so long
 
 
 def print_json(document: Any) -> None:
@@ -140,7 +141,11 @@ def this_command(*more: str) -> list[str]:
 
 @contextmanager
 def patient_progress(title: str) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar on standard error that appears when work takes more than a second."""
+    """A progress bar on standard error that appears when work takes more than a second.
+
+    Where standard error is no terminal, one line says after a while what is still being done.
+    """
+    watched = sys.stderr.isatty()
     progress = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -148,10 +153,17 @@ def patient_progress(title: str) -> Iterator[Callable[[int, int], None]]:
         TimeElapsedColumn(),
         console=Console(stderr=True),
         transient=True,
-        disable=not sys.stderr.isatty(),
+        disable=not watched,
     )
     task = progress.add_task(title, total=None)
-    timer = threading.Timer(_PATIENCE_SECONDS, progress.start)
+    stream = sys.stderr
+    timer = (
+        threading.Timer(_PATIENCE_SECONDS, progress.start)
+        if watched
+        else threading.Timer(
+            _WORD_SECONDS, lambda: print(f"matcha: still {title} …", file=stream, flush=True)
+        )
+    )
     timer.daemon = True
     timer.start()
     try:

@@ -105,7 +105,8 @@ def plan_command(
         if plot is not None and isinstance(made, StagedPlan):
             raise InputError("--plot draws one plan, and this one has several in stages.")
     else:
-        graph = families.parse(topology)
+        with patient_progress("reading the network"):
+            graph = families.parse(topology)
         options: dict[str, Any] = {
             "mixing": mixing,
             "matchings": _matchings(matchings, topology),

@@ -1,4 +1,4 @@
-"""`matcha probe`: measure the links, write a topology with their times."""
+"""`matcha probe`: measure the links, write a topology with their times and latencies."""
 
 from __future__ import annotations
 
@@ -37,8 +37,9 @@ def probe_command(
 ) -> None:
     """Measure latency and speed of every link between real workers.
 
-    The topology that is written carries a time for each link: `matcha plan` and `matcha tune` then
-    choose what to use by the second. It is never overwritten.
+    The topology that is written carries a time for each link, and how much of it is latency, which
+    smaller messages do not save: `matcha plan` and `matcha tune` then choose links, budget and wire
+    by the second. It is never overwritten.
 
     Alone, this command starts its workers on this machine. To measure a cluster, start it with the
     launcher that will start the training:
@@ -69,7 +70,10 @@ def probe_command(
             timeout=deadline,
         )
     if transport.rank == 0:
-        timed = graph.with_link_times([measure.seconds for measure in measures])
+        timed = graph.with_link_times(
+            [measure.seconds for measure in measures],
+            [min(measure.latency, measure.seconds) for measure in measures],
+        )
         check_free(output, force=False)
         timed.save(output)
         if as_json:
@@ -82,14 +86,25 @@ def probe_command(
 def print_measures(topology: Topology, measures: tuple[LinkMeasure, ...]) -> None:
     """A row a link, slowest first."""
     table = Table(title=f"links of {topology}", title_justify="left")
-    for name in ("link", "latency (ms)", "Mbit/s", "time (ms)"):
+    for name in ("link", "latency (ms)", "ms/MB", "Mbit/s", "time (ms)"):
         table.add_column(name, justify="left" if name == "link" else "right")
     for measure in sorted(measures, key=lambda m: -m.seconds):
         i, j = measure.link
         table.add_row(
             f"{topology.labels[i]}–{topology.labels[j]}",
             f"{1e3 * measure.latency:.2f}",
-            f"{measure.mbps:,.0f}",
+            _shown(measure.seconds_a_megabyte, 1e3, ".2f"),
+            _shown(measure.mbps, 1.0, ",.0f"),
             f"{1e3 * measure.seconds:.1f}",
         )
     console.print(table)
+    if any(measure.seconds_a_megabyte is None for measure in measures):
+        console.print(
+            "–: this message took hardly longer than an empty one, so that it says nothing of the "
+            "speed; measure with a larger --message-mb.",
+            style="dim",
+        )
+
+
+def _shown(value: float | None, factor: float, form: str) -> str:
+    return "–" if value is None else format(factor * value, form)

@@ -185,7 +185,6 @@ def train_command(
         schedule=chosen.schedule(number, learning_rate),
         optimizer=chosen.optimizer,
         rule="footnote" if overlap else "eq2",
-        statistics="averaged",
         target_loss=target_loss,
     )
     job = Job(

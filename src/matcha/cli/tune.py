@@ -1,31 +1,54 @@
-"""`matcha tune`: the strategy and budget that reach a target soonest."""
+"""`matcha tune`: the strategy, budget and wire that reach a target soonest."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from matcha.cli import app
 from matcha.cli.options import (
+    BatchSize,
     Budgets,
     ComputeTime,
+    Data,
     Effort,
+    Epochs,
     Force,
     Json,
+    Latency,
+    LearningRate,
     LinkTimeOrNone,
+    Model,
     Overlap,
+    Partition,
     PlanFile,
     Plot,
     Seed,
     Strategies,
     TopologyArgument,
+    Wires,
     numbers,
     words,
 )
 from matcha.cli.output import check_free, check_page, console, keeping, patient_progress, print_json
-from matcha.topology import families
-from matcha.tuning import DEFAULT_BUDGETS, DEFAULT_STRATEGIES, Problem, tune
+from matcha.errors import InputError
+from matcha.topology import Topology, families
+from matcha.tuning import (
+    DEFAULT_BUDGETS,
+    DEFAULT_STRATEGIES,
+    DEFAULT_WIRES,
+    MAX_TRIALS,
+    Problem,
+    tune,
+)
+
+if TYPE_CHECKING:
+    from matcha.simulation import TaskTrials
+    from matcha.tasks.recipes import Choices
+
+_TRIAL_EPOCHS = 12
 
 
 @app.command("tune")
@@ -33,9 +56,30 @@ def tune_command(
     topology: TopologyArgument,
     compute_time: ComputeTime,
     link_time: LinkTimeOrNone = None,
+    latency: Latency = 0.0,
     budgets: Budgets = [f"{b:g}" for b in DEFAULT_BUDGETS],
     strategies: Strategies = list(DEFAULT_STRATEGIES),
-    target_gap: float = typer.Option(0.01, help="The wanted excess loss of workers' own models."),
+    wires: Wires = list(DEFAULT_WIRES),
+    task: str | None = typer.Option(
+        None,
+        help="Try the best few in earnest, all workers on this machine: digits, logistic, … as for "
+        "[cyan]matcha simulate[/]. Without a task theory decides.",
+    ),
+    trials: int = typer.Option(MAX_TRIALS, help="Plans to try at most, with --task."),
+    epochs: Epochs = None,
+    learning_rate: LearningRate = None,
+    batch_size: BatchSize = None,
+    model: Model = None,
+    partition: Partition = "iid",
+    data: Data = None,
+    target_loss: float | None = typer.Option(
+        None,
+        help="With --task: the average model's training loss to reach; by default what exact "
+        "averaging holds after two thirds of the epochs.",
+    ),
+    target_gap: float = typer.Option(
+        0.01, help="Without a task: the wanted excess loss of the average model."
+    ),
     initial_gap: float = typer.Option(1.0, help="The excess loss at the start."),
     smoothness: float = typer.Option(1.0, help="L, the largest curvature of the loss."),
     strong_convexity: float | None = typer.Option(
@@ -54,11 +98,16 @@ def tune_command(
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Choose strategy and budget: predict the time to a target for each, and take the best.
+    """Choose strategy, budget and wire: the plan whose average model reaches a target soonest.
 
-    [bold]Example[/]
+    Theory predicts every combination; with a task the best few are trained, and what they needed
+    decides. Smaller messages buy more rounds in the same time, as far as the links' latency allows.
+
+    [bold]Examples[/]
 
       matcha tune paper:geometric16-d10 --compute-time 0.1 --link-time 0.05 --plot tune.svg
+
+      matcha tune network.json --compute-time 0.1 --task digits --partition shards -o plan.json
     """
     from matcha.report import figures, write_report
 
@@ -68,7 +117,8 @@ def tune_command(
     check_page(page)
     if plot is not None:
         figures.check_format(plot)
-    graph = families.parse(topology)
+    with patient_progress("reading the network"):
+        graph = families.parse(topology)
     problem = Problem(
         smoothness=smoothness,
         strong_convexity=strong_convexity,
@@ -77,17 +127,37 @@ def tune_command(
         initial_gap=initial_gap,
         target=target_gap,
     )
+    if task is None:
+        _refuse_without_task(epochs, learning_rate, batch_size, model, data, target_loss)
+    measure = None
+    if task is not None:
+        from matcha.tasks.recipes import Choices
+
+        choices = Choices(
+            num_workers=graph.num_workers,
+            data=data,
+            model=model,
+            batch_size=batch_size,
+            partition=partition,  # type: ignore[arg-type]  # checked by partition()
+            seed=seed,
+        )
+        with patient_progress("exact averaging, for comparison"):
+            measure = _trials(task, graph, choices, epochs, learning_rate, target_loss)
     with patient_progress("tuning") as progress:
         found = tune(
             graph,
             compute_time=compute_time,
             link_time=link_time,
+            latency=latency,
             problem=problem,
             strategies=words(strategies),
             budgets=numbers(budgets),
+            wires=words(wires),
             overlap=overlap,
             seed=seed,
             effort=effort,  # type: ignore[arg-type]  # checked by `plan`
+            trials=measure,
+            max_trials=trials,
             progress=progress,
         )
     with keeping() as keep:
@@ -102,9 +172,43 @@ def tune_command(
                     lambda path: write_report([], path, plans=[found.plan], progress=progress),
                 )
         if as_json:
-            print_json(found.to_json())
+            print_json(found.to_json() | ({"target_loss": measure.target} if measure else {}))
             return
+        if measure is not None:
+            console.print(
+                f"{task}: the target is a training loss of {measure.target:.4g}; exact averaging "
+                f"holds it after {measure.exact_iterations:.0f} iterations",
+                highlight=False,
+            )
         console.print(found.table(), highlight=False, soft_wrap=True)
         for path in (output, plot, page):
             if path is not None:
                 console.print(f"wrote [cyan]{path}[/]")
+
+
+def _trials(
+    task: str,
+    graph: Topology,
+    choices: Choices,
+    epochs: int | None,
+    learning_rate: float | None,
+    target: float | None,
+) -> TaskTrials:
+    """Trials at a constant learning rate: decays come when trials have long ended."""
+    from matcha.simulation import Constant, Settings, TaskTrials
+    from matcha.tasks.recipes import recipe
+
+    chosen = recipe(task)
+    settings = Settings(
+        epochs=_TRIAL_EPOCHS if epochs is None else epochs,
+        schedule=Constant(base=chosen.learning_rate if learning_rate is None else learning_rate),
+        optimizer=chosen.optimizer,
+    )
+    return TaskTrials(chosen.task(choices), graph, settings, target=target)
+
+
+def _refuse_without_task(*given: object) -> None:
+    names = ("--epochs", "--learning-rate", "--batch-size", "--model", "--data", "--target-loss")
+    for name, value in zip(names, given, strict=True):
+        if value is not None:
+            raise InputError(f"{name} is for trials: say what to train with --task.")

@@ -25,6 +25,7 @@ from matcha.distributed.membership import Membership, as_team
 from matcha.distributed.misuse import (
     Optimizers,
     check_in_place,
+    check_join,
     check_options,
     check_parallel,
     check_stepped,
@@ -388,8 +389,7 @@ class Gossip:
         their rounds without a step of its own, until they leave it too. Two that have both left
         meet once more and then never again.
         """
-        if self.plan.topology.directed:
-            raise InputError("join() needs links that carry both ways, to say who has finished.")
+        check_join(self.plan, goes_on=self._membership is not None)
         yield
         if self.num_workers > 1:
             self.exchange.timeout = _FOREVER  # who still trains may take its time

@@ -15,8 +15,16 @@ from torch.nn.parallel import DistributedDataParallel
 from matcha.distributed.buckets import Bucket
 from matcha.distributed.claims import wrapped_by
 from matcha.errors import InputError, ModelError
+from matcha.plans import PlanLike
 
-__all__ = ["check_in_place", "check_options", "check_parallel", "check_stepped", "hookable"]
+__all__ = [
+    "check_in_place",
+    "check_join",
+    "check_options",
+    "check_parallel",
+    "check_stepped",
+    "hookable",
+]
 
 Optimizers = torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None
 
@@ -111,6 +119,17 @@ def check_parallel(model: nn.Module, group_size: int) -> None:
                     "gradients equal: leave that out; Gossip takes its place. (For groups of GPUs "
                     "as workers see mesh=.)"
                 )
+
+
+def check_join(plan: PlanLike, *, goes_on: bool) -> None:
+    """Refuse `join()` where nobody could hear who has finished, or nobody need."""
+    if plan.topology.directed:
+        raise InputError("join() needs links that carry both ways, to say who has finished.")
+    if goes_on:
+        raise InputError(
+            "join() is not needed with on_loss='continue': a worker that has finished leaves, and "
+            "the others go on without it."
+        )
 
 
 def check_in_place(buckets: Iterable[Bucket], frozen: Iterable[nn.Parameter]) -> None:

@@ -24,23 +24,22 @@ _SMALL = 8  # bytes: as short as a message gets
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkMeasure:
-    """One link, both ends sending at once, as an exchange does."""
+    """One link, both ends sending at once, as an exchange does: a line through two sizes."""
 
     link: Link
     latency: float
-    """Seconds of a message of a few bytes each way."""
+    """Seconds that a message of any size takes."""
+    seconds_a_megabyte: float | None
+    """What each megabyte adds; None where larger messages took no longer, so that nothing but
+    luck was measured: then all of `seconds` is latency."""
     seconds: float
     """Of a message of the asked size each way: the link's time."""
     message_bytes: int
 
     @property
-    def mbps(self) -> float:
-        """Megabits a second each way, latency taken off where it is the smaller part.
-
-        A message that takes no longer than an empty one says nothing of the speed but a bound.
-        """
-        moving = self.seconds - self.latency
-        return 8e-6 * self.message_bytes / (moving if moving > 0.1 * self.seconds else self.seconds)
+    def mbps(self) -> float | None:
+        """Megabits a second each way; None where the messages were too small to tell."""
+        return None if self.seconds_a_megabyte is None else 8 / self.seconds_a_megabyte
 
 
 def probe(
@@ -53,6 +52,7 @@ def probe(
 ) -> tuple[LinkMeasure, ...]:
     """Measure every link of a topology. A collective call; every worker gets all answers.
 
+    Two sizes of message, a few bytes and the asked ones, give a latency and seconds a megabyte.
     Links of a matching are measured at the same time, as a round uses them, and one matching after
     the other, so that no worker has two partners at once.
 
@@ -95,8 +95,34 @@ def probe(
 
 def _measure(link: Link, ends: Sequence[tuple[float, float]], message_bytes: int) -> LinkMeasure:
     # An exchange is over when both ends have it: the slower end counts.
-    latency, seconds = (max(column) for column in zip(*ends, strict=True))
-    return LinkMeasure(link=link, latency=latency, seconds=seconds, message_bytes=message_bytes)
+    small, seconds = (max(column) for column in zip(*ends, strict=True))
+    latency, pace = fit(_SMALL, small, message_bytes, seconds)
+    return LinkMeasure(
+        link=link,
+        latency=latency,
+        seconds_a_megabyte=pace,
+        seconds=seconds,
+        message_bytes=message_bytes,
+    )
+
+
+def fit(
+    small_bytes: int, small: float, large_bytes: int, large: float
+) -> tuple[float, float | None]:
+    """Latency and seconds a megabyte of the line through two measurements.
+
+    Scheduling moves a measurement by some tenths; a difference below a tenth says nothing of the
+    speed, and a quotient by it would be absurd.
+
+    >>> fit(0, 0.001, 1_000_000, 0.101)
+    (0.001, 0.1)
+    >>> fit(8, 0.001, 1_000_000, 0.001)
+    (0.001, None)
+    """
+    if large_bytes <= small_bytes or large - small < 0.1 * large:
+        return large, None
+    pace = (large - small) / (1e-6 * (large_bytes - small_bytes))
+    return max(0.0, small - pace * 1e-6 * small_bytes), pace
 
 
 def _exchange_time(

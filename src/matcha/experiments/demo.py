@@ -131,7 +131,6 @@ def worker_main(spec: Path) -> None:
         epochs=demo.epochs,
         schedule=digits.schedule(demo.epochs, demo.learning_rate),
         optimizer=digits.optimizer,
-        statistics="averaged",
         target_loss=demo.target_loss,
     )
     with worker_transport() as transport:

@@ -131,13 +131,7 @@ class Plan(Members):
         @lru_cache(maxsize=_KNOWN_ROUNDS)
         def made(active: tuple[int, ...]) -> Round:
             active = tuple(j for j in active if matchings[j])  # of some nothing may be left
-            return Round(
-                matchings=tuple(matchings[j] for j in active),
-                indices=active,
-                mixing=mixing,
-                weight=weight,
-                weights=None if weights is None else tuple(weights[j] for j in active),
-            )
+            return Round.of_active(matchings, active, mixing=mixing, weight=weight, weights=weights)
 
         return made
 

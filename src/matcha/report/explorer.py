@@ -14,6 +14,7 @@ from matcha.report.layouts import layout
 from matcha.report.series import short
 from matcha.strategies import COMPARED, has_budget, plan, strategy_named
 from matcha.topology import Link, Matching, Topology
+from matcha.wires import Float
 
 BUDGETS = (0.02, *(round(0.05 * i, 2) for i in range(1, 21)))
 # Beyond this a drawing is a hairball and its numbers would fill the page.
@@ -77,7 +78,9 @@ def _sweep(
         names = names or ["greedy"]
     own = {_stop(p) for p in plans if has_budget(p.strategy)}
     stops = [*sorted(own), *_coarse_to_fine(sorted(set(budgets) - own))]
-    timing = plans[0].timing if plans else None
+    # A plan's delay model is of its own messages; over a wire the slider starts from whole ones.
+    wire = plans[0].wire if plans else Float()
+    timing = plans[0].timing if plans and wire == Float() else None
     shared = _shared_matchings(plans)
     deadline = time.monotonic() + seconds
     made: set[float] = set()
@@ -94,6 +97,7 @@ def _sweep(
                     name,
                     matchings=own_matchings,
                     timing=timing,
+                    wire=wire if strategy_named(name).takes_wire else Float(),
                     effort="default" if topology.num_workers <= CAREFUL_UP_TO else "none",
                 )
             if shared is None and name == "matcha":

@@ -24,6 +24,7 @@ PALETTE = (
     "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31",
     "#7B4173", "#637939",
 )  # fmt: skip
+_DASHES = ("-", "--", "-.", ":")
 
 
 def check_format(path: str | Path) -> Path:
@@ -115,8 +116,8 @@ def draw_sweep(sweep: Sweep) -> Any:
     figure = Figure(figsize=(5.2 * len(panels), 4.0), layout="constrained")
     for number, (quantity, title, logarithmic) in enumerate(panels, start=1):
         axes = figure.add_subplot(1, len(panels), number)
-        for strategy in dict.fromkeys(point.strategy for point in sweep):
-            _draw_strategy(axes, sweep, strategy, quantity)
+        for strategy, wire in dict.fromkeys((point.strategy, point.wire) for point in sweep):
+            _draw_strategy(axes, sweep, strategy, wire, quantity)
         if logarithmic:
             axes.set_yscale("log")
         axes.set_xlabel("communication budget $C_b$")
@@ -127,14 +128,17 @@ def draw_sweep(sweep: Sweep) -> Any:
     return figure
 
 
-def _draw_strategy(axes: Any, sweep: Sweep, strategy: str, quantity: str) -> None:
-    known = [p for p in sweep.of(strategy) if _is_drawable(getattr(p, quantity), quantity)]
+def _draw_strategy(axes: Any, sweep: Sweep, strategy: str, wire: str, quantity: str) -> None:
+    known = [p for p in sweep.of(strategy, wire) if _is_drawable(getattr(p, quantity), quantity)]
     if not known:
         return
     color, marker = look_of(strategy)
     budgets = [point.budget for point in known]
     values = [getattr(point, quantity) for point in known]
-    axes.plot(budgets, values, color=color, marker=marker, ms=5, lw=1.8, label=strategy)
+    # A strategy's wires share its colour and marker; dashes tell them apart.
+    dashes = _DASHES[sweep.wires.index(wire) % len(_DASHES)]
+    name = strategy if len(sweep.wires) == 1 else f"{strategy}, {wire}"
+    axes.plot(budgets, values, color=color, marker=marker, ms=5, lw=1.8, ls=dashes, label=name)
     if not has_budget(strategy):
         axes.axhline(values[-1], color=color, lw=0.8, ls=":")
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from matcha.records import Record, Run, is_lost
+from matcha.tasks.targets import arrival
+from matcha.tasks.targets import lowest_held as lowest
 
 OBJECTIVES = ("train_loss", "test_loss")
 """Losses of the average model, the one that decides first."""
@@ -40,10 +41,11 @@ def reached(run: Run, objective: str | None, target: float | None) -> Moment | N
     if objective is None or target is None:
         return None
     known = values(run, objective)
-    for place in range(len(known) - 1):
-        if known[place][1] <= target and known[place + 1][1] <= target:
-            return _between(known[place - 1] if place else None, known[place], target)
-    return None
+    found = arrival([loss for _, loss in known], target)
+    if found is None:
+        return None
+    place, share = found
+    return _between(known[max(place - 1, 0)][0], known[place][0], share)
 
 
 def lowest_held(run: Run, objective: str) -> float | None:
@@ -51,8 +53,7 @@ def lowest_held(run: Run, objective: str) -> float | None:
 
     It is the lowest target that `reached` says the run reached.
     """
-    known = [value for _, value in values(run, objective)]
-    return min(map(max, pairwise(known)), default=None)
+    return lowest([loss for _, loss in values(run, objective)])
 
 
 def common_target(runs: Sequence[Run], objective: str) -> float | None:
@@ -72,11 +73,7 @@ def diverged_at(run: Run, objective: str | None) -> int | None:
     return None
 
 
-def _between(before: tuple[Record, float] | None, after: tuple[Record, float], at: float) -> Moment:
-    record, loss = after
-    if before is None or before[1] <= at:
-        return Moment(time=record.time, epoch=record.epoch, comm_units=record.comm_units)
-    earlier, share = before[0], (before[1] - at) / (before[1] - loss)
+def _between(earlier: Record, record: Record, share: float) -> Moment:
     return Moment(
         time=earlier.time + share * (record.time - earlier.time),
         epoch=earlier.epoch + share * (record.epoch - earlier.epoch),

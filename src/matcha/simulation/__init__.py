@@ -3,6 +3,7 @@
 from matcha.simulation.engine import Engine
 from matcha.simulation.run import Simulation
 from matcha.simulation.runner import Runner
+from matcha.simulation.trials import TaskTrials
 from matcha.tasks.delays import Delays
 from matcha.tasks.execution import Execution
 from matcha.tasks.optimizers import SGD, Adam
@@ -24,4 +25,5 @@ __all__ = [
     "Simulation",
     "StepDecay",
     "Task",
+    "TaskTrials",
 ]

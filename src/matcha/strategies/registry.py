@@ -45,6 +45,11 @@ class Strategy:
     marker: str
     """As matplotlib calls it."""
 
+    @property
+    def takes_wire(self) -> bool:
+        """Whether its messages can be smaller; an exact average's are whole, silence has none."""
+        return not self.is_control and self.mixings != ("average",)
+
     def budgets(self, wanted: Iterable[float]) -> list[float]:
         """The budgets of a sweep at which it has a plan of its own, rising."""
         return sorted(set(wanted)) if self.has_budget else [1.0]

@@ -16,7 +16,13 @@ from matcha.tasks.task import Task
 
 def identity(task: Task, plan: PlanLike, settings: Settings) -> dict[str, Any]:
     """What was trained, by whom and how, in plain values."""
-    found = {"plan": plan.digest, "task": task.identity(), "settings": settings.describe()}
+    trained = {
+        "task": task.name,
+        "seed": task.seed,
+        "number of workers": task.num_workers,
+        **task.identity(),
+    }
+    found = {"plan": plan.digest, "task": trained, "settings": settings.describe()}
     plain: dict[str, Any] = json.loads(json.dumps(found))
     return plain
 

@@ -83,11 +83,8 @@ class ImageTask:
         }
 
     def identity(self) -> dict[str, Any]:
-        """Model, data, partition, batch size, augmentation and seed."""
+        """Model, data, partition, batch size and augmentation."""
         return {
-            "task": self.name,
-            "seed": self.seed,
-            "number of workers": self.num_workers,
             "batch size": self.batch_size,
             "number of examples": len(self._data.train_labels),
             "augmentation": self._padding,

@@ -69,11 +69,8 @@ class LanguageTask:
         return {"text": digest(self._columns), "model": model_digest(self.model())}
 
     def identity(self) -> dict[str, Any]:
-        """Model, text, batch size, length and seed."""
+        """Model, text, batch size and length."""
         return {
-            "task": self.name,
-            "seed": self.seed,
-            "number of workers": self.num_workers,
             "batch size": self.batch_size,
             "length": self.length,
             "number of words": len(self._text.train),

@@ -89,12 +89,9 @@ class QuadraticTask:
         return float(0.5 * (self._eigenvalues * self._start**2).sum())
 
     def identity(self) -> dict[str, Any]:
-        """The constants, and the seed of what is drawn."""
+        """The constants, and what was drawn."""
         drawn = (self._eigenvalues, self._minima, self._start)
         return {
-            "task": self.name,
-            "seed": self.seed,
-            "number of workers": self.num_workers,
             "noise": self.noise,
             "epoch's length": self.steps_per_epoch,
             "losses": digest(*(tensor.numpy() for tensor in drawn)),

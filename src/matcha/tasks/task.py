@@ -49,10 +49,10 @@ class Task(Protocol):
     steps_per_epoch: int
 
     def identity(self) -> dict[str, Any]:
-        """What tells this task from others, by the words a person would use; plain values.
+        """What tells this task from others of its name, by words a person would use; plain values.
 
-        A checkpoint keeps it, and training goes on only with the same: model, data, how the data
-        are shared among workers, batch size, seed.
+        A checkpoint keeps it beside name, seed and number of workers, and training goes on only
+        with the same: model, data, how the data are shared among workers, batch size.
         """
         ...
 

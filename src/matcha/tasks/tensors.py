@@ -67,11 +67,8 @@ class TensorTask:
         self._parts = np.array_split(order, num_workers)
 
     def identity(self) -> dict[str, Any]:
-        """Model, data, partition, batch size and seed."""
+        """Model, data, partition and batch size."""
         return {
-            "task": self.name,
-            "seed": self.seed,
-            "number of workers": self.num_workers,
             "batch size": self._batch,
             "examples": digest(*(tensor.cpu().numpy() for tensor in self._own)),
             "model": model_digest(self.model()),

@@ -25,7 +25,10 @@ def cycle_error(
 ) -> float:
     """tr(X)/m averaged over a cycle of rounds; infinite where it never settles."""
     if mixing == "push" and not all(
-        _round(matchings, active, mixing, weight, weights).keeps_shares for active in set(rounds)
+        Round.of_active(
+            matchings, active, mixing=mixing, weight=weight, weights=weights
+        ).keeps_shares
+        for active in set(rounds)
     ):
         turns = cycles.turns_of(rounds)
         made = mixing_matrices(matchings, rounds, m, mixing, weight, weights)
@@ -116,7 +119,9 @@ def mixing_matrices(
 ) -> dict[tuple[int, ...], Array]:
     """W of every distinct round in which somebody talks."""
     return {
-        active: _round(matchings, active, mixing, weight, weights).matrix(m)
+        active: Round.of_active(
+            matchings, active, mixing=mixing, weight=weight, weights=weights
+        ).matrix(m)
         for active in set(rounds)
         if active
     }
@@ -161,22 +166,6 @@ def push_sum_error(turns: Sequence[tuple[int, Array | None]], m: int) -> float:
     if fixed is None:
         return math.inf
     return advance(fixed)[1] / (sum(wait for wait, _ in turns) * m)
-
-
-def _round(
-    matchings: Sequence[Matching],
-    active: tuple[int, ...],
-    mixing: Mixing,
-    weight: float,
-    weights: Shares | None,
-) -> Round:
-    return Round(
-        matchings=tuple(matchings[j] for j in active),
-        indices=active,
-        mixing=mixing,
-        weight=weight,
-        weights=None if weights is None else tuple(weights[j] for j in active),
-    )
 
 
 def _turns(

@@ -22,6 +22,7 @@ class LinkList:
     num_workers: int | None = None
     labels: Sequence[Hashable] | None = None
     link_times: Sequence[float] | None = None
+    link_latencies: Sequence[float] | None = None
     positions: Sequence[Sequence[float]] | None = None
     name: str = "custom"
     directed: bool = False
@@ -150,6 +151,7 @@ def from_json(document: Any) -> LinkList:
         num_workers=_count(document.get("num_workers")),
         labels=labels,
         link_times=document.get("link_times"),
+        link_latencies=document.get("link_latencies"),
         positions=document.get("positions"),
         name=str(document.get("name", "custom")),
         directed=document.get("directed") is True,
@@ -205,3 +207,12 @@ def _link(entry: Any) -> tuple[Any, Any]:
     if not isinstance(entry, (list, tuple)) or len(entry) != 2:
         raise TopologyError(f"a link is a pair of workers, but {entry!r} is not.")
     return entry[0], entry[1]
+
+
+def plain_label(label: Any) -> Any:
+    """A worker's name as JSON can hold it."""
+    if isinstance(label, (str, int, float, bool)) or label is None:
+        return label
+    if isinstance(label, tuple):
+        return [plain_label(part) for part in label]
+    return str(label)

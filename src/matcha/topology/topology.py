@@ -15,6 +15,7 @@ import numpy.typing as npt
 from matcha.documents import write_atomically
 from matcha.errors import PlanError, TopologyError
 from matcha.topology import files, graphs
+from matcha.topology.laplacians import laplacian
 
 MAX_SECONDS = 1e9
 """The longest time of a link: thirty years. Beyond it sums overflow before anybody waits."""
@@ -42,6 +43,8 @@ class Topology:
     """The user's names of the workers; worker numbers where none were given."""
     link_times: tuple[float, ...] | None = None
     """Seconds that one exchange of the model takes over each link, parallel to `links`."""
+    link_latencies: tuple[float, ...] | None = None
+    """Those of a link's seconds that a message of any size takes: smaller ones save the rest."""
     positions: tuple[tuple[float, float], ...] | None = field(default=None, repr=False)
     """Where to draw each worker."""
     name: str = "custom"
@@ -156,9 +159,11 @@ class Topology:
         if self.directed:
             document["directed"] = True
         if self.labels != tuple(range(self.num_workers)):
-            document["labels"] = [_plain_label(label) for label in self.labels]
+            document["labels"] = [graphs.plain_label(label) for label in self.labels]
         if self.link_times is not None:
             document["link_times"] = list(self.link_times)
+        if self.link_latencies is not None:
+            document["link_latencies"] = list(self.link_latencies)
         if self.positions is not None:
             document["positions"] = [list(point) for point in self.positions]
         return document
@@ -169,7 +174,7 @@ class Topology:
 
     @classmethod
     def _of(cls, given: graphs.LinkList) -> Topology:
-        return cls.from_links(
+        made = cls.from_links(
             given.links,
             given.num_workers,
             labels=given.labels,
@@ -178,14 +183,31 @@ class Topology:
             name=given.name,
             directed=given.directed,
         )
+        if given.link_latencies is None:
+            return made
+        if given.link_times is None:
+            raise TopologyError("it has link latencies, but no link times.")
+        both = (given.link_times, given.link_latencies)
+        pairs = [_pair(link) for link in given.links]
+        return made.with_link_times(*(dict(zip(pairs, some, strict=False)) for some in both))
 
     def with_link_times(
-        self, link_times: Mapping[tuple[Any, Any], float] | Sequence[float]
+        self,
+        link_times: Mapping[tuple[Any, Any], float] | Sequence[float],
+        latencies: Mapping[tuple[Any, Any], float] | Sequence[float] | None = None,
     ) -> Topology:
-        """The same topology with seconds for each link, by pair of labels or in link order."""
+        """The same topology with seconds for each link, by pair of labels or in link order.
+
+        Args:
+            link_times: of an exchange of whole models.
+            latencies: those of them that a message of any size takes; None: nothing is known.
+        """
         pairs = [(self.labels[i], self.labels[j]) for i, j in self.links]
-        times = _times(link_times, pairs, range(len(pairs)), directed=self.directed)
-        return replace(self, link_times=times)
+        times, waits = (
+            _times(values, pairs, range(len(pairs)), directed=self.directed)
+            for values in (link_times, latencies)
+        )
+        return replace(self, link_times=times, link_latencies=waits)
 
     # -- reading it ---------------------------------------------------------------------------
 
@@ -248,24 +270,6 @@ class Topology:
     def __str__(self) -> str:
         kind = "one-way links" if self.directed else "links"
         return f"{self.name}: {self.num_workers} workers, {len(self.links)} {kind}"
-
-
-def laplacian(
-    links: Iterable[Link], num_workers: int, weights: Sequence[float] | None = None
-) -> Any:
-    """The Laplacian of some links among `num_workers` workers, as a sparse CSR matrix.
-
-    >>> laplacian([(0, 1)], 3).toarray().tolist()
-    [[1.0, -1.0, 0.0], [-1.0, 1.0, 0.0], [0.0, 0.0, 0.0]]
-    """
-    from scipy.sparse import coo_array
-
-    ends = np.array(list(links), dtype=np.int64).reshape(-1, 2)
-    i, j = ends.T
-    ones = np.ones(len(ends)) if weights is None else np.asarray(weights, dtype=np.float64)
-    rows, columns = np.concatenate([i, j, i, j]), np.concatenate([j, i, i, j])
-    values = np.concatenate([-ones, -ones, ones, ones])
-    return coo_array((values, (rows, columns)), shape=(num_workers, num_workers)).tocsr()
 
 
 def check_matchings(
@@ -399,6 +403,11 @@ def _check_links(topology: Topology) -> None:
                 f"link {ends} has time {seconds!r}: link times are positive seconds, "
                 f"at most {MAX_SECONDS:g}."
             )
+    waits = topology.link_latencies
+    if waits is not None and not (
+        len(waits) == len(times) and all(0 <= w <= t for w, t in zip(waits, times, strict=False))
+    ):
+        raise TopologyError("link latencies are seconds, one a link, a part of the link's time.")
 
 
 def _check_connected(topology: Topology) -> None:
@@ -434,14 +443,6 @@ def _unreached(arrows: Iterable[Link], num_workers: int) -> set[int]:
                 unreached.discard(j)
                 stack.append(j)
     return unreached
-
-
-def _plain_label(label: Any) -> Any:
-    if isinstance(label, (str, int, float, bool)) or label is None:
-        return label
-    if isinstance(label, tuple):
-        return [_plain_label(part) for part in label]
-    return str(label)
 
 
 def _few(names: Sequence[Hashable]) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from matcha.errors import InputError
 from matcha.timing import (
     Additive,
+    LinkSeconds,
     RandomLinks,
     Scaled,
     Timing,
@@ -55,8 +56,9 @@ class Wired(Additive):
 class Transfers(Additive):
     """Every link has a latency a message and seconds a megabyte; a matching costs its slowest link.
 
-    What `matcha probe` measures. A small message saves the megabytes and not the latency, so on a
-    quick network with long ways the smallest wire is not the best one.
+    For figures of your own, as of a data sheet; `matcha probe` writes measured ones into the
+    topology, whose `LinkSeconds` do the same. A small message saves the megabytes and not the
+    latency, so on a quick network with long ways the smallest wire is not the best one.
 
     >>> topology = Topology.from_links([(0, 1), (1, 2)])
     >>> slow = Transfers(
@@ -114,7 +116,7 @@ def timing_over(timing: Timing, wire: Wire) -> Timing:
     share = wire.share()
     if share == 1:
         return timing
-    if isinstance(timing, Transfers):
+    if isinstance(timing, Transfers | LinkSeconds):
         return replace(timing, share=share, halves=wire.halves)
     if isinstance(timing, Scaled):
         return Scaled(lambda n: share * timing.t(n), timing.num_matchings)

@@ -1,6 +1,6 @@
-"""Training under each framework, as two processes; `scripts.py FRAMEWORK FOLDER [control]`.
+"""Training under each framework, as two processes; `scripts.py FRAMEWORK FOLDER`.
 
-With `control` Gossip never exchanges: the workers must then drift apart.
+Each trains a second time with exchanges that do nothing: the workers must then drift apart.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ import json
 import os
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -56,25 +58,40 @@ def drift(ones: nn.Module) -> float:
     return float((both[0] - both[1]).norm())
 
 
+@contextmanager
+def without_exchanges() -> Iterator[None]:
+    run = Exchange.run
+    Exchange.run = lambda *_: None  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Exchange.run = run  # type: ignore[method-assign]
+
+
 # -- Accelerate ------------------------------------------------------------------------------------
 
 
-def run_accelerate(folder: Path, control: str) -> dict[str, Any]:
+def run_accelerate(folder: Path) -> dict[str, Any]:
     from accelerate import Accelerator
 
     from matcha.distributed.integrations.accelerate import without_ddp
 
     accelerator = without_ddp(Accelerator(cpu=True))
-    model = make()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    loader = torch.utils.data.DataLoader(Data(), batch_size=4)
-    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-    gossip = Gossip(model, optimizer, PLAN, deadline=60)
-    for batch in loader:
-        with accelerator.accumulate(model):
-            accelerator.backward(loss(model, batch))
-            optimizer.step()
-            optimizer.zero_grad()
+
+    def train() -> tuple[nn.Module, Gossip]:
+        model = make()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        loader = torch.utils.data.DataLoader(Data(), batch_size=4)
+        model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+        gossip = Gossip(model, optimizer, PLAN, deadline=150)
+        for batch in loader:
+            with accelerator.accumulate(model):
+                accelerator.backward(loss(model, batch))
+                optimizer.step()
+                optimizer.zero_grad()
+        return model, gossip
+
+    model, gossip = train()
     apart = drift(model)
     with gossip.averaged():  # Accelerate saves on the first process only: let it save the average
         saved = flat(model)
@@ -95,13 +112,15 @@ def run_accelerate(folder: Path, control: str) -> dict[str, Any]:
         "size": size / (folder / "plain" / "model.safetensors").stat().st_size,
     }
     gossip.detach()
+    with without_exchanges():
+        found["control"] = drift(train()[0])
     return found
 
 
 # -- Transformers ----------------------------------------------------------------------------------
 
 
-def run_transformers(folder: Path, control: str) -> dict[str, Any]:
+def run_transformers(folder: Path) -> dict[str, Any]:
     from transformers import PretrainedConfig, PreTrainedModel, Trainer, TrainingArguments
 
     from matcha.distributed.integrations.transformers import GossipTrainerMixin
@@ -124,32 +143,36 @@ def run_transformers(folder: Path, control: str) -> dict[str, Any]:
     class MyTrainer(GossipTrainerMixin, Trainer):
         pass
 
-    arguments = TrainingArguments(
-        output_dir=str(folder / "out"),
-        per_device_train_batch_size=4,
-        num_train_epochs=1,
-        learning_rate=0.05,
-        max_grad_norm=1.0,
-        use_cpu=True,
-        report_to=[],
-        disable_tqdm=True,
-        logging_strategy="no",
-        eval_strategy="epoch",
-        save_strategy="epoch",
-        remove_unused_columns=False,
-    )
-    model = Model(Config())
+    def train(saves: str) -> tuple[Model, MyTrainer]:
+        arguments = TrainingArguments(
+            output_dir=str(folder / "out"),
+            per_device_train_batch_size=4,
+            num_train_epochs=1,
+            learning_rate=0.05,
+            max_grad_norm=1.0,
+            use_cpu=True,
+            report_to=[],
+            disable_tqdm=True,
+            logging_strategy="no",
+            eval_strategy=saves,
+            save_strategy=saves,
+            remove_unused_columns=False,
+        )
+        model = Model(Config())
+        trainer = MyTrainer(
+            model=model,
+            args=arguments,
+            train_dataset=Data(),
+            eval_dataset=Data(),
+            plan=PLAN,
+            gossip={"deadline": 150},
+        )
+        trainer.train()
+        return model, trainer
+
     plain = folder / "plain"
-    model.save_pretrained(plain)
-    trainer = MyTrainer(
-        model=model,
-        args=arguments,
-        train_dataset=Data(),
-        eval_dataset=Data(),
-        plan=PLAN,
-        gossip={"deadline": 60},
-    )
-    trainer.train()
+    Model(Config()).save_pretrained(plain)
+    model, trainer = train("epoch")
     assert trainer.gossip is not None
     with trainer.gossip.averaged():
         average = flat(model)
@@ -158,19 +181,22 @@ def run_transformers(folder: Path, control: str) -> dict[str, Any]:
     saved = Model.from_pretrained(folder / "saved")
     (checkpoint,) = (folder / "out").glob("checkpoint-*")
     size = (folder / "saved" / "model.safetensors").stat().st_size
-    return {
+    found = {
         "class": type(trainer.model_wrapped).__name__,
         "iteration": trainer.gossip.iteration,
         "drift": drift(model),
         "restored": flat(saved) == average == flat(Model.from_pretrained(checkpoint)),
         "size": size / (plain / "model.safetensors").stat().st_size,
     }
+    with without_exchanges():
+        found["control"] = drift(train("no")[0])
+    return found
 
 
 # -- Lightning -------------------------------------------------------------------------------------
 
 
-def run_lightning(folder: Path, control: str) -> dict[str, Any]:
+def run_lightning(folder: Path) -> dict[str, Any]:
     import lightning
     from lightning.pytorch.callbacks import ModelCheckpoint
 
@@ -194,7 +220,7 @@ def run_lightning(folder: Path, control: str) -> dict[str, Any]:
 
     def fit(epochs: int, resume: Any = None) -> tuple[Any, Any, Any]:
         strategy = GossipStrategy(
-            PLAN, gossip={"deadline": 60, "overlap": True}, process_group_backend="gloo"
+            PLAN, gossip={"deadline": 150, "overlap": True}, process_group_backend="gloo"
         )
         module = Module()
         best = ModelCheckpoint(dirpath=folder / "best", filename="best", monitor="val_loss")
@@ -225,8 +251,6 @@ def run_lightning(folder: Path, control: str) -> dict[str, Any]:
             trainer.save_checkpoint(folder / f"last-{trainer.current_epoch}.ckpt")
             module.own = flat(module)
 
-    if control:
-        return {"drift": fit(1)[0].drift}
     once, _, trainer = fit(2)
     fit(1)
     resumed, _, _ = fit(2, folder / "last-1.ckpt")
@@ -235,7 +259,10 @@ def run_lightning(folder: Path, control: str) -> dict[str, Any]:
     plain = folder / f"plain-{trainer.global_rank}.pt"
     torch.save(Module().state_dict(), plain)
     torch.save(best, folder / f"best-{trainer.global_rank}.pt")
+    with without_exchanges():
+        control = fit(1)[0].drift
     return {
+        "control": control,
         "class": type(trainer.strategy.model or once).__name__,
         "iteration": once.iteration,
         "drift": once.drift,
@@ -244,17 +271,16 @@ def run_lightning(folder: Path, control: str) -> dict[str, Any]:
     }
 
 
-def main(framework: str, folder: str, control: str = "") -> None:
+def main(framework: str, folder: str) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    if control:
-        Exchange.run = lambda *_: None  # type: ignore[method-assign]
+    os.environ |= {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
     run = {
         "accelerate": run_accelerate,
         "transformers": run_transformers,
         "lightning": run_lightning,
     }[framework]
-    found = run(Path(folder), control)
+    found = run(Path(folder))
     rank = (
         torch.distributed.get_rank()
         if torch.distributed.is_initialized()

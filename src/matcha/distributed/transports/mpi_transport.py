@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Sequence
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,10 @@ from matcha.distributed.transports.transport import Message, Pending, Transport
 from matcha.errors import PackageError, missing_package
 
 __all__ = ["MpiTransport"]
+
+_LOOK = 1.0  # seconds of waiting after which to read others' notes, and again
+_PATIENCE = 1.0  # seconds for a note to leave
+_numbers = count()  # of this process's transports: all processes make theirs together
 
 
 class MpiTransport(Transport):
@@ -34,7 +40,11 @@ class MpiTransport(Transport):
                 f'mpi4py finds no MPI library ({error}): load one, or pip install "matcha-sgd[mpi]"'
             ) from error
         self._communicator: Any = MPI.COMM_WORLD.Dup()
-        self._byte = MPI.BYTE
+        self._letters: Any = MPI.COMM_WORLD.Dup()
+        self._number = next(_numbers)
+        self._notes: dict[tuple[int, str], str] = {}
+        self._leaving: list[tuple[Any, bytes]] = []
+        self._byte, self._status = MPI.BYTE, MPI.Status
         self.rank = self._communicator.Get_rank()
         self.num_workers = self._communicator.Get_size()
 
@@ -53,9 +63,38 @@ class MpiTransport(Transport):
         ]
         return _Requests(self, requests)
 
+    def tell(self, what: str, value: str) -> None:
+        """Send it to every other worker, which reads it when it waits for long.
+
+        Nobody need be there to receive it: so small a message leaves at once.
+        """
+        letter = json.dumps([self._number, what, value]).encode()
+        others = [rank for rank in range(self.num_workers) if rank != self.rank]
+        self._leaving += [
+            (self._letters.Isend([letter, self._byte], dest=rank), letter) for rank in others
+        ]
+        end = time.monotonic() + _PATIENCE
+        while self._leaving and time.monotonic() < end:
+            self._leaving = [(r, letter) for r, letter in self._leaving if not r.Test()]
+
+    def told_by(self, rank: int, what: str) -> str:
+        """Look into the letter box."""
+        while (letter := self._letters.Improbe()) is not None:
+            self._read(letter)
+        return self._notes.get((rank, what), "")
+
+    def _read(self, letter: Any) -> None:
+        status = self._status()
+        buffer = bytearray(1 << 12)
+        letter.Recv([buffer, self._byte], status)
+        number, what, value = json.loads(buffer[: status.Get_count(self._byte)])
+        if number == self._number:  # not of a transport that was closed
+            self._notes[status.Get_source(), what] = value
+
     def close(self) -> None:
-        """Free the communicator; a collective call."""
+        """Free the communicators; a collective call."""
         self._communicator.Free()
+        self._letters.Free()
 
 
 class _Requests(Pending):
@@ -66,15 +105,31 @@ class _Requests(Pending):
     def wait(self, timeout: float) -> None:
         # MPI has no wait with a time limit. Spin first (most answers are near), then give way.
         started = time.monotonic()
+        end, look = started + timeout, started + min(_LOOK, 0.2 * timeout)
         while True:
             self.requests = [(peer, r) for peer, r in self.requests if not r.Test()]
             if not self.requests:
                 return
-            waited = time.monotonic() - started
-            if waited > timeout:
-                peer = self.requests[0][0]
-                raise self.transport.failure(peer, f"did not answer within {timeout:g} s", 0.0)
-            time.sleep(0.0 if waited < 1e-3 else 1e-4)
+            now = time.monotonic()
+            if now > look:
+                look = now + min(_LOOK, 0.2 * timeout)
+                end = self._patient_until(now, end, timeout)
+            time.sleep(0.0 if now - started < 1e-3 else 1e-4)
+
+    def _patient_until(self, now: float, end: float, timeout: float) -> float:
+        """Read the notes: when to give up, later while somebody is away.
+
+        Raises:
+            ExchangeError: that time has come, or the peer has finished.
+        """
+        transport, peer = self.transport, self.requests[0][0]
+        if any(transport.told_by(rank, "away") for rank in transport.members):
+            return now + timeout
+        if now > end or transport.told_by(peer, f"finished/{transport.period}"):
+            if all(request.Test() for _, request in self.requests):  # its last words came just now
+                return end
+            raise transport.failure(peer, f"did not answer within {timeout:g} s", 0.0)
+        return end
 
 
 def _buffer(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:

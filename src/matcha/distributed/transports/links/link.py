@@ -50,6 +50,14 @@ class Ticket:
     posted: float = 0.0
     done: bool = False
 
+    @property
+    def is_done(self) -> bool:
+        """Also of what was sent to a neighbour that has said goodbye: it lacks nothing.
+
+        It may do so as soon as it has our message, before our writer knows that it has sent it.
+        """
+        return self.done or (self.view is None and self.link.finished is not None)
+
 
 @dataclass(slots=True)
 class Speed:

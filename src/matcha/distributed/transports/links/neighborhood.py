@@ -12,7 +12,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,6 +93,7 @@ class Neighborhood:
         self.links: dict[int, Link] = {}
         self.reasons: dict[int, str] = {}
         self.accusations: dict[int, int] = {}
+        self.notes: dict[tuple[int, str], tuple[int, str]] = {}
         self.speeds = {peer: Speed() for peer in topology.neighbors(rank)}
         self.door: Door | None = None
         self._members: tuple[int, ...] = (rank,)
@@ -212,6 +213,7 @@ class Neighborhood:
         versions = [[*key, version] for key, version in self.table.versions.items()]
         mine = self.table.versions[self.table.link(link.peer)]
         facts = {"next": link.my_next, "version": mine, "links": versions}
+        facts["notes"] = [[*key, *note] for key, note in self.notes.items()]
         link.send(Kind.UP, 0, [json.dumps(facts).encode()])
 
     def wait_for_all(self, timeout: float) -> None:
@@ -233,6 +235,11 @@ class Neighborhood:
         near = [peer for peer in self.neighbors if peer not in live]
         down = {rank for link in self.table.unseen() for rank in link}
         return ", ".join(self.name(rank) for rank in near or sorted(down - {self.rank}))
+
+    def anyone_is_away(self) -> bool:
+        """Whether a member said that it is away; the lock is held."""
+        return any(what == "away" and note[1] and rank in self._members
+                   for (rank, what), note in self.notes.items())  # fmt: skip
 
     # -- what comes in ----------------------------------------------------------------------------
 
@@ -265,17 +272,37 @@ class Neighborhood:
         version = self.table.raise_link(link.peer, int(facts["version"]))
         fresh = self.table.merge({(i, j): v for i, j, v in facts["links"]})
         fresh[self.table.link(link.peer)] = version
-        self.tell({"links": [[*key, v] for key, v in fresh.items()]})
+        told = self._hear_notes(facts["notes"])
+        self.tell({"links": [[*key, v] for key, v in fresh.items()], "notes": told})
         self._note_members()
 
     def _hear_news(self, link: Link, news: dict[str, Any]) -> None:
         fresh = self.table.merge({(i, j): v for i, j, v in news.get("links", ())})
         told = {k: v for k, v in news.get("accused", {}).items() if int(k) not in self.accusations}
         self.accusations |= {int(k): int(v) for k, v in told.items()}
-        if fresh or told:
+        notes = self._hear_notes(news.get("notes", ()))
+        if fresh or told or notes:
             changed = [[*key, v] for key, v in fresh.items()]
-            self.tell({"links": changed, "accused": told})
+            self.tell({"links": changed, "accused": told, "notes": notes})
         self._note_members()
+
+    def _hear_notes(self, notes: Iterable[list[Any]]) -> list[list[Any]]:
+        """Take what workers noted about themselves, and return what is new, to be told on."""
+        fresh = []
+        for rank, what, version, value in notes:
+            if version > self.notes.get((rank, what), (0, ""))[0]:
+                self.notes[rank, what] = version, value
+                if rank == self.rank:  # of a process that had this place before
+                    self.note(what, "")
+                else:
+                    fresh.append([rank, what, version, value])
+        return fresh
+
+    def note(self, what: str, value: str) -> None:
+        """Let everybody know something about this worker; the lock is held."""
+        version = self.notes.get((self.rank, what), (0, ""))[0] + 1
+        self.notes[self.rank, what] = version, value
+        self.tell({"notes": [[self.rank, what, version, value]]})
 
     def tell(self, news: dict[str, Any]) -> None:
         """Send news to every neighbour, which tells on what is new to it."""

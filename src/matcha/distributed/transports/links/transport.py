@@ -143,6 +143,16 @@ class LinkTransport(Transport):
         with (near := self.neighborhood).lock:
             return near.accusations.get(rank)
 
+    def tell(self, what: str, value: str) -> None:
+        """Let the news carry it."""
+        with (near := self.neighborhood).lock:
+            near.note(what, value)
+
+    def told_by(self, rank: int, what: str) -> str:
+        """What the news says."""
+        with (near := self.neighborhood).lock:
+            return near.notes.get((rank, what), (0, ""))[1]
+
     # -- meetings ---------------------------------------------------------------------------------
 
     def start_at(self, iteration: int) -> None:
@@ -260,9 +270,11 @@ class _Tickets(Pending):
             peer, ticket = self.tickets[0]
             problem = None
             with near.lock:
-                while problem is None and not (ticket is not None and ticket.done):
+                while problem is None and not (ticket is not None and ticket.is_done):
                     if ticket is None or ticket.link.ended is not None:
                         problem = (ticket and ticket.link.ended) or transport.reason(peer)
+                    elif time.monotonic() > end and near.anyone_is_away():
+                        end = time.monotonic() + timeout - patience
                     elif time.monotonic() > end:
                         problem = f"did not answer within {timeout:g} s"
                         near.lost(ticket.link, problem)

@@ -1,0 +1,26 @@
+"""Tuning: which strategy, budget and wire bring the average model to a target soonest."""
+
+from matcha.tuning.points import TunedPoint, Tuning
+from matcha.tuning.problem import Problem, floor
+from matcha.tuning.search import (
+    DEFAULT_BUDGETS,
+    DEFAULT_STRATEGIES,
+    DEFAULT_WIRES,
+    predict,
+    tune,
+)
+from matcha.tuning.trials import MAX_TRIALS, Trials
+
+__all__ = [
+    "DEFAULT_BUDGETS",
+    "DEFAULT_STRATEGIES",
+    "DEFAULT_WIRES",
+    "MAX_TRIALS",
+    "Problem",
+    "Trials",
+    "TunedPoint",
+    "Tuning",
+    "floor",
+    "predict",
+    "tune",
+]

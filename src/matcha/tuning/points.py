@@ -1,0 +1,210 @@
+"""Tuned points: plans with the time that each takes to the target, and the best of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from matcha.plans import Plan
+from matcha.strategies import look_of, with_budget
+from matcha.topology import Topology
+from matcha.tuning.problem import Problem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TunedPoint:
+    """One plan and when its average model reaches the target."""
+
+    strategy: str
+    budget: float
+    wire: str
+    """What messages hold."""
+    rho: float
+    consensus_error: float
+    drift_error: float
+    comm_seconds: float
+    """An iteration's communication."""
+    iteration_seconds: float
+    learning_rate: float | None
+    """The rate at which the target is reached soonest; None where trials have the task's own."""
+    iterations: float
+    seconds: float
+    """To the target: predicted, inferred from trials of others, or tried; infinite for never."""
+    proved: bool
+    """Whether the rate is within what Theorem 2 allows for this ρ."""
+    tried: bool = False
+    """Whether iterations were measured by training in earnest."""
+
+    @property
+    def label(self) -> str:
+        """Strategy, budget and wire in a few letters."""
+        name = with_budget(self.strategy, self.budget)
+        return name if self.wire == "float32" else f"{name} {self.wire}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuning:
+    """All points, the best of them, and its plan."""
+
+    topology: Topology
+    problem: Problem
+    compute_time: float
+    overlap: bool
+    points: tuple[TunedPoint, ...]
+    best: TunedPoint
+    plan: Plan = field(repr=False)
+
+    @property
+    def num_tried(self) -> int:
+        """Plans whose iterations were measured."""
+        return sum(point.tried for point in self.points)
+
+    def reasons(self) -> tuple[str, ...]:
+        """Why the best point is the best, in sentences."""
+        best = self.best
+        rate = "" if best.learning_rate is None else f", at learning rate {best.learning_rate:.4g}"
+        how = "reached" if best.tried else "is predicted to reach"
+        lines = [
+            f"{best.label}: the average model {how} the target after about "
+            f"{best.iterations:.0f} iterations of {best.iteration_seconds:.4g} s, "
+            f"{best.seconds:.4g} s in all{rate}."
+        ]
+        lines += [line for line in (self._richer(), self._poorer(), self._heavier()) if line]
+        if self.num_tried:
+            lines.append(
+                f"{self.num_tried} of {len(self.points)} plans were tried, one seed each; the "
+                "others' iterations are inferred from them."
+            )
+        elif not best.proved:
+            lines.append(
+                "The learning rate is above what Theorem 2 allows for this rho; its bound is a "
+                "worst case, and the prediction here is of the average."
+            )
+        return tuple(lines)
+
+    def _beside(self, is_beside: Callable[[TunedPoint], bool]) -> list[TunedPoint]:
+        """Points of the best's strategy, least seconds first."""
+        same = [p for p in self.points if p.strategy == self.best.strategy and is_beside(p)]
+        return sorted(same, key=lambda p: p.seconds)
+
+    def _richer(self) -> str | None:
+        best = self.best
+        found = self._beside(lambda p: p.wire == best.wire and p.budget > best.budget)
+        if not found:
+            return None
+        p = min(found, key=lambda p: p.budget)
+        fewer = 100 * (1 - p.iterations / best.iterations)
+        return (
+            f"More communication (budget {p.budget:g}) "
+            + (f"saves {fewer:.0f} % of the iterations" if fewer >= 0.5 else "saves no iterations")
+            + f", but each takes {100 * (p.iteration_seconds / best.iteration_seconds - 1):.0f} % "
+            "longer."
+        )
+
+    def _poorer(self) -> str | None:
+        best = self.best
+        found = self._beside(lambda p: p.wire == best.wire and p.budget < best.budget)
+        if not found:
+            return None
+        p = max(found, key=lambda p: p.budget)
+        more = 100 * (p.iterations / best.iterations - 1)
+        return (
+            f"Less communication (budget {p.budget:g}) makes iterations "
+            f"{100 * (1 - p.iteration_seconds / best.iteration_seconds):.0f} % shorter, but "
+            + (f"needs {more:.0f} % more of them." if math.isfinite(more) else "never gets there.")
+        )
+
+    def _heavier(self) -> str | None:
+        """What whole messages would take, where smaller ones won."""
+        best = self.best
+        found = self._beside(lambda p: p.wire == "float32")
+        if best.wire == "float32" or not found or not math.isfinite(found[0].seconds):
+            return None
+        return (
+            f"With whole float32 messages the best is {found[0].label}: "
+            f"{found[0].seconds / best.seconds:.2f} times as long."
+        )
+
+    def table(self, limit: int = 24) -> str:
+        """The soonest points as text, by strategy and wire, the best one marked."""
+        shown = set(sorted(self.points, key=lambda p: p.seconds)[:limit]) | {self.best}
+        head = (
+            f"  {'strategy':9s} {'budget':>6s} {'wire':9s} {'error':>9s} {'s/iter':>9s} "
+            f"{'rate':>9s} {'iterations':>10s} {'seconds':>10s}"
+        )
+        lines = [head]
+        lines += [
+            f"{'*' if p == self.best else ' '} {p.strategy:9s} {p.budget:6.3g} {p.wire:9s} "
+            f"{p.consensus_error:9.4g} {p.iteration_seconds:9.4g} "
+            f"{'–' if p.learning_rate is None else format(p.learning_rate, '.3g'):>9s} "
+            f"{p.iterations:10.0f} {p.seconds:10.4g}{'  tried' if p.tried else ''}"
+            for p in self.points
+            if p in shown
+        ]
+        left = len(self.points) - len(shown)
+        lines += [f"  and {left} that take longer"] if left else []
+        return "\n".join([*lines, *self.reasons()])
+
+    def to_json(self) -> dict[str, Any]:
+        """The tuning as plain JSON values; infinities become null."""
+
+        def plain(point: TunedPoint) -> dict[str, Any]:
+            return {
+                name: None if isinstance(value, float) and not math.isfinite(value) else value
+                for name, value in asdict(point).items()
+            }
+
+        return {
+            "topology": self.topology.name,
+            "compute_time": self.compute_time,
+            "tried": self.num_tried,
+            "overlap": self.overlap,
+            "problem": asdict(self.problem),
+            "best": plain(self.best),
+            "reasons": list(self.reasons()),
+            "points": [plain(point) for point in self.points],
+        }
+
+    def plot(self, path: str | Path) -> None:
+        """Draw time an iteration against consensus error, curves of equal time, the best marked."""
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(6.4, 4.4), layout="constrained")
+        axis = figure.add_subplot()
+        for strategy, wire in dict.fromkeys((p.strategy, p.wire) for p in self.points):
+            mine = [p for p in self.points if (p.strategy, p.wire) == (strategy, wire)]
+            mine = [p for p in mine if 0 < p.consensus_error < math.inf]
+            axis.plot(
+                [p.iteration_seconds for p in mine],
+                [p.consensus_error for p in mine],
+                color=look_of(strategy)[0],
+                marker=look_of(strategy)[1],
+                markersize=4,
+                alpha=1.0 if wire == self.best.wire else 0.35,
+                label=strategy if wire == self.best.wire else None,
+            )
+            for p in mine if wire == self.best.wire else ():
+                axis.annotate(
+                    f"{p.seconds:.3g} s" if math.isfinite(p.seconds) else "never",
+                    (p.iteration_seconds, p.consensus_error),
+                    textcoords="offset points",
+                    xytext=(5, 4),
+                    fontsize=7,
+                )
+        axis.plot(
+            [self.best.iteration_seconds],
+            [self.best.consensus_error],
+            "*",
+            markersize=16,
+            color="black",
+            label=f"best: {self.best.label}",
+        )
+        axis.set_yscale("log")
+        axis.set_xlabel("time an iteration (s)")
+        axis.set_ylabel("steady-state consensus error")
+        axis.set_title(f"{self.topology.name}: time to the target; other wires pale")
+        axis.legend()
+        figure.savefig(path)

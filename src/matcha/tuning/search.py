@@ -1,0 +1,199 @@
+"""The search: every strategy, budget and wire predicted; with a task, the best few tried."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from matcha.errors import InputError
+from matcha.plans import Plan
+from matcha.strategies import Effort, is_control
+from matcha.strategies import plan as make_plan
+from matcha.sweeps import combinations
+from matcha.theory import admissible_learning_rate, consensus_error, drift_error
+from matcha.timing import default_timing
+from matcha.topology import Topology
+from matcha.tuning.points import TunedPoint, Tuning
+from matcha.tuning.problem import Problem, fewest_iterations
+from matcha.tuning.trials import MAX_TRIALS, Trials, try_best
+
+DEFAULT_BUDGETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0)
+DEFAULT_STRATEGIES = ("greedy", "matcha", "vanilla")
+DEFAULT_WIRES = ("float32", "modulo:8", "modulo:4", "modulo:3")
+"""Not bfloat16, of which modulo:8 is better in half the bytes; not modulo:2 nor low rank, which win
+only where hardly anything may be sent."""
+
+
+def tune(
+    topology: Topology,
+    *,
+    compute_time: float,
+    link_time: float | None = None,
+    latency: float = 0.0,
+    problem: Problem | None = None,
+    strategies: Sequence[str] = DEFAULT_STRATEGIES,
+    budgets: Sequence[float] = DEFAULT_BUDGETS,
+    wires: Sequence[str] = DEFAULT_WIRES,
+    overlap: bool = False,
+    seed: int = 0,
+    effort: Effort = "default",
+    trials: Trials | None = None,
+    max_trials: int = MAX_TRIALS,
+    progress: Callable[[int, int], None] | None = None,
+) -> Tuning:
+    """Choose the strategy, budget and wire whose average model reaches a target soonest.
+
+    Args:
+        topology: The workers and their links, with link times where they are known.
+        compute_time: Seconds that a worker computes in an iteration.
+        link_time: Seconds of one matching that exchanges whole float32 models; may be left out
+            where the topology has link times.
+        latency: Those of `link_time` that a message of any size takes: no wire saves them.
+        problem: What training looks like; by default a smooth loss of unit noise.
+        strategies: Names as for `matcha.plan`. Controls, as `silent`, are shown and never chosen.
+        budgets: Values of C_b to try.
+        wires: Names as for `matcha.plan`: what messages may hold.
+        overlap: Whether the exchange runs while the gradient is computed.
+        seed: As for `matcha.plan`.
+        effort: As for `matcha.plan`.
+        trials: Trains in earnest, as `matcha.simulation.TaskTrials`; None trusts the theory.
+        max_trials: Plans to train at most, beside exact averaging.
+        progress: Called with (steps done, steps in all) after each plan or trial.
+
+    Returns:
+        Every point with its time, the best one, and its plan.
+
+    Raises:
+        InputError: A time is not positive, link times are missing, or nothing reaches the target.
+
+    >>> from matcha.topology import families
+    >>> found = tune(families.ring(8), compute_time=1.0, link_time=0.001, wires=["float32"],
+    ...     strategies=["vanilla", "periodic"], budgets=[0.1, 0.5])
+    >>> found.best.strategy, found.best.budget
+    ('vanilla', 1.0)
+    """
+    problem = problem or Problem()
+    network, unit_seconds = _network(topology, compute_time, link_time, latency)
+    wanted = combinations(network, default_timing(network), strategies, budgets, wires)
+    if not wanted or max_trials < 1:
+        raise InputError("tuning needs a strategy, a budget, a wire and at least one trial.")
+    steps = len(wanted) + (max_trials if trials is not None else 0)
+    points: list[TunedPoint] = []
+    plans: list[Plan] = []
+    for strategy, budget, wire in wanted:
+        plan = make_plan(network, budget, strategy, seed, effort=effort, wire=wire)
+        seconds = plan.expected_comm_time * unit_seconds
+        points.append(predict(plan, problem, compute_time, seconds, overlap=overlap))
+        plans.append(plan)
+        if progress is not None:
+            progress(len(points), steps)
+    if trials is not None:
+        points = try_best(
+            points,
+            plans,
+            [_disagreement(point, problem) for point in points],
+            trials,
+            max_trials=max_trials,
+            progress=None if progress is None else lambda n, _: progress(len(wanted) + n, steps),
+        )
+    place = _best(points)
+    return Tuning(
+        topology=topology,
+        problem=problem,
+        compute_time=compute_time,
+        overlap=overlap,
+        points=tuple(points),
+        best=points[place],
+        plan=replace(plans[place], notes=(*plans[place].notes, _note(points[place]))),
+    )
+
+
+def predict(
+    plan: Plan, problem: Problem, compute_time: float, comm_seconds: float, *, overlap: bool = False
+) -> TunedPoint:
+    """When a plan is predicted to reach a problem's target, at the best learning rate for it."""
+    # Of a meeting's difference a wire leaves a share, so there is more of it in the steady state.
+    kept = 1 / (1 - plan.wire.leaves)
+    noise = (
+        plan.consensus_error if plan.mixing == "average" else _times(consensus_error(plan), kept)
+    )
+    if noise is None:
+        # Too large for the exact error: the plan's own estimate, or Theorem 2's bound.
+        noise = plan.consensus_error
+        noise = kept * plan.rho / (1 - plan.rho) if noise is None else noise
+    drift = _times(drift_error(plan), kept) if problem.dissimilarity > 0 else 0.0
+    if drift is None:
+        drift = kept * plan.rho / (1 - math.sqrt(plan.rho)) ** 2
+    iterations, rate = fewest_iterations(problem, plan.num_workers, noise, drift)
+    each = max(compute_time, comm_seconds) if overlap else compute_time + comm_seconds
+    return TunedPoint(
+        strategy=plan.strategy,
+        budget=plan.budget,
+        wire=plan.wire.name,
+        rho=plan.rho,
+        consensus_error=noise,
+        drift_error=drift,
+        comm_seconds=comm_seconds,
+        iteration_seconds=each,
+        learning_rate=rate,
+        iterations=iterations,
+        seconds=iterations * each,
+        proved=rate <= admissible_learning_rate(min(plan.rho, 1 - 1e-12), problem.smoothness),
+    )
+
+
+def _times(error: float | None, factor: float) -> float | None:
+    return None if error is None else error * factor
+
+
+def _network(
+    topology: Topology, compute_time: float, link_time: float | None, latency: float
+) -> tuple[Topology, float]:
+    """The topology to plan for, and the seconds of its unit of time."""
+    if not compute_time > 0:
+        raise InputError(f"the compute time is {compute_time!r}, but it is positive seconds.")
+    if topology.link_times is not None:
+        if link_time is not None or latency:
+            raise InputError(
+                "the topology has its own link times: leave link_time and latency out."
+            )
+        return topology, 1.0
+    if link_time is None:
+        raise InputError("the topology has no link times: give link_time, seconds of a matching.")
+    if not link_time > 0:
+        raise InputError(f"the link time is {link_time!r}, but it is positive seconds.")
+    if not 0 <= latency < link_time:
+        raise InputError(
+            f"the latency is {latency!r}, but it is a part of the link time, {link_time!r} seconds."
+        )
+    if not latency:
+        return topology, link_time
+    number = len(topology.links)
+    return topology.with_link_times([link_time] * number, latencies=[latency] * number), 1.0
+
+
+def _disagreement(point: TunedPoint, problem: Problem) -> float:
+    """What a plan leaves of noise and of unlike data, in units of the noise's."""
+    noise, unlike = problem.gradient_variance, problem.dissimilarity
+    return (noise * point.consensus_error + unlike * point.drift_error) / ((noise + unlike) or 1.0)
+
+
+def _best(points: Sequence[TunedPoint]) -> int:
+    """The soonest, of those that were tried where any was; a control is never it."""
+    able = [n for n, point in enumerate(points) if not is_control(point.strategy)]
+    tried = [n for n in able if points[n].tried]
+    place = min(tried or able, key=lambda n: points[n].seconds, default=None)
+    if place is None or not math.isfinite(points[place].seconds):
+        raise InputError(
+            "no strategy reaches the target at any learning rate: raise the target or the budgets."
+            if not tried
+            else "no plan that was tried reached the target: raise it, or the budgets."
+        )
+    return place
+
+
+def _note(point: TunedPoint) -> str:
+    if point.tried:
+        return f"tuned: a trial reached the target after {point.iterations:.0f} iterations."
+    return f"tuned: predicted to reach the target in {point.seconds:.4g} s."
