@@ -2,6 +2,7 @@
 
     python benchmarks/strategies.py                 # all sections, about ten minutes
     python benchmarks/strategies.py --only errors   # one of them
+    python benchmarks/strategies.py --only errors --graph er8   # some of its rows, the rest kept
 
 Writes benchmarks/results/strategies.json and .txt. Consensus error is tr(X)/m in the steady state
 under unit gradient noise, measured after mixing (docs/greedy.md). `python tools/figures.py` then
@@ -16,7 +17,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from matcha import Plan, Topology, families, theory
 RESULTS = Path(os.environ.get("MATCHA_RESULTS", Path(__file__).parent / "results"))
 BUDGETS = (0.02, 0.1, 0.3, 0.5)
 PAPER = ("er8", "geometric16-d5", "geometric16-d10", "geometric16-d13", "er16")
+SLOWED = ("geometric16-d10", "er16", "torus:4x4", "geometric:64:0.2:1")
 OTHERS = ("ring:16", "torus:4x4", "star:16", "barbell:16", "geometric:64:0.2:1")
 # DESIGN.md section 5: greedy on the paper's graphs.
 DESIGN = {
@@ -46,6 +48,10 @@ COLUMNS = 32
 
 def topology_of(name: str) -> Topology:
     return families.paper(name) if name in PAPER else families.parse(name)
+
+
+def chosen(names: Sequence[str], wanted: Sequence[str]) -> list[str]:
+    return [name for name in names if not wanted or name in wanted]
 
 
 def plans(name: str, budget: float) -> dict[str, Plan]:
@@ -104,9 +110,9 @@ def simulated(plan: Plan) -> dict[str, float]:
     return {"mean": float(np.mean(values)), "half_width": half}
 
 
-def errors() -> list[dict[str, Any]]:
+def errors(graphs: Sequence[str]) -> list[dict[str, Any]]:
     rows = []
-    for name in (*PAPER, *OTHERS):
+    for name in chosen((*PAPER, *OTHERS), graphs):
         vanilla = matcha.plan(topology_of(name), 1.0, "vanilla").consensus_error
         for budget in BUDGETS:
             found = plans(name, budget)
@@ -197,9 +203,9 @@ def least_budget(error: Callable[[float], float], goal: float, low: float, steps
     return high
 
 
-def crossings() -> list[dict[str, Any]]:
+def crossings(graphs: Sequence[str]) -> list[dict[str, Any]]:
     rows = []
-    for name in PAPER:
+    for name in chosen(PAPER, graphs):
         topology, own = families.paper(name), families.paper_matchings(name)
         goal = matcha.plan(topology, 1.0, "vanilla").consensus_error
 
@@ -261,10 +267,10 @@ def crossings_table(rows: list[dict[str, Any]]) -> str:
 # -- links that differ, and links chosen freely -------------------------------------------------
 
 
-def slow_links() -> list[dict[str, Any]]:
+def slow_links(graphs: Sequence[str]) -> list[dict[str, Any]]:
     """Three workers behind links that are ten times slower; equal seconds an iteration."""
     rows = []
-    for name in ("geometric16-d10", "er16", "torus:4x4", "geometric:64:0.2:1"):
+    for name in chosen(SLOWED, graphs):
         plain = topology_of(name)
         slow = set(np.random.default_rng(5).choice(plain.num_workers, 3, replace=False).tolist())
         topology = plain.with_link_times([1.0 if slow & {i, j} else 0.1 for i, j in plain.links])
@@ -320,7 +326,7 @@ def slow_table(rows: list[dict[str, Any]]) -> str:
     )
 
 
-def free_links() -> list[dict[str, Any]]:
+def free_links(_: Sequence[str]) -> list[dict[str, Any]]:
     """Complete graphs: greedy against sequences made for them."""
     rows = []
     for m in (8, 12, 16, 27):
@@ -371,7 +377,8 @@ def free_table(rows: list[dict[str, Any]]) -> str:
 # -- command line -------------------------------------------------------------------------------
 
 
-SECTIONS: dict[str, tuple[Callable[[], list[dict[str, Any]]], Callable[[Any], str]]] = {
+Section = tuple[Callable[[Sequence[str]], list[dict[str, Any]]], Callable[[Any], str]]
+SECTIONS: dict[str, Section] = {
     "errors": (errors, errors_table),
     "crossings": (crossings, crossings_table),
     "slow_links": (slow_links, slow_table),
@@ -379,16 +386,28 @@ SECTIONS: dict[str, tuple[Callable[[], list[dict[str, Any]]], Callable[[Any], st
 }
 
 
+def merged(old: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The old rows, the new ones in the places of those that they are measured again."""
+    fresh = {(row["graph"], row.get("budget")): row for row in new}
+    kept = [fresh.pop((row["graph"], row.get("budget")), row) for row in old]
+    return [*kept, *fresh.values()]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", choices=SECTIONS, action="append")
+    parser.add_argument("--graph", action="append", default=[], help="only its rows")
     arguments = parser.parse_args()
     path = RESULTS / "strategies.json"
     document: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     for name in arguments.only or SECTIONS:
         begun = time.perf_counter()
-        document[name] = SECTIONS[name][0]()
-        document.setdefault("seconds", {})[name] = round(time.perf_counter() - begun, 1)
+        rows = SECTIONS[name][0](arguments.graph)
+        if arguments.graph:
+            rows = merged(document.get(name, []), rows)
+        else:
+            document.setdefault("seconds", {})[name] = round(time.perf_counter() - begun, 1)
+        document[name] = rows
         RESULTS.mkdir(exist_ok=True)
         path.write_text(json.dumps(document, indent=1) + "\n")
     tables = [SECTIONS[name][1](document[name]) for name in SECTIONS if name in document]
