@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -7,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from matcha.errors import PlanError
-from matcha.schedules import Bernoulli, Choice, Cycle, Periodic
+import matcha
+from matcha.errors import InputError, PlanError
+from matcha.schedules import Bernoulli, Choice, Cycle, Periodic, register_schedule
 
 P = (0.1, 0.25, 0.5, 0.75, 0.9)
 GOLDEN_BERNOULLI = [
@@ -121,3 +123,44 @@ def test_bad_schedules_are_refused():
         Choice(probabilities=(0.8, 0.8), seed=0)
     with pytest.raises(PlanError, match="at least one round"):
         Cycle(cycle=(), num_matchings=1)
+
+
+class Backwards(Cycle):
+    """A user's own: the cycle from its end."""
+
+    def active(self, k):
+        return self.cycle[-1 - k % len(self.cycle)]
+
+    def to_json(self):
+        return {"kind": "tests-backwards", "cycle": [list(active) for active in self.cycle]}
+
+
+def read_backwards(document, probabilities, seed):
+    cycle = tuple(tuple(active) for active in document["cycle"])
+    return Backwards(cycle=cycle, num_matchings=len(probabilities), seed=seed)
+
+
+def test_a_schedule_of_ones_own_is_saved_once_it_is_registered(tmp_path):
+    plan = matcha.plan(matcha.families.ring(4), 0.5, "greedy", effort="none")
+    own = Backwards(cycle=((0,), (1,), ()), num_matchings=len(plan.matchings))
+    plan = dataclasses.replace(plan, schedule=own)
+    path = tmp_path / "plan.json"
+    path.write_text("what was there before")
+    with pytest.raises(PlanError, match="register_schedule"):
+        plan.save(path)
+    assert path.read_text() == "what was there before"
+    register_schedule("tests-backwards", read_backwards)
+    register_schedule("tests-backwards", read_backwards)
+    plan.save(path)
+    again = matcha.Plan.load(path)
+    assert [again.round(k).indices for k in range(4)] == [(), (1,), (0,), ()]
+    assert again.digest == plan.digest
+    with pytest.raises(InputError, match="another name"):
+        register_schedule("cycle", read_backwards)
+
+
+def test_a_kind_that_nobody_registered_is_named():
+    document = matcha.plan(matcha.families.ring(4), 0.5).to_json()
+    document["schedule"] = {"kind": "somebody-elses"}
+    with pytest.raises(PlanError, match=r"somebody-elses.*register_schedule"):
+        matcha.Plan.from_json(document)

@@ -18,9 +18,9 @@ from matcha.plans.degrees import given_away
 from matcha.plans.figures import Figures
 from matcha.plans.protocol import Members
 from matcha.plans.reduced import kept, known_links, known_workers, numbered_anew
-from matcha.plans.shares import check_shares, kept_shares, shares_from_json, spread
+from matcha.plans.shares import check_alpha, check_shares, kept_shares, shares_from_json, spread
 from matcha.rounds import MIXINGS, Mixing, Round, Shares
-from matcha.schedules import Schedule, schedule_from_json
+from matcha.schedules import Schedule, schedule_from_json, schedule_to_json
 from matcha.timing import Timing, timing_from_json, timing_to_json
 from matcha.topology import Link, Matching, Topology, check_matchings
 from matcha.wires import Float, Wire, parse_wire
@@ -82,6 +82,7 @@ class Plan(Members):
         check_shares(
             self.weights, self.matchings, self.mixing, repeats=self.schedule.period is not None
         )
+        check_alpha(self.alpha, self.weights, self.figures.parts[-2:] or None)
         object.__setattr__(self, "figures", self.figures.held_for(self._deciding))
 
     @property
@@ -265,7 +266,8 @@ class Plan(Members):
         the seed where rounds repeat and nothing is drawn.
         """
         drawn = self.schedule.period is None
-        own = {} if self.weights is None else {"weights": self.weights}
+        # Weights a link stand in α's place, which then decides nothing.
+        own = {"weight": self.alpha} if self.weights is None else {"weights": self.weights}
         return fingerprint(
             own
             | {
@@ -276,7 +278,6 @@ class Plan(Members):
                 "probabilities": self.probabilities,
                 "seed": self.seed if drawn else None,
                 "mixing": self.mixing,
-                "weight": self.alpha,
             }
             | ({} if self.wire == Float() else {"wire": self.wire.name})
         )
@@ -300,7 +301,7 @@ class Plan(Members):
             "num_colors": self.num_colors,
             "probabilities": list(self.probabilities),
             "matchings": [[list(link) for link in matching] for matching in self.matchings],
-            "schedule": self.schedule.to_json(),
+            "schedule": schedule_to_json(self.schedule),
             "timing": timing_to_json(self.timing),
             "topology": self.topology.to_json(),
             "certificate": None if self.certificate is None else asdict(self.certificate),

@@ -8,7 +8,7 @@ from matcha.errors import PlanError
 from matcha.rounds import Mixing, Shares
 from matcha.topology import Matching
 
-__all__ = ["check_shares", "kept_shares", "shares_from_json", "spread"]
+__all__ = ["check_alpha", "check_shares", "kept_shares", "shares_from_json", "spread"]
 
 
 def check_shares(
@@ -27,6 +27,27 @@ def check_shares(
         raise PlanError("weights are one for each link of each matching.")
     if not all(0 <= w <= 1 for shares in weights for w in shares):
         raise PlanError("a link's weight is in [0, 1].")
+
+
+def check_alpha(
+    alpha: float, weights: Shares | None, before: tuple[float, Shares | None] | None
+) -> None:
+    """Refuse an α that was changed where weights a link stand in its place: nothing would follow.
+
+    Args:
+        alpha: The plan's.
+        weights: The plan's.
+        before: Those of the plan that this one was made from, as by `dataclasses.replace`.
+
+    Raises:
+        PlanError: Says how to give α a say again.
+    """
+    if weights is None or before is None or before[1] is not weights or before[0] == alpha:
+        return
+    raise PlanError(
+        f"alpha was changed to {alpha!r}, but this plan has a weight for each link in its place: "
+        "give weights=None as well."
+    )
 
 
 def shares_from_json(given: Any) -> Shares | None:

@@ -1,13 +1,74 @@
-"""Schedules in saved plans."""
+"""Schedules in saved plans: by the name of their kind."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
-from matcha.errors import PlanError
+from matcha.errors import InputError, PlanError
 from matcha.schedules.drawn import Bernoulli, Choice
 from matcha.schedules.repeated import Cycle, Periodic
 from matcha.schedules.schedule import Schedule
+
+Reader: TypeAlias = Callable[[dict[str, Any], tuple[float, ...], int], Schedule]
+
+
+def _bernoulli(document: dict[str, Any], probabilities: tuple[float, ...], seed: int) -> Schedule:
+    groups = tuple(tuple(group) for group in document["groups"])
+    return Bernoulli(probabilities=probabilities, seed=seed, groups=groups)
+
+
+def _choice(_: dict[str, Any], probabilities: tuple[float, ...], seed: int) -> Schedule:
+    return Choice(probabilities=probabilities, seed=seed)
+
+
+def _periodic(document: dict[str, Any], probabilities: tuple[float, ...], seed: int) -> Schedule:
+    return Periodic(frequency=document["frequency"], num_matchings=len(probabilities), seed=seed)
+
+
+def _cycle(document: dict[str, Any], probabilities: tuple[float, ...], seed: int) -> Schedule:
+    cycle = tuple(tuple(active) for active in document["cycle"])
+    return Cycle(cycle=cycle, num_matchings=len(probabilities), seed=seed)
+
+
+_KINDS: dict[str, Reader] = {
+    "bernoulli": _bernoulli,
+    "choice": _choice,
+    "periodic": _periodic,
+    "cycle": _cycle,
+}
+
+
+def register_schedule(kind: str, read: Reader) -> None:
+    """Make plans with a schedule of your own savable.
+
+    Its `to_json` says `{"kind": kind, ...}`; whoever loads such a plan registers it first.
+
+    Args:
+        kind: The name under which it is saved.
+        read: Takes what `to_json` wrote, the plan's probabilities (one a matching) and its seed,
+            and makes the schedule again.
+
+    Raises:
+        InputError: The name is taken by another schedule.
+    """
+    if _KINDS.setdefault(kind, read) is not read:
+        raise InputError(f"a schedule {kind!r} is registered already: choose another name.")
+
+
+def schedule_to_json(schedule: Schedule) -> dict[str, Any]:
+    """A schedule as plain JSON values, of which `schedule_from_json` makes it again.
+
+    Raises:
+        PlanError: Nobody could read it: its kind is not registered.
+    """
+    document = schedule.to_json() if hasattr(schedule, "to_json") else {}
+    if document.get("kind") not in _KINDS:
+        raise PlanError(
+            f"the schedule {type(schedule).__name__} cannot be saved: give it a to_json with a "
+            "'kind', and register that with matcha.schedules.register_schedule."
+        )
+    return document
 
 
 def schedule_from_json(document: Any, probabilities: tuple[float, ...], seed: int) -> Schedule:
@@ -19,17 +80,12 @@ def schedule_from_json(document: Any, probabilities: tuple[float, ...], seed: in
         seed: The one that stands beside it.
 
     Raises:
-        PlanError: The document does not describe a schedule for these matchings.
+        PlanError: The document does not describe a schedule for these matchings that is known here.
     """
-    kind, count = document.get("kind") if isinstance(document, dict) else None, len(probabilities)
-    if kind == "bernoulli":
-        groups = tuple(tuple(group) for group in document["groups"])
-        return Bernoulli(probabilities=probabilities, seed=seed, groups=groups)
-    if kind == "choice":
-        return Choice(probabilities=probabilities, seed=seed)
-    if kind == "periodic":
-        return Periodic(frequency=document["frequency"], num_matchings=count, seed=seed)
-    if kind == "cycle":
-        cycle = tuple(tuple(active) for active in document["cycle"])
-        return Cycle(cycle=cycle, num_matchings=count, seed=seed)
-    raise PlanError(f"its schedule kind {kind!r} is unknown.")
+    kind = document.get("kind") if isinstance(document, dict) else None
+    if kind not in _KINDS:
+        raise PlanError(
+            f"its schedule kind {kind!r} is unknown: one of your own is registered with "
+            "matcha.schedules.register_schedule before loading."
+        )
+    return _KINDS[kind](document, probabilities, seed)

@@ -185,8 +185,10 @@ def error_optimal_alpha(plan: Parts) -> float:
 
 
 def with_error_optimal_alpha(plan: _P) -> _P:
-    """The same plan with the α that minimises its consensus error."""
+    """The same plan with the α that minimises its consensus error; weights a link keep theirs."""
     changed: Any = plan
+    if plan.weights is not None:
+        return plan
     return replace(changed, alpha=error_optimal_alpha(plan))  # type: ignore[no-any-return]
 
 
