@@ -12,12 +12,30 @@ from typing import Literal, NamedTuple, TypeAlias, TypeVar, get_args
 import numpy as np
 import numpy.typing as npt
 
+from matcha.errors import InputError
 from matcha.topology import Link, Matching
 
 _F = TypeVar("_F", np.float32, np.float64)
-Mixing: TypeAlias = Literal["laplacian", "pairwise", "push", "average"]
+Mixing: TypeAlias = Literal["laplacian", "pairwise", "push", "average", "windows"]
 MIXINGS: tuple[Mixing, ...] = get_args(Mixing)
+ONE_WAY: tuple[Mixing, ...] = ("push", "windows")
+"""Whose links are messages (sender, receiver)."""
+EXACT: tuple[Mixing, ...] = ("average", "windows")
+"""Whose rounds leave everybody with the exact mean."""
 Shares: TypeAlias = tuple[tuple[float, ...], ...]
+
+
+def check_separable(mixing: Mixing) -> None:
+    """Refuse to leave some meetings out where a round is all or nothing.
+
+    Raises:
+        InputError: Says what to do instead.
+    """
+    if mixing == "windows":
+        raise InputError(
+            "sums that hop (ceca) pass through every worker, so none can be left out: plan anew "
+            "for those who are left, or use greedy or one-peer."
+        )
 
 
 class Errand(NamedTuple):
@@ -47,7 +65,8 @@ class Round:
     `laplacian` mixing (the paper's I − αL) reads the values before the round on every link;
     `pairwise` mixing lets each matching see the result of the one before. So does `push`, whose
     links are messages (sender, receiver): the sender keeps the rest of the share that it sends.
-    `average` gives everybody on the round's links the exact mean of them all, as an all-reduce.
+    `average` gives everybody on the round's links the exact mean of them all, as an all-reduce;
+    `windows` does so for all workers by messages that hop, of sums over ever longer stretches.
 
     >>> swap = Round(matchings=(((0, 1),),), indices=(0,), mixing="pairwise", weight=0.5)
     >>> swap.mix(np.array([[0.0], [2.0], [5.0]])).ravel().tolist()
@@ -139,6 +158,7 @@ class Round:
         ]
         if all(len(ks) == len(m) for ks, m in zip(places, self.matchings, strict=True)):
             return self
+        check_separable(self.mixing)
         left = [position for position, ks in enumerate(places) if ks]
         return replace(
             self,
@@ -173,6 +193,8 @@ class Round:
             there = sorted({worker for link in self.links for worker in link})
             mixed[there] = x[there].mean(axis=0, dtype=x.dtype)
             return mixed
+        if self.mixing == "windows" and self.matchings:
+            return self._summed(x)
         for i, j, w in self._steps(x):
             if self.mixing == "laplacian":
                 difference = x[j] - x[i]
@@ -186,6 +208,20 @@ class Round:
                 a, b = mixed[i], mixed[j]
                 mixed[i], mixed[j] = (1 - w) * a + w * b, (1 - w) * b + w * a
         return mixed
+
+    def _summed(self, x: npt.NDArray[_F]) -> npt.NDArray[_F]:
+        """The mean, by everybody's sums over the workers before it, and with itself."""
+        whole: npt.NDArray[_F] = x.copy()
+        behind, count = np.zeros_like(x), 0
+        for matching in self.matchings:
+            i, j = np.array(matching, dtype=np.int64).T
+            arrived, hop = np.empty_like(x), (matching[0][1] - matching[0][0]) % len(x)
+            arrived[j] = (whole if hop > count else behind)[i]
+            whole += arrived
+            behind += arrived
+            count += hop
+        whole /= len(x)
+        return whole
 
     def _steps(
         self, x: npt.NDArray[_F]
@@ -203,7 +239,7 @@ class Round:
     def keeps_shares(self) -> bool:
         """Whether everyone receives as much weight as it gives away: W is doubly stochastic.
 
-        Laplacian and pairwise rounds always do; messages do where they go round in circles.
+        All rounds but a push's always do; its messages do where they go round in circles.
         """
         if self.mixing != "push":
             return True

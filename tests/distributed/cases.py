@@ -37,6 +37,7 @@ STRATEGIES = (
     ("greedy", "pairwise"),
     ("greedy", "push"),
     ("rounds", "push"),
+    ("ceca", "windows"),
 )
 MIXINGS = ("laplacian", "pairwise")
 RULES = ("eq2", "footnote")
@@ -45,8 +46,10 @@ DTYPES = ("float64", "float32")
 
 @cache
 def real_plan(strategy: str, mixing: str, num_workers: int = NUM_WORKERS) -> Plan:
-    """A strategy's plan at budget 0.5 on er8, or on a path of another number of workers."""
+    """A plan at budget 0.5 on er8, or a path of another number of workers; hops need more links."""
     topology = families.paper("er8") if num_workers == 8 else families.path(num_workers)
+    if strategy == "ceca":  # hops need their links
+        topology = families.complete(num_workers)
     budget = 1.0 if strategy in ("vanilla", "rounds") else 0.5
     rounds = one_way_rounds(topology) if strategy == "rounds" else None
     return plan(topology, budget, strategy, seed=3, mixing=mixing, rounds=rounds)

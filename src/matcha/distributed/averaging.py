@@ -10,6 +10,7 @@ from torch import nn
 
 from matcha.distributed.buckets import Bucket
 from matcha.distributed.collectives import broadcast, mean_
+from matcha.distributed.push_sum import PushSumValues
 from matcha.distributed.seats import Seat
 from matcha.distributed.shards import local, share
 
@@ -20,6 +21,9 @@ class Averaging:
     """The average over workers of a model's buckets and floating-point buffers.
 
     Its calls are collective, and must not run beside an exchange.
+
+    Attributes:
+        push_sum: where there is one, a worker's values count by its ω: the mean is Σx/Σω, not of z.
     """
 
     def __init__(
@@ -29,6 +33,7 @@ class Averaging:
         self._model = model
         self._buckets = buckets
         self._deadline = deadline
+        self.push_sum: PushSumValues | None = None
 
     def start_equal(self) -> None:
         """Give all workers worker 0's values: parameters, frozen ones too, and buffers."""
@@ -46,6 +51,9 @@ class Averaging:
         self._pack()
         tensors = self._tensors()
         own = [tensor.clone() for tensor in tensors]
+        if self.push_sum is not None:
+            for bucket in self._buckets:
+                bucket.data.mul_(self.push_sum.omega)
         mean_(self._seat.transport, tensors, self._deadline)
         self._unpack()
         try:
@@ -56,12 +64,13 @@ class Averaging:
             self._unpack()
 
     def consensus_distance(self) -> float:
-        """(1/m) Σ ‖x_i − x̄‖² over the workers' parameters."""
+        """(1/m) Σ ‖x_i − x̄‖² over the workers' parameters; of push-sum's z, around Σx/Σω."""
+        share = 1.0 if self.push_sum is None else self.push_sum.omega
         self._pack()
         total = 0.0
         for bucket in self._buckets:
             if not bucket.volatile:
-                centre = bucket.data.clone()
+                centre = bucket.data * share
                 mean_(self._seat.transport, [centre], self._deadline)
                 squares = (bucket.data - centre).double().square_()
                 total += self._weighted(bucket, squares)

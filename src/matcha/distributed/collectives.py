@@ -8,7 +8,7 @@ whoever is there; elsewhere they take a binomial tree of all workers.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -21,7 +21,7 @@ from matcha.distributed.transports.transport import (
 )
 from matcha.errors import ExchangeError, InputError
 
-__all__ = ["barrier", "broadcast", "gather", "mean_", "ring_mean_", "roll_call"]
+__all__ = ["barrier", "broadcast", "gather", "mean_", "ring_mean_", "roll_call", "window_mean_"]
 
 # Tags of the exchange count from 0 upwards within a round; these stay clear of them.
 _BROADCAST, _REDUCE, _GATHER, _RING = COLLECTIVE_TAGS[:4]
@@ -104,6 +104,42 @@ def ring_mean_(transport: Transport, tensors: list[torch.Tensor], timeout: float
                     into.div_(m)
         if moved is not tensor:
             tensor.copy_(moved)
+    return sent
+
+
+def window_mean_(
+    transport: Transport, tensors: list[torch.Tensor], to: Sequence[int | None], timeout: float
+) -> int:
+    """Overwrite every worker's tensors with their mean, by sums that hop: ⌈log2 m⌉ messages each.
+
+    `matcha.rounds.Round` defines it (mixing `windows`); this follows its order to the bit.
+
+    Args:
+        transport: carries the messages.
+        tensors: this worker's.
+        to: whom it sends to, message by message; it hears from as far behind.
+        timeout: seconds to wait for any one message.
+
+    Returns:
+        How many bytes this worker sent.
+    """
+    m, rank, sent = transport.num_workers, transport.rank, 0
+    hops = [(peer - rank) % m for peer in to if peer is not None]
+    for tensor in tensors:
+        whole = _movable(transport, tensor)
+        behind, arriving, count = torch.zeros_like(whole), torch.empty_like(whole), 0
+        for hop in hops:
+            out = whole if hop > count else behind
+            messages = [Message(peer=(rank - hop) % m, tag=_RING, incoming=arriving)]
+            messages.append(Message(peer=(rank + hop) % m, tag=_RING, outgoing=out))
+            transport.post(messages).wait(timeout)
+            sent += out.nbytes
+            whole.add_(arriving)
+            behind.add_(arriving)
+            count += hop
+        whole.div_(m)
+        if whole is not tensor:
+            tensor.copy_(whole)
     return sent
 
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import torch
 
-from matcha.distributed.collectives import ring_mean_
+from matcha.distributed.collectives import ring_mean_, window_mean_
 from matcha.distributed.transports.transport import Message, Pending, Transport, meeting_tag
 from matcha.errors import ExchangeError
-from matcha.rounds import Errand, Round
+from matcha.rounds import EXACT, ONE_WAY, Errand, Round
 
 __all__ = ["RUNNING", "Exchange", "Meeting", "meetings"]
 
@@ -40,7 +40,7 @@ class Meeting:
 
 def meetings(round: Round, worker: int) -> tuple[Meeting, ...]:
     """Whom a worker meets in a round, in order; empty when it rests."""
-    if round.mixing == "push":
+    if round.mixing in ONE_WAY:
         errands = enumerate(round.errands(worker))
         return tuple(Meeting(t, e.peer, e.taken, e) for t, e in errands if e is not None)
     found = []
@@ -156,9 +156,13 @@ class Exchange:
         if round.mixing == "push":
             self._push(met, iteration)
             return
-        if round.mixing == "average":
+        if round.mixing in EXACT:
             values = [piece.values for piece in self._pieces]
-            self.bytes_sent += ring_mean_(self.transport, values, self.timeout)
+            if round.mixing == "average":
+                self.bytes_sent += ring_mean_(self.transport, values, self.timeout)
+            else:
+                to = [meeting.errand.to for meeting in met if meeting.errand]
+                self.bytes_sent += window_mean_(self.transport, values, to, self.timeout)
             return
         pairwise = round.mixing == "pairwise"
         window = _NUM_SPARES if pairwise or len(met) == 1 else _NUM_SPARES // 2

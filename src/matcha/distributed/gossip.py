@@ -150,10 +150,11 @@ class Gossip:
 
         values = [bucket.data for bucket in self.buckets]
         self._overlap = Overlap(self.buckets) if overlap else None
-        self._push_sum = push_sum_of(plan, values, allowed=not overlap and team is None)
-        apart = self._push_sum or self._overlap
-        mixed = apart.mixed if apart else values
         self.following = Following(momentum, self.optimizers, plan, self.buckets, overlap=overlap)
+        plain = not (overlap or team or self.following.is_needed)
+        self.push_sum = self._averaging.push_sum = push_sum_of(plan, values, allowed=plain)
+        apart = self.push_sum or self._overlap
+        mixed = apart.mixed if apart else values
         laid = self.buckets, mixed, self.following.travelling
         self.exchange: Exchanger = make_exchange(
             plan.wire, self.transport, *laid, bucket_bytes, wire_dtype, deadline
@@ -193,7 +194,7 @@ class Gossip:
     def _end(self) -> None:
         if self.following.is_needed:
             self.following.middle()
-        if self._itinerary.met or self._push_sum:
+        if self._itinerary.met or self.push_sum:
             check_in_place(self.buckets, self._frozen)
             if self._overlap is not None:
                 self._overlap.merge()
@@ -218,7 +219,7 @@ class Gossip:
         now = self._itinerary
         clock = self._stopwatch.exchanging(self.exchange, now.iteration)
         how = None if now.round.mixing == "average" else self.meetings  # an average is no meeting
-        with clock, self._push_sum or nullcontext():
+        with clock, self.push_sum or nullcontext():
             if now.met:
                 (how or self.exchange).run(now.round, now.met, now.iteration)
 
@@ -293,10 +294,7 @@ class Gossip:
         return self._membership is not None and self._membership.carry(give, take)
 
     def tend(self) -> None:
-        """Answer workers that came back, where a script does something else for long.
-
-        Every step does it by itself.
-        """
+        """Answer workers that came back, as every step does: for where none is taken for long."""
         if self._membership is not None:
             self._membership.tend()
 
@@ -349,6 +347,8 @@ class Gossip:
         for key, value in self.state_dict().items():
             if key != "iteration" and state[key] != value:
                 raise InputError(f"the saved state is of another {key}: {state[key]}, not {value}.")
+        if self.push_sum is not None:
+            raise InputError("push-sum keeps x and ω beside the parameters: use save() and load().")
         self.forget()
         self.seek(int(state["iteration"]))
 

@@ -12,6 +12,7 @@ from matcha.distributed.snapshots import Worker, dump_snapshot, load_snapshot
 from matcha.distributed.transports.transport import Buffer, Transport
 from matcha.errors import InputError
 from matcha.plans import PlanLike
+from matcha.rounds import ONE_WAY
 
 __all__ = ["Membership", "Team", "as_team"]
 
@@ -62,7 +63,7 @@ def as_team(transport: Transport, plan: PlanLike) -> Team:
     Raises:
         InputError: they may not, or the rounds cannot.
     """
-    if any(level.mixing == "push" for level in plan.levels):
+    if any(level.mixing in ONE_WAY for level in plan.levels):
         raise InputError(
             "on_loss='continue' needs meetings of two: a one-way message that is lost takes its "
             "share of the sum with it."

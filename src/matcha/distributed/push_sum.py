@@ -6,7 +6,7 @@ is exchanged. The definition is `matcha.rounds.PushSum`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -37,6 +37,16 @@ class PushSumValues:
         """This worker's weight; all workers' sum to their number."""
         return float(self._omega)
 
+    def state(self) -> Mapping[str, torch.Tensor]:
+        """What later rounds depend on: x and ω, without which z cannot go on."""
+        return {"omega": self._omega, **{f"x{k}": x for k, x in enumerate(self._x)}}
+
+    def reset(self) -> None:
+        """Start afresh from what the parameters are now."""
+        self._omega.fill_(1.0)
+        for x, z in zip(self._x, self._values, strict=True):
+            x.copy_(z)
+
     def __enter__(self) -> None:
         """Before an exchange x takes the steps that z took since the last one."""
         for x, z in zip(self._x, self._values, strict=True):
@@ -60,7 +70,7 @@ def push_sum_of(
         return None
     if not allowed:
         raise InputError(
-            "messages of this plan go one way without coming round (push-sum): leave overlap and "
-            "on_loss out, or make the plan with greedy, whose messages come round."
+            "messages of this plan go one way without coming round (push-sum): leave overlap, "
+            "momentum and on_loss out, or make the plan with greedy, whose messages come round."
         )
     return PushSumValues(values)

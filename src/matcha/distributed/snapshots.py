@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from matcha.distributed.momentum import Following
+from matcha.distributed.push_sum import PushSumValues
 from matcha.distributed.shards import like, local
 from matcha.distributed.transports.transport import Buffer, Transport
 from matcha.distributed.wiring import Exchanger
@@ -42,6 +43,7 @@ class Worker(Protocol):
     optimizers: tuple[torch.optim.Optimizer, ...]
     exchange: Exchanger
     following: Following
+    push_sum: PushSumValues | None
 
     @property
     def iteration(self) -> int:
@@ -143,15 +145,24 @@ def average_snapshots(paths: Sequence[Path], gossip: Worker) -> dict[str, Any]:
     }
     for path in paths:
         with _opened(path) as (file, _):
+            share = _share(file)
             for key, total in sums.items():
-                total += file.get_tensor(f"model/{key}")
+                total += share * file.get_tensor(f"model/{key}")
     with torch.no_grad():
         for key, total in sums.items():
             targets[key].copy_(total / len(paths))
     gossip.following.reset()
+    if gossip.push_sum is not None:
+        gossip.push_sum.reset()
     with _opened(paths[0]) as (_, document):
         extra: dict[str, Any] = document["extra"]
         return extra
+
+
+def _share(file: Any) -> float:
+    """A saved worker's ω, by which its parameters count; 1 but for push-sum, of which Σω = m."""
+    known = "gossip/push-sum/omega"
+    return float(file.get_tensor(known)) if known in file.keys() else 1.0  # noqa: SIM118
 
 
 def checksum(path: Path) -> int:
@@ -193,9 +204,12 @@ def _restore(gossip: Worker, file: Any, document: dict[str, Any], generators: Ge
 
 
 def _memory(gossip: Worker) -> dict[str, torch.Tensor]:
-    """What wire and momentum remember from round to round."""
+    """What wire, momentum and push-sum remember from round to round."""
     named = {f"wire/{name}": tensor for name, tensor in gossip.exchange.state().items()}
-    return named | {f"momentum/{k}": v for k, v in gossip.following.state().items()}
+    named |= {f"momentum/{k}": v for k, v in gossip.following.state().items()}
+    if gossip.push_sum is not None:
+        named |= {f"push-sum/{k}": v for k, v in gossip.push_sum.state().items()}
+    return named
 
 
 def _named(gossip: Worker) -> dict[str, torch.Tensor]:

@@ -19,7 +19,7 @@ from matcha.plans.figures import Figures
 from matcha.plans.protocol import Members
 from matcha.plans.reduced import kept, known_links, known_workers, numbered_anew
 from matcha.plans.shares import check_alpha, check_shares, kept_shares, shares_from_json, spread
-from matcha.rounds import MIXINGS, Mixing, Round, Shares
+from matcha.rounds import EXACT, MIXINGS, ONE_WAY, Mixing, Round, Shares, check_separable
 from matcha.schedules import Schedule, schedule_from_json, schedule_to_json
 from matcha.timing import Timing, timing_from_json, timing_to_json
 from matcha.topology import Link, Matching, Topology, check_matchings
@@ -78,7 +78,7 @@ class Plan(Members):
             raise PlanError(f"the mixing weight is {self.alpha!r}, but it must be positive.")
         if self.num_colors < 1:
             raise PlanError(f"the number of colours is {self.num_colors!r}, but it is at least 1.")
-        check_matchings(self.topology, self.matchings, push=self.mixing == "push")
+        check_matchings(self.topology, self.matchings, push=self.mixing in ONE_WAY)
         check_shares(
             self.weights, self.matchings, self.mixing, repeats=self.schedule.period is not None
         )
@@ -169,6 +169,7 @@ class Plan(Members):
         return self._reduced(frozenset(), cut) if cut else self
 
     def _reduced(self, workers: frozenset[int], links: frozenset[Link]) -> Plan:
+        check_separable(self.mixing)
         if self.mixing == "push" and not self.topology.directed:
             links = links | {(j, i) for i, j in links}
         matchings = kept(self.matchings, workers, links)
@@ -241,7 +242,7 @@ class Plan(Members):
         update extrapolates, which amplifies noise and may diverge at large learning rates. Of
         rounds that are drawn, those count that come at least once in a million iterations.
         """
-        if self.mixing == "average":
+        if self.mixing in EXACT:
             return self.alpha
         if self.mixing != "laplacian":
             shares = ((self.alpha,),) if self.weights is None else self.weights

@@ -12,6 +12,7 @@ from matcha.plans import Plan
 from matcha.report.figures import link_activity
 from matcha.report.layouts import layout
 from matcha.report.series import short
+from matcha.rounds import ONE_WAY
 from matcha.strategies import COMPARED, has_budget, plan, strategy_named
 from matcha.topology import Link, Matching, Topology
 from matcha.wires import Float
@@ -74,7 +75,7 @@ def _sweep(
     names = [*strategies, *(p.strategy for p in plans if p.strategy not in strategies)]
     names = list(dict.fromkeys(names))
     if topology.directed:
-        names = [n for n in names if strategy_named(n).mixings[0] == "push" or n == "greedy"]
+        names = [n for n in names if strategy_named(n).mixings[0] in ONE_WAY or n == "greedy"]
         names = names or ["greedy"]
     own = {_stop(p) for p in plans if has_budget(p.strategy)}
     stops = [*sorted(own), *_coarse_to_fine(sorted(set(budgets) - own))]
@@ -147,7 +148,7 @@ def _matching_of(made: Plan) -> list[int] | None:
     number: dict[Link, int] = {}
     for j, matching in enumerate(made.matchings):
         for link in matching:
-            if link in number or made.mixing == "push":
+            if link in number or made.mixing in ONE_WAY:
                 return None
             number[link] = j
     return [number.get(link, -1) for link in made.topology.links]

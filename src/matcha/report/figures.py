@@ -14,6 +14,7 @@ from matcha.documents import writing
 from matcha.errors import InputError, require
 from matcha.plans import Plan
 from matcha.report.layouts import layout
+from matcha.rounds import ONE_WAY
 from matcha.strategies import has_budget, look_of
 from matcha.sweeps import Sweep
 from matcha.topology import Link
@@ -44,7 +45,7 @@ def link_activity(plan: Plan) -> dict[Link, float]:
     """How often each link is used, in exchanges an iteration; in messages, of a one-way link."""
     activity = dict.fromkeys(plan.topology.links, 0.0)
     # Where links carry both ways a message is half an exchange, whichever way it goes.
-    part = 0.5 if plan.mixing == "push" and not plan.topology.directed else 1.0
+    part = 0.5 if plan.mixing in ONE_WAY and not plan.topology.directed else 1.0
     for matching, p in zip(plan.matchings, plan.probabilities, strict=True):
         for i, j in matching:
             activity[(i, j) if (i, j) in activity else (j, i)] += part * p

@@ -12,7 +12,7 @@ from matcha.errors import InputError, PlanError, unknown_name
 from matcha.matchings import check_decomposition
 from matcha.mixing import link_weights
 from matcha.plans import Plan, check_budget
-from matcha.rounds import MIXINGS, Mixing
+from matcha.rounds import MIXINGS, ONE_WAY, Mixing
 from matcha.strategies.registry import STRATEGIES, Builder, Strategy, own_strategy, strategy_named
 from matcha.strategies.request import DECOMPOSITIONS, EFFORTS, Decomposition, Effort, Request
 from matcha.timing import Timing, default_timing
@@ -76,8 +76,8 @@ def plan(
     chosen = _chosen(strategy, rounds is not None)
     message, whole = parse_wire(wire), timing or default_timing(topology)
     asked = _budget(budget)
-    if topology.directed and message != Float():
-        raise InputError(f"links that carry one way take whole values, not the wire {wire!r}.")
+    if not isinstance(message, Float) and _mixing(chosen, mixing, topology) in ONE_WAY:
+        raise InputError(f"messages that go one way take whole values, not the wire {wire!r}.")
     request = Request(
         topology=topology,
         budget=budget_over(topology, whole, message, asked),
@@ -162,13 +162,14 @@ def _known(kind: str, name: Any, known: Sequence[Any]) -> Any:
 
 def _mixing(chosen: Strategy, mixing: Mixing | None, topology: Topology) -> Mixing:
     if topology.directed:
-        if "push" not in chosen.mixings or mixing not in (None, "push"):
-            others = ", ".join(name for name, s in STRATEGIES.items() if "push" in s.mixings)
+        able = [some for some in chosen.mixings if some in ONE_WAY]
+        if not able or mixing not in (None, *able):
+            others = ", ".join(n for n, s in STRATEGIES.items() if set(ONE_WAY) & set(s.mixings))
             raise InputError(
                 f"links of this topology carry one way, but {mixing or chosen.name} needs both: "
                 f"use push mixing, with {others}."
             )
-        return "push"
+        return able[0]
     if mixing is None:
         return chosen.mixings[0]
     if _known("mixing", mixing, MIXINGS) not in chosen.mixings:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from matcha.errors import unknown_name
 from matcha.plans import Plan
 from matcha.rounds import MIXINGS, Mixing
-from matcha.strategies import exact, finite_time, own, periodic, silent, vanilla
+from matcha.strategies import base, exact, finite_time, own, periodic, silent, vanilla
 from matcha.strategies.request import DECOMPOSITIONS, Decomposition, Request
 
 _OWN_COLOR, _OWN_MARKER = "#666666", "o"
@@ -78,6 +78,12 @@ def _one_peer(request: Request) -> Plan:
     from matcha.strategies import one_peer
 
     return one_peer.build(request)
+
+
+def _ceca(request: Request) -> Plan:
+    from matcha.strategies import ceca
+
+    return ceca.build(request)
 
 
 # Colours: Okabe and Ito's palette, told apart by colour-blind readers too.
@@ -179,8 +185,8 @@ _ALL = (
     ),
     Strategy(
         name="base",
-        about="groups of b, digit by digit: exact consensus in about 2 log2(m) rounds or fewer",
-        build=finite_time.base,
+        about="groups of at most b: exact consensus in about 2 log_b(m) rounds, for any m",
+        build=base.build,
         mixings=("laplacian", "pairwise"),
         color="#56B4E9",
         page_colors=("#6b4fb5", "#b7a2f5"),
@@ -194,6 +200,15 @@ _ALL = (
         color="#F0E442",
         page_colors=("#6f7d00", "#d4e157"),
         marker="<",
+    ),
+    Strategy(
+        name="ceca",
+        about="sums that hop: the exact mean of any m by ⌈log2 m⌉ messages at once",
+        build=_ceca,
+        mixings=("windows",),
+        color="#1B9E9E",
+        page_colors=("#0f7c7c", "#5fd3d3"),
+        marker=">",
     ),
     Strategy(
         name="rounds",

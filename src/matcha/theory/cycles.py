@@ -259,8 +259,10 @@ def _power_iteration(turns: Turns, num_workers: int, weight: float) -> float:
         before, norm = norm, float(np.linalg.norm(y, 2))
         if norm < 1e-150:
             return 0.0
-        back = [(wait, list(reversed(steps))) for wait, steps in reversed(turns)]
-        x = through(back, y / norm, weight)
+        x = y / norm
+        for _, steps in reversed(turns):
+            for ends in reversed(steps):
+                mix_back(x, ends, weight)
         x, _ = np.linalg.qr(x - x.mean(axis=0))
         if abs(norm - before) < 1e-5 * (1 - min(norm, 1 - 1e-12)):
             break

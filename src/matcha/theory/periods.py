@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from matcha.rounds import Mixing, Round, Shares
+from matcha.rounds import EXACT, Mixing, Round, Shares
 from matcha.theory import cycles
 from matcha.theory.cycles import Array, Turn
 from matcha.topology import Matching
@@ -33,7 +33,7 @@ def cycle_error(
         turns = cycles.turns_of(rounds)
         made = mixing_matrices(matchings, rounds, m, mixing, weight, weights)
         return push_sum_error([(wait, made.get(tuple(active))) for wait, active in turns], m)
-    if mixing not in ("laplacian", "average"):
+    if mixing != "laplacian" and mixing not in EXACT:
         turns_ = _turns(matchings, rounds, mixing, weights)
         # Without a way between some, nothing settles; rounding must not hide it.
         joined = cycles.connects(turns_, m)
@@ -91,7 +91,7 @@ def cycle_contraction(
     weights: Shares | None = None,
 ) -> float:
     """ρ of a cycle of rounds: ‖Φ − J‖^(2 / length), Φ the product of its mixing matrices."""
-    if mixing not in ("laplacian", "average"):
+    if mixing != "laplacian" and mixing not in EXACT:
         return cycles.contraction(_turns(matchings, rounds, mixing, weights), m, weight)
     matrices = mixing_matrices(matchings, rounds, m, mixing, weight, weights)
     steps = (matrices[active] for active in rounds if active)

@@ -17,7 +17,7 @@ import numpy as np
 
 from matcha._numerics.spectra import weighted_laplacian
 from matcha.mixing import contraction_factor, laplacian_extremes, moments
-from matcha.rounds import Mixing, Shares
+from matcha.rounds import EXACT, ONE_WAY, Mixing, Shares
 from matcha.schedules import Schedule
 from matcha.theory import cycles
 from matcha.theory.cycles import Array
@@ -226,13 +226,13 @@ def spans_a_cycle(plan: Parts) -> bool:
     if plan.schedule.period is None:
         return False
     rounds = [active for active in plan.schedule.largest if active]
-    return not (plan.mixing in ("laplacian", "average") and len(rounds) == 1)
+    return not (plan.mixing in ("laplacian", *EXACT) and len(rounds) == 1)
 
 
 def _shared_contraction(plan: Parts, active: tuple[int, ...]) -> float:
     """1 − f + f‖W − J‖² for a round W that comes in a share f of the iterations."""
     share = plan.schedule.probabilities[active[0]]
-    if plan.mixing == "average":
+    if plan.mixing in EXACT:
         return 1.0 - share
     everything = coin_laplacian(plan.matchings, active, plan.num_workers, plan.weights)
     ends = laplacian_extremes(everything, plan.topology)
@@ -245,7 +245,7 @@ def connectivity(plan: Parts) -> float:
     """λ₂ of the expected topology Σ p_j L_j (eq. 5), of any plan."""
     expected: dict[Link, float] = dict.fromkeys(plan.topology.links, 0.0)
     # A message is half an exchange; where links go both ways it counts for the link either way.
-    part = 0.5 if plan.mixing == "push" else 1.0
+    part = 0.5 if plan.mixing in ONE_WAY else 1.0
     for matching, often in zip(plan.matchings, plan.schedule.uses, strict=True):
         for i, j in matching:
             expected[(i, j) if (i, j) in expected else (j, i)] += part * often

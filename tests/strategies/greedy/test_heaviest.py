@@ -13,6 +13,7 @@ from tests.strategies.greedy.networks import network
 from matcha import families
 from matcha.matchings import is_matching
 from matcha.strategies.greedy.heaviest import (
+    _sparse_permutation,
     heaviest_matching,
     heaviest_permutation,
     nearly_heaviest_matching,
@@ -71,3 +72,14 @@ def test_the_heaviest_permutation_is_the_best_of_all():
             if all(s in allowed[r] for r, s in enumerate(sigma))
         )
         assert weights[chosen].sum() == pytest.approx(best)
+
+
+def test_few_links_among_many_workers_have_the_same_heaviest_permutation():
+    rng = np.random.default_rng(4)
+    net = network(families.parse("geometric:40:0.3:1"), Fraction(1), directed=True)
+    for shift in (0.0, 0.7):
+        weights = rng.random(len(net.links)) - shift
+        dense = heaviest_permutation(net.links, weights, 40)
+        sparse = _sparse_permutation(net.links, weights, 40)
+        assert sorted(net.links[sparse, 0]) == sorted(net.links[sparse, 1])
+        assert weights[sparse].sum() == pytest.approx(weights[dense].sum())

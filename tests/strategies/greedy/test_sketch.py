@@ -44,6 +44,29 @@ def test_the_estimated_error_is_the_exact_one():
     assert found.error == pytest.approx(cycle.scored().error, rel=0.05)
 
 
+def test_one_way_links_are_sketched_as_well():
+    topology = families.one_way(families.parse("geometric:48:0.28:1"), 0.3)
+    exact = matcha.plan(topology, 0.2, "greedy", effort="none")
+    net = network(topology, Fraction(repr(0.2)) * exact.num_colors, directed=True)
+    sketched = sketch.sketched_cycle(net, probes=400)
+    assert "permutations" in sketched.notes[0]
+    for chosen in sketched.best.matchings:  # everyone who sends also hears: nobody's share grows
+        assert sorted(net.links[chosen, 0]) == sorted(net.links[chosen, 1])
+    true = sketched.best.scored().error
+    assert sketched.best.error == pytest.approx(true, rel=0.1)
+    assert true <= 1.2 * exact.consensus_error
+
+
+def test_the_contraction_of_many_workers_is_the_exact_one_for_messages_too(monkeypatch):
+    topology = families.one_way(families.paper("er16"), 0.3)
+    net = network(topology, Fraction(1), directed=True)
+    rng = np.random.default_rng(0)
+    cycle = [(1, [net.ends(net.heaviest(rng.random(len(net.links))))]) for _ in range(6)]
+    exact = cycles.contraction(cycle, 16, 0.45)
+    monkeypatch.setattr(cycles, "EXACT_UP_TO", 1)
+    assert cycles.contraction(cycle, 16, 0.45) == pytest.approx(exact, rel=1e-3)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["geometric:96:0.17:1", "torus:10x10"])
 def test_the_sketch_costs_at_most_a_tenth(name):

@@ -19,6 +19,7 @@ _BITS = 40
 # … and ties are broken by a fixed pseudo-random number of this many bits a link.
 _TIE_BITS = 12
 _TIE_SEED = 20190523
+_DENSE_UP_TO = 256
 _TEMPERATURES = (0.0, *np.geomspace(0.2, 0.02, 16), 0.0, 0.0)
 
 
@@ -76,6 +77,8 @@ def heaviest_permutation(
 
     i, j = links.T
     top = float(np.abs(weights).max(initial=0.0))
+    if num_workers > _DENSE_UP_TO and 8 * len(links) < num_workers**2:
+        return _sparse_permutation(links, weights / (top + 1e-300), num_workers)
     worth = np.full((num_workers, num_workers), -4 * (num_workers + 1) * (top + 1e-300))
     np.fill_diagonal(worth, 0.0)
     worth[i, j] = weights + top * 2.0**-_BITS * _ties(len(weights), seed)
@@ -84,6 +87,20 @@ def heaviest_permutation(
     rows, columns = linear_sum_assignment(worth, maximize=True)
     chosen: Indices = position[rows, columns]
     return np.sort(chosen[chosen >= 0])
+
+
+def _sparse_permutation(links: Indices, weights: Array, num_workers: int) -> Indices:
+    """The same for many workers with few links each; weights are at most 1."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import min_weight_full_bipartite_matching
+
+    alone = np.arange(num_workers)
+    rows, columns = np.append(links[:, 0], alone), np.append(links[:, 1], alone)
+    # All of a full matching's costs may be raised alike; what is 0 would count as no link.
+    costs = 2.0 - np.append(weights, np.zeros(num_workers))
+    graph = coo_array((costs, (rows, columns)), shape=(num_workers, num_workers)).tocsr()
+    _, senders = min_weight_full_bipartite_matching(graph)
+    return np.flatnonzero(senders[links[:, 0]] == links[:, 1])
 
 
 def nearly_heaviest_matching(links: Indices, weights: Array, num_workers: int) -> Indices:

@@ -21,7 +21,12 @@ import numpy.typing as npt
 
 from matcha._numerics.spectra import is_narrow, lowest_eigenpairs, start_vector, weighted_laplacian
 from matcha.strategies.greedy.candidates import Candidate, Network
-from matcha.strategies.greedy.heaviest import Indices, heaviest_matching, nearly_heaviest_matching
+from matcha.strategies.greedy.heaviest import (
+    Indices,
+    heaviest_matching,
+    heaviest_permutation,
+    nearly_heaviest_matching,
+)
 from matcha.strategies.greedy.search import window_sizes
 from matcha.theory import cycles
 from matcha.theory.cycles import Array
@@ -44,6 +49,7 @@ Singles: TypeAlias = npt.NDArray[np.float32]
 Finder: TypeAlias = Callable[[Indices, Array, int], Indices]
 
 _WEIGHTS = (0.5, 0.6, 0.7)
+_PUSH_WEIGHTS = (0.4, 0.5, 0.6)
 _MATCHINGS = 48
 
 
@@ -60,7 +66,7 @@ def sketched_cycle(
     *,
     seed: int = 0,
     probes: int | None = None,
-    weights: Sequence[float] = _WEIGHTS,
+    weights: Sequence[float] | None = None,
 ) -> Sketched:
     """Choose a weight by short greedy runs on a small sketch, then run on a large one.
 
@@ -69,6 +75,7 @@ def sketched_cycle(
         seed: Decides the random copies.
         probes: How many of them for the cycle itself; None: as many as memory allows.
         weights: Weights to try; the one used is where a parabola through their errors is lowest.
+            None: some that suit matchings, or one-way messages.
     """
     if probes is None:
         probes = max(_LEAST_PROBES, min(MOST_PROBES, _NUMBERS // network.num_workers))
@@ -78,7 +85,12 @@ def sketched_cycle(
     # Gains are known to a few percent here: coarse weights lose nothing and take half as long.
     exact = partial(heaviest_matching, bits=_COARSE)
     find: Finder = exact if small else nearly_heaviest_matching
-    weight, quick = float(np.median(weights)), nearly_heaviest_matching
+    quick: Finder = nearly_heaviest_matching
+    if network.directed:
+        find = quick = heaviest_permutation
+    if weights is None:
+        weights = _PUSH_WEIGHTS if network.directed else _WEIGHTS
+    weight = float(np.median(weights))
     # From nothing, then from where that settles: filling up from zero could take long.
     scout = _run(graph, price, weight, SCOUTS, seed, quick, None)
     scout = _run(graph, price, weight, SCOUTS, seed + 1, quick, scout)
@@ -90,10 +102,15 @@ def sketched_cycle(
         best=measured(graph, found, probes, seed + 4),
         notes=(
             f"{network.num_workers} workers: searched on a sketch of {probes} random copies with "
-            f"{'exact' if small else 'approximate'} matchings; its consensus error is estimated "
-            "by simulation.",
+            f"{_rounds(network, small)}; its consensus error is estimated by simulation.",
         ),
     )
+
+
+def _rounds(network: Network, small: bool) -> str:
+    if network.directed:
+        return "the best permutations"
+    return f"{'exact' if small else 'approximate'} matchings"
 
 
 def _best_weight(graph: _Graph, candidate: Candidate, weights: Sequence[float], seed: int) -> float:
@@ -118,7 +135,10 @@ def _lowest(weights: Sequence[float], errors: Sequence[float]) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Price:
-    """V: what a covariance costs later, as a linear map, with b_eᵀV b_e for every link."""
+    """V: what a covariance costs later, as a linear map, with b_eᵀV b_e for every link.
+
+    Of a message, V_ii of its receiver.
+    """
 
     apply: Callable[[Singles], Singles]
     own: Array
@@ -172,7 +192,8 @@ class _Graph:
         root = self._function(lambda values: np.sqrt(exact(values)))
         for _ in range(8):
             half = root(rng.standard_normal((self.network.num_workers, SCOUTS), dtype=np.float32))
-            total += np.square(half[i] - half[j]).sum(axis=1)
+            sides = half[i] if self.network.directed else half[i] - half[j]
+            total += np.square(sides).sum(axis=1)
         return _Price(apply=self._function(exact), own=total / (8 * SCOUTS))
 
     def _function(self, f: Callable[[Array], Array]) -> Callable[[Singles], Singles]:
@@ -265,7 +286,6 @@ def _greedy(
 ) -> tuple[list[Indices], list[Fraction]]:
     """`search.greedy_run` on copies Z."""
     network, rng = graph.network, np.random.default_rng(seed)
-    i, j = network.links.T
     Y: Singles = Z.astype(np.float32)
     credit, cheapest = Fraction(0), network.limits[0]
     matchings: list[Indices] = []
@@ -275,7 +295,7 @@ def _greedy(
         _add_noise(Y, wait, rng)
         credit += wait * network.rate
         while credit >= cheapest:
-            along, spread = _inner(Y, price.apply(Y), i, j)
+            along, spread = _inner(Y, price.apply(Y), network)
             gains = 2 * weight * along - weight**2 * spread * price.own
             chosen = _best_by_time(network, gains, find)
             cost = network.cost(chosen)
@@ -300,15 +320,19 @@ def _add_noise(Z: Array | Singles, iterations: int, rng: np.random.Generator) ->
     Z += noise
 
 
-def _inner(Z: Singles, PZ: Singles, i: Indices, j: Indices) -> tuple[Array, Array]:
-    """b_eᵀ Z (PZ)ᵀ b_e and b_eᵀ Z Zᵀ b_e for all links e, in blocks that stay in the cache."""
+def _inner(Z: Singles, PZ: Singles, network: Network) -> tuple[Array, Array]:
+    """b_eᵀ Z (PZ)ᵀ b_e and b_eᵀ Z Zᵀ b_e for all links e, in blocks that stay in the cache.
+
+    A message moves its receiver alone: of it, the first is b_eᵀ Z (PZ)ᵀ e_i.
+    """
+    i, j = network.links.T
     along, spread = np.empty(len(i)), np.empty(len(i))
     size = max(64, _BLOCK // Z.shape[1])
     for start in range(0, len(i), size):
         part = slice(start, start + size)
         a, b = i[part], j[part]
         D = Z[a] - Z[b]
-        along[part] = np.einsum("es,es->e", D, PZ[a] - PZ[b])
+        along[part] = np.einsum("es,es->e", D, PZ[a] if network.directed else PZ[a] - PZ[b])
         spread[part] = np.einsum("es,es->e", D, D)
     return along, spread
 

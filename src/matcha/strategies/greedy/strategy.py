@@ -14,7 +14,6 @@ from fractions import Fraction
 
 import numpy as np
 
-from matcha.errors import InputError
 from matcha.plans import Figures, Plan
 from matcha.schedules import Cycle
 from matcha.strategies.greedy import sketch
@@ -52,20 +51,14 @@ _EFFORTS: dict[Effort, _Effort] = {
 
 
 def build(request: Request) -> Plan:
-    """Plan a cycle of greedily chosen matchings, exactly for small graphs, by sketch for large.
-
-    Raises:
-        InputError: Links carry one way, and the workers are too many for the exact search.
-    """
+    """Plan a cycle of greedily chosen matchings, exactly for small graphs, by sketch for large."""
     colors, m = coloring(request), request.topology.num_workers
     network = network_of(request, colors)
     if m <= cycles.EXACT_UP_TO:
         found, notes = _exact(request, network)
     elif request.topology.directed:
-        raise InputError(
-            f"one-way links are planned for up to {cycles.EXACT_UP_TO} workers, not {m}: give "
-            "your own rounds=[...] with mixing='push'."
-        )
+        sketched = sketch.sketched_cycle(network, seed=request.seed)
+        found, notes = sketched.best, sketched.notes
     else:
         pairs = network_of(replace(request, mixing="pairwise"), colors)
         sketched = sketch.sketched_cycle(pairs, seed=request.seed)
