@@ -383,8 +383,8 @@ def greedy_free() -> str:
             row["workers"],
             row["units"],
             *(
-                "–" if row[k] is None else f"{row[k]:.3g}"
-                for k in ("greedy", "one_peer", "finite_time", "no_less")
+                f"{row[k]:.3g}"
+                for k in ("greedy", "one_way", "one_peer", "finite_time", "ceca", "no_less")
             ),
         ]
         for row in result("strategies.json")["free_links"]
@@ -393,11 +393,13 @@ def greedy_free() -> str:
         "workers",
         "units per iteration",
         "greedy",
+        "greedy, one-way",
         "one-peer exponential",
-        "hypercube, Base-3",
+        "hypercube, base",
+        "ceca",
         "no schedule below",
     ]
-    return table(headings, rows, "r" * 6)
+    return table(headings, rows, "r" * len(headings))
 
 
 def printed(name: str) -> str:
@@ -406,7 +408,19 @@ def printed(name: str) -> str:
     return f"```text\n{text}\n```\n"
 
 
+def one_way() -> str:
+    """Complete graphs at one unit an iteration: strategies of one-way messages side by side."""
+    rows = result("limits.json")["directed"]
+    names = list(rows[0]["error"])
+    body = [
+        [row["workers"], *(f"{row['error'][n]:.3g}" for n in names), f"{row['no_less']:.3g}"]
+        for row in rows
+    ]
+    return table(["workers", *names, "no schedule below"], body, "r" * (len(names) + 2))
+
+
 REGIONS: dict[str, Callable[[], str]] = {
+    "one-way": one_way,
     "crossings": crossings,
     "decompositions": decompositions,
     "exchange": exchange,

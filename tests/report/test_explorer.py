@@ -104,3 +104,14 @@ def test_a_plan_over_a_wire_stands_among_plans_over_it():
     # Budgets are shares of five whole exchanges at every stop, and an all-reduce sends whole ones.
     assert [point["time"] for point in greedy] == pytest.approx([0.1, 0.5], rel=0.02)
     assert exact["time"] == pytest.approx(1.75)
+
+
+def test_push_sum_weights_are_told_where_they_are_not_one():
+    ring = matcha.Topology.from_links([(0, 1), (1, 2), (2, 0), (1, 0)], directed=True)
+    own = matcha.plan(ring, 1.0, rounds=[[[(0, 1)]], [[(1, 2)]], [[(2, 0)]], [[(1, 0)]]])
+    payload = network(ring, [own], budgets=(0.5,), strategies=("greedy",))
+    (point,) = payload["strategies"]["rounds"]
+    assert point["omega"] == pytest.approx(own.omega, rel=1e-3)
+    assert sum(point["omega"]) == pytest.approx(3, rel=1e-3)
+    assert all(point["omega"] is None for point in payload["strategies"]["greedy"])
+    assert "workers' weights go from" in own.summary()

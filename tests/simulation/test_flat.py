@@ -93,6 +93,15 @@ def test_average_takes_means_of_parameters_and_buffers():
     assert not average.training
 
 
+def test_the_average_is_by_push_sums_weights_where_there_are_any():
+    workers = make(nn.BatchNorm1d(2))
+    workers.parameters.copy_(torch.arange(3.0)[:, None].expand_as(workers.parameters))
+    workers.shares = torch.tensor([[0.5], [0.5], [2.0]], dtype=torch.float64)
+    assert workers.average().weight.tolist() == [1.5, 1.5]
+    size = workers.parameters.shape[1]
+    assert workers.consensus_distance() == pytest.approx(size * (1.5**2 + 0.5**2 + 0.5**2) / 3)
+
+
 def test_consensus_distance_is_the_definition():
     x = torch.randn(5, 9, dtype=torch.float64)
     expected = sum(float((row - x.mean(0)).square().sum()) for row in x) / 5

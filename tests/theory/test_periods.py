@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from tests.theory.brute import iterate, matrix
 
+import matcha
 from matcha import families
 from matcha.schedules import Cycle, Periodic
-from matcha.theory import schedule_error
+from matcha.theory import push_sum_weights, schedule_error
 from matcha.theory.periods import cycle_contraction, mixing_matrices, push_sum_error
 
 
@@ -62,3 +63,16 @@ def test_contraction_is_the_norm_of_a_cycles_product(mixing):
         product = matrix(matchings, active, 8, mixing, 0.25) @ product
     found = cycle_contraction(matchings, rounds, 8, mixing, 0.25)
     assert found == pytest.approx(np.linalg.norm(product, 2) ** (2 / 4))
+
+
+def test_push_sum_weights_are_those_that_the_rounds_settle_to():
+    ring = matcha.Topology.from_links([(0, 1), (1, 2), (2, 0), (1, 0)], directed=True)
+    plan = matcha.plan(ring, 1.0, rounds=[[], [[(0, 1)]], [[(1, 2)]], [[(2, 0)]], [[(1, 0)]]])
+    omega, seen = np.ones(3), []
+    for k, round_ in enumerate(plan.rounds(0, 5 * 60)):
+        omega = round_.mix(omega)
+        if k >= 5 * 59:
+            seen.append(omega)
+    np.testing.assert_allclose(push_sum_weights(plan), np.mean(seen, axis=0), atol=1e-12)
+    assert plan.omega == push_sum_weights(plan)
+    assert matcha.plan(ring, 0.5, "greedy", effort="none").omega is None

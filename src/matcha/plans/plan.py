@@ -260,6 +260,17 @@ class Plan(Members):
         return not all(round_.keeps_shares for round_ in rounds)
 
     @cached_property
+    def omega(self) -> tuple[float, ...] | None:
+        """Each worker's push-sum weight, on average over a cycle; None where all stay 1.
+
+        None as well where rounds are drawn, or workers are too many for it.
+        """
+        many = self.num_workers > _EXACT_ERROR_LIMIT
+        if not self.needs_push_sum or self.schedule.period is None or many:
+            return None
+        return theory.push_sum_weights(self)
+
+    @cached_property
     def digest(self) -> str:
         """A fingerprint of what decides the rounds: what workers must agree on.
 
@@ -387,6 +398,11 @@ class Plan(Members):
             lines.append(f"  messages: {self.wire.name}, {1 / self.wire.share():.1f} times smaller")
         if self.consensus_error is not None:
             lines.insert(2, f"  steady-state consensus error {self.consensus_error:.4g}")
+        if self.omega is not None:
+            lines.append(
+                f"  push-sum: messages do not come round, and workers' weights go from "
+                f"{min(self.omega):.3g} to {max(self.omega):.3g}"
+            )
         lines += [f"  note: {note}" for note in self.notes]
         return "\n".join(lines)
 

@@ -75,7 +75,8 @@ def _sweep(
     names = [*strategies, *(p.strategy for p in plans if p.strategy not in strategies)]
     names = list(dict.fromkeys(names))
     if topology.directed:
-        names = [n for n in names if strategy_named(n).mixings[0] in ONE_WAY or n == "greedy"]
+        run = {p.strategy for p in plans}
+        names = [n for n in names if n in run or n == "greedy" or _is_one_way(n)]
         names = names or ["greedy"]
     own = {_stop(p) for p in plans if has_budget(p.strategy)}
     stops = [*sorted(own), *_coarse_to_fine(sorted(set(budgets) - own))]
@@ -125,6 +126,10 @@ def _sweep(
     }
 
 
+def _is_one_way(name: str) -> bool:
+    return strategy_named(name).mixings[0] in ONE_WAY
+
+
 def _point(made: Plan) -> dict[str, Any]:
     """One stop of the slider: the plan's promises and each link's share."""
     activity = link_activity(made)
@@ -137,6 +142,7 @@ def _point(made: Plan) -> dict[str, Any]:
         "time": short(made.expected_comm_time),
         "alpha": short(made.alpha),
         "mixing": made.mixing,
+        "omega": None if made.omega is None else _short_list(made.omega),
         "probabilities": _short_list(made.probabilities) if colors else None,
         "matching": colors,
         "activation": _short_list(activity[e] for e in made.topology.links) if drawn else [],

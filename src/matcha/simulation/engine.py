@@ -141,8 +141,10 @@ class Engine:
         if momentum.kind == "tracking":
             rows.append(self.following.state()["tracked"])
         self.mixing: Mixing
+        workers.shares = None
         if push_sum:
             self.mixing = PushMixing(rows)
+            workers.shares = self.mixing.omega
         elif is_whole(wire):
             steps = self.task.steps_per_epoch
             self.mixing = WholeMixing(rows, steps, self.position, self._graphs)

@@ -125,6 +125,8 @@ class Workers:
 
         self.parameters = torch.zeros(num_workers, self.layout.size, dtype=dtype, device=device)
         self.buffers = torch.zeros(num_workers, self.buffer_layout.size, dtype=dtype, device=device)
+        self.shares: Tensor | None = None
+        """Push-sum's ω, a row a worker, by which parameters count in averages; None: alike."""
         self.reset(template)
         self.updates = torch.zeros_like(self.parameters)
         """Gradients, which the optimizer turns into update directions in place."""
@@ -214,7 +216,7 @@ class Workers:
         module = copy.deepcopy(self.template).to(self.parameters.device, self.parameters.dtype)
         named = dict(module.named_parameters())
         with torch.no_grad():
-            for name, view in self.layout.views(self.parameters.mean(0)):
+            for name, view in self.layout.views(self._mean()):
                 named[name].copy_(view)
             held = dict(module.named_buffers())
             for name, view in self.buffer_layout.views(self.buffers.mean(0)):
@@ -225,7 +227,16 @@ class Workers:
 
     def consensus_distance(self) -> float:
         """(1/m) Σᵢ ‖xᵢ − x̄‖²: how far the workers stand from their mean."""
-        return mean_squared_deviation(self.parameters)
+        if self.shares is None:
+            return mean_squared_deviation(self.parameters)
+        spread = (self.parameters - self._mean()).square_().sum(dtype=torch.float64)
+        return float(spread) / len(self.parameters)
+
+    def _mean(self) -> Tensor:
+        """Of the workers' parameters; by push-sum's weights Σx/Σω."""
+        if self.shares is None:
+            return self.parameters.mean(0)
+        return (self.parameters * self.shares.to(self.parameters.dtype)).mean(0)
 
 
 def mean_squared_deviation(rows: Tensor) -> float:

@@ -7,6 +7,7 @@ from matcha.theory.bounds import (
     graph_bound,
 )
 from matcha.theory.parts import Parts
+from matcha.theory.periods import push_sum_weights
 from matcha.theory.steady_state import (
     MAX_WORKERS,
     connectivity,
@@ -31,6 +32,7 @@ __all__ = [
     "error_optimal_alpha",
     "gradient_bound",
     "graph_bound",
+    "push_sum_weights",
     "schedule_error",
     "spans_a_cycle",
     "with_error_optimal_alpha",

@@ -10,6 +10,7 @@ import numpy as np
 from matcha.rounds import EXACT, Mixing, Round, Shares
 from matcha.theory import cycles
 from matcha.theory.cycles import Array, Turn
+from matcha.theory.parts import Parts
 from matcha.topology import Matching
 
 _SETTLING = 10_000  # cycles until ω repeats; it contracts like everything else
@@ -30,9 +31,7 @@ def cycle_error(
         ).keeps_shares
         for active in set(rounds)
     ):
-        turns = cycles.turns_of(rounds)
-        made = mixing_matrices(matchings, rounds, m, mixing, weight, weights)
-        return push_sum_error([(wait, made.get(tuple(active))) for wait, active in turns], m)
+        return push_sum_error(push_turns(matchings, rounds, m, weight, weights), m)
     if mixing != "laplacian" and mixing not in EXACT:
         turns_ = _turns(matchings, rounds, mixing, weights)
         # Without a way between some, nothing settles; rounding must not hide it.
@@ -127,19 +126,25 @@ def mixing_matrices(
     }
 
 
+def push_turns(
+    matchings: Sequence[Matching],
+    rounds: Sequence[tuple[int, ...]],
+    m: int,
+    weight: float,
+    weights: Shares | None = None,
+) -> list[tuple[int, Array | None]]:
+    """A cycle of messages as stretches of iterations, each with the matrix of its last round."""
+    made = mixing_matrices(matchings, rounds, m, "push", weight, weights)
+    return [(wait, made.get(tuple(active))) for wait, active in cycles.turns_of(rounds)]
+
+
 def push_sum_error(turns: Sequence[tuple[int, Array | None]], m: int) -> float:
     """The error of push-sum, whose columns alone sum to one, over a cycle of rounds.
 
     With ω the weights and u = x − ω·(1ᵀx/m), a round maps u to Wu and ω to Wω, and what workers
     hold differs from the average by u/ω. Unit noise enters u without its part along ω.
     """
-    transition, omega = np.eye(m), np.ones(m)
-    for _ in range(_SETTLING):  # ω settles to a periodic sequence
-        before = omega
-        for _, W in turns:
-            omega = omega if W is None else W @ omega
-        if float(np.abs(omega - before).max()) < 1e-14:
-            break
+    transition, omega = np.eye(m), _settled_weights(turns, m)
     if float(omega.min()) <= 0:
         return math.inf
     for _, W in turns:
@@ -166,6 +171,44 @@ def push_sum_error(turns: Sequence[tuple[int, Array | None]], m: int) -> float:
     if fixed is None:
         return math.inf
     return advance(fixed)[1] / (sum(wait for wait, _ in turns) * m)
+
+
+def push_sum_weights(plan: Parts) -> tuple[float, ...]:
+    """Push-sum's ω of every worker, averaged over a period of a plan of messages that repeat.
+
+    >>> import matcha
+    >>> rounds = [[[(0, 1)]], [[(1, 0)]]]  # in turn: whoever has sent last holds less
+    >>> plan = matcha.plan(matcha.families.path(2), 1.0, rounds=rounds, mixing="push")
+    >>> [round(share, 6) for share in push_sum_weights(plan)]
+    [1.0, 1.0]
+    """
+    period = plan.schedule.period
+    assert period is not None  # rounds that are drawn have no period
+    turns = push_turns(plan.matchings, period, plan.num_workers, plan.alpha, plan.weights)
+    return tuple(cycle_weights(turns, plan.num_workers).tolist())
+
+
+def cycle_weights(turns: Sequence[tuple[int, Array | None]], m: int) -> Array:
+    """Push-sum's ω of every worker, averaged over the iterations of a cycle."""
+    omega, total = _settled_weights(turns, m), np.zeros(m)
+    for wait, W in turns:
+        total += (wait - 1) * omega
+        omega = omega if W is None else W @ omega
+        total += omega
+    mean: Array = total / sum(wait for wait, _ in turns)
+    return mean
+
+
+def _settled_weights(turns: Sequence[tuple[int, Array | None]], m: int) -> Array:
+    """ω at the start of a cycle, once it repeats from cycle to cycle."""
+    omega = np.ones(m)
+    for _ in range(_SETTLING):
+        before = omega
+        for _, W in turns:
+            omega = omega if W is None else W @ omega
+        if float(np.abs(omega - before).max()) < 1e-14:
+            break
+    return omega
 
 
 def _turns(

@@ -20,6 +20,14 @@ const describeLink = (e) => {
   return `Link ${net.labels[i]} – ${net.labels[j]}${matching}: ${often}${seconds}`;
 };
 
+// Push-sum: where messages do not come round, workers weigh differently.
+const describeShares = (omega) => {
+  const each = omega.length <= 20
+    ? omega.map((share, i) => `${explorer.net.labels[i]}: ${number(share, 3)}`).join(", ")
+    : `${number(Math.min(...omega), 3)} to ${number(Math.max(...omega), 3)}`;
+  return `Push-sum weights ω of the workers, on average over a cycle: ${each}.`;
+};
+
 const showLink = (e, group) => {
   $("tip").hidden = e === null;
   if (e === null) return;
@@ -42,6 +50,8 @@ const update = () => {
   $("rho-title").textContent = point.rho_kind === "cycle" ? "ρ, mean over a cycle" : "ρ, one step";
   $("error").textContent = number(point.error);
   $("comm").textContent = number(point.time);
+  $("omega").hidden = !point.omega;
+  $("omega").textContent = point.omega ? describeShares(point.omega) : "";
   $("share").textContent = vanilla ? percent(point.time / vanilla.time) : "–";
   if (explorer.links.length) {
     styleLinks(explorer.links, point, `var(--s${styleOf(strategy)})`, describeLink);
