@@ -25,6 +25,9 @@ CARD = "eth0"
 # A token bucket must hold what a timer tick lets through; too large, and short messages fly free.
 _BURST_BYTES = 32 * 1024
 _LATENCY_MS = 400
+# A rack's messages queue here together. Where the last of them is dropped TCP notices after 200 ms
+# in which the wire is idle, which is no property of the wire: the queue holds them all.
+_UPLINK_LATENCY_MS = 4000
 
 
 class NetworkError(MatchaError):
@@ -97,7 +100,7 @@ class Network:
             _ip("-n", self._hub, "link", "set", end, "master", bridge)
             _ip("-n", self._hub, "link", "set", end, "up")
             if self.uplink_mbps is not None:
-                _shape(self._hub, end, self.uplink_mbps)
+                _shape(self._hub, end, self.uplink_mbps, _UPLINK_LATENCY_MS)
 
     def _switch(self, rank: int) -> str:
         for number, hosts in enumerate(self.racks or ()):
@@ -257,11 +260,11 @@ def remove(prefix: str = PREFIX) -> None:
             subprocess.run(["ip", "netns", "del", name], check=False, stderr=subprocess.DEVNULL)
 
 
-def _shape(namespace: str, device: str, mbps: float) -> None:
+def _shape(namespace: str, device: str, mbps: float, latency_ms: int = _LATENCY_MS) -> None:
     _in(
         namespace,
         *f"tc qdisc add dev {device} root tbf rate {mbps * 1e6:.0f}bit".split(),
-        *f"burst {max(_BURST_BYTES, int(mbps * 1e6 / 8 / 250))} latency {_LATENCY_MS}ms".split(),
+        *f"burst {max(_BURST_BYTES, int(mbps * 1e6 / 8 / 250))} latency {latency_ms}ms".split(),
     )
 
 

@@ -48,7 +48,8 @@ def test_saving_and_loading_changes_nothing(tmp_path_factory, topology, budget, 
 
 CUBE = families.hypercube(3)
 NINE = families.complete(9)
-WHERE = {"hypercube": CUBE, "base": NINE, "one-peer": families.complete(8)}
+FULL = families.complete(8)
+WHERE = {"hypercube": CUBE, "base": NINE, "one-peer": FULL, "ceca": FULL}
 
 
 def made(strategy, **options):

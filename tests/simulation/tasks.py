@@ -36,7 +36,8 @@ def er8(strategy="matcha", budget=0.5, mixing=None, seed=0):
     plan = matcha.plan(matcha.families.paper("er8"), budget, strategy, seed=seed)
     if mixing in (None, plan.mixing):
         return plan
-    return replace(plan, mixing=mixing, alpha=0.5 if mixing == "pairwise" else 0.1)
+    weight = 0.5 if mixing == "pairwise" else 0.1
+    return replace(plan, mixing=mixing, alpha=weight, weights=None)
 
 
 def rows(engine):
