@@ -33,6 +33,7 @@ from matcha.errors import InputError, PlanError
 from matcha.plans import Plan, PlanLike, StagedPlan, load_plan
 from matcha.strategies import plan as make_plan
 from matcha.strategies import staged_plan
+from matcha.theory import error_bound
 from matcha.timing import Scaled, Timing
 from matcha.topology import Topology, families
 
@@ -228,6 +229,9 @@ def _promises(plan: Plan) -> list[tuple[str, str]]:
         ("mixing", f"{plan.mixing}, weight {plan.alpha:.4f}"),
         ("communication", f"{plan.expected_comm_time:.4g} {unit} per iteration"),
     ]
+    bound = error_bound(plan)
+    if bound and error is not None:
+        lines.insert(1, ("no schedule goes below", f"{bound:.4g} ({error / bound:.2f} times)"))
     if plan.certificate is not None:
         c = plan.certificate
         how = f"{c.iterations} iterations, {c.seconds:.2f} s"

@@ -3,6 +3,7 @@
 from matcha.theory.bounds import (
     admissible_learning_rate,
     doubling_bound,
+    error_bound,
     gradient_bound,
     graph_bound,
 )
@@ -29,6 +30,7 @@ __all__ = [
     "contraction",
     "doubling_bound",
     "drift_error",
+    "error_bound",
     "error_optimal_alpha",
     "gradient_bound",
     "graph_bound",

@@ -8,7 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from matcha.errors import InputError
+from matcha.rounds import ONE_WAY
+from matcha.theory.parts import Parts
 from matcha.topology import Topology
+
+_BOUND_UP_TO = 512  # workers; all distances between them are needed
 
 
 def admissible_learning_rate(rho: float, smoothness: float) -> float:
@@ -97,7 +101,27 @@ def doubling_bound(num_workers: int, matchings_per_iteration: float) -> float:
     return float(np.sum(lengths - 1 / num_workers))
 
 
-def graph_bound(topology: Topology, matchings_per_iteration: float) -> float:
+def error_bound(plan: Parts) -> float | None:
+    """A consensus error that no schedule goes below with as many matchings an iteration as a plan.
+
+    The certificate of plans that exchange in pairs or by one-way messages, however they were made;
+    None for others (all links at once, an all-reduce), for silence, and beyond 512 workers.
+
+    >>> import matcha
+    >>> plan = matcha.plan(matcha.families.complete(8), 1 / 7, "greedy", effort="none")
+    >>> error_bound(plan)
+    0.5
+    """
+    pace = float(sum(plan.schedule.uses))
+    paired = plan.mixing == "pairwise" or plan.mixing in ONE_WAY
+    if not paired or not pace > 0 or plan.num_workers > _BOUND_UP_TO:
+        return None
+    return graph_bound(plan.topology, pace, one_way=plan.mixing in ONE_WAY)
+
+
+def graph_bound(
+    topology: Topology, matchings_per_iteration: float, *, one_way: bool = False
+) -> float:
     """A consensus error that no schedule of matchings on this graph goes below, sharper.
 
     F(a), the mean squared length of one worker's noise after a matchings, is at least the mean over
@@ -106,6 +130,11 @@ def graph_bound(topology: Topology, matchings_per_iteration: float) -> float:
     longest rows a times leaves. Where matchings come unevenly Jensen's inequality needs a convex F:
     its lower envelope is taken. Then tr(X)/m >= Σ_{n>=1} (F(cn) − 1/m).
 
+    Args:
+        topology: The workers and their links.
+        matchings_per_iteration: c.
+        one_way: Whether messages may go one way: then all rows may be mixed at once.
+
     >>> from matcha.topology import families
     >>> graph_bound(families.complete(8), 1.0), round(graph_bound(families.star(8), 1.0), 2)
     (0.5, 3.31)
@@ -113,14 +142,14 @@ def graph_bound(topology: Topology, matchings_per_iteration: float) -> float:
     if not matchings_per_iteration > 0:
         raise InputError("a bound needs a positive number of matchings an iteration.")
     m = topology.num_workers
-    lengths = _shortest_lengths(topology)
+    lengths = _shortest_lengths(topology, one_way or topology.directed)
     ages = np.arange(1, math.ceil(len(lengths) / matchings_per_iteration) + 1)
     hull = _lower_envelope(lengths)
     found = np.interp(matchings_per_iteration * ages, hull, np.array(lengths)[hull])
     return float(np.sum(np.maximum(found - 1 / m, 0.0)))
 
 
-def _shortest_lengths(topology: Topology) -> list[float]:
+def _shortest_lengths(topology: Topology, one_way: bool) -> list[float]:
     """F(0), F(1), … until nothing is left but the mean."""
     import rustworkx
     from scipy.sparse import coo_array
@@ -133,7 +162,7 @@ def _shortest_lengths(topology: Topology) -> list[float]:
     links = rustworkx.PyGraph(multigraph=False)
     links.add_nodes_from(range(m))
     links.add_edges_from([(i, j, 1) for i, j in topology.links])
-    busy = m if topology.directed else 2 * len(rustworkx.max_weight_matching(links, True))
+    busy = m if one_way else 2 * len(rustworkx.max_weight_matching(links, True))
     reach, rows, lengths = np.ones(m), np.ones(m), [1.0]
     while lengths[-1] > (1 + 1e-9) / m:
         age = len(lengths)
