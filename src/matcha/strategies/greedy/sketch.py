@@ -87,7 +87,8 @@ def sketched_cycle(
     find: Finder = exact if small else nearly_heaviest_matching
     quick: Finder = nearly_heaviest_matching
     if network.directed:
-        find = quick = heaviest_permutation
+        # Of permutations the last bits are worth 7 % of the error, and three times the time.
+        find, quick = heaviest_permutation, partial(heaviest_permutation, bits=_COARSE)
     if weights is None:
         weights = _PUSH_WEIGHTS if network.directed else _WEIGHTS
     weight = float(np.median(weights))
