@@ -45,6 +45,8 @@ OTHERS = (
 BEFORE = dict(zip(PAPER, (1.32, 0.84, 1.17, 2.0, 1.53), strict=True))
 SIZES = (12, 20, 27, 48)
 SEEDS = 5
+SEARCH = 60.0
+"""Seconds for the sharpest bound of a graph."""
 
 
 def topology_of(name: str) -> Topology:
@@ -73,8 +75,13 @@ def bound(graphs: Sequence[str]) -> list[dict[str, Any]]:
         vanilla = matcha.plan(topology, 1.0, "vanilla")
         goal, colors, m = vanilla.consensus_error or 0.0, vanilla.num_colors, topology.num_workers
         double = least(lambda c, m=m: theory.doubling_bound(m, c), goal, 0.01, 20)
-        graph = least(lambda c, t=topology: theory.graph_bound(t, c), goal, 0.01, 20)
+        quick = least(lambda c, t=topology: theory.graph_bound(t, c), goal, 0.01, 20)
+        graph = least(
+            lambda c, t=topology: theory.graph_bound(t, c, seconds=SEARCH), goal, 0.01, 20
+        )
+        ways = least(lambda c, t=topology: theory.graph_bound(t, c, one_way=True), goal, 0.01, 20)
         row: dict[str, Any] = {"graph": name, "goal": goal, "doubling": double, "bound": graph}
+        row |= {"quick": quick, "one_way_bound": ways}
         if old is not None and name not in graphs:
             rows.append(old | row)
             continue
@@ -85,7 +92,7 @@ def bound(graphs: Sequence[str]) -> list[dict[str, Any]]:
                 made = matcha.plan(t, min(1.0, pace / c), "greedy", mixing=how)
                 return made.consensus_error or 0.0
 
-            found = least(error, goal, 1.05 * graph, 4)
+            found = least(error, goal, 1.02 * quick, 4)
             row[mixing] = min(found, row.get("pairwise", math.inf))
         row["seconds"] = time.process_time() - begun
         row["before"] = BEFORE.get(name)
@@ -97,23 +104,26 @@ def bound(graphs: Sequence[str]) -> list[dict[str, Any]]:
 def bound_line(row: dict[str, Any]) -> str:
     before = "–" if row["before"] is None else f"{row['before'] / row['doubling']:.2f}"
     return (
-        f"{row['graph']:22s} {row['goal']:8.4g} {row['doubling']:9.3f} {row['bound']:9.3f} "
-        f"{row['pairwise']:9.3f} {row['push']:9.3f} {before:>9s} "
-        f"{row['push'] / row['doubling']:9.2f} {row['push'] / row['bound']:9.2f} "
-        f"{row['seconds']:8.1f}"
+        f"{row['graph']:22s} {row['goal']:8.4g} {row['doubling']:9.3f} {row['quick']:9.3f} "
+        f"{row['bound']:9.3f} {row['pairwise']:9.3f} {row['push']:9.3f} {before:>9s} "
+        f"{row['pairwise'] / row['quick']:9.2f} {row['pairwise'] / row['bound']:9.2f} "
+        f"{row['push'] / row['one_way_bound']:9.2f} {row['seconds']:8.1f}"
     )
 
 
 def bound_table(rows: list[dict[str, Any]]) -> str:
-    close = sum(row["push"] <= 1.25 * row["bound"] for row in rows)
+    close = sum(row["pairwise"] <= 1.25 * row["bound"] for row in rows)
     return "\n".join(
         [
-            "Units an iteration that keep vanilla's consensus error: bounds, greedy over matchings",
-            "and over one-way rounds, and their ratios to the bounds (0.1's over the doubling).",
-            f"{'graph':22s} {'goal':>8s} {'doubling':>9s} {'bound':>9s} {'matchings':>9s} "
-            f"{'one-way':>9s} {'0.1 ratio':>9s} {'/doubling':>9s} {'/bound':>9s} {'cpu s':>8s}",
+            "Units an iteration that keep vanilla's consensus error, and below which no schedule",
+            "of matchings can: by doubling, by the graph, and by search (a minute); greedy over",
+            "matchings and over one-way rounds; ratios: 0.1's to doubling, matchings to graph and",
+            "to search, one-way to the graph's bound on one-way rounds.",
+            f"{'graph':22s} {'goal':>8s} {'doubling':>9s} {'graph':>9s} {'search':>9s} "
+            f"{'matchings':>9s} {'one-way':>9s} {'0.1':>9s} {'/graph':>9s} {'/search':>9s} "
+            f"{'one-way/':>9s} {'cpu s':>8s}",
             *map(bound_line, rows),
-            f"within 1.25 of the bound: {close} of {len(rows)}",
+            f"matchings within 1.25 of what search says: {close} of {len(rows)}",
         ]
     )
 
