@@ -18,7 +18,8 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,41 +65,56 @@ def least(error: Callable[[float], float], goal: float, low: float, steps: int) 
     return high
 
 
-def bound(graphs: Sequence[str]) -> list[dict[str, Any]]:
-    """Bounds are made anew for all graphs; schedules are searched for again for those named."""
+def bound(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """The rows of the graphs named, or of all; with --keep, bounds anew and schedules as they are.
+
+    An effort above the default is tried beside what is known: the better of both stays.
+    """
     path = RESULTS / "limits.json"
     known = json.loads(path.read_text()).get("bound", []) if path.exists() else []
-    rows: list[dict[str, Any]] = []
-    for name in (*PAPER, *OTHERS):
-        old = next((row for row in known if row["graph"] == name), None)
-        topology = topology_of(name)
-        vanilla = matcha.plan(topology, 1.0, "vanilla")
-        goal, colors, m = vanilla.consensus_error or 0.0, vanilla.num_colors, topology.num_workers
-        double = least(lambda c, m=m: theory.doubling_bound(m, c), goal, 0.01, 20)
-        quick = least(lambda c, t=topology: theory.graph_bound(t, c), goal, 0.01, 20)
-        graph = least(
-            lambda c, t=topology: theory.graph_bound(t, c, seconds=SEARCH), goal, 0.01, 20
-        )
-        ways = least(lambda c, t=topology: theory.graph_bound(t, c, one_way=True), goal, 0.01, 20)
-        row: dict[str, Any] = {"graph": name, "goal": goal, "doubling": double, "bound": graph}
-        row |= {"quick": quick, "one_way_bound": ways}
-        if old is not None and name not in graphs:
-            rows.append(old | row)
-            continue
-        begun = time.process_time()
-        for mixing in ("pairwise", "push"):
+    rows = {row["graph"]: row for row in known}
+    for name in options.graph or (*PAPER, *OTHERS):
+        old = rows.get(name, {})
+        row = bounds_of(name) | {"before": BEFORE.get(name)}
+        if not options.keep:
+            row |= units_of(name, row["goal"], row["quick"], options.effort)
+            if options.effort == "high" and "push" in old:
+                row |= {how: min(row[how], old[how]) for how in ("pairwise", "push")}
+        rows[name] = old | row
+        print(bound_line(rows[name]), flush=True)
+    return [rows[name] for name in (*PAPER, *OTHERS) if name in rows]
 
-            def error(pace: float, t: Any = topology, how: Any = mixing, c: int = colors) -> float:
-                made = matcha.plan(t, min(1.0, pace / c), "greedy", mixing=how)
-                return made.consensus_error or 0.0
 
-            found = least(error, goal, 1.02 * quick, 4)
-            row[mixing] = min(found, row.get("pairwise", math.inf))
-        row["seconds"] = time.process_time() - begun
-        row["before"] = BEFORE.get(name)
-        rows.append(row)
-        print(bound_line(row), flush=True)
-    return rows
+def bounds_of(name: str) -> dict[str, Any]:
+    """Units an iteration below which no schedule keeps vanilla's consensus error."""
+    topology = topology_of(name)
+    goal = matcha.plan(topology, 1.0, "vanilla").consensus_error or 0.0
+    m, graph = topology.num_workers, partial(theory.graph_bound, topology)
+    return {
+        "graph": name,
+        "goal": goal,
+        "doubling": least(lambda c: theory.doubling_bound(m, c), goal, 0.01, 20),
+        "quick": least(graph, goal, 0.01, 20),
+        "bound": least(partial(graph, seconds=SEARCH), goal, 0.01, 20),
+        "one_way_bound": least(partial(graph, one_way=True), goal, 0.01, 20),
+    }
+
+
+def units_of(name: str, goal: float, low: float, effort: Any) -> dict[str, Any]:
+    """Units an iteration with which greedy keeps it, by matchings and by one-way rounds."""
+    topology, begun = topology_of(name), time.process_time()
+    colors = len(decompose(topology))
+    found: dict[str, Any] = {}
+    for mixing in ("pairwise", "push"):
+
+        def error(pace: float, how: Any = mixing) -> float:
+            share = min(1.0, pace / colors)
+            made = matcha.plan(topology, share, "greedy", mixing=how, effort=effort)
+            return made.consensus_error or 0.0
+
+        units = least(error, goal, 1.02 * low, 4)
+        found[mixing] = min(units, found.get("pairwise", math.inf))
+    return found | {"seconds": time.process_time() - begun}
 
 
 def bound_line(row: dict[str, Any]) -> str:
@@ -128,7 +144,7 @@ def bound_table(rows: list[dict[str, Any]]) -> str:
     )
 
 
-def directed(_: Sequence[str]) -> list[dict[str, Any]]:
+def directed(_: argparse.Namespace) -> list[dict[str, Any]]:
     rows = []
     for m in SIZES:
         topology = families.complete(m)
@@ -177,7 +193,7 @@ def directed_table(rows: list[dict[str, Any]]) -> str:
     )
 
 
-def digits(_: Sequence[str]) -> list[dict[str, Any]]:
+def digits(_: argparse.Namespace) -> list[dict[str, Any]]:
     from matcha.simulation import Settings, Simulation
     from matcha.tasks.recipes import Choices, recipe
 
@@ -221,7 +237,7 @@ def digits_table(rows: list[dict[str, Any]]) -> str:
     )
 
 
-Section = tuple[Callable[[Sequence[str]], list[dict[str, Any]]], Callable[[Any], str]]
+Section = tuple[Callable[[argparse.Namespace], list[dict[str, Any]]], Callable[[Any], str]]
 SECTIONS: dict[str, Section] = {
     "bound": (bound, bound_table),
     "directed": (directed, directed_table),
@@ -232,12 +248,14 @@ SECTIONS: dict[str, Section] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", choices=SECTIONS, action="append")
-    parser.add_argument("--graph", action="append", default=[], help="search again for it")
+    parser.add_argument("--graph", action="append", default=[], help="only its row of the bounds")
+    parser.add_argument("--keep", action="store_true", help="bounds anew, schedules as they are")
+    parser.add_argument("--effort", default="default", help="of greedy's search")
     arguments = parser.parse_args()
     path = RESULTS / "limits.json"
     document: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     for name in arguments.only or SECTIONS:
-        document[name] = SECTIONS[name][0](arguments.graph)
+        document[name] = SECTIONS[name][0](arguments)
         path.write_text(json.dumps(document, indent=1) + "\n")
     tables = [SECTIONS[name][1](document[name]) for name in SECTIONS if name in document]
     (RESULTS / "limits.txt").write_text("\n\n".join(tables) + "\n")
