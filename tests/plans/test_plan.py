@@ -16,6 +16,7 @@ from tests.graphs import topologies
 import matcha
 from matcha import Plan, families
 from matcha.errors import InputError, PlanError
+from matcha.rounds import ONE_WAY
 from matcha.strategies import STRATEGIES
 from matcha.timing import LinkSeconds, Scaled
 
@@ -71,7 +72,7 @@ def test_rounds_are_random_access_and_average(strategy):
         np.testing.assert_allclose(W.sum(axis=1), 1)
         if plan.mixing == "laplacian":
             np.testing.assert_array_equal(W, W.T)
-    links = plan.topology.arrows if plan.mixing == "push" else plan.topology.links
+    links = plan.topology.arrows if plan.mixing in ONE_WAY else plan.topology.links
     assert all(set(round_.links) <= set(links) for round_ in in_order)
 
 
