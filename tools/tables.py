@@ -383,7 +383,7 @@ def greedy_free() -> str:
             row["workers"],
             row["units"],
             *(
-                f"{row[k]:.3g}"
+                "–" if row.get(k) is None else f"{row[k]:.3g}"
                 for k in ("greedy", "one_way", "one_peer", "finite_time", "ceca", "no_less")
             ),
         ]
