@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from matcha.distributed.asynchrony import asynchrony_of
 from matcha.distributed.averaging import Averaging
 from matcha.distributed.buckets import fill_buckets, layout_digest
 from matcha.distributed.checkpoint import checkpoints, load_checkpoint, save_checkpoint
@@ -52,9 +53,8 @@ _FOREVER = 1e6  # seconds
 class Gossip:
     """Consensus after every `optimizer.step()`: decentralized SGD on a plan.
 
-    Each worker is one process with a whole model. After a step, the worker mixes its parameters
-    with the partners that the plan's round gives it: x ← W(x − ηg), eq. 2. In a round without a
-    partner nothing is called and nobody is waited for.
+    Each worker is one process with a whole model. After a step it mixes its parameters with the
+    partners that the plan's round gives it, if any: x ← W(x − ηg), eq. 2.
 
     The model's trainable parameters move into a few flat buckets; they keep their identity and
     look like ordinary ones to whoever saves or loads them, so the optimizer, its state and compiled
@@ -66,14 +66,16 @@ class Gossip:
         optimizer: what steps its parameters; any `torch.optim.Optimizer`, or several: then a round
             follows when the last of them has stepped. None when updates are written by hand: then
             call `step()` after each.
-        plan: who talks when, for as many workers as there are processes. In a process that was
-            started alone Gossip exchanges nothing and says so once.
+        plan: who talks when, for as many workers as there are processes; a process that was
+            started alone exchanges nothing and says so once.
         transport: how messages travel; by default torch.distributed, or MPI under `mpirun`.
         mesh: the dimension along which workers differ, where a worker is a group of processes with
             DDP, FSDP or tensor parallelism between them: `mesh=mesh["node"]`. Each process then
-            exchanges its shard with its counterparts, and nothing is gathered.
+            exchanges its shard with its counterparts.
         overlap: exchange while the gradient is computed, x ← Wx − ηg (the paper's footnote). Exact,
             not stale; parameters must then change only in `optimizer.step()`.
+        asynchronous: meet when both ends have time, instead of waiting for a slow partner: what a
+            meeting moves is added at each end's next step (see `matcha.distributed.asynchrony`).
         wire_dtype: send what the plan's wire sends whole as `torch.bfloat16` or `torch.float16`.
         momentum: around meetings: `local`, `quasi-global`, `outer`, `tracking` or `auto`.
         buffers: `local` keeps BatchNorm's statistics; `average` mixes them like parameters.
@@ -83,8 +85,7 @@ class Gossip:
             without it, and takes it in again when it comes back. That needs links of our own
             (`matcha.distributed.LinkTransport`). By default what the launcher says, or `stop`.
         iteration: where to start in the plan, when resuming by hand.
-        on_span: called with a `Span` (in seconds of `time.perf_counter`) for each stretch of
-            computing, waiting for a partner and exchanging; for timelines.
+        on_span: called with a `Span` (in seconds of `time.perf_counter`) for each stretch of time.
 
     Raises:
         InputError: the plan is for another number of workers, the optimizer cannot be used, or the
@@ -106,6 +107,7 @@ class Gossip:
         transport: Transport | None = None,
         mesh: DeviceMesh | None = None,
         overlap: bool = False,
+        asynchronous: bool = False,
         wire_dtype: torch.dtype | None = None,
         momentum: str | Momentum = "local",
         buffers: Literal["local", "average"] = "local",
@@ -141,8 +143,9 @@ class Gossip:
         self._averaging = Averaging(self.seat, model, self.buckets, deadline)
         self._layout = layout_digest(self.buckets)
         self._frozen = [p for p in model.parameters() if not p.requires_grad]
-        options = f"overlap {overlap}, wire {wire_dtype}, momentum {momentum}, buffers {buffers}, "
-        facts = shared_facts(plan, self.seat, f"{options}bucket {bucket_mb} MB", iteration)
+        options = f"overlap {overlap}, asynchronous {asynchronous}, wire {wire_dtype}, "
+        options += f"momentum {momentum}, buffers {buffers}, bucket {bucket_mb} MB"
+        facts = shared_facts(plan, self.seat, options, iteration)
         team = as_team(self.transport, plan) if goes_on(on_loss) else None
         if team is None or not team.is_late:
             self.seat.agree(facts, self._layout, deadline)
@@ -150,10 +153,12 @@ class Gossip:
 
         values = [bucket.data for bucket in self.buckets]
         self._overlap = Overlap(self.buckets) if overlap else None
+        others = overlap, momentum, team is not None
+        self._asynchrony = asynchrony_of(plan, self.seat, self.buckets, asynchronous, *others)
         self.following = Following(momentum, self.optimizers, plan, self.buckets, overlap=overlap)
         plain = not (overlap or team or self.following.is_needed)
         self.push_sum = self._averaging.push_sum = push_sum_of(plan, values, allowed=plain)
-        apart = self.push_sum or self._overlap
+        apart = self.push_sum or self._overlap or self._asynchrony
         mixed = apart.mixed if apart else values
         laid = self.buckets, mixed, self.following.travelling
         self.exchange: Exchanger = make_exchange(
@@ -161,7 +166,10 @@ class Gossip:
         )
         self._stopwatch = Stopwatch(self.rank, on_span)
         self._itinerary = Itinerary(plan, self.rank, iteration, alone=alone)
-        self._farewell = weakref.finalize(self, say_finished, self.transport, self._itinerary)
+        if self._asynchrony is not None:
+            self._asynchrony.open(self.exchange, self._stopwatch, deadline)
+        bye = self.transport, self._itinerary, self._asynchrony
+        self._farewell = weakref.finalize(self, say_finished, *bye)
         self._is_checked = False
         self._is_detached = False
         self._steps = Steps(
@@ -177,7 +185,9 @@ class Gossip:
     # -- the hot path -----------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        if self._overlap is not None and self._itinerary.met:
+        if self._asynchrony is not None:
+            self._asynchrony.want(self._itinerary)
+        elif self._overlap is not None and self._itinerary.met:
             self._overlap.start(self._run)  # does nothing when already on its way
 
     def _change(self) -> None:
@@ -194,9 +204,12 @@ class Gossip:
     def _end(self) -> None:
         if self.following.is_needed:
             self.following.middle()
-        if self._itinerary.met or self.push_sum:
+        moved = bool(self._itinerary.met or self.push_sum)
+        if moved or self._asynchrony is not None:
             check_in_place(self.buckets, self._frozen)
-            if self._overlap is not None:
+            if self._asynchrony is not None:
+                moved = self._asynchrony.merge()
+            elif self._overlap is not None:
                 self._overlap.merge()
             else:
                 for bucket in self.buckets:
@@ -204,7 +217,8 @@ class Gossip:
                 self._run()
                 for bucket in self.buckets:
                     bucket.unpack()
-            self._steps.restart_curvature()
+            if moved:
+                self._steps.restart_curvature()
         if self.following.is_needed:
             self.following.end(met=bool(self._itinerary.met))
         self._itinerary.advance()
@@ -215,7 +229,6 @@ class Gossip:
             self._stopwatch.restart()
 
     def _run(self) -> None:
-        """This worker's part of the current round; on the overlap's thread where there is one."""
         now = self._itinerary
         clock = self._stopwatch.exchanging(self.exchange, now.iteration)
         how = None if now.round.mixing == "average" else self.meetings  # an average is no meeting
@@ -247,7 +260,7 @@ class Gossip:
     @property
     def overlaps(self) -> bool:
         """Whether exchanges run beside the gradient."""
-        return self._overlap is not None
+        return self._overlap is not None or self._asynchrony is not None
 
     @property
     def iteration(self) -> int:
@@ -260,36 +273,26 @@ class Gossip:
         return self._stopwatch.exchange_seconds
 
     def restart_clock(self) -> None:
-        """Count the next stretch of computing from now: something else came between."""
+        """Count the next stretch of computing from now."""
         self._stopwatch.restart()
 
     def step(self) -> None:
-        """End an iteration by hand: carry out this worker's part of its round.
-
-        For updates that are written by hand, with `Gossip(model, None, plan)`: call it after each.
-        """
+        """End an iteration whose update was written by hand, with `Gossip(model, None, plan)`."""
         self._steps.take()
 
     def skip_step(self) -> None:
-        """Take part in this iteration's round without a step of the optimizer.
+        """Take part in this iteration's round without a step of the optimizer (a bad batch).
 
-        For scripts that leave out `optimizer.step()` on some worker by themselves (a bad batch);
-        every worker must come to every round. With GradScaler this happens by itself.
+        Every worker must come to every round. With GradScaler this happens by itself.
         """
         self._steps.take()
 
     def carry(
         self, give: Callable[[], dict[str, Any]], take: Callable[[dict[str, Any]], None]
     ) -> bool:
-        """Let something of the script's own travel with the state that a late worker takes.
+        """Let something of the script's own (plain JSON) travel with the state of a late worker.
 
-        Args:
-            give: called when a neighbour asks for this worker's state; plain JSON values.
-            take: called with a neighbour's after its state was taken; also at once, where that
-                has happened in the making of this object.
-
-        Returns:
-            Whether this worker came late.
+        Returns whether this worker came late; then `take` was called with a neighbour's.
         """
         return self._membership is not None and self._membership.carry(give, take)
 
@@ -300,9 +303,9 @@ class Gossip:
 
     @contextmanager
     def averaged(self) -> Iterator[nn.Module]:
-        """The model with all workers' values averaged, for evaluation; own values come back after.
+        """The model with all workers' values averaged, BatchNorm's statistics too, for evaluation.
 
-        A collective call. Floating-point buffers (BatchNorm's statistics) are averaged too.
+        A collective call; own values come back after.
         """
         self._meet_all("averaged()")
         with self._averaging.averaged():
@@ -314,10 +317,7 @@ class Gossip:
             return copy.deepcopy(model)
 
     def averaged_state_dict(self) -> dict[str, Any]:
-        """The average model's `state_dict()`, in memory of its own: what rank 0 saves for users.
-
-        A collective call; every worker gets it.
-        """
+        """The average model's `state_dict()`, in memory of its own. A collective call."""
         with self.averaged() as model:
             return copy.deepcopy(getattr(model, "_orig_mod", model).state_dict())
 
@@ -327,9 +327,9 @@ class Gossip:
         return self._averaging.consensus_distance()
 
     def state_dict(self) -> dict[str, Any]:
-        """Where in which plan this worker is, in plain values; for scripts that save by themselves.
+        """Where in which plan this worker is, in plain values, for `load_state_dict`.
 
-        Save it beside the model's and optimizer's own state, and give it to `load_state_dict`.
+        For scripts that save by themselves, beside the model's and optimizer's own state.
         """
         return {
             "iteration": self.iteration,
@@ -339,11 +339,7 @@ class Gossip:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where `state_dict` was taken; model and optimizer are the script's to load.
-
-        Raises:
-            InputError: it was taken under another plan, model or number of workers.
-        """
+        """Continue where `state_dict` was taken; model and optimizer are the script's to load."""
         for key, value in self.state_dict().items():
             if key != "iteration" and state[key] != value:
                 raise InputError(f"the saved state is of another {key}: {state[key]}, not {value}.")
@@ -361,6 +357,8 @@ class Gossip:
         keep: int = 2,
     ) -> Path:
         """Write a checkpoint of all workers; see `matcha.distributed.checkpoint`. Collective."""
+        if self._asynchrony is not None:
+            roll_call(self.transport, f"save() at iteration {self.iteration}", self.deadline)
         directory = self.seat.folder(directory)
         return save_checkpoint(self, directory, extra=extra, generators=generators, keep=keep)
 
@@ -385,23 +383,19 @@ class Gossip:
     def join(self) -> Iterator[None]:
         """Train inside it when workers have unequal amounts of data.
 
-        A worker that leaves it early goes on answering those who still train: it takes part in
-        their rounds without a step of its own, until they leave it too. Two that have both left
-        meet once more and then never again.
+        A worker that leaves it early takes part in the rounds of those who still train, without a
+        step of its own. Two that have both left meet once more and then never again.
         """
         check_join(self.plan, goes_on=self._membership is not None)
         yield
-        if self.num_workers > 1:
+        if self.num_workers > 1 and self._asynchrony is None:  # there nobody is waited for
             self.exchange.timeout = _FOREVER  # who still trains may take its time
             partners = self.plan.topology.neighbors(self.rank)
             answer(self.exchange, self._itinerary, partners, self._steps.take)
 
     @contextmanager
     def away(self) -> Iterator[None]:
-        """Do long work on this worker alone inside it: validation, a checkpoint, a slow download.
-
-        Others that come to meet this worker wait, beyond their deadline, until it is back.
-        """
+        """Do long work on this worker alone inside it: others wait beyond their deadline."""
         self.transport.tell("away", "yes")
         try:
             yield
@@ -409,10 +403,7 @@ class Gossip:
             self.transport.tell("away", "")
 
     def detach(self) -> None:
-        """Stop exchanging; the model and optimizer go on as ordinary ones. May be called twice.
-
-        Ends the process group if Gossip started it; one that the script started stays.
-        """
+        """Stop exchanging; the model and optimizer go on as ordinary ones. May be called twice."""
         if self._is_detached:
             return
         self._is_detached = True
@@ -421,6 +412,8 @@ class Gossip:
         if self._overlap is not None:
             self._overlap.discard()
             self._overlap.close()
+        if self._asynchrony is not None:
+            self._asynchrony.close()
         self.seat.close()
 
     def __enter__(self) -> Gossip:
@@ -430,21 +423,31 @@ class Gossip:
         # After an error partners may be gone: waiting for them would hide it.
         if kind is None:
             self.detach()
-        else:
-            self._farewell.detach()
+            return
+        self._farewell.detach()
+        if self._asynchrony is not None:
+            self._asynchrony.appointments.stop()
 
     # -- parts ------------------------------------------------------------------------------------
 
     def _meet_all(self, call: str) -> None:
         self.settle()
-        roll_call(self.transport, f"{call} at iteration {self.iteration}", self.deadline)
+        when = "" if self._asynchrony is not None else f" at iteration {self.iteration}"
+        roll_call(self.transport, f"{call}{when}", self.deadline)
 
     def settle(self) -> None:
-        """Let the exchange under way end: collective calls must not run beside it."""
-        if self._overlap is not None:
+        """Let the exchange under way end: collective calls must not run beside it.
+
+        With `asynchronous=True` a collective call itself: meetings end at both ends alike.
+        """
+        if self._asynchrony is not None:
+            self._asynchrony.settle()
+        elif self._overlap is not None:
             self._overlap.finish()
 
     def forget(self) -> None:
         """Drop the exchange under way: the values it started from are about to be replaced."""
-        if self._overlap is not None:
+        if self._asynchrony is not None:
+            self._asynchrony.settle()
+        elif self._overlap is not None:
             self._overlap.discard()

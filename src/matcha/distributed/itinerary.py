@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from itertools import repeat
+from typing import Protocol
 
 from matcha.distributed.exchange import Meeting, meetings
 from matcha.distributed.transports.transport import Transport
@@ -18,6 +19,13 @@ __all__ = ["Itinerary", "answer", "say_finished"]
 _KNOWN_ROUNDS = 1 << 14  # rounds repeat; beyond this many different ones, look again
 _NEVER_MET = 100_000  # rounds without a meeting after which no more is expected
 _REST = Round(matchings=(), indices=(), mixing="pairwise", weight=0.5)
+
+
+class Leaver(Protocol):
+    """Something that is not ended without a goodbye."""
+
+    def leave(self) -> None:
+        """Say goodbye."""
 
 
 class Itinerary:
@@ -72,8 +80,16 @@ def answer(
         take()
 
 
-def say_finished(transport: Transport, itinerary: Itinerary) -> None:
-    """Let others know that this worker has come to a good end, should they wait for it."""
+def say_finished(transport: Transport, itinerary: Itinerary, team: Leaver | None = None) -> None:
+    """Let others know that this worker has come to a good end, should they wait for it.
+
+    Args:
+        transport: where it is noted.
+        itinerary: how far this worker came.
+        team: where meetings may be under way at any time, said goodbye to first.
+    """
     # An error that nobody caught is none, nor is one of ours.
     if getattr(sys, "last_value", None) is None and not transport.failed:
+        if team is not None:
+            team.leave()
         transport.tell(f"finished/{transport.period}", str(itinerary.iteration))

@@ -51,6 +51,7 @@ class MemoryTransport(Transport):
     """One thread's end of a `MemoryNetwork`."""
 
     device = None
+    threads = True
 
     def __init__(self, network: MemoryNetwork, rank: int) -> None:
         self.network = network
@@ -86,6 +87,11 @@ class _Arrivals(Pending):
     def __init__(self, transport: MemoryTransport, messages: list[Message]) -> None:
         self.transport = transport
         self.messages = messages
+
+    def has_come(self) -> bool:
+        network, rank = self.transport.network, self.transport.rank
+        boxes = (network.mailbox(m.peer, rank, m.tag) for m in self.messages)
+        return not any(box.empty() for box in boxes)
 
     def wait(self, timeout: float) -> None:
         transport = self.transport

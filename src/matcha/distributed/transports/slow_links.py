@@ -32,6 +32,7 @@ class SlowLinks(Transport):
         self.rank = transport.rank
         self.num_workers = transport.num_workers
         self.device = transport.device
+        self.threads = transport.threads
         self.council = transport.council  # whose calls are no part of training: at full speed
 
     @property
@@ -91,6 +92,19 @@ class SlowLinks(Transport):
     def failed(self, failed: bool) -> None:
         self.transport.failed = failed
 
+    @property
+    def asynchronous(self) -> bool:
+        """As the transport below."""
+        return self.transport.asynchronous
+
+    @asynchronous.setter
+    def asynchronous(self, asynchronous: bool) -> None:
+        self.transport.asynchronous = asynchronous
+
+    def probe(self, peer: int) -> None:
+        """As the transport below."""
+        self.transport.probe(peer)
+
     def tell(self, what: str, value: str) -> None:
         """As the transport below."""
         self.transport.tell(what, value)
@@ -116,6 +130,9 @@ class _Slow(Pending):
     def __init__(self, pending: Pending, seconds: float) -> None:
         self.pending = pending
         self.seconds = seconds
+
+    def has_come(self) -> bool:
+        return self.pending.has_come()
 
     def wait(self, timeout: float) -> None:
         # The fast transport delivers once both ends have posted: that is when a real link would

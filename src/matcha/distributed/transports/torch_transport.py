@@ -58,6 +58,7 @@ class TorchTransport(Transport):
         self.rank = self._ranks.index(me)
         self.num_workers = len(self._ranks)
         self.backend = backend or _default_backend()
+        self.threads = self.backend == "gloo"
         self.device = (
             torch.device("cuda", torch.cuda.current_device())
             if self.backend == "nccl"
@@ -159,6 +160,9 @@ class _Works(Pending):
         self.transport = transport
         self.works = works
         self.signs = list(signs)
+
+    def has_come(self) -> bool:
+        return all(sign.has_come() for sign in self.signs)
 
     def wait(self, timeout: float) -> None:
         # Gloo cannot wait a little and then a little more: a wait that times out ends the group.

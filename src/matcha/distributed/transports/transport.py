@@ -79,6 +79,13 @@ class Pending(ABC):
             ExchangeError: a peer did not answer in time or is gone; it is named.
         """
 
+    def has_come(self) -> bool:
+        """Whether `wait` would return at once.
+
+        Only of a few whole numbers that are waited for, and where `Transport.threads` says so.
+        """
+        raise NotImplementedError
+
 
 class Council(Protocol):
     """Calls that all workers within reach make together, on a transport that finds its own way."""
@@ -109,6 +116,9 @@ class Transport(ABC):
         doing: the call that this worker is in, in words; for others to read if it takes long.
         period: how often a team has begun to train over this transport.
         failed: whether a peer has failed this worker.
+        threads: whether several threads of this worker may post and wait at once.
+        asynchronous: whether a thread holds meetings beside the script: what one of the two waits
+            for then says nothing of what the other does.
         council: how all workers do something together where a worker reaches only its neighbours;
             None where any two workers can talk.
     """
@@ -120,6 +130,8 @@ class Transport(ABC):
     doing: str = ""
     period: int = 0
     failed: bool = False
+    threads: bool = False
+    asynchronous: bool = False
     council: Council | None = None
 
     @property

@@ -57,7 +57,7 @@ class Vigil:
         now = time.monotonic()
         self._next_look = now + self.slice
         transport = self._transport
-        if not self._noted:
+        if not self._noted and not transport.asynchronous:
             self._noted = True
             transport.accuse(self._peer)
             transport.tell("in", transport.doing)

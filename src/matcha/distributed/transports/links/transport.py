@@ -39,6 +39,8 @@ class LinkTransport(Transport):
         ExchangeError: neighbours did not come in time; they are named.
     """
 
+    threads = True
+
     def __init__(
         self,
         topology: Topology,
@@ -261,6 +263,10 @@ class _Tickets(Pending):
     ) -> None:
         self.transport = transport
         self.tickets = list(tickets)
+
+    def has_come(self) -> bool:
+        with self.transport.neighborhood.lock:  # of a link that has ended `wait` tells
+            return all(t is None or t.done or t.link.ended is not None for _, t in self.tickets)
 
     def wait(self, timeout: float) -> None:
         transport, near = self.transport, self.transport.neighborhood
