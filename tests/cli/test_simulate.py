@@ -183,3 +183,21 @@ def test_ctrl_c_says_how_to_go_on(tmp_path):
     assert running.returncode == 130
     assert "--resume" in said
     assert "Traceback" not in said
+
+
+def test_a_slow_worker_in_step_and_beside_it_asynchronously(tmp_path):
+    given = ["--speeds", "1,1,1,1,1,1,1,0.25", "--asynchronous", "--no-report", "--format", "none"]
+    result = simulate_quadratic(
+        "-s", "allreduce,greedy", "-b", 0.3, "--compute-time", 1, "-o", tmp_path / "runs", *given
+    )
+    assert result.returncode == 0, result.stderr
+    labels = [row["label"] for row in json.loads(result.stdout)["runs"]]
+    assert labels == ["allreduce", "greedy 0.3", "greedy 0.3, asynchronous"]
+    in_step, ahead = (
+        read_run(tmp_path / "runs" / name)
+        for name in ("greedy-0.3-s0", "greedy-0.3-s0-asynchronous")
+    )
+    assert in_step.records[-1].time > 3 * ahead.records[-1].time
+    few = simulate_quadratic("--speeds", "1,2", "-o", tmp_path / "other")
+    assert few.returncode == 2
+    assert "2 speeds for 8 workers" in few.stderr

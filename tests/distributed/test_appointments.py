@@ -77,6 +77,20 @@ def test_who_does_not_want_is_not_met_and_holds_up_nobody():
     assert run_threads(2, work) == [(True, []), (False, [])]
 
 
+def test_who_has_left_is_waited_for_no_longer():
+    """At once: the goodbye wakes who waits, long before the deadline."""
+
+    def work(transport):
+        appointments = Appointments(transport, [1 - transport.rank], lambda *_: None, 1e6)
+        if transport.rank == 0:
+            appointments.want({1: 0.5})
+            appointments.wait_for_all()
+        appointments.leave()
+        return appointments.held
+
+    assert run_threads(2, work) == [0, 0]
+
+
 def test_a_wish_that_comes_again_is_one_wish_and_both_ends_mean_the_same_weight():
     def work(transport):
         met = []

@@ -48,6 +48,12 @@ def step(model, optimizer, rank, k):
     return before, gradient
 
 
+def meet_first(gossip):
+    """Hold all meetings of the current round; only where everybody does, at every iteration."""
+    gossip._begin()
+    gossip._asynchrony.appointments.wait_for_all()
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_the_sum_is_kept_whatever_the_speeds(seed):
     """Of what workers hold in the end, gradient steps apart, to 1e-12; with any endings."""
@@ -99,9 +105,7 @@ def test_in_step_it_is_the_overlapped_exchange():
             for k in range(cases.ITERATIONS):
                 optimizer.zero_grad()
                 model().backward()
-                if k == 0:  # later ones are wanted when the step before has ended
-                    gossip._begin()
-                gossip._asynchrony.appointments.wait_for_all()
+                meet_first(gossip)
                 optimizer.step()
             gossip._asynchrony.appointments.wait_for_all()
             gossip._asynchrony._moves = [torch.zeros_like(m) for m in gossip._asynchrony._moves]
@@ -167,8 +171,8 @@ def test_it_works_beside_averaged_statistics_half_precision_and_slow_links():
             scatter(model, transport.rank)
             start = flat(model)
             for k in range(30):
+                meet_first(gossip)
                 step(model, optimizer, transport.rank, k)
-                gossip._asynchrony.appointments.wait_for_all()
             distance = gossip.consensus_distance()
         return start, flat(model), distance
 
@@ -234,8 +238,8 @@ def test_without_steps_of_ones_own_workers_agree():
             scatter(model, transport.rank)
             start = flat(model)
             for _ in range(40):
+                meet_first(gossip)
                 gossip.step()
-                gossip._asynchrony.appointments.wait_for_all()
         return start.numpy(), flat(model).numpy()
 
     found = run_threads(8, work)

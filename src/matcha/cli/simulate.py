@@ -99,6 +99,12 @@ def simulate_command(
     events: Path | None = typer.Option(
         None, help="A script of workers lost and back, links cut and slower, by iteration (JSON)."
     ),
+    speeds: str | None = typer.Option(
+        None, help="Of each worker, with commas: 1,1,1,0.25 has a fourth that is 4 times slower."
+    ),
+    asynchronous: bool = typer.Option(
+        False, help="Beside each run of pairs the same with meetings when both have time."
+    ),
     output: Folder = Path("runs/simulate"),
     resume: Resume = False,
     format: str = typer.Option(
@@ -116,12 +122,14 @@ def simulate_command(
 
       matcha simulate paper:er8 -s vanilla,matcha,greedy -b 0.1
 
+      matcha simulate paper:er8 -s greedy --speeds 1,1,1,1,1,1,1,0.25 --asynchronous
+
       matcha simulate torus:4x4 --task cifar10 --data ~/data --model resnet20 -e 30 --device cuda
     """
     from matcha.records import read_run
     from matcha.report.figures import check_format
     from matcha.simulation import Delays, Settings
-    from matcha.tasks.jobs import check_free, make_jobs
+    from matcha.tasks.jobs import check_free, make_jobs, with_asynchronous
     from matcha.tasks.recipes import Choices, recipe
     from matcha.tasks.recipes import optimizer as make_optimizer
 
@@ -142,7 +150,11 @@ def simulate_command(
         rule=rule,  # type: ignore[arg-type]  # checked by Settings
         evaluate_every=evaluate_every,
         statistics=statistics,  # type: ignore[arg-type]  # checked by Settings
-        delays=Delays(compute_seconds=compute_time, seconds_per_unit=link_time),
+        delays=Delays(
+            compute_seconds=compute_time,
+            seconds_per_unit=link_time,
+            speeds=tuple(numbers([speeds], "--speeds")) if speeds else (),
+        ),
         execution=_execution(device, precision, streams, compile),
     )
     choices = Choices(
@@ -164,6 +176,8 @@ def simulate_command(
             chosen, of_seed, choices, settings, seeds=[seed], output=output, events=script
         )
     ]
+    if asynchronous:
+        jobs = with_asynchronous(jobs)
     check_free(jobs, resume=resume)
     chosen.task(choices)  # a run that cannot start leaves no folder behind
     make_folder(output)

@@ -209,6 +209,7 @@ class Appointments:
         if word == Word.BYE:
             with self._changed:
                 line.heard_bye, line.wanted = True, None
+                self._changed.notify_all()
             return True
         line.arriving, line.pending = self._listen(line.peer)
         if word == Word.READY:

@@ -313,6 +313,11 @@ def _check(task: Task, plan: PlanLike, settings: Settings) -> None:
         )
     if settings.wire is not None:
         raise InputError("real workers send what the plan's wire says: give it to matcha.plan.")
+    if settings.asynchronous:
+        raise InputError(
+            "workers that meet asynchronously have no epochs together: give asynchronous=True to "
+            "Gossip, in a loop of your own."
+        )
     execution = settings.execution
     usual = Execution(device=execution.device, precision=execution.precision)
     if execution != usual or settings.delays != Delays():

@@ -1,5 +1,6 @@
 """All workers of a plan on one device: what a plan does to training, before touching a cluster."""
 
+from matcha.simulation.asynchronous import AsynchronousSimulation
 from matcha.simulation.engine import Engine
 from matcha.simulation.run import Simulation
 from matcha.simulation.runner import Runner
@@ -14,6 +15,7 @@ from matcha.tasks.task import Evaluation, Task
 __all__ = [
     "SGD",
     "Adam",
+    "AsynchronousSimulation",
     "Constant",
     "Delays",
     "Engine",

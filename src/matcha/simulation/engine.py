@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -312,6 +312,30 @@ class Engine:
             self._run("apply")
         if follows:
             self._run("after")
+
+    def direct_one(
+        self,
+        worker: int,
+        rows: Mapping[str, Tensor],
+        memory: dict[str, Tensor],
+        *,
+        is_first: bool,
+    ) -> None:
+        """Turn one worker's gradient into its direction, for workers with paces of their own.
+
+        Args:
+            worker: whose; its row of `workers.updates` is overwritten.
+            rows: of all workers' choices, of which it takes its own.
+            memory: the optimizer's, of this worker alone.
+            is_first: whether an epoch begins, and with it what is carried from batch to batch.
+        """
+        for tensor in self.carried[worker] if is_first else ():
+            tensor.zero_()
+        inputs, targets = self.task.batch(rows)
+        self.workers.refresh()
+        self._gradient(worker, inputs[worker], targets[worker])
+        own = slice(worker, worker + 1)
+        self.optimizer.direct(self.workers.parameters[own], self.workers.updates[own], memory)
 
     def time_gradients(self, repetitions: int = 8) -> float:
         """Seconds of one worker's gradient: the median of some iterations, after a warm-up.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,10 +15,12 @@ from matcha.documents import replacing
 from matcha.errors import InputError
 from matcha.plans import Events, PlanLike
 from matcha.records import Record, is_lost
+from matcha.rounds import Round
 from matcha.simulation.engine import Engine
 from matcha.simulation.flat import mean_squared_deviation
 from matcha.simulation.forecast import Forecast
 from matcha.simulation.mixing import is_whole
+from matcha.simulation.pace import LinkClock, compute_times, link_seconds
 from matcha.tasks.evaluation import Score, finish_average, score
 from matcha.tasks.identity import check_identity, check_schema, identity
 from matcha.tasks.momentum import settled
@@ -89,6 +93,9 @@ class Simulation:
         self._comm_units = 0.0
         self._time = 0.0
         self._megabytes = 0.0
+        self._clock: LinkClock | None = None
+        if settings.delays.speeds:
+            compute_times(settings.delays, 0.0, task.num_workers)  # refuses too few
         given = settings.delays.compute_seconds
         self._compute_seconds = compute_seconds if given is None else given
 
@@ -137,7 +144,7 @@ class Simulation:
         rates = [self._rate(self.epoch + k / steps) for k in range(steps)]
         # Dropout is all that draws from torch's own generator: an epoch's draws depend on the
         # epoch alone, and the caller's generator is left as it was.
-        with _seeded(self.engine.device, task.seed, self.epoch):
+        with seeded(self.engine.device, task.seed, self.epoch):
             self.engine.begin_epoch(self.epoch, rates, rounds)
             self._steps(steps)
             own_loss = float(self.engine.mean_losses(steps)[present].mean())
@@ -145,6 +152,8 @@ class Simulation:
             self.events.round_time(plan, round, first + k) for k, round in enumerate(rounds)
         )
         comm = self.settings.delays.of(units, plan.timing.unit)
+        if self.settings.delays.speeds:
+            compute, comm = self._pass(rounds)
         self.epoch += 1
         self._comm_units += units
         meetings = 2 * sum(len(round.links) for round in rounds) / task.num_workers
@@ -177,13 +186,34 @@ class Simulation:
             members=len(present) if self.events.losses else None,
         )
 
+    def _pass(self, rounds: Sequence[Round]) -> tuple[float, float]:
+        """Seconds of computing, on average, and of all else, where workers have their speeds."""
+        if self._clock is None:
+            self._clock = self._new_clock()
+        before = max(self._clock.times)
+        for round in rounds:
+            average = self.plan.round_time(round) if round.mixing == "average" else 0.0
+            self._clock.iterate(round, self.settings.delays.of(average, self.plan.timing.unit))
+        compute = len(rounds) * statistics.fmean(self._clock.compute)
+        return compute, max(self._clock.times) - before - compute
+
+    def _new_clock(self) -> LinkClock:
+        delays = self.settings.delays
+        compute = compute_times(delays, self.compute_seconds, self.task.num_workers)
+        beside = self.settings.rule == "footnote"
+        return LinkClock(compute, link_seconds(self.plan, delays), beside=beside)
+
+    def take_clock(self, seconds: float) -> None:
+        """Let a gradient take what it took in a run that is gone on with."""
+        self._compute_seconds = seconds
+
     def _measure(self) -> float:
         """Seconds of one gradient on this device, after a warm-up; the state is left as it was."""
         assert self.epoch == 0, "a run that was loaded brings its clock"
         steps = self.task.steps_per_epoch
         rounds = list(self.plan.rounds(0, steps))
         kept = self.engine.state()
-        with _seeded(self.engine.device, self.task.seed, 0):
+        with seeded(self.engine.device, self.task.seed, 0):
             self.engine.begin_epoch(0, [0.0] * steps, rounds)
             seconds = self.engine.time_gradients()
         self.engine.load_state(kept)
@@ -252,6 +282,7 @@ class Simulation:
             "time": self._time,
             "megabytes_sent": self._megabytes,
             "compute_seconds": self._compute_seconds,
+            "clock": None if self._clock is None else self._clock.times,
             "state": self.engine.state(),
         }
         with replacing(path) as partial:
@@ -263,13 +294,8 @@ class Simulation:
         Raises:
             InputError: The checkpoint is damaged, or belongs to another plan, task or settings.
         """
-        try:
-            document = torch.load(path, map_location="cpu", weights_only=True)
-            schema = document["schema"]
-        except Exception as error:
-            raise InputError(f"{str(path)!r} is not a readable checkpoint: {error}") from None
-        check_schema(path, schema, CHECKPOINT_SCHEMA)
-        check_identity(path, document["identity"], identity(self.task, self.plan, self.settings))
+        now = identity(self.task, self.plan, self.settings)
+        document = read_checkpoint(path, CHECKPOINT_SCHEMA, now)
         state: dict[str, Tensor] = document["state"]
         self.engine.load_state(state)
         self.epoch = document["epoch"]
@@ -281,6 +307,30 @@ class Simulation:
         self._comm_units, self._time = document["comm_units"], document["time"]
         self._megabytes = document["megabytes_sent"]
         self._compute_seconds = document["compute_seconds"]
+        if document.get("clock") is not None:
+            self._clock = self._new_clock()
+            self._clock.times = list(document["clock"])
+
+
+def read_checkpoint(path: Path, schema: str, now: Mapping[str, Any]) -> dict[str, Any]:
+    """What a checkpoint holds.
+
+    Args:
+        path: of the file.
+        schema: that it must have.
+        now: the identity of what is to go on with it.
+
+    Raises:
+        InputError: The checkpoint is damaged, or belongs to another plan, task or settings.
+    """
+    try:
+        document: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        found = document["schema"]
+    except Exception as error:
+        raise InputError(f"{str(path)!r} is not a readable checkpoint: {error}") from None
+    check_schema(path, found, schema)
+    check_identity(path, document["identity"], now)
+    return document
 
 
 def _similarity(last: Tensor, before: Tensor) -> float:
@@ -291,7 +341,8 @@ def _similarity(last: Tensor, before: Tensor) -> float:
 
 
 @contextlib.contextmanager
-def _seeded(device: torch.device, *key: int) -> Iterator[None]:
+def seeded(device: torch.device, *key: int) -> Iterator[None]:
+    """What is drawn from torch's own generator inside depends on the key alone."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(int(generator(*key).integers(2**63)))
         yield

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator, Sequence
 
+from matcha.errors import InputError
+from matcha.plans import Events
 from matcha.records import Record, holds_run, read_run
+from matcha.simulation.asynchronous import AsynchronousSimulation
 from matcha.simulation.engine import Engine
 from matcha.simulation.run import Simulation
 from matcha.tasks.jobs import Job, carry_out
@@ -37,28 +41,33 @@ class Runner:
         self._clock = simulation.compute_seconds
         yield from carry_out(job, simulation, checkpoint, resume=resume)
 
-    def _simulation(self, job: Job) -> Simulation:
+    def _simulation(self, job: Job) -> Simulation | AsynchronousSimulation:
         wanted = (job.recipe.name, job.choices)
         engine = self._made[2] if self._made is not None and self._made[:2] == wanted else None
         task = job.recipe.task(job.choices) if engine is None else engine.task
-        simulation = Simulation(
-            task,
-            job.plan,
-            job.settings,
-            events=job.events,
-            engine=engine,
-            compute_seconds=self._clock,
-        )
+        plan, settings, clock = job.plan, job.settings, self._clock
+        simulation: Simulation | AsynchronousSimulation
+        if settings.asynchronous:
+            if job.events != Events():
+                raise InputError("events go by iterations, which asynchronous workers do not share")
+            simulation = AsynchronousSimulation(
+                task, plan, settings, engine=engine, compute_seconds=clock
+            )
+        else:
+            simulation = Simulation(
+                task, plan, settings, events=job.events, engine=engine, compute_seconds=clock
+            )
         self._made = (*wanted, simulation.engine)
         return simulation
 
 
 def _recorded(job: Job) -> float | None:
-    """The seconds of a gradient in a run that was started before."""
-    if not holds_run(job.directory):
+    """The seconds of a gradient in a run that was started before, in step."""
+    if not holds_run(job.directory) or job.settings.asynchronous:
         return None
     records = read_run(job.directory).records
     first = records[0] if records else None
     if first is None or first.compute_seconds is None or not first.iteration:
         return None
-    return first.compute_seconds / first.iteration
+    slowness = [1 / speed for speed in job.settings.delays.speeds]  # its seconds are a mean
+    return first.compute_seconds / first.iteration / statistics.fmean(slowness or [1.0])

@@ -20,12 +20,17 @@ class Delays:
     """Of one worker's gradient; None takes the first epoch's time on this device over m."""
     seconds_per_unit: float = 0.01
     """Of a matching, where the plan counts in units; plans in seconds speak for themselves."""
+    speeds: tuple[float, ...] = ()
+    """Of each worker: 0.25 takes four times the seconds of a gradient. With speeds a worker in step
+    waits for the partners of its round only; without any the clock counts whole rounds."""
 
     def __post_init__(self) -> None:
         for name in ("compute_seconds", "seconds_per_unit"):
             value = getattr(self, name)
             if value is not None and not (value >= 0 and math.isfinite(value)):
                 raise InputError(f"{name} must be a number of seconds, not {value}")
+        if not all(speed > 0 and math.isfinite(speed) for speed in self.speeds):
+            raise InputError(f"speeds must be above 0, not {', '.join(map(str, self.speeds))}")
 
     def of(self, units: float, unit: str) -> float:
         """Seconds of communication."""

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from matcha.errors import InputError
 from matcha.plans import Events, PlanLike, StagedPlan
 from matcha.records import Entry, Record, RunHeader, RunKind, RunWriter, check_same, holds_run
+from matcha.strategies import with_budget
 from matcha.tasks.recipes import Choices, Recipe
 from matcha.tasks.settings import Settings
 
@@ -105,6 +106,24 @@ def make_jobs(
         for seed in seeds
         for plan in plans
     ]
+
+
+def with_asynchronous(jobs: Sequence[Job]) -> list[Job]:
+    """The jobs, and beside each whose workers meet in pairs the same asynchronously."""
+    found = []
+    for job in jobs:
+        found.append(job)
+        if {level.mixing for level in job.plan.levels} <= {"laplacian", "pairwise"}:
+            name = with_budget(job.plan.strategy, job.plan.budget)
+            found.append(
+                replace(
+                    job,
+                    directory=job.directory.with_name(f"{job.directory.name}-asynchronous"),
+                    settings=replace(job.settings, asynchronous=True),
+                    name=f"{name}, asynchronous",
+                )
+            )
+    return found
 
 
 def _numbered(names: Sequence[str]) -> Iterator[str]:

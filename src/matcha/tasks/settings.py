@@ -42,6 +42,8 @@ class Settings:
     """Stop when two evaluations in a row find the average model's training loss at or below."""
     delays: Delays = field(default_factory=Delays)
     """The simulated clock; real workers have a clock on the wall."""
+    asynchronous: bool = False
+    """Workers meet when both have time, each at its own pace."""
     execution: Execution = field(default_factory=Execution)
 
     def __post_init__(self) -> None:
@@ -95,4 +97,9 @@ class Settings:
         }
         described = asdict(self) | {f"{key}_kind": value for key, value in named.items()}
         plain: dict[str, Any] = json.loads(json.dumps(described))
+        # What nobody chose is left out: runs and checkpoints from before it was there go on.
+        if not self.asynchronous:
+            del plain["asynchronous"]
+        if not self.delays.speeds:
+            del plain["delays"]["speeds"]
         return plain
