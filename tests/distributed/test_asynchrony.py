@@ -102,7 +102,7 @@ def test_in_step_it_is_the_overlapped_exchange():
         optimizer = torch.optim.SGD(model.parameters(), lr=cases.RATE)
         options = {"transport": transport, "bucket_mb": 3e-4, "deadline": PATIENCE}
         with Gossip(model, optimizer, chosen, asynchronous=True, **options) as gossip:
-            for k in range(cases.ITERATIONS):
+            for _ in range(cases.ITERATIONS):
                 optimizer.zero_grad()
                 model().backward()
                 meet_first(gossip)
