@@ -29,7 +29,7 @@ Hold: TypeAlias = Callable[[int, float, int], None]
 
 _TAG = COLLECTIVE_TAGS[9]
 _RESTS = 5e-3, 2e-2  # seconds between two looks at most: while somebody is wanted, and else
-_FIRST_PROBE = 1.0  # seconds; each further one comes after twice as long
+_FIRST_PROBE = 1.0  # seconds; each further one comes when twice as much has passed
 
 
 class Word(IntEnum):
@@ -58,7 +58,8 @@ class _Line:
     """How many meetings the two have held."""
     said_bye: bool = False
     heard_bye: bool = False
-    probe_at: float = field(default_factory=lambda: time.monotonic() + _FIRST_PROBE)
+    wanted_since: float = field(default_factory=time.monotonic)
+    probe_at: float = 0.0
 
 
 class Appointments:
@@ -98,7 +99,8 @@ class Appointments:
             for line in self._lines:
                 if line.peer in weights and line.wanted is None and not line.heard_bye:
                     line.wanted = weights[line.peer]
-                    line.probe_at = time.monotonic() + _FIRST_PROBE
+                    line.wanted_since = time.monotonic()
+                    line.probe_at = line.wanted_since + _FIRST_PROBE
             self._changed.notify_all()
 
     @property
@@ -274,11 +276,11 @@ class Appointments:
 
     def _probe(self, line: _Line) -> None:
         """A neighbour that is wanted may take long, but must be there; look ever more rarely."""
-        if (line.wanted is None and not self._leaves) or time.monotonic() < line.probe_at:
+        now = time.monotonic()
+        if now < line.probe_at or (line.wanted is None and not self._leaves):
             return
         self._transport.probe(line.peer)
-        with self._changed:
-            line.probe_at += 2 * (time.monotonic() - line.probe_at + _FIRST_PROBE)
+        line.probe_at = now + max(_FIRST_PROBE, now - line.wanted_since)
 
 
 def _weight(bits: int) -> float:
