@@ -201,3 +201,4 @@ def test_a_slow_worker_in_step_and_beside_it_asynchronously(tmp_path):
     few = simulate_quadratic("--speeds", "1,2", "-o", tmp_path / "other")
     assert few.returncode == 2
     assert "2 speeds for 8 workers" in few.stderr
+    assert not (tmp_path / "other").exists()

@@ -6,8 +6,9 @@ import pytest
 
 import matcha
 from matcha.errors import InputError
+from matcha.plans import Events, Loss
 from matcha.records import Record, read_run
-from matcha.tasks.jobs import carry_out, check_free, make_jobs
+from matcha.tasks.jobs import carry_out, check_free, make_jobs, with_asynchronous
 from matcha.tasks.recipes import Choices, recipe
 from matcha.tasks.settings import Settings
 
@@ -79,3 +80,15 @@ def test_a_run_goes_on_after_its_checkpoint_and_is_not_run_over(tmp_path):
     other = replace(job, choices=replace(job.choices, batch_size=8))
     with pytest.raises(InputError, match="another batch_size"):
         check_free([other], resume=True)
+
+
+def test_beside_each_job_of_pairs_stands_the_same_asynchronously(tmp_path):
+    plans = [matcha.plan(matcha.families.ring(4), 1.0, "allreduce"), *PLANS]
+    found = with_asynchronous(jobs(tmp_path, plans, seeds=[3]))
+    assert [job.directory.name for job in found] == [
+        "allreduce-1-s3", "periodic-0.5-s3", "periodic-0.5-s3-asynchronous",
+    ]  # fmt: skip
+    assert [job.settings.asynchronous for job in found] == [False, False, True]
+    assert found[-1].label == "periodic 0.5, asynchronous"
+    with pytest.raises(InputError, match="leave one of the two out"):
+        replace(found[-1], events=Events(losses=(Loss(worker=1, at=2),)))

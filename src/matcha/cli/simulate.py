@@ -129,6 +129,7 @@ def simulate_command(
     from matcha.records import read_run
     from matcha.report.figures import check_format
     from matcha.simulation import Delays, Settings
+    from matcha.simulation.pace import compute_times
     from matcha.tasks.jobs import check_free, make_jobs, with_asynchronous
     from matcha.tasks.recipes import Choices, recipe
     from matcha.tasks.recipes import optimizer as make_optimizer
@@ -180,6 +181,7 @@ def simulate_command(
         jobs = with_asynchronous(jobs)
     check_free(jobs, resume=resume)
     chosen.task(choices)  # a run that cannot start leaves no folder behind
+    compute_times(settings.delays, 1.0, choices.num_workers)
     make_folder(output)
     _run(jobs, resume)
     runs = [read_run(job.directory) for job in jobs]

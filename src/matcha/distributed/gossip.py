@@ -56,10 +56,9 @@ class Gossip:
     Each worker is one process with a whole model. After a step it mixes its parameters with the
     partners that the plan's round gives it, if any: x ← W(x − ηg), eq. 2.
 
-    The model's trainable parameters move into a few flat buckets; they keep their identity and
-    look like ordinary ones to whoever saves or loads them, so the optimizer, its state and compiled
-    versions of the model are left alone. Construction is a collective call: the workers check that
-    they agree, and all start from worker 0's values.
+    The model's trainable parameters move into a few flat buckets; they keep their identity, so the
+    optimizer, its state and compiled versions of the model are left alone. Construction is a
+    collective call: the workers check that they agree, and all start from worker 0's values.
 
     Args:
         model: the module that this process trains.
@@ -92,10 +91,7 @@ class Gossip:
             workers do not agree.
         ExchangeError: a worker does not answer.
 
-    Example:
-        ```python
-        gossip = Gossip(model, optimizer, plan)  # the training loop stays as it is
-        ```
+    Example: `gossip = Gossip(model, optimizer, plan)`; the training loop stays as it is.
     """
 
     def __init__(
@@ -170,8 +166,7 @@ class Gossip:
             self._asynchrony.open(self.exchange, self._stopwatch, deadline)
         bye = self.transport, self._itinerary, self._asynchrony
         self._farewell = weakref.finalize(self, say_finished, *bye)
-        self._is_checked = False
-        self._is_detached = False
+        self._is_checked = self._is_detached = False
         self._steps = Steps(
             self.optimizers, claim, begin=self._begin, change=self._change, end=self._end
         )

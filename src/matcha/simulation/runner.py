@@ -5,8 +5,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Sequence
 
-from matcha.errors import InputError
-from matcha.plans import Events
 from matcha.records import Record, holds_run, read_run
 from matcha.simulation.asynchronous import AsynchronousSimulation
 from matcha.simulation.engine import Engine
@@ -48,8 +46,6 @@ class Runner:
         plan, settings, clock = job.plan, job.settings, self._clock
         simulation: Simulation | AsynchronousSimulation
         if settings.asynchronous:
-            if job.events != Events():
-                raise InputError("events go by iterations, which asynchronous workers do not share")
             simulation = AsynchronousSimulation(
                 task, plan, settings, engine=engine, compute_seconds=clock
             )

@@ -36,6 +36,13 @@ class Job:
     network: Mapping[str, Any] = field(default_factory=dict)
     """How real workers talk, for the run's header."""
 
+    def __post_init__(self) -> None:
+        if self.settings.asynchronous and self.events != Events():
+            raise InputError(
+                "events go by iterations, which workers that meet asynchronously do not share: "
+                "leave one of the two out."
+            )
+
     @property
     def label(self) -> str:
         """Strategy, budget and seed in a few letters, or the name that was chosen."""
