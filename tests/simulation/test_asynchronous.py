@@ -60,7 +60,7 @@ def test_meetings_keep_the_sum_whatever_the_speeds(seed):
         seconds_per_unit=float(random.choice([0.0, 0.4, 3.0])),
         speeds=tuple(random.uniform(0.2, 2.0, 8)),
     )
-    settings = replace(SETTINGS, epochs=8, delays=delays, schedule=Constant(base=1e-30))
+    settings = replace(SETTINGS, epochs=24, delays=delays, schedule=Constant(base=1e-30))
     mixing = ("pairwise", "laplacian")[seed % 2]
     simulation = AsynchronousSimulation(quadratic(), er8("matcha", 0.5, mixing), settings)
     x = simulation.engine.workers.parameters
