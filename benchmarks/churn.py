@@ -139,7 +139,8 @@ def train(
             tables = {name: torch.from_numpy(t) for name, t in task.tables(epoch).items()}
         inputs, targets = task.batch({name: table[k % steps] for name, table in tables.items()})
         for group in gossip.optimizer.param_groups:
-            group["lr"] = RATE * (1.0 if k < 0.6 * iterations else 0.2)
+            # Down to nothing, or the last batches would decide a loss to the last per cent.
+            group["lr"] = RATE * min(1.0, (iterations - k) / (0.4 * iterations))
         loss, _ = task.loss(gossip.model, inputs[gossip.rank], targets[gossip.rank], ())
         gossip.optimizer.zero_grad()
         loss.backward()
