@@ -377,11 +377,12 @@ def _shown(value: Any) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--fault", choices=["kill", "stop", "cut", "sever"], default="kill")
+    parser.add_argument("--fault", choices=["kill", "stop", "cut", "sever", "none"], default="kill")
     parser.add_argument("--seconds", type=float, default=300.0)
     parser.add_argument("--period", type=float, default=10.0, help="seconds between faults")
     parser.add_argument("--pause", type=float, default=5.0, help="seconds until it is undone")
     parser.add_argument("--pace", type=float, default=0.1, help="seconds an iteration")
+    parser.add_argument("--undisturbed", type=float, help="its loss, as --fault none printed it")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, help="write OUTPUT.json and OUTPUT.txt")
     parser.add_argument("--worker", nargs=3, metavar=("FOLDER", "ITERATIONS", "PACE"))
@@ -391,9 +392,12 @@ def main() -> None:
         work(Path(folder), int(iterations), float(pace))
         return
     chosen = plan(families.paper("er8"), 0.3, "greedy")
+    if options.fault == "none":
+        print(calm(chosen, int(options.seconds / options.pace)))
+        return
     with tempfile.TemporaryDirectory() as scratch:
         disturbed = rough(Path(scratch), options, chosen)
-    undisturbed = calm(chosen, int(options.seconds / options.pace))
+    undisturbed = options.undisturbed or calm(chosen, int(options.seconds / options.pace))
     result = {
         "benchmark": "churn",
         "fault": options.fault,

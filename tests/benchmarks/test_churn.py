@@ -21,6 +21,7 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "churn.py"
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_minute_of_kills(tmp_path: Path) -> None:
     # Forty seconds of training; with the start of eight processes it is a minute.
     command = [sys.executable, str(SCRIPT), "--seconds", "40", "--period", "8", "--pause", "2"]
