@@ -397,6 +397,7 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as scratch:
         disturbed = rough(Path(scratch), options, chosen)
+    print(json.dumps(disturbed), file=sys.stderr)  # whatever becomes of the other run
     undisturbed = options.undisturbed or calm(chosen, int(options.seconds / options.pace))
     result = {
         "benchmark": "churn",
