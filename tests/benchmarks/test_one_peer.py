@@ -31,3 +31,10 @@ def test_it_is_doubly_stochastic_and_exact_for_powers_of_two(one_peer):
     error = one_peer.one_peer_exponential_error
     assert error(8, 1.0) == pytest.approx(theory.doubling_bound(8, 1.0))
     assert error(6, 1.0) > theory.doubling_bound(6, 1.0)
+
+
+def test_ceca_with_two_models_is_the_exponential_graph_for_powers_of_two(one_peer):
+    for workers in (4, 8, 16):
+        same = one_peer.one_peer_exponential_error(workers, 1.0)
+        assert one_peer.two_model_ceca_error(workers) == pytest.approx(same)
+    assert one_peer.two_model_ceca_error(12) < one_peer.one_peer_exponential_error(12, 1.0)

@@ -44,7 +44,7 @@ def plan(
         topology: The workers and their links.
         budget: C_b in (0, 1]: expected communication time an iteration as a fraction of vanilla's.
         strategy: One of `matcha.strategies.STRATEGIES`: `matcha` (the paper), `vanilla`,
-            `periodic`, `single`, `greedy`, `hypercube`, `base` or `one-peer`; or your own
+            `periodic`, `single`, `greedy`, `hypercube`, `base`, `one-peer` or `ceca`; or your own
             function from a `Request` to a `Plan`.
         seed: Decides which rounds are drawn, and every search on the way.
         mixing: `laplacian` (the paper's I − αL), `pairwise`, or `push` for messages that go one
