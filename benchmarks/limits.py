@@ -221,7 +221,8 @@ def digits_line(row: dict[str, Any]) -> str:
     means = [100 * float(np.mean(row["accuracy"][label])) for label in ("both ways", "one way")]
     spread = [100 * float(np.std(row["accuracy"][label])) for label in ("both ways", "one way")]
     return (
-        f"{row['graph']:18s} {len(row['accuracy']['one way']):5d} {means[0]:9.2f} ± {spread[0]:4.2f} {means[1]:9.2f} ± {spread[1]:4.2f} "
+        f"{row['graph']:18s} {len(row['accuracy']['one way']):5d} "
+        f"{means[0]:9.2f} ± {spread[0]:4.2f} {means[1]:9.2f} ± {spread[1]:4.2f} "
         f"{means[1] - means[0]:+10.2f} {row['error']['both ways']:9.4f} "
         f"{row['error']['one way']:9.4f}"
     )
@@ -231,8 +232,8 @@ def digits_table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(
         [
             "Digits, one unit of communication an iteration: test accuracy in %.",
-            f"{'graph':18s} {'seeds':>5s} {'both ways':>16s} {'30 % one way':>16s} {'difference':>10s} "
-            f"{'error':>9s} {'one way':>9s}",
+            f"{'graph':18s} {'seeds':>5s} {'both ways':>16s} {'30 % one way':>16s} "
+            f"{'difference':>10s} {'error':>9s} {'one way':>9s}",
             *map(digits_line, rows),
         ]
     )

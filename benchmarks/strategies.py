@@ -355,11 +355,13 @@ def free_links(_: Sequence[str]) -> list[dict[str, Any]]:
     return rows
 
 
+FREE = ("greedy", "plain", "one_way", "one_peer", "finite_time", "ceca", "no_less")
+
+
 def free_line(row: dict[str, Any]) -> str:
-    return (
-        f"{row['workers']:7d} {row['units']:5.1f} {row['greedy']:9.4g} {row['plain']:9.4g} "
-        f"{row['one_way']:9.4g} {row['one_peer']:9.4g} {row['finite_time']:11.4g} "
-        f"{row['ceca']:9.4g} {row['no_less']:9.4g}"
+    errors = {k: "–" if row.get(k) is None else f"{row[k]:.4g}" for k in FREE}
+    return f"{row['workers']:7d} {row['units']:5.1f} " + " ".join(
+        f"{error:>{11 if k == 'finite_time' else 9}s}" for k, error in errors.items()
     )
 
 
