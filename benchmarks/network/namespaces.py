@@ -137,6 +137,12 @@ class Network:
             _in(host, "sysctl", "-qw", f"net.ipv4.conf.{name}.rp_filter=0")
             _shape(host, name, mbps)
 
+    def reshape(self, link: tuple[int, int], mbps: float) -> None:
+        """Change the speed of a link that is a wire of its own, while it is used."""
+        number = self.topology.links.index(link)
+        for end in link:
+            _shape(self.host(end), f"wire{number}", mbps, "change")
+
     # -- using ------------------------------------------------------------------------------------
 
     def host(self, rank: int) -> str:
@@ -260,10 +266,12 @@ def remove(prefix: str = PREFIX) -> None:
             subprocess.run(["ip", "netns", "del", name], check=False, stderr=subprocess.DEVNULL)
 
 
-def _shape(namespace: str, device: str, mbps: float, latency_ms: int = _LATENCY_MS) -> None:
+def _shape(
+    namespace: str, device: str, mbps: float, latency_ms: int = _LATENCY_MS, verb: str = "add"
+) -> None:
     _in(
         namespace,
-        *f"tc qdisc add dev {device} root tbf rate {mbps * 1e6:.0f}bit".split(),
+        *f"tc qdisc {verb} dev {device} root tbf rate {mbps * 1e6:.0f}bit".split(),
         *f"burst {max(_BURST_BYTES, int(mbps * 1e6 / 8 / 250))} latency {latency_ms}ms".split(),
     )
 

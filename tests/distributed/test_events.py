@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from tests.distributed.test_membership import wait_until
 from tests.distributed.transports.links.linked import local_peers, run_linked
 
 from matcha.distributed import Gossip, LinkTransport
+from matcha.errors import InputError
 from matcha.plans import Cut, Events, Loss
 from matcha.simulation import Simulation
 from matcha.tasks.execution import Execution
@@ -19,8 +22,9 @@ from matcha.tasks.optimizers import SGD
 from matcha.tasks.rates import Constant
 from matcha.tasks.recipes import Choices, recipe
 from matcha.tasks.settings import Settings
+from matcha.wires import parse_wire
 
-EPOCHS, LOST, BACK, CUT, MENDED = 3, 6, 17, 9, 20
+EPOCHS, LOST, BACK, CUT, MENDED = 2, 4, 13, 6, 16
 VICTIM, LINK = 3, (1, 7)
 SETTINGS = Settings(
     epochs=EPOCHS,
@@ -30,7 +34,9 @@ SETTINGS = Settings(
 )
 
 
+@cache
 def make_task():
+    """One for all workers: it only tells them what to train on."""
     task = recipe("digits").task(Choices(num_workers=8))
     task.to(torch.device("cpu"), torch.float64)
     return task
@@ -39,18 +45,26 @@ def make_task():
 class Player:
     """A worker that acts a script out."""
 
-    def __init__(self, plan, peers, arrived, both) -> None:
+    def __init__(self, plan, settings, peers, arrived, both) -> None:
         self.plan, self.peers, self.arrived, self.both = plan, peers, arrived, both
+        self.settings = settings
 
     def start(self, transport) -> None:
         self.transport = transport
         self.task = make_task()
         model = self.task.model().double()
-        self.optimizer = SETTINGS.optimizer.for_model(model.parameters())
+        self.optimizer = self.settings.optimizer.for_model(model.parameters())
         for group in self.optimizer.param_groups:
             group["lr"] = 0.05
         self.gossip = Gossip(
-            model, self.optimizer, self.plan, transport=transport, deadline=150, on_loss="continue"
+            model,
+            self.optimizer,
+            self.plan,
+            transport=transport,
+            momentum=self.settings.momentum,
+            clip=self.settings.clip,
+            deadline=150,
+            on_loss="continue",
         )
 
     def run(self, stop: int) -> None:
@@ -112,15 +126,34 @@ class Player:
 MEETINGS = [case for case in cases.STRATEGIES if case[1] not in ("push", "windows")]
 
 
-@pytest.mark.parametrize(("strategy", "mixing"), MEETINGS)
-def test_the_simulator_plays_what_happened(strategy, mixing) -> None:
-    plan = cases.make_plan(strategy, mixing)
+OTHERS = {"wire": "float32", "momentum": "local", "clip": None}
+WIRES = ("bfloat16", "modulo:8", "modulo:4", "modulo:3", "modulo:2", "lowrank:2")
+MOMENTA = ("quasi-global", "outer", "tracking")
+CASES = [
+    *({"strategy": strategy, "mixing": mixing} for strategy, mixing in MEETINGS),
+    *({"wire": wire} for wire in WIRES),
+    *({"momentum": momentum} for momentum in MOMENTA),
+    {"momentum": "tracking", "wire": "modulo:4", "mixing": "laplacian", "strategy": "matcha"},
+    {"momentum": "outer", "wire": "lowrank:1"},
+    {"clip": 0.5},
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case.values())))
+def test_the_simulator_plays_what_happened(case) -> None:
+    how = {"strategy": "greedy", "mixing": "pairwise"} | OTHERS | case
+    plan = cases.make_plan(how["strategy"], how["mixing"])
+    plan = replace(plan, wire=parse_wire(how["wire"]))
+    asked = {name: how[name] for name in ("momentum", "clip")}
+    settings = replace(SETTINGS, **asked)
+    if how["momentum"] == "tracking":
+        settings = replace(settings, optimizer=SGD())
     assert LINK in plan.topology.links
     peers = local_peers(plan.num_workers)
     arrived, both = threading.Barrier(plan.num_workers), threading.Barrier(2)
     results = run_linked(
         plan.topology,
-        lambda transport: Player(plan, peers, arrived, both).play(transport),
+        lambda transport: Player(plan, settings, peers, arrived, both).play(transport),
         peers=peers,
     )
     found = np.stack([flat for flat, _ in results])
@@ -128,9 +161,24 @@ def test_the_simulator_plays_what_happened(strategy, mixing) -> None:
         losses=(Loss(worker=VICTIM, at=LOST, back=BACK, donor=results[VICTIM][1]),),
         cuts=(Cut(link=LINK, at=CUT, until=MENDED),),
     )
-    simulation = Simulation(make_task(), plan, SETTINGS, events=events)
+    simulation = Simulation(make_task(), plan, settings, events=events, compute_seconds=0.0)
     records = list(simulation)
     stacked = sorted(simulation.engine.workers.stacked().items())
     right = torch.cat([values.reshape(plan.num_workers, -1) for _, values in stacked], dim=1)
     np.testing.assert_allclose(found, right.numpy(), rtol=0, atol=1e-10)
-    assert [record.members for record in records] == [7, 8, 8]
+    assert [record.members for record in records] == [7, 8]
+    changes = [change for record in records for change in record.changes or ()]
+    assert changes == [[LOST, VICTIM, 0], [BACK, VICTIM, 1]]
+
+
+def test_one_way_messages_cannot_do_without_a_worker() -> None:
+    plan = cases.make_plan("greedy", "pairwise")
+    plan = replace(plan, mixing="push")
+
+    def work(transport):
+        model = torch.nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with pytest.raises(InputError, match="needs meetings of two"):
+            Gossip(model, optimizer, plan, transport=transport, on_loss="continue")
+
+    run_linked(plan.topology, work)

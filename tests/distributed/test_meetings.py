@@ -29,6 +29,9 @@ class Place(MemoryTransport):
     def meets(self, peer: int, iteration: int) -> bool:
         return not {peer, self.rank} & self.missing
 
+    def connection(self, peer: int) -> object:
+        return self.network
+
     def post(self, messages):
         last = any(m.tag in COLLECTIVE_TAGS and m.incoming is not None for m in messages)
         if last and self.loses_last_byte:

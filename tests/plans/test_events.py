@@ -11,6 +11,7 @@ import matcha
 from matcha import families
 from matcha.errors import InputError
 from matcha.plans import Cut, Events, Loss, Return, Slowdown
+from matcha.timing import Underlay
 
 RING = families.ring(4)
 
@@ -123,3 +124,28 @@ def test_a_file_says_the_same(tmp_path):
 def test_events_that_cannot_be_are_refused(events, message):
     with pytest.raises(InputError, match=message):
         Events(**events).check(RING)
+
+
+def test_two_slowdowns_at_once_are_both_felt():
+    plan = matcha.plan(matcha.families.path(2), 1.0, "periodic")
+    twice = tuple(Slowdown(link=(0, 1), at=0, factor=factor) for factor in (2, 5))
+    assert Events(slowdowns=twice).round_time(plan, plan.round(0), 0) == pytest.approx(10)
+
+
+def test_what_queues_on_a_shared_wire_still_does():
+    square = matcha.Topology.from_links([(0, 1), (1, 2), (2, 3), (3, 0)], link_times=[0.1] * 4)
+    timing = Underlay.racks(square, [[0, 1], [2, 3]], uplink=0.5)
+    plan = matcha.plan(square, 1.0, "periodic", timing=timing)
+    round_ = plan.round(0)
+    usual = plan.round_time(round_)
+    slowed = Events(slowdowns=(Slowdown(link=(0, 3), at=0, factor=3),))
+    assert slowed.round_time(plan, round_, 0) > usual
+
+
+def test_links_are_new_after_a_return_and_a_cut():
+    ring = matcha.families.ring(4)
+    events = Events(losses=(Loss(worker=1, at=2, back=5),), cuts=(Cut(link=(2, 3), at=1, until=5),))
+    assert sorted(events.renewed(5, ring)) == [(0, 1), (1, 2), (2, 3)]
+    assert not events.renewed(4, ring)
+    assert events.changes(0, 5) == [[2, 1, 0]]
+    assert events.changes(5, 9) == [[5, 1, 1]]

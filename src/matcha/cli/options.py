@@ -131,6 +131,14 @@ Report: TypeAlias = Annotated[
 Resume: TypeAlias = Annotated[
     bool, typer.Option("--resume", help="Go on with a run that was stopped.")
 ]
+Clip: TypeAlias = Annotated[
+    float | None,
+    typer.Option(
+        "--clip",
+        help="The furthest a meeting moves a worker, in times the disagreement that the plan "
+        "predicts, against workers that send garbage; 1 is a good choice.",
+    ),
+]
 Force: TypeAlias = Annotated[bool, typer.Option("--force", help="Overwrite the output files.")]
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON, for machines, instead.")]
 

@@ -14,6 +14,7 @@ from matcha.cli import app
 from matcha.cli.options import (
     BatchSize,
     Budgets,
+    Clip,
     Compile,
     ComputeTimeOrMeasured,
     Data,
@@ -92,6 +93,7 @@ def simulate_command(
     precision: str = typer.Option("auto", help="float32, float64 or bfloat16 (auto on CUDA)."),
     streams: int = typer.Option(8, help="CUDA: workers whose passes may overlap."),
     compile: Compile = False,
+    clip: Clip = None,
     evaluate_every: int = typer.Option(1, help="Epochs between tests of the average model."),
     statistics: str = typer.Option("recalibrated", help="BatchNorm: recalibrated or averaged."),
     compute_time: ComputeTimeOrMeasured = None,
@@ -148,6 +150,7 @@ def simulate_command(
         epochs=number,
         schedule=chosen.schedule(number, learning_rate),
         optimizer=make_optimizer(optimizer) if optimizer else chosen.optimizer,
+        clip=clip,
         rule=rule,  # type: ignore[arg-type]  # checked by Settings
         evaluate_every=evaluate_every,
         statistics=statistics,  # type: ignore[arg-type]  # checked by Settings

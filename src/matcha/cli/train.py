@@ -17,6 +17,7 @@ from matcha.cli import app
 from matcha.cli.options import (
     BatchSize,
     Budget,
+    Clip,
     Data,
     Deadline,
     Epochs,
@@ -81,6 +82,7 @@ def train_command(
     link_mbps: float | None = typer.Option(
         None, help="Task: slow links to this many Mbit/s. An emulation, by waiting."
     ),
+    clip: Clip = None,
     deadline: Deadline = 300.0,
     checkpoint_every: int = typer.Option(0, help="Task: epochs between checkpoints; 0: none."),
     resume: Resume = False,
@@ -110,6 +112,9 @@ def train_command(
         False, "--elastic", help="Links: go on without a lost worker; local ones start again."
     ),
     restarts: int = typer.Option(10, help="With --elastic: how often a worker is started again."),
+    replan: int = typer.Option(
+        0, min=0, help="Every so many iterations, plan anew where links take other times; 0: never."
+    ),
     as_json: Json = False,
 ) -> None:
     """Train decentralized on real workers, one process each.
@@ -145,13 +150,18 @@ def train_command(
         raise InputError(f"a task takes no arguments of its own: {' '.join(arguments)!r}.")
     if not is_script:
         _check_task(target, wire)
-    from matcha.distributed.environment import is_worker
+    from matcha.distributed.environment import REPLAN_VARIABLE, is_worker
     from matcha.distributed.launch import Hosts
+    from matcha.strategies.staged import check_followable
 
     _set_links(peers, rank, keys, links=links, elastic=elastic)
+    if replan:
+        os.environ[REPLAN_VARIABLE] = str(replan)  # where workers, this process or others, look
     machines = Hosts(number=hosts, rendezvous=rendezvous, rank=host_rank)
     plan = _plan(plan_file, topology, strategy, budget, seed)
     machines.share(plan.num_workers)  # refused before anything is made
+    if replan:
+        check_followable(plan)
     if is_script:
         if is_worker():
             raise InputError("a script that is one worker is started by itself: python SCRIPT.")
@@ -184,6 +194,7 @@ def train_command(
         epochs=number,
         schedule=chosen.schedule(number, learning_rate),
         optimizer=chosen.optimizer,
+        clip=clip,
         rule="footnote" if overlap else "eq2",
         target_loss=target_loss,
     )

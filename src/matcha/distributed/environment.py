@@ -32,10 +32,12 @@ __all__ = [
     "KEYS_VARIABLE",
     "LOSS_VARIABLE",
     "PEERS_VARIABLE",
+    "REPLAN_VARIABLE",
     "default_transport",
     "goes_on",
     "is_alone",
     "is_worker",
+    "replan_every",
     "worker_transport",
 ]
 
@@ -46,6 +48,8 @@ KEYS_VARIABLE = "MATCHA_KEYS"
 """The directory of keys for those links; without it they are plain TCP."""
 LOSS_VARIABLE = "MATCHA_ON_LOSS"
 """What to do when a worker is lost, where a script does not say."""
+REPLAN_VARIABLE = "MATCHA_REPLAN"
+"""After how many iterations a plan follows the network, where a script does not say."""
 _RANKS = ("RANK", "SLURM_PROCID")
 
 _START = 300.0  # seconds for all workers to come to the rendezvous
@@ -77,6 +81,18 @@ def goes_on(on_loss: str | None) -> bool:
     if chosen not in ("stop", "continue"):
         raise InputError(f"on_loss is {chosen!r}, but it is 'stop' or 'continue'.")
     return chosen == "continue"
+
+
+def replan_every(asked: int | None) -> int:
+    """After how many iterations a plan follows the network: as asked for, or as the launcher says.
+
+    Raises:
+        InputError: it is no number of iterations.
+    """
+    chosen = os.environ.get(REPLAN_VARIABLE, "0") if asked is None else str(asked)
+    if not chosen.isdigit():
+        raise InputError(f"replan is {chosen}, but it is a number of iterations, or 0 for never.")
+    return int(chosen)
 
 
 def default_transport(topology: Topology | None = None) -> Transport:

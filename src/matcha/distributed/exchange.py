@@ -140,6 +140,9 @@ class Exchange:
         """What later rounds depend on: nothing, with whole values."""
         return {}
 
+    def forget(self, peer: int) -> None:
+        """Drop what is remembered of a neighbour: nothing, with whole values."""
+
     def run(self, round: Round, met: Sequence[Meeting], iteration: int) -> None:
         """Carry out this worker's part of a round.
 

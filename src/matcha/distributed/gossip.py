@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from matcha.distributed.asynchrony import asynchrony_of
 from matcha.distributed.averaging import Averaging
 from matcha.distributed.buckets import fill_buckets, layout_digest
-from matcha.distributed.checkpoint import checkpoints, load_checkpoint, save_checkpoint
 from matcha.distributed.claims import Claim
 from matcha.distributed.collectives import roll_call
-from matcha.distributed.environment import goes_on
+from matcha.distributed.environment import goes_on, replan_every
+from matcha.distributed.equipment import Equipment, Options
 from matcha.distributed.itinerary import Itinerary, answer, say_finished
-from matcha.distributed.meetings import Meetings
 from matcha.distributed.membership import Membership, as_team
 from matcha.distributed.misuse import (
     Optimizers,
@@ -32,17 +29,16 @@ from matcha.distributed.misuse import (
     check_stepped,
     hookable,
 )
-from matcha.distributed.momentum import Following
-from matcha.distributed.overlap import Overlap
-from matcha.distributed.push_sum import push_sum_of
+from matcha.distributed.savable import Savable
 from matcha.distributed.seats import shared_facts, take_seat
 from matcha.distributed.steps import Steps
 from matcha.distributed.stopwatch import Stopwatch
 from matcha.distributed.transports.transport import Transport
-from matcha.distributed.wiring import Exchanger, alignment, make_exchange
+from matcha.distributed.wiring import alignment
 from matcha.errors import InputError
 from matcha.plans import PlanLike
 from matcha.records import Span
+from matcha.rounds import Round
 from matcha.tasks.momentum import Momentum
 
 __all__ = ["Gossip"]
@@ -50,7 +46,7 @@ __all__ = ["Gossip"]
 _FOREVER = 1e6  # seconds
 
 
-class Gossip:
+class Gossip(Savable):
     """Consensus after every `optimizer.step()`: decentralized SGD on a plan.
 
     Each worker is one process with a whole model. After a step it mixes its parameters with the
@@ -83,6 +79,10 @@ class Gossip:
         on_loss: `stop` ends training with the name of a worker that is gone; `continue` goes on
             without it, and takes it in again when it comes back. That needs links of our own
             (`matcha.distributed.LinkTransport`). By default what the launcher says, or `stop`.
+        replan: iterations after which workers compare how long links took, and plan anew where one
+            is off by half; 0 is never. By default what the launcher says, or never.
+        clip: the furthest that a meeting may move this worker, in times the disagreement that the
+            plan predicts (1 is a good choice), against workers that send garbage; None: no bound.
         iteration: where to start in the plan, when resuming by hand.
         on_span: called with a `Span` (in seconds of `time.perf_counter`) for each stretch of time.
 
@@ -110,6 +110,8 @@ class Gossip:
         bucket_mb: float = 25.0,
         deadline: float = 300.0,
         on_loss: Literal["stop", "continue"] | None = None,
+        replan: int | None = None,
+        clip: float | None = None,
         iteration: int = 0,
         on_span: Callable[[Span], None] | None = None,
     ) -> None:
@@ -120,7 +122,6 @@ class Gossip:
             {n: p for n, p in model.named_parameters() if p.requires_grad}, self.optimizers
         )
         self.model = model
-        self.plan = plan
         self.deadline = deadline
         self.seat = take_seat(plan, transport, mesh, deadline)
         self.transport = self.seat.transport
@@ -137,29 +138,30 @@ class Gossip:
             alignment=alignment(plan.wire),
         )
         self._averaging = Averaging(self.seat, model, self.buckets, deadline)
-        self._layout = layout_digest(self.buckets)
+        self.layout = layout_digest(self.buckets)
         self._frozen = [p for p in model.parameters() if not p.requires_grad]
-        options = f"overlap {overlap}, asynchronous {asynchronous}, wire {wire_dtype}, "
-        options += f"momentum {momentum}, buffers {buffers}, bucket {bucket_mb} MB"
-        facts = shared_facts(plan, self.seat, options, iteration)
+        how = Options(
+            overlap=overlap,
+            asynchronous=asynchronous,
+            wire_dtype=wire_dtype,
+            momentum=momentum,
+            bucket_bytes=bucket_bytes,
+            deadline=deadline,
+            replan=0 if alone else replan_every(replan),
+            clip=clip,
+        )
+        facts = shared_facts(plan, self.seat, f"{how.in_words()}, buffers {buffers}", iteration)
         team = as_team(self.transport, plan) if goes_on(on_loss) else None
         if team is None or not team.is_late:
-            self.seat.agree(facts, self._layout, deadline)
+            self.seat.agree(facts, self.layout, deadline)
             self._averaging.start_equal()
 
-        values = [bucket.data for bucket in self.buckets]
-        self._overlap = Overlap(self.buckets) if overlap else None
-        others = overlap, momentum, team is not None
-        self._asynchrony = asynchrony_of(plan, self.seat, self.buckets, asynchronous, *others)
-        self.following = Following(momentum, self.optimizers, plan, self.buckets, overlap=overlap)
-        plain = not (overlap or team or self.following.is_needed)
-        self.push_sum = self._averaging.push_sum = push_sum_of(plan, values, allowed=plain)
-        apart = self.push_sum or self._overlap or self._asynchrony
-        mixed = apart.mixed if apart else values
-        laid = self.buckets, mixed, self.following.travelling
-        self.exchange: Exchanger = make_exchange(
-            plan.wire, self.transport, *laid, bucket_bytes, wire_dtype, deadline
-        )
+        tools = Equipment(plan, self.seat, self.buckets, self.optimizers, team, how)
+        self._tools, self.exchange, self.meetings = tools, tools.exchange, tools.meetings
+        self.following, self.replanning = tools.following, tools.replanning
+        self.clipping = tools.clipping
+        self._overlap, self._asynchrony = tools.overlap, tools.asynchrony
+        self.push_sum = self._averaging.push_sum = tools.push_sum
         self._stopwatch = Stopwatch(self.rank, on_span)
         self._itinerary = Itinerary(plan, self.rank, iteration, alone=alone)
         if self._asynchrony is not None:
@@ -170,12 +172,12 @@ class Gossip:
         self._steps = Steps(
             self.optimizers, claim, begin=self._begin, change=self._change, end=self._end
         )
-        self.meetings: Meetings | None = None
         self._membership: Membership | None = None
         if team is not None:
-            self.meetings = Meetings(self.exchange, team, mixed)
             self._membership = Membership(self, team, deadline)
             self._membership.start(iteration)
+            if self._membership.returns:
+                self._look()
 
     # -- the hot path -----------------------------------------------------------------------------
 
@@ -215,27 +217,34 @@ class Gossip:
             if moved:
                 self._steps.restart_curvature()
         if self.following.is_needed:
-            self.following.end(met=bool(self._itinerary.met))
+            self.following.end(met=bool(self._itinerary.met) and self._tools.has_met)
         self._itinerary.advance()
         if self._membership is not None:
             self._membership.tend()
+        self._look()
         self._begin()
         if self._stopwatch.listens:
             self._stopwatch.restart()
 
     def _run(self) -> None:
-        now = self._itinerary
-        clock = self._stopwatch.exchanging(self.exchange, now.iteration)
-        how = None if now.round.mixing == "average" else self.meetings  # an average is no meeting
-        with clock, self.push_sum or nullcontext():
-            if now.met:
-                (how or self.exchange).run(now.round, now.met, now.iteration)
+        with self._stopwatch.exchanging(self.exchange, self.iteration):
+            self._tools.run(self._itinerary)
 
-    def seek(self, iteration: int) -> None:
-        """Go on at another iteration of the plan, as every worker must."""
-        self._itinerary.seek(iteration)
+    def _look(self) -> None:
+        if self.replanning.look(self.iteration):
+            self._itinerary.follow(self.plan)
 
     # -- for the script ---------------------------------------------------------------------------
+
+    @property
+    def plan(self) -> PlanLike:
+        """Who talks when: as given, or in stages where the plan follows the network."""
+        return self.replanning.plan
+
+    @property
+    def round(self) -> Round:
+        """The round that comes next."""
+        return self._itinerary.round
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
@@ -253,14 +262,14 @@ class Gossip:
         return self.transport.members
 
     @property
+    def changes(self) -> list[list[int]]:
+        """Who went or came so far, as far as this worker knows: iteration, worker, 1 if it came."""
+        return [] if self._membership is None else self._membership.changes()
+
+    @property
     def overlaps(self) -> bool:
         """Whether exchanges run beside the gradient."""
         return self._overlap is not None or self._asynchrony is not None
-
-    @property
-    def iteration(self) -> int:
-        """Of the round that comes next: how many steps this worker has taken."""
-        return self._itinerary.iteration
 
     @property
     def exchange_seconds(self) -> float:
@@ -321,59 +330,6 @@ class Gossip:
         self._meet_all("consensus_distance()")
         return self._averaging.consensus_distance()
 
-    def state_dict(self) -> dict[str, Any]:
-        """Where in which plan this worker is, in plain values, for `load_state_dict`.
-
-        For scripts that save by themselves, beside the model's and optimizer's own state.
-        """
-        return {
-            "iteration": self.iteration,
-            "num_workers": self.num_workers,
-            "plan_digest": self.plan.digest,
-            "layout_digest": self._layout,
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where `state_dict` was taken; model and optimizer are the script's to load."""
-        for key, value in self.state_dict().items():
-            if key != "iteration" and state[key] != value:
-                raise InputError(f"the saved state is of another {key}: {state[key]}, not {value}.")
-        if self.push_sum is not None:
-            raise InputError("push-sum keeps x and ω beside the parameters: use save() and load().")
-        self.forget()
-        self.seek(int(state["iteration"]))
-
-    def save(
-        self,
-        directory: str | Path,
-        *,
-        extra: Mapping[str, Any] | None = None,
-        generators: Mapping[str, torch.Generator] | None = None,
-        keep: int = 2,
-    ) -> Path:
-        """Write a checkpoint of all workers; see `matcha.distributed.checkpoint`. Collective."""
-        if self._asynchrony is not None:
-            roll_call(self.transport, f"save() at iteration {self.iteration}", self.deadline)
-        directory = self.seat.folder(directory)
-        return save_checkpoint(self, directory, extra=extra, generators=generators, keep=keep)
-
-    def load(
-        self,
-        directory: str | Path,
-        *,
-        iteration: int | None = None,
-        average: bool = False,
-        generators: Mapping[str, torch.Generator] | None = None,
-    ) -> dict[str, Any]:
-        """Continue from a checkpoint; see `matcha.distributed.checkpoint`. Collective."""
-        directory = self.seat.folder(directory)
-        if self.seat.num_parts > 1 and iteration is None:
-            found = [info.iteration for info in checkpoints(directory)]
-            iteration = self.seat.newest(found, self.deadline)
-        return load_checkpoint(
-            self, directory, iteration=iteration, average=average, generators=generators
-        )
-
     @contextmanager
     def join(self) -> Iterator[None]:
         """Train inside it when workers have unequal amounts of data.
@@ -382,6 +338,8 @@ class Gossip:
         step of its own. Two that have both left meet once more and then never again.
         """
         check_join(self.plan, goes_on=self._membership is not None)
+        if self.replanning.every:
+            raise InputError("join() and replan= do not go together: all must be there to plan.")
         yield
         if self.num_workers > 1 and self._asynchrony is None:  # there nobody is waited for
             self.exchange.timeout = _FOREVER  # who still trains may take its time

@@ -55,6 +55,11 @@ class Itinerary:
         self._rounds = repeat(_REST) if self._alone else self._plan.rounds(iteration)
         self.advance()
 
+    def follow(self, plan: PlanLike) -> None:
+        """Go on by another plan from the round that comes next."""
+        self._plan = plan
+        self.seek(self.iteration)
+
     def advance(self) -> None:
         """Go on to the next round."""
         self.iteration += 1

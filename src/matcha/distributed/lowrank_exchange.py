@@ -99,6 +99,12 @@ class LowRankExchange(Courtesy):
                     named[f"directions-{k}-{peer}"] = self._direction(k, peer)
         return named
 
+    def forget(self, peer: int) -> None:
+        """Let the directions of a link begin as at first: its two ends must have the same."""
+        for k in range(len(self._values)):
+            if self._rows[k].matrices:
+                self._direction(k, peer).copy_(self._rows[k].start.unsqueeze(0))
+
     def _direction(self, k: int, peer: int) -> torch.Tensor:
         if (k, peer) not in self._directions:
             self._directions[k, peer] = self._rows[k].start.unsqueeze(0).clone()

@@ -17,7 +17,7 @@ import torch
 
 from matcha.distributed.exchange import Meeting
 from matcha.distributed.transports.transport import COLLECTIVE_TAGS, Message, Pending
-from matcha.distributed.wiring import Exchanger
+from matcha.distributed.turns import Runner, copy_values, take_turns
 from matcha.errors import PeerLostError
 from matcha.rounds import Round
 
@@ -43,6 +43,9 @@ class MeetingPlace(Protocol):
     def meets(self, peer: int, iteration: int) -> bool:
         """Whether both ends will come to a meeting."""
 
+    def connection(self, peer: int) -> object:
+        """What leads to a neighbour now; another one after each break."""
+
 
 class Meetings:
     """Carries out rounds one meeting at a time, with whoever is there.
@@ -59,9 +62,15 @@ class Meetings:
     """
 
     def __init__(
-        self, exchange: Exchanger, place: MeetingPlace, values: Sequence[torch.Tensor]
+        self,
+        exchange: Runner,
+        place: MeetingPlace,
+        values: Sequence[torch.Tensor],
+        forget: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._exchange = exchange
+        self._forget = forget
+        self._connections: dict[int, object] = {}
         self._place = place
         self._values = list(values)
         self._before = [torch.empty_like(value) for value in values]
@@ -74,25 +83,14 @@ class Meetings:
     def run(self, round: Round, met: Sequence[Meeting], iteration: int) -> None:
         """As `Exchange.run`: this worker's part of a round, without those who are gone."""
         self._place.begin(iteration)
-        if round.mixing == "pairwise" or len(met) == 1:
-            for meeting in met:
-                self._hold(round, meeting, iteration)
-            return
-        # Every partner of a Laplacian round gets the values before it; changes add up elsewhere.
-        start = [value.clone() for value in self._values]
-        total = [value.clone() for value in start]
-        for meeting in met:
-            _copy(self._values, start)
-            if self._hold(round, meeting, iteration):
-                for sum_, value, old in zip(total, self._values, start, strict=True):
-                    sum_.add_(value.sub(old))
-        _copy(self._values, total)
+        take_turns(self._values, round, met, lambda meeting: self._hold(round, meeting, iteration))
 
     def _hold(self, round: Round, meeting: Meeting, iteration: int) -> bool:
         """One meeting; whether it took place."""
         outcome: Outcome = "left out"
         shift = self.shift
         if self._place.meets(meeting.peer, iteration):
+            self._greet(meeting.peer)
             outcome = self._try(round, meeting, iteration)
         self.held += outcome == "held"
         self.left_out += outcome != "held"
@@ -100,8 +98,15 @@ class Meetings:
             self.on_meeting(iteration, meeting, outcome, self.shift - shift)
         return outcome == "held"
 
+    def _greet(self, peer: int) -> None:
+        """What a wire remembers of a link must be the same at both ends: a new one has no past."""
+        now = self._place.connection(peer)
+        if self._connections.setdefault(peer, now) is not now:
+            self._connections[peer] = now
+            self._forget(peer)
+
     def _try(self, round: Round, meeting: Meeting, iteration: int) -> Outcome:
-        _copy(self._before, self._values)
+        copy_values(self._before, self._values)
         has_all = False
         try:
             self._exchange.run(round, (meeting,), iteration)
@@ -111,7 +116,7 @@ class Meetings:
             if has_all:
                 self.uncertain += 1
                 self.shift += _distance(self._values, self._before)
-            _copy(self._values, self._before)
+            copy_values(self._values, self._before)
             _log.info("worker %d: iteration %d: %s", self._place.rank, iteration, error)
             return "uncertain" if has_all else "left out"
         return "held"
@@ -124,11 +129,6 @@ class Meetings:
         pending = self._place.post([theirs])
         self._place.post([Message(peer=peer, tag=_CONFIRM, outgoing=torch.ones(1, dtype=byte))])
         pending.wait(self._exchange.timeout)
-
-
-def _copy(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
-    for target, source in zip(targets, sources, strict=True):
-        target.copy_(source)
 
 
 def _distance(xs: Sequence[torch.Tensor], ys: Sequence[torch.Tensor]) -> float:

@@ -21,6 +21,14 @@ _MOST_BEHIND = 1.0  # seconds of work that others may have to wait for this work
 _FEWEST_BEHIND = 3  # iterations
 
 
+class Change(Protocol):
+    """A worker was lost or came."""
+
+    iteration: int
+    worker: int
+    is_member: bool
+
+
 class Calls(Protocol):
     """The collective calls of a team."""
 
@@ -43,6 +51,10 @@ class Team(MeetingPlace, Protocol):
     @property
     def is_late(self) -> bool:
         """Whether others train already and this worker needs a state."""
+
+    @property
+    def changes(self) -> Sequence[Change]:
+        """Who came and went so far, as this worker learnt it."""
 
     def ask_for_state(self, timeout: float) -> tuple[int, bytearray]:
         """A neighbour and its state."""
@@ -95,6 +107,8 @@ class Membership:
         self._taken: dict[str, Any] = {}
         self._last = time.perf_counter()
         self._seconds = 0.0
+        self._returned: list[list[int]] = []
+        self._known = 0
         team.searches_cause = False
 
     def start(self, iteration: int) -> None:
@@ -103,17 +117,21 @@ class Membership:
             self.join()
         else:
             self._team.start_at(iteration)
+        self._known = len(self._team.changes)  # up to here they came to the start
 
     def join(self) -> None:
         """Take a neighbour's state and go on from there."""
         started = time.monotonic()
         self.donor, content = self._team.ask_for_state(self._deadline)
         extra = load_snapshot(content, self._worker)
+        for peer in range(self._worker.transport.num_workers):  # the donor's links are not its own
+            self._worker.exchange.forget(peer)
         self._team.calls.number = int(extra["calls"])
         self._taken = extra["carried"]
         self._take(self._taken)
         self._team.start_at(self._worker.iteration)
         self.returns += 1
+        self._returned.append([self._worker.iteration, self._team.rank, 1])
         _log.info(
             "worker %d: goes on from worker %d's state at iteration %d, after %.2f s",
             self._team.rank, self.donor, self._worker.iteration, time.monotonic() - started,
@@ -127,6 +145,14 @@ class Membership:
         if self.returns:
             take(self._taken)
         return self.returns > 0
+
+    def changes(self) -> list[list[int]]:
+        """As `Gossip.changes`: others' as this worker learnt it, and its own returns."""
+        others = self._team.changes[self._known :]
+        return [
+            *self._returned,
+            *([c.iteration, c.worker, int(c.is_member)] for c in others),
+        ]
 
     def tend(self) -> None:
         """Between two rounds: answer those who came back; catch up when far behind."""

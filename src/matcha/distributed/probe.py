@@ -17,7 +17,7 @@ from matcha.errors import InputError
 from matcha.matchings import decompose
 from matcha.topology import Link, Topology
 
-__all__ = ["LinkMeasure", "probe"]
+__all__ = ["LinkMeasure", "exchange_time", "probe"]
 
 _SMALL = 8  # bytes: as short as a message gets
 
@@ -82,8 +82,8 @@ def probe(
         for link in matching:
             if transport.rank in link:
                 peer = link[0] + link[1] - transport.rank
-                latency = _exchange_time(transport, peer, _SMALL, 4 * repetitions, timeout)
-                seconds = _exchange_time(transport, peer, message_bytes, repetitions, timeout)
+                latency = exchange_time(transport, peer, _SMALL, 4 * repetitions, timeout)
+                seconds = exchange_time(transport, peer, message_bytes, repetitions, timeout)
                 mine.append((link, latency, seconds))
     answers = gather(transport, json.dumps(mine).encode(), timeout)
     ends: dict[Link, list[tuple[float, float]]] = {link: [] for link in topology.links}
@@ -125,9 +125,10 @@ def fit(
     return max(0.0, small - pace * 1e-6 * small_bytes), pace
 
 
-def _exchange_time(
+def exchange_time(
     transport: Transport, peer: int, size: int, repetitions: int, timeout: float
 ) -> float:
+    """Seconds of a message of some bytes each way, to a worker that makes the same call."""
     device = transport.device or torch.device("cpu")
     incoming = torch.zeros(size, dtype=torch.uint8, device=device)
     outgoing = torch.ones(size, dtype=torch.uint8, device=device)

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from matcha.distributed.clipped import Clipped
 from matcha.distributed.momentum import Following
 from matcha.distributed.push_sum import PushSumValues
 from matcha.distributed.shards import like, local
@@ -44,6 +45,7 @@ class Worker(Protocol):
     exchange: Exchanger
     following: Following
     push_sum: PushSumValues | None
+    clipping: Clipped | None
 
     @property
     def iteration(self) -> int:
@@ -68,6 +70,9 @@ class Worker(Protocol):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over a position."""
 
+    def follow(self, state: Mapping[str, Any]) -> None:
+        """Go on by the stages that a saved state's plan had."""
+
 
 def write_snapshot(
     path: Path, gossip: Worker, extra: Mapping[str, Any], generators: Generators
@@ -88,6 +93,7 @@ def restore_snapshot(path: Path, gossip: Worker, generators: Generators) -> dict
         DataError: the file cannot be read.
     """
     with _opened(path) as (file, document):
+        gossip.follow(document["state"])
         _restore(gossip, file, document, generators)
     extra: dict[str, Any] = document["extra"]
     return extra
@@ -204,11 +210,13 @@ def _restore(gossip: Worker, file: Any, document: dict[str, Any], generators: Ge
 
 
 def _memory(gossip: Worker) -> dict[str, torch.Tensor]:
-    """What wire, momentum and push-sum remember from round to round."""
+    """What wire, momentum, push-sum and clipping remember from round to round."""
     named = {f"wire/{name}": tensor for name, tensor in gossip.exchange.state().items()}
     named |= {f"momentum/{k}": v for k, v in gossip.following.state().items()}
     if gossip.push_sum is not None:
         named |= {f"push-sum/{k}": v for k, v in gossip.push_sum.state().items()}
+    if gossip.clipping is not None:
+        named |= {f"clip/{name}": tensor for name, tensor in gossip.clipping.state().items()}
     return named
 
 

@@ -83,6 +83,7 @@ class Training:
             transport=transport,
             overlap=settings.rule == "footnote",
             momentum=settings.momentum,
+            clip=settings.clip,
             on_span=self._trace,
             **options,
         )
@@ -93,6 +94,7 @@ class Training:
         self._train_losses: list[float] = []
         self._losses: list[float] = []
         self._units = self._seconds = 0.0
+        self._changes: list[list[int]] = []
         self.came_late = self.gossip.carry(self._progress, self._resume)
         if not self.came_late:
             facts = {part: fingerprint(self.identity[part])[:12] for part in ("task", "settings")}
@@ -142,7 +144,6 @@ class Training:
         self.model.train()
         exchanged, started = self.gossip.exchange_seconds, time.perf_counter()
         self.gossip.restart_clock()
-        rounds = self.plan.rounds(self.gossip.iteration)
         done, epoch = 0, self.epoch
         # By the plan's count, not by a loop's own: who comes back starts in the middle.
         while (k := self.gossip.iteration - epoch * steps) < steps and self.epoch == epoch:
@@ -152,12 +153,12 @@ class Training:
             with self.settings.execution.autocast():
                 loss, state = task.loss(self.model, inputs[self.rank], targets[self.rank], state)
             state = tuple(tensor.detach() for tensor in state)
+            units = self.plan.round_time(self.gossip.round)
             self._step(loss)
             total += loss.detach()
             done += 1
-            self._units += self.plan.round_time(next(rounds))
-            if self.gossip.iteration != epoch * steps + k + 1:  # it took a neighbour's state
-                rounds = self.plan.rounds(self.gossip.iteration)
+            if self.gossip.iteration == epoch * steps + k + 1:  # or it took a neighbour's state
+                self._units += units
         self.gossip.settle()
         elapsed = time.perf_counter() - started
         self._seconds += elapsed
@@ -218,7 +219,13 @@ class Training:
             compute_seconds=compute,
             comm_seconds=comm,
             members=len(table),
+            changes=self._new_changes(),
         )
+
+    def _new_changes(self) -> list[list[int]] | None:
+        found = [change for change in self.gossip.changes if change not in self._changes]
+        self._changes += found
+        return sorted(found) or None
 
     def _evaluate(self) -> Score:
         """The average model on training data, each worker on its share, and on held-out data.

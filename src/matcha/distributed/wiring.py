@@ -39,6 +39,7 @@ class Exchanger(Protocol):
     def finished(self) -> set[int]: ...  # noqa: D102
     def run(self, round: Round, met: Sequence[Meeting], iteration: int) -> None: ...  # noqa: D102
     def state(self) -> Mapping[str, torch.Tensor]: ...  # noqa: D102
+    def forget(self, peer: int) -> None: ...  # noqa: D102
 
 
 def alignment(wire: Wire) -> int:
@@ -124,6 +125,9 @@ class _Both:
 
     def state(self) -> Mapping[str, torch.Tensor]:
         return self._coded.state()
+
+    def forget(self, peer: int) -> None:
+        self._coded.forget(peer)
 
     @property
     def wait_seconds(self) -> float:

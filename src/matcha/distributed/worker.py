@@ -20,6 +20,8 @@ from matcha.tasks.jobs import Job, carry_out, check_free
 __all__ = ["Network", "run_worker"]
 
 CHECKPOINTS = "checkpoints"
+STAGES = "stages.json"
+"""The plan as it became, where it followed the network."""
 _SHOWN = (
     "train_loss",
     "worker_loss",
@@ -41,6 +43,8 @@ class Network:
     """Slow every link down to this speed, by emulation."""
     on_loss: Literal["stop", "continue"] | None = None
     """What to do when a worker is lost; None: as the launcher says."""
+    replan: int | None = None
+    """Iterations after which the plan follows the network; None: as the launcher says."""
 
     def __post_init__(self) -> None:
         if not self.deadline > 0:
@@ -93,6 +97,7 @@ def run_worker(
         wire_dtype=network.wire_dtype,
         deadline=network.deadline,
         on_loss=network.on_loss,
+        replan=network.replan,
     )
     checkpoints = job.directory / CHECKPOINTS
     if resume:
@@ -112,6 +117,9 @@ def run_worker(
             show(record)
             if on_record is not None:
                 on_record(record)
+    made = training.gossip.plan
+    if made is not job.plan and training.rank == transport.members[0]:
+        made.save(job.directory / STAGES)  # what a simulation needs to play the same rounds
     return records
 
 

@@ -8,7 +8,7 @@ left out. A slower link only costs time.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,8 @@ from matcha.plans.averaging import all_reduce_time
 from matcha.plans.files import PlanLike
 from matcha.plans.reduced import known_links, known_workers
 from matcha.rounds import Round
-from matcha.topology import Link, Topology
+from matcha.timing import Timing
+from matcha.topology import Link, Matching, Topology
 
 __all__ = ["Cut", "Events", "Loss", "Return", "Slowdown"]
 
@@ -111,23 +112,33 @@ class Events:
         links = (cut.link for cut in self.cuts if cut.holds(k))
         return frozenset(pair for i, j in links for pair in ((i, j), (j, i)))
 
+    def changes(self, start: int, stop: int) -> list[list[int]]:
+        """Who goes and comes in some iterations: iteration, worker, and 1 where it comes.
+
+        >>> Events(losses=(Loss(worker=1, at=2, back=5),)).changes(0, 9)
+        [[2, 1, 0], [5, 1, 1]]
+        """
+        found = [[loss.at, loss.worker, 0] for loss in self.losses]
+        found += [[loss.back, loss.worker, 1] for loss in self.losses if loss.back is not None]
+        return sorted(change for change in found if start <= change[0] < stop)
+
     def round(self, plan: PlanLike, k: int) -> Round:
         """What is left of a plan's round k."""
         return plan.round(k).without(self.gone(k), self.cut(k))
 
     def round_time(self, plan: PlanLike, round: Round, k: int) -> float:
         """The communication time of a round at iteration k, slower links counted."""
-        holding = [s for s in self.slowdowns if s.holds(k)]
-        slower = {link: s.factor for s in holding for link in (s.link, s.link[::-1])}
+        slower: dict[Link, float] = {}
+        for slowdown in self.slowdowns:
+            if slowdown.holds(k):
+                for link in (slowdown.link, slowdown.link[::-1]):
+                    slower[link] = slower.get(link, 1.0) * slowdown.factor
+        usual = plan.round_time(round)
         if not any(link in slower for link in round.links):
-            return plan.round_time(round)
+            return usual
         if round.mixing == "average":
             return all_reduce_time(plan.timing, plan.topology, slower)
-        alone = plan.timing.round_time
-        return sum(
-            max(alone(((link,),)) * slower.get(link, 1.0) for link in matching)
-            for matching in round.matchings
-        )
+        return usual + sum(_longer(plan.timing, m, slower) for m in round.matchings)
 
     def returns(self, k: int, topology: Topology) -> tuple[Return, ...]:
         """Who comes back at the beginning of iteration k, and with whose state."""
@@ -136,6 +147,18 @@ class Events:
             for loss in self.losses
             if loss.back == k
         )
+
+    def renewed(self, k: int, topology: Topology) -> frozenset[Link]:
+        """The links that are new connections at iteration k: mended, or of a worker that is back.
+
+        >>> ring = Topology.from_links([(0, 1), (1, 2), (2, 0)])
+        >>> sorted(Events(losses=(Loss(worker=1, at=2, back=5),)).renewed(5, ring))
+        [(0, 1), (1, 2)]
+        """
+        back = {loss.worker for loss in self.losses if loss.back == k}
+        mended = {cut.link for cut in self.cuts if cut.until == k}
+        mended |= {(j, i) for i, j in mended}
+        return frozenset(li for li in topology.links if li in mended or back.intersection(li))
 
     def _donor(self, loss: Loss, topology: Topology) -> int:
         assert loss.back is not None
@@ -180,6 +203,13 @@ class Events:
         return cls(
             losses=tuple(found[Loss]), cuts=tuple(found[Cut]), slowdowns=tuple(found[Slowdown])
         )
+
+
+def _longer(timing: Timing, matching: Matching, slower: Mapping[Link, float]) -> float:
+    """What slower links add to a matching's time; what queues on shared wires stays as it is."""
+    alone = {link: timing.matching_time((link,)) for link in matching}
+    now = max(seconds * slower.get(link, 1.0) for link, seconds in alone.items())
+    return now - max(alone.values())
 
 
 def _event(entry: Any) -> Loss | Cut:

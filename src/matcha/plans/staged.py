@@ -1,8 +1,8 @@
 """Staged plans: more or less communication as training goes on, still agreed by all workers.
 
 A staged plan is a few plans (levels) and the iterations at which one takes over from another. The
-stages are either a schedule fixed beforehand, or extended on demand: at a checkpoint all workers
-feed the same measured consensus distance to `next_stage` and so make the same longer plan.
+stages are a schedule fixed beforehand, or are added while training goes on: all workers make the
+next one from the same measured link times (`matcha.strategies.next_stage`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from matcha.documents import fingerprint
-from matcha.errors import InputError, PlanError
+from matcha.errors import PlanError
 from matcha.plans.plan import Plan, read_plan
 from matcha.plans.protocol import Members
 from matcha.rounds import Round
@@ -26,6 +26,7 @@ from matcha.wires import Wire
 
 SCHEMA = "matcha.staged-plan/2"
 READABLE = (SCHEMA, "matcha.staged-plan/1")
+MOST_STAGES = 32
 _KNOWN_ROUNDS = 1 << 16
 
 
@@ -42,7 +43,8 @@ class Stage:
 class StagedPlan(Members):
     """Several plans for one topology, each in force for a stretch of iterations.
 
-    What a plan promises is said of each of its `levels`, not of them together.
+    What a plan promises is said of each of its `levels`, not of them together. Communication is
+    counted by the first level's delay model, so that a run has one unit.
 
     >>> import matcha
     >>> budgets = {0: 0.5, 100: 0.25}
@@ -53,24 +55,18 @@ class StagedPlan(Members):
 
     levels: tuple[Plan, ...]
     stages: tuple[Stage, ...]
-    target: float | None = None
-    """The consensus distance to hold on demand; None: the stages are fixed."""
 
     def __post_init__(self) -> None:
         if not self.levels or not self.stages:
             raise PlanError("a staged plan needs a level and a stage.")
-        if any(level.topology != self.topology for level in self.levels):
-            raise PlanError("the levels of a staged plan share one topology.")
-        if any(level.timing != self.timing for level in self.levels):
-            raise PlanError("the levels of a staged plan share one delay model.")
+        if any(_network(level) != _network(self.levels[0]) for level in self.levels):
+            raise PlanError("the levels of a staged plan share one topology and one wire.")
         starts = [stage.start for stage in self.stages]
         if starts[0] != 0 or any(b <= a for a, b in itertools.pairwise(starts)):
             raise PlanError(f"stages start at 0 and go up, but they start at {starts}.")
         for stage in self.stages:
             if not 0 <= stage.level < len(self.levels):
                 raise PlanError(f"stage level {stage.level} is not among the plan's levels.")
-        if self.target is not None and not self.target > 0:
-            raise PlanError(f"the target distance is {self.target!r}, but it must be positive.")
 
     # -- the members of a plan ------------------------------------------------------------------
 
@@ -81,7 +77,7 @@ class StagedPlan(Members):
 
     @property
     def timing(self) -> Timing:
-        """The delay model."""
+        """The first level's delay model."""
         return self.levels[0].timing
 
     @property
@@ -107,17 +103,10 @@ class StagedPlan(Members):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a user should know about the levels, and about stages still to come."""
-        notes = [
+        """What a user should know about the levels."""
+        return tuple(
             f"level {n}: {note}" for n, level in enumerate(self.levels) for note in level.notes
-        ]
-        if self.target is not None:
-            budgets = ", ".join(f"{level.budget:g}" for level in self.levels)
-            notes.append(
-                f"to hold a consensus distance of {self.target:g}, next_stage chooses among "
-                f"budgets {budgets}; a run that never calls it stays in the last stage given."
-            )
-        return tuple(notes)
+        )
 
     @cached_property
     def matchings(self) -> tuple[Matching, ...]:
@@ -160,44 +149,33 @@ class StagedPlan(Members):
         parts = {
             "levels": [level.digest for level in self.levels],
             "stages": [[stage.start, stage.level] for stage in self.stages],
-            "target": self.target,
+            "target": None,  # version 1 of these files had one
         }
         return fingerprint(parts)
 
-    # -- on demand ------------------------------------------------------------------------------
+    # -- as training goes on ----------------------------------------------------------------------
 
-    def next_stage(self, iteration: int, measured_consensus: float) -> StagedPlan:
-        """The plan from a checkpoint on, given the consensus distance that all workers measured.
+    def then(self, start: int, level: Plan) -> StagedPlan:
+        """The plan with one more stage; of a great many, one between the first and the last goes.
 
-        Above the target the next richer level takes over, below a quarter of it the next poorer
-        one; levels are ordered by their budgets. A pure function: workers that feed it the same
-        numbers (agree on them first, as by an all-reduce) hold the same plan, with one digest.
-
-        Args:
-            iteration: The checkpoint: the first iteration that the decision is for.
-            measured_consensus: (1/m) Σ ‖x_i − x̄‖² at the checkpoint.
+        What is past is not trained again, so nothing depends on it; the first stage says what was
+        asked for.
 
         Raises:
-            InputError: The plan has no target, or the checkpoint lies before its last stage.
+            PlanError: The stage would begin before the last one does.
         """
-        if self.target is None:
-            raise InputError("this staged plan has no target: its stages are fixed.")
-        last = self.stages[-1]
-        if iteration < last.start:
-            raise InputError(
-                f"iteration {iteration} lies before the last stage, which starts at {last.start}."
-            )
-        # Not a number means divergence: that asks for more communication, too.
-        if not measured_consensus <= self.target:
-            level = min(last.level + 1, len(self.levels) - 1)
-        elif measured_consensus < self.target / 4:
-            level = max(last.level - 1, 0)
-        else:
-            level = last.level
-        if level == last.level:
-            return self
-        kept = tuple(stage for stage in self.stages if stage.start < iteration)
-        return replace(self, stages=(*kept, Stage(start=iteration, level=level)))
+        stages = (*self.stages, Stage(start=start, level=len(self.levels)))
+        longer = replace(self, levels=(*self.levels, level), stages=stages)
+        return longer if len(stages) <= MOST_STAGES else longer._without_second()
+
+    def _without_second(self) -> StagedPlan:
+        kept = (self.stages[0], *self.stages[2:])
+        used = sorted({stage.level for stage in kept})
+        return replace(
+            self,
+            levels=tuple(self.levels[n] for n in used),
+            stages=tuple(Stage(start=s.start, level=used.index(s.level)) for s in kept),
+        )
 
     # -- in and out -----------------------------------------------------------------------------
 
@@ -205,7 +183,6 @@ class StagedPlan(Members):
         """The plan as plain JSON values."""
         return {
             "schema": SCHEMA,
-            "target": self.target,
             "stages": [[stage.start, stage.level] for stage in self.stages],
             "levels": [level.to_json() for level in self.levels],
         }
@@ -220,13 +197,11 @@ class StagedPlan(Members):
         if not isinstance(document, dict) or document.get("schema") not in READABLE:
             raise PlanError("it is not a staged matcha plan of this version.")
         try:
-            target = document["target"]
             return cls(
                 levels=tuple(Plan.from_json(level) for level in document["levels"]),
                 stages=tuple(
                     Stage(start=int(start), level=int(level)) for start, level in document["stages"]
                 ),
-                target=None if target is None else float(target),
             )
         except KeyError as error:
             raise PlanError(f"it lacks {error.args[0]!r}.") from None
@@ -245,14 +220,12 @@ class StagedPlan(Members):
     def summary(self) -> str:
         """The plan in a few lines of text."""
         lines = [f"staged {self.strategy} plan for {self.topology}"]
-        if self.target is not None:
-            lines[0] += f", holding a consensus distance of {self.target:g}"
         for stage in self.stages:
             level = self.levels[stage.level]
             error = "" if level.consensus_error is None else f", error {level.consensus_error:.4g}"
             lines.append(
                 f"  from iteration {stage.start}: budget {level.budget:g}, "
-                f"{level.expected_comm_time:.4g} {self.timing.unit} an iteration, "
+                f"{level.expected_comm_time:.4g} {level.timing.unit} an iteration, "
                 f"rho {level.rho:.4f}{error}"
             )
         return "\n".join(lines)
@@ -277,3 +250,9 @@ class StagedPlan(Members):
             return replace(round_, indices=tuple(offsets[level] + j for j in round_.indices))
 
         return numbered
+
+
+def _network(level: Plan) -> tuple[object, ...]:
+    """What stays the same from stage to stage; how long links take may change."""
+    topology = level.topology
+    return topology.num_workers, topology.links, topology.directed, level.wire

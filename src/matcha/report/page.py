@@ -22,7 +22,15 @@ from matcha.report.tables import details, results_table
 from matcha.strategies import has_budget
 
 MAX_BYTES = 5_000_000
-_SCRIPTS = ("base.js", "charts.js", "curves.js", "network.js", "explorer.js", "timeline.js")
+_SCRIPTS = (
+    "base.js",
+    "charts.js",
+    "curves.js",
+    "network.js",
+    "explorer.js",
+    "presence.js",
+    "timeline.js",
+)
 _HOLE = re.compile(r"\{\{(\w+)\}\}")
 
 
@@ -109,6 +117,7 @@ def render(payload: Mapping[str, Any], runs: Sequence[Run]) -> str:
         "hidden_explorer": "" if payload["networks"] else "hidden",
         "hidden_consensus": "" if has["consensus_distance"] else "hidden",
         "hidden_timeline": "" if has["timeline"] else "hidden",
+        "hidden_presence": "" if has["presence"] else "hidden",
         "hidden_loads": "" if has["loads"] else "hidden",
         "rho_note": html.escape(words.RHO_NOTE),
         "loads_text": html.escape(words.loads_text(payload)),
@@ -145,6 +154,7 @@ def _sections(payload: Mapping[str, Any]) -> dict[str, bool]:
         "curves": bool(metrics - {"consensus_distance", "predicted_consensus"}),
         "consensus_distance": "consensus_distance" in metrics,
         "timeline": any(run["timeline"] for run in runs),
+        "presence": any(run["presence"] for run in runs),
         "loads": any(run["loads"] for run in runs),
     }
 

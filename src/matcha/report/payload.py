@@ -12,6 +12,7 @@ from matcha.records import Run
 from matcha.report import words
 from matcha.report.explorer import network
 from matcha.report.groups import Group
+from matcha.report.presence import presence
 from matcha.report.rows import Summary
 from matcha.report.series import mean_curves, short
 from matcha.report.styles import STYLES, styles_of
@@ -75,6 +76,8 @@ def build_payload(
             "curves": mean_curves(group.runs),
             "hit": _hit(row, comparison),
             "timeline": timeline(group.runs[0]),
+            "presence": presence(group.runs[0]),
+            "workers": group.runs[0].header.num_workers,
             "loads": worker_loads(group.runs[0]),
         }
         for group, row, style in zip(comparison.groups, comparison.rows, styles, strict=True)

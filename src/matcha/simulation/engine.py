@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from matcha.errors import InputError
 from matcha.rounds import Round
+from matcha.simulation.clipping import ClippedMixing
 from matcha.simulation.execution import (
     Bound,
     Graphs,
@@ -105,11 +106,17 @@ class Engine:
             self._streams = [new_stream(self.device) for _ in range(execution.streams)]
         self._graphs = Graphs(self.device, capture=execution.capture, compiles=execution.compile)
         self._parts: dict[str, Callable[[], None]] = {}
-        self._equipment: tuple[Wire, Momentum, tuple[Link, ...], bool] | None = None
+        self._equipment: tuple[object, ...] | None = None
         self.equip(Float(), Momentum(), ())
 
     def equip(
-        self, wire: Wire, momentum: Momentum, links: Sequence[Link], *, push_sum: bool = False
+        self,
+        wire: Wire,
+        momentum: Momentum,
+        links: Sequence[Link],
+        *,
+        push_sum: bool = False,
+        allowance: float | None = None,
     ) -> None:
         """Say what messages hold and how momentum and meetings go together.
 
@@ -120,18 +127,22 @@ class Engine:
             momentum: settled for the optimizer and the plan.
             links: of the topology; a wire may remember something of each.
             push_sum: whether messages go one way without coming round.
+            allowance: of `matcha.tasks.clipping`, where meetings are clipped.
 
         Raises:
-            InputError: push-sum does not go together with the wire, momentum or rule.
+            InputError: push-sum or clipping does not go together with the wire, momentum or rule.
         """
-        if (wire, momentum, tuple(links), push_sum) == self._equipment:
+        asked = wire, momentum, tuple(links), push_sum, allowance
+        if asked == self._equipment:
             return
         if push_sum and (not is_whole(wire) or momentum.kind != "local" or self.rule != "eq2"):
             raise InputError(
                 "messages that go one way without coming round carry whole values after the "
                 "gradient step: leave wire, momentum and rule at their defaults."
             )
-        self._equipment = wire, momentum, tuple(links), push_sum
+        if allowance is not None and (not is_whole(wire) or momentum.kind == "tracking"):
+            raise InputError("clip goes with whole values in a simulation, and not with tracking.")
+        self._equipment = asked
         workers = self.workers
         self._graphs.keep("gradients")
         self.following = following(
@@ -140,11 +151,13 @@ class Engine:
         rows = [workers.parameters]
         if momentum.kind == "tracking":
             rows.append(self.following.state()["tracked"])
-        self.mixing: Mixing
+        self.mixing: Mixing | ClippedMixing
         workers.shares = None
         if push_sum:
             self.mixing = PushMixing(rows)
             workers.shares = self.mixing.omega
+        elif allowance is not None:
+            self.mixing = ClippedMixing(rows[0], allowance)
         elif is_whole(wire):
             steps = self.task.steps_per_epoch
             self.mixing = WholeMixing(rows, steps, self.position, self._graphs)
@@ -362,6 +375,11 @@ class Engine:
         for name, tensor in self._tensors().items():
             if tensor.dim() and len(tensor) == self.task.num_workers and "direction" not in name:
                 tensor[worker].copy_(tensor[donor])
+
+    def forget(self, links: Collection[Link]) -> None:
+        """Let what some links remember begin afresh: their connections are new."""
+        if isinstance(self.mixing, WireMixing):
+            self.mixing.forget(links)
 
     def park(self, present: Sequence[int]) -> None:
         """Put absent workers where they change neither the average nor the spread: in the mean."""

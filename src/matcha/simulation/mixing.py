@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 import torch
@@ -124,6 +124,7 @@ class WireMixing:
         graphs: Graphs,
     ) -> None:
         self.rows, self.graphs = rows, graphs
+        self._number = {frozenset(link): number for number, link in enumerate(links)}
         self.meetings: list[Meetings] = [meetings_of(wire, segments, x, links) for x in rows]
         self.state = {
             f"{k}.{name}": tensor
@@ -142,6 +143,12 @@ class WireMixing:
         """Start afresh from what the rows hold now."""
         for meetings, x in zip(self.meetings, self.rows, strict=True):
             meetings.reset(x)
+
+    def forget(self, links: Collection[Link]) -> None:
+        """Drop what some links remember: they are new ones now."""
+        numbers = [self._number[frozenset(link)] for link in links]
+        for meetings in self.meetings if numbers else ():
+            meetings.forget(numbers)
 
     def fill(self, rounds: Sequence[Round]) -> None:
         """Take an epoch's rounds in."""

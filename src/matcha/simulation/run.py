@@ -21,6 +21,7 @@ from matcha.simulation.flat import mean_squared_deviation
 from matcha.simulation.forecast import Forecast
 from matcha.simulation.mixing import is_whole
 from matcha.simulation.pace import LinkClock, compute_times, link_seconds
+from matcha.tasks.clipping import allowance
 from matcha.tasks.evaluation import Score, finish_average, score
 from matcha.tasks.identity import check_identity, check_schema, identity
 from matcha.tasks.momentum import settled
@@ -79,7 +80,9 @@ class Simulation:
         self.wire = parse_wire(settings.wire) if settings.wire else plan.wire
         self.momentum = settled(settings.momentum, settings.optimizer, plan, self.wire)
         push_sum = any(level.needs_push_sum for level in plan.levels)
-        engine.equip(self.wire, self.momentum, plan.topology.links, push_sum=push_sum)
+        longest = None if settings.clip is None else allowance(plan, settings.clip)
+        links = plan.topology.links
+        engine.equip(self.wire, self.momentum, links, push_sum=push_sum, allowance=longest)
         engine.reset()
         self.engine = engine
         self.epoch = 0
@@ -184,6 +187,7 @@ class Simulation:
             compute_seconds=compute,
             comm_seconds=comm,
             members=len(present) if self.events.losses else None,
+            changes=self.events.changes(first, first + steps) or None,
         )
 
     def _pass(self, rounds: Sequence[Round]) -> tuple[float, float]:
@@ -225,6 +229,7 @@ class Simulation:
         for k in range(steps):
             for back in self.events.returns(first + k, self.plan.topology):
                 self.engine.hand_over(back.donor, back.worker)
+            self.engine.forget(self.events.renewed(first + k, self.plan.topology))
             if isinstance(self.task, KnownGradient):
                 self._gradient_sum += self.task.gradient_norm(self.engine.workers.average())
             self.engine.step(k)

@@ -13,7 +13,7 @@ from matcha.strategies.registry import (
     with_budget,
 )
 from matcha.strategies.request import DECOMPOSITIONS, EFFORTS, Decomposition, Effort, Request
-from matcha.strategies.staged import staged_plan
+from matcha.strategies.staged import next_stage, staged_plan
 
 __all__ = [
     "COMPARED",
@@ -28,6 +28,7 @@ __all__ = [
     "has_budget",
     "is_control",
     "look_of",
+    "next_stage",
     "plan",
     "staged_plan",
     "strategy_named",

@@ -1,49 +1,133 @@
-"""Staged plans made: several budgets for one topology, in force one after another."""
+"""Staged plans made: several budgets one after another, or a next stage for links as they are."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import statistics
+from collections.abc import Mapping
 from typing import Any
 
 from matcha.errors import InputError
-from matcha.plans import Stage, StagedPlan
+from matcha.plans import Plan, PlanLike, Stage, StagedPlan
 from matcha.strategies.planning import plan as make_plan
-from matcha.topology import Topology
+from matcha.strategies.registry import STRATEGIES
+from matcha.topology import Link, Topology
+
+_OFF = 1.5
+"""A link's time that is so many times another says that a plan made for the other is off."""
 
 
 def staged_plan(
     topology: Topology,
-    budgets: dict[int, float] | Sequence[float],
+    budgets: Mapping[int, float],
     strategy: str = "greedy",
     seed: int = 0,
-    *,
-    target: float | None = None,
     **options: Any,
 ) -> StagedPlan:
-    """Plan several stages: budgets by their first iteration, or levels to choose from on demand.
+    """Plan several stages: budgets by their first iteration.
 
     Args:
         topology: The workers and their links.
-        budgets: `{0: 0.5, 1000: 0.1}` for stages fixed beforehand; or budgets alone, with a
-            target, for stages on demand, which begin at the poorest level.
+        budgets: By iteration, `{0: 0.5, 1000: 0.1}`.
         strategy: As for `matcha.plan`.
         seed: As for `matcha.plan`.
-        target: The consensus distance to hold on demand.
         options: Passed on to `matcha.plan`.
 
     Raises:
-        InputError: Budgets alone without a target, or the other way round.
+        InputError: The budgets are not given by iteration.
     """
-    if isinstance(budgets, dict) == (target is not None):
-        raise InputError(
-            "stages are given by iteration, {0: 0.5, 1000: 0.1}, or as budgets with a target."
-        )
-    wanted = sorted(set(budgets.values() if isinstance(budgets, dict) else budgets))
+    if not isinstance(budgets, Mapping):
+        raise InputError("stages are budgets by iteration: {0: 0.5, 1000: 0.1}.")
+    wanted = sorted(set(budgets.values()))
     levels = tuple(make_plan(topology, budget, strategy, seed, **options) for budget in wanted)
-    if isinstance(budgets, dict):
-        stages = tuple(
-            Stage(start=start, level=wanted.index(budgets[start])) for start in sorted(budgets)
+    stages = tuple(
+        Stage(start=start, level=wanted.index(budgets[start])) for start in sorted(budgets)
+    )
+    return StagedPlan(levels=levels, stages=stages)
+
+
+def check_followable(plan: PlanLike) -> None:
+    """Refuse plans of which no next stage can be made.
+
+    Raises:
+        InputError: It has stages of its own, no budget, or links that carry one way.
+    """
+    if isinstance(plan, StagedPlan):
+        raise InputError("this plan has stages of its own: a plan that follows starts with one.")
+    strategy = STRATEGIES.get(plan.strategy)
+    if strategy is None or not strategy.has_budget or strategy.needs_rounds:
+        able = [s.name for s in STRATEGIES.values() if s.has_budget and not s.needs_rounds]
+        raise InputError(
+            f"a {plan.strategy} plan cannot follow the network, as nothing in it depends on how "
+            f"long links take: use {', '.join(able)}."
         )
-    else:
-        stages = (Stage(start=0, level=0),)
-    return StagedPlan(levels=levels, stages=stages, target=target)
+    if plan.topology.directed or any(level.mixing == "push" for level in plan.levels):
+        raise InputError("links that carry one way are not timed: plans on them cannot follow.")
+
+
+def is_off(plan: Plan, seconds: Mapping[Link, float], *, least: float = 0.0) -> bool:
+    """Whether a link takes half as long again as the plan was made for, or less by as much.
+
+    Only how links compare counts: a network that is slower as a whole asks for the same plan.
+
+    Args:
+        plan: The plan in force.
+        seconds: What a meeting over each link takes now.
+        least: Seconds by which a link must be off, so that trifles count for nothing.
+    """
+    planned, pace = _planned(plan), _pace(plan, seconds)
+    for link, now in seconds.items():
+        then = pace * planned[link]
+        if (now > _OFF * then or then > _OFF * now) and abs(now - then) >= least:
+            return True
+    return False
+
+
+def next_stage(plan: Plan | StagedPlan, seconds: Mapping[Link, float], start: int) -> StagedPlan:
+    """The plan from an iteration on, for links that take other times than it was made for.
+
+    What was asked for first stays: the strategy, the seed, and the communication time an iteration.
+    That time is the first plan's, in units of what a typical link takes: where one link becomes ten
+    times slower, iterations do not, and the rest of the network does its work. A pure function:
+    workers that give it the same times hold the same plan, with one digest.
+
+    Args:
+        plan: What was planned so far.
+        seconds: What a meeting over each link takes now; a link without is taken to have changed
+            as a typical one has.
+        start: The first iteration of the stage.
+
+    Raises:
+        InputError: Of such a plan no next stage can be made.
+
+    >>> import matcha
+    >>> ring = matcha.families.ring(4)
+    >>> plan = matcha.plan(ring, 0.5, "greedy")
+    >>> slow = next_stage(plan, {(0, 1): 1.0, (0, 3): 0.1, (1, 2): 0.1, (2, 3): 0.1}, 100)
+    >>> [sum((0, 1) in slow.round(k).links for k in range(s, s + 100)) for s in (0, 100)]
+    [50, 0]
+    """
+    first = plan.levels[0]
+    check_followable(first)
+    planned, pace = _planned(first), _pace(first, seconds)
+    share = first.wire.share()
+    times = [seconds.get(link, pace * planned[link]) for link in first.topology.links]
+    topology = first.topology.with_link_times([t / share for t in times])
+    whole = make_plan(topology, 1.0, "vanilla").expected_comm_time
+    budget = min(1.0, first.expected_comm_time * pace / whole)
+    made = make_plan(
+        topology, budget, first.strategy, first.seed, mixing=first.mixing, wire=first.wire
+    )
+    if isinstance(plan, Plan):
+        plan = StagedPlan(levels=(plan,), stages=(Stage(start=0, level=0),))
+    return plan.then(start, made)
+
+
+def _planned(plan: Plan) -> dict[Link, float]:
+    """What the plan was made for: each link's time, in its own unit."""
+    return {link: plan.timing.matching_time((link,)) for link in plan.topology.links}
+
+
+def _pace(plan: Plan, seconds: Mapping[Link, float]) -> float:
+    """Seconds of what the plan calls a unit, by a typical link."""
+    planned = _planned(plan)
+    return statistics.median(now / planned[link] for link, now in seconds.items())

@@ -31,6 +31,9 @@ class Settings:
     """How momentum and meetings go together: one of `matcha.tasks.momentum.MOMENTA`."""
     wire: str | None = None
     """What messages hold; None: what the plan says."""
+    clip: float | None = None
+    """The furthest that a meeting may move a worker, in times the disagreement that the plan
+    predicts; None: no bound."""
     rule: Rule = "eq2"
     """``eq2`` mixes after the step, x ← W(x − ηu); ``footnote`` before it, x ← Wx − ηu."""
     evaluate_every: int = 1

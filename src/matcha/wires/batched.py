@@ -39,6 +39,9 @@ class Meetings(Protocol):
     def end(self) -> None:
         """The round has ended."""
 
+    def forget(self, links: Sequence[int]) -> None:
+        """Drop what some links, by their number, remember: they are new ones now."""
+
 
 def meetings_of(
     wire: Wire, segments: Sequence[Segment], x: Tensor, links: Sequence[Link]
@@ -72,6 +75,9 @@ class FloatMeetings:
 
     def end(self) -> None:
         """Nothing is learnt."""
+
+    def forget(self, links: Sequence[int]) -> None:
+        """Nothing is remembered."""
 
 
 class Differences:
@@ -174,6 +180,9 @@ class ModuloMeetings:
         """The round has ended."""
         self.differences.end()
 
+    def forget(self, links: Sequence[int]) -> None:
+        """Links remember nothing: scales are workers'."""
+
 
 class LowRankMeetings:
     """Weight matrices by their strongest directions, everything else whole, all in 8 bits."""
@@ -225,3 +234,7 @@ class LowRankMeetings:
         """The round has ended."""
         self.first.end()
         self.second.end()
+
+    def forget(self, links: Sequence[int]) -> None:
+        """Let links begin as they did at first."""
+        self.directions[list(links)] = self.rows.start

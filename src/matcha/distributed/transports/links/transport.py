@@ -186,6 +186,11 @@ class LinkTransport(Transport):
                     return iteration >= link.since
                 near.changed.wait(near.silence)
 
+    def connection(self, peer: int) -> object:
+        """The link to a neighbour; another one after each break."""
+        with (near := self.neighborhood).lock:
+            return near.links.get(peer)
+
     def ask_for_state(self, timeout: float) -> tuple[int, bytearray]:
         """A neighbour's state and that neighbour; for a worker that is late.
 

@@ -1,0 +1,127 @@
+"""Equipment: what carries out a worker's part of each round, put together as it was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+
+from matcha.distributed.asynchrony import asynchrony_of
+from matcha.distributed.buckets import Bucket
+from matcha.distributed.clipped import Clipped
+from matcha.distributed.itinerary import Itinerary
+from matcha.distributed.link_times import Timed
+from matcha.distributed.meetings import Meetings
+from matcha.distributed.membership import Team
+from matcha.distributed.momentum import Following
+from matcha.distributed.overlap import Overlap
+from matcha.distributed.push_sum import push_sum_of
+from matcha.distributed.replanning import Replanning
+from matcha.distributed.seats import Seat
+from matcha.distributed.turns import Runner
+from matcha.distributed.wiring import Exchanger, make_exchange
+from matcha.errors import InputError
+from matcha.plans import PlanLike
+from matcha.tasks.clipping import allowance
+from matcha.tasks.momentum import Momentum
+
+__all__ = ["Equipment", "Options"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What a script asked of its exchanges; the fields are arguments of `Gossip`."""
+
+    overlap: bool
+    asynchronous: bool
+    wire_dtype: torch.dtype | None
+    momentum: str | Momentum
+    bucket_bytes: int
+    deadline: float
+    replan: int
+    clip: float | None
+
+    def in_words(self) -> str:
+        """What all workers must have asked for alike."""
+        return (
+            f"overlap {self.overlap}, asynchronous {self.asynchronous}, wire {self.wire_dtype}, "
+            f"momentum {self.momentum}, "
+            f"bucket {self.bucket_bytes / 1e6:g} MB, replan {self.replan}, clip {self.clip}"
+        )
+
+
+class Equipment:
+    """A worker's exchange, and what is around it.
+
+    Attributes:
+        exchange: mixes values with partners.
+        overlap: lets it run beside the gradient, where that was asked for.
+        asynchrony: lets meetings happen when both ends have time, where that was asked for.
+        push_sum: where messages go one way without coming round.
+        following: what momentum does around meetings.
+        clipping: bounds what a meeting does, where that was asked for.
+        replanning: what a plan that follows the network needs.
+        meetings: holds meetings with whoever is there, in a team that goes on when some are lost.
+    """
+
+    def __init__(
+        self,
+        plan: PlanLike,
+        seat: Seat,
+        buckets: Sequence[Bucket],
+        optimizers: tuple[torch.optim.Optimizer, ...],
+        team: Team | None,
+        options: Options,
+    ) -> None:
+        values = [bucket.data for bucket in buckets]
+        overlap, deadline = options.overlap, options.deadline
+        self.overlap = Overlap(buckets) if overlap else None
+        if options.asynchronous and (options.replan or options.clip is not None):
+            raise InputError("asynchronous=True goes with neither replan= nor clip= so far.")
+        others = overlap, options.momentum, team is not None
+        self.asynchrony = asynchrony_of(plan, seat, buckets, options.asynchronous, *others)
+        self.following = Following(options.momentum, optimizers, plan, buckets, overlap=overlap)
+        plain = not (overlap or team or self.following.is_needed)
+        self.push_sum = push_sum_of(plan, values, allowed=plain)
+        apart = self.push_sum or self.overlap or self.asynchrony
+        mixed = apart.mixed if apart else values
+        laid = buckets, mixed, self.following.travelling
+        self.exchange: Exchanger = make_exchange(
+            plan.wire, seat.transport, *laid, options.bucket_bytes, options.wire_dtype, deadline
+        )
+        everything = [*mixed, *(tensor for _, tensor in self.following.travelling)]
+        self.replanning = Replanning(plan, options.replan, seat, everything, deadline)
+        runner: Runner = self.exchange
+        self.clipping: Clipped | None = None
+        if options.clip is not None:
+            if self.following.travelling:
+                raise InputError("clip= bounds parameters, but tracking sends gradients as well.")
+            longest = allowance(plan, options.clip)
+            self.clipping = runner = Clipped(runner, seat.transport, mixed, longest)
+        if options.replan:
+            runner = Timed(runner, everything, self.replanning.times)
+        self.meetings: Meetings | None = None
+        if team is not None:
+            self.meetings = Meetings(runner, team, everything, self.exchange.forget)
+        self._runner: Runner | Meetings = self.meetings or runner
+        self.has_met = False
+        """Whether this worker met somebody in its last round, and not only should have."""
+
+    def run(self, now: Itinerary) -> None:
+        """This worker's part of the current round; on the overlap's thread where there is one."""
+        # An average of all is no meeting of two.
+        runner = self.exchange if now.round.mixing == "average" else self._runner
+        with self.push_sum or nullcontext():
+            if now.met:
+                self._hold(runner, now)
+
+    def _hold(self, runner: Runner | Meetings, now: Itinerary) -> None:
+        held = self.meetings.held if self.meetings is not None else 0
+        if self.clipping is not None:
+            self.clipping.open()
+        runner.run(now.round, now.met, now.iteration)
+        self.has_met = runner is not self.meetings or runner.held > held
+        if self.clipping is not None:
+            self.clipping.close(met=self.has_met)

@@ -1,0 +1,126 @@
+"""What of a Gossip is saved and loaded: its place in the plan, and checkpoints of all workers."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from matcha.distributed.asynchrony import Asynchrony
+from matcha.distributed.checkpoint import checkpoints, load_checkpoint, save_checkpoint
+from matcha.distributed.clipped import Clipped
+from matcha.distributed.collectives import roll_call
+from matcha.distributed.itinerary import Itinerary
+from matcha.distributed.momentum import Following
+from matcha.distributed.push_sum import PushSumValues
+from matcha.distributed.replanning import Replanning
+from matcha.distributed.seats import Seat
+from matcha.distributed.transports.transport import Transport
+from matcha.distributed.wiring import Exchanger
+from matcha.errors import InputError
+
+__all__ = ["Savable"]
+
+
+class Savable(ABC):
+    """The calls of a `Gossip` that save and load; it has all the state."""
+
+    model: nn.Module
+    optimizers: tuple[torch.optim.Optimizer, ...]
+    transport: Transport
+    seat: Seat
+    exchange: Exchanger
+    following: Following
+    clipping: Clipped | None
+    push_sum: PushSumValues | None
+    replanning: Replanning
+    rank: int
+    deadline: float
+    layout: str
+    _itinerary: Itinerary
+    _asynchrony: Asynchrony | None
+
+    @property
+    def iteration(self) -> int:
+        """Of the round that comes next: how many steps this worker has taken."""
+        return self._itinerary.iteration
+
+    def seek(self, iteration: int) -> None:
+        """Go on at another iteration of the plan, as every worker must."""
+        self._itinerary.seek(iteration)
+
+    @abstractmethod
+    def settle(self) -> None:
+        """Let the exchange under way end."""
+
+    @abstractmethod
+    def forget(self) -> None:
+        """Drop the exchange under way."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where in which plan this worker is, in plain values; for scripts that save by themselves.
+
+        Save it beside the model's and optimizer's own state, and give it to `load_state_dict`.
+        """
+        return {
+            "iteration": self.iteration,
+            "num_workers": self.transport.num_workers,
+            "plan_digest": self.replanning.given.digest,
+            "layout_digest": self.layout,
+            "replanning": self.replanning.state(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where `state_dict` was taken; model and optimizer are the script's to load.
+
+        Raises:
+            InputError: it was taken under another plan, model or number of workers.
+        """
+        for key, value in self.state_dict().items():
+            if key not in ("iteration", "replanning") and state[key] != value:
+                raise InputError(f"the saved state is of another {key}: {state[key]}, not {value}.")
+        if self.push_sum is not None:
+            raise InputError("push-sum keeps x and ω beside the parameters: use save() and load().")
+        self.forget()
+        self.follow(state)
+        self.seek(int(state["iteration"]))
+
+    def follow(self, state: Mapping[str, Any]) -> None:
+        """Go on by the stages that a saved state's plan had."""
+        self.replanning.load(state.get("replanning", {"asked_at": 0, "stages": None}))
+        self._itinerary.follow(self.replanning.plan)
+
+    def save(
+        self,
+        directory: str | Path,
+        *,
+        extra: Mapping[str, Any] | None = None,
+        generators: Mapping[str, torch.Generator] | None = None,
+        keep: int = 2,
+    ) -> Path:
+        """Write a checkpoint of all workers; see `matcha.distributed.checkpoint`. Collective."""
+        if self._asynchrony is not None:
+            roll_call(self.transport, f"save() at iteration {self.iteration}", self.deadline)
+        directory = self.seat.folder(directory)
+        return save_checkpoint(self, directory, extra=extra, generators=generators, keep=keep)
+
+    def load(
+        self,
+        directory: str | Path,
+        *,
+        iteration: int | None = None,
+        average: bool = False,
+        generators: Mapping[str, torch.Generator] | None = None,
+    ) -> dict[str, Any]:
+        """Continue from a checkpoint; see `matcha.distributed.checkpoint`. Collective."""
+        directory = self.seat.folder(directory)
+        if self.seat.num_parts > 1 and iteration is None:
+            found = [info.iteration for info in checkpoints(directory)]
+            iteration = self.seat.newest(found, self.deadline)
+        return load_checkpoint(
+            self, directory, iteration=iteration, average=average, generators=generators
+        )

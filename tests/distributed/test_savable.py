@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import matcha
+from matcha.distributed import Gossip, MemoryNetwork
+from matcha.errors import InputError
+
+PATH = matcha.families.path(2)
+
+
+def make(topology=PATH):
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    plan = matcha.plan(topology, 0.5, "greedy", effort="none")
+    return Gossip(model, optimizer, plan, transport=MemoryNetwork(1).transport(0))
+
+
+def test_a_state_of_0_1_has_no_stages() -> None:
+    state = make().state_dict() | {"iteration": 7}
+    del state["replanning"]
+    gossip = make()
+    gossip.load_state_dict(state)
+    assert gossip.iteration == 7
+    assert gossip.plan is gossip.replanning.given
+
+
+def test_a_state_of_another_plan_is_refused() -> None:
+    with pytest.raises(InputError, match="another plan_digest"):
+        make().load_state_dict(make(matcha.families.ring(3)).state_dict())
