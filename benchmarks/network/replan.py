@@ -30,7 +30,7 @@ from matcha.distributed import Gossip, LinkTransport, Peers
 from matcha.distributed.collectives import barrier
 from matcha.strategies import next_stage
 
-RESULTS = Path(__file__).parents[1] / "results"
+RESULTS = Path(os.environ.get("MATCHA_RESULTS", Path(__file__).parents[1] / "results"))
 SIZE, MBPS, FACTOR, COMPUTE = 400_000, 40.0, 10, 0.02
 SECONDS = 8e-6 * SIZE / MBPS
 EVERY, SETTLE, COUNTED = 20, 5, 60
