@@ -155,13 +155,12 @@ def train_command(
     from matcha.strategies.staged import check_followable
 
     _set_links(peers, rank, keys, links=links, elastic=elastic)
-    if replan:
-        os.environ[REPLAN_VARIABLE] = str(replan)  # where workers, this process or others, look
     machines = Hosts(number=hosts, rendezvous=rendezvous, rank=host_rank)
     plan = _plan(plan_file, topology, strategy, budget, seed)
     machines.share(plan.num_workers)  # refused before anything is made
     if replan:
         check_followable(plan)
+        os.environ[REPLAN_VARIABLE] = str(replan)  # where workers, this process or others, look
     if is_script:
         if is_worker():
             raise InputError("a script that is one worker is started by itself: python SCRIPT.")

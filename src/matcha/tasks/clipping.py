@@ -15,7 +15,7 @@ import math
 from matcha.errors import InputError
 from matcha.plans import Plan, PlanLike
 
-__all__ = ["allowance", "kept_share", "renewed_reach"]
+__all__ = ["allowance", "check_clip", "kept_share", "renewed_reach"]
 
 _FORGETS = 0.9  # of r² a meeting: the way grows shorter as learning rates fall
 
@@ -30,11 +30,20 @@ def allowance(plan: PlanLike, clip: float) -> float:
     Raises:
         InputError: `clip` is not positive, or workers do not meet in pairs.
     """
-    if not (math.isfinite(clip) and clip > 0):
-        raise InputError(f"clip is {clip!r}, but it is a positive number, such as 1.")
+    check_clip(clip)
     if any(level.mixing in ("push", "average") for level in plan.levels):
         raise InputError("clip= bounds what two workers do to each other: it needs meetings.")
     return clip * max(_apart(level) for level in plan.levels)
+
+
+def check_clip(clip: float) -> None:
+    """Refuse what bounds nothing.
+
+    Raises:
+        InputError: It is not a positive number.
+    """
+    if not (math.isfinite(clip) and clip > 0):
+        raise InputError(f"clip is {clip!r}, but it is a positive number, such as 1.")
 
 
 def _apart(level: Plan) -> float:

@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeAlias
 
 from matcha.errors import InputError
 from matcha.records import is_lost
+from matcha.tasks.clipping import check_clip
 from matcha.tasks.delays import Delays
 from matcha.tasks.execution import Execution
 from matcha.tasks.momentum import Momentum
@@ -55,6 +56,8 @@ class Settings:
                 f"epochs and evaluate_every must be 1 or more, not {self.epochs} and "
                 f"{self.evaluate_every}"
             )
+        if self.clip is not None:
+            check_clip(self.clip)
         target = self.target_loss
         if target is not None and not math.isfinite(target):
             raise InputError(f"the target loss must be a number, not {target}")
