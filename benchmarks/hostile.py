@@ -83,7 +83,9 @@ def simulated(attack: str, clip: float | None, epochs: int) -> float:
         engine.mixing = HostileMixing(engine.mixing, engine.workers.parameters, attack)  # type: ignore[assignment]
     for _ in simulation:
         pass
-    found = [task.evaluate(engine.workers.modules[w].eval()).accuracy or 0.0 for w in HONEST]
+    with torch.no_grad():
+        models = [engine.workers.modules[worker].eval() for worker in HONEST]
+        found = [task.evaluate(model).accuracy or 0.0 for model in models]
     return sum(found) / len(found)
 
 
@@ -126,7 +128,8 @@ def work(output: Path, epochs: int) -> None:
                     training._train()
                     training.epoch += 1
                 transport.post = truly  # type: ignore[method-assign]
-                accuracy = task.evaluate(training.model.eval()).accuracy or 0.0
+                with torch.no_grad():
+                    accuracy = task.evaluate(training.model.eval()).accuracy or 0.0
                 answers = [float(a) for a in gather(transport, repr(accuracy).encode(), 100.0)]
                 training.gossip.detach()
                 found[f"{attack} {clip}"] = sum(answers[w] for w in HONEST) / len(HONEST)
