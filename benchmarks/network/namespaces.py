@@ -141,7 +141,7 @@ class Network:
         """Change the speed of a link that is a wire of its own, while it is used."""
         number = self.topology.links.index(link)
         for end in link:
-            _shape(self.host(end), f"wire{number}", mbps, "change")
+            _shape(self.host(end), f"wire{number}", mbps, verb="change")
 
     # -- using ------------------------------------------------------------------------------------
 
