@@ -237,5 +237,7 @@ def _check(plan: PlanLike, simulation: Simulation) -> None:
         problem = "messages hold whole values: choose the wire float32"
     elif simulation.momentum.kind != "local":
         problem = "a worker's momentum is its own: leave momentum at 'local'"
+    elif simulation.settings.clip is not None:
+        problem = "meetings are not clipped: leave clip out"
     if problem is not None:
         raise InputError(f"asynchronously {problem}.")
