@@ -123,8 +123,8 @@ class Results:
         """Markdown: one row a label."""
         lines = [
             f"| run | seeds | {self.loss_name} | test loss | test accuracy | consensus distance "
-            "| foreseen | units | simulated seconds |",
-            "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+            "| units | simulated seconds |",
+            "| --- | --- | --- | --- | --- | --- | --- | --- |",
         ]
         for label in self.labels(topology):
             runs = self.seeds(topology, label)
@@ -140,7 +140,7 @@ class Results:
                 f"| {label}{note} | {len(runs)} | {value(self.loss, '.4f')} "
                 f"| {value('test_loss', '.4f')} "
                 f"| {accuracy if accuracy == '–' else accuracy + ' %'} "
-                f"| {value('consensus_distance', '.3g')} | {value('predicted_consensus', '.3g')} "
+                f"| {value('consensus_distance', '.3g')} "
                 f"| {value('comm_units', ',.0f')} | {seconds or 0:,.0f} |"
             )
         return "\n".join(lines)

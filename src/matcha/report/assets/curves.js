@@ -97,7 +97,8 @@ if (losses.length) {
 if (data.runs.some((run) => run.curves.consensus_distance)) {
   const predicted = data.runs.some((run) => run.curves.predicted_consensus);
   $("prediction-note").textContent = predicted
-    ? "Thin lines are what the plan predicts; thick ones are what happened." : "";
+    ? "Thick lines are what happened; thin ones a forecast from the plan and the spread of the steps, " +
+      "good to a factor of ten on digits and not measured elsewhere." : "";
   chart("chart-consensus", () => {
     listKeys("chart-consensus", data.runs.flatMap((run, i) =>
       shown[i] && run.curves.consensus_distance ? [[swatch(run.style), run.label]] : []));
