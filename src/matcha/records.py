@@ -66,7 +66,7 @@ class Record:
     consensus_distance: float | None = None
     """(1/m) Σ ‖x_i − x̄‖²."""
     predicted_consensus: float | None = None
-    """A forecast of it, from the plan and the measured spread of the steps; None where it has none."""
+    """A forecast of it from the plan and the spread of the steps; None where there is none."""
     learning_rate: float | None = None
     gradient_norm: float | None = None
     """‖∇F(x̄)‖² averaged over all iterations so far, where the task can say."""
