@@ -98,7 +98,7 @@ if (data.runs.some((run) => run.curves.consensus_distance)) {
   const predicted = data.runs.some((run) => run.curves.predicted_consensus);
   $("prediction-note").textContent = predicted
     ? "Thick lines are what happened; thin ones a forecast from the plan and the spread of the steps, " +
-      "good to a factor of ten on digits and not measured elsewhere." : "";
+      "within a factor of three in four of five runs on digits, 19 at worst, not measured elsewhere." : "";
   chart("chart-consensus", () => {
     listKeys("chart-consensus", data.runs.flatMap((run, i) =>
       shown[i] && run.curves.consensus_distance ? [[swatch(run.style), run.label]] : []));
