@@ -58,7 +58,7 @@ def test_figures_are_named_by_what_they_show(runs, tmp_path):
 def test_thin_lines_are_explained_and_seconds_say_whose(runs):
     axes = draw_curves(runs, "consensus_distance", "epoch").axes[0]
     labels = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert "thin: forecast, mostly within a factor of three" in labels
+    assert "thin: forecast, mostly within a factor of 3" in labels
     assert all(tick == int(tick) for tick in axes.get_xticks())
     clocks = {run.header.clock for run in runs}
     named = draw_curves(runs, "train_loss", "time").axes[0].get_xlabel()

@@ -28,7 +28,7 @@ _NAMES = {
     "iteration": "iterations",
 }
 _FORESEEN = {
-    "consensus_distance": ("predicted_consensus", "thin: forecast, mostly within a factor of three"),
+    "consensus_distance": ("predicted_consensus", "thin: forecast, mostly within a factor of 3"),
     "gradient_norm": ("gradient_bound", "thin: Theorem 2's bound"),
 }
 """What theory says of a metric, drawn beside it."""
