@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -76,21 +77,32 @@ def away(transport: Transport) -> int:
         step(model, optimizer, transport.rank)
         if transport.rank == 0:
             with gossip.away():
-                time.sleep(7)
+                stay_away(transport, (1, 2), 7)
         else:
             wait_for_note(transport)
             gossip.exchange.timeout = 5.0
-        for k in range(8):
+        for _ in range(8):
             step(model, optimizer, transport.rank)
-            if k == 2:  # worker 0 is back, for it has met both
+            if not transport.told_by(0, "away"):
                 gossip.exchange.timeout = DEADLINE
         return gossip.iteration
 
 
 def wait_for_note(transport: Transport) -> None:
-    """Until worker 0 is known to be away."""
+    """Until worker 0 is known to be away, and let it know."""
+    poll(lambda: transport.told_by(0, "away"))
+    transport.tell("seen", "yes")
+
+
+def stay_away(transport: Transport, others: Iterable[int], seconds: float) -> None:
+    """From when all others know."""
+    poll(lambda: all(transport.told_by(rank, "seen") for rank in others))
+    time.sleep(seconds)
+
+
+def poll(is_so: Callable[[], object]) -> None:
     end = time.monotonic() + DEADLINE
-    while not transport.told_by(0, "away"):
+    while not is_so():
         assert time.monotonic() < end
         time.sleep(0.01)
 
@@ -103,7 +115,7 @@ def away_from_a_message(transport: Transport) -> str:
     value = torch.zeros(1)
     if transport.rank == 0:
         transport.tell("away", "yes")
-        time.sleep(3)
+        stay_away(transport, (1,), 2)
         transport.post([Message(peer=1, tag=1, outgoing=value + 7)]).wait(DEADLINE)
         transport.tell("away", "")
         with suppress(ExchangeError):  # links of our own end with the other's patience
