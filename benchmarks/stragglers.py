@@ -51,7 +51,7 @@ MEETING_SECONDS = 0.003
 """Of a meeting on this machine's loopback, for the simulator."""
 SLOW = 7
 TIMES_SLOWER = 4.0
-TARGET = 0.1
+TARGET = 0.2
 EVERY = 0.1
 """Seconds between evaluations."""
 CASES = {
@@ -178,10 +178,9 @@ def predicted(chosen: Plan, seed: int, slower: float, asynchronous: bool) -> flo
     """When the simulator reaches the target."""
     speeds = tuple(1 / slower if worker == SLOW else 1.0 for worker in range(NUM_WORKERS))
     settings = Settings(
-        epochs=60,
+        epochs=25,
         schedule=Constant(base=RATE),
         optimizer=SGD(momentum=MOMENTUM),
-        target_loss=TARGET,
         delays=Delays(
             compute_seconds=COMPUTE_SECONDS, seconds_per_unit=MEETING_SECONDS, speeds=speeds
         ),
@@ -272,7 +271,7 @@ def main() -> int:
     )
     parser.add_argument("--output", type=Path, help="write OUTPUT.json and OUTPUT.txt")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--seconds", type=float, default=10.0, help="of a run without a straggler")
+    parser.add_argument("--seconds", type=float, default=9.0, help="of a run without a straggler")
     parser.add_argument("--budget", type=float, default=0.3)
     parser.add_argument("--only-predicted", action="store_true", help="no processes")
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
