@@ -113,6 +113,10 @@ class RunHeader:
     seed: int
     num_workers: int
     clock: Clock
+    wire: str = "float32"
+    """What messages held."""
+    momentum: str | None = None
+    """How momentum and meetings went together, `auto` decided; None where nobody asked."""
     config: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=lambda: versions())
     command: str | None = field(default_factory=lambda: invoked())

@@ -50,6 +50,35 @@ def test_json_records_and_figures(finished):
         assert str(folder / name) in document["figures"]
 
 
+def test_wires_stand_beside_whole_models(tmp_path):
+    arguments = ["--task", "logistic", "-s", "silent,greedy", "-b", 0.05, "-e", 2, "-o", tmp_path]
+    arguments += ["--wire", "float32,modulo:3", "--momentum", "outer"]
+    result = simulate(*arguments, "--no-report", "--format", "none", "--json")
+    assert result.returncode == 0, result.stderr
+    silent, whole, coded = json.loads(result.stdout)["runs"]
+    assert [row["label"] for row in (silent, whole, coded)] == [
+        "silent",
+        "greedy",
+        "greedy, modulo:3",
+    ]
+    assert coded["path"].endswith("greedy-0.05-modulo3-s0")
+    assert (coded["wire"], coded["momentum"]) == ("modulo:3", "outer")
+    assert silent["megabytes_sent"] == 0
+    # A tenth of the bytes a meeting, and ten times the meetings; of these few, a few more.
+    assert 0 < coded["megabytes_sent"] < 3 * whole["megabytes_sent"]
+    again = simulate(*arguments, "--json")
+    assert again.returncode == 2
+    assert "--resume" in again.stderr
+
+
+def test_a_saved_plan_keeps_its_wire(tmp_path):
+    path = tmp_path / "plan.json"
+    assert matcha_command("plan", "ring:4", "--wire", "modulo:8", "-o", path).returncode == 0
+    refused = simulate_quadratic("--plan", path, "--wire", "modulo:3", "-o", tmp_path / "runs")
+    assert refused.returncode == 2
+    assert "a saved plan has its wire" in refused.stderr
+
+
 def test_table_for_people(tmp_path):
     result = simulate(
         "--task", "logistic", "-s", "matcha", "-e", 1, "-o", tmp_path, "--format", "none"

@@ -15,7 +15,8 @@ from matcha.records import read_run
         (["digitz"], "did you mean 'digits'"),
         (["nowhere.py"], "there is no script 'nowhere.py'"),
         (["digits", "--resume"], "--resume needs --output"),
-        (["digits", "--wire", "int8"], "float16 or bfloat16"),
+        (["digits", "--wire", "int8"], "wire"),
+        (["digits", "--momentum", "nesterov"], "momentum"),
         (["digits", "--", "--lr", "1"], "takes no arguments of its own"),
         (["digits", "--hosts", "2"], "--rendezvous"),
         (["digits", "-t", "ring:3", "--hosts", "2", "--rendezvous", "a:1"], "split evenly"),
@@ -48,6 +49,9 @@ def test_a_task_trains_and_resumes(tmp_path: Path) -> None:
     run = read_run(tmp_path / "run")
     assert [record.epoch for record in run.records] == [1.0, 2.0]
     assert run.header.strategy == "greedy"
+    assert run.header.wire == run.plan.wire.name == "bfloat16"
+    first, last = (record.megabytes_sent for record in run.records)
+    assert last == pytest.approx(2 * first) > 0
     assert sorted(run.worker_records) == [0, 1, 2]
     assert all(len(records) == 2 for records in run.worker_records.values())
 

@@ -54,6 +54,18 @@ Effort: TypeAlias = Annotated[
     str, typer.Option("--effort", help="Search for matchings: none, default or high.")
 ]
 
+_WIRE = (
+    "What messages hold: float32, bfloat16, modulo:8, modulo:4, modulo:3, modulo:2 or lowrank:R; "
+    "smaller messages buy more rounds"
+)
+Wire: TypeAlias = Annotated[str, typer.Option("--wire", help=f"{_WIRE}.")]
+WireOrPlans: TypeAlias = Annotated[
+    str | None, typer.Option("--wire", help=f"{_WIRE}; by default float32, or a --plan's own.")
+]
+Wires: TypeAlias = Annotated[
+    list[str], typer.Option("--wire", metavar="TEXT,…", help=f"{_WIRE}; {_SEVERAL}")
+]
+
 # -- times, always in seconds ----------------------------------------------------------------------
 
 _LINK_TIME = "Seconds of one matching; not needed where the topology has link times."
@@ -97,6 +109,10 @@ LearningRate: TypeAlias = Annotated[
 ]
 BatchSize: TypeAlias = Annotated[
     int | None, typer.Option("--batch-size", help="Examples a worker and iteration.")
+]
+Momentum: TypeAlias = Annotated[
+    str,
+    typer.Option("--momentum", help="Around meetings: local, quasi-global, outer, tracking, auto."),
 ]
 Model: TypeAlias = Annotated[
     str | None, typer.Option("--model", help="Another network, such as resnet20.")

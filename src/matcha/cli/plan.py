@@ -20,6 +20,7 @@ from matcha.cli.options import (
     Seed,
     Strategy,
     TopologyArgument,
+    Wire,
 )
 from matcha.cli.output import (
     check_free,
@@ -59,11 +60,7 @@ def plan_command(
     ),
     decomposition: str = typer.Option("matchings", help="matchings, links or cliques."),
     effort: Effort = "default",
-    wire: str = typer.Option(
-        "float32",
-        help="What messages hold: float32, bfloat16, modulo:8, modulo:4, modulo:3, modulo:2 or "
-        "lowrank:R; smaller messages buy more rounds.",
-    ),
+    wire: Wire = "float32",
     delay_exponent: float | None = typer.Option(
         None, help="A round of n matchings costs n^G instead of n (the paper's t(·))."
     ),

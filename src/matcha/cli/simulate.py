@@ -25,12 +25,14 @@ from matcha.cli.options import (
     LearningRate,
     LinkTime,
     Model,
+    Momentum,
     Partition,
     Report,
     Resume,
     Seeds,
     Strategies,
     TopologyArgument,
+    Wires,
     numbers,
     words,
 )
@@ -46,6 +48,7 @@ from matcha.plans import Events, PlanLike, load_plan
 from matcha.strategies import plan as make_plan
 from matcha.strategies import strategy_named
 from matcha.topology import families
+from matcha.wires import parse_wire
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -59,8 +62,10 @@ _LEFT_OUT = (
     "comm_seconds",
     "epochs_to_target",
     "worker_loss",
+    "wire",  # labels tell it
+    "momentum",  # the title does
 )  # a terminal is narrower than a page
-_FIRST_TO_GO = ("time", "consensus_distance", "comm_units", "test_accuracy")
+_FIRST_TO_GO = ("time", "consensus_distance", "comm_units", "megabytes_sent", "test_accuracy")
 _ADAM_RATE = 0.001  # recipes' own rates are for SGD, and fifty times too large for Adam
 
 
@@ -72,6 +77,7 @@ def simulate_command(
     ),
     strategies: Strategies = ["silent", "allreduce", "local", "vanilla", "matcha"],
     budgets: Budgets = ["0.5"],
+    wires: Wires = ["float32"],
     seeds: Seeds = [0],
     plans: list[Path] = typer.Option([], "--plan", help="Saved plans instead of strategies."),
     epochs: Epochs = None,
@@ -80,6 +86,7 @@ def simulate_command(
     optimizer: str | None = typer.Option(
         None, help="sgd (without momentum) or adam, instead of the task's own."
     ),
+    momentum: Momentum = "local",
     model: Model = None,
     rule: str = typer.Option(
         "eq2", help="eq2: x ← W(x − ηu). footnote: x ← Wx − ηu, which can overlap the exchange."
@@ -126,6 +133,8 @@ def simulate_command(
 
       matcha simulate paper:er8 -s greedy --speeds 1,1,1,1,1,1,1,0.25 --asynchronous
 
+      matcha simulate paper:er8 -s vanilla,greedy -b 0.02 --wire float32,modulo:3
+
       matcha simulate torus:4x4 --task cifar10 --data ~/data --model resnet20 -e 30 --device cuda
     """
     from matcha.records import read_run
@@ -142,7 +151,10 @@ def simulate_command(
         check_format(Path(f"figure.{format}"))
     chosen = recipe(task)
     names = words(strategies)
-    made = [(seed, _plans(plans, topology, names, numbers(budgets), seed)) for seed in seeds]
+    messages = [parse_wire(wire).name for wire in words(wires)] or ["float32"]
+    made = [
+        (seed, _plans(plans, topology, names, numbers(budgets), messages, seed)) for seed in seeds
+    ]
     number = epochs if epochs is not None else chosen.epochs
     if learning_rate is None and optimizer == "adam":
         learning_rate = _ADAM_RATE
@@ -151,6 +163,7 @@ def simulate_command(
         schedule=chosen.schedule(number, learning_rate),
         optimizer=make_optimizer(optimizer) if optimizer else chosen.optimizer,
         clip=clip,
+        momentum=momentum,
         rule=rule,  # type: ignore[arg-type]  # checked by Settings
         evaluate_every=evaluate_every,
         statistics=statistics,  # type: ignore[arg-type]  # checked by Settings
@@ -203,20 +216,24 @@ def _plans(
     topology: str,
     strategies: Sequence[str],
     budgets: Sequence[float],
+    wires: Sequence[str],
     seed: int,
 ) -> list[PlanLike]:
     if files:
+        if list(wires) != ["float32"]:
+            raise InputError("a saved plan has its wire: --wire goes with a topology.")
         plans: list[PlanLike] = [load_plan(file) for file in files]
         if len({plan.num_workers for plan in plans}) > 1:
             raise InputError("the plans are for different numbers of workers")
         return plans
     graph = families.parse(topology)
-    pairs = [
-        (strategy, budget)
-        for strategy in strategies
-        for budget in strategy_named(strategy).budgets(budgets)
+    known = [strategy_named(strategy) for strategy in strategies]
+    return [
+        make_plan(graph, budget, strategy.name, seed=seed, wire=wire)
+        for strategy in known
+        for budget in strategy.budgets(budgets)
+        for wire in (wires if strategy.takes_wire else ["float32"])
     ]
-    return [make_plan(graph, budget, strategy, seed=seed) for strategy, budget in pairs]
 
 
 def _execution(device: str, precision: str, streams: int, compile: bool) -> Execution:
@@ -297,6 +314,8 @@ def _show(runs: Sequence[Any], written: Sequence[Path], as_json: bool) -> None:
         print_json(document | {"figures": [str(path) for path in written]})
         return
     title = f"{runs[0].header.task}, {runs[0].header.num_workers} workers, simulated clock"
+    if runs[0].header.momentum not in (None, "local"):
+        title += f", momentum {runs[0].header.momentum}"
     if comparison.target is not None:
         title += f"; target: training loss {comparison.target:.4g}"
     console.print(_table(title, rows, columns(rows)))
@@ -320,6 +339,7 @@ def _table(title: str, rows: Sequence[dict[str, Any]], columns: Sequence[Column]
     shorter = {
         "comm_units": f"{unit} to target" if has_target else unit,
         "consensus_distance": "consensus",
+        "megabytes_sent": "MB sent",
         "speedup": "× vanilla",
         "speedup_over_allreduce": "× allreduce",
     }

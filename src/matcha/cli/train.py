@@ -25,6 +25,7 @@ from matcha.cli.options import (
     Json,
     LearningRate,
     Model,
+    Momentum,
     Overlap,
     Partition,
     Report,
@@ -32,6 +33,7 @@ from matcha.cli.options import (
     Seed,
     Strategy,
     TopologyOption,
+    WireOrPlans,
 )
 from matcha.cli.output import (
     console,
@@ -47,13 +49,12 @@ from matcha.plans import PlanLike, load_plan
 from matcha.records import COMMAND_VARIABLE, Record
 from matcha.strategies import plan as make_plan
 from matcha.topology import families
+from matcha.wires import parse_wire
 
 if TYPE_CHECKING:
     from matcha.distributed.launch import Hosts
     from matcha.distributed.worker import Network
     from matcha.tasks.jobs import Job
-
-_WIRES = ("float16", "bfloat16")
 
 
 @app.command("train", context_settings={"allow_interspersed_args": True})
@@ -65,6 +66,7 @@ def train_command(
     topology: TopologyOption = "paper:er8",
     strategy: Strategy = "matcha",
     budget: Budget = 0.5,
+    wire: WireOrPlans = None,
     seed: Seed = 0,
     plan_file: Path | None = typer.Option(
         None, "--plan", help="A saved plan instead of topology, strategy and budget."
@@ -73,12 +75,12 @@ def train_command(
     epochs: Epochs = None,
     learning_rate: LearningRate = None,
     batch_size: BatchSize = None,
+    momentum: Momentum = "local",
     model: Model = None,
     partition: Partition = "iid",
     data: Data = None,
     target_loss: float | None = typer.Option(None, help="Task: stop at this training loss."),
     overlap: Overlap = False,
-    wire: str | None = typer.Option(None, help="Task: send float16 or bfloat16 values."),
     link_mbps: float | None = typer.Option(
         None, help="Task: slow links to this many Mbit/s. An emulation, by waiting."
     ),
@@ -131,6 +133,8 @@ def train_command(
 
       matcha train digits --strategy greedy --budget 0.3 --epochs 5
 
+      matcha train digits -s greedy -b 0.02 --wire modulo:3
+
       matcha train my_script.py --topology ring:4 -- --batch-size 64
 
       matcha train digits --elastic --keys keys
@@ -149,14 +153,14 @@ def train_command(
     if arguments and not is_script:
         raise InputError(f"a task takes no arguments of its own: {' '.join(arguments)!r}.")
     if not is_script:
-        _check_task(target, wire)
+        _check_task(target, momentum)
     from matcha.distributed.environment import REPLAN_VARIABLE, is_worker
     from matcha.distributed.launch import Hosts
     from matcha.strategies.staged import check_followable
 
     _set_links(peers, rank, keys, links=links, elastic=elastic)
     machines = Hosts(number=hosts, rendezvous=rendezvous, rank=host_rank)
-    plan = _plan(plan_file, topology, strategy, budget, seed)
+    plan = _plan(plan_file, topology, strategy, budget, seed, wire)
     machines.share(plan.num_workers)  # refused before anything is made
     if replan:
         check_followable(plan)
@@ -167,16 +171,14 @@ def train_command(
         how = Launching(machines, links or elastic, keys, restarts if elastic else 0)
         _launch([target, *(arguments or [])], plan, plan_file, how)
         return
-    directory = output or free_directory(Path("runs"), f"{target}-{plan.strategy}-{plan.budget:g}")
-    import torch
-
     from matcha.distributed.worker import Network
     from matcha.records import read_run
     from matcha.report import compare
-    from matcha.tasks.jobs import Job
+    from matcha.tasks.jobs import Job, stem
     from matcha.tasks.recipes import Choices, recipe
     from matcha.tasks.settings import Settings
 
+    directory = output or free_directory(Path("runs"), f"{target}-{stem(plan)}")
     if checkpoint_every < 0:
         raise InputError(f"--checkpoint-every is {checkpoint_every}, but it is 0 or more epochs.")
     chosen = recipe(target)
@@ -194,6 +196,7 @@ def train_command(
         schedule=chosen.schedule(number, learning_rate),
         optimizer=chosen.optimizer,
         clip=clip,
+        momentum=momentum,
         rule="footnote" if overlap else "eq2",
         target_loss=target_loss,
     )
@@ -208,7 +211,6 @@ def train_command(
     )
     network = Network(
         deadline=deadline,
-        wire_dtype=getattr(torch, wire) if wire else None,
         link_mbps=link_mbps,
     )
     if not is_worker():
@@ -365,21 +367,31 @@ def _progress(total: int) -> Callable[[Record], None]:
     return show
 
 
-def _check_task(name: str, wire: str | None) -> None:
+def _check_task(name: str, momentum: str) -> None:
+    from matcha.tasks.momentum import parse_momentum
     from matcha.tasks.recipes import recipe
 
     recipe(name)
-    if wire is not None and wire not in _WIRES:
-        raise InputError(f"--wire is {wire!r}, but it is float16 or bfloat16.")
+    parse_momentum(momentum)
 
 
 def _plan(
-    plan_file: Path | None, topology: str, strategy: str, budget: float, seed: int
+    plan_file: Path | None,
+    topology: str,
+    strategy: str,
+    budget: float,
+    seed: int,
+    wire: str | None,
 ) -> PlanLike:
     from matcha.distributed.launch import PLAN_VARIABLE
 
     path = plan_file or os.environ.get(PLAN_VARIABLE)
     if path is not None:
-        return load_plan(path)
+        made = load_plan(path)
+        if wire is not None and parse_wire(wire) != made.wire:
+            raise InputError(
+                f"the plan's messages hold {made.wire.name}: leave --wire out, or plan anew."
+            )
+        return made
     with patient_progress("planning"):
-        return make_plan(families.parse(topology), budget, strategy, seed)
+        return make_plan(families.parse(topology), budget, strategy, seed, wire=wire or "float32")

@@ -93,7 +93,7 @@ class Training:
         self._worker_loss: float | None = None
         self._train_losses: list[float] = []
         self._losses: list[float] = []
-        self._units = self._seconds = 0.0
+        self._units = self._seconds = self._megabytes = 0.0
         self._changes: list[list[int]] = []
         self.came_late = self.gossip.carry(self._progress, self._resume)
         if not self.came_late:
@@ -143,6 +143,7 @@ class Training:
         rate = 0.0
         self.model.train()
         exchanged, started = self.gossip.exchange_seconds, time.perf_counter()
+        sent = self.gossip.exchange.bytes_sent
         self.gossip.restart_clock()
         done, epoch = 0, self.epoch
         # By the plan's count, not by a loop's own: who comes back starts in the middle.
@@ -162,6 +163,7 @@ class Training:
         self.gossip.settle()
         elapsed = time.perf_counter() - started
         self._seconds += elapsed
+        self._megabytes += (self.gossip.exchange.bytes_sent - sent) / 1e6
         comm = self.gossip.exchange_seconds - exchanged
         return float(total) / done if done else None, rate, elapsed, comm
 
@@ -190,6 +192,7 @@ class Training:
             worker_loss=loss,
             learning_rate=rate,
             comm_units=self._units,
+            megabytes_sent=self._megabytes,
             time=self._seconds,
             compute_seconds=elapsed if self.gossip.overlaps else max(0.0, elapsed - comm),
             comm_seconds=comm,
@@ -198,11 +201,10 @@ class Training:
     def _overall(self, mine: Record) -> Record:
         """The record over all workers, the same bits on each."""
         trained = mine.worker_loss is not None  # not if it came back at the epoch's very end
-        table = self._shared(
-            [mine.worker_loss or 0.0, mine.time, mine.compute_seconds, mine.comm_seconds, trained]
-        )
-        who = table[:, 4] > 0
-        loss, _, compute, comm, _ = (float(c) for c in table[who if who.any() else ...].mean(0))
+        told = (mine.time, mine.compute_seconds, mine.comm_seconds, mine.megabytes_sent)
+        table = self._shared([trained, mine.worker_loss or 0.0, *told])
+        who = table[:, 0] > 0
+        _, loss, _, compute, comm, sent = map(float, table[who if who.any() else ...].mean(0))
         self._worker_loss = loss
         finite = not is_lost(loss)
         found = self._evaluate() if finite and self.settings.is_due(self.epoch) else None
@@ -215,7 +217,8 @@ class Training:
             worker_loss=loss,
             **(found.fields() if found else {}),
             consensus_distance=self.gossip.consensus_distance() if finite else None,
-            time=float(table[:, 1].max()),  # the run is as far as its slowest worker
+            megabytes_sent=sent,
+            time=float(table[:, 2].max()),  # the run is as far as its slowest worker
             compute_seconds=compute,
             comm_seconds=comm,
             members=len(table),
@@ -298,6 +301,7 @@ class Training:
             "losses": self._losses,
             "units": self._units,
             "seconds": self._seconds,
+            "megabytes": self._megabytes,
         }
 
     def _resume(self, progress: dict[str, Any]) -> None:
@@ -305,6 +309,7 @@ class Training:
         self._train_losses = list(progress["train_losses"])
         self._losses = list(progress["losses"])
         self._units, self._seconds = progress["units"], progress["seconds"]
+        self._megabytes = progress.get("megabytes", 0.0)  # 0.1 did not count them
 
     def _generators(self) -> dict[str, torch.Generator]:
         """What dropout draws from."""

@@ -29,6 +29,7 @@ _SHOWN = (
     "test_accuracy",
     "consensus_distance",
     "comm_units",
+    "megabytes_sent",
 )
 
 

@@ -49,16 +49,17 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
 def label_groups(groups: Sequence[Group]) -> list[str]:
     """A short, distinct name for each group: its strategy, and only what sets it apart."""
     headers = [group.header for group in groups]
-    labels = [header.strategy for header in headers]
+    labels = [_over(header.strategy, header.wire) for header in headers]
     if len(set(labels)) < len(labels):
-        labels = [with_budget(header.strategy, header.budget) for header in headers]
+        labels = [_over(with_budget(h.strategy, h.budget), h.wire) for h in headers]
     if len(set(labels)) < len(labels):
         # A name that only adds to the label says best what is different.
         labels = [
             header.name if header.name.startswith(f"{label}, ") else label
             for header, label in zip(headers, labels, strict=True)
         ]
-    for extras in ([f"seed {h.seed}" for h in headers], [h.name for h in headers]):
+    momenta = [header.momentum or "local" for header in headers]
+    for extras in (momenta, [f"seed {h.seed}" for h in headers], [h.name for h in headers]):
         labels = _told_apart(labels, extras)
     counts: Counter[str] = Counter()
     for i, label in enumerate(labels):
@@ -70,6 +71,10 @@ def label_groups(groups: Sequence[Group]) -> list[str]:
 def label_runs(runs: Sequence[Run]) -> list[str]:
     """A short, distinct name for each run, however many differ only in their seed."""
     return label_groups([Group(runs=(run,)) for run in runs])
+
+
+def _over(name: str, wire: str) -> str:
+    return name if wire == "float32" else f"{name}, {wire}"
 
 
 def _told_apart(labels: Sequence[str], extras: Sequence[str]) -> list[str]:
@@ -90,6 +95,8 @@ def _choice(run: Run) -> str:
         header.task,
         header.strategy,
         header.budget,
+        header.wire,
+        header.momentum,
         header.num_workers,
         _SEED.sub("", header.name),
         place,

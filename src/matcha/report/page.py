@@ -114,6 +114,10 @@ def render(payload: Mapping[str, Any], runs: Sequence[Run]) -> str:
         "hidden_results": "" if runs else "hidden",
         "again": details(runs, label_runs(runs)) if runs else "",
         "hidden_curves": "" if has["curves"] else "hidden",
+        "hidden_bytes": "" if has["bytes"] else "hidden",
+        "bytes_text": html.escape(
+            words.curve_text(payload, payload["objective"] or "train_loss", "megabytes_sent")
+        ),
         "hidden_explorer": "" if payload["networks"] else "hidden",
         "hidden_consensus": "" if has["consensus_distance"] else "hidden",
         "hidden_timeline": "" if has["timeline"] else "hidden",
@@ -152,6 +156,12 @@ def _sections(payload: Mapping[str, Any]) -> dict[str, bool]:
     metrics = {metric for run in runs for metric in run["curves"]}
     return {
         "curves": bool(metrics - {"consensus_distance", "predicted_consensus"}),
+        "bytes": any(
+            any(curve["megabytes_sent"])
+            for run in runs
+            for name, curve in run["curves"].items()
+            if name not in ("consensus_distance", "predicted_consensus")
+        ),
         "consensus_distance": "consensus_distance" in metrics,
         "timeline": any(run["timeline"] for run in runs),
         "presence": any(run["presence"] for run in runs),
@@ -170,6 +180,12 @@ def _facts(payload: Mapping[str, Any], runs: Sequence[Run]) -> str:
     )
     if budgets:
         facts.append(f"budget C_b {', '.join(budgets)}")
+    wires = dict.fromkeys(run.header.wire for run in runs)
+    if set(wires) - {"float32"}:
+        facts.append(f"messages {', '.join(wires)}")
+    momenta = dict.fromkeys(run.header.momentum or "local" for run in runs)
+    if set(momenta) - {"local"}:
+        facts.append(f"momentum {', '.join(momenta)}")
     clocks = {run.header.clock for run in runs}
     if clocks:
         facts.append(f"{' and '.join(sorted(clocks))} clock")

@@ -12,6 +12,10 @@ class Summary:
     label: str
     strategy: str
     budget: float
+    wire: str = "float32"
+    """What messages held."""
+    momentum: str | None = None
+    """How momentum and meetings went together; None where the records do not say."""
     clock: str
     unit: str
     """The unit of `comm_units`."""
@@ -32,6 +36,8 @@ class Summary:
     """Its standard error: of the test sample, and of the seeds where there are several."""
     consensus_distance: float | None
     comm_units: float
+    megabytes_sent: float | None = None
+    """By a worker in the whole run, in the mean over workers."""
     comm_seconds: float | None
     """The mean worker's seconds of communication, to the target where it was reached."""
     time_to_target: float | None

@@ -20,12 +20,14 @@ _DASHES = ("-", "--", "-.", ":", (0, (6, 2)), (0, (6, 2, 1, 2, 1, 2)))
 _KIND_COLORS = {"compute": "#a9b3a3", "exchange": "#0072B2", "wait": "#e0b050"}
 _NAMES = {
     "train_loss": "training loss",
+    "test_accuracy": "test accuracy",
     "test_loss": "test loss",
     "consensus_distance": "consensus distance",
     "gradient_norm": "average squared gradient norm",
     "epoch": "epochs",
     "time": "seconds",
     "iteration": "iterations",
+    "megabytes_sent": "megabytes sent by a worker",
 }
 _FORESEEN = {
     "consensus_distance": ("predicted_consensus", "thin: forecast, mostly within a factor of 3"),
@@ -51,6 +53,11 @@ def write_figures(
     if objective is not None:
         for axis in ("epoch", "time"):
             figures[f"{objective}-{axis}"] = draw_curves(runs, objective, axis, comparison.target)
+    if all(run.records and run.records[-1].megabytes_sent is not None for run in runs):
+        known = [curves(run.records) for run in runs]
+        metric = "test_accuracy" if any("test_accuracy" in c for c in known) else objective
+        if metric is not None:
+            figures[f"{metric}-megabytes"] = draw_curves(runs, metric, "megabytes_sent")
     if any("consensus_distance" in curves(run.records) for run in runs):
         figures["consensus"] = draw_curves(runs, "consensus_distance", "iteration")
     if any(worker_loads(run) for run in runs):
@@ -95,10 +102,13 @@ def draw_curves(runs: Sequence[Run], metric: str, axis: str, target: float | Non
         axes.plot([], [], lw=0.8, color="#555555", label=explained)
     if target is not None:
         axes.axhline(target, color="#555555", lw=0.8, ls=":")
-    axes.set_yscale("log")
+    if metric != "test_accuracy":
+        axes.set_yscale("log")
     if is_any_diverged and sound:  # the last values of a diverged run would flatten all others
         axes.set_ylim(min(sound) / 1.15, max(sound) * 1.15)
-    if axis != "time":
+    if axis == "megabytes_sent":
+        axes.set_xscale("log")  # what is compared differs by orders of magnitude
+    elif axis != "time":
         axes.xaxis.get_major_locator().set_params(integer=True)
     is_simulated = axis == "time" and all(run.header.clock == "simulated" for run in runs)
     axes.set_xlabel(f"simulated {_NAMES[axis]}" if is_simulated else _NAMES[axis])

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from matcha.records import MODEL_FIGURES, Record, Run
 
 METRICS = (*MODEL_FIGURES, "gradient_norm", "gradient_bound")
-AXES = ("iteration", "epoch", "time", "comm_units")
+AXES = ("iteration", "epoch", "time", "comm_units", "megabytes_sent")
 
 
 def thin(x: npt.ArrayLike, y: npt.ArrayLike, limit: int) -> npt.NDArray[np.int64]:
@@ -52,7 +52,7 @@ def curves(records: Sequence[Record], limit: int = 400) -> dict[str, dict[str, l
         y = [float(getattr(r, metric)) for r in finite]
         kept = thin([r.iteration for r in finite], y, limit)
         columns: dict[str, list[Any]] = {
-            axis: [short(float(getattr(finite[i], axis))) for i in kept] for axis in AXES
+            axis: [short(getattr(finite[i], axis)) for i in kept] for axis in AXES
         }
         found[metric] = {**columns, "y": [short(y[i]) for i in kept]}
     return found
@@ -75,9 +75,7 @@ def mean_curves(runs: Sequence[Run], limit: int = 400) -> dict[str, dict[str, li
         mean, spread = y.mean(axis=1), y.std(axis=1, ddof=1)
         kept = thin(shared, mean, limit)
         columns: dict[str, list[Any]] = {
-            axis: [
-                short(float(np.mean([getattr(rs[shared[i]], axis) for rs in each]))) for i in kept
-            ]
+            axis: [_mean([getattr(rs[shared[i]], axis) for rs in each]) for i in kept]
             for axis in AXES
         }
         # On logarithmic scales a band must not reach zero.
@@ -87,6 +85,12 @@ def mean_curves(runs: Sequence[Run], limit: int = 400) -> dict[str, dict[str, li
             name: [short(float(line[i])) for i in kept] for name, line in bands.items()
         }
     return found
+
+
+def _mean(values: Sequence[float | None]) -> float | int | None:
+    """The mean of all; None where one is not known."""
+    known = [value for value in values if value is not None]
+    return short(float(np.mean(known))) if len(known) == len(values) else None
 
 
 def _finite(record: Record, metric: str) -> bool:

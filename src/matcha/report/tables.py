@@ -24,11 +24,17 @@ class Column:
     best: Callable[[Sequence[Any]], Any] | None = None
 
 
+_USUAL = (None, "float32", "local")
+"""What says nothing when every row has it."""
+
+
 def columns(summaries: Sequence[Mapping[str, Any]]) -> list[Column]:
     """The columns that these runs can fill."""
     unit = summaries[0]["unit"]
     every = [
         Column(key="budget", heading="budget", show=words.number),
+        Column(key="wire", heading="wire", show=str),
+        Column(key="momentum", heading="momentum", show=words.text),
         Column(key="time_to_target", heading="time to target", show=words.seconds, best=min),
         Column(key="speedup", heading="sooner than vanilla", show=_times, best=max),
         Column(
@@ -36,6 +42,7 @@ def columns(summaries: Sequence[Mapping[str, Any]]) -> list[Column]:
         ),
         Column(key="comm_seconds", heading="communication", show=words.seconds, best=min),
         Column(key="comm_units", heading=f"communication, {unit}", show=words.number, best=min),
+        Column(key="megabytes_sent", heading="megabytes sent", show=words.number, best=min),
         Column(key="epochs_to_target", heading="epochs to target", show=words.number, best=min),
         Column(key="train_loss", heading="training loss", show=words.number),
         Column(key="worker_loss", heading="workers' own loss", show=words.number),
@@ -43,7 +50,7 @@ def columns(summaries: Sequence[Mapping[str, Any]]) -> list[Column]:
         Column(key="consensus_distance", heading="consensus distance", show=words.number, best=min),
         Column(key="time", heading="run time", show=words.seconds),
     ]
-    return [c for c in every if any(row[c.key] is not None for row in summaries)]
+    return [c for c in every if any(row[c.key] not in _USUAL for row in summaries)]
 
 
 def cell(column: Column, row: Mapping[str, Any]) -> str:
@@ -113,6 +120,8 @@ def _facts(run: Run) -> dict[str, Any]:
         "strategy": f"{header.strategy}, budget {header.budget:g}",
         "seed": header.seed,
         "workers": header.num_workers,
+        "wire": header.wire,
+        "momentum": header.momentum,
         "clock": header.clock,
         "started": header.started,
         "plan digest": None if run.plan is None else run.plan.digest,

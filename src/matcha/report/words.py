@@ -52,20 +52,34 @@ def number(value: float | None, digits: int = 4) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.{digits}g}"
 
 
+def text(value: str | None) -> str:
+    """A word; a dash where there is none."""
+    return "–" if value is None else value
+
+
 def percent(value: float | None) -> str:
     """A fraction as a percentage."""
     return "–" if value is None else f"{100 * value:.1f} %"
 
 
+_UNITS = {
+    "epoch": "epochs",
+    "time": "seconds",
+    "iteration": "iterations",
+    "megabytes_sent": "megabytes",
+}
+
+
 def curve_text(payload: Mapping[str, Any], metric: str, axis: str) -> str:
     """A text alternative for a chart of curves."""
-    unit = {"epoch": "epochs", "time": "seconds", "iteration": "iterations"}[axis]
+    unit = _UNITS[axis]
     parts = []
     for run in payload["runs"]:
         curve = run["curves"].get(metric)
         if curve:
             y, x = curve["y"], curve[axis]
-            parts.append(f"{run['label']} from {y[0]:.3g} to {y[-1]:.3g} over {x[-1]:.3g} {unit}")
+            over = f" over {x[-1]:.3g} {unit}" if x[-1] is not None else ""
+            parts.append(f"{run['label']} from {y[0]:.3g} to {y[-1]:.3g}{over}")
     what = metric.replace("_", " ")
     return f"{what.capitalize()} against {unit}: {'; '.join(parts)}."
 

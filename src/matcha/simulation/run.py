@@ -151,7 +151,7 @@ class Simulation:
             self.engine.begin_epoch(self.epoch, rates, rounds)
             self._steps(steps)
             own_loss = float(self.engine.mean_losses(steps)[present].mean())
-        units = sum(
+        units = self.momentum.messages * sum(
             self.events.round_time(plan, round, first + k) for k, round in enumerate(rounds)
         )
         comm = self.settings.delays.of(units, plan.timing.unit)
@@ -159,8 +159,7 @@ class Simulation:
             compute, comm = self._pass(rounds)
         self.epoch += 1
         self._comm_units += units
-        meetings = 2 * sum(len(round.links) for round in rounds) / task.num_workers
-        self._megabytes += meetings * self.engine.message_bytes / 1e6
+        self._megabytes += sum(map(self._messages, rounds)) * self.engine.message_bytes / 1e6
         self._time += compute + comm
         self._worker_loss = own_loss
         self.engine.park(present)
@@ -210,6 +209,13 @@ class Simulation:
     def take_clock(self, seconds: float) -> None:
         """Let a gradient take what it took in a run that is gone on with."""
         self._compute_seconds = seconds
+
+    def _messages(self, round: Round) -> float:
+        """What a worker sends in a round, in the mean over workers and in messages of a meeting."""
+        m = self.task.num_workers
+        if round.mixing == "average" and round:
+            return 2 * (m - 1) / m  # parts of 1/m go twice around a ring
+        return (1 if round.mixing == "push" else 2) * len(round.links) / m
 
     def _measure(self) -> float:
         """Seconds of one gradient on this device, after a warm-up; the state is left as it was."""

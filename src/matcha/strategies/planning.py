@@ -78,6 +78,11 @@ def plan(
     asked = _budget(budget)
     if not isinstance(message, Float) and _mixing(chosen, mixing, topology) in ONE_WAY:
         raise InputError(f"messages that go one way take whole values, not the wire {wire!r}.")
+    if message != Float() and _mixing(chosen, mixing, topology) == "average":
+        raise InputError(
+            f"{chosen.name} averages whole values, not what the wire {message.name!r} holds: "
+            "leave the wire out, or use greedy."
+        )
     request = Request(
         topology=topology,
         budget=budget_over(topology, whole, message, asked),

@@ -15,8 +15,10 @@ from matcha.errors import InputError
 from matcha.plans import Events, PlanLike, StagedPlan
 from matcha.records import Entry, Record, RunHeader, RunKind, RunWriter, check_same, holds_run
 from matcha.strategies import with_budget
+from matcha.tasks.momentum import Momentum, settled
 from matcha.tasks.recipes import Choices, Recipe
 from matcha.tasks.settings import Settings
+from matcha.wires import Float, Wire, parse_wire
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,8 +47,19 @@ class Job:
 
     @property
     def label(self) -> str:
-        """Strategy, budget and seed in a few letters, or the name that was chosen."""
+        """Strategy, budget, wire and seed in a few letters, or the name that was chosen."""
         return self.name or label(self.plan, self.choices.seed)
+
+    @property
+    def wire(self) -> Wire:
+        """What messages hold."""
+        return parse_wire(self.settings.wire) if self.settings.wire else self.plan.wire
+
+    @property
+    def momentum(self) -> Momentum:
+        """How momentum and meetings go together, all decided."""
+        settings = self.settings
+        return settled(settings.momentum, settings.optimizer, self.plan, self.wire)
 
     def header(self) -> RunHeader:
         """What is run, for the run's directory."""
@@ -69,6 +82,8 @@ class Job:
             seed=self.choices.seed,
             num_workers=self.plan.num_workers,
             clock="wall" if self.kind == "training" else "simulated",
+            wire=self.wire.name,
+            momentum=self.momentum.kind,
             config=json.loads(json.dumps({k: v for k, v in config.items() if v}, default=str)),
         )
 
@@ -79,9 +94,18 @@ def label(plan: PlanLike, seed: int) -> str:
     >>> import matcha
     >>> label(matcha.plan(matcha.families.ring(4), 0.5, "periodic"), seed=1)
     'periodic-0.5-s1'
+    >>> label(matcha.plan(matcha.families.ring(4), 0.1, "greedy", wire="modulo:3"), seed=0)
+    'greedy-0.1-modulo3-s0'
     """
-    stem = f"{plan.strategy}-{plan.budget:g}-s{seed}"
-    return f"staged-{stem}" if isinstance(plan, StagedPlan) else stem
+    name = f"{stem(plan)}-s{seed}"
+    return f"staged-{name}" if isinstance(plan, StagedPlan) else name
+
+
+def stem(plan: PlanLike) -> str:
+    """Strategy, budget, and wire where messages are not whole: what names of runs begin with."""
+    # A name of a directory too, and some places take a colon for a drive or a host.
+    wire = "" if plan.wire == Float() else f"-{plan.wire.name.replace(':', '')}"
+    return f"{plan.strategy}-{plan.budget:g}{wire}"
 
 
 def make_jobs(

@@ -49,6 +49,9 @@ class Momentum:
     as the plan's meetings can hold."""
     pause: float = 1.0
     """Quasi-global: iterations between a worker's meetings."""
+    warmup: float = 30.0
+    """Quasi-global: at iteration k the buffer keeps at most k/(k + warmup) of itself, and begins as
+    local momentum does; 0: μ from the start, as published, which short trainings regret."""
     outer_rate: float = 0.7
     outer_momentum: float = 0.5
 
@@ -60,6 +63,8 @@ class Momentum:
                 raise InputError(f"{name} must be in [0, 1), not {getattr(self, name)}")
         if self.follow is not None and not 0 <= self.follow <= 1:
             raise InputError(f"follow must be between 0 and 1, not {self.follow}")
+        if not self.warmup >= 0:
+            raise InputError(f"warmup must be 0 or more iterations, not {self.warmup}")
 
     @property
     def messages(self) -> int:
@@ -182,6 +187,9 @@ class QuasiGlobal(Following):
     SGD: m̂ ← μm̂ + (1 − μ)(local + ν·mixing)/η, and the step is along βm̂ + g. Adam's first moment
     keeps its own rule and follows the mixing alone, in the gradient's units.
 
+    With μ the buffer takes 1/((1 − μ)(1 − β)) = 100 iterations to fill, with μ = 0 it is local
+    momentum and takes 10: μ rises from 0, and ν stays below what a shorter memory can hold.
+
     What mixing moves a block of 256 values by counts up to what steady gradients of this length
     would between two meetings. Without that bound a direction that no gradient holds (the length of
     weights before a normalisation) can swing ever further, driven by its own meetings.
@@ -201,8 +209,17 @@ class QuasiGlobal(Following):
         self.local, self.mixing = torch.zeros_like(x), torch.zeros_like(x)
         self.hat = torch.zeros_like(x) if isinstance(optimizer, SGD) else None
         self._lengths = _block_lengths(self.local)
+        self.age = torch.zeros((), dtype=x.dtype, device=x.device)
         pair = self.local, self.mixing
         self._first, self._second = reversed(pair) if mixes_first else pair
+
+    def state(self) -> Mapping[str, Tensor]:
+        """How many iterations it has followed."""
+        return {} if self.hat is None else {"age": self.age}
+
+    def reset(self, x: Tensor) -> None:
+        """Start afresh."""
+        self.age.zero_()
 
     def turn(self, gradients: Tensor) -> None:
         """Note how long the gradient is, block by block; it is left as it is."""
@@ -225,19 +242,28 @@ class QuasiGlobal(Following):
         """Fold the displacement into the optimizer's memory."""
         assert self.spec.follow is not None
         self._second.sub_(x)
-        followed = self.mixing.mul_(self.spec.follow)
         pause = max(1.0, self.spec.pause)
         if self.hat is not None:
+            self.age.add_(1.0)
+            keep = (self.age / (self.age + self.spec.warmup)).clamp_(max=self.spec.memory)
+            followed = self.mixing.mul_(self._follow(keep) * self.spec.follow)
             limit = self._lengths * (rate * (pause / (1 - self.optimizer.momentum)))
             _shorten_blocks(followed, limit)
-            keep = self.spec.memory
             torch.mul(self.hat, keep, out=memory["momentum"])
             memory["momentum"].add_(followed.add_(self.local).mul_((1 - keep) / rate))
             return
         assert isinstance(self.optimizer, Adam)
+        followed = self.mixing.mul_(self.spec.follow)
         _shorten_blocks(followed, _block_lengths(self.local) * pause)
         scale = self.optimizer.denominator(memory).mul_((1 - self.optimizer.beta1) / rate)
         memory["first"].addcmul_(followed, scale)
+
+    def _follow(self, keep: Tensor) -> Tensor:
+        """The share of what μ can hold that a shorter memory can: less, as it comes back sooner."""
+        beta, pause = self.optimizer.momentum, max(1.0, self.spec.pause)
+        whole = 1 - (self.spec.memory + (1 - self.spec.memory) * beta) ** pause
+        soon = 1 - (keep + (1 - keep) * beta).pow(pause)
+        return (whole / soon).clamp_(max=1.0)
 
 
 def _blocks(x: Tensor) -> Tensor:

@@ -123,13 +123,15 @@ class Differences:
         n = modulo.levels(y, step, shift)
         apart = n.index_select(0, partner).sub_(n).mul_(sign)
         k = modulo.wrap(apart, wire)
+        weights = modulo.weights(k.shape[-1], k.dtype, k.device)
+        checks = apart.matmul(weights)
         # The checks that travel differ by as much as k's own unless something wrapped.
-        ok = apart.sub_(k).matmul(modulo.weights(k.shape[-1], k.dtype, k.device)) == 0
+        ok = apart.sub_(k).matmul(weights) == 0
         k = torch.where(ok.unsqueeze(-1), k + wire.shift if wire.shift else k, 0.0)
         met = (move != 0).unsqueeze(1)
         if wire.shift:
             k.mul_(met.unsqueeze(-1))
-        seen = modulo.seen_scales(k, ok, common, wire).mul_(met)
+        seen = modulo.seen_scales(k, ok, checks, common, wire).mul_(met)
         self.seen[:, part].copy_(torch.maximum(self.seen[:, part], seen))
         self.finest[:, part].copy_(torch.maximum(self.finest[:, part], finest))
         self.met.logical_or_(met)

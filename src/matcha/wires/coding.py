@@ -124,7 +124,7 @@ class Coder:
             ok = apart[part] == k.mv(weights).to(torch.int32)
             k.add_(wire.shift).mul_(ok.unsqueeze(-1))
             here = slice(start + part.start, start + part.stop)
-            seen = modulo.seen_scales(k, ok, common[here], wire)
+            seen = modulo.seen_scales(k, ok, apart[part], common[here], wire)
             torch.maximum(self._seen[here], seen, out=self._seen[here])
             step = modulo.grid(common[here], wire)
             yield part, modulo.unrotate(k.mul_(step.unsqueeze(-1)))

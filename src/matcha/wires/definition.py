@@ -164,11 +164,17 @@ def modulo_difference(
     k = (residue[1] - residue[0] + wire.half) % (2 * wire.half) - wire.half
     weights = check_weights(lower.shape[-1])
     checks = [np.where(np.isfinite(v), v, 0) @ weights for v in n]
-    ok = ((checks[1] - checks[0] - k @ weights) % 2**32 == 0) & finite[0] & finite[1]
+    apart = checks[1] - checks[0]
+    ok = ((apart - k @ weights) % 2**32 == 0) & finite[0] & finite[1]
     k += wire.shift
     # Two roundings add a sixth of a squared step to what is seen.
     seen = np.sqrt(np.maximum((k**2).mean(-1) - 1 / 6, 0)) * step
-    seen = np.where(ok, seen, common * wire.widening).astype(lower.dtype)
+    # The checks' difference is a weighted sum of all differences, wrapped or not: where the window
+    # was too narrow it still tells how large they are, from a sample of one.
+    whole = (apart + 2**31) % 2**32 - 2**31
+    guessed = np.abs(whole) / np.sqrt((weights**2).sum()) * step
+    wider = np.maximum(common * wire.widening, np.where(finite[0] & finite[1], guessed, 0))
+    seen = np.where(ok, seen, wider).astype(lower.dtype)
     for end, value in zip(scales, y, strict=True):
         squares = (value**2).mean(-1)
         end.note(seen, np.where(np.isfinite(squares), squares, 0))

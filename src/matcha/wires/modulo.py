@@ -72,6 +72,12 @@ def weights(block: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.from_numpy(check_weights(block)).to(device, dtype)
 
 
+@cache
+def _check_length(block: int) -> float:
+    """How large a check is for differences of one step each and signs of their own."""
+    return float(np.sqrt((check_weights(block) ** 2).sum()))
+
+
 def first_scales(blocks: Tensor) -> Tensor:
     """The scales before the first meeting, from what the blocks hold."""
     return blocks.square().mean(-1).sqrt_().mul_(FIRST).clamp_(min=LEAST)
@@ -106,14 +112,25 @@ def wrap(difference: Tensor, wire: Modulo) -> Tensor:
     return torch.remainder(difference + wire.half, 2 * wire.half).sub_(wire.half)
 
 
-def seen_scales(k: Tensor, ok: Tensor, common: Tensor, wire: Modulo) -> Tensor:
+def seen_scales(k: Tensor, ok: Tensor, apart: Tensor, common: Tensor, wire: Modulo) -> Tensor:
     """What a meeting says of a block's scale: the difference it saw, or wider after a failure.
 
-    Two roundings add a sixth of a squared step to what is seen.
+    Two roundings add a sixth of a squared step to what is seen. After a failure the difference of
+    the two checks, a weighted sum of all differences whether they wrapped or not, tells how large
+    they are, from a sample of one.
+
+    Args:
+        k: the differences in steps; blocks are the last axis.
+        ok: which blocks hold.
+        apart: the upper end's check minus the lower's.
+        common: the link's scales.
+        wire: how many bits.
     """
-    squares = torch.linalg.vector_norm(k, dim=-1).square_().div_(k.shape[-1])
-    seen = squares.sub_(1 / 6).clamp_(min=0.0).sqrt_().mul_(grid(common, wire))
-    return torch.where(ok, seen, common * wire.widening)
+    step, block = grid(common, wire), k.shape[-1]
+    squares = torch.linalg.vector_norm(k, dim=-1).square_().div_(block)
+    seen = squares.sub_(1 / 6).clamp_(min=0.0).sqrt_().mul_(step)
+    guessed = apart.to(k.dtype).abs_().nan_to_num_(0.0, 0.0).mul_(step / _check_length(block))
+    return torch.where(ok, seen, torch.maximum(common * wire.widening, guessed))
 
 
 def finest_scales(blocks: Tensor, wire: Modulo) -> Tensor:

@@ -118,7 +118,7 @@ class Modulo:
 
 
 # Measured with drifting workers; a wider reach makes the grid coarser, a narrower one wraps more.
-_REACH = {8: 6.0, 4: 5.0, 3: 4.5, 2: 3.5}
+_REACH = {8: 12.0, 4: 5.0, 3: 4.5, 2: 3.5}
 _WIDENING = {8: 4.0, 4: 2.0, 3: 1.5, 2: 1.5}
 _LEAVES = {8: 0.003, 4: 0.085, 3: 0.28, 2: 0.82}
 

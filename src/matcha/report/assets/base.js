@@ -11,7 +11,7 @@ const NAMES = {
   train_loss: "training loss", worker_loss: "workers' own loss", test_loss: "test loss", test_accuracy: "test accuracy",
   consensus_distance: "consensus distance", predicted_consensus: "predicted",
   gradient_norm: "average squared gradient norm", epoch: "epochs", time: "seconds",
-  iteration: "iterations", comm_units: "communication",
+  iteration: "iterations", comm_units: "communication", megabytes_sent: "megabytes",
 };
 
 const element = (tag, attributes = {}, ...children) => {

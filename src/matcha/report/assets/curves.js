@@ -50,7 +50,7 @@ const targetShapes = () => metric !== data.objective || data.target === null ? {
   margin: { l: 56, r: 58, t: 10, b: 46 },
 };
 const hits = (x) => metric !== data.objective ? [] : data.runs.flatMap((run, i) =>
-  !shown[i] || !run.hit ? [] : [{
+  !shown[i] || run.hit?.[x] === undefined ? [] : [{
     type: "scatter", mode: "markers", x: [run.hit[x]], y: [run.hit.y], name: run.label,
     diverged: run.diverged,
     marker: { symbol: "circle-open", size: 13, line: { width: 2.5 }, color: css(`--s${run.style}`) },
@@ -60,7 +60,11 @@ const hits = (x) => metric !== data.objective ? [] : data.runs.flatMap((run, i) 
 
 const lossChart = (x) => () => {
   const traces = [...bandTraces(metric, x), ...bounds(x), ...curveTraces(metric, x), ...hits(x)];
-  return { traces, layout: layoutOf(axis(NAMES[x], { rangemode: "tozero" }),
+  // Wires differ by orders of magnitude; who sends nothing has no place there.
+  const across = x === "megabytes_sent"
+    ? axis("megabytes sent by a worker, in the mean", { type: "log", dtick: 1 })
+    : axis(NAMES[x], { rangemode: "tozero" });
+  return { traces, layout: layoutOf(across,
     valueAxis(NAMES[metric], traces, $("log").checked), targetShapes()) };
 };
 
@@ -88,7 +92,7 @@ if (losses.length) {
     $("curves-note").textContent = "Circles mark where a run reached the target and stayed there at the next evaluation." +
       (data.runs.some((run) => run.seeds > 1) ? " Bands are one standard deviation over seeds." : "");
   }
-  for (const x of ["time", "epoch"]) {
+  for (const x of ["time", "epoch", ...($("bytes").hidden ? [] : ["megabytes_sent"])]) {
     chart(`chart-${x}`, lossChart(x));
     dataTables[x] = () => curveTable(metric, x)();
   }
