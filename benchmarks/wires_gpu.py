@@ -11,9 +11,9 @@
     python benchmarks/wires_gpu.py table benchmarks/results/wires_h200.json
 
 A run is `task=,model=,topology=,partition=,concentration=,bytes=,wire=,momentum=,strategy=,seed=,
-epochs=,rate=` with defaults; `seeds=0-2` is three runs. `bytes` is a share of vanilla's with whole
-float32 models. Each result is a line of OUTPUT/wires.jsonl as soon as it is known; a later call
-leaves out what the files in --state hold already, and a run that would not end in time.
+epochs=,rate=,rounds=` with defaults; `seeds=0-2` is three runs. `bytes` is a share of vanilla's
+with whole float32 models. Each result is a line of OUTPUT/wires.jsonl as soon as it is known; a
+later call leaves out what the files in --state hold already, and a run that would not end in time.
 """
 
 from __future__ import annotations
@@ -60,6 +60,9 @@ class Run:
     seed: int = 0
     epochs: int = 36
     rate: float = 0.4
+    rounds: float = 0.0
+    """C_b of the rounds; 0: what the bytes buy. Runs that differ in nothing but their wire share a
+    plan this way: plans of almost the same budget have other cycles."""
 
     @property
     def group(self) -> tuple[object, ...]:
@@ -76,7 +79,9 @@ class Run:
         return ",".join(f"{k}={v}" for k, v in asdict(self).items())
 
     def budget(self) -> float:
-        """C_b of the rounds that these bytes buy."""
+        """C_b of the rounds: as given, or as many as these bytes buy."""
+        if self.rounds:
+            return self.rounds
         momentum = parse_momentum(self.momentum)
         messages = momentum.messages if momentum else 1
         share = parse_wire(self.wire).share(_shapes(self) if "lowrank" in self.wire else None)
@@ -136,6 +141,14 @@ LISTS: dict[str, list[Run]] = {
         *_runs(bytes=0.005),
         *_runs(bytes=0.02, wire="modulo:8"),
         *_runs(bytes=0.08),
+    ],
+    # Is an 8-bit message as good as a whole one in the same rounds? For both plans of the first
+    # comparison, whose budgets of 0.08 and 0.07817 have other cycles.
+    "eight-bits": [
+        run
+        for rounds in (0.08, 0.07817)
+        for wire in ("float32", "modulo:8")
+        for run in _runs(bytes=rounds if wire == "float32" else 0.02, wire=wire, rounds=rounds)
     ],
     "long": [
         Run(strategy="vanilla", epochs=200),

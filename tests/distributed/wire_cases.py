@@ -28,6 +28,9 @@ STRATEGIES = (
     ("matcha", "pairwise"),
     ("vanilla", "laplacian"),
     ("greedy", "pairwise"),
+    ("periodic", "laplacian"),
+    ("single", "laplacian"),
+    ("single", "pairwise"),
 )
 
 

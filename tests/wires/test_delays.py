@@ -25,6 +25,13 @@ def test_a_budget_keeps_its_meaning_and_buys_more_rounds(strategy, wire) -> None
     assert sum(small.probabilities) == pytest.approx(sum(whole.probabilities) / share, rel=0.05)
 
 
+@pytest.mark.parametrize("strategy", ["allreduce", "local"])
+def test_an_exact_average_takes_whole_values(strategy) -> None:
+    """Neither engine averages over a coded wire; both took it for meetings of weight 1/m."""
+    with pytest.raises(InputError, match="averages whole values, not what the wire 'modulo:3'"):
+        matcha.plan(matcha.families.ring(4), 0.5, strategy, wire="modulo:3")
+
+
 def test_no_more_rounds_than_vanilla_has() -> None:
     plan = matcha.plan(ER8, 0.5, "matcha", wire="modulo:3")
     assert sum(plan.probabilities) == pytest.approx(5)

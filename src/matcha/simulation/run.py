@@ -15,7 +15,7 @@ from matcha.documents import replacing
 from matcha.errors import InputError
 from matcha.plans import Events, PlanLike
 from matcha.records import Record, is_lost
-from matcha.rounds import Round
+from matcha.rounds import ONE_WAY, Round
 from matcha.simulation.engine import Engine
 from matcha.simulation.flat import mean_squared_deviation
 from matcha.simulation.forecast import Forecast
@@ -215,7 +215,7 @@ class Simulation:
         m = self.task.num_workers
         if round.mixing == "average" and round:
             return 2 * (m - 1) / m  # parts of 1/m go twice around a ring
-        return (1 if round.mixing == "push" else 2) * len(round.links) / m
+        return (1 if round.mixing in ONE_WAY else 2) * len(round.links) / m
 
     def _measure(self) -> float:
         """Seconds of one gradient on this device, after a warm-up; the state is left as it was."""
