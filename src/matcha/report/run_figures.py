@@ -53,7 +53,8 @@ def write_figures(
     if objective is not None:
         for axis in ("epoch", "time"):
             figures[f"{objective}-{axis}"] = draw_curves(runs, objective, axis, comparison.target)
-    if all(run.records and run.records[-1].megabytes_sent is not None for run in runs):
+    sent = [run.records[-1].megabytes_sent if run.records else None for run in runs]
+    if None not in sent and any(sent):
         known = [curves(run.records) for run in runs]
         metric = "test_accuracy" if any("test_accuracy" in c for c in known) else objective
         if metric is not None:
