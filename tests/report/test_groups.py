@@ -27,6 +27,23 @@ def test_labels_say_only_what_sets_runs_apart(tmp_path):
     ]
 
 
+def test_labels_tell_the_wire_and_a_momentum_that_differs(tmp_path):
+    def labels(*kinds):
+        runs = [run_of([1], strategy="greedy", budget=0.1, tmp_path=tmp_path) for _ in kinds]
+        return label_runs(
+            [
+                replace(run, header=replace(run.header, wire=wire, momentum=momentum))
+                for run, (wire, momentum) in zip(runs, kinds, strict=True)
+            ]
+        )
+
+    assert labels(("float32", "local"), ("modulo:3", "local")) == ["greedy", "greedy, modulo:3"]
+    assert labels(("modulo:3", "local"), ("modulo:3", "outer")) == [
+        "greedy 0.1, modulo:3, local",
+        "greedy 0.1, modulo:3, outer",
+    ]
+
+
 def test_a_name_that_adds_to_the_label_is_the_label(tmp_path):
     names = ["matcha 0.3", "matcha 0.3", "matcha 0.3, twice as long", "elsewhere"]
     made = [

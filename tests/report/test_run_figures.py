@@ -55,6 +55,24 @@ def test_figures_are_named_by_what_they_show(runs, tmp_path):
     }
 
 
+def test_accuracy_is_drawn_against_megabytes_where_they_were_counted(runs, tmp_path):
+    counted = [
+        replace(
+            run,
+            records=tuple(
+                replace(record, megabytes_sent=1.0 * k, test_accuracy=0.5)
+                for k, record in enumerate(run.records)
+            ),
+        )
+        for run in runs
+    ]
+    written = {path.name for path in write_figures(counted, tmp_path, "svg")}
+    assert "test_accuracy-megabytes.svg" in written
+    axes = draw_curves(counted, "test_accuracy", "megabytes_sent").axes[0]
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "linear")
+    assert axes.get_xlabel() == "megabytes sent by a worker"
+
+
 def test_thin_lines_are_explained_and_seconds_say_whose(runs):
     axes = draw_curves(runs, "consensus_distance", "epoch").axes[0]
     labels = [text.get_text() for text in axes.get_legend().get_texts()]

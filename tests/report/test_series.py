@@ -29,7 +29,14 @@ def test_thinning_keeps_the_extremes_of_a_wave():
 
 def test_curves_hold_every_axis_and_leave_out_what_was_never_recorded():
     records = [
-        Record(iteration=k, epoch=k / 10, train_loss=1 / (1 + k), time=0.5 * k, comm_units=2.0 * k)
+        Record(
+            iteration=k,
+            epoch=k / 10,
+            train_loss=1 / (1 + k),
+            time=0.5 * k,
+            comm_units=2.0 * k,
+            megabytes_sent=3.0 * k,
+        )
         for k in range(1_000)
     ]
     found = curves(records, limit=50)
@@ -38,6 +45,7 @@ def test_curves_hold_every_axis_and_leave_out_what_was_never_recorded():
     assert {len(column) for column in curve.values()} == {50}
     assert curve["time"][-1] == 499.5
     assert curve["comm_units"][-1] == 1998
+    assert curve["megabytes_sent"][-1] == 2997
 
 
 def test_a_diverged_curve_ends_at_its_last_finite_value():
