@@ -197,6 +197,8 @@ def simulate_command(
         jobs = with_asynchronous(jobs)
     check_free(jobs, resume=resume)
     chosen.task(choices)  # a run that cannot start leaves no folder behind
+    for job in jobs:
+        job.header()
     compute_times(settings.delays, 1.0, choices.num_workers)
     make_folder(output)
     _run(jobs, resume)

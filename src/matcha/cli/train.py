@@ -217,6 +217,7 @@ def train_command(
         if (directory / "run.json").exists() and not resume:
             raise InputError(f"{str(directory)!r} already holds a run: choose another --output.")
         chosen.task(choices)  # what is wrong with it is said once, not by every worker
+        job.header()
         make_folder(directory)
         command = this_command("--output", str(directory))
         how = Launching(machines, links or elastic, keys, restarts if elastic else 0)
