@@ -32,32 +32,6 @@ def test_gossip_between_processes_is_the_definition(kind, workers, tmp_path) -> 
 
 
 @pytest.mark.parametrize("wire", ["modulo:3", "lowrank:2"])
-def test_who_has_finished_goes_on_answering(wire) -> None:
-    """Unequal amounts of data over a coded wire: the last to train still meets everybody."""
-    plan = wire_cases.wired("matcha", "laplacian", wire, 4)
-    lengths = [4, 7, 4, 12]
-
-    def work(transport) -> tuple[np.ndarray, int, bool]:
-        model, optimizer = wire_cases.worker(transport.rank)
-        gossip = Gossip(model, optimizer, plan, transport=transport, deadline=150.0)
-        with gossip, gossip.join():
-            for _ in range(lengths[transport.rank]):
-                wire_cases.step(model, optimizer)
-            ended = gossip.iteration
-        finished = gossip.exchange.finished_at == ended
-        return model.flat(), gossip.iteration, finished
-
-    found = run_threads(4, work)
-    assert all(finished for _, _, finished in found)
-    assert all(iteration >= max(lengths) for _, iteration, _ in found)
-    rows = np.stack([row for row, _, _ in found])
-    assert np.isfinite(rows).all()
-    # They met after they had stopped: closer to one another than their goals are.
-    apart = np.std([wire_cases.goal(rank) for rank in range(4)], axis=0).mean()
-    assert np.std(rows, axis=0).mean() < apart / 2
-
-
-@pytest.mark.parametrize("wire", ["modulo:3", "lowrank:2"])
 @pytest.mark.parametrize("momentum", ["quasi-global", "outer", "tracking"])
 def test_resuming_is_exact(wire, momentum, tmp_path: Path) -> None:
     plan = wire_cases.wired("greedy", "pairwise", wire, 4)

@@ -86,7 +86,7 @@ def test_beside_each_job_of_pairs_stands_the_same_asynchronously(tmp_path):
     plans = [matcha.plan(matcha.families.ring(4), 1.0, "allreduce"), *PLANS]
     found = with_asynchronous(jobs(tmp_path, plans, seeds=[3]))
     assert [job.directory.name for job in found] == [
-        "allreduce-1-s3", "periodic-0.5-s3", "periodic-0.5-s3-asynchronous",
+        "allreduce-0.75-s3", "periodic-0.5-s3", "periodic-0.5-s3-asynchronous",
     ]  # fmt: skip
     assert [job.settings.asynchronous for job in found] == [False, False, True]
     assert found[-1].label == "periodic 0.5, asynchronous"

@@ -172,7 +172,7 @@ def modulo_difference(
     # The checks' difference is a weighted sum of all differences, wrapped or not: where the window
     # was too narrow it still tells how large they are, from a sample of one.
     whole = (apart + 2**31) % 2**32 - 2**31
-    guessed = np.abs(whole) / np.sqrt((weights**2).sum()) * step
+    guessed = wire.trust * np.abs(whole) / np.sqrt((weights**2).sum()) * step
     wider = np.maximum(common * wire.widening, np.where(finite[0] & finite[1], guessed, 0))
     seen = np.where(ok, seen, wider).astype(lower.dtype)
     for end, value in zip(scales, y, strict=True):

@@ -129,7 +129,8 @@ def seen_scales(k: Tensor, ok: Tensor, apart: Tensor, common: Tensor, wire: Modu
     step, block = grid(common, wire), k.shape[-1]
     squares = torch.linalg.vector_norm(k, dim=-1).square_().div_(block)
     seen = squares.sub_(1 / 6).clamp_(min=0.0).sqrt_().mul_(step)
-    guessed = apart.to(k.dtype).abs_().nan_to_num_(0.0, 0.0).mul_(step / _check_length(block))
+    share = wire.trust / _check_length(block)
+    guessed = apart.to(k.dtype).abs_().nan_to_num_(0.0, 0.0).mul_(step * share)
     return torch.where(ok, seen, torch.maximum(common * wire.widening, guessed))
 
 

@@ -88,6 +88,14 @@ class Modulo:
         return _WIDENING[self.bits]
 
     @property
+    def trust(self) -> float:
+        """How much of a scale that failed checks tell is believed: with four levels, none.
+
+        A window that is too wide costs more there than one that is too narrow.
+        """
+        return 0.0 if self.bits == 2 else 1.0
+
+    @property
     def shift(self) -> float:
         """What the upper end's grid is shifted by: with four levels, half a step centres them."""
         return 0.5 if self.bits == 2 else 0.0
