@@ -10,7 +10,6 @@ import typer
 
 from matcha.errors import InputError
 from matcha.strategies import OFFERED
-from matcha.wires import WIRES
 
 _TOPOLOGY = (
     "Who can talk to whom: [cyan]ring:8[/], [cyan]path:8[/], [cyan]torus:4x4[/], "
@@ -35,15 +34,6 @@ Strategy: TypeAlias = Annotated[str, typer.Option("--strategy", "-s", help=f"{_S
 Strategies: TypeAlias = Annotated[
     list[str], typer.Option("--strategy", "-s", metavar="TEXT,…", help=f"{_STRATEGY}; {_SEVERAL}")
 ]
-Wires: TypeAlias = Annotated[
-    list[str],
-    typer.Option(
-        "--wire",
-        "--wires",
-        metavar="TEXT,…",
-        help=f"What messages hold: {', '.join(WIRES)}, or another rank; {_SEVERAL}",
-    ),
-]
 Seed: TypeAlias = Annotated[
     int, typer.Option("--seed", help="Of rounds and searches, first weights and order of the data.")
 ]
@@ -63,7 +53,7 @@ WireOrPlans: TypeAlias = Annotated[
     str | None, typer.Option("--wire", help=f"{_WIRE}; by default float32, or a --plan's own.")
 ]
 Wires: TypeAlias = Annotated[
-    list[str], typer.Option("--wire", metavar="TEXT,…", help=f"{_WIRE}; {_SEVERAL}")
+    list[str], typer.Option("--wire", "--wires", metavar="TEXT,…", help=f"{_WIRE}; {_SEVERAL}")
 ]
 
 # -- times, always in seconds ----------------------------------------------------------------------

@@ -263,7 +263,8 @@ class QuasiGlobal(Following):
         beta, pause = self.optimizer.momentum, max(1.0, self.spec.pause)
         whole = 1 - (self.spec.memory + (1 - self.spec.memory) * beta) ** pause
         soon = 1 - (keep + (1 - keep) * beta).pow(pause)
-        return (whole / soon).clamp_(max=1.0)
+        share: Tensor = (whole / soon).clamp_(max=1.0)
+        return share
 
 
 def _blocks(x: Tensor) -> Tensor:
