@@ -3,9 +3,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from matcha.distributed import run_threads
+from matcha.distributed import MemoryNetwork, MemoryTransport, run_threads
 from matcha.distributed.exchange import RUNNING, Meeting
 from matcha.distributed.greetings import Courtesy
+from matcha.distributed.transports.torch_transport import _is_sign
 from matcha.errors import ExchangeError
 
 
@@ -22,6 +23,25 @@ def test_a_greeting_carries_bytes_and_counts_them() -> None:
     for rank, (courtesy, heard) in enumerate(run_threads(2, greeted)):
         assert heard.tolist() == [11 - rank] * 5
         assert courtesy.bytes_sent == 5
+
+
+class Recording(MemoryTransport):
+    """Keeps what was posted."""
+
+    def post(self, messages):
+        self.posted = list(messages)
+        return super().post(messages)
+
+
+def test_a_greeting_begins_with_a_sign_that_is_watched_for_while_somebody_is_away() -> None:
+    network = MemoryNetwork(2)
+    meeting = Meeting(position=0, peer=1, weight=0.5)
+    for beside in (torch.zeros(5, dtype=torch.uint8), torch.empty(0, dtype=torch.uint8)):
+        transport = Recording(network, 0)
+        Courtesy(transport, timeout=20).greet(meeting, 7, 3, beside)
+        sign, *others = transport.posted
+        assert _is_sign(sign)
+        assert [len(message.incoming) for message in others] == ([5] if len(beside) else [])
 
 
 def test_a_partner_at_another_iteration_is_named() -> None:

@@ -14,8 +14,6 @@ from matcha.errors import ExchangeError
 
 __all__ = ["Courtesy", "Greeting"]
 
-_SIZE = 16  # bytes of two numbers
-
 
 @dataclass(slots=True)
 class Greeting:
@@ -24,7 +22,9 @@ class Greeting:
     peer: int
     iteration: int
     pending: Pending
-    arriving: torch.Tensor
+    place: torch.Tensor
+    """The iteration at which the other is, and the one at which it finished."""
+    beside: torch.Tensor
     finished: bool
     """Whether this end said that it had finished."""
 
@@ -51,18 +51,22 @@ class Courtesy:
         """What later rounds depend on."""
         return {}
 
-    def forget(self, peer: int) -> None:
-        """Drop what is remembered of a neighbour."""
-
     def greet(self, meeting: Meeting, tag: int, iteration: int, beside: torch.Tensor) -> Greeting:
         """Start a greeting that carries some bytes; both ends' are equally many."""
         device = self.transport.device or torch.device("cpu")
-        place = torch.tensor([iteration, self.finished_at], dtype=torch.int64).view(torch.uint8)
-        leaving = torch.cat([place.to(device), beside.to(device)])
-        arriving = torch.empty_like(leaving)
+        place = torch.tensor([iteration, self.finished_at], dtype=torch.int64, device=device)
+        leaving = [place, beside.to(device)] if len(beside) else [place]
+        # Two messages: the numbers by themselves are a sign that transports can watch for.
+        arriving = [torch.empty_like(part) for part in leaving]
+        messages = [
+            Message(peer=meeting.peer, tag=meeting_tag(tag), incoming=incoming, outgoing=outgoing)
+            for incoming, outgoing in zip(arriving, leaving, strict=True)
+        ]
         self.bytes_sent += len(beside)
-        pending = self.post(meeting.peer, tag, leaving, arriving)
-        return Greeting(meeting.peer, iteration, pending, arriving, self.finished_at != RUNNING)
+        pending = self.transport.post(messages)
+        said = self.finished_at != RUNNING
+        place, beside = (*arriving, beside)[:2]
+        return Greeting(meeting.peer, iteration, pending, place, beside, said)
 
     def hear(self, greeting: Greeting) -> torch.Tensor:
         """What the partner sent beside its place in the plan.
@@ -73,7 +77,7 @@ class Courtesy:
         started = time.perf_counter()
         greeting.pending.wait(self.timeout)
         self.wait_seconds += time.perf_counter() - started
-        theirs, finished_at = greeting.arriving[:_SIZE].view(torch.int64).tolist()
+        theirs, finished_at = greeting.place.tolist()
         if theirs != greeting.iteration:
             me, peer = self.transport.name(self.transport.rank), self.transport.name(greeting.peer)
             raise ExchangeError(
@@ -82,7 +86,7 @@ class Courtesy:
             )
         if greeting.finished and finished_at != RUNNING:
             self.finished.add(greeting.peer)
-        return greeting.arriving[_SIZE:]
+        return greeting.beside
 
     def post(self, peer: int, tag: int, leaving: torch.Tensor, arriving: torch.Tensor) -> Pending:
         """Start a message each way."""
