@@ -38,6 +38,14 @@ def test_a_worker_holds_one_meeting_at_a_time_and_steps_at_its_own_speed(seconds
     assert sum(h.what == "end" for h in happened) > 20
 
 
+def test_all_links_are_met_also_where_meetings_take_longer_than_steps():
+    """And not always the same two, who have just become free together."""
+    plan = er8("matcha", 0.5, "pairwise")
+    agenda = Agenda(plan, [0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 5.0], lambda link: 3.0)
+    met = {h.workers for h in play(agenda, 400.0) if h.what == "end"}
+    assert met == set(plan.topology.links)
+
+
 def test_who_is_slow_meets_less_often_but_meets():
     plan = er8("greedy", 1.0)
     counts = []

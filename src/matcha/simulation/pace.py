@@ -63,8 +63,8 @@ class Agenda:
     """What happens next when a worker does not wait: one happening after the other.
 
     At the end of its step a worker wants the partners of its next round, who may be wanted already,
-    and goes on. Two that want each other meet as soon as neither is in a meeting; whoever was
-    wanted first comes first.
+    and goes on. Two that want each other meet as soon as neither is in a meeting; who was wanted
+    first comes first.
 
     Args:
         plan: its rounds say whom a worker wants at which of its own iterations.
@@ -128,10 +128,15 @@ class Agenda:
     def _pair(self) -> None:
         busy = {worker for _, link, _ in self._under_way for worker in link}
         for i, j in list(self._wanted):
-            if i in busy or j in busy or (j, i) not in self._wanted:
+            if (j, i) not in self._wanted:
+                continue
+            is_held_up = i in busy or j in busy
+            # Who is free waits for the partner of its oldest wish: two that have just met would
+            # otherwise be the only free ones, and meet again and again.
+            busy |= {i, j}
+            if is_held_up:
                 continue
             weight = (self._wanted.pop((i, j)) + self._wanted.pop((j, i))) / 2
-            busy |= {i, j}
             link = (min(i, j), max(i, j))
             self._under_way.append((self.time + self._seconds(link), link, weight))
             self._begun.append(Happening(what="begin", time=self.time, workers=link, weight=weight))
