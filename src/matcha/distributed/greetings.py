@@ -51,6 +51,9 @@ class Courtesy:
         """What later rounds depend on."""
         return {}
 
+    def forget(self, peer: int) -> None:
+        """Drop what is remembered of a neighbour."""
+
     def greet(self, meeting: Meeting, tag: int, iteration: int, beside: torch.Tensor) -> Greeting:
         """Start a greeting that carries some bytes; both ends' are equally many."""
         device = self.transport.device or torch.device("cpu")
