@@ -53,7 +53,7 @@ WireOrPlans: TypeAlias = Annotated[
     str | None, typer.Option("--wire", help=f"{_WIRE}; by default float32, or a --plan's own.")
 ]
 Wires: TypeAlias = Annotated[
-    list[str], typer.Option("--wire", "--wires", metavar="TEXT,…", help=f"{_WIRE}; {_SEVERAL}")
+    list[str], typer.Option("--wire", metavar="TEXT,…", help=f"{_WIRE}; {_SEVERAL}")
 ]
 
 # -- times, always in seconds ----------------------------------------------------------------------
