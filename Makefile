@@ -7,6 +7,9 @@ STAMP := .venv/.installed
 RESOLUTION ?= lowest-direct
 VERSIONS := .venv-versions
 
+# Modules are compiled when first imported, and kept: tests start hundreds of processes.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: run test lint types doctest unit browser docs figures format versions clean
 
 # The main job: digits on eight real processes by four strategies, then a report for the browser.
@@ -53,7 +56,7 @@ format: $(STAMP)
 # `python -m pip`, not `pip`: console scripts break in paths with a space.
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable ".[dev]"
 	touch $(STAMP)
 
 # Another Python (PYTHON=3.10) and the oldest versions that pyproject.toml allows, or the newest

@@ -17,10 +17,10 @@ from tests.report.browsers import chromium
 
 import doctests
 import figures
+import markdown_tables
 import mathml
 import pictures
 import reference
-import tables
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -210,13 +210,13 @@ def test_every_figure_comes_from_the_committed_results():
 
 
 def test_a_changed_result_is_noticed(tmp_path, monkeypatch):
-    shutil.copytree(tables.RESULTS, tmp_path / "results")
+    shutil.copytree(markdown_tables.RESULTS, tmp_path / "results")
     changed = tmp_path / "results" / "tradeoff.json"
     document = json.loads(changed.read_text())
     for point in document["points"]:
         point["consensus_error"] *= 2
     changed.write_text(json.dumps(document))
-    monkeypatch.setattr(tables, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(markdown_tables, "RESULTS", tmp_path / "results")
     found = "\n".join(figures.differences())
     assert "'tradeoff-table'" in found
     assert "tradeoff.svg" in found

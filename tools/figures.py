@@ -19,8 +19,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from markdown_tables import Data
 from pictures import PICTURES
-from tables import Data, region
+from tables import region
 
 ROOT = Path(__file__).parent.parent
 IMAGES = ROOT / "docs" / "images"

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from house import draw_house, house_data
-from tables import Data, result
+from markdown_tables import Data, result
 
 
 def tradeoff_data() -> Data:
@@ -103,43 +103,48 @@ def _mark_saving(axes: Any, lines: Mapping[str, Any], vanilla: tuple[float, floa
     )
 
 
+PEER_COLOR, OWN_COLOR = "#B5A27A", "#1b9e77"
+
+
 def headline_data() -> Data:
-    """Seconds to the target of each strategy and budget."""
+    """Seconds to the target of each method, a list for each size of messages."""
     document = result("headline.json")
-    if "sizes" in document:
-        chosen = [r for r in document["sizes"][0]["rows"] if r["seconds"] is not None]
-        named = [(r["method"], None, round(r["seconds"], 3)) for r in chosen]
-        return {"runs": named, "hosts": document["hosts"], "mbps": document["mbps"]}
-    runs = [
-        (row["strategy"], row["budget"], round(row["seconds_to_target"], 3))
-        for row in document["rows"]
-    ]
-    return {"runs": runs, "hosts": document["hosts"], "mbps": document["mbps"]}
+    sizes = [
+        (
+            size["size"],
+            [(r["method"], r["is_peer"], round(r["seconds"], 3)) for r in size["rows"]
+             if r["seconds"] is not None],
+        )
+        for size in document["sizes"]
+    ]  # fmt: skip
+    return {"sizes": sizes, "hosts": document["hosts"], "mbps": document["mbps"]}
 
 
 def draw_headline(data: Data) -> Any:
-    """A bar a run, shortest time at the bottom."""
+    """A panel for each size, a bar a method, shortest time at the bottom."""
     from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
 
-    from matcha.strategies import look_of
-
-    figure = Figure(figsize=(7.2, 3.6), layout="constrained")
-    axes = figure.add_subplot()
-    runs = sorted(data["runs"], key=lambda run: -run[2])
-    known = {"ddp": "#8C6D31"}
-    colors = [known.get(name, look_of(name.split()[0].rstrip(","))[0]) for name, _, _ in runs]
-    names = {"ddp": "DDP all-reduce", "vanilla": "vanilla"}
-    labels = [names.get(s, s if b is None else f"{s}, budget {b:g}") for s, b, _ in runs]
-    bars = axes.barh(range(len(runs)), [run[2] for run in runs], color=colors)
-    axes.bar_label(bars, labels=[f"{run[2]:.1f} s" for run in runs], padding=4, fontsize=9)
-    axes.set_yticks(range(len(runs)), labels, fontsize=9)
-    axes.invert_yaxis()
-    axes.margins(x=0.1)
-    axes.set_xlabel(
-        f"seconds to the same training loss, {data['hosts']} processes, "
-        f"{data['mbps']:g} Mbit/s cards"
+    figure = Figure(figsize=(12.5, 5.4), layout="constrained")
+    for axes, (size, runs) in zip(
+        figure.subplots(1, len(data["sizes"]), squeeze=False)[0], data["sizes"], strict=True
+    ):
+        ordered = sorted(runs, key=lambda run: -run[2])
+        places = range(len(ordered))
+        colors = [PEER_COLOR if is_peer else OWN_COLOR for _, is_peer, _ in ordered]
+        bars = axes.barh(places, [run[2] for run in ordered], color=colors)
+        axes.bar_label(bars, labels=[f"{run[2]:.1f}" for run in ordered], padding=3, fontsize=8)
+        axes.set_yticks(places, [run[0] for run in ordered], fontsize=8)
+        axes.invert_yaxis()
+        axes.margins(x=0.1)
+        axes.set_title(f"messages of {size}", fontsize=10)
+        axes.set_xlabel(f"seconds to the same loss, {data['mbps']:g} Mbit/s cards")
+        axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(
+        handles=[Patch(color=OWN_COLOR, label="ours"), Patch(color=PEER_COLOR, label="peers")],
+        loc="center right",
+        frameon=False,
     )
-    axes.spines[["top", "right"]].set_visible(False)
     return figure
 
 

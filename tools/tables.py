@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from statistics import fmean, stdev
-from typing import Any
 
 from house import house_table
+from markdown_tables import RESULTS, result, table
 from matcha.experiments.reproduction.comparisons import Results
 from matcha.experiments.reproduction.paper import ER8, GEOMETRIC, group
 from matcha.experiments.reproduction.trials import read_results
-
-RESULTS = Path(__file__).parent.parent / "benchmarks" / "results"
-Data = Any
-
-
-def result(name: str) -> Data:
-    """A committed result file."""
-    return json.loads((RESULTS / name).read_text(encoding="utf-8"))
-
-
-def table(headings: Sequence[str], rows: Iterable[Sequence[object]], align: str = "") -> str:
-    """A Markdown table; `align` has l or r for each column, all left by default."""
-    marks = {"l": "---", "r": "---:"}
-    lines = [headings, [marks[a] for a in align or "l" * len(headings)], *rows]
-    return "".join("| " + " | ".join(str(cell) for cell in line) + " |\n" for line in lines)
+from network_tables import (
+    headline,
+    headline_settings,
+    headline_short,
+    overlap,
+    unkind,
+    wires,
+    wires_short,
+)
 
 
 def tradeoff_table() -> str:
@@ -163,80 +155,6 @@ def geometric() -> str:
         "greedy at 0.1",
     ]  # fmt: skip
     return table(headings, rows, "lrrrrrrr")
-
-
-def headline() -> str:
-    """Wall-clock time to the same training loss on a shaped network."""
-    document = result("headline.json")
-    if "sizes" in document:
-        return "\n".join(_headline_of(size) for size in document["sizes"])
-    rows = [
-        [
-            r["strategy"],
-            f"{r['budget']:g}",
-            f"{r['iteration_ms']:.0f}",
-            r["iterations_to_target"],
-            f"{r['seconds_to_target']:.1f}",
-            f"{r['speed_up_over_vanilla']:.1f}×",
-        ]
-        for r in document["rows"]
-    ]
-    headings = ["strategy", "budget", "ms per iteration", "iterations", "seconds", "speed-up"]
-    return table(headings, rows, "llrrrr")
-
-
-def _headline_of(size: dict[str, Any]) -> str:
-    """One size of messages: seconds, and ratios to DDP, the best peer and the ceiling."""
-
-    def cell(value: float | None, form: str = ".1f") -> str:
-        return "–" if value is None else format(value, form)
-
-    rows = [
-        [
-            r["method"],
-            f"{r['iteration_ms']:.0f}",
-            cell(r["iterations"], ".0f"),
-            cell(r["seconds"]),
-            cell(r["over_ddp"], ".2f"),
-            cell(r["over_best_peer"], ".2f"),
-            cell(r["over_vanilla"], ".2f"),
-            cell(r["of_ceiling"], ".2f"),
-        ]
-        for r in size["rows"]
-    ]
-    headings = [
-        f"messages of {size['bytes'] / 1e6:.1f} MB", "ms per iteration", "iterations", "seconds",
-        "× DDP", "× best peer", "× vanilla", "÷ ceiling",
-    ]  # fmt: skip
-    return table(headings, rows, "lrrrrrrr")
-
-
-def headline_settings() -> str:
-    """What the headline was measured on, in a sentence."""
-    d = result("headline.json")
-    if "sizes" in d:
-        return (
-            f"{d['hosts']} real processes on `{d['topology']}`, network cards shaped to "
-            f"{d['mbps']:g} Mbit/s, digits; computing padded to {d['compute_ms']:g} ms per "
-            "iteration, seconds until the average model's training loss holds "
-            f"{d['target_loss']:g}. × is how many times sooner; the ceiling is DDP's iterations "
-            f"with free communication. {d['cores']} cores, torch {d['torch']}.\n"
-        )
-    return (
-        f"{d['hosts']} real processes on `{d['topology']}`, network cards shaped to "
-        f"{d['mbps']:g} Mbit/s, a model of {d['message_bytes'] / 1e6:.2f} MB, digits; computing "
-        f"padded to {d['compute_ms']:g} ms per iteration, seconds until training loss "
-        f"{d['target_loss']:g}; {d['cores']} cores, torch {d['torch']}.\n"
-    )
-
-
-def overlap() -> str:
-    """Milliseconds per iteration with the exchange after, and beside, the gradient."""
-    found: dict[float, dict[bool, float]] = {}
-    for row in result("overlap.json")["overlap"]:
-        found.setdefault(row["budget"], {})[row["overlap"]] = row["iteration_ms"]
-    rows = [[f"{b:g}", f"{ms[False]:.0f}", f"{ms[True]:.0f}"] for b, ms in sorted(found.items())]
-    return table(["budget", "default", "`overlap=True`"], rows, "lrr")
 
 
 def exchange() -> str:
@@ -431,6 +349,10 @@ REGIONS: dict[str, Callable[[], str]] = {
     "headline": headline,
     "house": house_table,
     "headline-settings": headline_settings,
+    "headline-short": headline_short,
+    "unkind": unkind,
+    "wires": wires,
+    "wires-short": wires_short,
     "overlap": overlap,
     "simulation-cpu": lambda: simulation("cpu"),
     "simulation-h200": lambda: simulation("h200"),

@@ -75,7 +75,11 @@ def test_two_hosts_with_two_workers_each_train_under_torchrun() -> None:
 @pytest.mark.slow
 def test_the_script_before_adopting_runs_too() -> None:
     command = [*TORCHRUN, "--standalone", "--nproc-per-node=2", str(EXAMPLES / "train_ddp.py")]
-    done = subprocess.run([*command, "--epochs=4"], capture_output=True, text=True, timeout=150)
+    for _ in range(3):
+        done = subprocess.run([*command, "--epochs=4"], capture_output=True, text=True, timeout=150)
+        # Nothing of ours runs here: DDP over gloo, seldom, aborts in its threads at the very end.
+        if "terminate called without an active exception" not in done.stderr:
+            break
     assert done.returncode == 0, done.stderr
     assert accuracy(done.stdout) > 80
 

@@ -27,8 +27,8 @@ from matcha.topology import Link
 __all__ = ["Replanning"]
 
 _log = logging.getLogger("matcha.links")
-_TRIFLE = 0.1  # of an iteration's time: what a link must be off by to matter
-_MOST_PROBED = 1_000_000  # bytes
+_TRIFLE = 0.1  # of an iteration's time: what a link must make of a difference to matter
+_MOST_PROBED = 250_000  # bytes: looking must cost less than what it may save
 
 
 class Replanning:

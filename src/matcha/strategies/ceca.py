@@ -41,7 +41,7 @@ def ceca_hops(num_workers: int) -> tuple[int, ...]:
     """How many places on everybody sends, message by message.
 
     >>> ceca_hops(8), ceca_hops(12), ceca_hops(27)
-    ((1, 2, 4), (1, 2, 3, 6), (1, 2, 3, 7, 13))
+    ((1, 2, 4), (1, 1, 3, 6), (1, 2, 3, 7, 13))
     """
     hops, count = [], 0
     for bit in f"{num_workers - 1:b}":

@@ -72,12 +72,15 @@ def is_off(plan: Plan, seconds: Mapping[Link, float], *, least: float = 0.0) -> 
     Args:
         plan: The plan in force.
         seconds: What a meeting over each link takes now.
-        least: Seconds by which a link must be off, so that trifles count for nothing.
+        least: Seconds an iteration by which a link must be off, as often as it is used (or, where
+            it is hardly used, as a typical one is), so that trifles count for nothing.
     """
-    planned, pace = _planned(plan), _pace(plan, seconds)
+    planned, pace, uses = _planned(plan), _pace(plan, seconds), _uses(plan)
+    typical = statistics.fmean(uses.values())
     for link, now in seconds.items():
         then = pace * planned[link]
-        if (now > _OFF * then or then > _OFF * now) and abs(now - then) >= least:
+        weighs = max(uses[link], typical) * abs(now - then)
+        if (now > _OFF * then or then > _OFF * now) and weighs >= least:
             return True
     return False
 
@@ -125,6 +128,15 @@ def next_stage(plan: Plan | StagedPlan, seconds: Mapping[Link, float], start: in
 def _planned(plan: Plan) -> dict[Link, float]:
     """What the plan was made for: each link's time, in its own unit."""
     return {link: plan.timing.matching_time((link,)) for link in plan.topology.links}
+
+
+def _uses(plan: Plan) -> dict[Link, float]:
+    """How often each link is used, an iteration."""
+    found = dict.fromkeys(plan.topology.links, 0.0)
+    for matching, uses in zip(plan.matchings, plan.schedule.uses, strict=True):
+        for link in matching:
+            found[link] += uses
+    return found
 
 
 def _pace(plan: Plan, seconds: Mapping[Link, float]) -> float:

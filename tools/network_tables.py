@@ -1,0 +1,171 @@
+"""Tables of what was measured on real networks, and of small messages."""
+
+from __future__ import annotations
+
+from statistics import fmean, stdev
+from typing import Any
+
+from markdown_tables import result, table
+
+
+def wires(least_seeds: int = 1) -> str:
+    """CIFAR-100 for ever fewer bytes, by the average model's test accuracy."""
+    found: dict[tuple[float, str, str], list[float]] = {}
+    for line in result("wires_h200.json")["runs"]:
+        run = line["run"]
+        if run["task"] == "cifar100" and run["epochs"] == 36:
+            key = (run["bytes"], run["wire"], run["momentum"])
+            found.setdefault(key, []).append(100 * line["records"][-1]["test_accuracy"])
+    rows = [
+        [f"{share:g}", f"`{wire}`", momentum, _mean_and_spread(scores), len(scores)]
+        for (share, wire, momentum), scores in sorted(found.items(), reverse=True)
+        if len(scores) >= least_seeds
+    ]
+    headings = ["bytes (vanilla: 1)", "wire", "momentum", "test accuracy", "seeds"]
+    return table(headings, rows, "lllrr")
+
+
+def wires_short() -> str:
+    """The rows of which the spread is known."""
+    return wires(least_seeds=3)
+
+
+def _mean_and_spread(scores: list[float]) -> str:
+    spread = f" ± {stdev(scores):.1f}" if len(scores) > 1 else ""
+    return f"{fmean(scores):.1f}{spread} %"
+
+
+def unkind() -> str:
+    """What networks do to training, and what is left of it, a line each."""
+    slow = {row["case"]: row for row in result("stragglers.json")["rows"]}
+
+    def straggling(how: str) -> str:
+        over = [fmean(slow[f"{pace}, {how}"]["seconds_to_target"]) for pace in ("slow", "even")]
+        return f"{over[0] / over[1]:.2f}×"
+
+    churn, racks = result("churn-kill.json"), result("racks.json")
+    rates = {name: r["iterations_a_second"] for name, r in result("replan.json").items()}
+    lies = result("hostile.json")["cases"]
+    gain = racks[1]["measured_iteration"] / racks[0]["measured_iteration"]
+    rows = [
+        [
+            "one of 8 workers [four times slower](docs/slow-workers.md)",
+            f"time to the target {straggling('asynchronous')} that without it, "
+            f"{straggling('in step')} in step",
+        ],
+        [
+            "a random worker of 8 [killed every 10 s](docs/lost-workers.md), back 5 s later",
+            f"trains again {churn['disturbed']['mean_return']:.1f} s after it was killed; final "
+            f"loss {churn['loss_ratio']:.3f} of the undisturbed run's",
+        ],
+        [
+            "one of 8 workers [sends noise](docs/trust.md#a-worker-that-sends-garbage) × 100",
+            f"honest workers' accuracy {100 * lies['noise 1.0']['processes']:.0f} % with "
+            f"`clip=1`, {100 * lies['noise None']['processes']:.0f} % without",
+        ],
+        [
+            "a link becomes [ten times slower](docs/tuning.md#a-plan-that-follows-the-network)",
+            f"{rates['follows'] / rates['knew']:.0%} of the pace of a plan that knew, "
+            f"{rates['stays'] / rates['knew']:.0%} without `replan`",
+        ],
+        [
+            "two racks [share one uplink](docs/timing.md#links-that-share-a-wire)",
+            f"iterations {gain:.1f}× sooner where the plan knows",
+        ],
+    ]
+    return table(["on real processes and sockets", "measured"], rows, "ll")
+
+
+def headline() -> str:
+    """Wall-clock time to the same loss of the average model on a shaped network, all of it."""
+    return "\n".join(_headline_of(size) for size in result("headline.json")["sizes"])
+
+
+def headline_short() -> str:
+    """The peers, and the quickest run of each of ours, for both sizes side by side."""
+    sizes = [
+        {row["method"]: row for row in size["rows"]} for size in result("headline.json")["sizes"]
+    ]
+    rows = [
+        [name, *(cell for of_size in sizes for cell in _brief(of_size[name]))]
+        for name in _worth_showing(sizes)
+    ]
+    headings = ["", *(h for s in result("headline.json")["sizes"] for h in _brief_headings(s))]
+    return table(headings, rows, "l" + "rr" * len(sizes))
+
+
+def _worth_showing(sizes: list[dict[str, Any]]) -> list[str]:
+    """All peers; of ours vanilla, and the quickest with and without a wire for every size."""
+    chosen = {name for name, row in sizes[0].items() if row["is_peer"]} | {"vanilla", "matcha 0.1"}
+    for of_size in sizes:
+        for wired in (True, False):
+            ours = [
+                row for name, row in of_size.items()
+                if not row["is_peer"] and row["seconds"] and ("modulo" in name) == wired
+            ]  # fmt: skip
+            chosen.add(min(ours, key=lambda row: row["seconds"])["method"])
+    return [name for name in sizes[0] if name in chosen]
+
+
+def _brief(row: dict[str, Any]) -> list[str]:
+    if row["seconds"] is None:
+        return ["never", "–"]
+    return [f"{row['seconds']:.1f} s", f"{row['over_ddp']:.1f}×"]
+
+
+def _brief_headings(size: dict[str, Any]) -> list[str]:
+    return [f"{size['bytes'] / 1e6:.0f} MB", "than DDP"]
+
+
+def _headline_of(size: dict[str, Any]) -> str:
+    """One size of messages: seconds, and ratios to DDP, the best peer and the ceiling."""
+
+    def cell(value: float | None, form: str = ".1f") -> str:
+        return "–" if value is None else format(value, form)
+
+    rows = [
+        [
+            r["method"],
+            f"{r['iteration_ms']:.0f}",
+            cell(r["iterations"], ".0f"),
+            cell(r["seconds"]),
+            cell(r["over_ddp"], ".2f"),
+            cell(r["over_best_peer"], ".2f"),
+            cell(r["over_vanilla"], ".2f"),
+            cell(r["of_ceiling"], ".2f"),
+        ]
+        for r in size["rows"]
+    ]
+    headings = [
+        f"messages of {size['bytes'] / 1e6:.1f} MB", "ms per iteration", "iterations", "seconds",
+        "× DDP", "× best peer", "× vanilla", "÷ ceiling",
+    ]  # fmt: skip
+    return table(headings, rows, "lrrrrrrr")
+
+
+def headline_settings() -> str:
+    """What the headline was measured on, in a sentence."""
+    d = result("headline.json")
+    return (
+        f"{d['hosts']} real processes on `{d['topology']}`, network cards shaped to "
+        f"{d['mbps']:g} Mbit/s, digits; computing padded to {d['compute_ms']:g} ms per "
+        "iteration, seconds until the average model's training loss holds "
+        f"{d['target_loss']:g}. × is how many times sooner; the ceiling is DDP's iterations "
+        f"at the pace of silent workers. {d['cores']} cores, torch {d['torch']}.\n"
+    )
+
+
+def overlap() -> str:
+    """Milliseconds per iteration with the exchange after, and beside, the gradient."""
+    sizes = result("headline.json")["sizes"]
+    of_size = [{row["method"]: row["iteration_ms"] for row in size["rows"]} for size in sizes]
+    pairs = [(n.removesuffix(", overlap"), n) for n in of_size[0] if n.endswith(", overlap")]
+    rows = [
+        [after, *(f"{ms[name]:.0f}" for ms in of_size for name in (after, beside))]
+        for after, beside in pairs
+        if after in of_size[0]
+    ]
+    headings = [
+        h for size in sizes for h in (f"{size['size']}, default", f"{size['size']}, `overlap=True`")
+    ]
+    return table(["", *headings], rows, "l" + "rr" * len(sizes))
