@@ -98,8 +98,10 @@ def test_one_way_links_have_one_connection_too() -> None:
     circle = Topology.from_links([(0, 1), (1, 2), (2, 0), (1, 0)], directed=True)
 
     def work(transport):
-        barrier(transport, 60)
-        return transport.num_sockets() - (transport.neighborhood.door is not None)
+        barrier(transport, 150)
+        counted = transport.num_sockets() - (transport.neighborhood.door is not None)
+        barrier(transport, 150)  # whoever has counted hangs up, and not before the others have
+        return counted
 
     assert run_linked(circle, work) == [2, 2, 2]
 
