@@ -28,9 +28,8 @@ types: $(STAMP)
 doctest: $(STAMP)
 	$(BIN)/python -m pytest --doctest-modules src -q
 
-# Three at a time on two cores: many tests wait for processes of their own.
 unit: $(STAMP) browser
-	$(BIN)/python -m pytest tests -n 3
+	$(BIN)/python -m pytest tests -n 2
 
 # The report is tested in a real browser: Debian's and Ubuntu's, installed where that is possible.
 browser:
