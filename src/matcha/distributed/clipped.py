@@ -9,7 +9,7 @@ import torch
 
 from matcha.distributed.exchange import Meeting
 from matcha.distributed.transports.transport import COLLECTIVE_TAGS, Message, Transport
-from matcha.distributed.turns import Runner, copy_values, take_turns
+from matcha.distributed.turns import Around, Runner, copy_values, take_turns
 from matcha.rounds import Round
 from matcha.tasks.clipping import kept_share, renewed_reach
 
@@ -18,7 +18,7 @@ __all__ = ["Clipped"]
 _REACH = COLLECTIVE_TAGS[9]
 
 
-class Clipped:
+class Clipped(Around):
     """Carries out rounds one meeting at a time and cuts each move to length.
 
     The definition is `matcha.tasks.clipping`. It costs two copies of the values and eight bytes a
@@ -38,27 +38,14 @@ class Clipped:
         values: Sequence[torch.Tensor],
         allowance: float,
     ) -> None:
-        self._runner, self._transport, self._all = runner, transport, values
+        super().__init__(runner)
+        self._transport, self._all = transport, values
         self._values = [v for v in values if v.is_floating_point() or v.is_complex()]
         self._allowance = allowance
         self._before = [torch.empty_like(value) for value in self._values]
         self._after = [value.clone() for value in self._values]
         self._reach = torch.zeros((), dtype=torch.float64)
         self._now = 0.0
-
-    @property
-    def timeout(self) -> float:
-        """Seconds to wait for any one message."""
-        return self._runner.timeout
-
-    @timeout.setter
-    def timeout(self, seconds: float) -> None:
-        self._runner.timeout = seconds
-
-    @property
-    def wait_seconds(self) -> float:
-        """Spent waiting for partners so far."""
-        return self._runner.wait_seconds
 
     def state(self) -> Mapping[str, torch.Tensor]:
         """What later rounds depend on."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from matcha.distributed.exchange import Meeting
-from matcha.distributed.turns import Runner, take_turns
+from matcha.distributed.turns import Around, Runner, take_turns
 from matcha.rounds import Round
 
 __all__ = ["LinkTimes", "Timed"]
@@ -48,25 +48,12 @@ class LinkTimes:
         return {peer: statistics.median(seconds) for peer, seconds in sorted(found.items())}
 
 
-class Timed:
+class Timed(Around):
     """Carries out rounds one meeting at a time, and keeps what each took."""
 
     def __init__(self, runner: Runner, values: Sequence[torch.Tensor], times: LinkTimes) -> None:
-        self._runner, self._values, self._times = runner, values, times
-
-    @property
-    def timeout(self) -> float:
-        """Seconds to wait for any one message."""
-        return self._runner.timeout
-
-    @timeout.setter
-    def timeout(self, seconds: float) -> None:
-        self._runner.timeout = seconds
-
-    @property
-    def wait_seconds(self) -> float:
-        """Spent waiting for partners so far."""
-        return self._runner.wait_seconds
+        super().__init__(runner)
+        self._values, self._times = values, times
 
     def run(self, round: Round, met: Sequence[Meeting], iteration: int) -> None:
         """As `Exchange.run`."""

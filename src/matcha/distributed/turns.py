@@ -10,7 +10,7 @@ import torch
 from matcha.distributed.exchange import Meeting
 from matcha.rounds import Round
 
-__all__ = ["Runner", "copy_values", "take_turns"]
+__all__ = ["Around", "Runner", "copy_values", "take_turns"]
 
 
 class Runner(Protocol):
@@ -24,6 +24,27 @@ class Runner(Protocol):
 
     def run(self, round: Round, met: Sequence[Meeting], iteration: int) -> None:
         """As `Exchange.run`."""
+
+
+class Around:
+    """What stands around a runner, and has its deadline and its waiting."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+
+    @property
+    def timeout(self) -> float:
+        """Seconds to wait for any one message."""
+        return self._runner.timeout
+
+    @timeout.setter
+    def timeout(self, seconds: float) -> None:
+        self._runner.timeout = seconds
+
+    @property
+    def wait_seconds(self) -> float:
+        """Spent waiting for partners so far."""
+        return self._runner.wait_seconds
 
 
 def take_turns(
