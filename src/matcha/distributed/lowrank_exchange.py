@@ -159,10 +159,11 @@ class LowRankExchange(Courtesy):
         found = []
         parts = torch.split(arriving, [len(message) for message in messages])
         for coder, mine, part, grid in zip(coders, coded, parts, common, strict=True):
-            pieces = coder.decode(mine, part.clone(), 0, grid, lower=lower)
-            differences = [difference for _, difference in pieces]
-            empty = torch.empty(0, coder.block, dtype=coder.dtype, device=coder.device)
-            found.append(torch.cat(differences or [empty]).view(1, -1))
+            size = len(coder), coder.block
+            whole = torch.empty(size, dtype=coder.dtype, device=coder.device)
+            for here, difference in coder.decode(mine, part.clone(), 0, grid, lower=lower):
+                whole[here] = difference
+            found.append(whole.view(1, -1))
         return found
 
     def _apply(self, meeting: Meeting, moves: Sequence[_Move]) -> None:

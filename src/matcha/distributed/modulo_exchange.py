@@ -26,6 +26,7 @@ __all__ = ["ModuloExchange", "refuse_nonfinite"]
 
 _PIECE = 1 << 18  # values: a tenth of a second at 10 Mbit/s, and a few milliseconds of encoding
 _WINDOW = 4  # pieces under way
+_HELD = 32  # bytes a value of a piece, over two: messages and residues of four pieces, work, bases
 
 
 @dataclass(slots=True)
@@ -81,7 +82,7 @@ class ModuloExchange(Courtesy):
         super().__init__(transport, timeout)
         self._values = list(values)
         self._coders = [Coder(wire, value.view(-1, BLOCK)) for value in values]
-        limit = max(1, min(_PIECE, bucket_bytes // 8) // BLOCK)
+        limit = max(1, min(_PIECE, bucket_bytes // _HELD) // BLOCK)
         self._pieces = list(_pieces(values, segments, limit))
         self._iteration: int | None = None
         self._scales = torch.empty(0, dtype=torch.uint8)
@@ -194,7 +195,8 @@ class ModuloExchange(Courtesy):
     def _count(self, flights: deque[_Flight]) -> None:
         bases = sum(p.base.nbytes for p in self._pieces if p.base is not None)
         held = sum(flight.spare_bytes for flight in flights) + bases
-        self.spare_bytes = max(self.spare_bytes, held)
+        work = sum(coder.spare_bytes for coder in self._coders)
+        self.spare_bytes = max(self.spare_bytes, held + work)
 
 
 def refuse_nonfinite(values: Sequence[torch.Tensor], transport: Transport, iteration: int) -> None:

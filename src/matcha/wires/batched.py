@@ -118,7 +118,8 @@ class Differences:
         common = torch.maximum(sent, sent.index_select(0, partner))
         step = modulo.grid(common, wire)
         y = modulo.rotate(blocks)
-        finest = modulo.finest_scales(y, wire).nan_to_num_(0.0, 0.0)
+        lengths = torch.linalg.vector_norm(y, dim=-1)
+        finest = modulo.finest_scales(lengths, wire, y.shape[-1]).nan_to_num_(0.0, 0.0)
         shift: Tensor | float = (sign < 0) * wire.shift if wire.shift else 0.0
         n = modulo.levels(y, step, shift)
         apart = n.index_select(0, partner).sub_(n).mul_(sign)
@@ -131,7 +132,8 @@ class Differences:
         met = (move != 0).unsqueeze(1)
         if wire.shift:
             k.mul_(met.unsqueeze(-1))
-        seen = modulo.seen_scales(k, ok, checks, common, wire).mul_(met)
+        lengths = torch.linalg.vector_norm(k, dim=-1)
+        seen = modulo.seen_scales(lengths, ok, checks, common, wire, k.shape[-1]).mul_(met)
         self.seen[:, part].copy_(torch.maximum(self.seen[:, part], seen))
         self.finest[:, part].copy_(torch.maximum(self.finest[:, part], finest))
         self.met.logical_or_(met)

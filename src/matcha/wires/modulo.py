@@ -24,6 +24,8 @@ from matcha.wires.definition import (
 )
 from matcha.wires.wire import Modulo
 
+_ROUNDING = 3.0 * 2**22  # float32 around it are whole numbers
+
 
 @cache
 def _rotation(block: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -39,31 +41,39 @@ def _whole_rotation(block: int, dtype: torch.dtype, device: torch.device) -> Ten
     return torch.from_numpy(whole).to(device, dtype)
 
 
-def rotate(x: Tensor) -> Tensor:
-    """Blocks turned so that no value stands out; lengths stay. The result is new memory."""
+def rotate(x: Tensor, out: Tensor | None = None, spare: Tensor | None = None) -> Tensor:
+    """Blocks turned so that no value stands out; lengths stay. `x` is left alone.
+
+    Args:
+        x: the blocks.
+        out: memory of its shape for the result; without it the result is new.
+        spare: memory of its shape to work in.
+    """
     block = x.shape[-1]
     if x.is_cuda:  # one product with 256 × 256 is one pass over memory there
         return x.reshape(-1, block).matmul(_whole_rotation(block, x.dtype, x.device)).view(x.shape)
     factor, sign = _rotation(block, x.dtype, x.device)
-    return _sides(x * sign, factor)
+    return _sides(torch.mul(x, sign, out=out), factor, spare)
 
 
-def unrotate(y: Tensor) -> Tensor:
-    """The inverse of `rotate`; `y` may be used up."""
+def unrotate(y: Tensor, spare: Tensor | None = None) -> Tensor:
+    """The inverse of `rotate`; `y` is used up."""
     block = y.shape[-1]
     if y.is_cuda:
         whole = _whole_rotation(block, y.dtype, y.device)
         return y.reshape(-1, block).matmul(whole.T).view(y.shape)
     factor, sign = _rotation(block, y.dtype, y.device)
-    return _sides(y, factor).mul_(sign)
+    return _sides(y, factor, spare).mul_(sign)
 
 
-def _sides(x: Tensor, factor: Tensor) -> Tensor:
-    """H X H for each block seen as a square X; the Hadamard matrix is its own transpose."""
+def _sides(x: Tensor, factor: Tensor, spare: Tensor | None) -> Tensor:
+    """H X H for each block seen as a square X, in place; H is its own transpose."""
     side = factor.shape[0]
-    once = torch.mm(x.reshape(-1, side), factor)
-    squares = once.view(-1, side, side)
-    return torch.matmul(factor, squares).view(x.shape)
+    once = torch.empty_like(x) if spare is None else spare
+    torch.mm(x.view(-1, side), factor, out=once.view(-1, side))
+    squares = x.view(-1, side, side)
+    torch.bmm(factor.expand_as(squares), once.view(-1, side, side), out=squares)
+    return x
 
 
 @cache
@@ -107,12 +117,40 @@ def levels(y: Tensor, step: Tensor, shift: Tensor | float = 0.0) -> Tensor:
     return y.round_()
 
 
+def whole_numbers(y: Tensor, step: Tensor, shift: float, *, small: bool) -> Tensor:
+    """`levels` as integers whose lower bits, and whose check, are theirs; `y` is used up.
+
+    Args:
+        y: rotated blocks.
+        step: the grid's, one a block.
+        shift: as for `levels`.
+        small: whether all are float32 and below 2^22, see `are_small`. Adding 3·2^22 then rounds,
+            and leaves the number in the lower bits of a float. What stands above it does not count:
+            it is a multiple of 2^20, and so are the sums of weights a multiple of 2^12.
+    """
+    if not small:
+        return levels(y, step, shift).to(torch.int32)
+    y.div_(step.unsqueeze(-1))
+    if shift:
+        y.sub_(shift)
+    return y.add_(_ROUNDING).view(torch.int32)
+
+
+def are_small(lengths: Tensor, step: Tensor) -> bool:
+    """Whether `whole_numbers` may take its short way, by the blocks' lengths; never on a GPU."""
+    if lengths.is_cuda or lengths.dtype != torch.float32:
+        return False
+    return bool((lengths < step * (_ROUNDING / 4)).all())
+
+
 def wrap(difference: Tensor, wire: Modulo) -> Tensor:
     """Differences of whole numbers as k in [−2^(b−1), 2^(b−1))."""
     return torch.remainder(difference + wire.half, 2 * wire.half).sub_(wire.half)
 
 
-def seen_scales(k: Tensor, ok: Tensor, apart: Tensor, common: Tensor, wire: Modulo) -> Tensor:
+def seen_scales(
+    lengths: Tensor, ok: Tensor, apart: Tensor, common: Tensor, wire: Modulo, block: int
+) -> Tensor:
     """What a meeting says of a block's scale: the difference it saw, or wider after a failure.
 
     Two roundings add a sixth of a squared step to what is seen. After a failure the difference of
@@ -120,28 +158,26 @@ def seen_scales(k: Tensor, ok: Tensor, apart: Tensor, common: Tensor, wire: Modu
     they are, from a sample of one.
 
     Args:
-        k: the differences in steps; blocks are the last axis.
+        lengths: of the blocks' differences, in steps.
         ok: which blocks hold.
         apart: the upper end's check minus the lower's.
         common: the link's scales.
         wire: how many bits.
+        block: how many values a block has.
     """
-    step, block = grid(common, wire), k.shape[-1]
-    squares = torch.linalg.vector_norm(k, dim=-1).square_().div_(block)
-    seen = squares.sub_(1 / 6).clamp_(min=0.0).sqrt_().mul_(step)
+    step = grid(common, wire)
+    seen = lengths.square().div_(block).sub_(1 / 6).clamp_(min=0.0).sqrt_().mul_(step)
     share = wire.trust / _check_length(block)
-    guessed = apart.to(k.dtype).abs_().nan_to_num_(0.0, 0.0).mul_(step * share)
+    guessed = apart.to(step.dtype).abs().nan_to_num_(0.0, 0.0).mul_(step * share)
     return torch.where(ok, seen, torch.maximum(common * wire.widening, guessed))
 
 
-def finest_scales(blocks: Tensor, wire: Modulo) -> Tensor:
-    """The least useful scale for blocks of values, as they are or rotated.
+def finest_scales(lengths: Tensor, wire: Modulo, block: int) -> Tensor:
+    """The least useful scale for blocks of values, by their lengths.
 
     A grid finer than the values' own last digits would count their rounding as difference.
     """
-    share = FINEST * wire.half / wire.reach / math.sqrt(blocks.shape[-1])
-    lengths: Tensor = torch.linalg.vector_norm(blocks, dim=-1)
-    return lengths.mul_(share)
+    return lengths * (FINEST * wire.half / wire.reach / math.sqrt(block))
 
 
 def next_scales(scales: Tensor, seen: Tensor, finest: Tensor) -> Tensor:

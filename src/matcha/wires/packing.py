@@ -1,4 +1,8 @@
-"""Packing: small whole numbers side by side in bytes."""
+"""Packing: small whole numbers side by side in bytes.
+
+A number of b bits stands in the *upper* bits of its byte: the difference of two such bytes, as a
+signed one, is the difference of the numbers wrapped to [−2^(b−1), 2^(b−1)), in units of 2^(8−b).
+"""
 
 from __future__ import annotations
 
@@ -6,64 +10,67 @@ import torch
 from torch import Tensor
 
 
-def pack(residues: Tensor, bits: int) -> Tensor:
-    """Numbers below 2^bits, a multiple of eight of them, as bytes: bits/8 of one a number.
+def pack(raised: Tensor, bits: int, out: Tensor) -> None:
+    """Lay numbers side by side, bits/8 of a byte each.
 
     The vector is cut into parts that are laid over one another, so every operation runs over
     neighbouring bytes.
 
-    >>> pack(torch.arange(16, dtype=torch.uint8), 4).tolist()
-    [128, 145, 162, 179, 196, 213, 230, 247]
+    Args:
+        raised: a multiple of eight numbers, in the upper bits of bytes.
+        bits: how many.
+        out: where to.
+
+    >>> packed = torch.empty(2, dtype=torch.uint8)
+    >>> pack(torch.tensor([1, 2, 3, 4], dtype=torch.uint8) << 4, 4, packed)
+    >>> [hex(byte) for byte in packed]
+    ['0x13', '0x24']
     """
     if bits == 8:
-        return residues
-    if bits == 3:
-        return _pack3(residues)
-    part = _parts(residues, 8 // bits)
-    packed = part[0]
-    for number, other in enumerate(part[1:], start=1):
-        packed = packed | (other << (bits * number))
-    return packed
+        out.copy_(raised)
+    elif bits == 3:
+        _pack3(raised.view(8, -1), out.view(3, -1))
+    else:
+        first, *others = raised.view(8 // bits, -1)
+        out.copy_(first)
+        for number, other in enumerate(others, start=1):
+            out.bitwise_or_(other >> (bits * number))
 
 
 def unpack(packed: Tensor, bits: int) -> Tensor:
-    """The numbers that `pack` was given.
+    """The numbers that `pack` was given, in the upper bits of bytes.
 
-    >>> unpack(pack(torch.arange(8, dtype=torch.uint8), 3), 3).tolist()
-    [0, 1, 2, 3, 4, 5, 6, 7]
+    >>> (unpack(torch.tensor([0x13, 0x24], dtype=torch.uint8), 4) >> 4).tolist()
+    [1, 2, 3, 4]
     """
     if bits == 8:
-        return packed
+        return packed.clone()
+    count, size = len(packed) * 8 // bits, 8 // bits
+    raised = torch.empty(count, dtype=torch.uint8, device=packed.device)
     if bits == 3:
-        return _unpack3(packed)
-    mask = (1 << bits) - 1
-    return torch.cat([(packed >> shift).bitwise_and_(mask) for shift in range(0, 8, bits)])
+        _unpack3(packed.view(3, -1), raised.view(8, -1))
+    else:
+        for number, part in enumerate(raised.view(size, -1)):
+            torch.bitwise_left_shift(packed, bits * number, out=part)
+    return raised.bitwise_and_(0x100 - (1 << (8 - bits)))
 
 
-def _parts(x: Tensor, count: int) -> tuple[Tensor, ...]:
-    return x.view(count, -1).unbind(0)
+# Each of three bytes holds two numbers; the two bits left hold the upper bits of numbers 2 and 5 in
+# the first two bytes, and in the third the lowest bits of both.
 
 
-def _pack3(residues: Tensor) -> Tensor:
+def _pack3(r: Tensor, out: Tensor) -> None:
     """Eight numbers of three bits in three bytes."""
-    r = _parts(residues, 8)
-    first = r[0] | (r[1] << 3) | (r[2] << 6)
-    second = (r[2] >> 2) | (r[3] << 1) | (r[4] << 4) | (r[5] << 7)
-    third = (r[5] >> 1) | (r[6] << 2) | (r[7] << 5)
-    return torch.cat([first, second, third])
+    torch.bitwise_or(r[0::3], r[1::3] >> 3, out=out)
+    out[:2].bitwise_or_(r[2::3] >> 6)
+    out[2].bitwise_or_((r[2] & 0x20) >> 4).bitwise_or_((r[5] & 0x20) >> 5)
 
 
-def _unpack3(packed: Tensor) -> Tensor:
-    first, second, third = _parts(packed, 3)
-    return torch.cat(
-        [
-            first & 7,
-            (first >> 3).bitwise_and_(7),
-            (first >> 6).bitwise_or_((second & 1) << 2),
-            (second >> 1).bitwise_and_(7),
-            (second >> 4).bitwise_and_(7),
-            (second >> 7).bitwise_or_((third & 3) << 1),
-            (third >> 2).bitwise_and_(7),
-            third >> 5,
-        ]
-    )
+def _unpack3(packed: Tensor, r: Tensor) -> None:
+    """Bits below a number's own are left for `unpack` to clear."""
+    r[0::3].copy_(packed)
+    r[1::3].copy_(packed << 3)
+    r[2::3].copy_(packed[:2] << 6)
+    third = packed[2]
+    r[2].bitwise_or_((third << 4).bitwise_and_(0x20))
+    r[5].bitwise_or_((third << 5).bitwise_and_(0x20))
