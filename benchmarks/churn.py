@@ -59,7 +59,7 @@ LAST = 100  # iterations at the end that begin when all are there
 STALL = 0.25  # seconds from which on a gap between two iterations is written down
 AROUND = 2.0  # seconds around an absence in which it may hold up others: silence, and news of it
 GIGABIT = 0.008  # seconds a megabyte
-RATE, MOMENTUM, DECAY = 0.05, 0.9, 2e-2
+RATE, MOMENTUM, DECAY = 0.1, 0.9, 2e-2
 
 
 # -- one worker ------------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ def train(
         inputs, targets = task.batch({name: table[k % steps] for name, table in tables.items()})
         for group in gossip.optimizer.param_groups:
             # Down to nothing, or the last batches would decide a loss to the last per cent.
-            group["lr"] = RATE * min(1.0, (iterations - k) / (0.4 * iterations))
+            group["lr"] = RATE * min(1.0, (iterations - k) / (0.8 * iterations))
         loss, _ = task.loss(gossip.model, inputs[gossip.rank], targets[gossip.rank], ())
         gossip.optimizer.zero_grad()
         loss.backward()
@@ -217,7 +217,9 @@ def on_loopback(
     """Workers on this machine, killed or stopped."""
     environment = local_links(NUM_WORKERS, folder, folder / "keys") | {LOSS_VARIABLE: "continue"}
     logs = folder / "logs"
-    with LocalWorkers(command, NUM_WORKERS, environment=environment, logs=logs) as workers:
+    with LocalWorkers(
+        command, NUM_WORKERS, environment=environment, logs=logs, forked=True
+    ) as workers:
         _wait_for_start(folder, lambda: any(workers.tend()))
 
         def start(who: Who) -> bool:

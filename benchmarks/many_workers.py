@@ -5,8 +5,10 @@
 Each process imports what a training script imports, makes a small model, an optimizer and Gossip,
 takes one step, and says how many sockets it holds, how long it took from the launch of all until
 then, what processor time that was, and its memory: resident, and its share of what processes share
-(PSS). gloo connects all pairs whatever the topology, so it is run once. `--only ring` (or
-`erdos-renyi`, `gloo`) runs one case; the others' figures in OUTPUT.json are kept.
+(PSS). gloo connects all pairs whatever the topology, so it is run once. Processes are forked from
+one that has imported torch, as `matcha train` does; "alone" are those that start as on a machine of
+their own, each with its imports. `--only ring` (or another case) runs one; the others' figures in
+OUTPUT.json are kept.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from matcha import Plan, Topology, families, plan
 from matcha.distributed.launch import local_links
 from matcha.distributed.local_workers import LocalWorkers
 
-CASES = ("ring", "erdos-renyi", "gloo")
+CASES = ("ring", "erdos-renyi", "gloo", "ring-alone", "gloo-alone")
 PATIENCE = 400.0
 
 
@@ -102,11 +104,17 @@ def measure(case: str, workers: int) -> dict[str, Any]:
         folder = Path(scratch)
         plan(topology, 1.0, "vanilla").save(folder / "plan.json")
         environment = {"OMP_NUM_THREADS": "1"}
-        if case != "gloo":
+        if "gloo" not in case:
             environment |= local_links(workers, folder)
         command = [sys.executable, __file__, "--worker", scratch]
         start = time.monotonic()
-        with LocalWorkers(command, workers, environment=environment, logs=folder / "logs") as ws:
+        with LocalWorkers(
+            command,
+            workers,
+            environment=environment,
+            logs=folder / "logs",
+            forked="alone" not in case,
+        ) as ws:
             codes = ws.wait(timeout=PATIENCE + 60)
         if any(codes):
             raise SystemExit(f"{codes}\n{ws.last_words(codes.index(max(codes)))}")
@@ -125,7 +133,7 @@ def table(cases: dict[str, Any]) -> str:
     lines = ["case          links    sockets   all up     CPU s a process (imports, optimizer)"
              "     RSS     PSS"]  # fmt: skip
     for name, case in cases.items():
-        links = "–" if name == "gloo" else f"{min(case['links'])}–{max(case['links'])}"
+        links = "–" if "gloo" in name else f"{min(case['links'])}–{max(case['links'])}"
         sockets = f"{min(case['sockets'])}–{max(case['sockets'])}"
         cpu = f"{case['cpu']:.2f} ({case['cpu_imports']:.2f}, {case['cpu_optimizer']:.2f})"
         lines.append(

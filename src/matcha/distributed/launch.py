@@ -99,6 +99,7 @@ def launch(
             environment=environment,
             logs=logs,
             restarts=restarts,
+            forked=num_workers > 1 or restarts > 0,
         ) as workers,
     ):
         if meanwhile is not None:
