@@ -16,7 +16,10 @@ unexport PYTHONDONTWRITEBYTECODE
 run: $(STAMP)
 	$(BIN)/matcha demo
 
-test: lint types doctest docs unit
+# What uses one core runs beside what uses the other; the tests use both.
+test: lint
+	$(MAKE) --jobs 2 types doctest docs
+	$(MAKE) unit
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .
@@ -29,7 +32,7 @@ doctest: $(STAMP)
 	$(BIN)/python -m pytest --doctest-modules src -q
 
 unit: $(STAMP) browser
-	$(BIN)/python -m pytest tests -n 2
+	$(BIN)/python -m pytest tests -n 2 --dist worksteal
 
 # The report is tested in a real browser: Debian's and Ubuntu's, installed where that is possible.
 browser:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # Subprocesses of tests find the package under test, installed or not.
@@ -18,3 +19,8 @@ settings.register_profile(
     "matcha", deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("matcha")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The slow ones first: a long test that begins last would keep one core waiting for it."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from tests.blocks import INERT, PYTHON, SHELL, blocks
+from tests.forks import Fork
 from tests.report.browsers import chromium
 
 import doctests
@@ -24,6 +25,7 @@ import reference
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
+BLOCKS = str(Path(__file__).parent / "blocks.py")
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 
 
@@ -51,15 +53,11 @@ def _runs(page):
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("page", [page for page in PAGES if _runs(page)], ids=name)
 def test_every_block_runs(page, tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-W", "error", str(Path(__file__).parent / "blocks.py"), str(page)],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "COLUMNS": "120", "NO_COLOR": "1", "TERM": "dumb"},
-    )
-    print(done.stdout[-4000:])
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    log = tmp_path / "log"
+    environment = {**os.environ, "COLUMNS": "120", "NO_COLOR": "1", "TERM": "dumb"}
+    with Fork(BLOCKS, str(page), log=log, cwd=tmp_path, environment=environment) as run:
+        assert run.wait() == 0, log.read_text()[-6000:]
+    print(log.read_text()[-4000:])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
@@ -88,7 +86,7 @@ def test_a_failing_block_is_named_with_its_line(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("words\n\n```python\nx = 1\nraise ValueError(x)\n```\n")
     done = subprocess.run(
-        [sys.executable, str(Path(__file__).parent / "blocks.py"), str(page)],
+        [sys.executable, BLOCKS, str(page)],
         cwd=tmp_path,
         capture_output=True,
         text=True,

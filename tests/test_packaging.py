@@ -18,7 +18,7 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from tests.commands import matcha_command
+from tests.commands import matcha_process
 
 import matcha
 
@@ -153,7 +153,7 @@ def test_pypi_can_show_the_readme(declared):
 
 
 def test_version_is_the_same_everywhere():
-    assert matcha_command("--version").stdout == f"matcha {matcha.__version__}\n"
+    assert matcha_process("--version").stdout == f"matcha {matcha.__version__}\n"
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     assert 'dynamic = ["readme", "version"]' in project
     log = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
@@ -246,7 +246,7 @@ def test_another_package_of_the_same_import_name_is_noticed(rival, tmp_path):
     folder.mkdir()
     (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {rival}\nVersion: 0.0.7\n")
     path = os.pathsep.join([os.environ["PYTHONPATH"], str(tmp_path)])
-    done = matcha_command("--version", PYTHONPATH=path)
+    done = matcha_process("--version", PYTHONPATH=path)
     assert done.returncode == 2
     assert f"the package {rival!r} is installed here" in done.stderr
 
@@ -254,7 +254,7 @@ def test_another_package_of_the_same_import_name_is_noticed(rival, tmp_path):
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_shell_completion(shell):
     # The shell is named outright: in a container none may be found by looking at the parents.
-    done = matcha_command(
+    done = matcha_process(
         "--show-completion", shell, _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1"
     )
     assert done.returncode == 0, done.stderr
@@ -262,7 +262,7 @@ def test_shell_completion(shell):
 
 
 def test_completion_proposes_commands():
-    done = matcha_command(_MATCHA_COMPLETE="complete_bash", COMP_WORDS="matcha pl", COMP_CWORD="1")
+    done = matcha_process(_MATCHA_COMPLETE="complete_bash", COMP_WORDS="matcha pl", COMP_CWORD="1")
     assert done.stdout.split() == ["plan"]
 
 

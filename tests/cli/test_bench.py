@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.commands import matcha_command
+from tests.commands import matcha_command, matcha_process
 
 ROOT = Path(__file__).parents[2]
 
@@ -20,7 +20,7 @@ def test_benchmarks_are_listed_with_what_they_measure():
 
 
 def test_arguments_reach_the_benchmark():
-    done = matcha_command("bench", "planner", "--nonsense")
+    done = matcha_process("bench", "planner", "--nonsense")
     assert done.returncode == 2
     assert "unrecognized arguments: --nonsense" in done.stderr
 
@@ -28,7 +28,7 @@ def test_arguments_reach_the_benchmark():
 def test_results_go_to_the_current_folder_and_not_over_the_committed_ones(tmp_path):
     committed = ROOT / "benchmarks" / "results"
     before = {file: file.stat().st_mtime_ns for file in committed.rglob("*")}
-    done = matcha_command("bench", "basics", "--quick", cwd=tmp_path)
+    done = matcha_process("bench", "basics", "--quick", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "basics.json").read_text())
     assert {file: file.stat().st_mtime_ns for file in committed.rglob("*")} == before

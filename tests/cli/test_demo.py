@@ -11,7 +11,7 @@ import time
 
 import psutil
 import pytest
-from tests.commands import matcha_command
+from tests.commands import matcha_process
 from tests.signals import hear_ctrl_c
 
 from matcha.records import read_run
@@ -22,7 +22,7 @@ SMALL = ("demo", "--topology", "ring:4", "--strategy", "vanilla,greedy", "--budg
 @pytest.mark.slow
 def test_the_demo_trains_for_real_and_leaves_a_report(tmp_path):
     folder = tmp_path / "demo"
-    done = matcha_command(
+    done = matcha_process(
         *SMALL, "--target-loss", 0.5, "--link-mbps", 100, "-o", folder, "--json", timeout=240
     )
     assert done.returncode == 0, done.stderr
@@ -90,7 +90,7 @@ def test_an_ended_demo_leaves_nothing_running(tmp_path, number, moment):
 
 def test_a_directory_in_use_is_refused(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    done = matcha_command("demo", "-o", tmp_path)
+    done = matcha_process("demo", "-o", tmp_path)
     assert done.returncode == 2
     assert "not empty" in done.stderr
 
@@ -105,7 +105,7 @@ def test_a_directory_in_use_is_refused(tmp_path):
     ],
 )
 def test_bad_input_is_one_sentence_before_anything_starts(tmp_path, arguments, sentence):
-    done = matcha_command("demo", "-o", tmp_path / "demo", *arguments)
+    done = matcha_process("demo", "-o", tmp_path / "demo", *arguments)
     assert done.returncode == 2
     assert sentence in done.stderr
     assert not (tmp_path / "demo" / "logs").exists()

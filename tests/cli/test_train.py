@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.commands import matcha_command
+from tests.commands import matcha_command, matcha_process
 
 from matcha.plans import load_plan
 from matcha.records import read_run
@@ -35,16 +35,16 @@ def test_bad_input_is_one_sentence_and_exit_code_2(tmp_path: Path, arguments, se
 def test_a_task_trains_and_resumes(tmp_path: Path) -> None:
     arguments = ["train", "quadratic", "-t", "ring:3", "-s", "greedy", "-b", "0.5", "-o", "run"]
     arguments += ["--checkpoint-every", "1", "--overlap", "--wire", "bfloat16"]
-    done = matcha_command(*arguments, "--epochs", "1", cwd=tmp_path)
+    done = matcha_process(*arguments, "--epochs", "1", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "epoch 1/1" in done.stdout
     again = matcha_command(*arguments, cwd=tmp_path)
     assert again.returncode == 2
     assert "already holds a run" in again.stderr
-    other = matcha_command(*arguments, "--epochs", "2", "--lr", "1", "--resume", cwd=tmp_path)
+    other = matcha_process(*arguments, "--epochs", "2", "--lr", "1", "--resume", cwd=tmp_path)
     assert other.returncode == 2
     assert "was started with another schedule" in other.stderr
-    resumed = matcha_command(*arguments, "--epochs", "2", "--resume", cwd=tmp_path)
+    resumed = matcha_process(*arguments, "--epochs", "2", "--resume", cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
     run = read_run(tmp_path / "run")
     assert [record.epoch for record in run.records] == [1.0, 2.0]
@@ -60,7 +60,7 @@ def test_a_task_trains_and_resumes(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_staged_plan_trains(staged_file, tmp_path: Path) -> None:
     arguments = ["logistic", "--plan", staged_file, "-o", "run", "--epochs", "1", "--no-report"]
-    done = matcha_command("train", *arguments, cwd=tmp_path)
+    done = matcha_process("train", *arguments, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     run = read_run(tmp_path / "run")
     assert run.plan == load_plan(staged_file)

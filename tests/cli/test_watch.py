@@ -8,7 +8,7 @@ import time
 
 import psutil
 import pytest
-from tests.commands import matcha_command
+from tests.commands import matcha_command, matcha_process
 from tests.quadratics import write_quadratic_run
 
 import matcha
@@ -48,7 +48,7 @@ def test_no_run_is_one_sentence(tmp_path):
 @pytest.mark.slow
 def test_training_can_be_watched_and_leaves_a_report(tmp_path):
     arguments = ("train", "logistic", "--topology", "path:2", "--epochs", 2, "--watch")
-    done = matcha_command(*arguments, "-o", tmp_path / "run", timeout=240)
+    done = matcha_process(*arguments, "-o", tmp_path / "run", timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "epoch 2 of 2" in done.stdout
     assert (tmp_path / "run" / "logs" / "worker-1.log").exists()
@@ -60,7 +60,7 @@ def test_training_can_be_watched_and_leaves_a_report(tmp_path):
 def test_a_watched_worker_that_fails_is_quoted(tmp_path):
     arguments = ("train", "logistic", "--topology", "path:2", "--epochs", "1", "--watch")
     broken = {"GLOO_SOCKET_IFNAME": "nosuch0"}  # what only a worker can find out
-    done = matcha_command(*arguments, "-o", tmp_path / "run", timeout=240, **broken)
+    done = matcha_process(*arguments, "-o", tmp_path / "run", timeout=240, **broken)
     assert done.returncode == 1  # as the worker itself
     assert "worker 0 failed with exit code 1: RuntimeError:" in done.stderr
     assert "nosuch0" in done.stderr

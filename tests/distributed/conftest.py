@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-
-from matcha.distributed.local_workers import LocalWorkers
+from tests.forks import ForkedWorkers
 
 HERE = Path(__file__).parent
 SOURCE = HERE.parents[1] / "src"
@@ -20,16 +18,16 @@ class Workers:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.started: list[LocalWorkers] = []
+        self.started: list[ForkedWorkers] = []
         self.outputs: list[Path] = []
 
-    def start(self, script: str, *args: str, num_workers: int) -> LocalWorkers:
+    def start(self, script: str, *args: str, num_workers: int) -> ForkedWorkers:
         logs = self.folder / f"logs-{len(self.started)}"
         self.outputs = [logs / f"worker-{rank}.log" for rank in range(num_workers)]
-        workers = LocalWorkers(
-            [sys.executable, "-W", "error", str(HERE / script), *args],
+        workers = ForkedWorkers(
+            [str(HERE / script), *args],
             num_workers,
-            environment={"PYTHONPATH": f"{SOURCE}:{HERE}", "PYTHONUNBUFFERED": "1"},
+            environment={"PYTHONPATH": f"{SOURCE}:{HERE}"},
             logs=logs,
         )
         self.started.append(workers)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.commands import matcha_command
+from tests.commands import matcha_process
 
 import matcha
 from matcha.records import read_run
@@ -87,7 +87,7 @@ def test_the_script_before_adopting_runs_too() -> None:
 @pytest.mark.slow
 def test_matcha_train_starts_a_script() -> None:
     script = EXAMPLES / "train_gossip.py"
-    done = matcha_command("train", script, "--topology", "ring:4", "--", "--epochs", "1")
+    done = matcha_process("train", script, "--topology", "ring:4", "--", "--epochs", "1")
     assert done.returncode == 0, done.stderr
     assert accuracy(done.stdout) > 10
 
