@@ -464,20 +464,24 @@ _KEPT = (
     "test_loss",
     "test_accuracy",
     "consensus_distance",
+    "predicted_consensus",
     "megabytes_sent",
 )
 
 
 def collect(files: Sequence[Path], folder: Path) -> None:
-    """Write the runs of several files as one result, with what tables and charts use."""
-    runs = []
+    """Write the runs of several files as one result, with what tables and charts use.
+
+    Of a run that is in several files, the last counts.
+    """
+    runs = {}
     for line in _lines(*files):
         records = [{k: r[k] for k in _KEPT if r.get(k) is not None} for r in line["records"]]
-        kept = [r for r in records if "test_loss" in r] or records[-1:]
-        runs.append(
-            {k: line[k] for k in ("run", "momentum", "device", "seconds")} | {"records": kept}
-        )
-    document = {"benchmark": "wires_gpu", "runs": runs}
+        kept = [r for r in records if {"test_loss", "predicted_consensus"} & r.keys()]
+        runs[Run(**line["run"]).key()] = {
+            k: line[k] for k in ("run", "momentum", "device", "seconds")
+        } | {"records": kept or records[-1:]}
+    document = {"benchmark": "wires_gpu", "runs": list(runs.values())}
     (folder / "wires_h200.json").write_text(json.dumps(document, indent=1) + "\n")
 
 

@@ -8,31 +8,28 @@ from typing import Any
 from markdown_tables import result, table
 
 
-def wires(least_seeds: int = 1) -> str:
-    """CIFAR-100 for ever fewer bytes, by the average model's test accuracy."""
-    found: dict[tuple[float, str, str], list[float]] = {}
+def wires(task: str = "cifar100", epochs: int = 36, least_seeds: int = 1) -> str:
+    """A task for ever fewer bytes, by the average model's test accuracy or loss."""
+    found: dict[tuple[float, str, str, str], list[float]] = {}
     for line in result("wires_h200.json")["runs"]:
-        run = line["run"]
-        if run["task"] == "cifar100" and run["epochs"] == 36:
-            key = (run["bytes"], run["wire"], run["momentum"])
-            found.setdefault(key, []).append(100 * line["records"][-1]["test_accuracy"])
+        run, last = line["run"], line["records"][-1]
+        if run["task"] == task and run["epochs"] == epochs:
+            key = (run["bytes"], run["strategy"], run["wire"], run["momentum"])
+            found.setdefault(key, []).append(last.get("test_accuracy") or last["test_loss"])
     rows = [
-        [f"{share:g}", f"`{wire}`", momentum, _mean_and_spread(scores), len(scores)]
-        for (share, wire, momentum), scores in sorted(found.items(), reverse=True)
+        [f"{share:g}", strategy, f"`{wire}`", momentum, _mean_and_spread(scores), len(scores)]
+        for (share, strategy, wire, momentum), scores in sorted(found.items(), reverse=True)
         if len(scores) >= least_seeds
     ]
-    headings = ["bytes (vanilla: 1)", "wire", "momentum", "test accuracy", "seeds"]
-    return table(headings, rows, "lllrr")
-
-
-def wires_short() -> str:
-    """The rows of which the spread is known."""
-    return wires(least_seeds=3)
+    score = "test accuracy" if task.startswith("cifar") else "validation loss"
+    headings = ["bytes (vanilla: 1)", "strategy", "wire", "momentum", score, "seeds"]
+    return table(headings, rows, "llllrr")
 
 
 def _mean_and_spread(scores: list[float]) -> str:
-    spread = f" ± {stdev(scores):.1f}" if len(scores) > 1 else ""
-    return f"{fmean(scores):.1f}{spread} %"
+    percent, digits, unit = (100, 1, " %") if scores[0] < 1 else (1, 2, "")
+    spread = f" ± {percent * stdev(scores):.{digits}f}" if len(scores) > 1 else ""
+    return f"{percent * fmean(scores):.{digits}f}{spread}{unit}"
 
 
 def unkind() -> str:

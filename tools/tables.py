@@ -17,7 +17,6 @@ from network_tables import (
     overlap,
     unkind,
     wires,
-    wires_short,
 )
 
 
@@ -352,7 +351,11 @@ REGIONS: dict[str, Callable[[], str]] = {
     "headline-short": headline_short,
     "unkind": unkind,
     "wires": wires,
-    "wires-short": wires_short,
+    "wires-short": lambda: wires(least_seeds=3),
+    "wires-long": lambda: wires(epochs=200),
+    "wires-differ": lambda: wires("cifar10", 40),
+    "wires-lstm": lambda: wires("ptb", 8),
+    "wires-transformer": lambda: wires("ptb-transformer", 15),
     "overlap": overlap,
     "simulation-cpu": lambda: simulation("cpu"),
     "simulation-h200": lambda: simulation("h200"),
