@@ -1,95 +1,43 @@
-"""Processes that start with PyTorch imported: forks of one that has done nothing else.
-
-Importing it, with what the first optimizer imports, takes four seconds of a core in each process.
-"""
+"""Scripts in processes that start with PyTorch imported: all forks of one, as workers' are."""
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import runpy
-import signal
 import subprocess
 import sys
-import warnings
 from collections.abc import Mapping
-from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
-from matcha.distributed.local_workers import LocalWorkers, _end_with_parent
+from matcha.distributed.local_workers import LocalWorkers
+from matcha.distributed.nursery import Nursery, Nursling, can_be_forked
 
-# The server runs no code of tests and starts no thread, so its forks are sound.
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["matcha", "matcha.distributed", "torch._dynamo"])
-
-
-class Fork:
-    """`python -W error SCRIPT ARGUMENTS…`, as `subprocess.Popen` would have it.
-
-    A context manager that leaves neither it nor what it started behind.
-    """
-
-    def __init__(
-        self, script: str, *arguments: str, log: Path, cwd: Path, environment: Mapping[str, str]
-    ) -> None:
-        work = (script, arguments, log, cwd, dict(environment))
-        self._process = _context.Process(target=_work, args=work)
-        self._process.start()
-        self.pid = self._process.pid
-
-    @property
-    def returncode(self) -> int | None:
-        return self._process.exitcode
-
-    def poll(self) -> int | None:
-        return self.returncode
-
-    def wait(self, timeout: float | None = None) -> int | None:
-        self._process.join(timeout)
-        if self.returncode is None:
-            raise subprocess.TimeoutExpired("fork", timeout or 0)
-        return self.returncode
-
-    def send_signal(self, number: signal.Signals) -> None:
-        if self.poll() is None:
-            os.kill(self.pid, number)
-
-    def __enter__(self) -> Fork:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
-        self._process.join()
+STRICT = str(Path(__file__).parent / "strict.py")
 
 
-class ForkedWorkers(LocalWorkers):
-    """Local workers of a script, `[SCRIPT, ARGUMENTS…]`, that need not import PyTorch."""
+@cache
+def _nursery() -> Nursery:
+    return Nursery(os.environ)  # ends with this process
 
-    def _start(self, rank: int) -> Fork:
-        assert self.logs is not None
-        return Fork(
-            *self._command,
-            log=self.logs / f"worker-{rank}.log",
-            cwd=Path.cwd(),
-            environment={**self._shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+
+def start_script(
+    script: str, *arguments: str, environment: Mapping[str, str], log: Path
+) -> Nursling | subprocess.Popen[bytes]:
+    """`python -W error SCRIPT ARGUMENTS…` in the present folder, leading a group of its own."""
+    command = [sys.executable, STRICT, script, *arguments]
+    if can_be_forked(command):
+        return _nursery().start(command, environment, log, "wb")
+    with log.open("wb") as file:
+        return subprocess.Popen(
+            command, env=environment, stdout=file, stderr=file, start_new_session=True
         )
 
 
-def _work(
-    script: str, arguments: tuple[str, ...], log: Path, cwd: Path, environment: dict[str, str]
-) -> None:
-    os.setsid()  # its own group, so that its children end with it
-    if sys.platform.startswith("linux"):
-        _end_with_parent()
-    with log.open("wb") as file:
-        for number in (1, 2):
-            os.dup2(file.fileno(), number)
-    sys.stdout.reconfigure(line_buffering=True)
-    os.environ.clear()
-    os.environ.update(environment)
-    os.chdir(cwd)
-    sys.path[:0] = environment.get("PYTHONPATH", "").split(os.pathsep)
-    sys.argv = [script, *arguments]
-    warnings.simplefilter("error")
-    runpy.run_path(script, run_name="__main__")
+class ScriptWorkers(LocalWorkers):
+    """Local workers of `[SCRIPT, ARGUMENTS…]`."""
+
+    def _start(self, rank: int) -> Nursling | subprocess.Popen[bytes]:
+        log = self._log(rank)
+        assert log is not None
+        ranked = {**self._shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        return start_script(*self._command, environment=ranked, log=log)

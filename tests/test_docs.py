@@ -7,13 +7,14 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from tests.blocks import INERT, PYTHON, SHELL, blocks
-from tests.forks import Fork
+from tests.forks import start_script
 from tests.report.browsers import chromium
 
 import doctests
@@ -52,11 +53,16 @@ def _runs(page):
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("page", [page for page in PAGES if _runs(page)], ids=name)
-def test_every_block_runs(page, tmp_path):
+def test_every_block_runs(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     log = tmp_path / "log"
     environment = {**os.environ, "COLUMNS": "120", "NO_COLOR": "1", "TERM": "dumb"}
-    with Fork(BLOCKS, str(page), log=log, cwd=tmp_path, environment=environment) as run:
+    run = start_script(BLOCKS, str(page), environment=environment, log=log)
+    try:
         assert run.wait() == 0, log.read_text()[-6000:]
+    finally:
+        if run.poll() is None:  # it took too long
+            os.killpg(run.pid, signal.SIGKILL)
     print(log.read_text()[-4000:])
 
 

@@ -33,7 +33,7 @@ def test_bad_input_is_one_sentence_and_exit_code_2(tmp_path: Path, arguments, se
 
 @pytest.mark.slow
 def test_a_task_trains_and_resumes(tmp_path: Path) -> None:
-    arguments = ["train", "quadratic", "-t", "ring:3", "-s", "greedy", "-b", "0.5", "-o", "run"]
+    arguments = ["train", "quadratic", "-t", "path:2", "-s", "greedy", "-b", "0.5", "-o", "run"]
     arguments += ["--checkpoint-every", "1", "--overlap", "--wire", "bfloat16"]
     done = matcha_process(*arguments, "--epochs", "1", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -53,7 +53,7 @@ def test_a_task_trains_and_resumes(tmp_path: Path) -> None:
     first, last = (record.megabytes_sent for record in run.records)
     assert first > 0
     assert last == pytest.approx(2 * first)
-    assert sorted(run.worker_records) == [0, 1, 2]
+    assert sorted(run.worker_records) == [0, 1]
     assert all(len(records) == 2 for records in run.worker_records.values())
 
 

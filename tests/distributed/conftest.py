@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.forks import ForkedWorkers
+from tests.forks import ScriptWorkers
 
 HERE = Path(__file__).parent
 SOURCE = HERE.parents[1] / "src"
@@ -18,13 +18,13 @@ class Workers:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.started: list[ForkedWorkers] = []
+        self.started: list[ScriptWorkers] = []
         self.outputs: list[Path] = []
 
-    def start(self, script: str, *args: str, num_workers: int) -> ForkedWorkers:
+    def start(self, script: str, *args: str, num_workers: int) -> ScriptWorkers:
         logs = self.folder / f"logs-{len(self.started)}"
         self.outputs = [logs / f"worker-{rank}.log" for rank in range(num_workers)]
-        workers = ForkedWorkers(
+        workers = ScriptWorkers(
             [str(HERE / script), *args],
             num_workers,
             environment={"PYTHONPATH": f"{SOURCE}:{HERE}"},
