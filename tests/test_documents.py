@@ -8,6 +8,7 @@ import os
 import pytest
 
 from matcha.documents import (
+    Kinds,
     fingerprint,
     load_document,
     number,
@@ -15,7 +16,7 @@ from matcha.documents import (
     spelled,
     write_atomically,
 )
-from matcha.errors import InputError, WriteError
+from matcha.errors import InputError, PlanError, WriteError
 
 DOCUMENT = {"schema": "matcha.test/1", "value": [1, 2.5, None]}
 
@@ -101,3 +102,32 @@ def test_numbers_that_json_lacks_are_words():
 def test_the_order_of_keys_does_not_matter():
     assert fingerprint({"a": 1, "b": [2]}) == fingerprint({"b": [2], "a": 1})
     assert fingerprint({"a": 1}) != fingerprint({"a": 2})
+
+
+class Grey:
+    def __init__(self, share):
+        self.share = share
+
+    def to_json(self):
+        return {"model": "grey", "share": self.share}
+
+
+def read_grey(document, factor):
+    return Grey(factor * document["share"])
+
+
+def test_kinds_are_read_by_their_names_and_everything_else_is_refused():
+    kinds = Kinds("colour", "model", "paint.register", {"black": lambda document, factor: None})
+    with pytest.raises(PlanError, match=r"the colour Grey cannot be saved: .*paint\.register"):
+        kinds.to_json(Grey(0.5))
+    kinds.register("grey", read_grey)
+    kinds.register("grey", read_grey)
+    assert kinds.from_json(kinds.to_json(Grey(0.5)), 2).share == 1
+    with pytest.raises(InputError, match="a colour 'black' is registered already"):
+        kinds.register("black", read_grey)
+    with pytest.raises(PlanError, match=r"its colour 'red' is unknown: .*paint\.register"):
+        kinds.from_json({"model": "red"}, 2)
+    with pytest.raises(PlanError, match="its colour is not an object"):
+        kinds.from_json(["grey"], 2)
+    with pytest.raises(PlanError, match="cannot be saved"):
+        kinds.to_json(3)

@@ -7,13 +7,14 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from matcha.errors import InputError, WriteError
+from matcha.errors import InputError, PlanError, WriteError
 
+Value = TypeVar("Value")
 MAX_BYTES = 512 * 2**20
 _WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
@@ -101,6 +102,66 @@ def load_document(path: Path) -> dict[str, Any]:
     if checksum is not None and checksum != fingerprint(document):
         raise InputError(f"{str(path)!r} is damaged: its checksum does not match its content.")
     return document
+
+
+class Kinds(Generic[Value]):
+    """A registry of values that are saved by the name of their kind, users' own among them.
+
+    Args:
+        noun: What they are, as sentences say it.
+        field: Which field of a document names the kind.
+        public: The function by which users register theirs, as sentences say it.
+        readers: How each kind is read: of a document, and of whatever stands beside it.
+
+    >>> colors = Kinds("colour", "model", "paint.register", {"grey": lambda doc: doc["share"]})
+    >>> colors.from_json({"model": "grey", "share": 0.5})
+    0.5
+    """
+
+    def __init__(
+        self, noun: str, field: str, public: str, readers: Mapping[str, Callable[..., Value]]
+    ) -> None:
+        self._noun, self._field, self._public = noun, field, public
+        self._readers = dict(readers)
+
+    def register(self, name: str, read: Callable[..., Value]) -> None:
+        """Add a kind.
+
+        Raises:
+            InputError: The name is taken by another.
+        """
+        if self._readers.setdefault(name, read) is not read:
+            raise InputError(f"a {self._noun} {name!r} is registered already: choose another name.")
+
+    def to_json(self, value: Value) -> dict[str, Any]:
+        """What its `to_json` says, once it is sure that `from_json` can read that.
+
+        Raises:
+            PlanError: Nobody could read it: its kind is not registered.
+        """
+        document: dict[str, Any] = value.to_json() if hasattr(value, "to_json") else {}
+        if document.get(self._field) not in self._readers:
+            raise PlanError(
+                f"the {self._noun} {type(value).__name__} cannot be saved: give it a to_json with "
+                f"a {self._field!r}, and register that with {self._public}."
+            )
+        return document
+
+    def from_json(self, document: Any, *beside: Any) -> Value:
+        """The value in a document.
+
+        Raises:
+            PlanError: The document does not describe one that is known here.
+        """
+        if not isinstance(document, dict):
+            raise PlanError(f"its {self._noun} is not an object.")
+        name = document.get(self._field)
+        if name not in self._readers:
+            raise PlanError(
+                f"its {self._noun} {name!r} is unknown: one of your own is registered with "
+                f"{self._public} before loading."
+            )
+        return self._readers[name](document, *beside)
 
 
 def fingerprint(document: Any) -> str:

@@ -16,7 +16,8 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from matcha.errors import InputError, PlanError, TopologyError
+from matcha.documents import Kinds
+from matcha.errors import InputError, TopologyError
 from matcha.topology import Link, Matching, Topology
 
 
@@ -381,15 +382,20 @@ def _underlay(document: dict[str, Any], topology: Topology) -> Timing:
     return Underlay(topology, tuple(wires))
 
 
-_MODELS: dict[str, Reader] = {
-    "units": lambda document, topology: Units(),
-    "link-seconds": lambda document, topology: LinkSeconds(
-        topology, float(document.get("share", 1.0)), int(document.get("halves", 1))
-    ),
-    "random-links": _random_links,
-    "scaled": _scaled,
-    "underlay": _underlay,
-}
+_MODELS: Kinds[Timing] = Kinds(
+    "delay model",
+    "model",
+    "matcha.timing.register_timing",
+    {
+        "units": lambda document, topology: Units(),
+        "link-seconds": lambda document, topology: LinkSeconds(
+            topology, float(document.get("share", 1.0)), int(document.get("halves", 1))
+        ),
+        "random-links": _random_links,
+        "scaled": _scaled,
+        "underlay": _underlay,
+    },
+)
 
 
 def register_timing(model: str, read: Reader) -> None:
@@ -404,8 +410,7 @@ def register_timing(model: str, read: Reader) -> None:
     Raises:
         InputError: The name is taken by another model.
     """
-    if _MODELS.setdefault(model, read) is not read:
-        raise InputError(f"a delay model {model!r} is registered already: choose another name.")
+    _MODELS.register(model, read)
 
 
 def timing_to_json(timing: Timing) -> dict[str, Any]:
@@ -414,13 +419,7 @@ def timing_to_json(timing: Timing) -> dict[str, Any]:
     Raises:
         PlanError: Nobody could read it: the model is not registered.
     """
-    document = timing.to_json() if hasattr(timing, "to_json") else {}
-    if document.get("model") not in _MODELS:
-        raise PlanError(
-            f"the delay model {type(timing).__name__} cannot be saved: give it a to_json with a "
-            "'model' name, and register that with matcha.timing.register_timing."
-        )
-    return document
+    return _MODELS.to_json(timing)
 
 
 def timing_from_json(document: Any, topology: Topology) -> Timing:
@@ -429,12 +428,4 @@ def timing_from_json(document: Any, topology: Topology) -> Timing:
     Raises:
         PlanError: The document does not describe a delay model that is known here.
     """
-    if not isinstance(document, dict):
-        raise PlanError("its timing is not an object.")
-    model = document.get("model")
-    if model not in _MODELS:
-        raise PlanError(
-            f"its delay model {model!r} is unknown: register it with "
-            "matcha.timing.register_timing before loading."
-        )
-    return _MODELS[model](document, topology)
+    return _MODELS.from_json(document, topology)

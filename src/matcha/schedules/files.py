@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from matcha.errors import InputError, PlanError
+from matcha.documents import Kinds
 from matcha.schedules.drawn import Bernoulli, Choice
 from matcha.schedules.repeated import Cycle, Periodic
 from matcha.schedules.schedule import Schedule
@@ -31,12 +31,12 @@ def _cycle(document: dict[str, Any], probabilities: tuple[float, ...], seed: int
     return Cycle(cycle=cycle, num_matchings=len(probabilities), seed=seed)
 
 
-_KINDS: dict[str, Reader] = {
-    "bernoulli": _bernoulli,
-    "choice": _choice,
-    "periodic": _periodic,
-    "cycle": _cycle,
-}
+_KINDS: Kinds[Schedule] = Kinds(
+    "schedule",
+    "kind",
+    "matcha.schedules.register_schedule",
+    {"bernoulli": _bernoulli, "choice": _choice, "periodic": _periodic, "cycle": _cycle},
+)
 
 
 def register_schedule(kind: str, read: Reader) -> None:
@@ -52,8 +52,7 @@ def register_schedule(kind: str, read: Reader) -> None:
     Raises:
         InputError: The name is taken by another schedule.
     """
-    if _KINDS.setdefault(kind, read) is not read:
-        raise InputError(f"a schedule {kind!r} is registered already: choose another name.")
+    _KINDS.register(kind, read)
 
 
 def schedule_to_json(schedule: Schedule) -> dict[str, Any]:
@@ -62,13 +61,7 @@ def schedule_to_json(schedule: Schedule) -> dict[str, Any]:
     Raises:
         PlanError: Nobody could read it: its kind is not registered.
     """
-    document = schedule.to_json() if hasattr(schedule, "to_json") else {}
-    if document.get("kind") not in _KINDS:
-        raise PlanError(
-            f"the schedule {type(schedule).__name__} cannot be saved: give it a to_json with a "
-            "'kind', and register that with matcha.schedules.register_schedule."
-        )
-    return document
+    return _KINDS.to_json(schedule)
 
 
 def schedule_from_json(document: Any, probabilities: tuple[float, ...], seed: int) -> Schedule:
@@ -82,10 +75,4 @@ def schedule_from_json(document: Any, probabilities: tuple[float, ...], seed: in
     Raises:
         PlanError: The document does not describe a schedule for these matchings that is known here.
     """
-    kind = document.get("kind") if isinstance(document, dict) else None
-    if kind not in _KINDS:
-        raise PlanError(
-            f"its schedule kind {kind!r} is unknown: one of your own is registered with "
-            "matcha.schedules.register_schedule before loading."
-        )
-    return _KINDS[kind](document, probabilities, seed)
+    return _KINDS.from_json(document, probabilities, seed)
