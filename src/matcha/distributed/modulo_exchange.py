@@ -44,6 +44,19 @@ class _Piece:
     """The values before a Laplacian round, while partners still need them."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Spare:
+    """Memory for one message: new memory costs as much as a third of the encoding."""
+
+    leaving: torch.Tensor
+    arriving: torch.Tensor
+    kept: torch.Tensor
+
+    @property
+    def nbytes(self) -> int:
+        return self.leaving.nbytes + self.arriving.nbytes + self.kept.nbytes
+
+
 @dataclass(slots=True)
 class _Flight:
     """A message each way on its way, for one piece and one meeting."""
@@ -54,7 +67,7 @@ class _Flight:
     coded: Coded
     arriving: torch.Tensor
     common: torch.Tensor
-    spare_bytes: int
+    spare: _Spare
 
 
 class ModuloExchange(Courtesy):
@@ -86,6 +99,7 @@ class ModuloExchange(Courtesy):
         self._pieces = list(_pieces(values, segments, limit))
         self._iteration: int | None = None
         self._scales = torch.empty(0, dtype=torch.uint8)
+        self._spares: dict[torch.device, list[_Spare]] = {}
 
     def run(self, round: Round, met: Sequence[Meeting], iteration: int) -> None:
         """Carry out this worker's part of a round; see `Exchange.run`.
@@ -162,11 +176,12 @@ class ModuloExchange(Courtesy):
         if is_last:
             piece.base = None
         size = coder.message_bytes(len(piece.blocks))
-        leaving = torch.empty(size, dtype=torch.uint8, device=coder.device)
+        spare = self._spare(coder)
         lower = self.is_lower(meeting)
-        coded = coder.encode(values, piece.start, common, leaving, lower=lower)
+        leaving = spare.leaving[:size]
+        coded = coder.encode(values, piece.start, common, leaving, lower=lower, kept=spare.kept)
         leaving = leaving.to(self.transport.device or coder.device)
-        arriving = torch.empty_like(leaving)
+        arriving = spare.arriving[:size].to(leaving.device)
         pending = self.post(meeting.peer, self._tag(meeting, piece.number), leaving, arriving)
         self.bytes_sent += size
         return _Flight(
@@ -176,8 +191,18 @@ class ModuloExchange(Courtesy):
             coded=coded,
             arriving=arriving,
             common=common,
-            spare_bytes=2 * size + coded.residues.nbytes + coded.checks.nbytes,
+            spare=spare,
         )
+
+    def _spare(self, coder: Coder) -> _Spare:
+        """Memory that no flight uses."""
+        spares = self._spares.setdefault(coder.device, [])
+        if spares:
+            return spares.pop()
+        limit = max(len(piece.blocks) for piece in self._pieces)
+        sizes = coder.message_bytes(limit), coder.message_bytes(limit), limit * BLOCK
+        made = [torch.empty(size, dtype=torch.uint8, device=coder.device) for size in sizes]
+        return _Spare(*made)
 
     def _land(self, flight: _Flight) -> None:
         flight.pending.wait(self.timeout)
@@ -191,10 +216,11 @@ class ModuloExchange(Courtesy):
             piece.blocks[part].add_(difference, alpha=weight)
         for gap in piece.padding:
             gap.zero_()
+        self._spares[coder.device].append(flight.spare)
 
     def _count(self, flights: deque[_Flight]) -> None:
         bases = sum(p.base.nbytes for p in self._pieces if p.base is not None)
-        held = sum(flight.spare_bytes for flight in flights) + bases
+        held = sum(flight.spare.nbytes for flight in flights) + bases
         work = sum(coder.spare_bytes for coder in self._coders)
         self.spare_bytes = max(self.spare_bytes, held + work)
 

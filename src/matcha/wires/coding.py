@@ -40,6 +40,7 @@ class Coder:
         self.scales = modulo.first_scales(blocks)
         self._sent = self.scales.to(torch.bfloat16)
         self._seen, self._finest = torch.zeros_like(self.scales), torch.zeros_like(self.scales)
+        self._unpacked = torch.empty(0, dtype=torch.uint8, device=self.device)
         self._memory = torch.empty(2, 0, self.block, dtype=self.dtype, device=self.device)
 
     def __len__(self) -> int:
@@ -48,7 +49,7 @@ class Coder:
     @property
     def spare_bytes(self) -> int:
         """Memory to work in that is kept."""
-        return self._memory.nbytes
+        return self._memory.nbytes + self._unpacked.nbytes
 
     def begin(self) -> Tensor:
         """A round begins: the scales as they travel, two bytes a block."""
@@ -67,7 +68,14 @@ class Coder:
         return num_blocks * (self.block * self.wire.bits // 8 + _CHECK)
 
     def encode(
-        self, values: Tensor, start: int, common: Tensor, message: Tensor, *, lower: bool
+        self,
+        values: Tensor,
+        start: int,
+        common: Tensor,
+        message: Tensor,
+        *,
+        lower: bool,
+        kept: Tensor | None = None,
     ) -> Coded:
         """Write blocks of values into a message.
 
@@ -77,12 +85,15 @@ class Coder:
             common: the link's scales of all blocks.
             message: `message_bytes` bytes, where the values are.
             lower: whether this worker is the lower end of the link.
+            kept: bytes, one a value, for what must be kept of it until then.
 
         Returns:
             What `decode` needs to know of it.
         """
         wire, number = self.wire, len(values)
-        residues = torch.empty(values.shape, dtype=torch.uint8, device=self.device)
+        if kept is None:
+            kept = torch.empty(values.numel(), dtype=torch.uint8, device=self.device)
+        residues = kept[: values.numel()].view(values.shape)
         checks = torch.empty(number, dtype=torch.int32, device=self.device)
         here = slice(start, start + number)
         # What there is one of a block is worked out for all blocks at once: long operations.
@@ -125,7 +136,10 @@ class Coder:
         body, tail = self._split(arrived.to(self.device), number)
         checks = tail.clone().view(torch.int32)
         apart = checks - mine.checks if lower else mine.checks - checks
-        theirs = unpack(body, wire.bits).view(number, self.block)
+        if len(self._unpacked) < number * self.block:
+            self._unpacked = torch.empty(number * self.block, dtype=torch.uint8, device=self.device)
+        theirs = unpack(body, wire.bits, self._unpacked[: number * self.block])
+        theirs = theirs.view(number, self.block)
         ends = (theirs, mine.residues) if lower else (mine.residues, theirs)
         raised = torch.sub(*ends, out=theirs).view(torch.int8)
         unit = 2.0 ** (wire.bits - 8)

@@ -37,22 +37,21 @@ def pack(raised: Tensor, bits: int, out: Tensor) -> None:
             out.bitwise_or_(other >> (bits * number))
 
 
-def unpack(packed: Tensor, bits: int) -> Tensor:
+def unpack(packed: Tensor, bits: int, out: Tensor) -> Tensor:
     """The numbers that `pack` was given, in the upper bits of bytes.
 
-    >>> (unpack(torch.tensor([0x13, 0x24], dtype=torch.uint8), 4) >> 4).tolist()
+    >>> numbers = torch.empty(4, dtype=torch.uint8)
+    >>> (unpack(torch.tensor([0x13, 0x24], dtype=torch.uint8), 4, numbers) >> 4).tolist()
     [1, 2, 3, 4]
     """
     if bits == 8:
-        return packed.clone()
-    count, size = len(packed) * 8 // bits, 8 // bits
-    raised = torch.empty(count, dtype=torch.uint8, device=packed.device)
+        return out.copy_(packed)
     if bits == 3:
-        _unpack3(packed.view(3, -1), raised.view(8, -1))
+        _unpack3(packed.view(3, -1), out.view(8, -1))
     else:
-        for number, part in enumerate(raised.view(size, -1)):
+        for number, part in enumerate(out.view(8 // bits, -1)):
             torch.bitwise_left_shift(packed, bits * number, out=part)
-    return raised.bitwise_and_(0x100 - (1 << (8 - bits)))
+    return out.bitwise_and_(0x100 - (1 << (8 - bits)))
 
 
 # Each of three bytes holds two numbers; the two bits left hold the upper bits of numbers 2 and 5 in
