@@ -75,7 +75,13 @@ def unkind() -> str:
 
 def headline() -> str:
     """Wall-clock time to the same loss of the average model on a shaped network, all of it."""
-    return "\n".join(_headline_of(size) for size in result("headline.json")["sizes"])
+    parts = []
+    for size in result("headline.json")["sizes"]:
+        for clock, meaning in (("seconds", "cores shared"), ("core_each", "a core a host")):
+            if size[clock]["rows"]:
+                heading = f"messages of {size['bytes'] / 1e6:.1f} MB, {meaning}"
+                parts += [_headline_of(heading, size[clock]["rows"]), size[clock]["verdict"] + "\n"]
+    return "\n".join(parts)
 
 
 def headline_short() -> str:
@@ -114,13 +120,13 @@ def _brief_headings(size: dict[str, Any]) -> list[str]:
     return [f"{size['bytes'] / 1e6:.0f} MB", "than DDP"]
 
 
-def _headline_of(size: dict[str, Any]) -> str:
+def _headline_of(heading: str, rows: list[dict[str, Any]]) -> str:
     """One size of messages: seconds, and ratios to DDP, the best peer and the ceiling."""
 
     def cell(value: float | None, form: str = ".1f") -> str:
         return "–" if value is None else format(value, form)
 
-    rows = [
+    cells = [
         [
             r["method"],
             f"{r['iteration_ms']:.0f}",
@@ -131,13 +137,13 @@ def _headline_of(size: dict[str, Any]) -> str:
             cell(r["over_vanilla"], ".2f"),
             cell(r["of_ceiling"], ".2f"),
         ]
-        for r in size["rows"]
+        for r in rows
     ]
     headings = [
-        f"messages of {size['bytes'] / 1e6:.1f} MB", "ms per iteration", "iterations", "seconds",
+        heading, "ms per iteration", "iterations", "seconds",
         "× DDP", "× best peer", "× vanilla", "÷ ceiling",
     ]  # fmt: skip
-    return table(headings, rows, "lrrrrrrr")
+    return table(headings, cells, "lrrrrrrr")
 
 
 def headline_settings() -> str:

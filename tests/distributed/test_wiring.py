@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from tests.distributed import wire_cases
 
+from matcha import Plan
 from matcha.distributed import Gossip, run_threads
+from matcha.wires.definition import Definition
+
+LENGTHS = (4, 7, 4, 12)
+"""How many steps each of four workers has data for."""
 
 
 @pytest.mark.parametrize("wire", wire_cases.WIRES)
@@ -55,3 +61,39 @@ def test_resuming_is_exact(wire, momentum, tmp_path: Path) -> None:
         return bool(np.array_equal(*ends))
 
     assert all(run_threads(4, work))
+
+
+def joined(plan: Plan) -> np.ndarray:
+    """The definition's rounds: a link rests once its ends have met after both finished."""
+    goals = np.stack([wire_cases.goal(rank) for rank in range(4)])
+    x, memory = np.tile(wire_cases.goal(99), (4, 1)), np.zeros_like(goals)
+    definition = Definition(plan.wire, wire_cases.SHAPES, x)
+    closed: set[tuple[int, int]] = set()
+    for k in range(200):
+        running = np.array([k < length for length in LENGTHS])
+        memory[running] = 0.9 * memory[running] + (x - goals)[running]
+        x = x - wire_cases.RATE * memory * running[:, None]
+        round = plan.round(k)
+        matchings = [[link for link in m if link not in closed] for m in round.matchings]
+        x = definition.mix(replace(round, matchings=tuple(map(tuple, matchings))), x)
+        closed |= {link for link in round.links if not running[list(link)].any()}
+    assert closed == set(plan.topology.links)
+    return x
+
+
+@pytest.mark.parametrize("wire", ["modulo:3", "lowrank:2"])
+def test_who_has_finished_goes_on_answering(wire) -> None:
+    """Unequal amounts of data over a coded wire: the last to train still meets everybody."""
+    plan = wire_cases.wired("matcha", "laplacian", wire, 4)
+
+    def work(transport) -> np.ndarray:
+        model, optimizer = wire_cases.worker(transport.rank)
+        options = {"transport": transport, "bucket_mb": 0.003, "deadline": 150.0}
+        gossip = Gossip(model, optimizer, plan, **options)
+        with gossip, gossip.join():
+            for _ in range(LENGTHS[transport.rank]):
+                wire_cases.step(model, optimizer)
+        return model.flat()
+
+    found = np.stack(run_threads(4, work))
+    np.testing.assert_allclose(found, joined(plan), rtol=0, atol=1e-10)

@@ -46,6 +46,19 @@ def test_vanilla_has_one_point_and_all_else_one_a_stop(er8):
     assert net["strategies"]["vanilla"][0]["activation"] == [1] * 12
 
 
+@pytest.mark.parametrize("strategy", ["greedy", "vanilla"])
+def test_time_over_a_wire_is_a_share_of_whole_models_time(strategy):
+    """The page divided by vanilla over the same wire: a tenth read as all of it."""
+    topology = matcha.families.paper("er8")
+    budget = 1.0 if strategy == "vanilla" else 0.1
+    own = matcha.plan(topology, budget, strategy, wire="modulo:3")
+    net = network(topology, [own], strategies=("vanilla", "greedy"), budgets=(0.1,))
+    whole = matcha.plan(topology, 1.0, "vanilla")
+    assert net["vanilla_time"] == pytest.approx(whole.expected_comm_time, rel=1e-4)
+    share = net["strategies"][strategy][0]["time"] / net["vanilla_time"]
+    assert share == pytest.approx(0.1, rel=0.03)
+
+
 def test_out_of_time_still_gives_a_slider():
     topology = matcha.families.ring(6)
     net = network(topology, strategies=("vanilla", "periodic", "matcha"), seconds=0)

@@ -99,7 +99,8 @@ def _sweep(
                     name,
                     matchings=own_matchings,
                     timing=timing,
-                    wire=wire if strategy_named(name).takes_wire else Float(),
+                    # Vanilla is what budgets are shares of: whole models.
+                    wire=wire if name != "vanilla" and strategy_named(name).takes_wire else Float(),
                     effort="default" if topology.num_workers <= CAREFUL_UP_TO else "none",
                 )
             if shared is None and name == "matcha":
@@ -108,10 +109,14 @@ def _sweep(
         if progress is not None:
             progress(done + 1, len(stops))
     shown = sorted(made)
+    whole = known.get(("vanilla", 1.0))
+    if whole is not None and whole.wire != Float():  # run over a wire: budgets are of whole models
+        whole = plan(topology, 1.0, "vanilla", matchings=shared, timing=timing)
     start = start or next((p for n in ("matcha", "greedy") for p in plans if p.strategy == n), None)
     return {
         "unit": next(iter(known.values())).timing.unit,
         "budgets": shown,
+        "vanilla_time": None if whole is None else short(whole.expected_comm_time),
         "strategies": {
             name: [
                 _point(known[name, budget if has_budget(name) else 1.0])

@@ -43,7 +43,6 @@ const update = () => {
   const { net, strategy, stop } = explorer;
   const budget = net.budgets[stop];
   const point = pointOf(strategy);
-  const vanilla = net.strategies.vanilla?.[0];
   $("budget-value").textContent = number(budget);
   $("budget").setAttribute("aria-valuetext", `budget ${number(budget)}`);
   $("rho").textContent = number(point.rho);
@@ -52,7 +51,7 @@ const update = () => {
   $("comm").textContent = number(point.time);
   $("omega").hidden = !point.omega;
   $("omega").textContent = point.omega ? describeShares(point.omega) : "";
-  $("share").textContent = vanilla ? percent(point.time / vanilla.time) : "–";
+  $("share").textContent = net.vanilla_time ? percent(point.time / net.vanilla_time) : "–";
   if (explorer.links.length) {
     styleLinks(explorer.links, point, `var(--s${styleOf(strategy)})`, describeLink);
     listMatchings(point);
