@@ -77,10 +77,10 @@ def headline() -> str:
     """Wall-clock time to the same loss of the average model on a shaped network, all of it."""
     parts = []
     for size in result("headline.json")["sizes"]:
-        for clock, meaning in (("seconds", "cores shared"), ("core_each", "a core a host")):
-            if size[clock]["rows"]:
+        for by_clock, meaning in ((size, "cores shared"), (size["core_each"], "a core a host")):
+            if by_clock["rows"]:
                 heading = f"messages of {size['bytes'] / 1e6:.1f} MB, {meaning}"
-                parts += [_headline_of(heading, size[clock]["rows"]), size[clock]["verdict"] + "\n"]
+                parts += [_headline_of(heading, by_clock["rows"]), by_clock["verdict"] + "\n"]
     return "\n".join(parts)
 
 
