@@ -29,7 +29,7 @@ from matcha.distributed.launch import local_links
 from matcha.distributed.local_workers import LocalWorkers
 
 CASES = ("ring", "erdos-renyi", "gloo", "ring-alone", "gloo-alone")
-PATIENCE = 400.0
+PATIENCE = 900.0
 
 
 def topology_of(case: str, workers: int) -> Topology:

@@ -38,6 +38,19 @@ def check_separable(mixing: Mixing) -> None:
         )
 
 
+def check_losable(mixing: Mixing, what: str) -> None:
+    """Refuse what loses messages where only meetings of two can do without.
+
+    Raises:
+        InputError: Names what was asked for.
+    """
+    if mixing in ONE_WAY:
+        raise InputError(
+            f"{what} needs meetings of two: a one-way message that is lost takes its share of the "
+            "sum with it. Plan with pairwise or laplacian mixing."
+        )
+
+
 class Errand(NamedTuple):
     """A worker's part in a set of one-way messages."""
 

@@ -123,7 +123,15 @@ def test_a_file_says_the_same(tmp_path):
 )
 def test_events_that_cannot_be_are_refused(events, message):
     with pytest.raises(InputError, match=message):
-        Events(**events).check(RING)
+        Events(**events).check(matcha.plan(RING, 1.0, "vanilla"))
+
+
+def test_one_way_messages_can_be_slower_but_not_lost():
+    plan = matcha.plan(RING, 0.5, "greedy", mixing="push")
+    Events(slowdowns=(Slowdown(link=(0, 1), at=0, factor=2),)).check(plan)
+    for lost in ({"losses": (Loss(worker=1, at=2),)}, {"cuts": (Cut(link=(0, 1), at=2),)}):
+        with pytest.raises(InputError, match="needs meetings of two"):
+            Events(**lost).check(plan)
 
 
 def test_two_slowdowns_at_once_are_both_felt():

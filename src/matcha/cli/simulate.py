@@ -185,7 +185,8 @@ def simulate_command(
         num_test=num_test,
     )
     script = Events.read(events) if events is not None else Events()
-    script.check(made[0][1][0].topology)
+    for plan in made[0][1]:
+        script.check(plan)
     jobs = [
         job
         for seed, of_seed in made

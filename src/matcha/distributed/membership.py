@@ -12,7 +12,7 @@ from matcha.distributed.snapshots import Worker, dump_snapshot, load_snapshot
 from matcha.distributed.transports.transport import Buffer, Transport
 from matcha.errors import InputError
 from matcha.plans import PlanLike
-from matcha.rounds import ONE_WAY
+from matcha.rounds import check_losable
 
 __all__ = ["Membership", "Team", "as_team"]
 
@@ -75,11 +75,8 @@ def as_team(transport: Transport, plan: PlanLike) -> Team:
     Raises:
         InputError: they may not, or the rounds cannot.
     """
-    if any(level.mixing in ONE_WAY for level in plan.levels):
-        raise InputError(
-            "on_loss='continue' needs meetings of two: a one-way message that is lost takes its "
-            "share of the sum with it."
-        )
+    for level in plan.levels:
+        check_losable(level.mixing, "on_loss='continue'")
     if transport.council is None or not hasattr(transport, "ask_for_state"):
         raise InputError(
             "on_loss='continue' needs links of our own, which know who is gone: give Gossip a "

@@ -17,7 +17,7 @@ from matcha.errors import InputError
 from matcha.plans.averaging import all_reduce_time
 from matcha.plans.files import PlanLike
 from matcha.plans.reduced import known_links, known_workers
-from matcha.rounds import Round
+from matcha.rounds import Round, check_losable
 from matcha.timing import Timing
 from matcha.topology import Link, Matching, Topology
 
@@ -90,8 +90,11 @@ class Events:
             if not slowdown.factor > 0:
                 raise InputError(f"a link cannot take {slowdown.factor!r} times as long.")
 
-    def check(self, topology: Topology) -> None:
-        """Refuse events of workers or links that the topology lacks, or that leave nobody."""
+    def check(self, plan: PlanLike) -> None:
+        """Refuse events of workers or links that the plan lacks, that leave nobody, or one-way."""
+        topology = plan.topology
+        for level in plan.levels if self.losses or self.cuts else ():
+            check_losable(level.mixing, "a script that loses workers or cuts links")
         known_workers(topology, [loss.worker for loss in self.losses])
         known_workers(topology, [li.donor for li in self.losses if li.donor is not None])
         known_links(topology, [event.link for event in (*self.cuts, *self.slowdowns)])

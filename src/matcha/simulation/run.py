@@ -68,7 +68,7 @@ class Simulation:
             )
         self.task, self.plan, self.settings = task, plan, settings
         self.events = events or Events()
-        self.events.check(plan.topology)
+        self.events.check(plan)
         if engine is None:
             engine = Engine(
                 task, settings.optimizer, rule=settings.rule, execution=settings.execution
