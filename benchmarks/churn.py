@@ -366,7 +366,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _return(diaries: dict[int, list[dict[str, Any]]], fault: Fault) -> float:
-    """When it took part again: a worker joined anew or went on, a link carried a meeting."""
+    """When it took part again: a worker joined anew or met somebody, a link carried a meeting."""
     if fault.end == float("inf"):
         return fault.end
     notes = diaries[fault.who[0]]
@@ -376,8 +376,8 @@ def _return(diaries: dict[int, list[dict[str, Any]]], fault: Fault) -> float:
         )
         return min(met, default=float("inf"))
     joined = [n["time"] for n in notes if n["what"] == "joined" and n["time"] > fault.start]
-    stalled = [n["time"] for n in notes if n["what"] == "stall" and n["time"] > fault.end]
-    return min([*joined, *stalled], default=float("inf"))
+    met = [n["time"] for n in notes if n["time"] > fault.end and n.get("met")]
+    return min([*joined, *met], default=float("inf"))
 
 
 def table(result: dict[str, Any]) -> str:
