@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import platform
 import statistics
 import subprocess
 import sys
 import time
-from pathlib import Path
+
+import outcome
 
 import matcha
 
-RESULTS = Path(os.environ.get("MATCHA_RESULTS", Path(__file__).parent / "results")) / "basics.json"
+RESULTS = outcome.RESULTS / "basics.json"
 ROUNDS = 400_000
 REPEATS = 5
 

@@ -44,6 +44,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from outcome import write
 
 from matcha import Plan, Topology, families, plan
 from matcha.distributed import Gossip, Peers, Transport, run_threads
@@ -441,8 +442,7 @@ def main() -> None:
     text = table(result)
     print(text)
     if options.output:
-        options.output.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
-        options.output.with_suffix(".txt").write_text(text + "\n")
+        write(options.output, result, text)
 
 
 if __name__ == "__main__":

@@ -9,18 +9,15 @@ Nothing is timed: searches count steps, so the numbers are the same on every mac
 from __future__ import annotations
 
 import json
-import os
-from pathlib import Path
+
+import outcome
 
 import matcha
 
 GRAPHS = ("er8", "geometric16-d5", "geometric16-d10", "geometric16-d13", "er16")
 EFFORTS = ("none", "default", "high")
 BUDGET = 0.5
-RESULT = (
-    Path(os.environ.get("MATCHA_RESULTS", Path(__file__).parent / "results"))
-    / "decompositions.json"
-)
+RESULT = outcome.RESULTS / "decompositions.json"
 
 
 def main() -> None:

@@ -31,6 +31,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from outcome import write
 from torch import nn
 
 from matcha import Plan, Round, families
@@ -292,8 +293,7 @@ def main() -> None:
     text = table(result)
     print(text)
     if options.output:
-        options.output.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
-        options.output.with_suffix(".txt").write_text(text + "\n")
+        write(options.output, result, text)
 
 
 if __name__ == "__main__":

@@ -12,18 +12,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
+
+from outcome import COMMITTED, RESULTS, write
 
 import matcha
 from matcha import families
 from matcha.simulation import SGD, Settings, Simulation
 from matcha.tasks.recipes import Choices, recipe
 
-RESULTS = Path(os.environ.get("MATCHA_RESULTS", Path(__file__).parent / "results"))
 PLANS = (
     ("vanilla", 1.0), ("matcha", 0.5), ("matcha", 0.1), ("greedy", 0.5), ("greedy", 0.1),
     ("greedy", 0.02), ("periodic", 0.1),
@@ -51,7 +50,7 @@ def ratios(task: str, partition: str, momentum: float, strategy: str, budget: fl
 
 def recorded() -> Iterator[dict[str, Any]]:
     """The cases that a GPU trained, from its results."""
-    for training in json.loads((RESULTS / "wires_h200.json").read_text())["runs"]:
+    for training in json.loads((COMMITTED / "wires_h200.json").read_text())["runs"]:
         run, records = training["run"], training["records"]
         found = [
             record["predicted_consensus"] / record["consensus_distance"]
@@ -112,9 +111,7 @@ def main() -> None:
     title = "The forecast of the consensus distance over what was measured, after the first epoch."
     table = "\n".join([title, head, *map(line, rows), *(summary(rows, b) for b in (0.0, 0.9))])
     print(table)
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    (RESULTS / "forecast.json").write_text(json.dumps(rows, indent=1) + "\n")
-    (RESULTS / "forecast.txt").write_text(table + "\n")
+    write(RESULTS / "forecast", rows, table)
 
 
 if __name__ == "__main__":

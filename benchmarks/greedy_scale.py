@@ -19,10 +19,10 @@ import subprocess
 import sys
 import time
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
-RESULTS = Path(os.environ.get("MATCHA_RESULTS", Path(__file__).parent / "results"))
+from outcome import RESULTS, write
+
 BUDGET = 0.1
 SIZES = (64, 128, 256, 512, 1024, 2048, 4096, 10_000)
 BOTH = ("geometric:96:0.17:1", "torus:10x10", "geometric:256:0.1:1", "erdos-renyi:128:0.06:1")
@@ -123,10 +123,8 @@ def report(document: dict[str, Any]) -> str:
 
 
 def save(document: dict[str, Any]) -> None:
-    RESULTS.mkdir(exist_ok=True)
     document["sizes"].sort(key=lambda row: row["workers"])
-    (RESULTS / "greedy_scale.json").write_text(json.dumps(document, indent=1) + "\n")
-    (RESULTS / "greedy_scale.txt").write_text(report(document) + "\n")
+    write(RESULTS / "greedy_scale", document, report(document))
 
 
 def main() -> None:

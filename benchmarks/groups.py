@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from outcome import write
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -196,8 +197,7 @@ def main() -> None:
         "rows": rows,
     }
     if options.output:
-        options.output.with_suffix(".json").write_text(json.dumps(document, indent=1) + "\n")
-        options.output.with_suffix(".txt").write_text(text + "\n")
+        write(options.output, document, text)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from outcome import write
 
 import matcha
 from matcha.distributed.collectives import gather
@@ -177,8 +178,7 @@ def main() -> None:
     print("\n".join(lines))
     if options.output is not None:
         document = {"epochs": options.epochs, "clip": CLIP, "cases": rows, "load": os.getloadavg()}
-        options.output.with_suffix(".json").write_text(json.dumps(document, indent=1) + "\n")
-        options.output.with_suffix(".txt").write_text("\n".join(lines) + "\n")
+        write(options.output, document, "\n".join(lines))
 
 
 KEYS = ("simulated", "processes")

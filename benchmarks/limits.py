@@ -16,20 +16,18 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from one_peer import two_model_ceca_error
+from outcome import RESULTS
 
 import matcha
 from matcha import Topology, families, theory
 from matcha.matchings import decompose
 
-RESULTS = Path(os.environ.get("MATCHA_RESULTS", Path(__file__).parent / "results"))
 PAPER = ("er8", "geometric16-d5", "geometric16-d10", "geometric16-d13", "er16")
 OTHERS = (
     "ring:16",

@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from outcome import write
 
 from matcha import Round, Topology, families
 from matcha.distributed import Keys, LinkTransport, Peers, TorchTransport, Transport
@@ -168,8 +169,7 @@ def main() -> None:
     text = table(result)
     print(text)
     if options.output:
-        options.output.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
-        options.output.with_suffix(".txt").write_text(text + "\n")
+        write(options.output, result, text)
 
 
 if __name__ == "__main__":

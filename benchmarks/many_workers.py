@@ -24,6 +24,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from outcome import write
+
 from matcha import Plan, Topology, families, plan
 from matcha.distributed.launch import local_links
 from matcha.distributed.local_workers import LocalWorkers
@@ -161,8 +163,7 @@ def main() -> None:
     print(text)
     if path:
         result = {"benchmark": "many_workers", "machine": f"{os.cpu_count()} cores", "cases": cases}
-        path.write_text(json.dumps(result, indent=1) + "\n")
-        path.with_suffix(".txt").write_text(text)
+        write(options.output, result, text)
 
 
 if __name__ == "__main__":

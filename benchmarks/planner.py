@@ -29,8 +29,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from outcome import RESULTS, write
 
-RESULTS = Path(os.environ.get("MATCHA_RESULTS", Path(__file__).parent / "results"))
 BUDGET = 0.5
 DEGREE = 8
 SIZES = (64, 256, 1024, 4096, 16384)
@@ -281,14 +281,12 @@ def main() -> None:
     lines += ["", *verdicts(rows)]
     print("\n".join(lines[len(rows) + 1 :]))
     if not options.quick:
-        RESULTS.mkdir(exist_ok=True)
         where = (
             f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, "
             f"load average {os.getloadavg()[1]:.1f}"
         )
         document = {"machine": where, "budget": BUDGET, "rows": rows, "verdicts": verdicts(rows)}
-        (RESULTS / "planner.json").write_text(json.dumps(document, indent=1) + "\n")
-        (RESULTS / "planner.txt").write_text("\n".join([f"machine: {where}", "", *lines]) + "\n")
+        write(RESULTS / "planner", document, "\n".join([f"machine: {where}", "", *lines]))
 
 
 if __name__ == "__main__":

@@ -12,18 +12,17 @@ least of several: `alone`, and in a stack of 32 as the search for decompositions
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import clarabel
 import numpy as np
+from outcome import RESULTS, write
 from scipy.sparse import csc_matrix
 
 from matcha._numerics.semidefinite import solve
@@ -31,7 +30,6 @@ from matcha._numerics.spectra import perpendicular_basis
 from matcha.matchings import decompose
 from matcha.topology import families, laplacian
 
-RESULTS = Path(os.environ.get("MATCHA_RESULTS", Path(__file__).parent / "results"))
 SIZES = (8, 16, 31, 64)
 STACK = 32
 BUDGET = 0.5
@@ -132,10 +130,8 @@ def main() -> None:
     if quick:
         return
     machine = {"clarabel": clarabel.__version__, "machine": platform.processor() or "unknown"}
-    RESULTS.mkdir(exist_ok=True)
     document = {"rows": rows, "stack": STACK, **machine}
-    (RESULTS / "semidefinite.json").write_text(json.dumps(document, indent=1) + "\n")
-    (RESULTS / "semidefinite.txt").write_text("\n".join([head, *map(line, rows)]) + "\n")
+    write(RESULTS / "semidefinite", document, "\n".join([head, *map(line, rows)]))
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from outcome import write
 from torch import nn
 
 from matcha import Plan, families, plan
@@ -309,8 +310,7 @@ def main() -> int:
     text = table(found)
     print(text)
     if options.output:
-        options.output.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
-        options.output.with_suffix(".txt").write_text(text + "\n")
+        write(options.output, found, text)
     return 0
 
 

@@ -11,7 +11,6 @@ a third process, on the same cores.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import resource
 import socket
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from outcome import write
 from torch import nn
 
 from matcha import families, plan
@@ -133,8 +133,7 @@ def main() -> None:
     )
     print(text)
     if options.output:
-        options.output.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
-        options.output.with_suffix(".txt").write_text(text)
+        write(options.output, result, text)
 
 
 if __name__ == "__main__":

@@ -15,19 +15,17 @@ import argparse
 import dataclasses
 import json
 import math
-import os
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from one_peer import one_peer_exponential_error
+from outcome import RESULTS
 
 import matcha
 from matcha import Plan, Topology, families, theory
 
-RESULTS = Path(os.environ.get("MATCHA_RESULTS", Path(__file__).parent / "results"))
 BUDGETS = (0.02, 0.1, 0.3, 0.5)
 PAPER = ("er8", "geometric16-d5", "geometric16-d10", "geometric16-d13", "er16")
 SLOWED = ("geometric16-d10", "er16", "torus:4x4", "geometric:64:0.2:1")

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from pathlib import Path
+
+import outcome
 
 import matcha
 from matcha.theory import with_error_optimal_alpha
@@ -20,7 +21,7 @@ from matcha.theory import with_error_optimal_alpha
 GRAPHS = ("er8", "geometric16-d10")
 STRATEGIES = ("vanilla", "periodic", "matcha", "greedy")
 BUDGETS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0)
-RESULT = Path(os.environ.get("MATCHA_RESULTS", Path(__file__).parent / "results")) / "tradeoff.json"
+RESULT = outcome.RESULTS / "tradeoff.json"
 
 
 def points_of(graph: str, strategy: str) -> list[dict[str, object]]:

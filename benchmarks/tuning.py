@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from outcome import RESULTS
 from torch import nn
 
 import matcha
@@ -37,7 +37,6 @@ from matcha.tasks.recipes import Choices, recipe
 from matcha.tasks.tensors import TensorTask
 from matcha.tuning import TunedPoint, Tuning
 
-RESULTS = Path(os.environ.get("MATCHA_RESULTS", Path(__file__).parent / "results"))
 PARTS = RESULTS / "tuning-trials.jsonl"
 """Single trials of a benchmark that is not finished."""
 BUDGETS = (0.005, 0.02, 0.05, 0.1, 0.3, 1.0)

@@ -17,7 +17,7 @@ from matcha.cli.options import Json
 from matcha.cli.output import console
 from matcha.errors import InputError, unknown_name
 
-_NOT_BENCHMARKS = ("make_plans", "one_peer", "pack_data", "reproduction_page")
+_NOT_BENCHMARKS = ("make_plans", "one_peer", "outcome", "pack_data", "reproduction_page")
 _RESULTS = "MATCHA_RESULTS"  # where benchmarks write; by themselves, beside their committed results
 
 
