@@ -20,100 +20,17 @@ import statistics
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
+from agreement import agreement
+from simulation_cases import CPU_CASES, CUDA_CASES, OPTIMIZER, Case, task_of
 from torch import nn
 from torch.nn import functional
 
-import matcha
 from matcha.rounds import Round
-from matcha.simulation import SGD, Delays, Engine, Execution, Settings, Simulation, StepDecay
-from matcha.tasks.data import Images, Text
-from matcha.tasks.images import ImageTask
-from matcha.tasks.language import LanguageTask
-from matcha.tasks.models import LanguageModel, SmallCNN, build
-from matcha.tasks.partitions import partition
-
-OPTIMIZER = SGD(momentum=0.9, nesterov=True, weight_decay=1e-4)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """A model and its workers, with the bars of the issue."""
-
-    name: str
-    num_workers: int
-    batch_size: int = 64
-    over_loop: float | None = None
-    over_whole: float | None = 0.75
-    compiled: bool = False
-
-
-CUDA_CASES = [
-    Case(name="resnet20", num_workers=16, over_loop=12, compiled=True),
-    Case(name="resnet20", num_workers=8, over_loop=12),
-    Case(name="resnet20-wide", num_workers=16, over_loop=6, compiled=True),
-    Case(name="resnet20-wide", num_workers=8, over_loop=6),
-    Case(name="resnet18", num_workers=8, over_loop=3.5, compiled=True),
-    Case(name="resnet18", num_workers=16, over_loop=3.5, compiled=True),
-    Case(name="lstm", num_workers=8, batch_size=10, over_loop=2, over_whole=None),
-    Case(name="resnet50", num_workers=16, over_whole=None, compiled=True),
-    Case(name="wideresnet28-10", num_workers=8, over_whole=None),
-]
-CPU_CASES = [
-    Case(name="digits-cnn", num_workers=8, batch_size=16, over_loop=1, over_whole=None),
-    Case(name="digits-linear", num_workers=8, batch_size=16, over_loop=1, over_whole=None),
-    Case(name="digits-mlp", num_workers=8, batch_size=16, over_loop=1, over_whole=None),
-    Case(name="resnet8", num_workers=8, batch_size=16, over_loop=1, over_whole=None),
-]
-
-
-def images(size: int, channels: int, number: int) -> Images:
-    random = np.random.default_rng(0)
-    shape = (number, size, size, channels)
-    return Images(
-        train_images=random.integers(0, 256, shape, dtype=np.uint8),
-        train_labels=random.integers(0, 10, number),
-        test_images=random.integers(0, 256, (64, *shape[1:]), dtype=np.uint8),
-        test_labels=random.integers(0, 10, 64),
-        num_classes=10,
-    )
-
-
-def _mlp() -> nn.Module:
-    return nn.Sequential(
-        nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)
-    )
-
-
-def task_of(case: Case) -> Any:
-    if case.name == "lstm":
-        words = np.random.default_rng(0).integers(0, 10_000, 200_000)
-        text = Text(train=words, valid=words[:1000], test=words[:1000], vocabulary=())
-        return LanguageTask(
-            "lstm", text, case.num_workers, LanguageModel, batch_size=case.batch_size
-        )
-    digits = case.name.startswith("digits")
-    data = images(8, 1, 2048) if digits else images(32, 3, 64 * 64 * 4)
-    makers: dict[str, Callable[[], nn.Module]] = {
-        "digits-cnn": lambda: SmallCNN(10),
-        "digits-linear": lambda: nn.Linear(64, 10),
-        "digits-mlp": _mlp,
-    }
-    make = makers.get(case.name, lambda: build(case.name, 10))
-    return ImageTask(
-        case.name,
-        data,
-        partition(data.train_labels, case.num_workers),
-        make,
-        batch_size=case.batch_size,
-        augment=not digits,
-        flat=case.name in ("digits-linear", "digits-mlp"),
-    )
+from matcha.simulation import Engine, Execution
 
 
 def ring_round(num_workers: int) -> Round:
@@ -350,65 +267,6 @@ def measure(case: Case, args: argparse.Namespace) -> dict[str, Any]:
         "share_of_whole": whole / best_seconds if whole and best_seconds else None,
         "bar_whole": case.over_whole,
     }
-
-
-def _agreement_tasks() -> dict[str, Callable[[], Any]]:
-    words = np.random.default_rng(0).integers(0, 100, 4000)
-    text = Text(train=words, valid=words[:500], test=words[:500], vocabulary=())
-    data = images(32, 3, 4 * 8 * 6)
-    return {
-        "resnet8": lambda: ImageTask(
-            "resnet8", data, partition(data.train_labels, 4), lambda: build("resnet8", 10),
-            batch_size=8, augment=True,
-        ),
-        "lstm": lambda: LanguageTask(
-            "lstm", text, 4, lambda: LanguageModel(100, 32, dropout=0.0), batch_size=8, length=20
-        ),
-    }  # fmt: skip
-
-
-def agreement(other: Execution) -> list[dict[str, Any]]:
-    """The same short run, in float32 on the CPU and as `other` does it: how far apart are they?"""
-    results: list[dict[str, Any]] = []
-    torch.backends.cudnn.allow_tf32 = False
-    for name, make in _agreement_tasks().items():
-        for rule in ("eq2", "footnote"):
-            result: dict[str, Any] = {"task": name, "rule": rule}
-            results.append(result)
-            try:
-                runs = {
-                    kind: list(
-                        Simulation(
-                            make(),
-                            matcha.plan(matcha.families.ring(4), 0.5, "periodic"),
-                            Settings(
-                                epochs=2,
-                                schedule=StepDecay(base=0.05, milestones=(1,)),
-                                optimizer=OPTIMIZER,
-                                rule=rule,  # type: ignore[arg-type]
-                                delays=Delays(compute_seconds=1.0),
-                                execution=execution,
-                            ),
-                        )
-                    )
-                    for kind, execution in {
-                        "cpu": Execution(batching="loop"),
-                        "device": other,
-                    }.items()
-                }
-                pairs = list(zip(*(map(asdict, run) for run in runs.values()), strict=True))
-                result["worst"] = {
-                    key: max(abs(a[key] - b[key]) / max(abs(a[key]), 1e-12) for a, b in pairs)
-                    for key in pairs[0][0]
-                    if pairs[0][0][key] is not None
-                }
-                result["agrees"] = all(
-                    value < 0.02 for key, value in result["worst"].items() if key != "test_accuracy"
-                )
-            except Exception:
-                result["failed"] = traceback.format_exc()
-    torch.backends.cudnn.allow_tf32 = True
-    return results
 
 
 def table(rows: list[dict[str, Any]]) -> str:

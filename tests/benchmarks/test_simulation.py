@@ -18,6 +18,7 @@ RESULTS = BENCHMARKS / "results"
 
 
 def script(name, monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))  # what the scripts share
     spec = importlib.util.spec_from_file_location(name, BENCHMARKS / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, name, module)
@@ -59,7 +60,7 @@ def test_the_tables_of_the_page_are_the_committed_results(monkeypatch):
 
 def test_the_check_of_devices_measures_how_far_they_are_apart(monkeypatch):
     """What a GPU is held to against the CPU's float32, here finer numbers and coarser ones."""
-    benchmark = script("simulation", monkeypatch)
+    benchmark = script("agreement", monkeypatch)
     fine = benchmark.agreement(Execution(precision="float64"))
     coarse = benchmark.agreement(Execution(precision="bfloat16"))
     for near, far in zip(fine, coarse, strict=True):
@@ -69,7 +70,7 @@ def test_the_check_of_devices_measures_how_far_they_are_apart(monkeypatch):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 def test_the_captured_engine_agrees_with_the_cpu(monkeypatch):
-    for result in script("simulation", monkeypatch).agreement(Execution(device="cuda", streams=4)):
+    for result in script("agreement", monkeypatch).agreement(Execution(device="cuda", streams=4)):
         assert result["agrees"], result
 
 

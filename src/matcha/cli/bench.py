@@ -17,7 +17,15 @@ from matcha.cli.options import Json
 from matcha.cli.output import console
 from matcha.errors import InputError, unknown_name
 
-_NOT_BENCHMARKS = ("make_plans", "one_peer", "outcome", "pack_data", "reproduction_page")
+_NOT_BENCHMARKS = (
+    "agreement",
+    "make_plans",
+    "one_peer",
+    "outcome",
+    "pack_data",
+    "reproduction_page",
+    "simulation_cases",
+)
 _RESULTS = "MATCHA_RESULTS"  # where benchmarks write; by themselves, beside their committed results
 
 
