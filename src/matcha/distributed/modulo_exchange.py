@@ -46,7 +46,7 @@ class _Piece:
 
 @dataclass(frozen=True, slots=True)
 class _Spare:
-    """Memory for one message: new memory costs as much as a third of the encoding."""
+    """Memory for one message, kept for the next: a round asks for nothing large."""
 
     leaving: torch.Tensor
     arriving: torch.Tensor
