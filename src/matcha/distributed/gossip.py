@@ -367,6 +367,7 @@ class Gossip(Savable):
             self._overlap.close()
         if self._asynchrony is not None:
             self._asynchrony.close()
+        self.replanning.close()
         self.seat.close()
 
     def __enter__(self) -> Gossip:

@@ -1,14 +1,15 @@
 """Replanning: a plan that follows the network, made anew where links take other times.
 
 Every so many iterations all workers tell each other how long meetings took. Where a link is off by
-half from what the plan was made for, every worker makes the next stage from the same times, all
-compare its digest, and change to it together, before the round that they are at.
+half from what the plan was made for, every worker makes the next stage from the same times, beside
+training. At an iteration that all name alike they compare its digest and change to it together.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,18 +17,20 @@ from typing import Any
 import torch
 
 from matcha.distributed.collectives import gather
+from matcha.distributed.drafts import Draft
 from matcha.distributed.link_times import LinkTimes
 from matcha.distributed.probe import exchange_time
 from matcha.distributed.seats import Seat
 from matcha.errors import PeerLostError
 from matcha.plans import Plan, PlanLike, StagedPlan
-from matcha.strategies.staged import check_followable, is_off, next_stage
+from matcha.strategies.staged import check_followable, in_stages, is_off
 from matcha.topology import Link
 
 __all__ = ["Replanning"]
 
 _log = logging.getLogger("matcha.links")
 _TRIFLE = 0.1  # of an iteration's time: what a link must make of a difference to matter
+_AHEAD = 10.0  # seconds of training after which a stage is in force: planning is over by then
 _MOST_PROBED = 250_000  # bytes: looking must cost less than what it may save
 
 
@@ -66,43 +69,71 @@ class Replanning:
         self._seat, self._deadline = seat, deadline
         self._bytes = sum(value.nbytes for value in values) * plan.wire.share()
         self._asked_at = 0
+        self._draft: Draft | None = None
         self._since = time.perf_counter()
 
     # -- what travels with a worker's state --------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """The stages made so far, and the last iteration at which times travelled."""
+        """The stages made so far, the one being made, and when times travelled last."""
         stages = None if self.plan is self.given else self.plan.to_json()
-        return {"asked_at": self._asked_at, "stages": stages}
+        draft = None if self._draft is None else self._draft.to_json()
+        return {"asked_at": self._asked_at, "stages": stages, "draft": draft}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on with the stages of another worker or of a checkpoint."""
         stages = state["stages"]
         self._asked_at = int(state["asked_at"])
         self.plan = self.given if stages is None else StagedPlan.from_json(stages)
+        self.close()
+        draft = state.get("draft")  # checkpoints from before it was there have none
+        if draft is not None and self.every:
+            self._begin({(i, j): s for i, j, s in draft["links"]}, int(draft["due"]))
+
+    def close(self) -> None:
+        """Leave a stage that is being made."""
+        if self._draft is not None:
+            self._draft.drop()
+            self._draft = None
 
     # -- every so often ----------------------------------------------------------------------------
 
     def look(self, iteration: int) -> bool:
         """Before an iteration's round: whether another plan is in force from it on. Collective."""
+        if self._draft is not None and iteration >= self._draft.due:
+            return self._change(iteration)
         if not self.every or iteration % self.every or iteration <= self._asked_at:
             return False
         seconds, usual = self._told(iteration)
         self._asked_at = iteration
         if seconds is None:
             _log.info("iteration %d: the plan stays while a worker is away", iteration)
-            return False
-        if not is_off(self.plan.level_at(iteration), seconds, least=_TRIFLE * usual):
-            return False
+        elif is_off(self.plan.level_at(iteration), seconds, least=_TRIFLE * usual):
+            ahead = math.ceil(_AHEAD / max(usual, 1e-6))
+            self._begin(seconds, iteration + min(self.every, ahead))
+        return False
+
+    def _begin(self, seconds: Mapping[Link, float], due: int) -> None:
+        first = self.given
+        assert isinstance(first, Plan)
+        self._draft = Draft(first, seconds, due)
+
+    def _change(self, iteration: int) -> bool:
+        """Where all hold the same stage, go on by it."""
+        draft, self._draft = self._draft, None
+        assert draft is not None
         assert isinstance(self.plan, Plan | StagedPlan)
-        longer = next_stage(self.plan, seconds, iteration)
+        self._asked_at = iteration  # what was timed before says nothing of the new stage
+        self.times.take()
+        longer = in_stages(self.plan).then(iteration, draft.made())
         digests = gather(self._seat.everyone, longer.digest.encode(), self._deadline)
         if len(digests) < self._seat.everyone.num_workers or len(set(digests)) > 1:
             # Somebody was lost meanwhile, or a machine rounds an eigenvalue otherwise.
             _log.warning("iteration %d: no agreement on a new stage; the plan stays", iteration)
             return False
-        self._report(longer, seconds)
+        self._report(longer, draft.seconds)
         self.plan = longer
+        self._since = time.perf_counter()
         return True
 
     def _told(self, iteration: int) -> tuple[dict[Link, float] | None, float]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import statistics
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -109,7 +111,18 @@ def next_stage(plan: Plan | StagedPlan, seconds: Mapping[Link, float], start: in
     >>> [sum((0, 1) in slow.round(k).links for k in range(s, s + 100)) for s in (0, 100)]
     [50, 0]
     """
-    first = plan.levels[0]
+    return in_stages(plan).then(start, next_level(plan.levels[0], seconds))
+
+
+def in_stages(plan: Plan | StagedPlan) -> StagedPlan:
+    """The plan as one of stages, of which there may be only one."""
+    if isinstance(plan, StagedPlan):
+        return plan
+    return StagedPlan(levels=(plan,), stages=(Stage(start=0, level=0),))
+
+
+def next_level(first: Plan, seconds: Mapping[Link, float]) -> Plan:
+    """The plan of `next_stage` by itself, from the plan that was asked for first."""
     check_followable(first)
     planned, pace = _planned(first), _pace(first, seconds)
     share = first.wire.share()
@@ -117,12 +130,16 @@ def next_stage(plan: Plan | StagedPlan, seconds: Mapping[Link, float], start: in
     topology = first.topology.with_link_times([t / share for t in times])
     whole = make_plan(topology, 1.0, "vanilla").expected_comm_time
     budget = min(1.0, first.expected_comm_time * pace / whole)
-    made = make_plan(
+    return make_plan(
         topology, budget, first.strategy, first.seed, mixing=first.mixing, wire=first.wire
     )
-    if isinstance(plan, Plan):
-        plan = StagedPlan(levels=(plan,), stages=(Stage(start=0, level=0),))
-    return plan.then(start, made)
+
+
+def answer() -> None:
+    """In a process of its own: a plan and times as JSON in, its `next_level` as JSON out."""
+    plan, links = json.load(sys.stdin)
+    seconds = {(i, j): s for i, j, s in links}
+    json.dump(next_level(Plan.from_json(plan), seconds).to_json(), sys.stdout)
 
 
 def _planned(plan: Plan) -> dict[Link, float]:
