@@ -383,7 +383,7 @@ def _return(diaries: dict[int, list[dict[str, Any]]], fault: Fault) -> float:
 
 def table(result: dict[str, Any]) -> str:
     what = f"{NUM_WORKERS} workers, {result['task']}, {result['seconds']:g} s"
-    lines = [f"{what}, fault: {result['fault']}", ""]
+    lines = [f"{what}, fault: {result['fault']}; {result['machine']}", ""]
     lines += [f"{'loss undisturbed':<20}{_shown(result['undisturbed']['loss']):>26}"]
     for loss in result["undisturbed"]["nudged"]:
         lines.append(f"{'  nudged':<20}{_shown(loss):>26}")
@@ -425,6 +425,7 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as scratch:
         disturbed = rough(Path(scratch), options, chosen)
+    load = os.getloadavg()[1]  # over five minutes, of which the workers themselves make some
     print(json.dumps(disturbed), file=sys.stderr)  # whatever becomes of the other run
     undisturbed = options.undisturbed or calm(chosen, options)
     nudged = [calm(chosen, options, NUDGE * k) for k in range(1, options.nudges + 1)]
@@ -434,7 +435,7 @@ def main() -> None:
         "task": options.task,
         "fault": options.fault,
         "seconds": options.seconds,
-        "machine": f"{os.cpu_count()} cores",
+        "machine": f"{os.cpu_count()} cores, load {load:.1f}",
         "undisturbed": {"loss": undisturbed, "nudged": nudged, "spread": spread},
         "disturbed": disturbed,
         "loss_ratio": disturbed["loss"] / undisturbed,

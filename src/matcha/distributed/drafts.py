@@ -21,7 +21,7 @@ from matcha.topology import Link
 __all__ = ["Draft"]
 
 _log = logging.getLogger("matcha.links")
-_ANSWER = "import os; os.nice(10); from matcha.strategies.staged import answer; answer()"
+_ANSWER = "import os; os.nice(5); from matcha.strategies.staged import answer; answer()"
 
 
 class Draft:
