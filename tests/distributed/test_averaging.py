@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from tests.distributed import cases
-from tests.distributed.test_gossip import Fixed, double_step, flat, mlp
+from tests.distributed.perceptrons import Fixed, double_step, flat, mlp
 from torch import nn
 
 from matcha.distributed import Gossip, MemoryTransport, run_threads

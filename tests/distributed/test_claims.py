@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.distributed.test_gossip import Fixed, double_step, mlp
+from tests.distributed.perceptrons import Fixed, double_step, mlp
 from torch import nn
 
 from matcha.distributed import Gossip, MemoryNetwork, MemoryTransport, run_threads

@@ -1,21 +1,26 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from tests.distributed import cases
+from tests.distributed.perceptrons import (
+    PLAN,
+    double_step,
+    flat,
+    mlp,
+    plain_step,
+    single_worker,
+    train,
+)
 from torch import nn
 
 import matcha
-from matcha import Plan, Round, families
-from matcha.distributed import Gossip, MemoryTransport, SlowLinks, run_threads
+from matcha import families
+from matcha.distributed import Gossip, MemoryTransport, run_threads
 from matcha.errors import ExchangeError, InputError
-from matcha.wires import Float
 
 
 @pytest.mark.parametrize(("strategy", "mixing", "rule"), cases.CASES)
@@ -26,76 +31,6 @@ def test_every_case_in_memory_equals_the_definition(strategy, mixing, rule) -> N
 
 
 # -- models and optimizers that never heard of us --------------------------------------------------
-
-PLAN = cases.make_plan("vanilla", "laplacian")
-SEEDING = threading.Lock()  # threads share torch's generator
-
-
-def train(
-    make: Callable[[], nn.Module],
-    step: Callable[[nn.Module, torch.optim.Optimizer, torch.Tensor], None] | None = None,
-    optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.SGD,
-    plan: Any = PLAN,
-    steps: int = 3,
-    **options: Any,
-) -> list[tuple[nn.Module, Gossip]]:
-    """Train on each worker's own batches (4 inputs) and return every worker's model and gossip."""
-
-    def work(transport: MemoryTransport) -> tuple[nn.Module, Gossip]:
-        with SEEDING:
-            torch.manual_seed(transport.rank)
-            model = make()
-        chosen = optimizer((p for p in model.parameters() if p.requires_grad), lr=0.1)
-        settings = {"transport": transport, "deadline": 30.0, **options}
-        gossip = Gossip(model, chosen, plan, **settings)
-        generator = torch.Generator().manual_seed(transport.rank)
-        for _ in range(steps):
-            batch = torch.randn(16, 4, generator=generator)
-            (step or plain_step)(model, chosen, batch)
-        gossip.detach()
-        return model, gossip
-
-    return run_threads(plan.num_workers, work)
-
-
-def plain_step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: torch.Tensor) -> None:
-    optimizer.zero_grad()
-    model(batch).square().mean().backward()
-    optimizer.step()
-
-
-def flat(model: nn.Module) -> torch.Tensor:
-    return torch.cat([p.detach().flatten() for p in model.parameters()])
-
-
-def mlp() -> nn.Module:
-    # Inside a thread: a generator of our own rather than the global seed.
-    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator) / 3)
-    return model.double()
-
-
-def single_worker(
-    steps: int, optimizer: Callable[..., torch.optim.Optimizer], plan: Plan = PLAN
-) -> list[torch.Tensor]:
-    """The same training of `mlp` with one optimizer a worker and `Round.mix` between steps."""
-    models = [mlp() for _ in range(plan.num_workers)]
-    optimizers = [optimizer(model.parameters(), lr=0.1) for model in models]
-    generators = [torch.Generator().manual_seed(rank) for rank in range(plan.num_workers)]
-    for k in range(steps):
-        for model, chosen, generator in zip(models, optimizers, generators, strict=True):
-            plain_step(model, chosen, torch.randn(16, 4, generator=generator).double())
-        mixed = plan.round(k).mix(np.stack([flat(model).numpy() for model in models]))
-        for model, row in zip(models, mixed, strict=True):
-            nn.utils.vector_to_parameters(torch.from_numpy(row), model.parameters())
-    return [flat(model) for model in models]
-
-
-def double_step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: torch.Tensor) -> None:
-    plain_step(model, optimizer, batch.double())
 
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
@@ -265,130 +200,6 @@ def test_the_average_model_is_exported_and_own_values_come_back(overlap) -> None
         assert distance == pytest.approx(float((own - centre).square().sum(1).mean()))
 
 
-# -- who waits for whom ----------------------------------------------------------------------------
-
-
-class Fixed:
-    """Rounds from a list, then empty ones, as any plan-like value may give them."""
-
-    seed = 0
-    digest = "fixed"
-    wire = Float()
-    levels = ()
-
-    def __init__(self, num_workers: int, *matchings_of_rounds: tuple) -> None:
-        self.num_workers = num_workers
-        self.topology = families.complete(num_workers)
-        self._matchings = matchings_of_rounds
-
-    def rounds(self, start: int = 0, stop: int | None = None) -> Iterator[Round]:
-        assert stop is None
-        for k in range(start, 10**9):
-            chosen = self._matchings[k] if k < len(self._matchings) else ()
-            indices = tuple(range(len(chosen)))
-            yield Round(matchings=chosen, indices=indices, mixing="pairwise", weight=0.5)
-
-
-class Counting(MemoryTransport):
-    """Counts calls."""
-
-    calls = 0
-
-    def post(self, messages):
-        self.calls += 1
-        return super().post(messages)
-
-
-@pytest.mark.parametrize("overlap", [False, True])
-def test_a_worker_without_a_partner_makes_no_call(overlap) -> None:
-    plan = Fixed(3, (), (((0, 1),),), (), ())
-
-    def work(transport: MemoryTransport) -> list[int]:
-        counting = Counting(transport.network, transport.rank)
-        model = mlp()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        Gossip(model, optimizer, plan, transport=counting, overlap=overlap, deadline=30)
-        seen = []
-        for _ in range(4):
-            before = counting.calls
-            double_step(model, optimizer, torch.ones(2, 4))
-            seen.append(counting.calls - before)
-        return seen
-
-    first, second, idle = run_threads(3, work)
-    assert idle == [0, 0, 0, 0]
-    assert sum(first) == sum(second) == 2  # a header and one bucket
-
-
-def test_workers_out_of_reach_of_a_slow_one_run_ahead() -> None:
-    # 0-1 meet in every round and 2-3 in every round; nobody else ever meets.
-    plan = Fixed(4, *([(((0, 1), (2, 3)),)] * 30))
-    released = threading.Event()
-    finished: dict[int, float] = {}
-
-    def work(transport: MemoryTransport) -> None:
-        model = mlp()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        gossip = Gossip(model, optimizer, plan, transport=transport, deadline=30)
-        for k in range(30):
-            if transport.rank == 0 and k == 3:
-                assert released.wait(20), "the others did not run ahead"
-            double_step(model, optimizer, torch.ones(2, 4))
-        finished[transport.rank] = time.monotonic()
-        if {2, 3} <= finished.keys():
-            released.set()
-        assert gossip.iteration == 30
-
-    run_threads(4, work)
-    assert max(finished[2], finished[3]) < min(finished[0], finished[1])
-
-
-def test_overlap_hides_the_exchange_behind_the_gradient() -> None:
-    plan = Fixed(2, *([(((0, 1),),)] * 10))
-
-    def work(transport: MemoryTransport) -> tuple[float, float]:
-        model = mlp()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        slow = SlowLinks(transport, mbps=0.4)  # 424 bytes: about 8 ms
-        with Gossip(model, optimizer, plan, transport=slow, overlap=True, deadline=30) as gossip:
-            double_step(model, optimizer, torch.ones(2, 4))
-            started = gossip.exchange_seconds
-            blocked = 0.0
-            for _ in range(5):
-                time.sleep(0.05)  # the gradient
-                before = time.perf_counter()
-                gossip.settle()
-                blocked += time.perf_counter() - before
-                double_step(model, optimizer, torch.ones(2, 4))
-            return blocked, gossip.exchange_seconds - started
-
-    for blocked, exchanging in run_threads(2, work):
-        assert exchanging > 0.03
-        assert blocked < exchanging
-
-
-def test_spans_tell_computing_waiting_and_exchanging_apart() -> None:
-    plan = Fixed(2, *([(((0, 1),),)] * 3))
-
-    def work(transport: MemoryTransport):
-        spans = []
-        model = mlp()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        Gossip(model, optimizer, plan, transport=transport, deadline=30, on_span=spans.append)
-        for _ in range(3):
-            time.sleep(0.02 * transport.rank)
-            double_step(model, optimizer, torch.ones(2, 4))
-        return spans
-
-    quick, slow = run_threads(2, work)
-    assert [(s.iteration, s.kind) for s in quick] == [
-        (k, kind) for k in range(3) for kind in ("compute", "wait", "exchange")
-    ]
-    assert all(span.start <= span.end for span in (*quick, *slow))
-    waited = [sum(s.end - s.start for s in spans if s.kind == "wait") for spans in (quick, slow)]
-    assert waited[0] > 0.03 > waited[1]
-
-
 # -- refusals --------------------------------------------------------------------------------------
 
 
@@ -420,20 +231,6 @@ def test_another_model_is_refused_by_name() -> None:
     run_threads(8, work)
 
 
-def test_a_silent_partner_is_named_within_the_deadline() -> None:
-    plan = Fixed(2, (((0, 1),),))
-
-    def work(transport: MemoryTransport) -> None:
-        model = mlp()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        Gossip(model, optimizer, plan, transport=transport, deadline=0.5)
-        if transport.rank == 0:
-            with pytest.raises(ExchangeError, match=r"rank 1 \(host .*did not answer within 0.5 s"):
-                double_step(model, optimizer, torch.ones(2, 4))
-
-    run_threads(2, work)
-
-
 def test_after_detach_the_model_trains_alone() -> None:
     trained = train(mlp, double_step, steps=2)
     model, gossip = trained[0]
@@ -443,54 +240,6 @@ def test_after_detach_the_model_trains_alone() -> None:
     double_step(model, optimizer, torch.ones(2, 4))
     assert gossip.iteration == 2
     assert not torch.equal(flat(model), before)
-
-
-def test_overlap_hides_the_exchange_behind_a_closure_too() -> None:
-    """A closure computes the gradient: the exchange must not be waited for before it ran."""
-    plan = Fixed(2, *([(((0, 1),),)] * 4))
-    gradients = {rank: threading.Event() for rank in range(2)}
-
-    class Late(MemoryTransport):
-        """Delivers the other's values only when this worker's gradient is there."""
-
-        def post(self, messages):
-            pending = super().post(messages)
-            if not armed.is_set():
-                return pending
-            wait = pending.wait
-
-            def late(timeout: float) -> None:
-                assert gradients[self.rank].wait(20), "waited for the exchange before the closure"
-                wait(timeout)
-
-            pending.wait = late
-            return pending
-
-    armed = threading.Event()
-    ready = threading.Barrier(2)
-
-    def work(transport: MemoryTransport) -> int:
-        model = mlp()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        late = Late(transport.network, transport.rank)
-        with Gossip(model, optimizer, plan, transport=late, overlap=True, deadline=30) as gossip:
-            ready.wait(20)
-            armed.set()
-
-            def closure() -> torch.Tensor:
-                optimizer.zero_grad()
-                loss = model(torch.ones(2, 4).double()).square().mean()
-                loss.backward()
-                gradients[transport.rank].set()
-                return loss
-
-            for _ in range(4):
-                gradients[transport.rank].clear()
-                optimizer.step(closure)
-            gradients[transport.rank].set()
-            return gossip.iteration
-
-    assert run_threads(2, work) == [4, 4]
 
 
 # -- exact averages --------------------------------------------------------------------------------

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.distributed.test_gossip import Fixed, mlp
+from tests.distributed.perceptrons import Fixed, mlp
 from tests.distributed.test_steps import ALWAYS, halves
 
 from matcha.distributed import Gossip, MemoryNetwork, MemoryTransport, run_threads

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.distributed.test_gossip import PLAN, Fixed, double_step, mlp, plain_step
+from tests.distributed.perceptrons import PLAN, Fixed, double_step, mlp, plain_step
 from tests.distributed.test_steps import ALWAYS, Sam, halves
 
 from matcha.distributed import Gossip, MemoryNetwork, MemoryTransport, run_threads

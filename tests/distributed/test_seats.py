@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.distributed.test_gossip import PLAN, double_step, flat, mlp
+from tests.distributed.perceptrons import PLAN, double_step, flat, mlp
 from torch import nn
 
 from matcha import families, plan

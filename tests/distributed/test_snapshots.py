@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.distributed.test_gossip import Fixed, double_step, mlp
+from tests.distributed.perceptrons import Fixed, double_step, mlp
 from torch import nn
 
 from matcha.distributed import Gossip, MemoryNetwork

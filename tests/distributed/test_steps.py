@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from tests.distributed import cases
-from tests.distributed.test_gossip import Fixed, flat, mlp, single_worker
+from tests.distributed.perceptrons import Fixed, flat, mlp, single_worker
 from torch import nn
 
 from matcha.distributed import Gossip, MemoryTransport, run_threads
