@@ -24,7 +24,7 @@ def answer() -> list[torch.Tensor]:
 
 def wait_for_progress(folder: Path, rank: int, iterations: int) -> None:
     file = folder / f"progress-{rank}"
-    end = time.monotonic() + 60
+    end = time.monotonic() + 150
     while not file.exists() or int(file.read_text() or 0) < iterations:
         assert time.monotonic() < end, "the workers do not get on"
         time.sleep(0.02)
@@ -35,7 +35,7 @@ def test_a_killed_worker_is_named_and_training_resumes_to_the_same_bits(
     workers, tmp_path: Path, answer
 ) -> None:
     run = workers.start("faults.py", "kill", str(tmp_path), num_workers=faults.NUM_WORKERS)
-    codes = run.wait(timeout=120, grace=25)
+    codes = run.wait(timeout=200, grace=25)
     assert codes[faults.VICTIM] == -signal.SIGKILL
     texts = workers.texts()
     for rank in OTHERS:
@@ -57,7 +57,7 @@ def test_a_killed_worker_is_named_and_training_resumes_to_the_same_bits(
     run.processes[1].send_signal(signal.SIGSTOP)
     time.sleep(1.5)
     run.processes[1].send_signal(signal.SIGCONT)
-    assert run.wait(timeout=120) == [0] * faults.NUM_WORKERS, workers.texts()
+    assert run.wait(timeout=200) == [0] * faults.NUM_WORKERS, workers.texts()
     for rank, expected in enumerate(answer):
         assert torch.equal(torch.load(tmp_path / f"result-{rank}.pt"), expected)
 
@@ -68,7 +68,7 @@ def test_a_worker_stopped_for_longer_than_the_deadline_is_named(workers, tmp_pat
     wait_for_progress(tmp_path, faults.VICTIM, 4)
     stopped = run.processes[faults.VICTIM]
     stopped.send_signal(signal.SIGSTOP)
-    end = time.monotonic() + 60
+    end = time.monotonic() + 150
     while any(run.processes[rank].poll() is None for rank in OTHERS):
         assert time.monotonic() < end, "the others hang"
         time.sleep(0.05)
