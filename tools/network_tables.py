@@ -41,6 +41,7 @@ def unkind() -> str:
         return f"{over[0] / over[1]:.2f}×"
 
     churn, racks = result("churn-kill.json"), result("racks.json")
+    cnn = result("churn-kill-cnn.json")
     rates = {name: r["iterations_a_second"] for name, r in result("replan.json").items()}
     lies = result("hostile.json")["cases"]
     gain = racks[1]["measured_iteration"] / racks[0]["measured_iteration"]
@@ -53,7 +54,9 @@ def unkind() -> str:
         [
             "a random worker of 8 [killed every 10 s](docs/lost-workers.md), back 5 s later",
             f"trains again {churn['disturbed']['mean_return']:.1f} s after it was killed; final "
-            f"loss {churn['loss_ratio']:.3f} of the undisturbed run's",
+            f"loss {churn['loss_ratio']:.3f} of the undisturbed run's (logistic regression; a CNN "
+            f"{cnn['loss_ratio']:.3f}, where undisturbed ones are up to "
+            f"{cnn['undisturbed']['spread']:.3f} apart)",
         ],
         [
             "one of 8 workers [sends noise](docs/trust.md#a-worker-that-sends-garbage) × 100",
