@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import accumulate
 
 import numpy as np
 
@@ -114,14 +115,14 @@ def window_sizes(costs: Sequence[Fraction], rate: Fraction, wanted: Sequence[int
     A cycle takes a whole number of iterations, so what accrues beyond its cost is lost.
     """
     sizes = []
+    totals = list(accumulate(reversed(costs)))  # of the last one, two, …
     for want in wanted:
         options = range(min(want, len(costs)), min(math.ceil(1.25 * want), len(costs)) + 1)
-        sizes.append(min(options, key=lambda n: (round(_waste(costs[-n:], rate), 6), n)))
+        sizes.append(min(options, key=lambda n: (round(_waste(totals[n - 1], rate), 6), n)))
     return sorted(set(sizes))
 
 
-def _waste(costs: Sequence[Fraction], rate: Fraction) -> float:
-    total = sum(costs, start=Fraction(0))
+def _waste(total: Fraction, rate: Fraction) -> float:
     return float(math.ceil(total / rate) * rate / total) - 1
 
 
