@@ -153,6 +153,10 @@ def stable_follow(optimizer: Optimizer, memory: float, pause: float, leaves: flo
     return min(1.0, allowed / comes_back)
 
 
+_SWING = 0.05
+"""The share of a block's own length that a meeting may move it by and be followed whole: where two
+workers differ by all they have, a tenth of that is followed, which rare meetings hold too."""
+
 # -- the rules, on tensors ------------------------------------------------------------------------
 
 
@@ -190,9 +194,11 @@ class QuasiGlobal(Following):
     With μ the buffer takes 1/((1 − μ)(1 − β)) = 100 iterations to fill, with μ = 0 it is local
     momentum and takes 10: μ rises from 0, and ν stays below what a shorter memory can hold.
 
-    What mixing moves a block of 256 values by counts up to what steady gradients of this length
-    would between two meetings. Without that bound a direction that no gradient holds (the length of
-    weights before a normalisation) can swing ever further, driven by its own meetings.
+    What mixing moves a block of 256 values by counts up to a twentieth of the block's own length,
+    and what steady gradients of this length would move it by between two meetings. Without that
+    bound a direction that no gradient holds (the length of weights before a normalisation) could
+    swing ever further, driven by its own meetings. The worker's own gradients alone must not bound
+    it: where data differ, what others have learnt is what its own data say nothing of.
 
     Args:
         spec: memory μ, followed share ν, iterations between meetings.
@@ -248,13 +254,14 @@ class QuasiGlobal(Following):
             keep = (self.age / (self.age + self.spec.warmup)).clamp_(max=self.spec.memory)
             followed = self.mixing.mul_(self._follow(keep) * self.spec.follow)
             limit = self._lengths * (rate * (pause / (1 - self.optimizer.momentum)))
-            _shorten_blocks(followed, limit)
+            _shorten_blocks(followed, limit.add_(_block_lengths(x), alpha=_SWING))
             torch.mul(self.hat, keep, out=memory["momentum"])
             memory["momentum"].add_(followed.add_(self.local).mul_((1 - keep) / rate))
             return
         assert isinstance(self.optimizer, Adam)
         followed = self.mixing.mul_(self.spec.follow)
-        _shorten_blocks(followed, _block_lengths(self.local) * pause)
+        limit = _block_lengths(self.local).mul_(pause)
+        _shorten_blocks(followed, limit.add_(_block_lengths(x), alpha=_SWING))
         scale = self.optimizer.denominator(memory).mul_((1 - self.optimizer.beta1) / rate)
         memory["first"].addcmul_(followed, scale)
 

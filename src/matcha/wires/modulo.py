@@ -24,6 +24,7 @@ from matcha.wires.definition import (
 )
 from matcha.wires.wire import Modulo
 
+_UPPER = -(1 << 13)  # the bits of a float32 that TF32 keeps
 _ROUNDING = 3.0 * 2**22  # float32 around it are whole numbers
 
 
@@ -50,8 +51,8 @@ def rotate(x: Tensor, out: Tensor | None = None, spare: Tensor | None = None) ->
         spare: memory of its shape to work in.
     """
     block = x.shape[-1]
-    if x.is_cuda:  # one product with 256 × 256 is one pass over memory there
-        return x.reshape(-1, block).matmul(_whole_rotation(block, x.dtype, x.device)).view(x.shape)
+    if x.is_cuda:
+        return whole_product(x, _whole_rotation(block, x.dtype, x.device))
     factor, sign = _rotation(block, x.dtype, x.device)
     return _sides(torch.mul(x, sign, out=out), factor, spare)
 
@@ -60,10 +61,24 @@ def unrotate(y: Tensor, spare: Tensor | None = None) -> Tensor:
     """The inverse of `rotate`; `y` is used up."""
     block = y.shape[-1]
     if y.is_cuda:
-        whole = _whole_rotation(block, y.dtype, y.device)
-        return y.reshape(-1, block).matmul(whole.T).view(y.shape)
+        return whole_product(y, _whole_rotation(block, y.dtype, y.device).T)
     factor, sign = _rotation(block, y.dtype, y.device)
     return _sides(y, factor, spare).mul_(sign)
+
+
+def whole_product(x: Tensor, rotation: Tensor) -> Tensor:
+    """Blocks times a matrix: on a GPU a product with 256 × 256 is one pass over memory.
+
+    Exact to float32 whatever precision the user chose for matrix products elsewhere, autocast and
+    TF32: workers that differ by less than a product's error would count the error as difference.
+    TF32 keeps 10 bits of a mantissa, so values go through it in two parts.
+    """
+    flat = x.reshape(-1, x.shape[-1])
+    with torch.autocast(x.device.type, enabled=False):
+        if x.dtype != torch.float32:
+            return flat.matmul(rotation).view(x.shape)
+        upper = flat.view(torch.int32).bitwise_and(_UPPER).view(torch.float32)
+        return upper.matmul(rotation).add_((flat - upper).matmul(rotation)).view(x.shape)
 
 
 def _sides(x: Tensor, factor: Tensor, spare: Tensor | None) -> Tensor:
