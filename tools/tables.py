@@ -17,6 +17,7 @@ from network_tables import (
     overlap,
     unkind,
     wires,
+    wires_short,
 )
 
 
@@ -351,7 +352,7 @@ REGIONS: dict[str, Callable[[], str]] = {
     "headline-short": headline_short,
     "unkind": unkind,
     "wires": wires,
-    "wires-short": lambda: wires(least_seeds=3),
+    "wires-short": wires_short,
     "wires-long": lambda: wires(epochs=200),
     "wires-differ": lambda: wires("cifar10", 40),
     "wires-lstm": lambda: wires("ptb", 8),
