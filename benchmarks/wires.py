@@ -81,7 +81,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=RESULTS)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    # A GPU needs as long for a few megabytes as for none: what is measured must be longer than that.
+    # A GPU takes as long for a few megabytes as for none.
     blocks = args.blocks or (2048 if args.device == "cpu" else 1 << 17)
     found = {f"modulo:{b}": measure(b, blocks, args.device) for b in (8, 4, 3, 2)}
     print("| wire | bytes a value | times smaller | share left | encode GB/s | decode GB/s |")
