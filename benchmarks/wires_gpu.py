@@ -414,10 +414,32 @@ def _train(run: Run, task: Task, engine: Engine, args: argparse.Namespace) -> di
         "device": torch.cuda.get_device_name() if engine.on_cuda else "cpu",
         "seconds": time.perf_counter() - started,
         "plan": {"budget": plan.budget, "digest": plan.digest},
+        "products": torch.get_float32_matmul_precision(),
+        "apart": _apart(engine),
         "records": [
             {k: v for k, v in asdict(record).items() if v is not None} for record in records
         ],
     }
+
+
+def _apart(engine: Engine, number: int = 8) -> list[dict[str, float]]:
+    """The blocks whose workers differ most: by how much, of how long values and gradients."""
+    x, gradients = (
+        rows.view(len(rows), -1, BLOCK)
+        for rows in (engine.workers.parameters, engine.workers.updates)
+    )
+    squares = (x - x.mean(0)).square().sum(-1).mean(0)
+    found = squares.topk(min(number, len(squares)))
+    return [
+        {
+            "block": int(block),
+            "share": float(square / squares.sum()),
+            "distance": float(square),
+            "values": float(x[:, block].square().sum(-1).mean()),
+            "gradients": float(gradients[:, block].square().sum(-1).mean()),
+        }
+        for square, block in zip(*found, strict=True)
+    ]
 
 
 def _lines(*folders: Path) -> Iterator[dict[str, Any]]:

@@ -18,6 +18,7 @@ from tests.distributed.transports.links.linked import local_peers, run_linked
 import matcha.distributed
 from matcha import families
 from matcha.distributed import Gossip, LinkTransport, run_threads
+from matcha.distributed.membership import Pace
 from matcha.errors import ExchangeError, InputError
 
 LOST, BACK, ITERATIONS = 12, 25, 40
@@ -313,3 +314,18 @@ def test_a_clock_that_jumps_changes_nothing(monkeypatch) -> None:
 def test_nothing_that_runs_looks_at_the_clock_on_the_wall() -> None:
     for path in Path(matcha.distributed.__file__).parent.rglob("*.py"):
         assert not re.search(r"\btime\.time(_ns)?\(", path.read_text(encoding="utf-8")), path
+
+
+def test_a_pace_is_that_of_iterations_whatever_else_happens() -> None:
+    """A worker stopped in its second iteration once took its first, of a millisecond, for its pace.
+
+    It then trained 36 iterations that the others had behind them, and they waited for it.
+    """
+    pace = Pace(0)
+    assert pace.seconds is None
+    for iteration, now in ((1, 10.0), (2, 10.001), (3, 10.101), (4, 15.101), (5, 15.201)):
+        pace.note(iteration, now)
+        pace.note(iteration, now + 0.0005)  # asked again while it waits
+    assert pace.seconds == pytest.approx(0.1)
+    pace.note(50, 15.3)  # a neighbour's state: far ahead at once
+    assert pace.seconds == pytest.approx(0.1)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from statistics import median
 from typing import Any, Protocol
 
 from matcha.distributed.meetings import MeetingPlace
@@ -86,6 +88,35 @@ def as_team(transport: Transport, plan: PlanLike) -> Team:
     return team  # type: ignore[no-any-return]
 
 
+class Pace:
+    """How long an iteration takes as a rule: a stop of the whole process is none, nor is the first.
+
+    >>> pace = Pace(0)
+    >>> for iteration, now in enumerate([0.001, 0.1, 0.2, 5.2], start=1):
+    ...     pace.note(iteration, now)
+    >>> round(pace.seconds, 3)
+    0.1
+    """
+
+    def __init__(self, iteration: int) -> None:
+        self._iteration = iteration
+        self._last: float | None = None
+        self._recent: deque[float] = deque(maxlen=9)
+
+    def note(self, iteration: int, now: float) -> None:
+        """So far the worker has come by now; the same iteration may be told more than once."""
+        if iteration == self._iteration:
+            return
+        if self._last is not None and iteration > self._iteration:
+            self._recent.append((now - self._last) / (iteration - self._iteration))
+        self._iteration, self._last = iteration, now
+
+    @property
+    def seconds(self) -> float | None:
+        """The median of the last few; None before there are any."""
+        return max(median(self._recent), 1e-6) if self._recent else None
+
+
 class Membership:
     """One worker's part in a team that goes on when some are lost.
 
@@ -102,8 +133,7 @@ class Membership:
         self._give: Callable[[], dict[str, Any]] = dict
         self._take: Callable[[dict[str, Any]], None] = lambda _: None
         self._taken: dict[str, Any] = {}
-        self._last = time.perf_counter()
-        self._seconds = 0.0
+        self._pace = Pace(worker.iteration)
         self._returned: list[list[int]] = []
         self._known = 0
         team.searches_cause = False
@@ -114,6 +144,8 @@ class Membership:
             self.join()
         else:
             self._team.start_at(iteration)
+            # A stop may come before a pace is known. (One that joins may well be behind at first.)
+            self._team.most_behind = _FEWEST_BEHIND
         self._known = len(self._team.changes)  # up to here they came to the start
 
     def join(self) -> None:
@@ -154,12 +186,9 @@ class Membership:
     def tend(self) -> None:
         """Between two rounds: answer those who came back; catch up when far behind."""
         team = self._team
-        now = time.perf_counter()
-        spent, self._last = now - self._last, now
-        # A stop of the whole process is not how long an iteration takes.
-        usual = self._seconds or spent
-        self._seconds = 0.9 * usual + 0.1 * min(spent, 3 * usual)
-        team.most_behind = max(_FEWEST_BEHIND, _MOST_BEHIND / max(self._seconds, 1e-6))
+        self._pace.note(self._worker.iteration, time.perf_counter())
+        if self._pace.seconds is not None:
+            team.most_behind = max(_FEWEST_BEHIND, _MOST_BEHIND / self._pace.seconds)
         if team.asks:
             extra = {"calls": team.calls.number, "carried": self._give()}
             team.give_state([dump_snapshot(self._worker, extra)])

@@ -262,13 +262,21 @@ class Neighborhood:
                 self.council.heard(link, kind, tag, content)
             self.changed.notify_all()
 
+    def _all_are_far_ahead(self) -> bool:
+        """Whether every neighbour there is was far ahead when its link came up, as after a stop.
+
+        A link from before the stop may outlive the first new one for a moment, and is not ahead.
+        """
+        most = self.next_iteration + self.most_behind
+        live = self.live_links()
+        return bool(live) and all((link.their_next or 0) > most for link in live)
+
     def _hear_up(self, link: Link, facts: dict[str, Any]) -> None:
         link.their_next = int(facts["next"])
         if link.my_next is None:
             return
         link.is_up = True
-        if link.their_next > self.next_iteration + self.most_behind:
-            self.is_behind |= len(self.live_links()) == 1
+        self.is_behind |= self._all_are_far_ahead()
         version = self.table.raise_link(link.peer, int(facts["version"]))
         fresh = self.table.merge({(i, j): v for i, j, v in facts["links"]})
         fresh[self.table.link(link.peer)] = version
@@ -327,6 +335,7 @@ class Neighborhood:
                     version = self.table.lower_link(link.peer)
                     self.tell({"links": [[*self.table.link(link.peer), version]]})
                     self._note_members()
+                    self.is_behind |= self._all_are_far_ahead()
             self.changed.notify_all()
 
     def drop_all(self, reason: str) -> None:
