@@ -217,7 +217,7 @@ def rough(folder: Path, options: argparse.Namespace, chosen: Plan) -> dict[str, 
     iterations = int(options.seconds / options.pace)
     me = [sys.executable, __file__]
     command = [*me, "--worker", str(folder), options.task, str(iterations), str(options.pace)]
-    order = victims(options.fault, chosen.topology, options.seed)
+    order = victims(options.fault, chosen, options.seed)
     if options.fault in ("cut", "sever"):
         faults = on_wires(folder, options, command, chosen.topology, order)
     else:

@@ -7,7 +7,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from matcha import Topology
+from matcha.plans import PlanLike
+
+_SAMPLE = 1000  # rounds, in which a plan uses every link that it ever does
 
 Who = tuple[int, ...]
 """A worker, or the two ends of a link."""
@@ -27,14 +29,18 @@ class Fault:
         return {rank, peer} == set(self.who) if len(self.who) == 2 else self.who[0] in (rank, peer)
 
 
-def victims(fault: str, topology: Topology, seed: int) -> Iterator[Who]:
-    """Who is next: rank 0 first, then anybody; or any link, as long as the rest hangs together."""
-    rng = random.Random(seed)
+def victims(fault: str, plan: PlanLike, seed: int) -> Iterator[Who]:
+    """Who is next: rank 0 first, then anybody; or any link, as long as the rest hangs together.
+
+    Only links that the plan uses: of others nobody would notice that they are cut, or mended.
+    """
+    rng, topology = random.Random(seed), plan.topology
     if fault in ("kill", "stop"):
         yield (0,)
         while True:
             yield (rng.randrange(topology.num_workers),)
-    links = list(topology.links)
+    used = {link for round in plan.rounds(0, _SAMPLE) for link in round.links}
+    links = [link for link in topology.links if link in used]
     while True:
         link = rng.choice(links)
         if fault == "sever":
