@@ -11,19 +11,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import torch
+from outcome import RESULTS, write
 
 from matcha import families, plan
 from matcha.simulation import Settings, Simulation
 from matcha.tasks.recipes import Choices, recipe
 
-RESULTS = Path(os.environ.get("MATCHA_RESULTS", Path(__file__).parent / "results"))
 EPOCHS = 10
 SEEDS = tuple(range(5))
 GREEDY = [
@@ -95,9 +94,8 @@ def main() -> None:
     for case in missing[: args.runs]:
         runs.append(run(*case))
         document = {"benchmark": "differing", "epochs": EPOCHS, "runs": runs}
-        path.write_text(json.dumps(document, indent=1) + "\n")
+        write(args.output, document, table(runs))
     print(table(runs))
-    args.output.with_suffix(".txt").write_text(table(runs) + "\n")
 
 
 if __name__ == "__main__":

@@ -11,17 +11,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import time
 from pathlib import Path
 
+import outcome
 import torch
 
 from matcha.wires import Modulo
 from matcha.wires.coding import Coder
 from matcha.wires.wire import BLOCK
 
-RESULTS = Path(os.environ.get("MATCHA_RESULTS", Path(__file__).parent / "results")) / "wires.json"
+RESULTS = outcome.RESULTS / "wires.json"
 
 
 def clock(device: str) -> float:

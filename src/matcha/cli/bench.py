@@ -25,6 +25,7 @@ _NOT_BENCHMARKS = (
     "pack_data",
     "reproduction_page",
     "simulation_cases",
+    "wires_runs",
 )
 _RESULTS = "MATCHA_RESULTS"  # where benchmarks write; by themselves, beside their committed results
 

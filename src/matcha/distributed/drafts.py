@@ -39,8 +39,7 @@ class Draft:
         self._first = first
         self._answer = tempfile.TemporaryFile()  # noqa: SIM115  # open until it is asked for
         with tempfile.TemporaryFile() as question:
-            links = [[*link, s] for link, s in self.seconds.items()]
-            question.write(json.dumps([first.to_json(), links]).encode())
+            question.write(json.dumps([first.to_json(), self.to_json()["links"]]).encode())
             question.seek(0)
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _ANSWER],

@@ -126,10 +126,14 @@ def levels(y: Tensor, step: Tensor, shift: Tensor | float = 0.0) -> Tensor:
         step: the grid's, one a block.
         shift: `wire.shift` at the upper end of a link, 0 at the lower.
     """
+    return _in_steps(y, step, shift).round_()
+
+
+def _in_steps(y: Tensor, step: Tensor, shift: Tensor | float) -> Tensor:
     y.div_(step.unsqueeze(-1))
     if isinstance(shift, Tensor) or shift:
         y.sub_(shift)
-    return y.round_()
+    return y
 
 
 def whole_numbers(y: Tensor, step: Tensor, shift: float, *, small: bool) -> Tensor:
@@ -145,10 +149,7 @@ def whole_numbers(y: Tensor, step: Tensor, shift: float, *, small: bool) -> Tens
     """
     if not small:
         return levels(y, step, shift).to(torch.int32)
-    y.div_(step.unsqueeze(-1))
-    if shift:
-        y.sub_(shift)
-    return y.add_(_ROUNDING).view(torch.int32)
+    return _in_steps(y, step, shift).add_(_ROUNDING).view(torch.int32)
 
 
 def are_small(lengths: Tensor, step: Tensor) -> bool:
