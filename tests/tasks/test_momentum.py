@@ -7,7 +7,7 @@ from tests.simulation import textbook
 from tests.simulation.tasks import digits, er8, rows
 
 from matcha.errors import InputError
-from matcha.simulation import SGD, Adam, Execution, Settings, Simulation
+from matcha.simulation import SGD, Execution, Settings, Simulation
 from matcha.simulation.execution import Graphs
 from matcha.simulation.mixing import WireMixing
 from matcha.tasks import momentum
@@ -17,6 +17,7 @@ from matcha.tasks.momentum import (
     parse_momentum,
     settled,
 )
+from matcha.tasks.optimizers import OPTIMIZERS
 from matcha.tasks.rates import Constant
 from matcha.wires import parse_wire
 from matcha.wires.segments import Segment
@@ -143,9 +144,10 @@ def test_quasi_global_begins_as_local_momentum_does() -> None:
     assert losses["quasi-global"] < 0.8 * losses["quasi-global:warmup=0"]
 
 
-def test_adam_follows_meetings_too() -> None:
+@pytest.mark.parametrize("name", ["adam", "adamw"])
+def test_adam_follows_meetings_too(name) -> None:
     task, plan = digits(name="logistic", steps=4), er8("greedy", 0.3)
-    optimizer = Adam()
+    optimizer = OPTIMIZERS[name]()
     local = simulated(task, plan, "local", optimizer)
     followed = simulated(task, plan, "quasi-global", optimizer)
     assert np.isfinite(followed).all()

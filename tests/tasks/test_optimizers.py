@@ -5,21 +5,22 @@ import torch
 
 from matcha.errors import InputError
 from matcha.simulation import SGD, Adam
+from matcha.tasks.recipes import optimizer
 
 
-def run(optimizer, theirs, steps=5):
+def run(mine, theirs, steps=5):
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(3, 16, dtype=torch.float64, generator=generator)
     rows = [torch.nn.Parameter(row.clone()) for row in x]
     others = [theirs([row]) for row in rows]
-    state = optimizer.state(x)
+    state = mine.state(x)
     for _ in range(steps):
         updates = torch.randn(3, 16, dtype=torch.float64, generator=generator)
         for row, gradient in zip(rows, updates, strict=True):
             row.grad = gradient.clone()
         for other in others:
             other.step()
-        optimizer.direct(x, updates, state)
+        mine.direct(x, updates, state)
         x -= 0.1 * updates
     torch.testing.assert_close(x, torch.stack([row.detach() for row in rows]), atol=1e-12, rtol=0)
 
@@ -43,6 +44,11 @@ def test_adam_is_torchs(decay):
         Adam(beta1=0.8, beta2=0.95, weight_decay=decay),
         lambda rows: torch.optim.Adam(rows, lr=0.1, betas=(0.8, 0.95), weight_decay=decay),
     )
+
+
+@pytest.mark.parametrize("choices", [{}, {"weight_decay": 0.1}, {"weight_decay": 0.0}])
+def test_adamw_is_torchs_and_so_are_its_defaults(choices):
+    run(optimizer("adamw", **choices), lambda rows: torch.optim.AdamW(rows, lr=0.1, **choices))
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
@@ -77,6 +83,8 @@ def test_clipping_is_by_worker():
         (lambda: SGD(nesterov=True), "nesterov"),
         (lambda: SGD(weight_decay=-1), "weight_decay"),
         (lambda: Adam(beta1=1.5), "betas"),
+        (lambda: Adam(weight_decay=-1), "weight_decay"),
+        (lambda: optimizer("adamw", decoupled=False), "decoupled"),
     ],
 )
 def test_nonsense_is_refused(make, message):

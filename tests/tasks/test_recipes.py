@@ -62,7 +62,7 @@ def test_unknown_names():
     with pytest.raises(InputError, match="did you mean 'cifar10'"):
         recipe("cifar")
     with pytest.raises(InputError, match="did you mean 'adam'"):
-        optimizer("adamw")
+        optimizer("adma")
     with pytest.raises(InputError, match="sgd"):
         optimizer("sgd", speed=1)
 

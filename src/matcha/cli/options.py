@@ -94,7 +94,9 @@ Epochs: TypeAlias = Annotated[
 LearningRate: TypeAlias = Annotated[
     float | None,
     typer.Option(
-        "--learning-rate", "--lr", help="By default the task's own; 0.001 for --optimizer adam."
+        "--learning-rate",
+        "--lr",
+        help="By default the task's own; 0.001 for --optimizer adam and adamw.",
     ),
 ]
 BatchSize: TypeAlias = Annotated[

@@ -84,7 +84,7 @@ def simulate_command(
     batch_size: BatchSize = None,
     learning_rate: LearningRate = None,
     optimizer: str | None = typer.Option(
-        None, help="sgd (without momentum) or adam, instead of the task's own."
+        None, help="sgd (without momentum), adam or adamw, instead of the task's own."
     ),
     momentum: Momentum = "local",
     model: Model = None,
@@ -156,7 +156,7 @@ def simulate_command(
         (seed, _plans(plans, topology, names, numbers(budgets), messages, seed)) for seed in seeds
     ]
     number = epochs if epochs is not None else chosen.epochs
-    if learning_rate is None and optimizer == "adam":
+    if learning_rate is None and optimizer in ("adam", "adamw"):
         learning_rate = _ADAM_RATE
     settings = Settings(
         epochs=number,

@@ -1,10 +1,10 @@
-"""SGD and Adam over the flat matrices: each turns gradients into update directions in place."""
+"""SGD, Adam and AdamW over the flat matrices: gradients become update directions in place."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -147,6 +147,8 @@ class Adam:
     def __post_init__(self) -> None:
         if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1):
             raise InputError(f"Adam's betas must be in [0, 1), not {self.beta1} and {self.beta2}")
+        if self.weight_decay < 0:
+            raise InputError(f"weight_decay must not be negative: {self.weight_decay}")
 
     @property
     def momentum(self) -> float:
@@ -191,3 +193,16 @@ class Adam:
             eps=self.epsilon,
             weight_decay=self.weight_decay,
         )
+
+
+def adamw(*, weight_decay: float = 0.01, **choices: Any) -> Adam:
+    """Adam as ``torch.optim.AdamW`` defines it: weight decay is decoupled, and 0.01 unless said.
+
+    >>> adamw(beta2=0.95)
+    Adam(beta1=0.9, beta2=0.95, epsilon=1e-08, weight_decay=0.01, decoupled=True, clip_norm=None)
+    """
+    return Adam(weight_decay=weight_decay, decoupled=True, **choices)
+
+
+OPTIMIZERS: Mapping[str, Callable[..., Optimizer]] = {"sgd": SGD, "adam": Adam, "adamw": adamw}
+"""Optimizers by the names that PyTorch has for them; choices left out are PyTorch's too."""

@@ -15,7 +15,7 @@ from matcha.tasks import data as sets
 from matcha.tasks.images import ImageTask
 from matcha.tasks.language import LanguageTask
 from matcha.tasks.models import LanguageModel, Transformer, maker
-from matcha.tasks.optimizers import SGD, Adam, Optimizer
+from matcha.tasks.optimizers import OPTIMIZERS, SGD, Optimizer, adamw
 from matcha.tasks.partitions import PartitionKind, partition
 from matcha.tasks.quadratics import QuadraticTask
 from matcha.tasks.rates import Constant, Plateau, Schedule, StepDecay
@@ -239,7 +239,7 @@ RECIPES: dict[str, Recipe] = {
             batch_size=16,
             epochs=20,
             learning_rate=1e-3,
-            optimizer=Adam(weight_decay=0.1, decoupled=True, clip_norm=1.0),
+            optimizer=adamw(weight_decay=0.1, clip_norm=1.0),
             length=64,
         ),
     )
@@ -270,10 +270,9 @@ def optimizer(name: str, **choices: Any) -> Optimizer:
     Raises:
         InputError: No optimizer has this name, or a choice makes no sense.
     """
-    kinds: dict[str, Callable[..., Optimizer]] = {"sgd": SGD, "adam": Adam}
-    if name not in kinds:
-        raise unknown_name("optimizer", name, kinds)
+    if name not in OPTIMIZERS:
+        raise unknown_name("optimizer", name, OPTIMIZERS)
     try:
-        return kinds[name](**choices)
+        return OPTIMIZERS[name](**choices)
     except TypeError as error:
         raise InputError(f"{name}: {error}") from None
