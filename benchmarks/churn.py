@@ -55,11 +55,11 @@ from matcha.distributed.environment import (
     default_transport,
 )
 from matcha.distributed.exchange import Meeting
-from matcha.distributed.keys import new_keys
 from matcha.distributed.launch import local_links
 from matcha.distributed.local_workers import LocalWorkers
 from matcha.distributed.meetings import Outcome
 from matcha.distributed.transports.links.peers import DEFAULT_PORT
+from matcha.documents.keys import new_keys
 from matcha.tasks.recipes import Choices, recipe
 
 sys.path.insert(0, str(Path(__file__).parent / "network"))

@@ -30,9 +30,9 @@ from torch import nn
 from matcha import families, plan
 from matcha.distributed import Gossip, read_peers
 from matcha.distributed.environment import default_transport
-from matcha.distributed.keys import new_keys
 from matcha.distributed.launch import local_links
 from matcha.distributed.local_workers import LocalWorkers
+from matcha.documents.keys import new_keys
 
 TOPOLOGY = families.path(2)
 GUARDED = 1  # worker 0 dials: the door is worker 1's

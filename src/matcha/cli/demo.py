@@ -25,7 +25,7 @@ from matcha.cli.options import (
     words,
 )
 from matcha.cli.output import console, free_directory, make_folder, patient_progress, print_json
-from matcha.errors import InputError
+from matcha.errors import InputError, require
 from matcha.plans import check_budget
 from matcha.records import Record, is_lost
 from matcha.strategies import COMPARED, strategy_named
@@ -65,6 +65,7 @@ def demo_command(
     from matcha.experiments.demo import Demo, make_plans, run_demo
     from matcha.report import compare, load_runs, write_report
 
+    require("torch")  # which only the workers import
     names = tuple(words(strategies))
     stem = datetime.now().strftime("demo-%Y%m%d-%H%M")
     directory = output or free_directory(Path("runs"), stem)

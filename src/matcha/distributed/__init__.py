@@ -8,7 +8,6 @@ gossip = Gossip(model, optimizer, plan)     # consensus now follows every optimi
 
 from matcha.distributed.environment import default_transport
 from matcha.distributed.gossip import Gossip
-from matcha.distributed.keys import Keys
 from matcha.distributed.training import Training
 from matcha.distributed.transports.links.peers import Peers, read_peers
 from matcha.distributed.transports.links.transport import LinkTransport
@@ -22,6 +21,7 @@ from matcha.distributed.transports.slow_links import SlowLinks
 from matcha.distributed.transports.torch_transport import TorchTransport
 from matcha.distributed.transports.transport import Message, Pending, Transport
 from matcha.distributed.worker import Network, run_worker
+from matcha.documents.keys import Keys
 
 __all__ = [
     "Gossip",

@@ -14,7 +14,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, rendezvous  # type: ignore[attr-defined]
 
-from matcha.distributed.keys import Keys
 from matcha.distributed.transports.links.peers import (
     DEFAULT_PORT,
     Peers,
@@ -25,6 +24,7 @@ from matcha.distributed.transports.links.peers import (
 )
 from matcha.distributed.transports.links.transport import LinkTransport
 from matcha.distributed.transports.transport import Transport
+from matcha.documents.keys import Keys
 from matcha.errors import InputError
 from matcha.topology import Topology
 

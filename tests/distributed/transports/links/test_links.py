@@ -14,9 +14,9 @@ from tests.distributed.transports.links.linked import HOST, local_peers, run_lin
 from matcha import Topology, families
 from matcha.distributed import LinkTransport, Message, Peers, read_peers
 from matcha.distributed.collectives import barrier, broadcast, gather, mean_
-from matcha.distributed.keys import new_keys
 from matcha.distributed.transports.links.peers import dials, free_ports
 from matcha.distributed.transports.links.table import LinkTable
+from matcha.documents.keys import new_keys
 from matcha.errors import ExchangeError, InputError
 
 

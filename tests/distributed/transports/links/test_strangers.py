@@ -21,7 +21,7 @@ from tests.distributed.transports.links.linked import HOST, local_peers, run_lin
 
 from matcha import families
 from matcha.distributed import Keys, LinkTransport, Message
-from matcha.distributed.keys import issue, new_keys, revoke
+from matcha.documents.keys import issue, new_keys, revoke
 from matcha.errors import ExchangeError
 
 TOPOLOGY = families.path(3)

@@ -23,9 +23,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from matcha.distributed.keys import Keys, worker_of
 from matcha.distributed.transports.links.channel import Channel
 from matcha.distributed.transports.links.peers import Address
+from matcha.documents.keys import Keys, worker_of
 from matcha.errors import InputError
 
 __all__ = ["Door", "Hello", "RefusedError", "dial"]

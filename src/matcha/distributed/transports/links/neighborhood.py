@@ -16,13 +16,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from matcha.distributed.keys import Keys
 from matcha.distributed.transports.links.channel import Channel, Kind
 from matcha.distributed.transports.links.council import Council
 from matcha.distributed.transports.links.door import Door, Hello, RefusedError, dial
 from matcha.distributed.transports.links.link import Link, Speed
 from matcha.distributed.transports.links.peers import Peers, dials
 from matcha.distributed.transports.links.table import LinkTable
+from matcha.documents.keys import Keys
 from matcha.errors import ExchangeError
 from matcha.topology import Topology
 

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from matcha.distributed.keys import Keys
 from matcha.distributed.transports.links.channel import Kind
 from matcha.distributed.transports.links.link import Link, Ticket
 from matcha.distributed.transports.links.neighborhood import Change, Neighborhood
 from matcha.distributed.transports.links.peers import Peers
 from matcha.distributed.transports.transport import Buffer, Message, Pending, Transport
+from matcha.documents.keys import Keys
 from matcha.errors import ExchangeError, InputError, PeerLostError
 from matcha.topology import Topology
 

@@ -1,4 +1,4 @@
-"""Documents: JSON files that are written whole or not at all, and checked when they are read."""
+"""Documents: files that are written whole or not at all, and checked when they are read."""
 
 from __future__ import annotations
 

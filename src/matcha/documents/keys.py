@@ -16,6 +16,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
+from matcha.documents import write_atomically
 from matcha.errors import InputError, missing_package
 
 __all__ = ["Certificate", "Keys", "issue", "new_keys", "read_certificates", "revoke", "worker_of"]
@@ -149,9 +150,7 @@ def revoke(directory: str | Path, workers: Sequence[int]) -> None:
         if rank not in known:
             raise InputError(f"{str(root)!r} holds no certificate of worker {rank}.")
     listed = sorted(_revoked(root) | {known[rank] for rank in workers})
-    part = root / "revoked.txt.part"
-    part.write_text("".join(f"{line}\n" for line in listed), encoding="utf-8")
-    part.replace(root / "revoked.txt")
+    write_atomically(root / "revoked.txt", "".join(f"{line}\n" for line in listed))
 
 
 def read_certificates(directory: str | Path) -> list[Certificate]:
