@@ -48,16 +48,16 @@ from outcome import write
 
 from matcha import Plan, Topology, families, plan
 from matcha.distributed import Gossip, Peers, Transport, run_threads
-from matcha.distributed.environment import (
+from matcha.distributed.exchanges.exchange import Meeting
+from matcha.distributed.exchanges.meetings import Outcome
+from matcha.distributed.launching.environment import (
     KEYS_VARIABLE,
     LOSS_VARIABLE,
     PEERS_VARIABLE,
     default_transport,
 )
-from matcha.distributed.exchange import Meeting
-from matcha.distributed.launch import local_links
-from matcha.distributed.local_workers import LocalWorkers
-from matcha.distributed.meetings import Outcome
+from matcha.distributed.launching.launch import local_links
+from matcha.distributed.launching.local_workers import LocalWorkers
 from matcha.distributed.transports.links.peers import DEFAULT_PORT
 from matcha.documents.keys import new_keys
 from matcha.tasks.recipes import Choices, recipe

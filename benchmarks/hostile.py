@@ -26,8 +26,8 @@ from outcome import write
 
 import matcha
 from matcha.distributed.collectives import gather
-from matcha.distributed.environment import worker_transport
-from matcha.distributed.launch import launch
+from matcha.distributed.launching.environment import worker_transport
+from matcha.distributed.launching.launch import launch
 from matcha.distributed.training import Training
 from matcha.distributed.transports.transport import Message, Transport
 from matcha.simulation import Simulation

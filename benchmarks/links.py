@@ -31,8 +31,8 @@ from outcome import write
 from matcha import Round, Topology, families
 from matcha.distributed import Keys, LinkTransport, Peers, TorchTransport, Transport
 from matcha.distributed.collectives import barrier
-from matcha.distributed.exchange import Exchange, meetings
-from matcha.distributed.local_workers import LocalWorkers
+from matcha.distributed.exchanges.exchange import Exchange, meetings
+from matcha.distributed.launching.local_workers import LocalWorkers
 from matcha.distributed.transports.links.peers import free_ports
 from matcha.documents.keys import new_keys
 from matcha.errors import MatchaError

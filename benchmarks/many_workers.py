@@ -27,8 +27,8 @@ from typing import Any
 from outcome import write
 
 from matcha import Plan, Topology, families, plan
-from matcha.distributed.launch import local_links
-from matcha.distributed.local_workers import LocalWorkers
+from matcha.distributed.launching.launch import local_links
+from matcha.distributed.launching.local_workers import LocalWorkers
 
 CASES = ("ring", "erdos-renyi", "gloo", "ring-alone", "gloo-alone")
 PATIENCE = 900.0
@@ -45,7 +45,7 @@ def work(folder: Path) -> None:
     import torch
 
     from matcha.distributed import Gossip
-    from matcha.distributed.environment import default_transport
+    from matcha.distributed.launching.environment import default_transport
 
     torch.set_num_threads(1)
     imported = time.process_time()

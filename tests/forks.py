@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-from matcha.distributed.local_workers import LocalWorkers
-from matcha.distributed.nursery import Nursery, Nursling, can_be_forked
+from matcha.distributed.launching.local_workers import LocalWorkers
+from matcha.distributed.launching.nursery import Nursery, Nursling, can_be_forked
 
 STRICT = str(Path(__file__).parent / "strict.py")
 

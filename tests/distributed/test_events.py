@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from tests.distributed import cases
-from tests.distributed.test_membership import wait_until
+from tests.distributed.living.test_membership import wait_until
 from tests.distributed.transports.links.linked import local_peers, run_linked
 
 from matcha.distributed import Gossip, LinkTransport

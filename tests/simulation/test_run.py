@@ -8,7 +8,7 @@ import torch
 from tests.simulation.tasks import digits, er8, quadratic
 
 import matcha
-from matcha.distributed.checkpoint import SCHEMA
+from matcha.distributed.saving.checkpoint import SCHEMA
 from matcha.errors import InputError
 from matcha.records import is_lost
 from matcha.simulation import (

@@ -54,8 +54,8 @@ def probe_command(
         raise InputError(f"--repetitions is {repetitions}, but it must be 1 or more.")
     check_free(output, force=False)
     graph = families.parse(topology)
-    from matcha.distributed.environment import is_worker, worker_transport
-    from matcha.distributed.launch import launch
+    from matcha.distributed.launching.environment import is_worker, worker_transport
+    from matcha.distributed.launching.launch import launch
     from matcha.distributed.probe import probe
 
     if not is_worker():

@@ -1,4 +1,4 @@
-"""One worker a process: transports, the exchange, and the hook on the optimizer.
+"""One worker a process: transports, exchanges, and the hooks on the optimizer.
 
 ```python
 from matcha.distributed import Gossip
@@ -6,8 +6,8 @@ gossip = Gossip(model, optimizer, plan)     # consensus now follows every optimi
 ```
 """
 
-from matcha.distributed.environment import default_transport
 from matcha.distributed.gossip import Gossip
+from matcha.distributed.launching.environment import default_transport
 from matcha.distributed.training import Training
 from matcha.distributed.transports.links.peers import Peers, read_peers
 from matcha.distributed.transports.links.transport import LinkTransport

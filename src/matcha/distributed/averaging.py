@@ -8,11 +8,11 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from matcha.distributed.buckets import Bucket
 from matcha.distributed.collectives import broadcast, mean_
-from matcha.distributed.push_sum import PushSumValues
+from matcha.distributed.exchanges.buckets import Bucket
+from matcha.distributed.exchanges.push_sum import PushSumValues
+from matcha.distributed.exchanges.shards import local, share
 from matcha.distributed.seats import Seat
-from matcha.distributed.shards import local, share
 
 __all__ = ["Averaging"]
 

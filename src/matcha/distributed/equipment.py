@@ -8,20 +8,20 @@ from dataclasses import dataclass
 
 import torch
 
-from matcha.distributed.asynchrony import asynchrony_of
-from matcha.distributed.buckets import Bucket
-from matcha.distributed.clipped import Clipped
+from matcha.distributed.background.asynchrony import asynchrony_of
+from matcha.distributed.background.overlap import Overlap
+from matcha.distributed.exchanges.buckets import Bucket
+from matcha.distributed.exchanges.clipped import Clipped
+from matcha.distributed.exchanges.link_times import Timed
+from matcha.distributed.exchanges.meetings import Meetings
+from matcha.distributed.exchanges.push_sum import push_sum_of
+from matcha.distributed.exchanges.turns import Runner
+from matcha.distributed.exchanges.wiring import Exchanger, make_exchange
+from matcha.distributed.hooks.momentum import Following
 from matcha.distributed.itinerary import Itinerary
-from matcha.distributed.link_times import Timed
-from matcha.distributed.meetings import Meetings
-from matcha.distributed.membership import Team
-from matcha.distributed.momentum import Following
-from matcha.distributed.overlap import Overlap
-from matcha.distributed.push_sum import push_sum_of
-from matcha.distributed.replanning import Replanning
+from matcha.distributed.living.membership import Team
+from matcha.distributed.living.replanning import Replanning
 from matcha.distributed.seats import Seat
-from matcha.distributed.turns import Runner
-from matcha.distributed.wiring import Exchanger, make_exchange
 from matcha.errors import InputError
 from matcha.plans import PlanLike
 from matcha.tasks.clipping import allowance

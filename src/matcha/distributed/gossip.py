@@ -13,14 +13,12 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from matcha.distributed.averaging import Averaging
-from matcha.distributed.buckets import fill_buckets, layout_digest
-from matcha.distributed.claims import Claim
 from matcha.distributed.collectives import roll_call
-from matcha.distributed.environment import goes_on, replan_every
 from matcha.distributed.equipment import Equipment, Options
-from matcha.distributed.itinerary import Itinerary, answer, say_finished
-from matcha.distributed.membership import Membership, as_team
-from matcha.distributed.misuse import (
+from matcha.distributed.exchanges.buckets import fill_buckets, layout_digest
+from matcha.distributed.exchanges.wiring import alignment
+from matcha.distributed.hooks.claims import Claim
+from matcha.distributed.hooks.misuse import (
     Optimizers,
     check_in_place,
     check_join,
@@ -29,12 +27,14 @@ from matcha.distributed.misuse import (
     check_stepped,
     hookable,
 )
+from matcha.distributed.hooks.steps import Steps
+from matcha.distributed.itinerary import Itinerary, answer, say_finished
+from matcha.distributed.launching.environment import goes_on, replan_every
+from matcha.distributed.living.membership import Membership, as_team
 from matcha.distributed.savable import Savable
 from matcha.distributed.seats import shared_facts, take_seat
-from matcha.distributed.steps import Steps
 from matcha.distributed.stopwatch import Stopwatch
 from matcha.distributed.transports.transport import Transport
-from matcha.distributed.wiring import alignment
 from matcha.errors import InputError
 from matcha.plans import PlanLike
 from matcha.records import Span
@@ -70,7 +70,7 @@ class Gossip(Savable):
         overlap: exchange while the gradient is computed, x ← Wx − ηg (the paper's footnote). Exact,
             not stale; parameters must then change only in `optimizer.step()`.
         asynchronous: meet when both ends have time, instead of waiting for a slow partner: what a
-            meeting moves is added at each end's next step (see `matcha.distributed.asynchrony`).
+            meeting moves is added at each end's next step (see `background.asynchrony`).
         wire_dtype: send what the plan's wire sends whole as `torch.bfloat16` or `torch.float16`.
         momentum: around meetings: `local`, `quasi-global`, `outer`, `tracking` or `auto`.
         buffers: `local` keeps BatchNorm's statistics; `average` mixes them like parameters.

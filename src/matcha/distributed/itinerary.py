@@ -8,9 +8,9 @@ from functools import lru_cache
 from itertools import repeat
 from typing import Protocol
 
-from matcha.distributed.exchange import Meeting, meetings
+from matcha.distributed.exchanges.exchange import Meeting, meetings
+from matcha.distributed.exchanges.wiring import Exchanger
 from matcha.distributed.transports.transport import Transport
-from matcha.distributed.wiring import Exchanger
 from matcha.plans import PlanLike
 from matcha.rounds import Round
 

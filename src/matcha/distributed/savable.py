@@ -10,17 +10,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from matcha.distributed.asynchrony import Asynchrony
-from matcha.distributed.checkpoint import checkpoints, load_checkpoint, save_checkpoint
-from matcha.distributed.clipped import Clipped
+from matcha.distributed.background.asynchrony import Asynchrony
 from matcha.distributed.collectives import roll_call
+from matcha.distributed.exchanges.clipped import Clipped
+from matcha.distributed.exchanges.push_sum import PushSumValues
+from matcha.distributed.exchanges.wiring import Exchanger
+from matcha.distributed.hooks.momentum import Following
 from matcha.distributed.itinerary import Itinerary
-from matcha.distributed.momentum import Following
-from matcha.distributed.push_sum import PushSumValues
-from matcha.distributed.replanning import Replanning
+from matcha.distributed.living.replanning import Replanning
+from matcha.distributed.saving.checkpoint import checkpoints, load_checkpoint, save_checkpoint
 from matcha.distributed.seats import Seat
 from matcha.distributed.transports.transport import Transport
-from matcha.distributed.wiring import Exchanger
 from matcha.errors import InputError
 
 __all__ = ["Savable"]
@@ -102,7 +102,7 @@ class Savable(ABC):
         generators: Mapping[str, torch.Generator] | None = None,
         keep: int = 2,
     ) -> Path:
-        """Write a checkpoint of all workers; see `matcha.distributed.checkpoint`. Collective."""
+        """Write a checkpoint of all workers; see `saving.checkpoint`. Collective."""
         if self._asynchrony is not None:
             roll_call(self.transport, f"save() at iteration {self.iteration}", self.deadline)
         directory = self.seat.folder(directory)
@@ -116,7 +116,7 @@ class Savable(ABC):
         average: bool = False,
         generators: Mapping[str, torch.Generator] | None = None,
     ) -> dict[str, Any]:
-        """Continue from a checkpoint; see `matcha.distributed.checkpoint`. Collective."""
+        """Continue from a checkpoint; see `saving.checkpoint`. Collective."""
         directory = self.seat.folder(directory)
         if self.seat.num_parts > 1 and iteration is None:
             found = [info.iteration for info in checkpoints(directory)]

@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 import matcha
 from matcha.distributed.agreement import agree
 from matcha.distributed.collectives import gather
-from matcha.distributed.environment import default_transport, is_alone
+from matcha.distributed.launching.environment import default_transport, is_alone
 from matcha.distributed.transports.memory_transport import MemoryNetwork
 from matcha.distributed.transports.torch_transport import TorchTransport
 from matcha.distributed.transports.transport import Transport

@@ -1,0 +1,1 @@
+"""In the background: exchanges that go on while the gradient is computed."""

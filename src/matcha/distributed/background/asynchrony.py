@@ -1,0 +1,200 @@
+"""Asynchrony: meetings happen when both ends have time, and move parameters at the next step.
+
+What a worker holds is y = x + moves: x are the parameters, at which gradients are computed and
+which change only when a step ends; moves are what meetings since then have added. A meeting takes y
+at both ends and adds ±w(y_j − y_i) to the moves: opposite amounts, so the sum over workers is kept,
+and a gradient is stale by no more than the meetings of its own iteration (AD-PSGD on a plan).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import torch
+
+from matcha.distributed.background.appointments import Appointments
+from matcha.distributed.collectives import barrier
+from matcha.distributed.exchanges.buckets import Bucket
+from matcha.distributed.exchanges.exchange import Meeting
+from matcha.distributed.exchanges.wiring import Exchanger
+from matcha.distributed.itinerary import Itinerary
+from matcha.distributed.seats import Seat
+from matcha.distributed.stopwatch import Stopwatch
+from matcha.distributed.transports.transport import Transport
+from matcha.errors import InputError
+from matcha.plans import PlanLike
+from matcha.rounds import Round
+from matcha.tasks.momentum import Momentum
+from matcha.wires import Float
+
+__all__ = ["Asynchrony", "asynchrony_of"]
+
+
+class Asynchrony:
+    """One worker's y, and the thread on which its meetings are held.
+
+    It costs four copies of the parameters.
+
+    Args:
+        buckets: the parameters.
+        transport: several threads may use it.
+        neighbors: of this worker.
+
+    Attributes:
+        mixed: what the exchange works on: y as a meeting takes it.
+        appointments: who is met, and when; after `open`.
+    """
+
+    def __init__(
+        self, buckets: Sequence[Bucket], transport: Transport, neighbors: Sequence[int]
+    ) -> None:
+        self._buckets, self._transport, self._neighbors = buckets, transport, neighbors
+        self._x = [bucket.data.clone() for bucket in buckets]
+        self._moves = [torch.zeros_like(bucket.data) for bucket in buckets]
+        self._taken = [bucket.data.clone() for bucket in buckets]
+        self.mixed = [bucket.data.clone() for bucket in buckets]
+        self._lock = threading.Lock()
+        self._has_moves = False
+        self._is_fresh = False
+        self._wanted_at: int | None = None
+        self._on_gpu = any(bucket.data.is_cuda for bucket in buckets)
+
+    def open(self, exchange: Exchanger, stopwatch: Stopwatch, timeout: float) -> None:
+        """Be there for meetings from now on.
+
+        Args:
+            exchange: of whole values, over `mixed`.
+            stopwatch: for spans.
+            timeout: seconds for a meeting that has begun.
+        """
+        self._exchange, self._stopwatch, self._timeout = exchange, stopwatch, timeout
+        self._transport.asynchronous = True
+        self.appointments = Appointments(self._transport, self._neighbors, self._hold, timeout)
+
+    # -- the script's thread ----------------------------------------------------------------------
+
+    def want(self, itinerary: Itinerary) -> None:
+        """Want the partners of the current round; again for the same iteration does nothing."""
+        if itinerary.iteration == self._wanted_at:
+            return
+        self._wanted_at = itinerary.iteration
+        if itinerary.met:
+            if not self._is_fresh:
+                with self._lock:
+                    self._publish()
+            self.appointments.want({meeting.peer: meeting.weight for meeting in itinerary.met})
+
+    def merge(self) -> bool:
+        """A step has ended: add to the parameters what meetings have moved; whether any has."""
+        self.appointments.check()
+        with self._lock:
+            moved, self._has_moves = self._has_moves, False
+            if moved:
+                for bucket, move in zip(self._buckets, self._moves, strict=True):
+                    bucket.data.add_(move)
+                    move.zero_()
+            self._is_fresh = False
+            if self.appointments.is_open:
+                self._publish()
+        return moved
+
+    def settle(self) -> None:
+        """End all meetings at both ends alike, and add what they moved. A collective call.
+
+        Whoever was wanted and did not come is not wanted any more.
+        """
+        self.appointments.pause()
+        barrier(self._transport, self._timeout)
+        self.appointments.void()
+        self.merge()
+        self._wanted_at = None
+
+    def leave(self) -> None:
+        """Say goodbye to the neighbours: no meeting is left half held."""
+        self.appointments.leave()
+
+    def close(self) -> None:
+        """End the thread, and add what the last meetings moved."""
+        self.appointments.stop()
+        self._transport.asynchronous = False
+        if not self._transport.failed:
+            self.merge()
+
+    def _publish(self) -> None:
+        for x, bucket in zip(self._x, self._buckets, strict=True):
+            x.copy_(bucket.data)
+        self._is_fresh = True
+        self._synchronize()
+
+    # -- the meetings' thread ---------------------------------------------------------------------
+
+    def _hold(self, peer: int, weight: float, number: int) -> None:
+        with self._lock:
+            for mixed, taken, x, move in zip(
+                self.mixed, self._taken, self._x, self._moves, strict=True
+            ):
+                torch.add(x, move, out=mixed)
+                taken.copy_(mixed)
+            self._synchronize()
+        link = (min(peer, self._transport.rank), max(peer, self._transport.rank))
+        pair = Round(matchings=((link,),), indices=(0,), mixing="pairwise", weight=weight)
+        with self._stopwatch.exchanging(self._exchange, number):
+            self._exchange.run(pair, (Meeting(0, peer, weight),), number)
+        with self._lock:
+            for mixed, taken, move in zip(self.mixed, self._taken, self._moves, strict=True):
+                move.add_(mixed.sub_(taken))
+            self._has_moves = True
+            self._synchronize()
+
+    def _synchronize(self) -> None:
+        """Two threads have two streams: what one leaves under the lock is there for the other."""
+        if self._on_gpu:
+            torch.cuda.current_stream().synchronize()
+
+
+def asynchrony_of(
+    plan: PlanLike,
+    seat: Seat,
+    buckets: Sequence[Bucket],
+    wanted: bool,
+    overlap: bool,
+    momentum: str | Momentum,
+    goes_on: bool,
+) -> Asynchrony | None:
+    """What asynchronous meetings need, where they are wanted and there is somebody to meet.
+
+    Args:
+        plan: who talks when.
+        seat: this process's place.
+        buckets: the parameters.
+        wanted: whether meetings are to be asynchronous.
+        overlap: whether exchanges are to run beside the gradient in step.
+        momentum: around meetings.
+        goes_on: whether workers may be lost.
+
+    Raises:
+        InputError: They cannot go together with something else that is asked for.
+    """
+    problem = None
+    if not wanted:
+        return None
+    if overlap:
+        problem = "meetings are held beside the gradient already: leave overlap out"
+    elif momentum not in ("local", Momentum()):
+        problem = "a worker's momentum is its own: leave momentum at 'local'"
+    elif goes_on:
+        problem = "all workers must stay: leave on_loss at 'stop'"
+    elif not {level.mixing for level in plan.levels} <= {"laplacian", "pairwise"}:
+        problem = "workers meet in pairs: choose a plan of pairs, with both ways on every link"
+    elif not isinstance(plan.wire, Float):
+        problem = "messages hold whole values: choose the wire float32 or bfloat16"
+    elif seat.num_parts > 1:
+        problem = "a worker is one process: leave mesh out"
+    elif not seat.transport.threads:
+        problem = "two threads talk at once: choose gloo or links of our own (LinkTransport)"
+    if problem is not None:
+        raise InputError(f"with asynchronous=True {problem}.")
+    if seat.transport.num_workers == 1:
+        return None
+    return Asynchrony(buckets, seat.transport, plan.topology.neighbors(seat.transport.rank))

@@ -1,0 +1,241 @@
+"""Buckets: a model's parameters side by side in a few flat, aligned tensors.
+
+An exchange is then a few large messages and the mixing a few passes over contiguous memory; nothing
+is packed, unpacked or pickled. The parameters keep their identity, shape and strides, so that
+optimizers, compiled models and references held elsewhere go on working.
+
+To everybody else each parameter is an ordinary tensor with a storage of its own, exactly its size:
+whoever saves a model (safetensors, Accelerate, torch.save) takes tensors of one storage for copies
+of one another, or writes the whole storage for each. Only we know that the storages are neighbours.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.utils.dlpack import from_dlpack
+
+from matcha.distributed.exchanges.shards import is_sharded, local
+from matcha.errors import InputError
+
+__all__ = ["Bucket", "Slot", "fill_buckets", "layout_digest"]
+
+_Place = tuple[int, tuple[int, ...]]  # address and shape: where a tensor's values are
+_Tied = list[tuple[str, torch.Tensor]]  # names and tensors that share one place
+_ALIGNMENT = 64  # bytes: a cache line, and what vector units like
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    """One parameter's (or buffer's) place in a bucket."""
+
+    name: str
+    tensor: torch.Tensor
+    offset: int
+    """In elements."""
+    shape: torch.Size
+    dtype: torch.dtype
+    """What it had when it came."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bucket:
+    """A flat tensor of one dtype on one device, and the tensors that live in it.
+
+    Shards of tensors that are spread over several processes stay where their owner (FSDP, tensor
+    parallelism) has them: such a bucket is a copy, to be packed before use and unpacked after.
+    """
+
+    data: torch.Tensor
+    slots: tuple[Slot, ...]
+    volatile: bool
+    """Whether the values change during the forward pass, as BatchNorm's statistics do."""
+    is_copy: bool = False
+
+    def pack(self) -> None:
+        """Bring in the values of the tensors, where they do not live here."""
+        if self.is_copy:
+            with torch.no_grad():
+                for slot in self.slots:
+                    self._place(slot).copy_(local(slot.tensor))
+
+    def unpack(self) -> None:
+        """Bring the values back to the tensors, where they do not live here."""
+        if self.is_copy:
+            with torch.no_grad():
+                for slot in self.slots:
+                    local(slot.tensor).copy_(self._place(slot))
+
+    def _place(self, slot: Slot) -> torch.Tensor:
+        size = slot.shape.numel() * slot.dtype.itemsize // self.data.element_size()
+        return self.data[slot.offset : slot.offset + size].view(slot.dtype).view(slot.shape)
+
+    def moved(self) -> str | None:
+        """The name of a tensor that no longer lives in this bucket; None when all do."""
+        return next((slot.name for slot in self._moved()), None)
+
+    def take_back(self) -> str | None:
+        """Bring back the values of tensors that were given others (`parameter.data = ...`).
+
+        Returns:
+            The name of one that cannot come back, since its shape, dtype or device is another.
+        """
+        for slot in self._moved():
+            tensor = slot.tensor
+            if (tensor.shape, tensor.dtype) != (slot.shape, slot.dtype):
+                return slot.name
+            if tensor.device != self.data.device:
+                return slot.name
+            _move(slot.tensor, self.data, slot.offset)
+        return None
+
+    def _moved(self) -> Iterator[Slot]:
+        if self.is_copy:
+            return
+        base, size = self.data.data_ptr(), self.data.element_size()
+        for slot in self.slots:
+            if slot.tensor.data_ptr() != base + slot.offset * size:
+                yield slot
+
+
+def fill_buckets(
+    model: nn.Module,
+    *,
+    bucket_bytes: int,
+    buffers: bool,
+    sharded: bool = False,
+    alignment: int = 1,
+) -> tuple[Bucket, ...]:
+    """Move a model's trainable parameters into buckets, grouped by dtype and device.
+
+    Tied parameters get one place. Frozen parameters stay where they are: they start equal on all
+    workers and nobody changes them. A parameter larger than a bucket gets a bucket of its own.
+
+    Args:
+        model: its parameters move in; values, shapes and strides stay.
+        bucket_bytes: the size at which a new bucket is begun.
+        buffers: also take floating-point buffers (BatchNorm's running statistics).
+        sharded: whether a worker is several processes, so that parameters may be spread over them;
+            of those the local shards are taken, and empty ones left out.
+        alignment: each parameter begins at a multiple of so many values, as a wire's blocks want.
+
+    Raises:
+        InputError: a parameter cannot be flattened (sharded, sparse or not yet initialised), or
+            nothing is trainable.
+    """
+    parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    if not parameters:
+        raise InputError("the model has no trainable parameters, so there is nothing to exchange.")
+    filled = _fill(parameters, bucket_bytes, alignment, volatile=False, sharded=sharded)
+    if buffers:
+        averaged = {n: b for n, b in model.named_buffers() if b.dtype.to_real().is_floating_point}
+        filled += _fill(averaged, bucket_bytes, 1, volatile=True, sharded=sharded)
+    # A process whose shards are all empty comes to its meetings all the same.
+    nothing = Bucket(data=torch.zeros(_ALIGNMENT), slots=(), volatile=False)
+    return tuple(filled) or (nothing,)
+
+
+def _fill(
+    tensors: Mapping[str, torch.Tensor],
+    limit: int,
+    alignment: int,
+    *,
+    volatile: bool,
+    sharded: bool,
+) -> list[Bucket]:
+    groups: dict[tuple[torch.dtype, torch.device, bool], dict[_Place, _Tied]] = {}
+    for name, tensor in tensors.items():
+        _check_flattenable(name, tensor, sharded)
+        part = local(tensor)
+        if part.numel() == 0:
+            continue
+        # Complex values are mixed, averaged and sent as what they are: two real ones.
+        kind = part.dtype.to_real(), part.device, is_sharded(tensor)
+        group = groups.setdefault(kind, {})
+        group.setdefault((part.data_ptr(), tuple(part.shape)), []).append((name, tensor))
+    return [
+        _bucket(batch, alignment, volatile=volatile, is_copy=is_copy)
+        for (_, _, is_copy), group in groups.items()
+        for batch in _batches(group.values(), limit)
+    ]
+
+
+def _batches(group: Iterable[_Tied], limit: int) -> Iterator[list[_Tied]]:
+    batch: list[_Tied] = []
+    size = 0
+    for tied in group:
+        nbytes = local(tied[0][1]).nbytes
+        if batch and size + nbytes > limit:
+            yield batch
+            batch, size = [], 0
+        batch.append(tied)
+        size += nbytes
+    if batch:
+        yield batch
+
+
+def _bucket(batch: list[_Tied], alignment: int, *, volatile: bool, is_copy: bool) -> Bucket:
+    first = local(batch[0][0][1])
+    dtype = first.dtype.to_real()
+    step = max(alignment, _ALIGNMENT // dtype.itemsize)
+    slots: list[Slot] = []
+    end = 0
+    for tied in batch:
+        part = local(tied[0][1])
+        slots += [
+            Slot(name=n, tensor=t, offset=end, shape=part.shape, dtype=part.dtype) for n, t in tied
+        ]
+        end += -(-part.nbytes // dtype.itemsize // step) * step
+    data = torch.zeros(end, dtype=dtype, device=first.device)
+    if not is_copy:
+        for slot in slots:
+            _move(slot.tensor, data, slot.offset)
+    return Bucket(data=data, slots=tuple(slots), volatile=volatile, is_copy=is_copy)
+
+
+def _move(tensor: torch.Tensor, data: torch.Tensor, offset: int) -> None:
+    # Dense strides (channels_last too) survive; an expanded or gappy view becomes contiguous.
+    strides = torch.empty_like(tensor, memory_format=torch.preserve_format).stride()
+    place = data[offset : offset + tensor.nbytes // data.element_size()]
+    view = _storage_of_its_own(place, tensor.dtype).as_strided(tensor.shape, strides)
+    with torch.no_grad():
+        view.copy_(tensor)
+    tensor.data = view
+
+
+def _storage_of_its_own(part: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The same memory, which it keeps alive, but in a storage that begins and ends with it.
+
+    Through bytes, since DLPack does not know every dtype.
+    """
+    return from_dlpack(part.view(torch.uint8)).view(dtype)
+
+
+def _check_flattenable(name: str, tensor: torch.Tensor, sharded: bool) -> None:
+    if nn.parameter.is_lazy(tensor):
+        raise InputError(f"parameter {name!r} has no shape yet: run one batch before Gossip.")
+    if is_sharded(tensor) and not sharded:
+        raise InputError(
+            f"parameter {name!r} is spread over several processes (DTensor), which are then one "
+            "worker together: say which by mesh=, for example Gossip(..., mesh=mesh['node'])."
+        )
+    if tensor.layout is not torch.strided or tensor.device.type == "meta":
+        raise InputError(
+            f"parameter {name!r} ({tensor.layout}, {tensor.device}) holds no dense values: "
+            "materialise it before Gossip."
+        )
+
+
+def layout_digest(buckets: Iterable[Bucket]) -> str:
+    """A digest of what lies where: equal on two workers only if their messages fit each other."""
+    digest = hashlib.sha256()
+    for bucket in buckets:
+        digest.update(f"{bucket.data.dtype} {bucket.data.numel()}\n".encode())
+        for slot in bucket.slots:
+            shape, stride = tuple(slot.shape), local(slot.tensor).stride()
+            digest.update(f"{slot.name} {slot.offset} {shape} {stride}\n".encode())
+    return digest.hexdigest()

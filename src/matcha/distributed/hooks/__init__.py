@@ -1,0 +1,1 @@
+"""Hooks: what is told of the user's optimizers, and what is changed about them."""

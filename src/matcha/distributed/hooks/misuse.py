@@ -1,0 +1,153 @@
+"""Misuse: arguments and surroundings of a Gossip that cannot be right, each with advice."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from matcha.distributed.exchanges.buckets import Bucket
+from matcha.distributed.hooks.claims import wrapped_by
+from matcha.errors import InputError, ModelError
+from matcha.plans import PlanLike
+
+__all__ = [
+    "check_in_place",
+    "check_join",
+    "check_options",
+    "check_parallel",
+    "check_stepped",
+    "hookable",
+]
+
+Optimizers = torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None
+
+
+def check_options(
+    wire_dtype: torch.dtype | None, buffers: str, bucket_mb: float, deadline: float
+) -> None:
+    """Refuse values that no option takes."""
+    if wire_dtype not in (None, torch.float16, torch.bfloat16):
+        raise InputError(
+            f"wire_dtype is {wire_dtype}, but it is None, torch.float16 or torch.bfloat16."
+        )
+    if buffers not in ("local", "average"):
+        raise InputError(f"buffers is {buffers!r}, but it is 'local' or 'average'.")
+    for name, value in (("bucket_mb", bucket_mb), ("deadline", deadline)):
+        if not value > 0:
+            raise InputError(f"{name} is {value}, but it must be positive.")
+
+
+def hookable(given: Optimizers, *, overlap: bool) -> tuple[torch.optim.Optimizer, ...]:
+    """The optimizers whose `step()` really changes parameters, out of their wrappers.
+
+    Raises:
+        InputError: one cannot be used, or not with `overlap`.
+    """
+    if given is None:
+        if overlap:
+            raise InputError("overlap=True needs an optimizer whose steps can be hooked.")
+        return ()
+    listed: list[Any] = list(given) if isinstance(given, Iterable) else [given]
+    for optimizer in listed:
+        many = isinstance(optimizer, torch.optim.LBFGS) or _perturbs(optimizer)
+        if overlap and many:
+            raise InputError(
+                f"{type(optimizer).__name__} computes gradients at several points a step, so the "
+                "exchange cannot run beside one: use it without overlap=True."
+            )
+    return tuple(_unwrapped(optimizer) for optimizer in listed)
+
+
+def _perturbs(optimizer: object) -> bool:
+    """Whether it is like SAM: a first step away, a second back and on by an optimizer inside."""
+    return hasattr(optimizer, "first_step") and hasattr(optimizer, "second_step")
+
+
+def _unwrapped(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    hooked = hasattr(optimizer, "_optimizer_step_pre_hooks") and not _perturbs(optimizer)
+    if hooked:
+        return optimizer
+    inside = wrapped_by(optimizer)
+    if inside is not None:
+        return _unwrapped(inside)
+    raise InputError(
+        f"the steps of {type(optimizer).__name__} cannot be followed: give Gossip the "
+        "torch.optim.Optimizer inside it, or None and call gossip.step() after each update."
+    )
+
+
+def check_stepped(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    """Refuse optimizers of another model; warn of parameters that train but are never stepped."""
+    if not optimizers:
+        return
+    stepped = {id(p) for o in optimizers for group in o.param_groups for p in group["params"]}
+    own = {id(p) for p in model.parameters()}
+    for optimizer in optimizers:
+        if not any(id(p) in own for group in optimizer.param_groups for p in group["params"]):
+            raise InputError(
+                "the optimizer steps none of the model's parameters: give it this model's."
+            )
+    forgotten = [n for n, p in model.named_parameters() if p.requires_grad and id(p) not in stepped]
+    if forgotten:
+        more = f" and {len(forgotten) - 1} more" if len(forgotten) > 1 else ""
+        warnings.warn(
+            f"no optimizer of this Gossip steps {forgotten[0]!r}{more}: give it all optimizers, "
+            "Gossip(model, [first, second], plan), or freeze what does not train.",
+            stacklevel=4,
+        )
+
+
+def check_parallel(model: nn.Module, group_size: int) -> None:
+    """Refuse a model that DistributedDataParallel averages beyond the group that is one worker."""
+    if not dist.is_available() or not dist.is_initialized():
+        return
+    first = next(model.parameters())
+    for found in gc.get_objects():
+        # By its type: asking lazy objects for their class would load them.
+        if issubclass(type(found), DistributedDataParallel):
+            inside = any(p is first for p in found.parameters())
+            if inside and found.process_group.size() != group_size:
+                raise InputError(
+                    "the model is inside DistributedDataParallel, which makes all workers' "
+                    "gradients equal: leave that out; Gossip takes its place. (For groups of GPUs "
+                    "as workers see mesh=.)"
+                )
+
+
+def check_join(plan: PlanLike, *, goes_on: bool) -> None:
+    """Refuse `join()` where nobody could hear who has finished, or nobody need."""
+    if plan.topology.directed:
+        raise InputError("join() needs links that carry both ways, to say who has finished.")
+    if goes_on:
+        raise InputError(
+            "join() is not needed with on_loss='continue': a worker that has finished leaves, and "
+            "the others go on without it."
+        )
+
+
+def check_in_place(buckets: Iterable[Bucket], frozen: Iterable[nn.Parameter]) -> None:
+    """Take back parameters that were given other values; refuse those that became others.
+
+    Raises:
+        ModelError: a parameter changed its kind, or began to train.
+    """
+    for bucket in buckets:
+        name = bucket.take_back()
+        if name is not None:
+            raise ModelError(
+                f"parameter {name!r} has another device, dtype or shape than when Gossip took "
+                "it in (model.to(...)): change the model first, then construct Gossip."
+            )
+    for parameter in frozen:
+        if parameter.requires_grad:
+            raise ModelError(
+                "a parameter that was frozen when Gossip was constructed now trains, but is "
+                "not exchanged: call detach() and construct Gossip again."
+            )

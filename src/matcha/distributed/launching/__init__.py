@@ -1,0 +1,1 @@
+"""Launching: how one command becomes the workers of a run, and what each knows of the others."""

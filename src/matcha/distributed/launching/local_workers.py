@@ -1,0 +1,221 @@
+"""Local workers: processes of one command on this machine that know of one another.
+
+What `torchrun` sets, this sets: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT. A worker
+ends with the process that started it, however that ends.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from matcha.distributed.launching.nursery import Nursery, Nursling, can_be_forked, end_with_parent
+from matcha.errors import ExchangeError, InputError
+
+__all__ = ["LocalWorkers"]
+
+_log = logging.getLogger("matcha.launch")
+_POLL = 0.02
+_PATIENCE = 1.0  # seconds before a first restart; each further one waits twice as long
+_LONGEST_PATIENCE = 30.0
+_GRACE = 10.0  # seconds for the others to say what they saw, once one worker has failed
+
+
+class LocalWorkers:
+    """Processes of one command that know of one another; a context manager that leaves none behind.
+
+    This process keeps the key-value store by which they meet, so that it outlives any of them and a
+    port need not be guessed.
+
+    Args:
+        command: what each worker runs.
+        num_workers: how many of them.
+        environment: added to this process's own.
+        logs: a folder for each worker's stdout and stderr, `worker-RANK.log`; by default they go
+            where this process's own go.
+        restarts: how often a worker that fails is started again, each time after a longer pause;
+            the others go on meanwhile. Whether they can is theirs to know.
+        forked: whether workers are forked from one process that has imported torch, where the
+            command allows it: many start sooner, share memory, and are back sooner.
+
+    Attributes:
+        processes: the workers' present processes, by rank.
+        restarted: how often each worker was started again.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        num_workers: int,
+        *,
+        environment: Mapping[str, str] | None = None,
+        logs: Path | None = None,
+        restarts: int = 0,
+        forked: bool = False,
+    ) -> None:
+        if num_workers < 1:
+            raise InputError(f"at least one worker must be started, not {num_workers}.")
+        self._store = _loopback_store()
+        shared = {
+            **os.environ,
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(self._store.port),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "TORCHELASTIC_RESTART_COUNT": "0",
+            "WORLD_SIZE": str(num_workers),
+            "LOCAL_WORLD_SIZE": str(num_workers),
+            **(environment or {}),
+        }
+        threads = max(1, (os.cpu_count() or 1) // num_workers)
+        shared.setdefault("OMP_NUM_THREADS", str(threads))
+        self.logs = logs
+        if logs is not None:
+            logs.mkdir(parents=True, exist_ok=True)
+        self._command, self._shared, self._restarts = list(command), shared, restarts
+        self.restarted = [0] * num_workers
+        self._due: dict[int, float] = {}
+        self._is_stopping = False
+        self.processes: list[subprocess.Popen[bytes] | Nursling] = []
+        self._nursery = Nursery(shared) if forked and can_be_forked(self._command) else None
+        try:
+            for rank in range(num_workers):
+                self.processes.append(self._start(rank))
+        except BaseException:
+            self.stop()
+            raise
+
+    def _start(self, rank: int) -> subprocess.Popen[bytes] | Nursling:
+        ranked = {**self._shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        log = self._log(rank)
+        mode = "ab" if self.restarted[rank] else "wb"
+        if self._nursery is not None:
+            return self._nursery.start(self._command, ranked, log, mode)
+        with ExitStack() as stack:
+            return subprocess.Popen(
+                self._command,
+                env=ranked,
+                stdin=subprocess.DEVNULL,
+                stdout=None if log is None else stack.enter_context(log.open(mode)),
+                stderr=None if log is None else subprocess.STDOUT,
+                start_new_session=True,  # its own group, so that its children end with it
+                preexec_fn=end_with_parent if sys.platform.startswith("linux") else None,
+            )
+
+    def tend(self) -> list[int | None]:
+        """Start those again that failed and may; returns what each worker's exit code is now.
+
+        A worker that will be started again has none.
+        """
+        codes: list[int | None] = []
+        now = time.monotonic()
+        for rank, process in enumerate(self.processes):
+            code = process.poll()
+            if code and self.restarted[rank] < self._restarts and not self._is_stopping:
+                pause = min(_PATIENCE * 2 ** self.restarted[rank], _LONGEST_PATIENCE)
+                if rank not in self._due:
+                    _log.warning("worker %d ended with %d: again in %g s", rank, code, pause)
+                if now >= self._due.setdefault(rank, now + pause):
+                    del self._due[rank]
+                    self.restart(rank)
+                code = None
+            codes.append(code)
+        return codes
+
+    def restart(self, rank: int) -> None:
+        """Start a worker that has ended again."""
+        self.restarted[rank] += 1
+        self.processes[rank] = self._start(rank)
+
+    def _log(self, rank: int) -> Path | None:
+        return None if self.logs is None else self.logs / f"worker-{rank}.log"
+
+    def last_words(self, rank: int) -> str | None:
+        """The last line that a worker wrote to its log; None where there is no log or no line."""
+        log = self._log(rank)
+        if log is None:
+            return None
+        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        return lines[-1] if lines else None
+
+    @property
+    def ended(self) -> bool:
+        """Whether all have ended, or one has failed, so that it is time to `wait`."""
+        codes = self.tend()
+        return None not in codes or (any(codes) and not self._restarts)
+
+    def wait(self, timeout: float | None = None, grace: float = _GRACE) -> list[int]:
+        """Wait for all to end and return their exit codes.
+
+        Once one has failed, the others get `grace` seconds to end by themselves, then are stopped;
+        with restarts they go on without it.
+
+        Raises:
+            ExchangeError: they did not end within `timeout` seconds; they are stopped first.
+        """
+        end = None if timeout is None else time.monotonic() + timeout
+        failed: float | None = None
+        while True:
+            codes = self.tend()
+            if all(code is not None for code in codes):
+                return [code for code in codes if code is not None]
+            now = time.monotonic()
+            if failed is None and any(codes) and not self._restarts:
+                failed = now
+            if failed is not None and now > failed + grace:
+                self.stop()
+            elif end is not None and now > end:
+                self.stop()
+                raise ExchangeError(f"the workers did not end within {timeout:g} s.")
+            time.sleep(_POLL)
+
+    def stop(self) -> None:
+        """End every worker that still runs: politely, then for certain."""
+        self._is_stopping = True
+        for number, patience in ((signal.SIGTERM, 3.0), (signal.SIGKILL, None)):
+            running = [process for process in self.processes if process.poll() is None]
+            for process in running:
+                _signal_group(process, number)
+                _signal_group(process, signal.SIGCONT)  # a stopped one hears nothing else
+            for process in running:
+                try:
+                    process.wait(patience)
+                except subprocess.TimeoutExpired:
+                    break
+        if self._nursery is not None:
+            self._nursery.close()
+
+    def __enter__(self) -> LocalWorkers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def _loopback_store() -> TCPStore:
+    """A key-value store that only this machine reaches; by default it would listen to all."""
+    listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
+    port = listener.getsockname()[1]
+    return TCPStore(
+        "127.0.0.1",
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+    )
+
+
+def _signal_group(process: subprocess.Popen[bytes] | Nursling, number: signal.Signals) -> None:
+    """Signal a running worker and whatever it started, such as loaders of data."""
+    if process.poll() is None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, number)

@@ -1,0 +1,245 @@
+"""The nursery: a process that has imported what workers import, and forks one whenever asked.
+
+Importing torch takes seconds of processor time and a hundred megabytes a process. Forked from one
+that has done so, many workers start at once and share that memory, and one that died is back
+sooner. The nursery runs none of the workers' code, and holds no thread, file or device of theirs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Nursery", "Nursling", "can_be_forked", "end_with_parent", "serve"]
+
+_POLL = 0.02
+_PR_SET_PDEATHSIG = 1
+_MODULES = ("torch", "torch._dynamo", "matcha.distributed")  # every torch optimizer imports dynamo
+_SERVE = "from matcha.distributed.launching.nursery import serve; serve()()"
+
+
+def can_be_forked(command: Sequence[str]) -> bool:
+    """Whether a command is Python running a script or a module, on processors alone.
+
+    What a driver of accelerators keeps does not survive a fork.
+
+    >>> can_be_forked(["sleep", "600"])
+    False
+    """
+    known = sys.platform.startswith("linux") and len(command) > 1 and command[0] == sys.executable
+    if not known or any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/kfd").exists():
+        return False
+    return command[1] == "-m" or not command[1].startswith("-")
+
+
+def end_with_parent() -> None:
+    """In a new process: have the kernel end it when its parent is gone, even by SIGKILL."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+class Nursling:
+    """A forked worker, with what is used of `subprocess.Popen`."""
+
+    def __init__(self, nursery: Nursery, pid: int) -> None:
+        self._nursery = nursery
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """Its exit code, or None while it runs."""
+        if self.returncode is None:
+            self.returncode = self._nursery.code_of(self.pid)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit code, once it has ended.
+
+        Raises:
+            subprocess.TimeoutExpired: it still runs.
+        """
+        end = None if timeout is None else time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if end is not None and time.monotonic() > end:
+                raise subprocess.TimeoutExpired(f"worker process {self.pid}", timeout or 0.0)
+            time.sleep(_POLL)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        """Signal it, if it still runs."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+
+class Nursery:
+    """Starts workers by forking a process that has imported torch.
+
+    Args:
+        environment: of that process: some of it (threads) is read once, by what it imports.
+    """
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._socket, theirs = socket.socketpair()
+        self._codes: dict[int, int] = {}
+        self._started: list[int] = []
+        self._rest = b""
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _SERVE, str(theirs.fileno())],
+                env=dict(environment),
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # Ctrl-C is the launcher's to hear
+                preexec_fn=end_with_parent,
+            )
+
+    def start(
+        self, command: Sequence[str], environment: Mapping[str, str], log: Path | None, mode: str
+    ) -> Nursling:
+        """Fork a worker that runs a Python command; the first waits for the imports.
+
+        Args:
+            command: Python, then a script or `-m` and a module, then arguments.
+            environment: all of it.
+            log: where what it says goes; None: where this process's words go.
+            mode: in which the log is opened.
+        """
+        request = {
+            "arguments": list(command[1:]),
+            "environment": dict(environment),
+            "folder": str(Path.cwd()),
+            "log": None if log is None else [str(log), mode],
+        }
+        self._socket.sendall(json.dumps(request).encode() + b"\n")
+        while not self._started and self._process.poll() is None:
+            self._listen(_POLL)
+        if not self._started:
+            raise ChildProcessError("the process from which workers are forked has ended")
+        return Nursling(self, self._started.pop())
+
+    def code_of(self, pid: int) -> int | None:
+        """The exit code of a forked worker, or None while it runs."""
+        gone = self._process.poll() is not None  # asked first: what it said last is still heard
+        self._listen(0.0)
+        # Without the nursery the kernel ends its workers, and nobody hears how.
+        return self._codes.get(pid, -signal.SIGTERM if gone else None)
+
+    def _listen(self, timeout: float) -> None:
+        while select.select([self._socket], [], [], timeout)[0]:
+            content = self._socket.recv(1 << 16)
+            if not content:
+                return
+            *lines, self._rest = (self._rest + content).split(b"\n")
+            for pid, code in map(json.loads, lines):
+                if code is None:
+                    self._started.append(pid)
+                else:
+                    self._codes[pid] = code
+            timeout = 0.0
+
+    def close(self) -> None:
+        """End it; workers must have ended before."""
+        self._socket.close()
+        self._process.wait()
+
+
+# -- in the nursery --------------------------------------------------------------------------------
+
+
+def serve() -> Callable[[], object]:
+    """Fork workers until the launcher hangs up; returns in each of them, with what it runs."""
+    launcher = socket.socket(fileno=int(sys.argv[1]))
+    for name in _MODULES:
+        importlib.import_module(name)
+    gc.freeze()  # a collection in a worker would write to, and so copy, what all share
+    woken, waker = os.pipe()
+    os.set_blocking(waker, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(waker)
+    rest = b""
+    while True:
+        ready = select.select([launcher.fileno(), woken], [], [])[0]
+        if woken in ready:
+            os.read(woken, 4096)
+            _report_ended(launcher)
+        if launcher.fileno() not in ready:
+            continue
+        content = launcher.recv(1 << 16)
+        if not content:
+            return lambda: None
+        *lines, rest = (rest + content).split(b"\n")
+        for line in lines:
+            pid = _fork()
+            if not pid:
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                for unused in (launcher.detach(), woken, waker):
+                    os.close(unused)
+                return _prepared(**json.loads(line))
+            launcher.sendall(json.dumps([pid, None]).encode() + b"\n")
+
+
+def _report_ended(launcher: socket.socket) -> None:
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if not pid:
+            return
+        launcher.sendall(json.dumps([pid, os.waitstatus_to_exitcode(status)]).encode() + b"\n")
+
+
+def _fork() -> int:
+    """Fork; the parent goes on when the child leads a group of its own, which may be signalled."""
+    reading, writing = os.pipe()
+    nursery = os.getpid()
+    pid = os.fork()
+    if pid:
+        os.close(writing)
+        os.read(reading, 1)  # also returns if the child is no more
+        os.close(reading)
+        return pid
+    os.setsid()
+    end_with_parent()
+    if os.getppid() != nursery:
+        os._exit(1)
+    for end in (reading, writing):
+        os.close(end)
+    return 0
+
+
+def _prepared(
+    arguments: list[str], environment: Mapping[str, str], folder: str, log: list[str] | None
+) -> Callable[[], Any]:
+    """In a new worker: what makes it the process that the command would have started."""
+    if log is not None:
+        flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if log[1] == "ab" else os.O_TRUNC)
+        file = os.open(log[0], flags, 0o666)
+        for stream in (1, 2):
+            os.dup2(file, stream)
+        os.close(file)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()  # Python's own generator does so by itself
+    if arguments[0] == "-m":
+        sys.argv = arguments[1:]
+        sys.path[0] = folder
+        return lambda: runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+    sys.argv = arguments
+    sys.path[0] = str(Path(arguments[0]).resolve().parent)
+    return lambda: runpy.run_path(arguments[0], run_name="__main__")

@@ -1,0 +1,1 @@
+"""Saving: workers' states as files."""

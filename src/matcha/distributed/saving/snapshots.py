@@ -1,0 +1,277 @@
+"""Snapshots: one worker's state as one safetensors file."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from matcha.distributed.exchanges.clipped import Clipped
+from matcha.distributed.exchanges.push_sum import PushSumValues
+from matcha.distributed.exchanges.shards import like, local
+from matcha.distributed.exchanges.wiring import Exchanger
+from matcha.distributed.hooks.momentum import Following
+from matcha.distributed.transports.transport import Buffer, Transport
+from matcha.documents import replacing
+from matcha.errors import DataError, InputError
+
+__all__ = [
+    "Worker",
+    "average_snapshots",
+    "checksum",
+    "dump_snapshot",
+    "load_snapshot",
+    "restore_snapshot",
+    "write_snapshot",
+]
+
+Generators = Mapping[str, torch.Generator]
+
+
+class Worker(Protocol):
+    """What is saved, and what saving needs of a `Gossip`."""
+
+    model: nn.Module
+    transport: Transport
+    deadline: float
+
+    optimizers: tuple[torch.optim.Optimizer, ...]
+    exchange: Exchanger
+    following: Following
+    push_sum: PushSumValues | None
+    clipping: Clipped | None
+
+    @property
+    def iteration(self) -> int:
+        """Finished iterations."""
+
+    @property
+    def rank(self) -> int:
+        """This worker's number."""
+
+    def settle(self) -> None:
+        """Finish an exchange that is under way."""
+
+    def forget(self) -> None:
+        """Drop what is known of rounds to come."""
+
+    def seek(self, iteration: int) -> None:
+        """Go on from an iteration."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Position and digests."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over a position."""
+
+    def follow(self, state: Mapping[str, Any]) -> None:
+        """Go on by the stages that a saved state's plan had."""
+
+
+def write_snapshot(
+    path: Path, gossip: Worker, extra: Mapping[str, Any], generators: Generators
+) -> None:
+    """Write model, optimizer, place in the plan and `extra`; on the disk before it has its name."""
+    # Imported where used: a worker that writes no checkpoint needs no safetensors.
+    from safetensors.torch import save_file
+
+    tensors, document = _collect(gossip, extra, generators)
+    with replacing(path) as partial:
+        save_file(tensors, partial, metadata={"matcha": json.dumps(document)})
+
+
+def restore_snapshot(path: Path, gossip: Worker, generators: Generators) -> dict[str, Any]:
+    """Set a worker as it was; returns its `extra`.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
+    with _opened(path) as (file, document):
+        gossip.follow(document["state"])
+        _restore(gossip, file, document, generators)
+    extra: dict[str, Any] = document["extra"]
+    return extra
+
+
+def dump_snapshot(gossip: Worker, extra: Mapping[str, Any]) -> bytes:
+    """What `write_snapshot` writes, for another worker that has no state."""
+    from safetensors.torch import save
+
+    tensors, document = _collect(gossip, extra, {})
+    content: bytes = save(tensors, metadata={"matcha": json.dumps(document)})
+    return content
+
+
+def load_snapshot(content: Buffer, gossip: Worker) -> dict[str, Any]:
+    """Set a worker as another one is that gave `dump_snapshot`, place included; its `extra`.
+
+    Raises:
+        InputError: it is of another plan, model or number of workers.
+    """
+    from safetensors.torch import load
+
+    raw = bytes(content)
+    size = int.from_bytes(raw[:8], "little")
+    document = json.loads(json.loads(raw[8 : 8 + size])["__metadata__"]["matcha"])
+    gossip.load_state_dict(document["state"])
+    _restore(gossip, _Loaded(load(raw)), document, {})
+    extra: dict[str, Any] = document["extra"]
+    return extra
+
+
+class _Loaded:
+    """Tensors in memory that read like an open file."""
+
+    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
+        self._tensors = tensors
+
+    def get_tensor(self, name: str) -> torch.Tensor:
+        return self._tensors[name]
+
+
+def average_snapshots(paths: Sequence[Path], gossip: Worker) -> dict[str, Any]:
+    """Give a worker the average of saved models and a fresh optimizer; returns the first `extra`.
+
+    Raises:
+        DataError: a file cannot be read.
+    """
+    for optimizer in gossip.optimizers:
+        optimizer.state.clear()
+    targets = _named(gossip)
+    sums = {
+        name: torch.zeros(t.shape, dtype=torch.float64)
+        for name, t in targets.items()
+        if t.is_floating_point()
+    }
+    for path in paths:
+        with _opened(path) as (file, _):
+            share = _share(file)
+            for key, total in sums.items():
+                total += share * file.get_tensor(f"model/{key}")
+    with torch.no_grad():
+        for key, total in sums.items():
+            targets[key].copy_(total / len(paths))
+    gossip.following.reset()
+    if gossip.push_sum is not None:
+        gossip.push_sum.reset()
+    with _opened(paths[0]) as (_, document):
+        extra: dict[str, Any] = document["extra"]
+        return extra
+
+
+def _share(file: Any) -> float:
+    """A saved worker's ω, by which its parameters count; 1 but for push-sum, of which Σω = m."""
+    known = "gossip/push-sum/omega"
+    return float(file.get_tensor(known)) if known in file.keys() else 1.0  # noqa: SIM118
+
+
+def checksum(path: Path) -> int:
+    """CRC-32 of a file."""
+    crc = 0
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            crc = zlib.crc32(chunk, crc)
+    return crc
+
+
+def _collect(
+    gossip: Worker, extra: Mapping[str, Any], generators: Generators
+) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    tensors = {f"model/{name}": tensor for name, tensor in _named(gossip).items()}
+    states = [optimizer.state_dict() for optimizer in gossip.optimizers]
+    # One is written as it always was; several as a list.
+    optimizer = _flatten(states[0] if len(states) == 1 else states, "optimizer", tensors)
+    tensors |= {f"generator/{name}": g.get_state() for name, g in generators.items()}
+    tensors |= {f"gossip/{name}": tensor for name, tensor in _memory(gossip).items()}
+    # Parameters are views of buckets; the format wants tensors of their own.
+    alone = {name: t.detach().cpu().clone().contiguous() for name, t in tensors.items()}
+    document = {"state": gossip.state_dict(), "optimizer": optimizer, "extra": dict(extra)}
+    return alone, document
+
+
+def _restore(gossip: Worker, file: Any, document: dict[str, Any], generators: Generators) -> None:
+    with torch.no_grad():
+        for name, tensor in _named(gossip).items():
+            tensor.copy_(file.get_tensor(f"model/{name}"))
+    found = _unflatten(document["optimizer"], file)
+    states = found if isinstance(found, list) else [found]
+    for optimizer, state in zip(gossip.optimizers, states, strict=True):
+        optimizer.load_state_dict(_spread(state, optimizer))
+    for name, generator in generators.items():
+        generator.set_state(file.get_tensor(f"generator/{name}"))
+    for name, tensor in _memory(gossip).items():
+        tensor.copy_(file.get_tensor(f"gossip/{name}"))
+
+
+def _memory(gossip: Worker) -> dict[str, torch.Tensor]:
+    """What wire, momentum, push-sum and clipping remember from round to round."""
+    named = {f"wire/{name}": tensor for name, tensor in gossip.exchange.state().items()}
+    named |= {f"momentum/{k}": v for k, v in gossip.following.state().items()}
+    if gossip.push_sum is not None:
+        named |= {f"push-sum/{k}": v for k, v in gossip.push_sum.state().items()}
+    if gossip.clipping is not None:
+        named |= {f"clip/{name}": tensor for name, tensor in gossip.clipping.state().items()}
+    return named
+
+
+def _named(gossip: Worker) -> dict[str, torch.Tensor]:
+    model = getattr(gossip.model, "_orig_mod", gossip.model)
+    named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return {name: local(tensor) for name, tensor in named.items()}
+
+
+def _spread(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """An optimizer's state with its shards spread over processes as the parameters are."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for index, values in state["state"].items():
+        parameter = parameters[index]
+        for name, value in values.items():
+            if isinstance(value, torch.Tensor) and value.shape == local(parameter).shape:
+                values[name] = like(parameter, value)
+    return state
+
+
+def _flatten(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
+    """A value as JSON can hold it; tensors go to `tensors` and leave their key behind."""
+    if isinstance(value, torch.Tensor):
+        tensors[path] = local(value)
+        return {"tensor": path}
+    if isinstance(value, dict):
+        items = [[key, _flatten(v, f"{path}/{key}", tensors)] for key, v in value.items()]
+        return {"items": items}
+    if isinstance(value, (list, tuple)):
+        kind = "list" if isinstance(value, list) else "tuple"
+        return {kind: [_flatten(v, f"{path}/{i}", tensors) for i, v in enumerate(value)]}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise InputError(f"the optimizer's {path!r} is a {type(value).__name__}, which is not saved.")
+
+
+def _unflatten(value: Any, file: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    ((kind, content),) = value.items()
+    if kind == "tensor":
+        return file.get_tensor(content)
+    if kind == "items":
+        return {key: _unflatten(v, file) for key, v in content}
+    parts = [_unflatten(v, file) for v in content]
+    return parts if kind == "list" else tuple(parts)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """A worker's file: its tensors and its document."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            yield file, json.loads(file.metadata()["matcha"])
+    except (OSError, SafetensorError) as error:
+        raise DataError(f"{path} cannot be read: {error}.") from error

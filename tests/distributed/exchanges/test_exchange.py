@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.distributed import cases
+from tests.graphs import topologies
+
+from matcha import Round
+from matcha.distributed import Message, Pending, Transport, run_threads
+from matcha.distributed.collectives import barrier
+from matcha.distributed.exchanges.exchange import Exchange, meetings
+from matcha.distributed.transports.transport import MAX_TAG
+from matcha.errors import ExchangeError
+
+
+def exchanged(round: Round, x: np.ndarray, bucket_bytes: int, **options) -> np.ndarray:
+    """`x` after a round over in-memory links; each worker's row in two flat tensors."""
+
+    def work(transport):
+        values = [torch.from_numpy(part.copy()) for part in np.array_split(x[transport.rank], 2)]
+        exchange = Exchange(transport, values, bucket_bytes=bucket_bytes, timeout=20, **options)
+        met = meetings(round, transport.rank)
+        if met:
+            exchange.run(round, met, iteration=7)
+        assert exchange.spare_bytes <= 2 * max(bucket_bytes, 16)
+        return torch.cat(values).numpy()
+
+    return np.stack(run_threads(len(x), work))
+
+
+@st.composite
+def rounds(draw: st.DrawFn) -> tuple[Round, int]:
+    """Any ordered list of matchings of a random graph, links free to come again.
+
+    For push: of one-way messages, in which everyone sends once and hears once at most.
+    """
+    topology = draw(topologies(max_workers=6))
+    mixing = draw(st.sampled_from(["laplacian", "pairwise", "push"]))
+    push = mixing == "push"
+    matchings = []
+    for _ in range(draw(st.integers(0, 4))):
+        senders: set[int] = set()
+        receivers: set[int] = set()
+        matching = []
+        for i, j in draw(st.permutations(topology.arrows if push else topology.links)):
+            busy = i in senders or j in receivers
+            busy = busy if push else bool({i, j} & (senders | receivers))
+            if not busy and draw(st.booleans()):
+                matching.append((i, j))
+                senders.add(i)
+                receivers.add(j)
+        if matching:
+            matchings.append(tuple(matching))
+    weight = draw(st.floats(0.05, 0.6) if mixing == "laplacian" else st.sampled_from([0.5, 0.54]))
+    weights = None
+    if draw(st.booleans()):
+        shares = st.floats(0.1, 0.9)
+        weights = tuple(tuple(draw(shares) for _ in matching) for matching in matchings)
+    round = Round(
+        matchings=tuple(matchings),
+        indices=tuple(range(len(matchings))),
+        mixing=mixing,
+        weight=weight,
+        weights=weights,
+    )
+    return round, topology.num_workers
+
+
+@settings(max_examples=60)
+@given(case=rounds(), size=st.integers(2, 40), bucket=st.sampled_from([16, 40, 100, 10_000]))
+def test_an_exchange_is_the_definition_to_the_bit(case, size, bucket) -> None:
+    round, num_workers = case
+    x = np.random.default_rng(size).normal(size=(num_workers, size))
+    np.testing.assert_array_equal(exchanged(round, x, bucket), round.mix(x))
+    x = x.astype(np.float32)
+    np.testing.assert_array_equal(exchanged(round, x, bucket), round.mix(x))
+
+
+def test_blocks_of_a_large_tensor_are_the_definition_to_the_bit() -> None:
+    x = np.random.default_rng(0).normal(size=(8, 300_001))
+    for mixing in cases.MIXINGS:
+        round = cases.make_plan("vanilla", mixing).round(0)
+        np.testing.assert_array_equal(exchanged(round, x, 1_000_000), round.mix(x))
+
+
+def test_a_small_wire_format_keeps_the_mass_of_messages_that_go_one_way() -> None:
+    matchings = (((0, 1), (1, 2), (3, 0)), ((2, 0), (0, 3)))
+    round = Round(matchings=matchings, indices=(0, 1), mixing="push", weight=0.5)
+    x = np.random.default_rng(1).normal(size=(4, 500)).astype(np.float32)
+    mixed = exchanged(round, x, 400, wire_dtype=torch.bfloat16)
+    np.testing.assert_allclose(mixed.sum(0), x.sum(0), atol=1e-5)
+    assert 0 < np.abs(mixed - round.mix(x)).max() < 0.1
+
+
+@pytest.mark.parametrize("wire", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("mixing", cases.MIXINGS)
+def test_a_small_wire_format_keeps_the_average(mixing, wire) -> None:
+    x = np.random.default_rng(1).normal(size=(8, 500)).astype(np.float32)
+    round = cases.make_plan("vanilla", mixing).round(0)
+    mixed = exchanged(round, x, 400, wire_dtype=wire)
+    np.testing.assert_allclose(mixed.mean(0), x.mean(0), atol=1e-6)
+    # Nearby, but rounded: one unit in the last place of the wire format a message.
+    assert 0 < np.abs(mixed - round.mix(x)).max() < 8 * torch.finfo(wire).eps * np.abs(x).max()
+
+
+def test_a_partner_at_another_iteration_is_named() -> None:
+    round = Round(matchings=(((0, 1),),), indices=(0,), mixing="pairwise", weight=0.5)
+
+    def work(transport) -> str:
+        exchange = Exchange(transport, [torch.ones(3)], bucket_bytes=100, timeout=20)
+        with pytest.raises(ExchangeError) as caught:
+            exchange.run(round, meetings(round, transport.rank), iteration=16 + transport.rank)
+        return str(caught.value)
+
+    first, _ = run_threads(2, work)
+    assert "rank 1 is at iteration 17" in first
+    assert "rank 0 is at 16" in first
+
+
+class Recording(Transport):
+    """Notes the order of what is posted and waited for; nothing ever arrives."""
+
+    def __init__(self) -> None:
+        self.rank, self.num_workers = 0, 4
+        self.events: list[tuple[str, int, int]] = []
+
+    def post(self, messages) -> Pending:
+        (message,) = messages
+        self.events.append(("post", message.peer, message.tag))
+        return Noted(self, message)
+
+
+class Noted(Pending):
+    def __init__(self, transport: Recording, message: Message) -> None:
+        self.transport, self.message = transport, message
+
+    def wait(self, timeout: float) -> None:
+        self.transport.events.append(("wait", self.message.peer, self.message.tag))
+        self.message.incoming.copy_(self.message.outgoing)
+
+
+def test_pairwise_matchings_are_pipelined_over_pieces() -> None:
+    matchings = (((0, 1),), ((0, 2),))
+    round = Round(matchings=matchings, indices=(0, 1), mixing="pairwise", weight=0.5)
+    transport = Recording()
+    exchange = Exchange(transport, [torch.ones(60)], bucket_bytes=80, timeout=1)  # six pieces
+    exchange.run(round, meetings(round, 0), iteration=0)
+    events = transport.events
+    second_begins = next(i for i, e in enumerate(events) if e[:2] == ("post", 2))
+    first_ends = max(i for i, e in enumerate(events) if e[:2] == ("wait", 1))
+    assert second_begins < first_ends
+
+
+def test_tags_stay_within_what_every_mpi_takes() -> None:
+    """A round of 40,000 matchings; MPI guarantees tags up to 32,767 and no more."""
+    silence = ((),) * 19_999
+    round = Round(
+        matchings=(*silence, ((0, 1),), *silence, ((0, 1),), ((0, 1),)),
+        indices=tuple(range(40_001)),
+        mixing="pairwise",
+        weight=0.5,
+    )
+
+    def work(transport):
+        tags = []
+        post = transport.post
+        transport.post = lambda messages: tags.extend(m.tag for m in messages) or post(messages)
+        values = [torch.full((64,), float(transport.rank), dtype=torch.float64)]
+        exchange = Exchange(transport, values, bucket_bytes=128, timeout=20)
+        exchange.run(round, meetings(round, transport.rank), iteration=0)
+        barrier(transport, 20)
+        assert values[0].tolist() == [0.5] * 64
+        return tags
+
+    for tags in run_threads(2, work):
+        assert min(tags) >= 0
+        assert max(tags) <= MAX_TAG
+        assert len(tags) > 3 * 8

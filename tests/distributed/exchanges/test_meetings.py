@@ -1,0 +1,90 @@
+"""Meetings over memory; those over links that really fail are in test_membership.py."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from matcha import Round
+from matcha.distributed import MemoryTransport, Pending, run_threads
+from matcha.distributed.exchanges.exchange import Exchange, meetings
+from matcha.distributed.exchanges.meetings import Meetings
+from matcha.distributed.transports.transport import COLLECTIVE_TAGS
+from matcha.errors import PeerLostError
+
+VALUES = np.array([[1.0, 5.0], [2.0, -4.0], [9.0, 0.0]])
+MATCHINGS = (((0, 1),), ((1, 2),))
+
+
+class Place(MemoryTransport):
+    """A network in memory from which workers may be missing, and a last byte be lost."""
+
+    missing: frozenset[int] = frozenset()
+    loses_last_byte = False
+
+    def begin(self, iteration: int) -> None:
+        self.began = iteration
+
+    def meets(self, peer: int, iteration: int) -> bool:
+        return not {peer, self.rank} & self.missing
+
+    def connection(self, peer: int) -> object:
+        return self.network
+
+    def post(self, messages):
+        last = any(m.tag in COLLECTIVE_TAGS and m.incoming is not None for m in messages)
+        if last and self.loses_last_byte:
+            return Lost()
+        return super().post(messages)
+
+
+class Lost(Pending):
+    """What never comes."""
+
+    def wait(self, timeout: float) -> None:
+        raise PeerLostError("the link is gone.", 0)
+
+
+def held(mixing: str, missing: frozenset[int] = frozenset(), loses: int | None = None):
+    """All workers' values after one round, and their meetings."""
+    weight = 0.5 if mixing == "pairwise" else 0.25
+    round = Round(matchings=MATCHINGS, indices=(0, 1), mixing=mixing, weight=weight)
+
+    def work(transport):
+        place = Place(transport.network, transport.rank)
+        place.missing, place.loses_last_byte = missing, loses == place.rank
+        values = torch.from_numpy(VALUES[place.rank].copy())
+        exchange = Exchange(place, [values], bucket_bytes=1000, timeout=20)
+        met = Meetings(exchange, place, [values])
+        if place.rank not in missing:
+            met.run(round, meetings(round, place.rank), 4)
+        return values.numpy(), met
+
+    values, met = zip(*run_threads(3, work), strict=True)
+    return round, np.stack(values), met
+
+
+@pytest.mark.parametrize("mixing", ["laplacian", "pairwise"])
+def test_with_everybody_there_meetings_are_the_round(mixing) -> None:
+    round, found, met = held(mixing)
+    np.testing.assert_allclose(found, round.mix(VALUES), rtol=0, atol=1e-14)
+    assert [one.held for one in met] == [1, 2, 1]
+    assert not any(one.left_out for one in met)
+
+
+@pytest.mark.parametrize("mixing", ["laplacian", "pairwise"])
+def test_a_meeting_with_one_who_is_missing_is_left_out_alone(mixing) -> None:
+    round, found, met = held(mixing, missing=frozenset({2}))
+    rest = Round(matchings=MATCHINGS[:1], indices=(0,), mixing=mixing, weight=round.weight)
+    np.testing.assert_allclose(found, rest.mix(VALUES), rtol=0, atol=1e-14)
+    assert [(one.held, one.left_out, one.uncertain) for one in met[:2]] == [(1, 0, 0), (1, 1, 0)]
+
+
+def test_a_lost_last_byte_shifts_the_sum_by_no_more_than_is_counted() -> None:
+    _, found, met = held("pairwise", missing=frozenset({2}), loses=0)
+    assert found[0].tolist() == VALUES[0].tolist()
+    assert found[1].tolist() == [1.5, 0.5]
+    shift = np.linalg.norm(found.sum(0) - VALUES.sum(0))
+    assert (met[0].held, met[0].left_out, met[0].uncertain) == (0, 1, 1)
+    assert met[0].shift == pytest.approx(shift)

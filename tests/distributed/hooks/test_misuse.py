@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tests.distributed.hooks.test_steps import ALWAYS, Sam, halves
+from tests.distributed.perceptrons import PLAN, Fixed, double_step, mlp, plain_step
+
+from matcha.distributed import Gossip, MemoryNetwork, MemoryTransport, run_threads
+from matcha.errors import InputError, ModelError
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"wire_dtype": torch.int8}, "wire_dtype"),
+        ({"buffers": "global"}, "'local' or 'average'"),
+        ({"bucket_mb": 0}, "bucket_mb is 0"),
+    ],
+)
+def test_bad_options_are_refused(options, sentence) -> None:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(InputError, match=sentence):
+        Gossip(model, optimizer, PLAN, **options)
+
+
+def test_a_foreign_optimizer_is_refused() -> None:
+    optimizer = torch.optim.SGD(mlp().parameters(), lr=0.1)
+    with pytest.raises(InputError, match="none of the model's parameters"):
+        Gossip(mlp(), optimizer, PLAN)
+
+
+def test_moved_or_unfrozen_parameters_are_noticed() -> None:
+    plan = Fixed(2, (((0, 1),),))
+
+    def work(transport: MemoryTransport) -> None:
+        model = mlp()
+        model[0].bias.requires_grad_(False)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        Gossip(model, optimizer, plan, transport=transport, deadline=5)
+        if transport.rank == 0:
+            model.float()
+            with pytest.raises(ModelError, match=r"'0.weight' has another device, dtype"):
+                plain_step(model, optimizer, torch.ones(2, 4))
+        else:
+            model[0].bias.requires_grad_(True)
+            with pytest.raises(ModelError, match="frozen when Gossip was constructed"):
+                double_step(model, optimizer, torch.ones(2, 4))
+
+    run_threads(2, work)
+
+
+def test_parameters_that_no_optimizer_steps_are_mentioned() -> None:
+    model = mlp()
+    first, second = halves(model)
+    with pytest.warns(UserWarning, match=r"no optimizer of this Gossip steps '0.bias' and 1 more"):
+        Gossip(model, first, Fixed(2), transport=MemoryNetwork(1).transport(0))
+    other = mlp()
+    Gossip(other, halves(other), Fixed(2), transport=MemoryNetwork(1).transport(0))
+    assert second.param_groups
+
+
+class Wrapper(torch.optim.Optimizer):
+    """As Accelerate's: an Optimizer by class that hands everything on and cannot be hooked."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    param_groups = property(lambda self: self.optimizer.param_groups)  # type: ignore[assignment]
+
+    def step(self, closure: Any = None) -> Any:
+        return self.optimizer.step(closure)
+
+
+def test_a_wrapped_optimizer_is_taken_out_of_its_wrapper() -> None:
+    def work(transport: MemoryTransport) -> int:
+        model = mlp()
+        optimizer = Wrapper(torch.optim.SGD(model.parameters(), lr=0.1))
+        with Gossip(model, optimizer, ALWAYS, transport=transport, deadline=30) as gossip:
+            assert gossip.optimizer is optimizer.optimizer
+            for _ in range(3):
+                double_step(model, optimizer, torch.ones(2, 4))
+            return gossip.iteration
+
+    Wrapper.zero_grad = lambda self: self.optimizer.zero_grad()  # type: ignore[method-assign]
+    assert run_threads(2, work) == [3, 3]
+
+
+@pytest.mark.parametrize("kind", [Sam, torch.optim.LBFGS])
+def test_optimizers_with_several_gradients_a_step_are_not_overlapped(kind) -> None:
+    model = mlp()
+    with pytest.raises(InputError, match=r"several points a step.*without overlap=True"):
+        Gossip(model, kind(model.parameters(), lr=0.1), PLAN, overlap=True)
+
+
+class Opaque:
+    """No optimizer of torch's at all."""
+
+    def __init__(self, parameters: Any) -> None:
+        self.param_groups = [{"params": list(parameters)}]
+
+
+def test_what_cannot_be_hooked_is_refused_with_advice() -> None:
+    model = mlp()
+    with pytest.raises(InputError, match=r"steps of Opaque cannot be followed.*gossip.step\(\)"):
+        Gossip(model, Opaque(model.parameters()), PLAN)
+    with pytest.raises(InputError, match="overlap=True needs an optimizer"):
+        Gossip(model, None, PLAN, overlap=True)

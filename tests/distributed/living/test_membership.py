@@ -1,0 +1,331 @@
+"""Workers are lost, cut off and come back at given iterations: what is left is what should be."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.distributed import cases
+from tests.distributed.transports.links.linked import local_peers, run_linked
+
+import matcha.distributed
+from matcha import families
+from matcha.distributed import Gossip, LinkTransport, run_threads
+from matcha.distributed.living.membership import Pace
+from matcha.errors import ExchangeError, InputError
+
+LOST, BACK, ITERATIONS = 12, 25, 40
+MOMENTUM = 0.9
+
+
+def wait_until(condition, seconds: float = 150.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come to pass"
+        time.sleep(0.002)
+
+
+class Worker:
+    """A model with momentum in float64, under Gossip on links."""
+
+    def __init__(self, transport, plan) -> None:
+        self.transport = transport
+        self.model = cases.Quadratic(transport.rank)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=cases.RATE, momentum=MOMENTUM)
+        self.gossip = Gossip(
+            self.model,
+            self.optimizer,
+            plan,
+            transport=transport,
+            bucket_mb=3e-4,
+            deadline=150,
+            on_loss="continue",
+        )
+
+    def run(self, stop: int) -> None:
+        while self.gossip.iteration < stop:
+            self.optimizer.zero_grad()
+            self.model().backward()
+            self.optimizer.step()
+
+    def tend_until(self, *events: threading.Event) -> None:
+        """Answer those who come back until all of them say that they are there."""
+
+        def are_there() -> bool:
+            self.gossip.tend()
+            return all(event.is_set() for event in events)
+
+        wait_until(are_there)
+
+    def wait_for(self, *peers: int) -> None:
+        """Until the links to these neighbours are up again, answering them meanwhile."""
+
+        def are_up() -> bool:
+            self.gossip.tend()
+            with self.transport.neighborhood.lock:
+                return set(peers) <= {li.peer for li in self.transport.neighborhood.live_links()}
+
+        wait_until(are_up)
+
+
+def expected(plan, lost=(), cut=(), donor=None):
+    """The same by the definition: meetings of the lost and over cut links are left out."""
+    optimum, curvature = cases.targets("float64")
+    x, velocity = np.ones_like(optimum), np.zeros_like(optimum)
+    for k in range(ITERATIONS):
+        away = LOST <= k < BACK
+        if k == BACK:
+            for worker in lost:
+                x[worker], velocity[worker] = x[donor], velocity[donor]
+        gradient = curvature * (x - optimum)
+        velocity = gradient if k == 0 else MOMENTUM * velocity + gradient
+        step = cases.RATE * velocity
+        round = plan.round(k)
+        if away:
+            kept = [
+                [li for li in m if not set(li) & set(lost) and li not in cut]
+                for m in round.matchings
+            ]
+            round = replace(round, matchings=tuple(tuple(m) for m in kept if m))
+        x = round.mix(x - step)
+    return x
+
+
+# With overlap a round begins before the script can act on its iteration: nothing to pin there.
+PLANS = [("vanilla", "laplacian"), ("matcha", "pairwise"), ("greedy", "pairwise")]
+
+
+@pytest.mark.parametrize(("strategy", "mixing"), PLANS)
+def test_a_link_that_is_cut_and_mended(strategy, mixing) -> None:
+    plan = cases.make_plan(strategy, mixing)
+    cut = plan.topology.links[3:5]
+    arrived = threading.Barrier(plan.num_workers)
+
+    def work(transport):
+        worker = Worker(transport, plan)
+        mine = [i + j - transport.rank for i, j in cut if transport.rank in (i, j)]
+        worker.run(LOST)
+        arrived.wait(150)  # neither end cuts into a meeting of the iteration before
+        for peer in mine:
+            transport.cut(peer)
+        worker.run(BACK)
+        for peer in mine:
+            transport.mend(peer)
+        worker.wait_for(*mine)
+        worker.run(ITERATIONS)
+        worker.gossip.detach()
+        return worker.model.flat()["float64"], worker.gossip.meetings
+
+    found, meetings = zip(*run_linked(plan.topology, work), strict=True)
+    np.testing.assert_allclose(np.stack(found), expected(plan, cut=cut), rtol=0, atol=1e-10)
+    scheduled = sum(sum(li in cut for li in plan.round(k).links) for k in range(LOST, BACK))
+    assert sum(m.left_out for m in meetings) == 2 * scheduled > 0
+    assert sum(m.uncertain for m in meetings) == 0
+
+
+@pytest.mark.parametrize(("strategy", "mixing"), PLANS)
+@pytest.mark.parametrize("victim", [0, 3])
+def test_a_worker_that_is_lost_and_comes_back(strategy, mixing, victim) -> None:
+    plan = cases.make_plan(strategy, mixing)
+    topology = plan.topology
+    peers = local_peers(topology.num_workers)
+    around = topology.neighbors(victim)
+    arrived = threading.Barrier(topology.num_workers)
+
+    def work(transport):
+        worker = Worker(transport, plan)
+        worker.run(LOST)
+        if transport.rank == victim:
+            transport.close()  # between two iterations; a kill could catch a meeting's last byte
+            arrived.wait(150)
+            transport = LinkTransport(topology, victim, peers, silence=90.0, timeout=150.0)
+            worker = Worker(transport, plan)  # takes a neighbour's state
+            assert worker.gossip.iteration == BACK
+            worker.wait_for(*around)
+        else:
+            wait_until(lambda: victim not in worker.gossip.members)
+            worker.run(BACK)
+            arrived.wait(150)
+            worker.wait_for(*[victim] if transport.rank in around else [])
+        worker.run(ITERATIONS)
+        distance = worker.gossip.consensus_distance()
+        facts = distance, worker.gossip._membership.donor, transport.changes
+        worker.gossip.detach()
+        transport.close()
+        return worker.model.flat()["float64"], *facts
+
+    results = run_linked(topology, work, peers=peers)
+    x, distances, donors, changes = zip(*results, strict=True)
+    donor = donors[victim]
+    assert donor in around
+    right = expected(plan, lost=[victim], donor=donor)
+    np.testing.assert_allclose(np.stack(x), right, rtol=0, atol=1e-10)
+    assert len({round(distance, 9) for distance in distances}) == 1
+    for rank, seen in enumerate(changes):
+        states = [change.is_member for change in seen if change.worker == victim]
+        assert rank == victim or states[:3] == [True, False, True]
+
+
+def _vanish(transport) -> None:
+    """As a killed process: no goodbye, all connections gone."""
+    near = transport.neighborhood
+    with near.lock:
+        near.is_open = False
+        near.drop_all("died")
+    if near.door is not None:
+        near.door.close()
+
+
+def test_all_but_one_are_gone_and_it_goes_on() -> None:
+    plan = cases.make_plan("greedy", "pairwise")
+
+    def work(transport):
+        worker = Worker(transport, plan)
+        worker.run(5)
+        if transport.rank != 2:
+            _vanish(transport)
+            return None
+        wait_until(lambda: worker.gossip.members == (2,))
+        worker.run(ITERATIONS)
+        with worker.gossip.averaged():
+            assert worker.gossip.consensus_distance() == 0.0
+        worker.gossip.detach()
+        return worker.gossip.meetings.left_out
+
+    assert run_linked(plan.topology, work)[2] > 0
+
+
+def test_with_stop_the_first_cause_is_named() -> None:
+    plan = cases.make_plan("vanilla", "laplacian")
+
+    def work(transport):
+        model = cases.Quadratic(transport.rank)
+        optimizer = torch.optim.SGD(model.parameters(), lr=cases.RATE)
+        with Gossip(model, optimizer, plan, transport=transport, deadline=20) as gossip:
+            while gossip.iteration < ITERATIONS:
+                if transport.rank == 3 and gossip.iteration == LOST:
+                    return _vanish(transport)
+                optimizer.zero_grad()
+                model().backward()
+                try:
+                    optimizer.step()
+                except ExchangeError as error:
+                    return str(error)
+        return "went on"
+
+    results = run_linked(plan.topology, work)
+    for rank, sentence in enumerate(results):
+        if rank != 3:
+            assert sentence.startswith("rank 3 (host "), sentence
+
+
+def test_only_links_of_our_own_go_on() -> None:
+    plan = cases.make_plan("greedy", "pairwise")
+
+    def work(transport):
+        model = torch.nn.Linear(2, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with pytest.raises(InputError, match="needs links of our own"):
+            Gossip(model, optimizer, plan, transport=transport, on_loss="continue")
+
+    run_threads(families.paper("er8").num_workers, work)
+
+
+def test_a_worker_restarted_twice_within_a_second_comes_back() -> None:
+    plan = cases.make_plan("greedy", "pairwise")
+    topology = plan.topology
+    peers = local_peers(topology.num_workers)
+    back = threading.Event()
+
+    def work(transport):
+        worker = Worker(transport, plan)
+        worker.run(LOST)
+        if transport.rank == 3:
+            _vanish(transport)
+            # The first new life ends before it has a state; the second one takes one.
+            _vanish(LinkTransport(topology, 3, peers, silence=90.0, timeout=150.0))
+            transport = LinkTransport(topology, 3, peers, silence=90.0, timeout=150.0)
+            worker = Worker(transport, plan)
+            assert worker.gossip.iteration >= LOST
+            back.set()
+        else:
+            worker.tend_until(back)
+        worker.run(ITERATIONS)
+        distance = worker.gossip.consensus_distance()
+        worker.gossip.detach()
+        transport.close()
+        return round(distance, 9)
+
+    assert len(set(run_linked(topology, work, peers=peers))) == 1
+
+
+def test_two_neighbours_that_die_together_come_back_with_living_ones_states() -> None:
+    plan = cases.make_plan("greedy", "pairwise")
+    topology = plan.topology
+    peers = local_peers(topology.num_workers)
+    dead = topology.links[3]
+    back = {rank: threading.Event() for rank in dead}
+
+    def work(transport):
+        worker = Worker(transport, plan)
+        worker.run(LOST)
+        if transport.rank in dead:
+            _vanish(transport)
+            transport = LinkTransport(topology, transport.rank, peers, silence=90.0, timeout=150.0)
+            worker = Worker(transport, plan)
+            back[transport.rank].set()
+        else:
+            # Nobody goes on before both are there: it would wait for one who is not, and not tend.
+            worker.tend_until(*back.values())
+        worker.run(ITERATIONS)
+        finite = all(bool(torch.isfinite(p).all()) for p in worker.model.parameters())
+        worker.gossip.detach()
+        transport.close()
+        return finite, worker.gossip.iteration
+
+    assert run_linked(topology, work, peers=peers) == [(True, ITERATIONS)] * 8
+
+
+def test_a_clock_that_jumps_changes_nothing(monkeypatch) -> None:
+    """Days back and forth at every look: only the clock that cannot jump may be looked at."""
+    plan = cases.make_plan("greedy", "pairwise")
+    looks = count()
+    monkeypatch.setattr(time, "time", lambda: 1e9 + 1e6 * (-1) ** next(looks))
+    monkeypatch.setattr(time, "time_ns", lambda: int(time.time() * 1e9))
+
+    def work(transport):
+        worker = Worker(transport, plan)
+        worker.run(ITERATIONS)
+        worker.gossip.detach()
+        return worker.model.flat()["float64"], worker.gossip.meetings.left_out
+
+    found, left_out = zip(*run_linked(plan.topology, work), strict=True)
+    np.testing.assert_allclose(np.stack(found), expected(plan), rtol=0, atol=1e-10)
+    assert set(left_out) == {0}
+
+
+def test_nothing_that_runs_looks_at_the_clock_on_the_wall() -> None:
+    for path in Path(matcha.distributed.__file__).parent.rglob("*.py"):
+        assert not re.search(r"\btime\.time(_ns)?\(", path.read_text(encoding="utf-8")), path
+
+
+def test_a_pace_is_that_of_iterations_whatever_else_happens() -> None:
+    """A worker stopped in its second iteration once took its first, of a millisecond, for its pace.
+
+    It then trained 36 iterations that the others had behind them, and they waited for it.
+    """
+    pace = Pace(0)
+    assert pace.seconds is None
+    for iteration, now in ((1, 10.0), (2, 10.001), (3, 10.101), (4, 15.101), (5, 15.201)):
+        pace.note(iteration, now)
+        pace.note(iteration, now + 0.0005)  # asked again while it waits
+    assert pace.seconds == pytest.approx(0.1)
+    pace.note(50, 15.3)  # a neighbour's state: far ahead at once
+    assert pace.seconds == pytest.approx(0.1)

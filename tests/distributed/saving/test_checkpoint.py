@@ -1,0 +1,348 @@
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.distributed import cases
+from torch import nn
+
+from matcha.distributed import Gossip, MemoryTransport, run_threads
+from matcha.distributed.saving import checkpoint
+from matcha.distributed.saving.checkpoint import SCHEMA, checkpoints
+from matcha.errors import DataError, InputError, WriteError
+from matcha.plans import Plan
+
+PLAN = cases.make_plan("matcha", "laplacian")
+SMALL = 4
+
+
+def small_plan() -> Plan:
+    from matcha import families, plan
+
+    return plan(families.ring(SMALL), 1.0, "vanilla")
+
+
+class Worker:
+    """A model with dropout and BatchNorm, so that random state and buffers matter."""
+
+    def __init__(self, transport: MemoryTransport, plan: Plan, kind: type, overlap: bool) -> None:
+        self.random = torch.Generator().manual_seed(100 + transport.rank)
+        self.model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 1))
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                parameter.copy_(torch.linspace(-1, 1, parameter.numel()).view(parameter.shape))
+        extra = {"momentum": 0.9} if kind is torch.optim.SGD else {}
+        self.optimizer = kind(self.model.parameters(), lr=0.05, **extra)
+        self.gossip = Gossip(
+            self.model, self.optimizer, plan, transport=transport, deadline=20, overlap=overlap
+        )
+        self.generators = {"data": self.random}
+
+    def train(self, steps: int) -> None:
+        for _ in range(steps):
+            batch = torch.randn(8, 4, generator=self.random)
+            self.optimizer.zero_grad()
+            self.model(batch).square().mean().backward()
+            self.optimizer.step()
+
+    def state(self) -> list[torch.Tensor]:
+        self.gossip.settle()
+        tensors = [*self.model.parameters(), *self.model.buffers()]
+        for state in self.optimizer.state.values():
+            tensors += [value for value in state.values() if isinstance(value, torch.Tensor)]
+        return [tensor.detach().clone() for tensor in tensors]
+
+
+def everywhere(work: Any, plan: Plan = PLAN, kind: type = torch.optim.SGD, overlap=False) -> list:
+    return run_threads(plan.num_workers, lambda t: work(Worker(t, plan, kind, overlap)))
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
+def test_resuming_continues_to_the_same_bits(tmp_path: Path, kind, overlap) -> None:
+    def uninterrupted(worker: Worker) -> list[torch.Tensor]:
+        worker.train(5)
+        worker.gossip.save(tmp_path, extra={"epoch": 2.5}, generators=worker.generators)
+        worker.train(6)
+        return worker.state()
+
+    def resumed(worker: Worker) -> list[torch.Tensor]:
+        worker.train(2)  # whatever happened before loading is forgotten
+        extra = worker.gossip.load(tmp_path, generators=worker.generators)
+        assert extra == {"epoch": 2.5}
+        assert worker.gossip.iteration == 5
+        worker.train(6)
+        return worker.state()
+
+    for left, right in zip(
+        everywhere(uninterrupted, kind=kind, overlap=overlap),
+        everywhere(resumed, kind=kind, overlap=overlap),
+        strict=True,
+    ):
+        assert len(left) == len(right)
+        assert all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """Checkpoints of iterations 2 and 4; the one of iteration 1 has been cleared away."""
+
+    def work(worker: Worker) -> None:
+        for steps in (1, 1, 2):
+            worker.train(steps)
+            worker.gossip.save(tmp_path, generators=worker.generators)
+
+    everywhere(work)
+    assert [info.iteration for info in checkpoints(tmp_path)] == [2, 4]
+    return tmp_path
+
+
+def refused(folder: Path, kind: type[Exception], sentence: str, plan: Plan = PLAN, **options):
+    def work(worker: Worker) -> None:
+        with pytest.raises(kind, match=sentence):
+            worker.gossip.load(folder, **options)
+
+    everywhere(work, plan)
+
+
+def test_a_truncated_checkpoint_is_refused_and_the_one_before_offered(saved: Path) -> None:
+    file = saved / "iteration-000000004" / "worker-003.safetensors"
+    file.write_bytes(file.read_bytes()[:-10])
+    refused(saved, DataError, r"worker-003.* is truncated.*before, iteration 2, is intact")
+    everywhere(lambda worker: worker.gossip.load(saved, iteration=2))
+
+
+def test_a_damaged_checkpoint_is_refused_by_all_workers(saved: Path) -> None:
+    file = saved / "iteration-000000004" / "worker-003.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-5] ^= 1
+    file.write_bytes(data)
+    refused(saved, DataError, r"worker-003.* is damaged")
+    (saved / "iteration-000000002" / "worker-000.safetensors").unlink()
+    refused(saved, DataError, "no intact one before")
+
+
+def test_an_unfinished_checkpoint_does_not_count(saved: Path) -> None:
+    (saved / "iteration-000000004" / "complete.json").unlink()  # as when killed while saving
+
+    def work(worker: Worker) -> int:
+        worker.gossip.load(saved)
+        return worker.gossip.iteration
+
+    assert set(everywhere(work)) == {2}
+
+
+def test_no_checkpoint_is_refused(saved: Path, tmp_path: Path) -> None:
+    refused(tmp_path / "nowhere", DataError, "no complete checkpoint")
+    refused(saved, DataError, "no complete checkpoint of iteration 3", iteration=3)
+
+
+def test_another_plan_or_team_is_refused_unless_averaging(saved: Path) -> None:
+    refused(saved, InputError, "another plan.*average=True", cases.make_plan("vanilla", "pairwise"))
+    refused(saved, InputError, "8 workers, but there are 4.*average=True", small_plan())
+
+    from safetensors.torch import load_file
+
+    files = sorted((saved / "iteration-000000004").glob("*.safetensors"))
+    mean = torch.stack([load_file(f)["model/0.weight"].double() for f in files]).mean(0)
+
+    def work(worker: Worker) -> torch.Tensor:
+        worker.gossip.load(saved, average=True)
+        assert worker.gossip.iteration == 4
+        assert not worker.optimizer.state
+        start = worker.model[0].weight.detach().clone()
+        worker.train(2)
+        return start
+
+    for start in everywhere(work, small_plan()):
+        assert torch.allclose(start.double(), mean, atol=1e-7)
+
+
+def test_another_model_is_refused(saved: Path) -> None:
+    def work(transport: MemoryTransport) -> None:
+        model = nn.Linear(3, 3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        gossip = Gossip(model, optimizer, PLAN, transport=transport, deadline=20)
+        with pytest.raises(InputError, match="another model"):
+            gossip.load(saved)
+        with pytest.raises(InputError, match="another layout_digest"):
+            gossip.load_state_dict({**gossip.state_dict(), "layout_digest": "?"})
+        state = {**gossip.state_dict(), "iteration": 12}
+        gossip.load_state_dict(json.loads(json.dumps(state)))
+        assert gossip.iteration == 12
+
+    run_threads(8, work)
+
+
+@pytest.mark.parametrize("content", ["", '{"schema": "matcha.checkp', "[]", "{}", "\0" * 40])
+def test_a_damaged_list_does_not_hide_intact_checkpoints(saved: Path, content) -> None:
+    manifest = saved / "iteration-000000004" / "complete.json"
+    manifest.write_text(content)
+
+    def work(worker: Worker) -> int:
+        worker.gossip.load(saved)
+        return worker.gossip.iteration
+
+    assert set(everywhere(work)) == {2}
+    manifest.write_text(json.dumps({"schema": SCHEMA, "iteration": 4}))
+    assert [info.iteration for info in checkpoints(saved)] == [2]
+
+
+def test_a_list_of_files_is_on_the_disk_before_it_counts(tmp_path: Path, monkeypatch) -> None:
+    """Everything is synced under its temporary name, and the folder after each rename."""
+    synced: list[str] = []
+    sync = os.fsync
+
+    def record(descriptor: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", record)
+    everywhere(lambda worker: worker.gossip.save(tmp_path), small_plan())
+    folder = tmp_path / "iteration-000000000"
+    assert sum(".complete.json." in name for name in synced) == SMALL
+    assert sum(".safetensors." in name for name in synced) == SMALL
+    assert synced.count(str(folder)) == 2 * SMALL
+    assert [info.iteration for info in checkpoints(tmp_path)] == [0]
+
+
+@pytest.mark.parametrize("failing", [0, 2])
+@pytest.mark.parametrize("name", ["write_snapshot", "write_atomically"])
+def test_who_cannot_write_says_so_to_everybody(
+    saved: Path, monkeypatch, failing: int, name: str
+) -> None:
+    """A full disk on one worker: the others would wait for the deadline, and longer."""
+    write = getattr(checkpoint, name)
+    mine = threading.local()
+
+    def full(*arguments) -> None:
+        if mine.rank == failing:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(*arguments)
+
+    monkeypatch.setattr(checkpoint, name, full)
+
+    def work(worker: Worker) -> None:
+        mine.rank = worker.gossip.rank
+        worker.train(5)
+        with pytest.raises(WriteError, match=rf"rank {failing}.* could not .*No space left"):
+            worker.gossip.save(saved)
+
+    everywhere(work)
+    monkeypatch.undo()
+    assert [i.iteration for i in checkpoints(saved)][:2] == [2, 4]  # what was there stays
+    everywhere(lambda worker: worker.gossip.load(saved, iteration=4))
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of a megabyte."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)]
+    if os.name != "posix" or os.geteuid() or subprocess.run(mount, check=False).returncode:
+        pytest.skip("a small disk can be mounted by root on Linux only")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_disk_that_fills_leaves_the_last_checkpoint_whole(
+    small_disk: Path, tmp_path: Path
+) -> None:
+    filler = small_disk / "filler"
+
+    def work(worker: Worker) -> None:
+        full = worker.gossip.rank == 2
+        folder = small_disk if full else tmp_path / f"host-{worker.gossip.rank}"
+        worker.train(1)
+        worker.gossip.save(folder)
+        if full:
+            with filler.open("wb", buffering=0) as file, suppress(OSError):
+                while True:
+                    file.write(bytes(1 << 12))
+        worker.train(1)
+        with pytest.raises(WriteError, match=r"rank 2.* could not .*No space left"):
+            worker.gossip.save(folder)
+        filler.unlink(missing_ok=True)
+        worker.train(1)
+        worker.gossip.save(folder)
+        assert [info.iteration for info in checkpoints(folder)] == [1, 3]
+
+    everywhere(work, small_plan())
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Path:
+    """A folder a host, two workers each; checkpoints of iterations 2 and 4 on all of them."""
+
+    def work(worker: Worker) -> None:
+        for steps in (1, 1, 2):
+            worker.train(steps)
+            worker.gossip.save(host(tmp_path, worker), generators=worker.generators)
+
+    everywhere(work)
+    return tmp_path
+
+
+def host(root: Path, worker: Worker) -> Path:
+    return root / f"host-{worker.gossip.rank // 2}"
+
+
+def test_each_host_clears_old_checkpoints_away(hosts: Path) -> None:
+    for number in range(4):
+        folder = hosts / f"host-{number}"
+        kept = ["iteration-000000002", "iteration-000000004"]
+        assert sorted(path.name for path in folder.iterdir()) == kept
+        names = [f"worker-{rank:03d}.safetensors" for rank in (2 * number, 2 * number + 1)]
+        for path in folder.iterdir():
+            assert sorted(file.name for file in path.iterdir()) == ["complete.json", *names]
+
+
+def test_workers_load_the_newest_checkpoint_that_all_have(hosts: Path) -> None:
+    shutil.rmtree(hosts / "host-1" / "iteration-000000004")  # lost, or never copied there
+
+    def work(worker: Worker) -> int:
+        worker.gossip.load(host(hosts, worker), generators=worker.generators)
+        return worker.gossip.iteration
+
+    assert set(everywhere(work)) == {2}
+    # The same iteration of another run is another checkpoint.
+    manifest = hosts / "host-1" / "iteration-000000002" / "complete.json"
+    manifest.write_text(manifest.read_text().replace('"identity": null', '"identity": {}'))
+
+    def refused_everywhere(worker: Worker) -> None:
+        with pytest.raises(DataError, match="no complete checkpoint"):
+            worker.gossip.load(host(hosts, worker))
+
+    everywhere(refused_everywhere)
+    shutil.rmtree(hosts / "host-1")
+
+    def lost(worker: Worker) -> None:
+        with pytest.raises(DataError, match=r"every worker has; rank 2 .*has none"):
+            worker.gossip.load(host(hosts, worker))
+
+    everywhere(lost)
+
+
+def test_a_smaller_team_clears_a_larger_ones_files_away(saved: Path) -> None:
+    def work(worker: Worker) -> None:
+        worker.gossip.load(saved, average=True)
+        for _ in range(2):
+            worker.train(1)
+            worker.gossip.save(saved)
+
+    everywhere(work, small_plan())
+    assert sorted(path.name for path in saved.iterdir()) == [
+        "iteration-000000005",
+        "iteration-000000006",
+    ]
