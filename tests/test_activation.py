@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.graphs import topologies
 
-from matcha import families
+from matcha import Topology, families
 from matcha.activation import default_tolerance, knapsack_bound, optimal_probabilities
 from matcha.errors import InputError
 from matcha.matchings import decompose
@@ -69,6 +69,13 @@ def test_every_answer_is_certified(topology, split, budget):
     assert sum(found.probabilities) <= limit + 1e-9
     assert all(0.0 <= p <= 1.0 for p in found.probabilities)
     assert found.certificate.gap <= 1e-6
+
+
+def test_a_search_may_pass_through_a_value_of_exactly_zero():
+    links = [(0, 1), (0, 2), (0, 4), (1, 2), (1, 3), (1, 4), (1, 5), (1, 6), (2, 3), (3, 4), (3, 5)]
+    matchings = decompose(Topology.from_links(links))
+    found = optimal_probabilities(matchings, 7, 0.3 * len(matchings))
+    assert found.certificate.gap <= 1e-7
 
 
 def test_costs_weigh_in_the_limit():

@@ -93,7 +93,8 @@ def _interior_point(pencil: _Pencil, rows: _Rows, tolerance: float) -> Solution:
         mu = _complementarity(S, s, Y, y)
         gap = mu * (S.shape[-1] + s.shape[-1])
         infeasible = np.abs(_stationarity(pencil, rows, Y, y)).max(1)
-        error = np.maximum(gap / np.abs(x[:, -1]), infeasible)
+        # A value of exactly 0, as some starts have, is merely far from good.
+        error = np.maximum(gap / np.maximum(np.abs(x[:, -1]), 1e-200), infeasible)
         # Where optima tie, the last steps may lose digits again: the best point is what counts.
         better = error < best_error
         best_error = np.where(better, error, best_error)
