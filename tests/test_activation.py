@@ -201,3 +201,16 @@ def test_knapsack_fills_by_gain_per_cost():
     assert knapsack_bound(gains, costs, 1.0) == 3.0
     assert knapsack_bound(gains, costs, 3.0) == 5.0
     assert knapsack_bound(gains, costs, 100.0) == 8.0
+
+
+def test_a_huge_eigenspace_is_averaged_without_a_row_for_each_link(monkeypatch):
+    """λ₂ of a complete graph belongs to m − 1 directions; both ways to average them agree."""
+    for topology in (families.complete(40), families.hypercube(5)):
+        matchings = one_a_link(topology)
+        limit = 0.25 * len(matchings)
+        gathered = optimal_probabilities(matchings, topology.num_workers, limit)
+        with monkeypatch.context() as patch:
+            patch.setattr("matcha.activation._GATHERED", 0)
+            found = optimal_probabilities(matchings, topology.num_workers, limit)
+        assert found.certificate.gap <= default_tolerance(topology.num_workers)
+        np.testing.assert_allclose(found.probabilities, gathered.probabilities, atol=1e-6)

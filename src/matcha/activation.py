@@ -44,6 +44,8 @@ _PATIENCE = 12
 _WHOLE_BASIS, _WHOLE_LIMIT = 24, 400
 """Workers up to which all directions are used from the start, or where a few will not do."""
 _MULTIPLICITY_LIMIT = 1500
+_GATHERED = 4_000_000
+"""Numbers, one a link and direction, that may be gathered at once."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -191,7 +193,11 @@ class _Problem:
 
     def average_gains(self, V: Array) -> Array:
         """⟨Y, L_g⟩ with Y = VVᵀ / columns: the mean over a whole eigenspace."""
-        lengths = ((V[self.links[:, 0]] - V[self.links[:, 1]]) ** 2).sum(1) / V.shape[1]
+        if len(self.links) * V.shape[1] <= _GATHERED:
+            lengths = ((V[self.links[:, 0]] - V[self.links[:, 1]]) ** 2).sum(1) / V.shape[1]
+        else:  # of 1,000 workers who all talk to all, rows of V would take 4 GB for each end
+            Y, (i, j) = V @ V.T / V.shape[1], self.links.T
+            lengths = Y[i, i] + Y[j, j] - 2.0 * Y[i, j]
         return np.bincount(self.owner, weights=lengths).astype(np.float64)
 
     def spread_gains(self) -> Array:
