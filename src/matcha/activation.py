@@ -14,7 +14,7 @@ where a fractional knapsack says.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -66,6 +66,7 @@ def optimal_probabilities(
     groups: Sequence[Sequence[int]] = (),
     tolerance: float | None = None,
     seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Activation:
     """The activation probabilities of eq. 5: the best connected expected graph within a limit.
 
@@ -80,6 +81,7 @@ def optimal_probabilities(
             1e-3 above 8,192 workers.
         seed: Decides the start vectors of the eigenvalue iteration, so that a tie between
             equally good answers always falls the same way.
+        progress: Called with (iterations done, iterations at most) after each.
 
     Returns:
         Probabilities and certificate. When the limit allows every matching all the time, each
@@ -95,7 +97,7 @@ def optimal_probabilities(
     problem = _Problem.make(matchings, num_workers, limit, costs, groups)
     if tolerance is None:
         tolerance = default_tolerance(num_workers)
-    p, certificate = _maximize(problem, tolerance, seed)
+    p, certificate = _maximize(problem, tolerance, seed, progress)
     return Activation(
         probabilities=tuple(float(p[g]) for g in problem.group_of_matching),
         certificate=certificate,
@@ -218,7 +220,12 @@ class _Problem:
         return p / over if over > 1.0 else p
 
 
-def _maximize(problem: _Problem, tolerance: float, seed: int) -> tuple[Array, Certificate]:
+def _maximize(
+    problem: _Problem,
+    tolerance: float,
+    seed: int,
+    progress: Callable[[int, int], None] | None,
+) -> tuple[Array, Certificate]:
     began = time.perf_counter()
     m, groups = problem.num_workers, len(problem.costs)
     narrow = m > DENSE_LIMIT and is_narrow(problem.links, m)
@@ -250,6 +257,8 @@ def _maximize(problem: _Problem, tolerance: float, seed: int) -> tuple[Array, Ce
             rows = np.stack([rows[0], problem.average_gains(space)])
             bound = min(bound, knapsack_bound(rows[1], problem.costs, problem.limit))
         gaps.append(max(0.0, bound / best_value - 1.0))
+        if progress is not None:
+            progress(len(gaps), _MAX_ITERATIONS)
         if gaps[-1] <= tolerance or V.shape[1] == m - 1:
             break
         if len(gaps) > _PATIENCE and gaps[-1] > 0.5 * gaps[-_PATIENCE]:

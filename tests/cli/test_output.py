@@ -6,6 +6,7 @@ import time
 import pytest
 
 from matcha.cli.output import (
+    Steps,
     check_free,
     free_directory,
     make_folder,
@@ -68,3 +69,13 @@ def test_long_work_says_so_where_no_bar_can_be_seen(capsys, monkeypatch):
             said += capsys.readouterr().err
             time.sleep(0.01)
     assert said == "matcha: still planning …\n"
+
+
+def test_a_bar_fills_only_where_its_end_is_known():
+    steps = Steps("planning", watched=False)
+    steps(3, 100, "iterations")
+    assert steps.bar.tasks[0].total is None
+    assert steps.sentence() == "matcha: still planning … 3 of at most 100 iterations"
+    steps(3, 7)
+    assert (steps.bar.tasks[0].completed, steps.bar.tasks[0].total) == (3, 7)
+    assert steps.sentence() == "matcha: still planning … 3 of 7"

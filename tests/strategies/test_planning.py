@@ -92,3 +92,25 @@ def test_the_seed_decides_everything():
     one, same = (matcha.plan(topology, 0.3, seed=4) for _ in range(2))
     assert one == same
     assert one.digest == same.digest
+
+
+@pytest.mark.parametrize(
+    ("topology", "strategy", "effort", "kinds"),
+    [
+        ("geometric:30:0.35:1", "matcha", "default", ["among decompositions", "of eq. 5"]),
+        ("paper:er8", "single", "default", ["of eq. 5"]),
+        ("ring:4", "greedy", "default", ["cycles of about"]),
+        ("ring:258", "greedy", "default", ["of three runs"]),
+    ],
+)
+def test_searches_say_how_far_they_are_and_never_go_beyond(topology, strategy, effort, kinds):
+    said = []
+    graph = families.parse(topology)
+    matcha.plan(graph, 0.3, strategy, effort=effort, progress=lambda *news: said.append(news))
+    assert all(any(kind in steps for _, _, steps in said) for kind in kinds), said
+    for steps in {steps for _, _, steps in said}:
+        done = [n for n, _, other in said if other == steps]
+        most = {n for _, n, other in said if other == steps}
+        assert done == list(range(1, len(done) + 1))
+        assert len(most) == 1
+        assert done[-1] <= most.pop()

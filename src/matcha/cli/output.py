@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from matcha.documents import writing
 from matcha.errors import InputError, WriteError
@@ -139,37 +139,59 @@ def this_command(*more: str) -> list[str]:
     return ["-m", "matcha.cli", *sys.argv[1:], *more]
 
 
+class Steps:
+    """How far work is, as a bar on standard error shows it and a log says it.
+
+    The bar fills where it is known how many steps there are. Steps that have a name are so many at
+    most: the bar moves without an end, and words say how far it is.
+    """
+
+    def __init__(self, title: str, *, watched: bool) -> None:
+        self.title = title
+        self.bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.fields[words]}"),
+            TimeElapsedColumn(),
+            console=Console(stderr=True),
+            transient=True,
+            disable=not watched,
+        )
+        self._task = self.bar.add_task(title, total=None, words="")
+
+    def __call__(self, done: int, total: int, steps: str = "") -> None:
+        """Show the steps done, all steps and, where these are so many at most, what they are."""
+        if steps:
+            self.bar.update(self._task, words=f"{done} of at most {total} {steps}")
+        else:
+            self.bar.update(self._task, completed=done, total=total, words=f"{done} of {total}")
+
+    def sentence(self) -> str:
+        """What a log says."""
+        return f"matcha: still {self.title} … {self.bar.tasks[0].fields['words']}".rstrip()
+
+
 @contextmanager
-def patient_progress(title: str) -> Iterator[Callable[[int, int], None]]:
+def patient_progress(title: str) -> Iterator[Steps]:
     """A progress bar on standard error that appears when work takes more than a second.
 
     Where standard error is no terminal, one line says after a while what is still being done.
     """
-    watched = sys.stderr.isatty()
-    progress = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=Console(stderr=True),
-        transient=True,
-        disable=not watched,
-    )
-    task = progress.add_task(title, total=None)
-    stream = sys.stderr
+    watched, stream = sys.stderr.isatty(), sys.stderr
+    steps = Steps(title, watched=watched)
     timer = (
-        threading.Timer(_PATIENCE_SECONDS, progress.start)
+        threading.Timer(_PATIENCE_SECONDS, steps.bar.start)
         if watched
         else threading.Timer(
-            _WORD_SECONDS, lambda: print(f"matcha: still {title} …", file=stream, flush=True)
+            _WORD_SECONDS, lambda: print(steps.sentence(), file=stream, flush=True)
         )
     )
     timer.daemon = True
     timer.start()
     try:
-        yield lambda done, total: progress.update(task, completed=done, total=total)
+        yield steps
     finally:
         timer.cancel()
         timer.join()
-        if progress.live.is_started:
-            progress.stop()
+        if steps.bar.live.is_started:
+            steps.bar.stop()

@@ -116,7 +116,7 @@ def plan_command(
         budgets = {0: budget} | _stages(stage)
         if plot is not None and len(budgets) > 1:
             raise InputError("--plot draws one plan, and --stage makes several.")
-        with patient_progress("planning"):
+        with patient_progress("planning") as options["progress"]:
             made = (
                 staged_plan(graph, budgets, strategy, seed, **options)
                 if len(budgets) > 1

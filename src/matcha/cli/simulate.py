@@ -231,12 +231,18 @@ def _plans(
         return plans
     graph = families.parse(topology)
     known = [strategy_named(strategy) for strategy in strategies]
-    return [
-        make_plan(graph, budget, strategy.name, seed=seed, wire=wire)
+    wanted = [
+        (strategy.name, budget, wire)
         for strategy in known
         for budget in strategy.budgets(budgets)
         for wire in (wires if strategy.takes_wire else ["float32"])
     ]
+    plans = []
+    with patient_progress("planning") as progress:
+        for name, budget, wire in wanted:
+            plans.append(make_plan(graph, budget, name, seed=seed, wire=wire))
+            progress(len(plans), len(wanted))
+    return plans
 
 
 def _execution(device: str, precision: str, streams: int, compile: bool) -> Execution:

@@ -398,5 +398,12 @@ def _plan(
                 f"the plan's messages hold {made.wire.name}: leave --wire out, or plan anew."
             )
         return made
-    with patient_progress("planning"):
-        return make_plan(families.parse(topology), budget, strategy, seed, wire=wire or "float32")
+    with patient_progress("planning") as progress:
+        return make_plan(
+            families.parse(topology),
+            budget,
+            strategy,
+            seed,
+            wire=wire or "float32",
+            progress=progress,
+        )

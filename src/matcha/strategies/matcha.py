@@ -53,6 +53,7 @@ def build(request: Request) -> Plan:
         costs=parts.costs,
         groups=parts.groups,
         seed=request.seed,
+        progress=request.counted("iterations of eq. 5"),
     )
     if request.mixing == "pairwise":
         return _pairwise(request, parts, found)
@@ -147,6 +148,7 @@ def subgraphs(request: Request) -> Subgraphs:
                 request.budget,
                 effort=request.effort,
                 seed=request.seed,
+                progress=request.counted("steps among decompositions"),
             )
     return Subgraphs(
         matchings=matchings,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -37,6 +37,7 @@ def plan(
     alpha: float | None = None,
     weights: Literal["metropolis"] | Mapping[Link, float] | npt.ArrayLike | None = None,
     wire: str | Wire = "float32",
+    progress: Callable[[int, int, str], None] | None = None,
 ) -> Plan:
     """Plan the communication of decentralized SGD on a topology within a budget.
 
@@ -62,6 +63,7 @@ def plan(
         wire: What messages hold: `float32`, `bfloat16`, `modulo:8`, `modulo:4`, `modulo:3`,
             `modulo:2`, or `lowrank:R`. The budget keeps its meaning, a share of vanilla's time with
             whole float32 models, so smaller messages buy more rounds.
+        progress: Called with (steps done, steps at most, what they are) while long searches run.
 
     Returns:
         The plan, with its contraction ρ, its expected communication time and its certificate.
@@ -99,6 +101,7 @@ def plan(
         else _own_rounds(topology, rounds, push=_mixing(chosen, mixing, topology) == "push"),
         alpha=_alpha(alpha),
         weights=_own_weights(chosen, topology, mixing, weights, alpha),
+        progress=progress,
     )
     made = chosen.build(request)
     if not isinstance(made, Plan):

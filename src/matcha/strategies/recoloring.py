@@ -25,6 +25,7 @@ from matcha.activation import optimal_probabilities
 from matcha.matchings import sort_matchings
 from matcha.matchings.coloring import Coloring
 from matcha.mixing import moments, optimal_contraction
+from matcha.strategies.request import stepper
 from matcha.timing import Timing
 from matcha.topology import Link, Matching, Topology
 
@@ -73,6 +74,7 @@ def improve(
     *,
     effort: Effort = "default",
     seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
 ) -> tuple[Matching, ...]:
     """A decomposition of the same size whose plan at this budget has a smaller ρ.
 
@@ -86,6 +88,7 @@ def improve(
         budget: C_b.
         effort: How long to search; `none` returns the matchings as they are.
         seed: Decides the restarts, and the samples on graphs with very many colours.
+        progress: Called with (steps done, steps at most) after each.
 
     Returns:
         A decomposition into as many matchings, never worse than the one given.
@@ -106,13 +109,15 @@ def improve(
         return tuple(matchings)
     problem = _Problem(topology, num_colors, timing, budget, limit, seed)
     first = problem.plan([problem.colors_of(matchings)])[0]
-    best = _search(problem, first, _walk(m, "default"), {problem.key(first.colors)})
-    walk, seen = _walk(m, effort), {problem.key(first.colors)}
+    short, walk, seen = _walk(m, "default"), _walk(m, effort), {problem.key(first.colors)}
+    walks = walk.restarts + (effort == "high")
+    step = stepper(short.steps + walks * walk.steps, progress)
+    best = _search(problem, first, short, {problem.key(first.colors)}, step)
     if effort == "high":  # a wider walk takes another way, not always a better one
-        best = min(best, _search(problem, first, walk, seen), key=lambda state: state.rho)
+        best = min(best, _search(problem, first, walk, seen, step), key=lambda state: state.rho)
     for _ in range(walk.restarts):
         shaken = problem.plan([problem.shaken(best.colors)])[0]
-        best = min(best, _search(problem, shaken, walk, seen), key=lambda state: state.rho)
+        best = min(best, _search(problem, shaken, walk, seen, step), key=lambda state: state.rho)
     # The walk plans to a few digits; only a gain that stands to all of them counts.
     before, after = problem.plan_each([first.colors, best.colors], tolerance=None)
     if after.rho >= before.rho:
@@ -131,7 +136,13 @@ def _walk(num_workers: int, effort: Effort) -> _Walk:
     return _Walk(steps=100, tries=24, patience=25, restarts=5)
 
 
-def _search(problem: _Problem, start: _Scored, walk: _Walk, seen: set[bytes]) -> _Scored:
+def _search(
+    problem: _Problem,
+    start: _Scored,
+    walk: _Walk,
+    seen: set[bytes],
+    step: Callable[[], None],
+) -> _Scored:
     here, best, waited = start, start, 0
     for _ in range(walk.steps):
         options = problem.neighbors(here.colors)
@@ -149,6 +160,7 @@ def _search(problem: _Problem, start: _Scored, walk: _Walk, seen: set[bytes]) ->
             break
         here = min(problem.plan(chosen), key=lambda state: state.rho)
         waited += 1
+        step()
         if here.rho < best.rho - 1e-6:
             best, waited = here, 0
     return best

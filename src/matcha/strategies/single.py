@@ -27,6 +27,7 @@ def build(request: Request) -> Plan:
         1.0,
         costs=_shares(request, matchings),
         seed=request.seed,
+        progress=request.counted("iterations of eq. 5"),
     )
     best = single_contraction(found.certificate.value)
     return finished(

@@ -9,7 +9,7 @@ matchings leave of X, guessed from the graph here and known exactly in `descent`
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate
@@ -20,6 +20,7 @@ from matcha._numerics.spectra import weighted_laplacian
 from matcha.strategies.greedy.candidates import Candidate, Network
 from matcha.strategies.greedy.descent import SWEEPS, kicked, refined
 from matcha.strategies.greedy.heaviest import Indices
+from matcha.strategies.request import stepper
 from matcha.theory import cycles
 from matcha.theory.cycles import Array
 
@@ -145,6 +146,7 @@ def best_cycle(
     sweeps: int = SWEEPS,
     kicks: int = 0,
     starts: Sequence[Candidate] = (),
+    progress: Callable[[int, int], None] | None = None,
 ) -> Found:
     """Run greedily with several weights and look-aheads, repeat the best windows, and descend.
 
@@ -157,11 +159,13 @@ def best_cycle(
         sweeps: At most how many passes of refinement.
         kicks: How often to kick the best short cycle out of its local minimum.
         starts: Cycles known beforehand, to be considered as well.
+        progress: Called with (cycles tried or refined, at most) after each.
     """
     m, longest = network.num_workers, math.ceil(1.25 * max(lengths)) + 1
     candidates: list[Candidate] = []
     shorts: list[Candidate] = []
     endless = math.inf
+    step = stepper(len(horizons) * len(weights) + refine + (2 if kicks else 0), progress)
     for horizon in horizons:
         price = heat_price(network, horizon)
         for weight in weights:
@@ -190,17 +194,23 @@ def best_cycle(
                 start = start if state is None else state.covariance
             assert best is not None
             candidates.append(best)
+            step()
             if math.isfinite(best.error):
                 endless = min(endless, error)
     candidates += [known.scored() for known in starts]
     candidates.sort(key=lambda candidate: candidate.error)
     candidates = _distinct(candidates)
-    finalists = [refined(candidate, sweeps) for candidate in candidates[:refine]]
+    finalists = []
+    for candidate in candidates[:refine]:
+        finalists.append(refined(candidate, sweeps))
+        step()
     finalists += candidates[refine : refine + 1]
     # In a short cycle a kick is felt everywhere, and descending again is quick.
     if kicks:
         shorts.sort(key=lambda candidate: candidate.error)
-        finalists += [kicked(refined(c, sweeps), kicks, sweeps) for c in _distinct(shorts)[:2]]
+        for candidate in _distinct(shorts)[:2]:
+            finalists.append(kicked(refined(candidate, sweeps), kicks, sweeps))
+            step()
     return Found(best=min(finalists, key=lambda candidate: candidate.error), endless=endless)
 
 

@@ -28,6 +28,7 @@ from matcha.strategies.greedy.heaviest import (
     nearly_heaviest_matching,
 )
 from matcha.strategies.greedy.search import window_sizes
+from matcha.strategies.request import stepper
 from matcha.theory import cycles
 from matcha.theory.cycles import Array
 
@@ -67,6 +68,7 @@ def sketched_cycle(
     seed: int = 0,
     probes: int | None = None,
     weights: Sequence[float] | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Sketched:
     """Choose a weight by short greedy runs on a small sketch, then run on a large one.
 
@@ -76,10 +78,12 @@ def sketched_cycle(
         probes: How many of them for the cycle itself; None: as many as memory allows.
         weights: Weights to try; the one used is where a parabola through their errors is lowest.
             None: some that suit matchings, or one-way messages.
+        progress: Called with (matchings found, matchings in all runs) after each.
     """
     if probes is None:
         probes = max(_LEAST_PROBES, min(MOST_PROBES, _NUMBERS // network.num_workers))
     graph = _Graph.of(network)
+    step = stepper(3 * _run_length(network), progress)
     price = graph.heat_price(_HORIZON, seed)
     small = network.num_workers <= _EXACT_MATCHING_UP_TO
     # Gains are known to a few percent here: coarse weights lose nothing and take half as long.
@@ -93,10 +97,10 @@ def sketched_cycle(
         weights = _PUSH_WEIGHTS if network.directed else _WEIGHTS
     weight = float(np.median(weights))
     # From nothing, then from where that settles: filling up from zero could take long.
-    scout = _run(graph, price, weight, SCOUTS, seed, quick, None)
-    scout = _run(graph, price, weight, SCOUTS, seed + 1, quick, scout)
+    scout = _run(graph, price, weight, SCOUTS, seed, quick, None, step)
+    scout = _run(graph, price, weight, SCOUTS, seed + 1, quick, scout, step)
     weight = _best_weight(graph, scout, weights, seed)
-    found = _run(graph, price, weight, probes, seed, find, scout)
+    found = _run(graph, price, weight, probes, seed, find, scout, step)
     around = [min(weight + step, _HEAVIEST_WEIGHT) for step in (-0.05, 0.0, 0.05)]
     found = replace(found, weight=_best_weight(graph, found, around, seed))
     return Sketched(
@@ -260,17 +264,17 @@ def _run(
     seed: int,
     find: Finder,
     start: Candidate | None,
+    step: Callable[[], None],
 ) -> Candidate:
     """The cycle that greed ends in, from where another cycle settles."""
     network = graph.network
-    cost = float(np.median(network.seconds))
-    count = max(_MATCHINGS, 2 * math.ceil(float(network.rate) / cost))
+    count = _cycle_length(network)
     Z = (
         np.zeros((network.num_workers, probes))
         if start is None
         else graph.settled(replace(start, weight=weight), probes, seed + 2)
     )
-    matchings, costs = _greedy(graph, price, weight, Z, count + count // 4, seed + 1, find)
+    matchings, costs = _greedy(graph, price, weight, Z, seed + 1, find, step)
     size = window_sizes(costs, network.rate, [count])[0]
     return covering(
         Candidate(
@@ -282,11 +286,29 @@ def _run(
     )
 
 
+def _cycle_length(network: Network) -> int:
+    """About how many matchings a cycle is to have."""
+    cost = float(np.median(network.seconds))
+    return max(_MATCHINGS, 2 * math.ceil(float(network.rate) / cost))
+
+
+def _run_length(network: Network) -> int:
+    """How many matchings a run finds, of which the last become the cycle."""
+    return _cycle_length(network) + _cycle_length(network) // 4
+
+
 def _greedy(
-    graph: _Graph, price: _Price, weight: float, Z: Array, count: int, seed: int, find: Finder
+    graph: _Graph,
+    price: _Price,
+    weight: float,
+    Z: Array,
+    seed: int,
+    find: Finder,
+    step: Callable[[], None],
 ) -> tuple[list[Indices], list[Fraction]]:
     """`search.greedy_run` on copies Z."""
     network, rng = graph.network, np.random.default_rng(seed)
+    count = _run_length(network)
     Y: Singles = Z.astype(np.float32)
     credit, cheapest = Fraction(0), network.limits[0]
     matchings: list[Indices] = []
@@ -306,6 +328,8 @@ def _greedy(
             credit -= cost
             matchings.append(chosen)
             costs.append(cost)
+            if len(matchings) <= count:  # an iteration may bring a few more
+                step()
     return matchings, costs
 
 

@@ -53,15 +53,15 @@ _EFFORTS: dict[Effort, _Effort] = {
 def build(request: Request) -> Plan:
     """Plan a cycle of greedily chosen matchings, exactly for small graphs, by sketch for large."""
     colors, m = coloring(request), request.topology.num_workers
-    network = network_of(request, colors)
+    network, watch = network_of(request, colors), request.counted("matchings of three runs")
     if m <= cycles.EXACT_UP_TO:
         found, notes = _exact(request, network)
     elif request.topology.directed:
-        sketched = sketch.sketched_cycle(network, seed=request.seed)
+        sketched = sketch.sketched_cycle(network, seed=request.seed, progress=watch)
         found, notes = sketched.best, sketched.notes
     else:
         pairs = network_of(replace(request, mixing="pairwise"), colors)
-        sketched = sketch.sketched_cycle(pairs, seed=request.seed)
+        sketched = sketch.sketched_cycle(pairs, seed=request.seed, progress=watch)
         found, notes = sketched.best, sketched.notes
         if network.directed:
             error = found.error
@@ -141,6 +141,7 @@ def _exact(request: Request, network: Network) -> tuple[Candidate, tuple[str, ..
             sweeps=effort.sweeps,
             kicks=effort.kicks if m <= 32 else 0,
             starts=starts,
+            progress=request.counted(f"cycles of about {max(lengths)} matchings"),
         )
         if found is None or other.best.error < found.best.error:
             found = other
