@@ -52,6 +52,9 @@ from matcha.distributed.collectives import barrier
 from matcha.errors import MatchaError
 from matcha.tasks.data import digits
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from outcome import write
+
 NUM_WORKERS = 8
 BATCH = 16
 COMPUTE_SECONDS = 0.04
@@ -436,8 +439,7 @@ def _write(settings: dict[str, Any], found: dict[str, Any], output: Path | None)
     text = table(result)
     print(text)
     if output:
-        output.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
-        output.with_suffix(".txt").write_text(text + "\n")
+        write(output, result, text)
 
 
 if __name__ == "__main__":

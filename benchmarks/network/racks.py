@@ -29,7 +29,9 @@ from matcha.distributed import TorchTransport
 from matcha.distributed.exchanges.exchange import Exchange, meetings
 from matcha.timing import Underlay
 
-RESULTS = Path(__file__).parents[1] / "results"
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from outcome import RESULTS, write
+
 RACKS = [range(5), range(5, 10)]
 MESSAGE = 1_000_000
 MBPS, UPLINK = 40.0, 20.0
@@ -161,9 +163,7 @@ def report(rows: list[dict[str, Any]]) -> None:
         f"at the same consensus error, knowing the wires takes {gain:.2f} times less time; "
         f"load {os.getloadavg()[0]:.1f}",
     ]
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "racks.json").write_text(json.dumps(rows, indent=1) + "\n")
-    (RESULTS / "racks.txt").write_text("\n".join(lines) + "\n")
+    write(RESULTS / "racks", rows, "\n".join(lines))
     print("\n".join(lines))
 
 

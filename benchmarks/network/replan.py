@@ -34,7 +34,9 @@ from matcha.distributed import Gossip, LinkTransport, Peers
 from matcha.distributed.collectives import barrier
 from matcha.strategies import next_stage
 
-RESULTS = Path(os.environ.get("MATCHA_RESULTS", Path(__file__).parents[1] / "results"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from outcome import RESULTS, write
+
 SIZE, MBPS, FACTOR, COMPUTE = 400_000, 40.0, 10, 0.02
 SECONDS = 8e-6 * SIZE / MBPS
 EVERY, SETTLE, COUNTED = 100, 5, 60
@@ -137,9 +139,7 @@ def report(rows: dict[str, Any]) -> None:
         ),
         f"counted over {COUNTED} iterations after the change; load {os.getloadavg()[0]:.1f}",
     ]
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "replan.json").write_text(json.dumps(rows, indent=1) + "\n")
-    (RESULTS / "replan.txt").write_text("\n".join(lines) + "\n")
+    write(RESULTS / "replan", rows, "\n".join(lines))
     print("\n".join(lines))
 
 
