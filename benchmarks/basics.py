@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 
-import outcome
+from parts import outcome
 
 import matcha
 

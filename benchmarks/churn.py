@@ -44,7 +44,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from outcome import write
+from parts.outcome import write
 
 from matcha import Plan, Topology, families, plan
 from matcha.distributed import Gossip, Peers, Transport, run_threads

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 
-import outcome
+from parts import outcome
 
 import matcha
 

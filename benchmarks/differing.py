@@ -17,7 +17,7 @@ from statistics import fmean
 from typing import Any
 
 import torch
-from outcome import RESULTS, write
+from parts.outcome import RESULTS, write
 
 from matcha import families, plan
 from matcha.simulation import Settings, Simulation

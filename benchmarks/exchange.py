@@ -31,7 +31,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from outcome import write
+from parts.outcome import write
 from torch import nn
 
 from matcha import Plan, Round, families

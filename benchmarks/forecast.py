@@ -16,7 +16,7 @@ import statistics
 from collections.abc import Iterator
 from typing import Any
 
-from outcome import COMMITTED, RESULTS, write
+from parts.outcome import COMMITTED, RESULTS, write
 
 import matcha
 from matcha import families

@@ -21,7 +21,7 @@ import time
 from fractions import Fraction
 from typing import Any
 
-from outcome import RESULTS, write
+from parts.outcome import RESULTS, write
 
 BUDGET = 0.1
 SIZES = (64, 128, 256, 512, 1024, 2048, 4096, 10_000)

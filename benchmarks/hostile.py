@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from outcome import write
+from parts.outcome import write
 
 import matcha
 from matcha.distributed.collectives import gather

@@ -21,8 +21,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from one_peer import two_model_ceca_error
-from outcome import RESULTS
+from parts.one_peer import two_model_ceca_error
+from parts.outcome import RESULTS
 
 import matcha
 from matcha import Topology, families, theory

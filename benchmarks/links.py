@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from outcome import write
+from parts.outcome import write
 
 from matcha import Round, Topology, families
 from matcha.distributed import Keys, LinkTransport, Peers, TorchTransport, Transport

@@ -24,7 +24,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from outcome import write
+from parts.outcome import write
 
 from matcha import Plan, Topology, families, plan
 from matcha.distributed.launching.launch import local_links

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from outcome import RESULTS, write
+from parts.outcome import RESULTS, write
 
 BUDGET = 0.5
 DEGREE = 8

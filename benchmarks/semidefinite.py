@@ -22,7 +22,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import clarabel
 import numpy as np
-from outcome import RESULTS, write
+from parts.outcome import RESULTS, write
 from scipy.sparse import csc_matrix
 
 from matcha._numerics.semidefinite import solve

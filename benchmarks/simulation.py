@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from agreement import agreement
-from simulation_cases import CPU_CASES, CUDA_CASES, OPTIMIZER, Case, task_of
+from parts.agreement import agreement
+from parts.simulation_cases import CPU_CASES, CUDA_CASES, OPTIMIZER, Case, task_of
 from torch import nn
 from torch.nn import functional
 

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from outcome import write
+from parts.outcome import write
 from torch import nn
 
 from matcha import Plan, families, plan

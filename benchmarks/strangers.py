@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from outcome import write
+from parts.outcome import write
 from torch import nn
 
 from matcha import families, plan

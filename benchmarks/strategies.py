@@ -20,8 +20,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from one_peer import one_peer_exponential_error
-from outcome import RESULTS
+from parts.one_peer import one_peer_exponential_error
+from parts.outcome import RESULTS
 
 import matcha
 from matcha import Plan, Topology, families, theory

@@ -13,7 +13,7 @@ import argparse
 import json
 from pathlib import Path
 
-import outcome
+from parts import outcome
 
 import matcha
 from matcha.theory import with_error_optimal_alpha

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from outcome import RESULTS
+from parts.outcome import RESULTS
 from torch import nn
 
 import matcha

@@ -14,8 +14,8 @@ import json
 import time
 from pathlib import Path
 
-import outcome
 import torch
+from parts import outcome
 
 from matcha.wires import Modulo
 from matcha.wires.coding import Coder

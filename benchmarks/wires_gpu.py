@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from wires_runs import LISTS, Run, parse
+from parts.wires_runs import LISTS, Run, parse
 
 from matcha.plans import Plan
 from matcha.simulation import Delays, Engine, Execution, Settings, Simulation, Task

@@ -53,7 +53,7 @@ from matcha.errors import MatchaError
 from matcha.tasks.data import digits
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from outcome import write
+from parts.outcome import write
 
 NUM_WORKERS = 8
 BATCH = 16

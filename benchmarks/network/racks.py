@@ -30,7 +30,7 @@ from matcha.distributed.exchanges.exchange import Exchange, meetings
 from matcha.timing import Underlay
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from outcome import RESULTS, write
+from parts.outcome import RESULTS, write
 
 RACKS = [range(5), range(5, 10)]
 MESSAGE = 1_000_000

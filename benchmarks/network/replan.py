@@ -35,7 +35,7 @@ from matcha.distributed.collectives import barrier
 from matcha.strategies import next_stage
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from outcome import RESULTS, write
+from parts.outcome import RESULTS, write
 
 SIZE, MBPS, FACTOR, COMPUTE = 400_000, 40.0, 10, 0.02
 SECONDS = 8e-6 * SIZE / MBPS

@@ -8,7 +8,7 @@ import pytest
 
 from matcha import theory
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "one_peer.py"
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "parts" / "one_peer.py"
 
 
 @pytest.fixture(scope="module")

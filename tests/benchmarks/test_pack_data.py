@@ -1,25 +1,17 @@
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
 from tests.experiments.files import write_cifar10, write_cifar100, write_ptb
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "pack_data.py"
+import pack_data
 
 
 @pytest.fixture
 def packer(monkeypatch):
-    spec = importlib.util.spec_from_file_location("pack_data", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "pack_data", module)
-    spec.loader.exec_module(module)
-    part = module.Part
+    part = pack_data.Part
     batch, train = "cifar-10-batches-bin/data_batch_1.bin", "cifar-100-binary/train.bin"
     monkeypatch.setattr(
-        module,
+        pack_data,
         "PIECES",
         {
             "cifar10_a": [part(file=batch, label_bytes=1, start=0, count=8)],
@@ -27,7 +19,7 @@ def packer(monkeypatch):
             "cifar100_b": [part(file=train, label_bytes=2, start=7, count=5)],
         },
     )
-    return module
+    return pack_data
 
 
 def test_pieces_in_any_order_give_the_same_bytes(packer, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import reproduction_page
 from matcha.simulation import Execution
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -24,6 +26,11 @@ def script(name, monkeypatch):
     monkeypatch.setitem(sys.modules, name, module)
     spec.loader.exec_module(module)
     return module
+
+
+def part(name, monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module(f"parts.{name}")
 
 
 def test_a_case_is_measured(tmp_path):
@@ -60,9 +67,9 @@ def test_the_tables_of_the_page_are_the_committed_results(monkeypatch):
 
 def test_the_check_of_devices_measures_how_far_they_are_apart(monkeypatch):
     """What a GPU is held to against the CPU's float32, here finer numbers and coarser ones."""
-    benchmark = script("agreement", monkeypatch)
-    fine = benchmark.agreement(Execution(precision="float64"))
-    coarse = benchmark.agreement(Execution(precision="bfloat16"))
+    agreement = part("agreement", monkeypatch).agreement
+    fine = agreement(Execution(precision="float64"))
+    coarse = agreement(Execution(precision="bfloat16"))
     for near, far in zip(fine, coarse, strict=True):
         assert near["agrees"], near
         assert 0 < near["worst"]["train_loss"] < far["worst"]["train_loss"]
@@ -70,10 +77,10 @@ def test_the_check_of_devices_measures_how_far_they_are_apart(monkeypatch):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 def test_the_captured_engine_agrees_with_the_cpu(monkeypatch):
-    for result in script("agreement", monkeypatch).agreement(Execution(device="cuda", streams=4)):
+    for result in part("agreement", monkeypatch).agreement(Execution(device="cuda", streams=4)):
         assert result["agrees"], result
 
 
-def test_the_reproduction_page_is_written_from_the_committed_results(monkeypatch):
-    module = script("reproduction_page", monkeypatch)
-    assert module.page() == module.PAGE.read_text(encoding="utf-8")
+def test_the_reproduction_page_is_written_from_the_committed_results():
+    written = reproduction_page.PAGE.read_text(encoding="utf-8")
+    assert reproduction_page.page() == written

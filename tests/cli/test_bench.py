@@ -16,7 +16,15 @@ def test_benchmarks_are_listed_with_what_they_measure():
     listed = json.loads(done.stdout)
     assert {"planner", "strategies", "basics"} <= set(listed)
     assert all(line.endswith(".") for line in listed.values()), listed
-    assert not {"pack_data", "outcome", "agreement"} & set(listed)
+    assert set(listed) == {file.stem for file in (ROOT / "benchmarks").glob("*.py")}
+
+
+def test_beside_benchmarks_stands_nothing_else():
+    """What several of them share is in parts/, so that no list says what is none."""
+    for file in (ROOT / "benchmarks").glob("*.py"):
+        assert 'if __name__ == "__main__":' in file.read_text(encoding="utf-8"), file
+    for file in (ROOT / "benchmarks" / "parts").glob("*.py"):
+        assert "__main__" not in file.read_text(encoding="utf-8"), file
 
 
 def test_arguments_reach_the_benchmark():

@@ -17,16 +17,6 @@ from matcha.cli.options import Json
 from matcha.cli.output import console
 from matcha.errors import InputError, unknown_name
 
-_NOT_BENCHMARKS = (
-    "agreement",
-    "make_plans",
-    "one_peer",
-    "outcome",
-    "pack_data",
-    "reproduction_page",
-    "simulation_cases",
-    "wires_runs",
-)
 _RESULTS = "MATCHA_RESULTS"  # where benchmarks write; by themselves, beside their committed results
 
 
@@ -66,11 +56,7 @@ def _benchmarks() -> dict[str, Path]:
     for root in (Path(__file__).parents[3], Path.cwd()):
         folder = root / "benchmarks"
         if (folder / "planner.py").is_file():
-            return {
-                file.stem: file
-                for file in sorted(folder.glob("*.py"))
-                if file.stem not in _NOT_BENCHMARKS
-            }
+            return {file.stem: file for file in sorted(folder.glob("*.py"))}
     raise InputError(
         "the benchmarks are not in the installed package: run this from a clone of the repository."
     )

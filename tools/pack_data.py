@@ -1,7 +1,7 @@
 """Data sets in pieces small enough to send to a machine that reaches nothing, and back again.
 
-    python benchmarks/pack_data.py pack DATA .carry          # here: DATA holds the public layouts
-    python benchmarks/pack_data.py unpack .carry /tmp/data   # there, a piece a call, in any order
+    python tools/pack_data.py pack DATA .carry          # here: DATA holds the public layouts
+    python tools/pack_data.py unpack .carry /tmp/data   # there, a piece a call, in any order
 
 Images become lossless WebP strips of 100, about half their size; every record is checked against
 its SHA-256 when it is unpacked, and the files are the public ones bit for bit.
@@ -65,10 +65,12 @@ def _planar_to_strip(pixels: npt.NDArray[np.uint8]) -> Image.Image:
 
 def _strip_to_planar(strip: bytes) -> npt.NDArray[np.uint8]:
     rows = np.asarray(Image.open(io.BytesIO(strip)).convert("RGB"))
-    return rows.reshape(-1, 32, 32, 3).transpose(0, 3, 1, 2).reshape(-1, 3072)
+    planar: npt.NDArray[np.uint8] = rows.reshape(-1, 32, 32, 3).transpose(0, 3, 1, 2)
+    return planar.reshape(-1, 3072)
 
 
 def pack(source: Path, target: Path, names: list[str]) -> None:
+    """Write pieces of the data sets as small archives, with the digest of what is inside."""
     target.mkdir(parents=True, exist_ok=True)
     for name in names:
         path = target / f"{name}.zip"
@@ -97,6 +99,7 @@ def _pack_images(source: Path, archive: zipfile.ZipFile, parts: list[Part]) -> N
 
 
 def unpack(source: Path, target: Path) -> None:
+    """Put the pieces of archives where they belong, byte for byte."""
     for path in sorted(source.glob("*.zip")):
         with zipfile.ZipFile(path) as archive:
             if path.stem == "ptb":
@@ -125,6 +128,7 @@ def _unpack_images(archive: zipfile.ZipFile, target: Path) -> None:
 
 
 def main() -> None:
+    """The command."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

@@ -1,6 +1,6 @@
 """Write the plans of the full-scale experiments, for a machine that cannot plan itself.
 
-    python benchmarks/make_plans.py .carry/plans
+    python tools/make_plans.py .carry/plans
 
 On the paper's graphs `matcha` and `periodic` use the authors' own decomposition, as the paper did.
 """
@@ -16,6 +16,7 @@ from matcha.experiments.reproduction.paper import GROUPS
 
 
 def main() -> None:
+    """The command."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("output", type=Path)
     args = parser.parse_args()

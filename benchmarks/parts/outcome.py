@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-COMMITTED = Path(__file__).parent / "results"
+COMMITTED = Path(__file__).parents[1] / "results"
 RESULTS = Path(os.environ.get("MATCHA_RESULTS", COMMITTED))
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from simulation_cases import OPTIMIZER, images
+from parts.simulation_cases import OPTIMIZER, images
 
 import matcha
 from matcha.records import Record

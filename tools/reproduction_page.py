@@ -1,6 +1,6 @@
 """Write docs/reproduction.md and its pictures from the committed results.
 
-    python benchmarks/reproduction_page.py
+    python tools/reproduction_page.py
 
 Every number on the page comes from benchmarks/results/; the words around them are below.
 """
@@ -32,7 +32,7 @@ LONG = ("cifar100-long", "cifar100-wide", "cifar10-long", "ptb-long")
 HEAD = """# Reproduction
 
 What became of the paper's Figures 1, 3, 4 and 5 (and Appendix A). This page is written by
-`python benchmarks/reproduction_page.py` from the results under `benchmarks/results/`; every verdict
+`python tools/reproduction_page.py` from the results under `benchmarks/results/`; every verdict
 is decided by code: *holds*, *holds nearly* (it misses by little, the margin is in the code), *does
 not hold*. Claims marked *(ours)* are what this project promises beyond the paper. Runs of 0.1
 recorded the workers' own loss only; where a table says so, that is what it holds. The quick runs on
@@ -119,6 +119,7 @@ largest rates of all. `matcha plan` prints a note for plans with a negative weig
 
 
 def settings_table() -> str:
+    """What was trained, with which settings."""
     lines = [
         "| group | workers | model | epochs | iterations | rates tried | rate | device |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
@@ -144,10 +145,12 @@ def settings_table() -> str:
 
 
 def lines_of(name: str) -> list[Result]:
+    """The committed results of a group."""
     return list(read_results([RUNS / f"{name}.jsonl"]))
 
 
 def results_of(name: str, file: str | None = None) -> Results:
+    """The same with the group's delays, to be compared."""
     return Results.of(lines_of(file or name), name, group(name).delays)
 
 
@@ -206,6 +209,7 @@ def seeds_table() -> str:
 
 
 def rates_section() -> str:
+    """How the learning rates were chosen."""
     document = json.loads((RESULTS / "learning_rates.json").read_text())
     rows = document["rows"]
     columns = list(dict.fromkeys((r["optimizer"], r["rate"]) for r in rows))
@@ -223,6 +227,7 @@ def rates_section() -> str:
 def figure(
     name: str, groups: list[str], images: Path | None, *, quick: bool = False
 ) -> tuple[Outcome, str]:
+    """A figure with its verdicts, and where its image lies."""
     campaign = Campaign(earlier=[RUNS / f"{g}.jsonl" for g in groups] or [RUNS / "ptb.jsonl"])
     outcome = maker(name)(campaign.run, quick=quick)
     image = f"{name}{'-quick' if quick else ''}.png"
@@ -286,6 +291,7 @@ def quick() -> str:
 
 
 def main() -> None:
+    """The command."""
     IMAGES.mkdir(parents=True, exist_ok=True)
     PAGE.write_text(page(IMAGES), encoding="utf-8")
     text = SIMULATION.read_text(encoding="utf-8")
