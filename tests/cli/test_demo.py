@@ -11,10 +11,15 @@ import time
 
 import psutil
 import pytest
+from rich.console import Console
 from tests.commands import matcha_command, matcha_process
+from tests.report.runs import run_of
 from tests.signals import hear_ctrl_c
 
+from matcha.cli import demo
+from matcha.experiments.demo import Demo
 from matcha.records import read_run
+from matcha.report import compare
 
 CHOICES = ("--strategy", "vanilla,greedy", "--budget", "0.5")
 
@@ -121,3 +126,17 @@ def test_bad_input_is_one_sentence_before_anything_starts(tmp_path, arguments, s
     assert done.returncode == 2
     assert sentence in done.stderr
     assert not (tmp_path / "demo" / "logs").exists()
+
+
+def test_a_terminal_of_eighty_columns_shows_every_figure_whole(tmp_path, capsys, monkeypatch):
+    losses = {"vanilla": [1.2345, 0.0211, 0.01234], "allreduce": [0.9876, 0.0222, 0.01111]}
+    runs = [
+        run_of(found, strategy=name, tmp_path=tmp_path, seconds=17.25, comm_seconds=16.5,
+               test_accuracy=0.98765)
+        for name, found in losses.items()
+    ]  # fmt: skip
+    monkeypatch.setattr(demo, "console", Console(width=80))
+    demo._print(Demo(directory=tmp_path, target_loss=0.025), compare(runs, 0.025))
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.rstrip().endswith("accuracy") for line in lines), lines
+    assert sum(line.rstrip().endswith(" %") for line in lines) == 2, lines

@@ -32,6 +32,7 @@ from matcha.strategies import COMPARED, strategy_named
 from matcha.topology import families
 
 _narrator = Console(stderr=True)
+_NAMES = 12  # what a column of names takes of a line
 
 if TYPE_CHECKING:
     from matcha.experiments.demo import Demo
@@ -177,11 +178,15 @@ def _print(demo: Demo, comparison: Comparison) -> None:
         pad_edge=False,
         padding=(0, 1),
     )
+    cells = {c.heading: [cell(c, row) for row in rows] for c in shown}
+    whole = sum(3 + max(map(len, [heading, *found])) for heading, found in cells.items())
     table.add_column("strategy")
-    for column in shown:
-        longest = max(map(len, column.heading.split()))
-        table.add_column(column.heading, justify="right", min_width=longest)
-    for row in rows:
-        table.add_row(row["label"], *(cell(c, row) for c in shown))
+    for heading, found in cells.items():
+        # Left to itself, rich gives what it takes from one column to another, and cuts the last.
+        narrow = max(map(len, [*heading.split(), *found]))
+        width = narrow if whole + _NAMES > console.width else None
+        table.add_column(heading, justify="right", width=width)
+    for row, *found in zip(rows, *cells.values(), strict=True):
+        table.add_row(row["label"], *found)
     console.print(table)
     console.print(f"\n{comparison.verdict.sentence}", highlight=False)
