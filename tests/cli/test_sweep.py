@@ -30,6 +30,16 @@ def test_wires_stand_in_the_table_and_the_figure(tmp_path):
     assert "greedy, modulo:3" in figure.read_text()
 
 
+def test_a_terminal_of_eighty_columns_has_room_for_every_row():
+    done = matcha_command("sweep", "ring:6", "-b", "0.1,0.3", "-s", "vanilla,greedy",
+                          "--wire", "float32,modulo:3", COLUMNS="80")  # fmt: skip
+    rows = [line for line in done.stdout.splitlines() if line.startswith("│")]
+    assert [row.split()[1] for row in rows] == ["vanilla"] * 2 + ["greedy"] * 3
+    assert all("*" in row for row in rows[2:])
+    assert "*: a mean over a cycle" in done.stdout
+    assert "…" not in done.stdout
+
+
 def test_bad_sweeps_are_one_sentence():
     for arguments, sentence in (
         (["--budget", "a,b"], "separated by commas"),

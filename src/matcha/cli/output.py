@@ -6,7 +6,7 @@ import json
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -124,7 +124,13 @@ def free_directory(root: Path, stem: str) -> Path:
 
 def rho_in_words(plan: Plan) -> str:
     """ρ, marked where it is a mean over a cycle: the two kinds do not compare."""
-    return f"{plan.rho:.4f}" if plan.rho_kind == "step" else f"{plan.rho:.4f} (cycle)"
+    return f"{plan.rho:.4f}" if plan.rho_kind == "step" else f"{plan.rho:.4f}*"
+
+
+def explain_marks(plans: Iterable[Plan]) -> None:
+    """Say below a table what the mark of `rho_in_words` means, where there is one."""
+    if any(plan.rho_kind != "step" for plan in plans):
+        console.print("*: a mean over a cycle of rounds; it does not compare with that of a step.")
 
 
 def loss_in_words(record: Record) -> str:

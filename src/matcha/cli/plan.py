@@ -25,6 +25,7 @@ from matcha.cli.options import (
 from matcha.cli.output import (
     check_free,
     console,
+    explain_marks,
     keeping,
     patient_progress,
     print_json,
@@ -201,6 +202,7 @@ def print_stages(plan: StagedPlan) -> None:
             rho_in_words(level),
         )
     console.print(table)
+    explain_marks(plan.levels)
     for note in plan.notes:
         console.print(f"  [yellow]note:[/] {note}")
 

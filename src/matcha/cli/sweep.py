@@ -21,6 +21,7 @@ from matcha.cli.options import (
 from matcha.cli.output import (
     check_free,
     console,
+    explain_marks,
     keeping,
     patient_progress,
     print_json,
@@ -112,3 +113,4 @@ def _print(points: Sweep) -> None:
             cells[1:] = [point.wire, *cells[1:-1]]
         table.add_row(*cells)
     console.print(table)
+    explain_marks(points.plans)

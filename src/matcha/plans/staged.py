@@ -103,9 +103,14 @@ class StagedPlan(Members):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a user should know about the levels."""
+        """What a user should know about the levels, in the order in which they are first used."""
+        first: dict[int, int] = {}
+        for stage in self.stages:
+            first.setdefault(stage.level, stage.start)
         return tuple(
-            f"level {n}: {note}" for n, level in enumerate(self.levels) for note in level.notes
+            f"from iteration {start:,}: {note}"
+            for n, start in first.items()
+            for note in self.levels[n].notes
         )
 
     @cached_property
