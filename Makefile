@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: run test lint types doctest unit browser docs figures format versions clean
 
-# The main job: digits on eight real processes by four strategies, then a report for the browser.
+# The main job: digits on eight real processes by seven strategies, then a report for the browser.
 run: $(STAMP)
 	$(BIN)/matcha demo
 

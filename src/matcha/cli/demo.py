@@ -1,4 +1,4 @@
-"""`matcha demo`: the main job. Four strategies, real processes, slow links, one report."""
+"""`matcha demo`: the main job. Seven strategies, real processes, slow links, one report."""
 
 from __future__ import annotations
 

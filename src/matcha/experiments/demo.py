@@ -1,4 +1,4 @@
-"""The demo: the same training by four strategies, on real processes over slow links.
+"""The demo: the same training by seven strategies, on real processes over slow links.
 
 Eight processes start once and train scikit-learn's digits four times over, each strategy to the
 same training loss. Links are slowed down by emulation; everything else is real.
