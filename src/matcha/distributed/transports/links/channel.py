@@ -32,9 +32,9 @@ class Kind(enum.IntEnum):
     BEAT = 2
     """Nothing: the sender lives."""
     UP = 3
-    """The sender takes part from an iteration on; with all it knows about links."""
+    """The sender takes part from an iteration on, the tag; with all it knows about links."""
     NEWS = 4
-    """Links that came or went."""
+    """Links that came or went, and what workers say."""
     ASK = 5
     """The sender has no state (any more) and wants the receiver's."""
     STATE = 6

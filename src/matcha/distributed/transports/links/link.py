@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from matcha.distributed.transports.links.channel import Channel, ClosedError, Kind
+from matcha.distributed.transports.links.news import News
 from matcha.distributed.transports.transport import Buffer
 
 __all__ = ["Link", "Owner", "Speed", "Ticket"]
@@ -84,6 +85,8 @@ class Link:
     """The first iteration whose meetings this worker takes part in here, once it said so."""
     their_next: int | None = None
     is_up: bool = False
+    rumour: int = 0
+    """The version that others told of while the link was in the making: this end knows later."""
     runs: bool = False
     """Whether the neighbour had a state when the link was made, which it may give."""
     ended: str | None = None
@@ -96,6 +99,7 @@ class Link:
     is_waited_for: bool = False
     """Whether bytes wait here for this worker to ask for them: silence then means nothing."""
     bytes_sent: int = 0
+    _untold: News = field(default_factory=News)
     _queue: deque[tuple[Kind, int, Sequence[Buffer], Ticket | None]] = field(default_factory=deque)
     _posted: dict[int, deque[Ticket]] = field(default_factory=lambda: defaultdict(deque))
     _early: dict[int, deque[bytearray]] = field(default_factory=lambda: defaultdict(deque))
@@ -135,6 +139,17 @@ class Link:
         if self.ended is None:
             self._queue.append((kind, tag, contents, ticket))
             self._work.notify()
+
+    def tell(self, news: News) -> None:
+        """Let the writer send news, in one frame with all that is untold when its turn comes."""
+        if news and not self._untold:
+            self.send(Kind.NEWS)
+        self._untold |= news
+
+    def knows(self, news: News) -> None:
+        """The neighbour told this itself: it need not be told."""
+        if self._untold:
+            self._untold = self._untold.without(news)
 
     @property
     def is_idle(self) -> bool:
@@ -176,6 +191,8 @@ class Link:
                     if self.ended is not None:
                         return
                     kind, tag, contents, ticket = self._queue[0]
+                    if kind is Kind.NEWS:
+                        contents, self._untold = [self._untold.encode()], News()
                 self.channel.send(kind, tag, contents)
                 with self.owner.lock:
                     self._queue.popleft()

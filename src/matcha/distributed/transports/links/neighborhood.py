@@ -7,23 +7,25 @@ worker may be lost, cut off or come back without anybody deciding anything for a
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from matcha.distributed.transports.links.channel import Channel, Kind
 from matcha.distributed.transports.links.council import Council
 from matcha.distributed.transports.links.door import Door, Hello, RefusedError, dial
 from matcha.distributed.transports.links.link import Link, Speed
+from matcha.distributed.transports.links.muster import Muster
+from matcha.distributed.transports.links.news import News, Note
 from matcha.distributed.transports.links.peers import Peers, dials
-from matcha.distributed.transports.links.table import LinkTable
+from matcha.distributed.transports.links.table import FIRST_UP, LinkTable
 from matcha.documents.keys import Keys
 from matcha.errors import ExchangeError
+from matcha.topology import Link as Pair
 from matcha.topology import Topology
 
 __all__ = ["Change", "Neighborhood"]
@@ -31,7 +33,9 @@ __all__ = ["Change", "Neighborhood"]
 _log = logging.getLogger("matcha.links")
 _BEATS = 5  # heartbeats within the longest silence
 _START_SILENCE = 20.0
-_MOST_PATIENT = 1.0  # seconds between attempts to reach a neighbour
+_PATIENCE = 0.1  # of the time that a neighbour has been sought: the pause before the next attempt
+_LEAST_PAUSE, _MOST_PAUSE = 0.02, 1.0
+_UNHURRIED = 1.0  # seconds that news may wait that only a failed start needs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +85,9 @@ class Neighborhood:
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
         self.table = LinkTable(rank, topology)
+        self._muster = Muster(self.table)
+        self._first_ups: dict[Pair, int] = {}
+        self._vacant = threading.Condition(self.lock)
         self.council = Council(self)
         self.is_open = True
         self.is_running = False
@@ -93,7 +100,7 @@ class Neighborhood:
         self.links: dict[int, Link] = {}
         self.reasons: dict[int, str] = {}
         self.accusations: dict[int, int] = {}
-        self.notes: dict[tuple[int, str], tuple[int, str]] = {}
+        self.notes: dict[tuple[int, str], Note] = {}
         self.speeds = {peer: Speed() for peer in topology.neighbors(rank)}
         self.door: Door | None = None
         self._members: tuple[int, ...] = (rank,)
@@ -124,7 +131,7 @@ class Neighborhood:
         """Let a link that was cut come back."""
         with self.lock:
             self._cut.discard(peer)
-            self.changed.notify_all()
+            self._vacant.notify_all()
 
     # -- making links -----------------------------------------------------------------------------
 
@@ -169,26 +176,28 @@ class Neighborhood:
 
     def _keep(self, peer: int) -> None:
         """Dial a neighbour whenever there is no link to it."""
-        patience, said = 0.02, ""
+        said = ""
         address = self._peers.addresses[peer]
         assert address is not None
+        since = time.monotonic()
         while self.is_open:
             with self.lock:
                 while self.is_open and (peer in self.links or peer in self._cut):
-                    self.changed.wait(1.0)
+                    self._vacant.wait()
+                    since = time.monotonic()
                 if not self.is_open:
                     return
                 hello = self._hello(peer)
             try:
                 channel, answer = dial(address, self._keys, self._context, hello, peer)
                 self._add_link(peer, channel, hello["running"], bool(answer["running"]))
-                patience, said = 0.02, ""
+                said = ""
             except (OSError, ValueError, RefusedError) as error:
                 if str(error) != said:
                     said = str(error)
                     _log.info("worker %d at %s:%d cannot be reached: %s", peer, *address, said)
-                time.sleep(patience)
-                patience = min(_MOST_PATIENT, 1.5 * patience)
+                tried = time.monotonic() - since
+                time.sleep(min(_MOST_PAUSE, max(_LEAST_PAUSE, _PATIENCE * tried)))
 
     def _add_link(self, peer: int, channel: Channel, mine: bool, theirs: bool) -> None:
         with self.lock:
@@ -210,23 +219,26 @@ class Neighborhood:
 
     def _say_up(self, link: Link) -> None:
         link.my_next = self.next_iteration
-        versions = [[*key, version] for key, version in self.table.versions.items()]
-        mine = self.table.versions[self.table.link(link.peer)]
-        facts = {"next": link.my_next, "version": mine, "links": versions}
-        facts["notes"] = [[*key, *note] for key, note in self.notes.items()]
-        link.send(Kind.UP, 0, [json.dumps(facts).encode()])
+        own = self.table.link(link.peer)
+        known = {**self.table.seen(), own: self.table.versions[own]}
+        news = News(links=known, notes=self.notes, ready=self._muster.is_ready)
+        link.send(Kind.UP, link.my_next, [news.encode()])
 
     def wait_for_all(self, timeout: float) -> None:
         """Until every link has come up, also those of others: the first call needs everybody.
 
         Or until a neighbour says that training is under way: then this worker is late.
         """
-        end = time.monotonic() + timeout
+        now = time.monotonic()
+        end, due = now + timeout, now + _UNHURRIED
         with self.lock:
             while not self.is_late and self.table.unseen():
-                if time.monotonic() > end:
+                if (now := time.monotonic()) > end:
                     text = f"{self._missing()} did not come within {timeout:g} s: is it running, "
                     raise ExchangeError(f"{text}and is its address in the peers file right?")
+                if now > due:
+                    self._send_news(News(links=self._first_ups))
+                    self._first_ups, due = {}, now + _UNHURRIED
                 self.changed.wait(0.2)
 
     def _missing(self) -> str:
@@ -249,9 +261,9 @@ class Neighborhood:
             if link.ended is not None:
                 return
             if kind is Kind.UP:
-                self._hear_up(link, json.loads(content))
+                self._hear_up(link, tag, News.decode(content))
             elif kind is Kind.NEWS:
-                self._hear_news(link, json.loads(content))
+                self._hear_news(link, News.decode(content))
             elif kind is Kind.ASK:
                 self.asks.append(link.peer)
             elif kind is Kind.STATE:
@@ -271,53 +283,84 @@ class Neighborhood:
         live = self.live_links()
         return bool(live) and all((link.their_next or 0) > most for link in live)
 
-    def _hear_up(self, link: Link, facts: dict[str, Any]) -> None:
-        link.their_next = int(facts["next"])
+    def _hear_up(self, link: Link, their_next: int, news: News) -> None:
+        link.their_next = their_next
         if link.my_next is None:
             return
         link.is_up = True
         self.is_behind |= self._all_are_far_ahead()
-        version = self.table.raise_link(link.peer, int(facts["version"]))
-        fresh = self.table.merge({(i, j): v for i, j, v in facts["links"]})
-        fresh[self.table.link(link.peer)] = version
-        told = self._hear_notes(facts["notes"])
-        self.tell({"links": [[*key, v] for key, v in fresh.items()], "notes": told})
+        own = self.table.link(link.peer)
+        version = self.table.raise_link(link.peer, news.links[own])
+        self.tell(News(links={own: version}))
+        self._hear_news(None, News(links={own: link.rumour}))
+        self._hear_news(link, news)
         self._note_members()
 
-    def _hear_news(self, link: Link, news: dict[str, Any]) -> None:
-        fresh = self.table.merge({(i, j): v for i, j, v in news.get("links", ())})
-        told = {k: v for k, v in news.get("accused", {}).items() if int(k) not in self.accusations}
-        self.accusations |= {int(k): int(v) for k, v in told.items()}
-        notes = self._hear_notes(news.get("notes", ()))
-        if fresh or told or notes:
-            changed = [[*key, v] for key, v in fresh.items()]
-            self.tell({"links": changed, "accused": told, "notes": notes})
-        self._note_members()
+    def _hear_news(self, link: Link | None, news: News) -> None:
+        """Take what is new, and tell it on; from a neighbour, or this worker's own."""
+        if link is not None:
+            link.knows(news)
+            if news.ready:
+                self._muster.hear(link.peer)
+        unseen = dict.fromkeys(self.table.unseen(), FIRST_UP) if news.complete else {}
+        links = self.table.merge(self._certain({**unseen, **news.links}))
+        accused = {k: v for k, v in news.accused.items() if k not in self.accusations}
+        self.accusations |= accused
+        notes = self._hear_notes(news.notes)
+        complete = self._muster.ends()
+        fresh = News(links=links, accused=accused, notes=notes, complete=complete)
+        self.tell(fresh, link, news)
+        if links:
+            self._note_members()
+        self._count()
 
-    def _hear_notes(self, notes: Iterable[list[Any]]) -> list[list[Any]]:
+    def _certain(self, versions: dict[Pair, int]) -> dict[Pair, int]:
+        """Versions without those of links in the making: what of them is true is seen later."""
+        for link in self.links.values():
+            if link.my_next is not None and not link.is_up:
+                link.rumour = max(link.rumour, versions.pop(self.table.link(link.peer), 0))
+        return versions
+
+    def _count(self) -> None:
+        """Go on with the muster."""
+        if self._muster.advance():
+            above = self._muster.parent
+            if above is None:
+                self._hear_news(None, News(complete=True))
+            elif above in self.links:  # if not, it hears so when that link comes up again
+                self.links[above].tell(News(ready=True))
+
+    def _hear_notes(self, notes: Mapping[tuple[int, str], Note]) -> dict[tuple[int, str], Note]:
         """Take what workers noted about themselves, and return what is new, to be told on."""
-        fresh = []
-        for rank, what, version, value in notes:
-            if version > self.notes.get((rank, what), (0, ""))[0]:
-                self.notes[rank, what] = version, value
+        fresh = {}
+        for (rank, what), note in notes.items():
+            if note[0] > self.notes.get((rank, what), (0, ""))[0]:
+                self.notes[rank, what] = note
                 if rank == self.rank:  # of a process that had this place before
                     self.note(what, "")
                 else:
-                    fresh.append([rank, what, version, value])
+                    fresh[rank, what] = note
         return fresh
 
     def note(self, what: str, value: str) -> None:
         """Let everybody know something about this worker; the lock is held."""
         version = self.notes.get((self.rank, what), (0, ""))[0] + 1
         self.notes[self.rank, what] = version, value
-        self.tell({"notes": [[self.rank, what, version, value]]})
+        self.tell(News(notes={(self.rank, what): (version, value)}))
 
-    def tell(self, news: dict[str, Any]) -> None:
-        """Send news to every neighbour, which tells on what is new to it."""
-        content = json.dumps(news).encode()
+    def tell(self, news: News, source: Link | None = None, heard: News | None = None) -> None:
+        """Send news to every neighbour, which tells on what is new to it; not back to its source.
+
+        That a link is up for the first time may wait: the muster counts them.
+        """
+        self._first_ups |= {k: v for k, v in news.links.items() if v == FIRST_UP}
+        urgent = {k: v for k, v in news.links.items() if v != FIRST_UP}
+        self._send_news(replace(news, links=urgent), source, heard)
+
+    def _send_news(self, news: News, source: Link | None = None, heard: News | None = None) -> None:
         for link in self.links.values():
             if link.my_next is not None:  # it was told all that was known when it came up
-                link.send(Kind.NEWS, 0, [content])
+                link.tell(news.without(heard) if link is source and heard else news)
 
     def lost(self, link: Link, reason: str) -> None:
         """A link has ended; called by its threads and by the watch."""
@@ -328,14 +371,17 @@ class Neighborhood:
             self.reasons[link.peer] = reason
             if self.links.get(link.peer) is link:
                 del self.links[link.peer]
+                self._vacant.notify_all()
                 if link.is_up and self.is_open:
                     _log.info(
                         "worker %d: link to worker %d ended: it %s", self.rank, link.peer, reason
                     )
                     version = self.table.lower_link(link.peer)
-                    self.tell({"links": [[*self.table.link(link.peer), version]]})
+                    self.tell(News(links={self.table.link(link.peer): version}))
                     self._note_members()
                     self.is_behind |= self._all_are_far_ahead()
+                elif self.is_open:
+                    self._hear_news(None, News(links={self.table.link(link.peer): link.rumour}))
             self.changed.notify_all()
 
     def drop_all(self, reason: str) -> None:
@@ -385,6 +431,7 @@ class Neighborhood:
             if not self.is_open:
                 return
             self.is_open = False
+            self._vacant.notify_all()
             for link in self.links.values():
                 link.send(Kind.BYE, 0, [str(self.next_iteration).encode()])
             end = time.monotonic() + 2.0

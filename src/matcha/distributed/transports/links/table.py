@@ -15,9 +15,11 @@ from dataclasses import dataclass
 
 from matcha.topology import Link, Topology
 
-__all__ = ["LinkTable", "Tree"]
+__all__ = ["FIRST_UP", "LinkTable", "Tree", "breadth_first"]
 
 _DOWN = 1
+FIRST_UP = 2
+"""The version of a link that has come up and never gone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +49,7 @@ class LinkTable:
         self.rank = rank
         self.topology = topology
         self.versions: dict[Link, int] = dict.fromkeys(topology.links, _DOWN)
-        self._refresh()
+        self._tree: Tree | None = None
 
     def link(self, peer: int) -> Link:
         """This worker's link to a neighbour."""
@@ -57,14 +59,14 @@ class LinkTable:
         """Count a link of this worker as up; `theirs` is the version that the other end has."""
         link = self.link(peer)
         self.versions[link] = (max(self.versions[link], theirs) | 1) + 1
-        self._refresh()
+        self._tree = None
         return self.versions[link]
 
     def lower_link(self, peer: int) -> int:
         """Count a link of this worker as down."""
         link = self.link(peer)
         self.versions[link] |= 1
-        self._refresh()
+        self._tree = None
         return self.versions[link]
 
     def merge(self, news: Mapping[Link, int]) -> dict[Link, int]:
@@ -82,12 +84,20 @@ class LinkTable:
                 version += 1
             self.versions[link] = fresh[link] = version
         if fresh:
-            self._refresh()
+            self._tree = None
         return fresh
 
     def is_up(self, link: Link) -> bool:
         """Whether a link is up, as far as is known."""
         return self.versions[link] % 2 == 0
+
+    def has_been_up(self, link: Link) -> bool:
+        """Whether a link has ever been up, as far as is known."""
+        return self.versions[link] > _DOWN
+
+    def seen(self) -> dict[Link, int]:
+        """Links that have been up, as far as is known."""
+        return {link: version for link, version in self.versions.items() if version > _DOWN}
 
     def unseen(self) -> list[Link]:
         """Links that have never been up, as far as is known."""
@@ -96,11 +106,13 @@ class LinkTable:
     @property
     def members(self) -> tuple[int, ...]:
         """Who can be reached from this worker over links that are up, itself included; sorted."""
-        return self._tree.members
+        return self.tree.members
 
     @property
     def tree(self) -> Tree:
         """This worker's place in the members' spanning tree, whose root is the lowest rank."""
+        if self._tree is None:  # many changes may come before anybody looks
+            self._tree = self._grow()
         return self._tree
 
     def islands(self) -> list[tuple[int, ...]]:
@@ -109,25 +121,25 @@ class LinkTable:
         left = set(range(self.topology.num_workers))
         groups = []
         while left:
-            parents = _breadth_first(min(left), around)
+            parents = breadth_first(min(left), around)
             groups.append(tuple(sorted(parents)))
             left -= parents.keys()
         return groups
 
     def _around(self) -> dict[int, list[int]]:
         around: dict[int, list[int]] = {}
-        for i, j in self.topology.links:  # sorted, so neighbours are too
-            if self.is_up((i, j)):
+        for (i, j), version in self.versions.items():  # sorted, so neighbours are too
+            if version % 2 == 0:
                 around.setdefault(i, []).append(j)
                 around.setdefault(j, []).append(i)
         return around
 
-    def _refresh(self) -> None:
+    def _grow(self) -> Tree:
         around = self._around()
-        members = sorted(_breadth_first(self.rank, around))
-        parents = _breadth_first(members[0], around)
+        members = sorted(breadth_first(self.rank, around))
+        parents = breadth_first(members[0], around)
         edges = sorted((child, parent) for child, parent in parents.items())
-        self._tree = Tree(
+        return Tree(
             members=tuple(members),
             parent=parents[self.rank],
             children=tuple(child for child, parent in edges if parent == self.rank),
@@ -135,7 +147,7 @@ class LinkTable:
         )
 
 
-def _breadth_first(root: int, around: Mapping[int, Iterable[int]]) -> dict[int, int | None]:
+def breadth_first(root: int, around: Mapping[int, Iterable[int]]) -> dict[int, int | None]:
     """Everybody within reach and whom each was reached from."""
     parents: dict[int, int | None] = {root: None}
     queue = deque([root])

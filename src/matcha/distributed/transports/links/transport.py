@@ -10,6 +10,7 @@ import torch
 from matcha.distributed.transports.links.channel import Kind
 from matcha.distributed.transports.links.link import Link, Ticket
 from matcha.distributed.transports.links.neighborhood import Change, Neighborhood
+from matcha.distributed.transports.links.news import News
 from matcha.distributed.transports.links.peers import Peers
 from matcha.distributed.transports.transport import Buffer, Message, Pending, Transport
 from matcha.documents.keys import Keys
@@ -138,7 +139,7 @@ class LinkTransport(Transport):
             return
         with (near := self.neighborhood).lock:
             near.accusations[self.rank] = peer
-            near.tell({"accused": {str(self.rank): peer}})
+            near.tell(News(accused={self.rank: peer}))
 
     def accused_by(self, rank: int) -> int | None:
         """What the news says."""
