@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 from tests.distributed.transports.links.linked import local_peers, run_linked
 
 from matcha import Topology, families
-from matcha.distributed import LinkTransport, Peers
+from matcha.distributed import Peers
 from matcha.distributed.transports.links.channel import Channel, Kind
 from matcha.distributed.transports.links.neighborhood import Neighborhood
 
@@ -48,9 +49,17 @@ class Beginner:
     def __init__(self, topology: Topology, rank: int, peers: Peers) -> None:
         self.near = Neighborhood(topology, rank, peers, None, 90.0, str)
 
-    def meets(self, *peers: int) -> bool:
+    def meets(self, other: Beginner) -> bool:
+        """Whether the link is up at both ends."""
+        return other.near.rank in self._live() and self.near.rank in other._live()
+
+    def _live(self) -> list[int]:
         with self.near.lock:
-            return set(peers) <= {link.peer for link in self.near.live_links()}
+            return [link.peer for link in self.near.live_links()]
+
+    def members(self) -> tuple[int, ...]:
+        with self.near.lock:
+            return self.near.table.members
 
     def die(self) -> None:
         with self.near.lock:
@@ -60,60 +69,36 @@ class Beginner:
             self.near.door.close()
 
 
+def test_those_who_are_left_start_without_one_that_counted_for_others() -> None:
+    """In a ring of four, worker 1 would have told 0 that 2 is ready."""
+    topology, peers = families.ring(4), local_peers(4)
+    zero, mortal, two = (Beginner(topology, rank, peers) for rank in range(3))
+    wait_until(lambda: mortal.meets(zero) and mortal.meets(two))
+    mortal.die()
+    assert met([zero, two, Beginner(topology, 3, peers)]) == {(0, 2, 3)}
+
+
+def test_a_new_process_in_the_place_of_one_that_died_is_told_who_is_ready() -> None:
+    topology, peers = families.path(3), local_peers(3)
+    mortal, one = (Beginner(topology, rank, peers) for rank in range(2))
+    wait_until(lambda: one.meets(mortal))
+    mortal.die()
+    assert met([one, *(Beginner(topology, rank, peers) for rank in (0, 2))]) == {(0, 1, 2)}
+
+
+def met(beginners: list[Beginner]) -> set[tuple[int, ...]]:
+    """Whom workers see around them once they have all started."""
+    with ThreadPoolExecutor(len(beginners)) as pool:
+        list(pool.map(lambda beginner: beginner.near.wait_for_all(150), beginners))
+    wait_until(lambda: all(len(each.members()) == len(beginners) for each in beginners))
+    seen = {beginner.members() for beginner in beginners}
+    for beginner in beginners:
+        beginner.near.close()
+    return seen
+
+
 def wait_until(condition: Callable[[], bool]) -> None:
     end = time.monotonic() + 150
     while not condition():
         assert time.monotonic() < end, "it did not come to pass"
         time.sleep(0.01)
-
-
-def test_those_who_are_left_start_without_one_that_counted_for_others() -> None:
-    """In a ring of four, worker 1 would have told 0 that 2 is ready."""
-    topology, peers = families.ring(4), local_peers(4)
-    mortal = Beginner(topology, 1, peers)
-
-    def late() -> bool:
-        wait_until(lambda: mortal.meets(0, 2))
-        mortal.die()
-        return True
-
-    assert start_all(topology, peers, {0: None, 2: None, 3: late}) == {(0, 2, 3)}
-
-
-def test_a_new_process_in_the_place_of_one_that_died_is_told_who_is_ready() -> None:
-    topology, peers = families.path(3), local_peers(3)
-    mortal = Beginner(topology, 0, peers)
-
-    def reborn() -> bool:
-        wait_until(lambda: mortal.meets(1))
-        mortal.die()
-        return True
-
-    assert start_all(topology, peers, {0: reborn, 1: None, 2: None}) == {(0, 1, 2)}
-
-
-def start_all(
-    topology: Topology, peers: Peers, before: dict[int, Callable[[], bool] | None]
-) -> set[tuple[int, ...]]:
-    """Start workers, some of them after something; returns whom they meet at last."""
-    met = threading.Barrier(len(before))
-    found: dict[int, tuple[int, ...]] = {}
-
-    def body(rank: int, first: Callable[[], bool] | None) -> None:
-        if first is not None:
-            assert first()
-        transport = LinkTransport(topology, rank, peers, silence=90.0, timeout=150.0)
-        try:
-            wait_until(lambda: len(transport.members) == len(before))
-            found[rank] = transport.members
-            met.wait(150)
-        finally:
-            transport.close()
-
-    threads = [threading.Thread(target=body, args=item) for item in before.items()]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found.keys() == before.keys()
-    return set(found.values())
