@@ -86,7 +86,7 @@ class Link:
     their_next: int | None = None
     is_up: bool = False
     rumour: int = 0
-    """The version that others told of while the link was in the making: this end knows later."""
+    """The version that others told of while this end did not know yet that the link was up."""
     runs: bool = False
     """Whether the neighbour had a state when the link was made, which it may give."""
     ended: str | None = None
@@ -142,7 +142,9 @@ class Link:
 
     def tell(self, news: News) -> None:
         """Let the writer send news, in one frame with all that is untold when its turn comes."""
-        if news and not self._untold:
+        if not news:
+            return
+        if not self._untold:
             self.send(Kind.NEWS)
         self._untold |= news
 

@@ -12,9 +12,9 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
+from matcha.distributed.transports.links.change import Change
 from matcha.distributed.transports.links.channel import Channel, Kind
 from matcha.distributed.transports.links.council import Council
 from matcha.distributed.transports.links.door import Door, Hello, RefusedError, dial
@@ -28,7 +28,7 @@ from matcha.errors import ExchangeError
 from matcha.topology import Link as Pair
 from matcha.topology import Topology
 
-__all__ = ["Change", "Neighborhood"]
+__all__ = ["Neighborhood"]
 
 _log = logging.getLogger("matcha.links")
 _BEATS = 5  # heartbeats within the longest silence
@@ -36,17 +36,6 @@ _START_SILENCE = 20.0
 _PATIENCE = 0.1  # of the time that a neighbour has been sought: the pause before the next attempt
 _LEAST_PAUSE, _MOST_PAUSE = 0.02, 1.0
 _UNHURRIED = 1.0  # seconds that news may wait that only a failed start needs
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    """A worker was lost or came (back), as this worker learnt it."""
-
-    iteration: int
-    seconds: float
-    """Of `time.monotonic`."""
-    worker: int
-    is_member: bool
 
 
 class Neighborhood:
@@ -176,10 +165,9 @@ class Neighborhood:
 
     def _keep(self, peer: int) -> None:
         """Dial a neighbour whenever there is no link to it."""
-        said = ""
+        said, since = "", time.monotonic()
         address = self._peers.addresses[peer]
         assert address is not None
-        since = time.monotonic()
         while self.is_open:
             with self.lock:
                 while self.is_open and (peer in self.links or peer in self._cut):
@@ -191,7 +179,7 @@ class Neighborhood:
             try:
                 channel, answer = dial(address, self._keys, self._context, hello, peer)
                 self._add_link(peer, channel, hello["running"], bool(answer["running"]))
-                said = ""
+                said, since = "", time.monotonic()
             except (OSError, ValueError, RefusedError) as error:
                 if str(error) != said:
                     said = str(error)
@@ -237,7 +225,8 @@ class Neighborhood:
                     text = f"{self._missing()} did not come within {timeout:g} s: is it running, "
                     raise ExchangeError(f"{text}and is its address in the peers file right?")
                 if now > due:
-                    self._send_news(News(links=self._first_ups))
+                    for link in self.links.values():
+                        link.tell(News(links=self._first_ups))
                     self._first_ups, due = {}, now + _UNHURRIED
                 self.changed.wait(0.2)
 
@@ -292,7 +281,7 @@ class Neighborhood:
         own = self.table.link(link.peer)
         version = self.table.raise_link(link.peer, news.links[own])
         self.tell(News(links={own: version}))
-        self._hear_news(None, News(links={own: link.rumour}))
+        self._hear_rumour(link)
         self._hear_news(link, news)
         self._note_members()
 
@@ -314,8 +303,13 @@ class Neighborhood:
             self._note_members()
         self._count()
 
+    def _hear_rumour(self, link: Link) -> None:
+        """Take what others told of a link in the making, now that it is up or has failed."""
+        if link.rumour:
+            self._hear_news(None, News(links={self.table.link(link.peer): link.rumour}))
+
     def _certain(self, versions: dict[Pair, int]) -> dict[Pair, int]:
-        """Versions without those of links in the making: what of them is true is seen later."""
+        """Versions without those of links in the making, of which others may know more."""
         for link in self.links.values():
             if link.my_next is not None and not link.is_up:
                 link.rumour = max(link.rumour, versions.pop(self.table.link(link.peer), 0))
@@ -353,12 +347,11 @@ class Neighborhood:
 
         That a link is up for the first time may wait: the muster counts them.
         """
-        self._first_ups |= {k: v for k, v in news.links.items() if v == FIRST_UP}
-        urgent = {k: v for k, v in news.links.items() if v != FIRST_UP}
-        self._send_news(replace(news, links=urgent), source, heard)
-
-    def _send_news(self, news: News, source: Link | None = None, heard: News | None = None) -> None:
-        for link in self.links.values():
+        first = {pair: version for pair, version in news.links.items() if version == FIRST_UP}
+        if first:
+            self._first_ups |= first
+            news = news.without(News(links=first))
+        for link in self.links.values() if news else ():
             if link.my_next is not None:  # it was told all that was known when it came up
                 link.tell(news.without(heard) if link is source and heard else news)
 
@@ -381,7 +374,7 @@ class Neighborhood:
                     self._note_members()
                     self.is_behind |= self._all_are_far_ahead()
                 elif self.is_open:
-                    self._hear_news(None, News(links={self.table.link(link.peer): link.rumour}))
+                    self._hear_rumour(link)
             self.changed.notify_all()
 
     def drop_all(self, reason: str) -> None:

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
+from matcha.distributed.transports.links.change import Change
 from matcha.distributed.transports.links.channel import Kind
 from matcha.distributed.transports.links.link import Link, Ticket
-from matcha.distributed.transports.links.neighborhood import Change, Neighborhood
+from matcha.distributed.transports.links.neighborhood import Neighborhood
 from matcha.distributed.transports.links.news import News
 from matcha.distributed.transports.links.peers import Peers
 from matcha.distributed.transports.transport import Buffer, Message, Pending, Transport
