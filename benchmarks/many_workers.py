@@ -5,10 +5,11 @@
 Each process imports what a training script imports, makes a small model, an optimizer and Gossip,
 takes one step, and says how many sockets it holds, how long it took from the launch of all until
 then, what processor time that was, and its memory: resident, and its share of what processes share
-(PSS). gloo connects all pairs whatever the topology, so it is run once. Processes are forked from
-one that has imported torch, as `matcha train` does; "alone" are those that start as on a machine of
-their own, each with its imports. `--only ring` (or another case) runs one; the others' figures in
-OUTPUT.json are kept.
+(PSS). gloo connects all pairs whatever the topology, so it is run once a number of workers; on a
+complete graph links of our own connect all pairs, too. Processes are forked from one that has
+imported torch, as `matcha train` does; "alone" are those that start as on a machine of their own,
+each with its imports. `--only ring` (or another case) runs one; the others' figures in OUTPUT.json
+are kept.
 """
 
 from __future__ import annotations
@@ -30,13 +31,15 @@ from matcha import Plan, Topology, families, plan
 from matcha.distributed.launching.launch import local_links
 from matcha.distributed.launching.local_workers import LocalWorkers
 
-CASES = ("ring", "erdos-renyi", "gloo", "ring-alone", "gloo-alone")
+CASES = ("ring", "erdos-renyi", "gloo", "complete:32", "gloo:32", "ring-alone", "gloo-alone")
 PATIENCE = 900.0
 
 
 def topology_of(case: str, workers: int) -> Topology:
     if case == "erdos-renyi":
         return families.erdos_renyi(workers, 0.1, seed=1)
+    if case == "complete":
+        return families.complete(workers)
     return families.ring(workers)
 
 
@@ -101,6 +104,8 @@ def _wait_for(folder: Path, pattern: str, number: int) -> None:
 
 
 def measure(case: str, workers: int) -> dict[str, Any]:
+    case, _, number = case.partition(":")
+    workers = int(number or workers)
     topology = topology_of(case, workers)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
@@ -147,7 +152,7 @@ def table(cases: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--workers", type=int, default=64)
+    parser.add_argument("--workers", type=int, default=64, help="of cases that name no number")
     parser.add_argument("--only", nargs="+", choices=CASES, default=CASES)
     parser.add_argument("--output", type=Path, help="write OUTPUT.json and OUTPUT.txt")
     parser.add_argument("--worker", type=Path)
