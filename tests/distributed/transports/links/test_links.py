@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from pathlib import Path
@@ -221,3 +222,23 @@ def test_those_who_have_no_state_are_not_asked_for_one() -> None:
         return transport.asks
 
     assert run_linked(families.complete(4), work) == [[]] * 4
+
+
+def test_that_a_neighbour_which_has_finished_is_gone_is_no_news(caplog) -> None:
+    """Worker 0, which dials, learns the end and finds nobody any more: both for whoever debugs."""
+    caplog.set_level(logging.DEBUG, logger="matcha.links")
+    together = threading.Barrier(2)
+
+    def work(transport: LinkTransport) -> list[logging.LogRecord]:
+        begun, deadline = len(caplog.records), time.monotonic() + 150  # the link is up
+        together.wait(150)
+        if transport.rank == 1:
+            return []
+        while not any("cannot be reached" in r.message for r in caplog.records[begun:]):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        return [r for r in caplog.records[begun:] if r.module == "neighborhood"]
+
+    said, _ = run_linked(families.path(2), work)
+    assert any("ended: it finished" in record.message for record in said)
+    assert {record.levelno for record in said} == {logging.DEBUG}, said

@@ -94,6 +94,7 @@ class Neighborhood:
         self.door: Door | None = None
         self._members: tuple[int, ...] = (rank,)
         self._cut: set[int] = set()
+        self._finished: set[int] = set()
         self._life = secrets.token_hex(8)
         self._network = hashlib.sha256(repr(topology.links).encode()).hexdigest()[:16]
         self._peers, self._keys = peers, keys
@@ -183,7 +184,8 @@ class Neighborhood:
             except (OSError, ValueError, RefusedError) as error:
                 if str(error) != said:
                     said = str(error)
-                    _log.info("worker %d at %s:%d cannot be reached: %s", peer, *address, said)
+                    text = "worker %d at %s:%d cannot be reached: %s"
+                    _log.log(self._loudness(peer), text, peer, *address, said)
                 tried = time.monotonic() - since
                 time.sleep(min(_MOST_PAUSE, max(_LEAST_PAUSE, _PATIENCE * tried)))
 
@@ -196,6 +198,7 @@ class Neighborhood:
                 self.lost(before, "came back on a new connection")
             link = Link(self, peer, channel, self.speeds[peer], runs=theirs)
             self.links[peer] = link
+            self._finished.discard(peer)
             if theirs and not mine and not self.is_running:
                 self.is_late = True
             if mine == theirs == self.is_running:
@@ -362,13 +365,14 @@ class Neighborhood:
                 return
             link.end(reason)
             self.reasons[link.peer] = reason
+            if link.finished is not None:
+                self._finished.add(link.peer)
             if self.links.get(link.peer) is link:
                 del self.links[link.peer]
                 self._vacant.notify_all()
                 if link.is_up and self.is_open:
-                    _log.info(
-                        "worker %d: link to worker %d ended: it %s", self.rank, link.peer, reason
-                    )
+                    text = "worker %d: link to worker %d ended: it %s"
+                    _log.log(self._loudness(link.peer), text, self.rank, link.peer, reason)
                     version = self.table.lower_link(link.peer)
                     self.tell(News(links={self.table.link(link.peer): version}))
                     self._note_members()
@@ -376,6 +380,10 @@ class Neighborhood:
                 elif self.is_open:
                     self._hear_rumour(link)
             self.changed.notify_all()
+
+    def _loudness(self, peer: int) -> int:
+        """How loud to be about a neighbour: that one which has finished is gone is no news."""
+        return logging.DEBUG if peer in self._finished else logging.INFO
 
     def drop_all(self, reason: str) -> None:
         """End every link; those that should be there come back as new ones."""
