@@ -192,7 +192,7 @@ def writers() -> dict[str, tuple[Callable[..., object], Callable[..., dict[str, 
     found: dict[str, tuple[Callable[..., object], Callable[..., Any]]] = {
         "torch.save": (
             lambda model, path: torch.save(model.state_dict(), path),
-            lambda path, model: torch.load(path),
+            lambda path, model: torch.load(path, weights_only=True),
         ),
         "distributed checkpoint": (write_dcp, read_dcp),
     }
@@ -211,7 +211,10 @@ def compare(kind: str, folder: str) -> list[dict[str, Any]]:
     rows = []
     for number, case in enumerate(CASES):
         runs = {
-            k: [torch.load(Path(folder) / f"{k}-{number}-{rank}.pt") for rank in range(NUM_WORKERS)]
+            k: [
+                torch.load(Path(folder) / f"{k}-{number}-{rank}.pt", weights_only=True)
+                for rank in range(NUM_WORKERS)
+            ]
             for k in ("cpu", kind)
         }
         largest = max(

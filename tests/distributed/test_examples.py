@@ -143,7 +143,7 @@ def test_the_language_model_trains_and_saves_its_average(tmp_path: Path) -> None
     assert done.returncode == 0, done.stderr[-3000:]
     losses = [float(line.split()[-1]) for line in done.stdout.splitlines() if "test loss" in line]
     assert losses[-1] < losses[0] < 3.4  # 28 letters: log 28 = 3.33 knows nothing
-    saved = torch.load(tmp_path / "gpt.pt")
+    saved = torch.load(tmp_path / "gpt.pt", weights_only=True)
     assert torch.equal(saved["head.weight"], saved["tokens.weight"])
     assert len(script.read_text().splitlines()) < 120
 
@@ -166,7 +166,7 @@ def test_images_train_on_groups_and_save_their_average(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "epoch 2  accuracy 100.0%" in done.stdout  # dark and light
-    assert len(torch.load(tmp_path / "checkpoints" / "average.pt")) == 9
+    assert len(torch.load(tmp_path / "checkpoints" / "average.pt", weights_only=True)) == 9
 
 
 def test_the_image_example_is_short() -> None:

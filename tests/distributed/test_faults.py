@@ -59,7 +59,7 @@ def test_a_killed_worker_is_named_and_training_resumes_to_the_same_bits(
     run.processes[1].send_signal(signal.SIGCONT)
     assert run.wait(timeout=200) == [0] * faults.NUM_WORKERS, workers.texts()
     for rank, expected in enumerate(answer):
-        assert torch.equal(torch.load(tmp_path / f"result-{rank}.pt"), expected)
+        assert torch.equal(torch.load(tmp_path / f"result-{rank}.pt", weights_only=True), expected)
 
 
 @pytest.mark.slow

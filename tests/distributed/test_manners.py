@@ -80,7 +80,7 @@ def test_joining_and_being_away_under_mpi(tmp_path: Path) -> None:
     command = [MPIRUN, "-n", "2", sys.executable, manners.__file__, str(tmp_path), "mpi"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stdout + done.stderr
-    found = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
+    found = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
     weights = np.concatenate([result["join"].numpy() for result in found])
     np.testing.assert_allclose(weights, joined(manners.make_plan(2)), rtol=0, atol=1e-12)
     assert found[1]["away"] == "rank 0 did not answer within 1 s."
@@ -97,7 +97,7 @@ def test_joining_goes_with_overlap() -> None:
 @pytest.mark.slow
 def test_all_of_it_between_processes(workers, tmp_path: Path) -> None:
     workers.run("manners.py", str(tmp_path), num_workers=3, timeout=200)
-    found = [torch.load(tmp_path / f"{rank}.pt") for rank in range(3)]
+    found = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(3)]
     expected = joined()
     weights = np.concatenate([result["join"].numpy() for result in found])
     np.testing.assert_allclose(weights, expected, rtol=0, atol=1e-12)

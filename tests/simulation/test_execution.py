@@ -67,6 +67,12 @@ def test_cudnn_is_left_as_it_was():
     torch.backends.cudnn.benchmark = before
 
 
+def recompile_limit() -> int:
+    settings = torch._dynamo.config
+    young = hasattr(settings, "recompile_limit")  # from torch 2.7
+    return settings.recompile_limit if young else settings.cache_size_limit
+
+
 def test_every_workers_blocks_are_compiled(monkeypatch):
     compiled = []
     monkeypatch.setattr(
@@ -75,20 +81,20 @@ def test_every_workers_blocks_are_compiled(monkeypatch):
     data = random_images(24)
     parts = partition(data.train_labels, 2)
     task = ImageTask("small", data, parts, lambda: build("resnet8", 10), batch_size=4)
-    limit = torch._dynamo.config.recompile_limit
+    limit = recompile_limit()
     engine = Engine(task, execution=Execution(compile=True))
     assert compiled == [(BasicBlock, {"dynamic": False})] * 6
-    assert torch._dynamo.config.recompile_limit == limit
+    assert recompile_limit() == limit
     silent = Round(matchings=(), indices=(), mixing="laplacian", weight=0.1)
     # All workers' blocks share code, so many versions of it: while they run, and only then.
     seen, batch = [], task.batch
 
     def record(rows):
-        seen.append(torch._dynamo.config.recompile_limit)
+        seen.append(recompile_limit())
         return batch(rows)
 
     monkeypatch.setattr(task, "batch", record)
     engine.begin_epoch(0, [0.1] * task.steps_per_epoch, [silent] * task.steps_per_epoch)
     engine.step(0)
     assert seen == [64]
-    assert torch._dynamo.config.recompile_limit == limit
+    assert recompile_limit() == limit

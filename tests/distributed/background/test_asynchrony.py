@@ -251,7 +251,9 @@ def test_without_steps_of_ones_own_workers_agree():
 def test_it_runs_over_gloo(workers, tmp_path):
     count = asynchronous.NUM_WORKERS
     workers.run("asynchronous.py", str(tmp_path), num_workers=count)
-    asynchronous.check([torch.load(tmp_path / f"{rank}.pt") for rank in range(count)])
+    asynchronous.check(
+        [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(count)]
+    )
 
 
 def test_it_runs_over_links_of_our_own():

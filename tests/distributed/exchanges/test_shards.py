@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 import torch.distributed as dist
+from tests.distributed.groups import DTensor, Replicate, Shard
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from matcha.distributed.exchanges.shards import is_sharded, like, local, share

@@ -15,8 +15,11 @@ def _spread(tensor: torch.Tensor) -> Any:
 
     Who has none has not imported them: nor do we, since that takes as long as half of torch.
     """
-    tensors = sys.modules.get("torch.distributed.tensor")
-    return tensor if tensors is not None and isinstance(tensor, tensors.DTensor) else None
+    for home in ("torch.distributed.tensor", "torch.distributed._tensor"):  # the latter in 2.4
+        kind = getattr(sys.modules.get(home), "DTensor", None)
+        if kind is not None:
+            return tensor if isinstance(tensor, kind) else None
+    return None
 
 
 def is_sharded(tensor: torch.Tensor) -> bool:

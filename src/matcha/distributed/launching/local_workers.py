@@ -211,6 +211,7 @@ def _loopback_store() -> TCPStore:
         is_master=True,
         wait_for_workers=False,
         master_listen_fd=listener.detach(),
+        use_libuv=False,  # libuv's listens to no socket of ours in torch 2.4 to 2.6
     )
 
 
