@@ -33,7 +33,11 @@ from matcha.errors import InputError
 try:
     from torch.distributed.tensor import DTensor, Replicate, Shard
 except ImportError:  # torch 2.4
-    from torch.distributed._tensor import DTensor, Replicate, Shard
+    from torch.distributed._tensor import (  # type: ignore[attr-defined]
+        DTensor,
+        Replicate,
+        Shard,
+    )
 SHARDS = hasattr(torch.cpu.Stream, "record_event")  # torch 2.4 to 2.6 shard on GPUs alone
 if SHARDS:
     from torch.distributed.fsdp import fully_shard
