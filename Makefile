@@ -10,7 +10,7 @@ VERSIONS := .venv-versions
 # Modules are compiled when first imported, and kept: tests start hundreds of processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test lint types doctest unit browser docs figures format versions clean
+.PHONY: run test lint types doctest unit browser races docs figures format versions clean
 
 # The main job: digits on eight real processes by seven strategies, then a report for the browser.
 run: $(STAMP)
@@ -43,6 +43,12 @@ browser:
 	    $$apt update -qq && $$apt install -y -qq --no-install-recommends \
 	        chromium fonts-dejavu-core > /dev/null \
 	    || echo "could not install chromium: the browser tests will say so"; }
+
+# The tests of real workers with naps at random, more at a time than there are cores: finds tests and
+# code that need somebody to be first. Before a test of meetings is trusted, run it like this.
+races: $(STAMP)
+	JITTER=0.1 OMP_NUM_THREADS=1 PYTHONPATH=tools/jitter \
+	    $(BIN)/python -m pytest $(or $(TESTS),tests/distributed) -n 8 --dist worksteal
 
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
