@@ -329,6 +329,13 @@ def judge(
     def is_survivor(rank: int, moment: float) -> bool:
         return not any(len(fault.who) == 1 for fault in why(rank, rank, moment))
 
+    def is_explained(rank: int, note: dict[str, Any]) -> bool:
+        return bool(why(rank, note["peer"], note["time"])) or any(
+            _is_before_return(diaries, fault, back, note)
+            for fault, back in absences
+            if note["peer"] in fault.who
+        )
+
     every = [(rank, note) for rank, notes in diaries.items() for note in notes]
     left_out = [(rank, n) for rank, n in every if n["what"] in ("left out", "uncertain")]
     uncertain = [(rank, n) for rank, n in left_out if n["what"] == "uncertain"]
@@ -354,7 +361,7 @@ def judge(
         ),
         "meetings_held": sum(len(n.get("met", ())) for _, n in every) // 2,
         "meetings_left_out": len(left_out),
-        "unexplained": sum(not why(r, n["peer"], n["time"]) for r, n in left_out),
+        "unexplained": sum(not is_explained(r, n) for r, n in left_out),
         "last_byte_lost": len(uncertain),
         "shift_of_sum": sum(shifts),
         "members_at_end": len(ends[0]["members"]),
@@ -379,6 +386,15 @@ def _return(diaries: dict[int, list[dict[str, Any]]], fault: Fault) -> float:
     joined = [n["time"] for n in notes if n["what"] == "joined" and n["time"] > fault.start]
     met = [n["time"] for n in notes if n["time"] > fault.end and n.get("met")]
     return min([*joined, *met], default=float("inf"))
+
+
+def _is_before_return(
+    diaries: dict[int, list[dict[str, Any]]], fault: Fault, back: float, note: dict[str, Any]
+) -> bool:
+    """Whether a worker came back ahead of a meeting: with the state of one who was further on."""
+    joined = [n["iteration"] for n in diaries[fault.who[0]]
+              if n["what"] == "joined" and n["time"] == back]  # fmt: skip
+    return note["time"] > fault.start and any(note["iteration"] < at for at in joined)
 
 
 def table(result: dict[str, Any]) -> str:
