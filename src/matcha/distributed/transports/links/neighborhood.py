@@ -33,8 +33,8 @@ __all__ = ["Neighborhood"]
 _log = logging.getLogger("matcha.links")
 _BEATS = 5  # heartbeats within the longest silence
 _START_SILENCE = 20.0
-_PATIENCE = 0.1  # of the time that a neighbour has been sought: the pause before the next attempt
-_LEAST_PAUSE, _MOST_PAUSE = 0.02, 1.0
+_PATIENCE = 0.2  # of the time that a neighbour has been sought: the pause before the next attempt
+_LEAST_PAUSE, _MOST_PAUSE = 0.05, 1.0  # seconds; the first of many have many to seek
 _UNHURRIED = 1.0  # seconds that news may wait that only a failed start needs
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from matcha.topology import Link
@@ -46,7 +46,7 @@ class News:
     """All links there are have been up."""
 
     def __bool__(self) -> bool:
-        return any(getattr(self, each.name) for each in fields(self))
+        return bool(self.links or self.accused or self.notes or self.ready or self.complete)
 
     def __or__(self, newer: News) -> News:
         return News(
