@@ -330,10 +330,12 @@ def judge(
         return not any(len(fault.who) == 1 for fault in why(rank, rank, moment))
 
     def is_explained(rank: int, note: dict[str, Any]) -> bool:
+        """By a fault's time; or one end, when the fault was over, had the meeting behind it."""
         return bool(why(rank, note["peer"], note["time"])) or any(
-            _is_before_return(diaries, fault, back, note)
+            fault.start <= note["time"]
+            and note["iteration"] < _reached(diaries[note["peer"]], back + AROUND)
             for fault, back in absences
-            if note["peer"] in fault.who
+            if fault.concerns(rank, note["peer"])
         )
 
     every = [(rank, note) for rank, notes in diaries.items() for note in notes]
@@ -388,13 +390,10 @@ def _return(diaries: dict[int, list[dict[str, Any]]], fault: Fault) -> float:
     return min([*joined, *met], default=float("inf"))
 
 
-def _is_before_return(
-    diaries: dict[int, list[dict[str, Any]]], fault: Fault, back: float, note: dict[str, Any]
-) -> bool:
-    """Whether a worker came back ahead of a meeting: with the state of one who was further on."""
-    joined = [n["iteration"] for n in diaries[fault.who[0]]
-              if n["what"] == "joined" and n["time"] == back]  # fmt: skip
-    return note["time"] > fault.start and any(note["iteration"] < at for at in joined)
+def _reached(diary: Sequence[dict[str, Any]], moment: float) -> int:
+    """How far a worker was at a moment."""
+    return max((n["iteration"] for n in diary if n["time"] <= moment and "iteration" in n),
+               default=0)  # fmt: skip
 
 
 def table(result: dict[str, Any]) -> str:
