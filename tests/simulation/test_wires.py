@@ -99,7 +99,8 @@ def test_quasi_global_momentum_does_not_run_away_over_a_wire(wire) -> None:
     optimizer = SGD(momentum=0.9, nesterov=True, weight_decay=5e-4)
     apart = {}
     for name in ("float32", wire):
-        how = settings(name, epochs=14, schedule=Constant(base=0.4), optimizer=optimizer)
+        # Twice this rate is past what the task can be trained with, by anybody: all is chance.
+        how = settings(name, epochs=14, schedule=Constant(base=0.2), optimizer=optimizer)
         how = replace(how, momentum="quasi-global", execution=Execution(), evaluate_every=14)
         apart[name] = list(Simulation(task, plan, how))[-1].consensus_distance
     assert apart[wire] < 20 * apart["float32"] + 0.1
