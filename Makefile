@@ -72,8 +72,8 @@ $(STAMP): pyproject.toml constraints.txt
 # (RESOLUTION=highest). Needs uv and the network; the public CI runs it.
 versions:
 	uv venv --quiet --clear --python $(PYTHON) $(VERSIONS)
-	uv pip install --quiet --python $(VERSIONS) --resolution $(RESOLUTION) ".[torch,plot,keys]"
-	uv pip install --quiet --python $(VERSIONS) pytest pytest-timeout pytest-xdist hypothesis psutil
+	uv pip install --quiet --compile-bytecode --python $(VERSIONS) --resolution $(RESOLUTION) ".[torch,plot,keys]"
+	uv pip install --quiet --compile-bytecode --python $(VERSIONS) pytest pytest-timeout pytest-xdist hypothesis psutil
 	PYTHONPATH=src $(VERSIONS)/bin/python -m pytest -n 2 -m "not slow" \
 	    tests/topology tests/matchings tests/plans tests/strategies tests/tasks tests/wires \
 	    tests/simulation tests/distributed tests/cli tests/test_import.py

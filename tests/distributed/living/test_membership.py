@@ -242,11 +242,12 @@ def test_a_worker_restarted_twice_within_a_second_comes_back() -> None:
     plan = cases.make_plan("greedy", "pairwise")
     topology = plan.topology
     peers = local_peers(topology.num_workers)
-    back = threading.Event()
+    arrived, back = threading.Barrier(topology.num_workers), threading.Event()
 
     def work(transport):
         worker = Worker(transport, plan)
         worker.run(LOST)
+        arrived.wait(150)  # whoever gives a state is this far
         if transport.rank == 3:
             _vanish(transport)
             # The first new life ends before it has a state; the second one takes one.

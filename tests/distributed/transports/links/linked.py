@@ -49,5 +49,5 @@ def run_linked(
     for thread in threads:
         thread.join()
     if errors:
-        raise errors[min(errors)]
+        raise next(iter(errors.values()))  # the first: others may follow from it
     return [results[rank] for rank in range(topology.num_workers)]
