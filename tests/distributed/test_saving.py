@@ -90,6 +90,7 @@ def test_safetensors_save_and_load_a_whole_model(device: str, tmp_path: Path) ->
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is (disabled|unavailable)")
 @pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")  # torch 2.4's own writer uses it
+@pytest.mark.filterwarnings("ignore:You are using `torch.load`")  # as torch 2.4 does itself
 def test_distributed_checkpoints_save_and_load_a_whole_model(device: str, tmp_path: Path) -> None:
     plain, taken = pair(device)
     for name, model in (("plain", plain), ("taken", taken)):
