@@ -196,33 +196,31 @@ def _fewest_colors(topology: Topology, order: Sequence[Link], seed: int) -> tupl
     m, delta = topology.num_workers, topology.max_degree
     complete = topology.link_times is None and 2 * len(order) == m * (m - 1)
     if complete and m > _COMPLETE_UP_TO:
-        return _round_robin(m)
+        return round_robin(m)
     # A matching holds at most ⌊m/2⌋ links: an overfull graph cannot do with Δ.
     if len(order) <= delta * (m // 2):
         found = color_links(order, m, delta, seed=seed)
         if found is not None:
             return found.matchings()
         if complete:
-            return _round_robin(m)
+            return round_robin(m)
     found = color_links(order, m, delta + 1, seed=seed)
     return _misra_gries(topology) if found is None else found.matchings()
 
 
-def _round_robin(num_workers: int) -> tuple[Matching, ...]:
-    """A tournament: everyone meets everyone, in matchings of ⌊m/2⌋ links each.
+def round_robin(num_workers: int) -> tuple[Matching, ...]:
+    """A tournament: everyone meets everyone, in matchings of ⌊m/2⌋ links each (circle method).
 
-    The first of an even number of places stays, the others move on by one after each matching;
-    where workers are odd in number, the first place is nobody's.
+    >>> round_robin(3)
+    (((1, 2),), ((0, 2),), ((0, 1),))
     """
-    nobody = num_workers % 2
-    places, moves = num_workers + nobody, num_workers + nobody - 1
-    found = []
-    for turn in range(moves):
-        seats = [0, *(1 + (turn + k) % moves for k in range(moves))]
-        pairs = zip(seats[: places // 2], reversed(seats[places // 2 :]), strict=True)
-        links = ((a - nobody, b - nobody) for a, b in pairs if not nobody or 0 not in (a, b))
-        found.append(tuple(sorted((min(link), max(link)) for link in links)))
-    return tuple(found)
+    size = num_workers + num_workers % 2
+    days = []
+    for day in range(size - 1):
+        pairs = [(size - 1, day)]
+        pairs += [((day + k) % (size - 1), (day - k) % (size - 1)) for k in range(1, size // 2)]
+        days.append(tuple(sorted((min(p), max(p)) for p in pairs if max(p) < num_workers)))
+    return tuple(pairs for pairs in days if pairs)
 
 
 def _misra_gries(topology: Topology) -> tuple[Matching, ...]:

@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from matcha.errors import InputError
+from matcha.matchings.decompositions import round_robin
 from matcha.plans import Plan
 from matcha.strategies.finite_time import missing_link, repeated
 from matcha.strategies.request import Request
@@ -203,15 +204,3 @@ def _side_by_side(parts: Iterable[Exchanges]) -> Exchanges:
 
 def _link(a: int, b: int) -> Link:
     return (a, b) if a < b else (b, a)
-
-
-def round_robin(players: int) -> list[list[tuple[int, int]]]:
-    """Everyone meets everyone: a colouring of the complete graph by the circle method."""
-    size = players + players % 2
-    days = []
-    for day in range(size - 1):
-        pairs = [(size - 1, day)]
-        pairs += [((day + k) % (size - 1), (day - k) % (size - 1)) for k in range(1, size // 2)]
-        kept = [(min(p), max(p)) for p in pairs if max(p) < players]
-        days.append(sorted(kept))
-    return [pairs for pairs in days if pairs]

@@ -128,8 +128,8 @@ class LinkTable:
 
     def _around(self) -> dict[int, list[int]]:
         around: dict[int, list[int]] = {}
-        for (i, j), version in self.versions.items():  # sorted, so neighbours are too
-            if version % 2 == 0:
+        for i, j in self.topology.links:  # sorted, so neighbours are too
+            if self.is_up((i, j)):
                 around.setdefault(i, []).append(j)
                 around.setdefault(j, []).append(i)
         return around
