@@ -86,6 +86,7 @@ def test_table_for_people(tmp_path):
     assert result.returncode == 0, result.stderr
     assert "logistic, 8 workers, simulated clock" in result.stdout
     assert "training loss" in result.stdout
+    assert "clock: 500 ms of computing per iteration; " in result.stdout
     assert not list(tmp_path.glob("*.png"))
 
 

@@ -28,6 +28,12 @@ def test_a_control_does_not_make_the_target_easy(tmp_path):
     assert compare([silent, vanilla]).target == 2
 
 
+def test_a_run_that_sent_nothing_does_not_make_the_target_easy(tmp_path):
+    idle = run_of([4, 4, 4], strategy="periodic", megabytes_sent=0.0, tmp_path=tmp_path)
+    vanilla = run_of([4, 2, 1], strategy="vanilla", megabytes_sent=1.0, tmp_path=tmp_path)
+    assert compare([idle, vanilla]).target == 2
+
+
 def test_the_runs_own_target_is_used_and_a_given_one_goes_before_it(tmp_path):
     runs = [run_of([4, 3, 2], config={"target_loss": 3.5}, tmp_path=tmp_path)] * 2
     assert compare(runs).target == 3.5

@@ -108,3 +108,40 @@ def test_a_reference_that_never_got_there_is_named():
 
 def test_a_diverged_run_does_not_win():
     assert verdict(row(diverged_at=3), row("matcha", 4.0)).winner == 1
+
+
+def test_who_had_not_communicated_never_wins_under_another_name():
+    early = {"comm_units": 0.0, "megabytes_sent": 0.0}
+    found = verdict(row("periodic", 1.0, **early), row("vanilla", 7.0))
+    assert found.winner is None
+    assert found.sentence == (
+        "No verdict: periodic, which had not communicated yet, held training loss 0.5 in 1 s, no "
+        "later than vanilla; this target does not need communication."
+    )
+
+
+def test_records_that_do_not_count_what_was_sent_are_taken_at_their_word():
+    found = verdict(row("mine", 1.0, comm_units=0.0), row("vanilla", 7.0))
+    assert found.winner == 0
+
+
+def test_silence_alone_held_the_target():
+    found = verdict(row("silent", 1.0))
+    assert found.winner is None
+    assert found.sentence.startswith("No verdict: silent, which never communicates, held")
+
+
+def test_silence_that_was_sooner_and_is_less_accurate_is_told():
+    found = verdict(row("silent", 1.0, accuracy=0.5), row(), row("vanilla", 7.0))
+    assert found.winner == 1
+    assert "; silent held it without communicating, but is less accurate in the end" in (
+        found.sentence
+    )
+    late = verdict(row("silent", None, accuracy=0.5), row(), row("vanilla", 7.0))
+    assert "silent" not in late.sentence
+
+
+def test_times_that_do_not_compare_have_no_winner():
+    found = judge([row(), row("vanilla", 7.0)], "train_loss", 0.5, unlike="their clocks differ")
+    assert found.winner is None
+    assert found.sentence == "No verdict: their clocks differ."

@@ -313,6 +313,7 @@ def _draw(runs: Sequence[Any], folder: Path, format: str) -> list[Path]:
 
 def _show(runs: Sequence[Any], written: Sequence[Path], as_json: bool) -> None:
     from matcha.report import compare
+    from matcha.report.conditions import clock_in_words
     from matcha.report.tables import columns
 
     comparison = compare(runs)
@@ -329,6 +330,9 @@ def _show(runs: Sequence[Any], written: Sequence[Path], as_json: bool) -> None:
         title += f"; target: training loss {comparison.target:.4g}"
     console.print(_table(title, rows, columns(rows)))
     console.print(f"\n{comparison.verdict.sentence}\n", highlight=False)
+    counted = clock_in_words(runs)
+    if counted is not None:
+        console.print(f"clock: {counted}", style="dim", highlight=False)
     for row, group in zip(comparison.rows, comparison.groups, strict=True):
         for note in getattr(group.plan, "notes", ()):
             console.print(f"{row.label}: {note}", style="dim", highlight=False)

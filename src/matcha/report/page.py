@@ -15,6 +15,7 @@ from matcha.errors import InputError
 from matcha.plans import PlanLike
 from matcha.records import Run, find_runs, read_run
 from matcha.report import words
+from matcha.report.conditions import clock_in_words
 from matcha.report.groups import label_runs
 from matcha.report.payload import Progress, build_payload
 from matcha.report.styles import place, style_sheet
@@ -188,7 +189,9 @@ def _facts(payload: Mapping[str, Any], runs: Sequence[Run]) -> str:
         facts.append(f"momentum {', '.join(momenta)}")
     clocks = {run.header.clock for run in runs}
     if clocks:
-        facts.append(f"{' and '.join(sorted(clocks))} clock")
+        counted = clock_in_words(runs)
+        told = "" if counted is None else f": {counted}"
+        facts.append(f"{' and '.join(sorted(clocks))} clock{told}")
     speeds = {
         str(mbps).removesuffix(" (emulated)")
         for run in runs

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from matcha.strategies import is_control
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
@@ -50,3 +52,20 @@ class Summary:
     speedup_over_allreduce: float | None = None
     deviations: dict[str, float] = field(default_factory=dict)
     """Standard deviation over seeds, by the name of the field; empty for one seed."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether it came this far without communicating."""
+        return is_idle(self.strategy, self.comm_units, self.megabytes_sent)
+
+
+def is_idle(strategy: str, comm_units: float, megabytes_sent: float | None) -> bool:
+    """Whether nothing was communicated: a control, or one in effect.
+
+    A budget of nearly nothing is `silent` under another name. Records that do not count what was
+    sent are taken at their word.
+
+    >>> is_idle("silent", 0.0, None), is_idle("periodic", 0.0, 0.0), is_idle("periodic", 0.0, None)
+    (True, True, False)
+    """
+    return is_control(strategy) or (comm_units == 0 and megabytes_sent is not None)

@@ -10,6 +10,7 @@ from typing import Any
 
 from matcha.documents import spelled
 from matcha.records import Record, Run
+from matcha.report.conditions import unlike
 from matcha.report.groups import Group, group_runs, label_groups
 from matcha.report.rows import Summary
 from matcha.report.targets import OBJECTIVES, common_target, diverged_at, reached, values
@@ -60,7 +61,7 @@ def compare(runs: Sequence[Run], target: float | None = None) -> Comparison:
         runs: The runs; those that differ only in their seed become one row.
         target: The loss to reach. By default what the runs' own configuration calls
             `target_loss`, or else the lowest loss that every run held in two evaluations (but
-            those that diverged, and controls such as `silent`).
+            those that diverged, and those that never communicated, such as `silent`).
     """
     known = [o for o in OBJECTIVES if runs and all(values(run, o) for run in runs)]
     objective = known[0] if known else None
@@ -75,14 +76,16 @@ def compare(runs: Sequence[Run], target: float | None = None) -> Comparison:
         _summarise(group, label, objective, target)
         for group, label in zip(groups, label_groups(groups), strict=True)
     ]
-    rows = _with_speedups(rows)
+    reason = unlike(runs)
+    if reason is None:
+        rows = _with_speedups(rows)
     return Comparison(
         objective=objective,
         target=target,
         given=given,
         rows=tuple(rows),
         groups=tuple(groups),
-        verdict=judge(rows, objective, target),
+        verdict=judge(rows, objective, target, unlike=reason),
     )
 
 
@@ -116,7 +119,13 @@ def _comm_seconds(records: Sequence[Record], until: float) -> float:
 def _setting_the_target(runs: Sequence[Run], objective: str) -> Sequence[Run]:
     """The runs that a common target is made for: a control must not make it easy."""
     sound = [run for run in runs if diverged_at(run, objective) is None] or runs
-    return [run for run in sound if not is_control(run.header.strategy)] or sound
+    return [run for run in sound if not _never_talked(run)] or sound
+
+
+def _never_talked(run: Run) -> bool:
+    last = run.records[-1] if run.records else None
+    sent = None if last is None else last.megabytes_sent
+    return is_control(run.header.strategy) or sent == 0
 
 
 def _summarise(group: Group, label: str, objective: str | None, target: float | None) -> Summary:

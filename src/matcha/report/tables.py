@@ -11,7 +11,7 @@ from typing import Any
 
 from matcha.records import Run
 from matcha.report import words
-from matcha.strategies import is_control
+from matcha.report.rows import is_idle
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +158,8 @@ def _cell(column: Column, row: Mapping[str, Any], best: Any) -> str:
 
 
 def _best(column: Column, rows: Sequence[Mapping[str, Any]]) -> Any:
-    contenders = [row for row in rows if not is_control(row["strategy"])]
+    asked = ("strategy", "comm_units", "megabytes_sent")
+    contenders = [row for row in rows if not is_idle(*(row[key] for key in asked))]
     values = [row[column.key] for row in contenders if row[column.key] is not None]
     if column.best is None or len(values) < 2 or len(set(values)) == 1:
         return None

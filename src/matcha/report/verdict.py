@@ -1,7 +1,8 @@
 """The verdict: which run may be called first, and over what; or why none may.
 
-Ask of every measure what doing nothing would score: a control such as `silent` never wins, and
-where it does as well as the others, the comparison says so instead of naming a winner.
+Ask of every measure what doing nothing would score: a control such as `silent` never wins, nor does
+a run that had not communicated yet, and where it does as well as the others, the comparison says so
+instead of naming a winner.
 """
 
 from __future__ import annotations
@@ -26,33 +27,46 @@ class Verdict:
     winner: int | None = None
 
 
-def judge(rows: Sequence[Summary], objective: str | None, target: float | None) -> Verdict:
-    """Say who reached the target first, in comparison with what, if that may be said."""
+def judge(
+    rows: Sequence[Summary],
+    objective: str | None,
+    target: float | None,
+    *,
+    unlike: str | None = None,
+) -> Verdict:
+    """Say who reached the target first, in comparison with what, if that may be said.
+
+    Args:
+        rows: What was compared.
+        objective: Which loss the target is of.
+        target: The loss to reach.
+        unlike: Why the runs' times do not compare, where they do not.
+    """
     if not rows:
         return Verdict(sentence="What each budget buys, by every strategy.")
+    if unlike is not None:
+        return Verdict(sentence=f"No verdict: {unlike}.")
     if target is None or objective is None:
         return Verdict(sentence=_plain(rows))
     what = f"{words.LOSSES[objective]} {target:.4g}"
-    timed = [row for row in rows if row.time_to_target is not None and row.diverged_at is None]
-    contenders = sorted(
-        (row for row in timed if not is_control(row.strategy)),
+    timed = sorted(
+        (row for row in rows if row.time_to_target is not None and row.diverged_at is None),
         key=lambda row: row.time_to_target or 0.0,
     )
-    if not contenders:
+    contenders = [row for row in timed if not row.idle]
+    if not timed:
         return Verdict(sentence=f"{_plain(rows)[:-1]}; none held {what}.")
+    if not contenders:
+        return Verdict(sentence=_needs_nothing(timed[0], what))
     standing = [row for row in contenders if _worse_than(row, rows) is None]
     if not standing:
         return Verdict(sentence=_no_verdict(contenders[0], rows, what))
     best = standing[0]
     idle = _needless(best, timed)
     if idle is not None:
-        return Verdict(
-            sentence=f"No verdict: {idle.label}, which never communicates, held {what} in "
-            f"{words.seconds(idle.time_to_target)}, as soon as {best.label}; this target does not "
-            "need communication."
-        )
+        return Verdict(sentence=_needs_nothing(idle, what, f", no later than {best.label}"))
     return Verdict(
-        sentence=_praise(best, rows, contenders, what),
+        sentence=_praise(best, rows, timed, what),
         winner=next(number for number, row in enumerate(rows) if row is best),
     )
 
@@ -72,13 +86,24 @@ def _worse_than(row: Summary, rows: Sequence[Summary]) -> Summary | None:
     return next((other for other in others if accuracy_gap(row, other) is not None), None)
 
 
+def _idle_first(best: Summary, timed: Sequence[Summary]) -> list[Summary]:
+    """Who did not communicate and was as soon as the best."""
+    limit = best.time_to_target or 0.0
+    return [row for row in timed if row.idle and (row.time_to_target or 0.0) <= limit]
+
+
 def _needless(best: Summary, timed: Sequence[Summary]) -> Summary | None:
-    """A control that was as soon as the best and no less accurate."""
-    for row in timed:
-        is_sooner = (row.time_to_target or math.inf) <= (best.time_to_target or 0.0)
-        if is_control(row.strategy) and is_sooner and accuracy_gap(row, best) is None:
-            return row
-    return None
+    """One who did not communicate, was as soon as the best and no less accurate."""
+    idle = _idle_first(best, timed)
+    return next((row for row in idle if accuracy_gap(row, best) is None), None)
+
+
+def _needs_nothing(idle: Summary, what: str, than: str = "") -> str:
+    silence = "never communicates" if is_control(idle.strategy) else "had not communicated yet"
+    return (
+        f"No verdict: {idle.label}, which {silence}, held {what} in "
+        f"{words.seconds(idle.time_to_target)}{than}; this target does not need communication."
+    )
 
 
 def _no_verdict(first: Summary, rows: Sequence[Summary], what: str) -> str:
@@ -90,9 +115,8 @@ def _no_verdict(first: Summary, rows: Sequence[Summary], what: str) -> str:
     )
 
 
-def _praise(
-    best: Summary, rows: Sequence[Summary], contenders: Sequence[Summary], what: str
-) -> str:
+def _praise(best: Summary, rows: Sequence[Summary], timed: Sequence[Summary], what: str) -> str:
+    contenders = [row for row in timed if not row.idle]
     clock = " (simulated)" if best.clock == "simulated" else ""
     first = f"{best.label} held {what} after {words.seconds(best.time_to_target)}{clock}"
     references = [
@@ -102,6 +126,11 @@ def _praise(
         first += ", " + words.listed([_factor(best, row) for row in references])
     elif len(contenders) > 1:
         first += f", before {words.listed([row.label for row in contenders if row is not best])}"
+    for idle in _idle_first(best, timed)[:1]:
+        first += (
+            f"; {idle.label} held it without communicating, but is less accurate in the end "
+            f"({words.percent(idle.test_accuracy)} against {words.percent(best.test_accuracy)})"
+        )
     missed = [r.label for r in rows if r.strategy in REFERENCES and r.time_to_target is None]
     if missed:
         first += f"; {words.listed(missed)} never held it"
