@@ -38,6 +38,29 @@ FILES = {
         '<edge source="1" target="2"><data key="d">5</data></edge></graph></graphml>'
     ),
     "bad.graphml": "<graphml",
+    "bom.json": "\ufeff[[0,1],[2,3]]",
+    "gap.csv": "",
+    "true.json": "[[true,false]]",
+    "deep.json": "[" * 100_000,
+    "many.json": '{"links":[[0,1]],"num_workers":1000000000}',
+    "fewer.json": '{"links":[[0,1]],"num_workers":-3}',
+    "times.json": '{"links":[[0,1]],"link_times":5}',
+    "none.json": '{"links":[[0,1]],"link_times":[null]}',
+    "vast.json": f"[[0,1,1{'0' * 400}]]",
+    "points.json": '{"links":[[0,1]],"positions":[[0],[1]]}',
+    "oneway.json": '{"links":[[0,1]],"directed":"yes"}',
+    "names.json": '{"links":[[0,1]],"labels":[{},{}]}',
+    "hand.json": '{"nodes":[{"id":"a"},{"id":"b"}],"edges":[{"source":"a","target":"c"}]}',
+    "several.json": (
+        '{"multigraph":true,"nodes":[{"id":0},{"id":1}],'
+        '"links":[{"source":0,"target":1,"key":0},{"source":0,"target":1,"key":1}]}'
+    ),
+    "inf.csv": "0,inf\ninf,0",
+    "wide.csv": "0,1,1\n1,0,1",
+    "fast.edges": "0 1 fast",
+    "mixed.edges": "0 -> 1\n1 2",
+    "page.graphml": "<html></html>",
+    "events.json": '{"losses":[[0,10,5]]}',
     "bad.csv": "0,1\n0,0",
     "words.csv": "a,b\nc,d",
     "rag.csv": "0,1\n1",
@@ -110,7 +133,7 @@ plan object.json => 'object.json': it is neither a list of links nor an object w
 plan string.json => 'string.json': it is neither a list of links nor an object with
 plan number.json => 'number.json': it is neither a list of links nor an object with
 plan schema.json => 'schema.json': its schema is 'matcha.topology/9', but 'matcha.to
-plan weird.json => 'weird.json': num_workers is 'two', but it is a whole number.
+plan weird.json => 'weird.json': num_workers is 'two', but it is a whole number from 2 up.
 plan labels.json => 'labels.json': a link names worker 5, but there are 2 labels.
 plan bin.json => 'bin.json' could not be read as json: 'utf-8' codec can't decode
 plan weight.graphml => 'weight.graphml': its edges carry 'weight', which may mean anyth
@@ -316,6 +339,62 @@ train digits --checkpoint-every -1 => --checkpoint-every is -1, but it is 0 or m
 train digits --target-loss nan => the target loss must be a number, not nan
 demo --output afile => 'afile' cannot be a folder: File exists.
 demo --output /proc/x => '/proc/x' cannot be a folder: No such file or directory.
+plan bom.json => 'bom.json': the graph is not connected
+plan gap.csv => 'gap.csv': it is empty: an adjacency matrix has a row for each worker.
+plan true.json => 'true.json': link (True, False) names a worker True, which is no name.
+plan deep.json => 'deep.json' could not be read as json: maximum recursion depth exceeded
+plan many.json => 'many.json': 1,000,000,000 workers need at least 999,999,999 links
+plan fewer.json => 'fewer.json': num_workers is -3, but it is a whole number from 2 up.
+plan times.json => 'times.json': its link_times are 5, but they are a list.
+plan none.json => 'none.json': its link_times hold None, but they are numbers.
+plan vast.json => 'vast.json' could not be read as json: int too large
+plan points.json => 'points.json': its positions hold [0], but they are pairs [x, y].
+plan oneway.json => 'oneway.json': its 'directed' is 'yes', but it is true or false.
+plan names.json => 'names.json': its labels hold {}, which is no name.
+plan hand.json => 'hand.json': a link names 'c', which is not among its nodes.
+plan several.json => 'several.json': the graph is a multigraph
+plan inf.csv => 'inf.csv': an adjacency matrix has no negative, infinite or missing (NaN) entries.
+plan wide.csv => 'wide.csv': an adjacency matrix is square, but this one is (2, 3).
+plan fast.edges => 'fast.edges' could not be read as edges: could not convert string to float: 'fast'
+plan mixed.edges => 'mixed.edges': line 2 differs: write a -> b on every line, or on none.
+plan page.graphml => 'page.graphml' could not be read as graphml
+plan '' => there is no topology file
+plan / => there is no topology file '/'.
+plan ' ' => unknown topology family ' '
+plan RING:8 => unknown topology family 'RING'
+plan ring:8.0 => 'ring:8.0' is not of the form ring:WORKERS.
+plan torus:3x3x3 => 'torus:3x3x3' is not of the form torus:ROWSxCOLUMNS.
+plan erdos-renyi:16:0,3 => 'erdos-renyi:16:0,3' is not of the form
+plan paper:er8:x => 'paper:er8:x' is not of the form paper:NAME.
+plan star:200000 => 200,000 workers, one of which has about 199,999 neighbours, take 320 GB
+plan geometric:2000000:1e308 => geometric:2000000:1e+308:0 would have about 2e+12 links
+plan ring:8 --budget '' => Usage
+plan ring:8 --budget 1e-9 --strategy greedy => at this budget the plan repeats after
+plan ring:8 --budget 1e-300 --strategy local => at this budget the plan repeats after about 1e
+plan hypercube:3 --budget 1e-9 --strategy hypercube => at this budget the plan repeats after
+plan ring:8 --output '' => '.' is a folder: give the name of a file.
+plan ring:8 --stage 10:nan => the budget is nan, but it is a fraction
+plan ring:8 --stage 1e3:0.1 => --stage is '1e3:0.1', but it is ITERATION:BUDGET
+plan ring:8 --matchings deep.json => 'deep.json' is not JSON: matchings are [[[i, j], …], …].
+plan ring:8 --matchings '' => '' cannot be read: Is a directory.
+plan ring:8 --wire '' => unknown wire ''
+plan ring:8 --delay-exponent inf => t(n) must be finite and not negative.
+sweep ring:8 --strategy '' => a sweep needs at least one budget, one strategy and one wire.
+tune ring:8 --compute-time inf --link-time 0.1 => the compute time is inf, but it is positive seconds.
+tune ring:8 --compute-time 0.1 --link-time 1e308 => the link time is 1e+308, but it is positive seconds.
+simulate ring:4 --strategy , => simulating needs at least one strategy and one budget.
+simulate ring:4 --budget , => simulating needs at least one strategy and one budget.
+simulate ring:4 --seed 99999999999999999999999 => the seed is 99999999999999999999999, but PyTorch takes
+simulate ring:4 --compute-time 1e308 => compute_seconds is 1e+308, but it is at most 1e+09 seconds
+simulate ring:4 --link-time inf => seconds_per_unit must be a number of seconds, not inf
+simulate ring:4 --events events.json => 'events.json' does not hold a list of events.
+simulate ring:4 --events deep.json => 'deep.json' is not JSON: it is a list of events.
+simulate ring:4 --events folder => 'folder' cannot be read: Is a directory.
+simulate ring:4 --speeds 1,2 => there are 2 speeds for 4 workers: give each one.
+simulate ring:4 --speeds nan,1,1,1 => speeds must be above 0, not nan, 1.0, 1.0, 1.0
+simulate ring:4 --clip nan => clip is nan, but it is a positive number, such as 1.
+simulate ring:4 --plan folder => 'folder' cannot be read: Is a directory.
+simulate ring:4 --task '' => unknown task ''
 """
 ROWS = [line.split(" => ") for line in TABLE.strip().splitlines()]
 
@@ -326,7 +405,7 @@ def place(tmp_path_factory):
     root = tmp_path_factory.mktemp("bad")
     for name, content in FILES.items():
         (root / name).parent.mkdir(exist_ok=True)
-        (root / name).write_text(content)
+        (root / name).write_text(content, encoding="utf-8")
     (root / "folder").mkdir()
     (root / "bin.json").write_bytes(bytes(range(256)))
     (root / "results.bin").write_bytes(b"\xff\xfe\x00")

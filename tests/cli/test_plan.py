@@ -123,6 +123,7 @@ def test_saved_plans_are_checked_and_shown(tmp_path):
 def test_help_reads_like_documentation():
     done = matcha_command("plan", "--help")
     assert done.returncode == 0
+    assert "[[[i, j], …], …]" in done.stdout
     for part in ("matchings", "certificate", "Examples", "geometric", "--budget", "--plot"):
         assert part in done.stdout
     assert matcha_command("--version").stdout.startswith("matcha 0.")

@@ -3,11 +3,13 @@
 from itertools import pairwise
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.graphs import topologies
 
 from matcha import families
+from matcha.errors import TopologyError
 from matcha.matchings import decompose, is_decomposition
 from matcha.matchings.coloring import Coloring, color_links
 
@@ -50,3 +52,8 @@ def test_too_few_colors_is_said_not_forced():
     found = color_links(families.ring(5).links, 5, 3)
     assert found is not None
     assert is_decomposition(families.ring(5), found.matchings())
+
+
+def test_a_table_beyond_all_memory_is_refused_before_it_is_made():
+    with pytest.raises(TopologyError, match="take 8,000 GB to split into matchings"):
+        Coloring(1_000_000, 1_000_000)

@@ -96,7 +96,7 @@ def test_a_file_says_the_same(tmp_path):
         slowdowns=(Slowdown(link=(4, 5), at=300, factor=10),),
     )
     for text, message in (
-        ("{", "cannot be read"),
+        ("{", "is not JSON"),
         ("{}", "does not hold a list"),
         ('[{"worker": 1, "lots": 2}]', "is no event"),
         ("[3]", "is no event"),

@@ -2,10 +2,13 @@ from __future__ import annotations
 
 from fractions import Fraction
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from matcha.strategies.pacing import timeline, unrolled
+import matcha
+from matcha.errors import InputError
+from matcha.strategies.pacing import LONGEST_CYCLE, timeline, unrolled
 
 amounts = st.fractions(min_value=Fraction(1, 8), max_value=4, max_denominator=8)
 
@@ -25,3 +28,21 @@ def test_nothing_is_spent_before_it_has_accrued(costs, rate):
 
 def test_a_turn_talks_at_its_end():
     assert unrolled([(1, (0,)), (3, (1, 2))]) == ((0,), (), (), (1, 2))
+
+
+def test_more_rounds_than_a_plan_can_store_are_refused():
+    with pytest.raises(InputError, match="raise the budget, or use matcha or periodic"):
+        unrolled([(LONGEST_CYCLE + 1, (0,))])
+
+
+@pytest.mark.parametrize("budget", [1e-9, 1e-12, 1e-300, 5e-324])
+@pytest.mark.parametrize("strategy", ["greedy", "local", "hypercube", "base", "one-peer", "ceca"])
+def test_a_budget_of_nearly_nothing_ends_in_a_sentence(strategy, budget):
+    with pytest.raises(InputError, match="at this budget the plan repeats after"):
+        matcha.plan(matcha.families.complete(8), budget, strategy)
+
+
+@pytest.mark.parametrize("strategy", ["hypercube", "one-peer"])
+def test_small_budgets_are_kept_and_not_rounded(strategy):
+    plan = matcha.plan(matcha.families.complete(8), 7e-7, strategy)
+    assert plan.expected_comm_time == pytest.approx(7e-7 * 7, rel=1e-4)

@@ -128,3 +128,51 @@ def test_an_array_of_words_is_refused(tmp_path):
     np.save(tmp_path / "a.npy", np.array([["0", "1"], ["1", "0"]]))
     with pytest.raises(TopologyError, match="holds numbers"):
         Topology.read(tmp_path / "a.npy")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("n.json", "[[0, 1], [1, 2]]"), ("n.csv", "0,1,0\r\n1,0,1\r\n0,1,0"), ("n.edges", "0 1\n1 2")],
+)
+def test_a_byte_order_mark_is_no_part_of_a_name(name, text, tmp_path):
+    (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + text.encode())
+    assert Topology.read(tmp_path / name).labels == (0, 1, 2)
+
+
+def test_node_link_data_by_hand_is_a_simple_graph(tmp_path):
+    path = tmp_path / "hand.json"
+    nodes = [{"id": "a"}, {"id": "b"}]
+    path.write_text(
+        json.dumps({"nodes": nodes, "edges": [{"source": "a", "target": "b", "time": 0.1}]})
+    )
+    assert Topology.read(path).link_times == (0.1,)
+    path.write_text(json.dumps({"nodes": nodes, "edges": [{"source": "a", "target": "c"}]}))
+    with pytest.raises(TopologyError, match="'c', which is not among its nodes"):
+        Topology.read(path)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("num_workers", 10**9, "need at least 999,999,999 links"),
+        ("num_workers", -3, "a whole number from 2 up"),
+        ("links", {"0": 1}, "they are a list"),
+        ("labels", 5, "they are a list"),
+        ("labels", [{}, {}], "no name"),
+        ("link_times", 5, "they are a list"),
+        ("link_times", [None], "they are numbers"),
+        ("link_times", [10**400], "too large"),
+        ("positions", [[0], [1]], "pairs"),
+        ("directed", "yes", "true or false"),
+    ],
+)
+def test_fields_of_other_types_are_refused(field, value, message, tmp_path):
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps({"links": [[0, 1]], field: value}))
+    with pytest.raises(TopologyError, match=message):
+        Topology.read(path)
+
+
+def test_braces_in_names_are_only_names():
+    with pytest.raises(TopologyError, match=r"from worker 'b' to worker '\{a\}'"):
+        Topology.from_links([("{a}", "b")], labels=["{a}", "b"], directed=True)

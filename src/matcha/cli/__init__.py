@@ -68,6 +68,8 @@ def main() -> None:
         if missing is None:
             raise
         _fail(missing)
+    except MemoryError:
+        _fail(InputError("there is not enough memory for this: choose fewer workers or links."))
     except KeyboardInterrupt:
         typer.echo("matcha: stopped.", err=True)
         sys.exit(130)

@@ -93,11 +93,7 @@ Epochs: TypeAlias = Annotated[
 ]
 LearningRate: TypeAlias = Annotated[
     float | None,
-    typer.Option(
-        "--learning-rate",
-        "--lr",
-        help="By default the task's own; 0.001 for --optimizer adam and adamw.",
-    ),
+    typer.Option("--learning-rate", "--lr", help="By default the task's own."),
 ]
 BatchSize: TypeAlias = Annotated[
     int | None, typer.Option("--batch-size", help="Examples a worker and iteration.")

@@ -56,7 +56,7 @@ def plan_command(
     ),
     matchings: str | None = typer.Option(
         None,
-        help="Your own decomposition: a JSON file \\[[[i, j], …], …], or [cyan]authors[/] for the "
+        help="Your own decomposition: a JSON file [[\\[i, j], …], …], or [cyan]authors[/] for the "
         "paper's graphs.",
     ),
     decomposition: str = typer.Option("matchings", help="matchings, links or cliques."),
@@ -257,10 +257,10 @@ def _matchings(given: str | None, topology: str) -> Any:
             raise InputError("--matchings authors goes with a graph of the paper, as paper:er8.")
         return families.paper_matchings(name)
     try:
-        return json.loads(Path(given).read_text(encoding="utf-8"))
+        return json.loads(Path(given).read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise PlanError(f"{given!r} cannot be read: {error.strerror}.") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise PlanError(f"{given!r} is not JSON: matchings are [[[i, j], …], …].") from None
 
 

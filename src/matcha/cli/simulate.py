@@ -84,7 +84,9 @@ def simulate_command(
     batch_size: BatchSize = None,
     learning_rate: LearningRate = None,
     optimizer: str | None = typer.Option(
-        None, help="sgd (without momentum), adam or adamw, instead of the task's own."
+        None,
+        help="Instead of the task's own: sgd (without momentum), or adam or adamw, whose learning "
+        "rate is 0.001 unless you give one.",
     ),
     momentum: Momentum = "local",
     model: Model = None,
@@ -229,6 +231,8 @@ def _plans(
         if len({plan.num_workers for plan in plans}) > 1:
             raise InputError("the plans are for different numbers of workers")
         return plans
+    if not strategies or not budgets:
+        raise InputError("simulating needs at least one strategy and one budget.")
     graph = families.parse(topology)
     known = [strategy_named(strategy) for strategy in strategies]
     wanted = [

@@ -12,16 +12,24 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from matcha.errors import TopologyError
 from matcha.topology import Link, Matching
 
 _NOBODY = -1
 _REPAIR_ATTEMPTS = 200
+_MAX_CELLS = 500_000_000  # of the table below, 8 bytes each: a star of 22,000 workers
 
 
 class Coloring:
     """A proper partial edge colouring that can be changed; the search's working state."""
 
     def __init__(self, num_workers: int, num_colors: int) -> None:
+        if num_workers * num_colors > _MAX_CELLS:
+            raise TopologyError(
+                f"{num_workers:,} workers, one of which has about {num_colors:,} neighbours, take "
+                f"{8 * num_workers * num_colors / 1e9:,.0f} GB to split into matchings: choose "
+                "fewer workers or fewer neighbours."
+            )
         self.num_colors = num_colors
         self.partner = [[_NOBODY] * num_colors for _ in range(num_workers)]
         """partner[i][c]: whom worker i meets in colour c, or −1."""

@@ -189,9 +189,11 @@ class Events:
             InputError: The file cannot be read, or an entry is none of these.
         """
         try:
-            document = json.loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise InputError(f"the events in {str(path)!r} cannot be read: {error}.") from None
+            document = json.loads(Path(path).read_text(encoding="utf-8-sig"))
+        except OSError as error:
+            raise InputError(f"{str(path)!r} cannot be read: {error.strerror}.") from None
+        except (ValueError, RecursionError):
+            raise InputError(f"{str(path)!r} is not JSON: it is a list of events.") from None
         if not isinstance(document, list):
             raise InputError(f"{str(path)!r} does not hold a list of events.")
         return cls.from_json(document)

@@ -7,9 +7,11 @@ links, and `local` averages as often as the budget allows.
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 from matcha.plans import Figures, Plan, all_reduce_time
 from matcha.schedules import Cycle
+from matcha.strategies.pacing import unrolled
 from matcha.strategies.parts import coloring, finished
 from matcha.strategies.request import Request
 
@@ -23,15 +25,16 @@ def local(request: Request) -> Plan:
     """Plan an exact average every H iterations, for the smallest H that the budget allows."""
     full = request.timing.round_time(coloring(request))
     once = all_reduce_time(request.timing, request.topology)
-    return _every(request, max(1, math.ceil(once / (request.budget * full) - 1e-9)))
+    # In exact numbers: of the smallest budgets a float would be 0, or the quotient infinite.
+    ratio = Fraction(once) / (Fraction(request.budget) * Fraction(full))
+    return _every(request, max(1, math.ceil(ratio - Fraction(1, 10**9))))
 
 
 def _every(request: Request, period: int) -> Plan:
     m, matchings = request.topology.num_workers, coloring(request)
     full = request.timing.round_time(matchings)
+    cycle = unrolled([(period, tuple(range(len(matchings))))])
     spent = all_reduce_time(request.timing, request.topology) / (period * full)
-    everyone = tuple(range(len(matchings)))
-    cycle = (*((),) * (period - 1), everyone)
     note = f"an exact average every {period} iterations." if period > 1 else None
     return finished(
         request,

@@ -13,7 +13,7 @@ from matcha.errors import InputError
 from matcha.plans import Plan
 from matcha.rounds import Shares
 from matcha.schedules import Cycle
-from matcha.strategies.pacing import timeline, unrolled
+from matcha.strategies.pacing import LONGEST_CYCLE, simple, timeline, unrolled
 from matcha.strategies.parts import coloring, finished
 from matcha.strategies.request import Request
 from matcha.topology import Link, Matching, Topology
@@ -72,11 +72,12 @@ def repeated(
 ) -> Plan:
     """The plan that goes through the rounds again and again as its time accrues."""
     timing, colors = request.timing, coloring(request)
-    share = Fraction(repr(request.budget)).limit_denominator(10**6)
+    share = simple(Fraction(repr(request.budget)), 10**6)
     rate = share * Fraction(timing.round_time(colors))
     costs = [Fraction(timing.round_time(round_)) for round_ in groups]
     # Repeated until the cycle's time is whole iterations, so that none of the budget is lost.
-    repeats = min((sum(costs, start=Fraction(0)) / rate).denominator, _MOST_TURNS)
+    once = sum(costs, start=Fraction(0)) / rate
+    repeats = min(once.denominator, _MOST_TURNS, max(1, int(LONGEST_CYCLE / once)))
     firsts = list(accumulate((len(round_) for round_ in groups), initial=0))
     places = [tuple(range(firsts[d], firsts[d + 1])) for d in range(len(groups))] * repeats
     turns = timeline(costs * repeats, rate)

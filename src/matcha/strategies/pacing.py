@@ -7,6 +7,11 @@ from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from itertools import chain, repeat
 
+from matcha.errors import InputError
+
+LONGEST_CYCLE = 2_000_000
+"""Rounds that a plan may store, the silent ones among them: a file of about 15 megabytes."""
+
 
 def timeline(costs: Sequence[Fraction], rate: Fraction) -> list[tuple[int, list[int]]]:
     """Spend time as it accrues: turns of iterations, each with what becomes affordable at its end.
@@ -33,9 +38,43 @@ def unrolled(turns: Iterable[tuple[int, tuple[int, ...]]]) -> tuple[tuple[int, .
 
     >>> unrolled([(2, (0,)), (1, (1,))])
     ((), (0,), (1,))
+
+    Raises:
+        InputError: They are more than a plan may store: the budget is too small.
     """
+    turns = list(turns)
+    check_storable(sum(iterations for iterations, _ in turns))
     return tuple(
         round_
         for iterations, active in turns
         for round_ in chain(repeat((), iterations - 1), (active,))
     )
+
+
+def check_storable(rounds: int) -> None:
+    """Refuse a plan of more rounds than it may store.
+
+    Raises:
+        InputError: The budget is too small.
+    """
+    if rounds > LONGEST_CYCLE:
+        raise InputError(
+            f"at this budget the plan repeats after {_short(rounds)} iterations, more than the "
+            f"{LONGEST_CYCLE:,} that it can store: raise the budget, or use matcha or periodic, "
+            "which store none."
+        )
+
+
+def simple(share: Fraction, largest: int) -> Fraction:
+    """The share itself, or the simple fraction that rounding has made it miss: 1/7 of 7 is 1.
+
+    >>> simple(Fraction("0.14285714285714285"), 1000), simple(Fraction("1e-9"), 1000)
+    (Fraction(1, 7), Fraction(1, 1000000000))
+    """
+    found = share.limit_denominator(largest)
+    return found if abs(found - share) < share / 10**9 else share
+
+
+def _short(number: int) -> str:
+    """A whole number for people, however large: floats end at 1e308."""
+    return f"{number:,}" if number < 10**9 else f"about 1e{len(str(number)) - 1}"

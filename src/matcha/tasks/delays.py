@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from matcha.errors import InputError
+from matcha.topology.topology import MAX_SECONDS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,6 +30,8 @@ class Delays:
             value = getattr(self, name)
             if value is not None and not (value >= 0 and math.isfinite(value)):
                 raise InputError(f"{name} must be a number of seconds, not {value}")
+            if value is not None and value > MAX_SECONDS:
+                raise InputError(f"{name} is {value:g}, but it is at most {MAX_SECONDS:g} seconds")
         if not all(speed > 0 and math.isfinite(speed) for speed in self.speeds):
             raise InputError(f"speeds must be above 0, not {', '.join(map(str, self.speeds))}")
 

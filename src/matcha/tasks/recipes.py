@@ -41,6 +41,12 @@ class Choices:
     num_test: int | None = None
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed < 2**63:
+            raise InputError(
+                f"the seed is {self.seed}, but PyTorch takes a whole number from 0 to 2^63 − 1."
+            )
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:

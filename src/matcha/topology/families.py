@@ -153,9 +153,8 @@ def geometric(num_workers: int, radius: float, seed: int = 0) -> Topology:
     if not radius > 0:
         raise InputError(f"geometric needs a positive radius, not {radius!r}.")
     name = f"geometric:{num_workers}:{radius:g}:{seed}"
-    _at_most(
-        name, max(num_workers, min(1.0, 3.2 * radius**2) * num_workers * (num_workers - 1) / 2)
-    )
+    share = min(1.0, 3.2 * min(radius, 1.0) ** 2)  # of all pairs, at most
+    _at_most(name, max(num_workers, share * num_workers * (num_workers - 1) / 2))
 
     def draw(rng: np.random.Generator) -> tuple[list[tuple[int, int]], list[tuple[float, float]]]:
         from scipy.spatial import cKDTree

@@ -15,6 +15,7 @@ from matcha.topology import graphs
 from matcha.topology.graphs import LinkList
 
 _T = TypeVar("_T")
+_TEXT = "utf-8-sig"  # spreadsheets and Windows editors put a mark before the first letter
 
 
 def read(path: Path, make: Callable[[LinkList], _T]) -> _T:
@@ -50,7 +51,7 @@ def read(path: Path, make: Callable[[LinkList], _T]) -> _T:
         return make(reader(path))
     except TopologyError as error:
         raise TopologyError(f"{str(path)!r}: {error}") from None
-    except (OSError, ValueError, EOFError, SyntaxError, RecursionError) as error:
+    except (OSError, ValueError, OverflowError, EOFError, SyntaxError, RecursionError) as error:
         reason = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
         raise TopologyError(
             f"{str(path)!r} could not be read as {path.suffix[1:].lower()}: {reason}"
@@ -58,7 +59,7 @@ def read(path: Path, make: Callable[[LinkList], _T]) -> _T:
 
 
 def _read_json(path: Path) -> LinkList:
-    return graphs.from_json(json.loads(path.read_text(encoding="utf-8")))
+    return graphs.from_json(json.loads(path.read_text(encoding=_TEXT)))
 
 
 def _read_graphml(path: Path) -> LinkList:
@@ -76,7 +77,10 @@ def _read_graphml(path: Path) -> LinkList:
 
 
 def _read_csv(path: Path) -> LinkList:
-    return graphs.from_adjacency(np.loadtxt(path, delimiter=",", ndmin=2), path.stem)
+    lines = path.read_text(encoding=_TEXT).splitlines()
+    if not any(line.split("#")[0].strip() for line in lines):
+        raise TopologyError("it is empty: an adjacency matrix has a row for each worker.")
+    return graphs.from_adjacency(np.loadtxt(lines, delimiter=",", ndmin=2), path.stem)
 
 
 def _read_npy(path: Path) -> LinkList:
@@ -86,7 +90,7 @@ def _read_npy(path: Path) -> LinkList:
 def _read_edges(path: Path) -> LinkList:
     rows: list[list[str]] = []
     directed = None
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(path.read_text(encoding=_TEXT).splitlines(), start=1):
         words = line.split("#")[0].replace(",", " ").split()
         if not words:
             continue

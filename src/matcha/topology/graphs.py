@@ -108,7 +108,9 @@ def from_adjacency(matrix: npt.NDArray[Any], name: str) -> LinkList:
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
         raise TopologyError(f"an adjacency matrix is square, but this one is {matrix.shape}.")
     if not np.isfinite(matrix).all() or (matrix < 0).any():
-        raise TopologyError("an adjacency matrix has no negative weights and no NaN.")
+        raise TopologyError(
+            "an adjacency matrix has no negative, infinite or missing (NaN) entries."
+        )
     directed = not (matrix == matrix.T).all()
     links = [(int(i), int(j)) for i, j in np.argwhere(matrix) if directed or i <= j]
     seconds = [float(matrix[link]) for link in links]
@@ -141,20 +143,20 @@ def from_json(document: Any) -> LinkList:
     schema = document.get("schema", SCHEMA)
     if schema != SCHEMA:
         raise TopologyError(f"its schema is {schema!r}, but {SCHEMA!r} is wanted.")
-    links = [_link(entry) for entry in document["links"]]
-    labels = document.get("labels")
+    links = [_link(entry) for entry in _list(document, "links") or ()]
+    labels = _list(document, "labels")
     if labels is not None:
-        labels = [tuple(x) if isinstance(x, list) else x for x in labels]
+        labels = [_label(name) for name in labels]
         links = [(_named(labels, i), _named(labels, j)) for i, j in links]
     return LinkList(
         links=links,
-        num_workers=_count(document.get("num_workers")),
+        num_workers=_count(document.get("num_workers"), len(links)),
         labels=labels,
-        link_times=document.get("link_times"),
-        link_latencies=document.get("link_latencies"),
-        positions=document.get("positions"),
+        link_times=_numbers(document, "link_times"),
+        link_latencies=_numbers(document, "link_latencies"),
+        positions=_points(document),
         name=str(document.get("name", "custom")),
-        directed=document.get("directed") is True,
+        directed=_flag(document, "directed"),
     )
 
 
@@ -171,10 +173,61 @@ def _named(labels: Sequence[Hashable], number: Any) -> Hashable:
     return labels[number]
 
 
-def _count(value: Any) -> int | None:
-    if value is None or (isinstance(value, int) and not isinstance(value, bool)):
-        return value
-    raise TopologyError(f"num_workers is {value!r}, but it is a whole number.")
+def _list(document: dict[str, Any], key: str) -> list[Any] | None:
+    value = document.get(key)
+    if value is not None and not isinstance(value, list):
+        raise TopologyError(f"its {key} are {value!r:.60}, but they are a list.")
+    return value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _numbers(document: dict[str, Any], key: str) -> list[float] | None:
+    values = _list(document, key)
+    for value in values or ():
+        if not _is_number(value):
+            raise TopologyError(f"its {key} hold {value!r:.60}, but they are numbers.")
+    return values
+
+
+def _points(document: dict[str, Any]) -> list[list[float]] | None:
+    points = _list(document, "positions")
+    for point in points or ():
+        if not (isinstance(point, list) and len(point) == 2 and all(map(_is_number, point))):
+            raise TopologyError(f"its positions hold {point!r:.60}, but they are pairs [x, y].")
+    return points
+
+
+def _flag(document: dict[str, Any], key: str) -> bool:
+    value = document.get(key, False)
+    if not isinstance(value, bool):
+        raise TopologyError(f"its {key!r} is {value!r:.60}, but it is true or false.")
+    return value
+
+
+def _label(name: Any) -> Hashable:
+    """A worker's name as `plain_label` wrote it."""
+    if isinstance(name, list):
+        return tuple(_label(part) for part in name)
+    if not isinstance(name, (str, int, float)):
+        raise TopologyError(f"its labels hold {name!r:.60}, which is no name.")
+    return name
+
+
+def _count(value: Any, num_links: int) -> int | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or value < 2:
+        raise TopologyError(f"num_workers is {value!r}, but it is a whole number from 2 up.")
+    # Before a list of all of them is made: a file may name billions.
+    if value > num_links + 1:
+        raise TopologyError(
+            f"{value:,} workers need at least {value - 1:,} links to be connected, but there are "
+            f"{num_links:,}: add links, or leave num_workers out."
+        )
+    return value
 
 
 def _from_node_link(document: dict[str, Any]) -> LinkList:
@@ -183,13 +236,23 @@ def _from_node_link(document: dict[str, Any]) -> LinkList:
 
     edges = "edges" if "edges" in document else "links"
     try:
-        graph = nx.node_link_graph(document, edges=edges)
+        # Who writes it by hand leaves these out and means neither; networkx would take both.
+        simple = {"directed": False, "multigraph": False, **document}
+        graph = nx.node_link_graph(simple, edges=edges)
+        known = {_hashable(node["id"]) for node in document["nodes"]}
     except (KeyError, TypeError, AttributeError, nx.NetworkXError):
         raise TopologyError(
             'its "nodes" and links are not networkx node-link data: a node needs an "id", '
             'a link a "source" and a "target".'
         ) from None
+    strange = [node for node in graph.nodes if node not in known]
+    if strange:
+        raise TopologyError(f"a link names {strange[0]!r}, which is not among its nodes.")
     return from_networkx(without_weights(graph))
+
+
+def _hashable(value: Any) -> Any:
+    return tuple(map(_hashable, value)) if isinstance(value, list) else value
 
 
 def _timed_link(entry: Any) -> tuple[tuple[Any, Any], float | None]:

@@ -306,7 +306,7 @@ def _pair(link: Sequence[Any]) -> tuple[Any, Any]:
     if isinstance(link, str) or len(link) != 2:
         raise TopologyError(f"a link is a pair of workers, but {link!r} is not.")
     for end in link:
-        if end is None or not isinstance(end, Hashable):
+        if end is None or isinstance(end, bool) or not isinstance(end, Hashable):
             raise TopologyError(f"link {link!r} names a worker {end!r}, which is no name.")
     return link[0], link[1]
 
@@ -422,12 +422,13 @@ def _check_connected(topology: Topology) -> None:
         return
     # Everyone reaches everyone where worker 0 reaches all, and all reach worker 0.
     back = _unreached([(j, i) for i, j in topology.arrows], topology.num_workers)
-    for found, way in ((unreached, (first, "{}")), (back, ("{}", first))):
+    for found in (unreached, back):
         if found:
-            a, b = (str(end).format(repr(labels[min(found)])) for end in way)
+            ends = (first, labels[min(found)])
+            a, b = ends if found is unreached else ends[::-1]
             raise TopologyError(
-                f"the graph is not strongly connected: no path leads from worker {a} to worker "
-                f"{b}; add a link that way, or leave directed out if links carry both ways."
+                f"the graph is not strongly connected: no path leads from worker {a!r} to worker "
+                f"{b!r}; add a link that way, or leave directed out if links carry both ways."
             )
 
 

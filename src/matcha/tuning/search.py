@@ -14,6 +14,7 @@ from matcha.sweeps import combinations
 from matcha.theory import admissible_learning_rate, consensus_error, drift_error
 from matcha.timing import default_timing
 from matcha.topology import Topology
+from matcha.topology.topology import MAX_SECONDS
 from matcha.tuning.points import TunedPoint, Tuning
 from matcha.tuning.problem import Problem, fewest_iterations
 from matcha.tuning.trials import MAX_TRIALS, Trials, try_best
@@ -151,7 +152,7 @@ def _network(
     topology: Topology, compute_time: float, link_time: float | None, latency: float
 ) -> tuple[Topology, float]:
     """The topology to plan for, and the seconds of its unit of time."""
-    if not compute_time > 0:
+    if not 0 < compute_time <= MAX_SECONDS:
         raise InputError(f"the compute time is {compute_time!r}, but it is positive seconds.")
     if topology.link_times is not None:
         if link_time is not None or latency:
@@ -161,7 +162,7 @@ def _network(
         return topology, 1.0
     if link_time is None:
         raise InputError("the topology has no link times: give link_time, seconds of a matching.")
-    if not link_time > 0:
+    if not 0 < link_time <= MAX_SECONDS:
         raise InputError(f"the link time is {link_time!r}, but it is positive seconds.")
     if not 0 <= latency < link_time:
         raise InputError(

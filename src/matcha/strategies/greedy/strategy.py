@@ -21,7 +21,7 @@ from matcha.strategies.greedy.candidates import Candidate, Network
 from matcha.strategies.greedy.search import HORIZONS, WEIGHTS, Found, best_cycle
 from matcha.strategies.greedy.starts import as_circles, known_cycles
 from matcha.strategies.greedy.weights import weighted
-from matcha.strategies.pacing import unrolled
+from matcha.strategies.pacing import check_storable, simple, unrolled
 from matcha.strategies.parts import coloring, finished
 from matcha.strategies.request import Effort, Request
 from matcha.theory import cycles
@@ -54,6 +54,7 @@ def build(request: Request) -> Plan:
     """Plan a cycle of greedily chosen matchings, exactly for small graphs, by sketch for large."""
     colors, m = coloring(request), request.topology.num_workers
     network, watch = network_of(request, colors), request.counted("matchings of three runs")
+    check_storable(math.ceil(min(network.times) / network.rate))  # before a search for nothing
     if m <= cycles.EXACT_UP_TO:
         found, notes = _exact(request, network)
     elif request.topology.directed:
@@ -80,7 +81,7 @@ def network_of(request: Request, colors: Sequence[Matching]) -> Network:
         rate = _scaled_pace(timing, request.budget * timing.round_time(colors))
     elif len(set(times)) == 1 and not isinstance(timing, Underlay):
         # In exact decimals: a budget of 0.3 with 10 matchings is 3 an iteration, no less.
-        rate = _simple(Fraction(repr(request.budget)) * len(colors)) * times[0]
+        rate = simple(Fraction(repr(request.budget)) * len(colors), 1000) * times[0]
     else:
         rate = Fraction(timing.allowance(colors, request.budget))
     column = {link: e for e, link in enumerate(topology.links)}
@@ -95,12 +96,6 @@ def network_of(request: Request, colors: Sequence[Matching]) -> Network:
         loads=timing.loads[:, columns] if isinstance(timing, Underlay) else None,
         samples=np.array(timing.samples)[:, columns] if isinstance(timing, RandomLinks) else None,
     )
-
-
-def _simple(rate: Fraction) -> Fraction:
-    """The rate itself, or the simple fraction that rounding has made it miss: 1/7 of 7 is 1."""
-    simple = rate.limit_denominator(1000)
-    return simple if abs(simple - rate) < rate / 10**9 else rate
 
 
 def _scaled_pace(timing: Scaled, limit: float) -> Fraction:
