@@ -115,6 +115,23 @@ Without momentum the limit of a quadratic is the usual one, and vanilla and peri
 first: early on, workers are far enough apart that overshooting leaves the region where a quadratic
 describes anything. `greedy` averages pairs, its weights are never negative, and it takes the
 largest rates of all. `matcha plan` prints a note for plans with a negative weight.
+
+### With Adam, vanilla brakes
+
+Adam divides by the root of its second moment \\(v\\), so vanilla does not fail: it brakes. A
+deviation with \\(w<0\\) grows once \\(\\eta h/\\sqrt v\\) is above \\((1-w)/|w|\\), 2.2 on er8; the
+mean of the workers would bear 38. It does not alternate. A step overshoots the mean by more than
+the workers differed, and the round turns what is left back to the side from where it came: workers
+lock in opposition to one another. What that adds to their gradients makes \\(v\\) larger and, as a
+loss is no quadratic, does not quite cancel in the mean of the workers: the average model descends
+more slowly. Digits, four layers of 128, eight workers on er8 (`benchmarks/adam_weights.py`):
+
+{adam}
+
+`vanilla, w ≥ 0` has the largest weight without negative eigenvalues. Its ρ is worse and its workers
+differ more, and yet it trains as all-reduce does. Without Adam's first moment (β₁ = 0) the mean
+itself bears no more than 2: nothing is lost to the negative eigenvalues, and deviations alternate,
+as with plain SGD. So where Adam is used, `greedy` or a smaller weight is safer than vanilla's own.
 """
 
 
@@ -221,7 +238,9 @@ def rates_section() -> str:
         cells = {(r["optimizer"], r["rate"]): r["train_loss"] for r in rows if r["run"] == run}
         shown = ["–" if cells[c] is None else f"{cells[c]:.3f}" for c in columns]
         lines.append(f"| {run} | " + " | ".join(shown) + " |")
-    return RATES.format(epochs=document["epochs"], table="\n".join(lines))
+    printed = (RESULTS / "adam_weights.txt").read_text(encoding="utf-8")
+    adam = f"```text\n{printed}```"
+    return RATES.format(epochs=document["epochs"], table="\n".join(lines), adam=adam)
 
 
 def figure(

@@ -1,0 +1,168 @@
+"""What Adam makes of a negative mixing eigenvalue: digits, an MLP, eight workers on paper:er8.
+
+    python benchmarks/adam_weights.py      # about four minutes of one core
+
+The weight that minimises ρ gives vanilla's W eigenvalues w down to −0.81. Along such an eigenvector
+and where the curvature is h, a step of Adam overshoots the mean by more than the workers differed
+once ηh/√v > (1 − w)/|w|, and W turns what is left back to where it was: workers lock in opposition
+to one another. That makes Adam's second moment v larger and does not quite cancel in the mean of
+the gradients, so the average model descends more slowly. `vanilla, w ≥ 0` has the largest weight
+without negative eigenvalues: slower consensus, and nothing to lock. Without Adam's first moment the
+mean itself overshoots from ηh/√v = 2 on, and vanilla loses nothing to the others.
+Writes benchmarks/results/adam_weights.json and .txt.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from parts.outcome import RESULTS, write
+from torch import Tensor, nn
+
+import matcha
+from matcha import Plan, families
+from matcha.simulation import SGD, Adam, Delays, Engine, Settings, Simulation
+from matcha.tasks.data import digits
+from matcha.tasks.images import ImageTask
+from matcha.tasks.optimizers import Optimizer
+from matcha.tasks.partitions import partition
+from matcha.tasks.recipes import recipe
+
+TOPOLOGY = families.paper("er8")
+WIDTH, DEPTH, BATCH, EPOCHS = 128, 4, 32, 20
+OPTIMIZERS: Mapping[str, tuple[Optimizer, tuple[float, ...]]] = {
+    "Adam": (Adam(), (0.001, 0.003, 0.01, 0.03)),
+    "Adam β₁=0": (Adam(beta1=0.0), (0.001, 0.003)),
+    "SGD": (SGD(), (0.5,)),
+}
+
+
+def plans() -> dict[str, Plan]:
+    """The weight that minimises ρ against others."""
+    vanilla = matcha.plan(TOPOLOGY, strategy="vanilla")
+    return {
+        "allreduce": matcha.plan(TOPOLOGY, strategy="allreduce"),
+        "vanilla": vanilla,
+        "vanilla, w ≥ 0": matcha.plan(
+            TOPOLOGY, strategy="vanilla", alpha=vanilla.alpha / (1 - least(vanilla))
+        ),
+        "greedy 0.5": matcha.plan(TOPOLOGY, 0.5, "greedy"),
+        "greedy 0.1": matcha.plan(TOPOLOGY, 0.1, "greedy"),
+    }
+
+
+def least(plan: Plan) -> float:
+    """The smallest eigenvalue of W(0)."""
+    return round(float(np.linalg.eigvalsh(plan.mixing_matrix(0))[0]), 6)
+
+
+class Watched(Engine):
+    """An engine that keeps an eye on one pattern of the workers' deviations."""
+
+    pattern: Tensor
+    """A weight for each worker, of sum 0."""
+    before: Tensor | None = None
+    cosines: list[float]
+
+    def step(self, index: int) -> None:
+        """An iteration, and how much the deviation after it is like the one before."""
+        super().step(index)
+        now = self.pattern @ self.workers.parameters
+        if self.before is not None:
+            self.cosines.append(float(nn.functional.cosine_similarity(now, self.before, dim=0)))
+        self.before = now
+
+
+def model() -> nn.Module:
+    """Wide layers have the curvature; the small CNN of the task `digits` shows less of it."""
+    layers: list[nn.Module] = []
+    for _ in range(DEPTH):
+        layers += [nn.Linear(WIDTH if layers else 64, WIDTH), nn.GELU()]
+    return nn.Sequential(*layers, nn.Linear(WIDTH, 10))
+
+
+def trained(plan: Plan, optimizer: Optimizer, rate: float, seed: int) -> dict[str, Any]:
+    """The average model's final loss; Adam's denominator and the locking at the first decay."""
+    images, m = digits(), TOPOLOGY.num_workers
+    parts = partition(images.train_labels, m, "iid", seed=seed)
+    task = ImageTask("digits", images, parts, model, batch_size=BATCH, seed=seed, flat=True)
+    engine = Watched(task, optimizer)
+    engine.cosines = []
+    mixing = matcha.plan(TOPOLOGY, strategy="vanilla").mixing_matrix(0)
+    engine.pattern = torch.from_numpy(np.linalg.eigh(mixing)[1][:, 0]).float()
+    settings = Settings(
+        epochs=EPOCHS,
+        schedule=recipe("digits").schedule(EPOCHS, rate),
+        optimizer=optimizer,
+        evaluate_every=EPOCHS,
+        delays=Delays(compute_seconds=1.0),
+    )
+    found: dict[str, Any] = {"loss": None, "denominator": None, "cosine": None}
+    for record in Simulation(task, plan, settings, engine=engine):
+        if record.epoch == EPOCHS // 2:
+            second = engine.memory.get("second")
+            found["denominator"] = None if second is None else float(second.sqrt().mean())
+            found["cosine"] = statistics.fmean(engine.cosines[-2 * task.steps_per_epoch :])
+        found["loss"] = record.train_loss  # none where it is no longer finite
+    return found
+
+
+def measured(seeds: Sequence[int]) -> list[dict[str, Any]]:
+    """A row for each optimizer, rate and plan."""
+    rows = []
+    for name, (optimizer, rates) in OPTIMIZERS.items():
+        for rate in rates:
+            for label, plan in plans().items():
+                runs = [trained(plan, optimizer, rate, seed) for seed in seeds]
+                row: dict[str, Any] = {"optimizer": name, "rate": rate, "run": label}
+                row["eigenvalue"] = least(plan) if plan.strategy == "vanilla" else None
+                for key in runs[0]:
+                    values = [run[key] for run in runs]
+                    row[key] = None if None in values else statistics.fmean(values)
+                rows.append(row)
+                print(row, flush=True)
+    return rows
+
+
+def table(rows: Sequence[Mapping[str, Any]], seeds: int) -> str:
+    """A line for each optimizer and rate, a column for each plan."""
+    labels = list(dict.fromkeys(row["run"] for row in rows))
+    lines = [
+        f"Training loss of the average model after {EPOCHS} epochs, {seeds} seeds; in brackets",
+        "Adam's denominator (mean of √v at half of the epochs) over that of all-reduce.",
+        "Locked: cosine of vanilla's deviation, along the eigenvector of its least w, with that of",
+        "the iteration before; mixing alone makes it -1. -: no longer finite.",
+        "",
+        f"{'optimizer':10s} {'rate':>6s}" + "".join(f"{name:>17s}" for name in labels) + "  locked",
+    ]
+    for name, rate in dict.fromkeys((row["optimizer"], row["rate"]) for row in rows):
+        some = {r["run"]: r for r in rows if (r["optimizer"], r["rate"]) == (name, rate)}
+        line = f"{name:10s} {rate:6g}"
+        for label in labels:
+            loss, own = some[label]["loss"], some[label]["denominator"]
+            cell = "-" if loss is None else f"{loss:.3f}"
+            if own and cell != "-":
+                cell += f" ({own / some['allreduce']['denominator']:.2f})"
+            line += f"{cell:>17s}"
+        cosine = some["vanilla"]["cosine"]
+        lines.append(line + ("       -" if cosine is None else f"{cosine:8.2f}"))
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, default=3)
+    seeds = parser.parse_args().seeds
+    rows = measured(range(seeds))
+    text = table(rows, seeds)
+    print(text)
+    write(RESULTS / "adam_weights", {"graph": "paper:er8", "epochs": EPOCHS, "rows": rows}, text)
+
+
+if __name__ == "__main__":
+    main()
