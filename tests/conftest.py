@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import resource
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -24,3 +27,19 @@ settings.load_profile("matcha")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The slow ones first: a long test that begins last would keep one core waiting for it."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
+@pytest.fixture
+def no_room() -> AbstractContextManager[None]:
+    """While it is entered, this process cannot write a file beyond a kilobyte: a full disk."""
+
+    @contextmanager
+    def limited() -> Iterator[None]:
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1024, before[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    return limited()

@@ -46,6 +46,10 @@ def test_a_task_trains_and_resumes(tmp_path: Path) -> None:
     assert "was started with another schedule" in other.stderr
     resumed = matcha_process(*arguments, "--epochs", "2", "--resume", cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
+    over = matcha_process(*arguments, "--epochs", "2", "--resume", cwd=tmp_path)
+    assert over.returncode == 2
+    assert over.stderr.startswith("matcha: there was nothing left to train")
+    assert over.stderr.count("\n") == 1  # one sentence, and no worker was started to say it
     run = read_run(tmp_path / "run")
     assert [record.epoch for record in run.records] == [1.0, 2.0]
     assert run.header.strategy == "greedy"

@@ -12,6 +12,7 @@ from matcha.documents import (
     fingerprint,
     load_document,
     number,
+    replacing,
     save_document,
     spelled,
     write_atomically,
@@ -131,3 +132,17 @@ def test_kinds_are_read_by_their_names_and_everything_else_is_refused():
         kinds.from_json(["grey"], 2)
     with pytest.raises(PlanError, match="cannot be saved"):
         kinds.to_json(3)
+
+
+def test_a_disk_that_takes_a_part_only_is_one_sentence_and_leaves_nothing(tmp_path, no_room):
+    torch = pytest.importorskip("torch")  # which says no more than that its position is strange
+    with no_room, pytest.raises(WriteError, match="cannot write"):  # noqa: SIM117
+        with replacing(tmp_path / "checkpoint.pt") as partial:
+            torch.save({"weights": torch.zeros(100_000)}, partial)
+    assert not list(tmp_path.iterdir())
+
+
+def test_errors_that_are_not_the_disks_stay_what_they_are(tmp_path):
+    with pytest.raises(RuntimeError, match="other"), replacing(tmp_path / "file"):  # noqa: PT012
+        raise RuntimeError("other")
+    assert not list(tmp_path.iterdir())

@@ -4,7 +4,7 @@ import pytest
 
 import matcha
 from matcha import families
-from matcha.errors import InputError
+from matcha.errors import InputError, WriteError
 from matcha.report import figures
 
 
@@ -38,3 +38,12 @@ def test_a_sweep_draws_a_line_for_each_strategy(tmp_path):
 def test_unknown_formats_are_refused():
     with pytest.raises(InputError, match=r"\.png, \.svg, \.pdf"):
         figures.check_format("figure.gif")
+
+
+def test_a_figure_is_written_whole_or_not_at_all(tmp_path, no_room):
+    figure = figures.draw_topology(matcha.plan(families.ring(4), 0.5))
+    with no_room, pytest.raises(WriteError, match="cannot write"):
+        figures.save_figure(figure, tmp_path / "plan.PNG")
+    assert not list(tmp_path.iterdir())
+    figures.save_figure(figure, tmp_path / "plan.PNG")
+    assert (tmp_path / "plan.PNG").read_bytes().startswith(b"\x89PNG")

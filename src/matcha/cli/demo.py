@@ -24,7 +24,14 @@ from matcha.cli.options import (
     TopologyOption,
     words,
 )
-from matcha.cli.output import console, free_directory, make_folder, patient_progress, print_json
+from matcha.cli.output import (
+    console,
+    free_directory,
+    keeping,
+    make_folder,
+    patient_progress,
+    print_json,
+)
 from matcha.errors import InputError, require
 from matcha.plans import check_budget
 from matcha.records import Record, is_lost
@@ -95,20 +102,24 @@ def demo_command(
         run_demo(demo, num_workers, bars.show)
     runs = load_runs([demo.run_directory(name) for name in names])
     comparison = compare(runs, target_loss)
-    with patient_progress("writing the report") as progress:
-        page = write_report(
-            runs,
-            directory / "report.html",
-            title=f"Digits on {num_workers} workers over {link_mbps:g} Mbit/s links",
-            target=target_loss,
-            sweep_seconds=6,
-            progress=progress,
-        )
-    if as_json:
-        print_json(comparison.to_json() | {"report": str(page)})
-        return
-    _print(demo, comparison)
-    console.print(f"\nreport: [cyan]{page}[/]  (open it in a browser; it needs no network)")
+    with keeping() as keep:
+        with patient_progress("writing the report") as progress:
+            page = keep(
+                directory / "report.html",
+                lambda path: write_report(
+                    runs,
+                    path,
+                    title=f"Digits on {num_workers} workers over {link_mbps:g} Mbit/s links",
+                    target=target_loss,
+                    sweep_seconds=6,
+                    progress=progress,
+                ),
+            )
+        if as_json:
+            print_json(comparison.to_json() | {"report": str(page)})
+            return
+        _print(demo, comparison)
+        console.print(f"\nreport: [cyan]{page}[/]  (open it in a browser; it needs no network)")
 
 
 def _announce(demo: Demo, num_workers: int) -> None:

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -69,8 +69,12 @@ def check_writable(folder: Path, path: Path) -> None:
             pass
 
 
+Keep: TypeAlias = Callable[[Path, Callable[[Path], object]], Path]
+"""Of a file and of what writes it: where the file went."""
+
+
 @contextmanager
-def keeping() -> Iterator[Callable[[Path, Callable[[Path], object]], Path]]:
+def keeping() -> Iterator[Keep]:
     """Write results so that none is lost: what cannot be written goes to a temporary folder.
 
     Yields a function of a file and of what writes it, which says where the file went. After all

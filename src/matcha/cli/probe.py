@@ -11,7 +11,7 @@ from rich.table import Table
 
 from matcha.cli import app
 from matcha.cli.options import Deadline, Json, TopologyArgument
-from matcha.cli.output import check_free, console, print_json, this_command
+from matcha.cli.output import check_free, console, keeping, print_json, this_command
 from matcha.errors import InputError
 from matcha.topology import Topology, families
 
@@ -46,10 +46,12 @@ def probe_command(
 
       torchrun --nnodes=4 --nproc-per-node=2 … -m matcha.cli probe torus:2x4 -o network.json
     """
-    if not 0 < message_mb <= MAX_MB:
+    if not 1e-6 <= message_mb <= MAX_MB:
         raise InputError(
             f"--message-mb is {message_mb}, but it must be positive, up to {MAX_MB:g}."
         )
+    if not deadline > 0:
+        raise InputError(f"the deadline is {deadline}, but it must be positive seconds.")
     if repetitions < 1:
         raise InputError(f"--repetitions is {repetitions}, but it must be 1 or more.")
     check_free(output, force=False)
@@ -75,12 +77,13 @@ def probe_command(
             [min(measure.latency, measure.seconds) for measure in measures],
         )
         check_free(output, force=False)
-        timed.save(output)
-        if as_json:
-            print_json([{**asdict(measure), "mbps": measure.mbps} for measure in measures])
-        else:
-            print_measures(timed, measures)
-            console.print(f"wrote [cyan]{output}[/]")
+        with keeping() as keep:
+            output = keep(output, timed.save)
+            if as_json:
+                print_json([{**asdict(measure), "mbps": measure.mbps} for measure in measures])
+            else:
+                print_measures(timed, measures)
+                console.print(f"wrote [cyan]{output}[/]")
 
 
 def print_measures(topology: Topology, measures: tuple[LinkMeasure, ...]) -> None:

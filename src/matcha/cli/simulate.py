@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +38,9 @@ from matcha.cli.options import (
     words,
 )
 from matcha.cli.output import (
+    Keep,
     console,
+    keeping,
     loss_in_words,
     make_folder,
     patient_progress,
@@ -206,14 +209,18 @@ def simulate_command(
     make_folder(output)
     _run(jobs, resume)
     runs = [read_run(job.directory) for job in jobs]
-    written = _draw(runs, output, format) if format != "none" else []
-    if report:
-        from matcha.report import write_report
+    with keeping() as keep:
+        written = _draw(runs, output, format, keep) if format != "none" else []
+        if report:
+            from matcha.report import write_report
 
-        with patient_progress("writing the report") as progress:
-            page = output / "report.html"
-            written.append(write_report(runs, page, sweep_seconds=2, progress=progress))
-    _show(runs, written, as_json)
+            with patient_progress("writing the report") as progress:
+                page = keep(
+                    output / "report.html",
+                    lambda path: write_report(runs, path, sweep_seconds=2, progress=progress),
+                )
+            written.append(page)
+        _show(runs, written, as_json)
 
 
 def _plans(
@@ -300,7 +307,7 @@ def _run(jobs: Sequence[Any], resume: bool) -> None:
         raise typer.Exit(130) from None
 
 
-def _draw(runs: Sequence[Any], folder: Path, format: str) -> list[Path]:
+def _draw(runs: Sequence[Any], folder: Path, format: str, keep: Keep) -> list[Path]:
     from matcha.report.figures import save_figure
     from matcha.report.run_figures import draw_curves
 
@@ -309,9 +316,9 @@ def _draw(runs: Sequence[Any], folder: Path, format: str) -> list[Path]:
         wanted.append(("gradient_norm", "epoch"))
     written = []
     for metric, axis in wanted:
+        figure = draw_curves(runs, metric, axis)
         path = folder / f"{metric}-{axis}.{format}"
-        save_figure(draw_curves(runs, metric, axis), path)
-        written.append(path)
+        written.append(keep(path, partial(save_figure, figure)))
     return written
 
 

@@ -36,8 +36,10 @@ from matcha.cli.options import (
     WireOrPlans,
 )
 from matcha.cli.output import (
+    Keep,
     console,
     free_directory,
+    keeping,
     loss_in_words,
     make_folder,
     patient_progress,
@@ -171,7 +173,7 @@ def train_command(
         how = Launching(machines, links or elastic, keys, restarts if elastic else 0)
         _launch([target, *(arguments or [])], plan, plan_file, how)
         return
-    from matcha.distributed.worker import Network
+    from matcha.distributed.worker import Network, check_resumable
     from matcha.records import read_run
     from matcha.report import compare
     from matcha.tasks.jobs import Job, stem
@@ -218,16 +220,19 @@ def train_command(
             raise InputError(f"{str(directory)!r} already holds a run: choose another --output.")
         chosen.task(choices)  # what is wrong with it is said once, not by every worker
         job.header()
+        if resume:
+            check_resumable(job, network)
         make_folder(directory)
         command = this_command("--output", str(directory))
         how = Launching(machines, links or elastic, keys, restarts if elastic else 0)
         _launch(command, plan, plan_file, how, watched=directory if watch else None)
-        if report and (directory / "run.json").exists():
-            _report(directory, quiet=as_json)
-        if as_json:
-            print_json(compare([read_run(directory)]).to_json())
-            return
-        console.print(f"records in [cyan]{directory}[/]")
+        with keeping() as keep:
+            if report and (directory / "run.json").exists():
+                _report(directory, keep, quiet=as_json)
+            if as_json:
+                print_json(compare([read_run(directory)]).to_json())
+            else:
+                console.print(f"records in [cyan]{directory}[/]")
         return
 
     _work(job, network, resume, checkpoint_every, tensorboard, quiet=as_json)
@@ -318,12 +323,14 @@ def _launch(
         )
 
 
-def _report(directory: Path, *, quiet: bool) -> None:
+def _report(directory: Path, keep: Keep, *, quiet: bool) -> None:
     from matcha.report import write_report
 
     with patient_progress("writing the report") as progress:
-        page = directory / "report.html"
-        write_report([directory], page, sweep_seconds=2, progress=progress)
+        page = keep(
+            directory / "report.html",
+            lambda path: write_report([directory], path, sweep_seconds=2, progress=progress),
+        )
     if not quiet:
         console.print(f"report in [cyan]{page}[/]")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -10,14 +11,15 @@ from typing import Any, Literal
 
 import torch
 
+from matcha.distributed.saving.checkpoint import checkpoints
 from matcha.distributed.training import Training
 from matcha.distributed.transports.slow_links import SlowLinks
 from matcha.distributed.transports.transport import Transport
 from matcha.errors import InputError
-from matcha.records import Record
+from matcha.records import Record, holds_run, read_run
 from matcha.tasks.jobs import Job, carry_out, check_free
 
-__all__ = ["Network", "run_worker"]
+__all__ = ["Network", "check_resumable", "run_worker"]
 
 CHECKPOINTS = "checkpoints"
 STAGES = "stages.json"
@@ -50,7 +52,7 @@ class Network:
     def __post_init__(self) -> None:
         if not self.deadline > 0:
             raise InputError(f"the deadline is {self.deadline}, but it must be positive seconds.")
-        if self.link_mbps is not None and not self.link_mbps > 0:
+        if self.link_mbps is not None and not 0 < self.link_mbps < math.inf:
             raise InputError(f"the links' speed must be positive, not {self.link_mbps} Mbit/s.")
 
     def describe(self) -> dict[str, Any]:
@@ -59,6 +61,29 @@ class Network:
         if self.link_mbps is not None:
             described["link_mbps"] = f"{self.link_mbps:g} (emulated)"
         return described
+
+
+def check_resumable(job: Job, network: Network) -> None:
+    """Say before any worker is started why a run cannot go on.
+
+    Raises:
+        InputError: It was started with other choices, or there is nothing left to train.
+    """
+    check_free([replace(job, network=network.describe())], resume=True)
+    records = read_run(job.directory).records if holds_run(job.directory) else ()
+    if not records:
+        return
+    losses = [loss for record in records if (loss := record.train_loss) is not None]
+    last = records[-1]
+    saved = checkpoints(job.directory / CHECKPOINTS)
+    # The last epoch may be recorded and not saved: it is trained again.
+    if job.settings.is_over(int(last.epoch), last.worker_loss, losses) and (
+        not saved or saved[-1].iteration >= last.iteration
+    ):
+        raise InputError(
+            "there was nothing left to train: the run is at its last epoch already; --epochs gives "
+            "it more."
+        )
 
 
 def run_worker(
@@ -100,16 +125,16 @@ def run_worker(
         on_loss=network.on_loss,
         replan=network.replan,
     )
-    checkpoints = job.directory / CHECKPOINTS
+    folder = job.directory / CHECKPOINTS
     if resume:
         check_free([job], resume=True)
-        training.load(checkpoints)
+        training.load(folder)
     records = []
     with _board(job.directory, wanted=tensorboard and training.rank == 0) as show:
         for record in carry_out(
             job,
             training,
-            checkpoints,
+            folder,
             resume=resume or training.came_late,
             checkpoint_every=checkpoint_every,
             primary=lambda: training.rank == transport.members[0],

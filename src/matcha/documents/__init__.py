@@ -65,6 +65,14 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except WriteError:
         raise
+    except RuntimeError as error:
+        if "inline_container" not in str(error) and "failed writing" not in str(error):
+            raise
+        # PyTorch's writer of archives keeps what the operating system said to itself.
+        raise WriteError(
+            f"cannot write {str(path)!r}: its disk took a part only; make room there or choose "
+            "another place."
+        ) from None
     except OSError as error:
         reason = error.strerror or str(error) or type(error).__name__
         if isinstance(error, FileExistsError):

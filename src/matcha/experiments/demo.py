@@ -7,6 +7,7 @@ same training loss. Links are slowed down by emulation; everything else is real.
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import time
@@ -43,7 +44,7 @@ class Demo:
 
     def __post_init__(self) -> None:
         for name in ("link_mbps", "target_loss", "epochs"):
-            if not getattr(self, name) > 0:
+            if not 0 < getattr(self, name) < math.inf:
                 raise InputError(f"{name} must be positive, not {getattr(self, name):g}.")
         if not self.strategies:
             raise InputError("the demo needs at least one strategy.")

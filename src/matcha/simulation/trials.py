@@ -34,6 +34,12 @@ class TaskTrials:
     def __init__(
         self, task: Task, topology: Topology, settings: Settings, *, target: float | None = None
     ) -> None:
+        if target is not None and not target > 0:
+            raise InputError(f"the target loss is {target}, but it is above 0.")
+        if target is None and settings.epochs < 2:
+            raise InputError(
+                "a target is what exact averaging holds in two epochs: train for more, or give it."
+            )
         self.task = task
         # Nobody reads the clock: a trial counts iterations.
         clock = Delays(compute_seconds=0.0)

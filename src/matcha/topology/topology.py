@@ -424,8 +424,7 @@ def _check_connected(topology: Topology) -> None:
     back = _unreached([(j, i) for i, j in topology.arrows], topology.num_workers)
     for found in (unreached, back):
         if found:
-            ends = (first, labels[min(found)])
-            a, b = ends if found is unreached else ends[::-1]
+            a, b = (first, labels[min(found)])[:: 1 if found is unreached else -1]
             raise TopologyError(
                 f"the graph is not strongly connected: no path leads from worker {a!r} to worker "
                 f"{b!r}; add a link that way, or leave directed out if links carry both ways."

@@ -39,10 +39,10 @@ class Problem:
 
     def __post_init__(self) -> None:
         for name in ("smoothness", "initial_gap", "target"):
-            if not getattr(self, name) > 0:
+            if not 0 < getattr(self, name) < math.inf:
                 raise InputError(f"{name} is {getattr(self, name)!r}, but it must be positive.")
         for name in ("gradient_variance", "dissimilarity", "coupling"):
-            if not getattr(self, name) >= 0:
+            if not 0 <= getattr(self, name) < math.inf:
                 raise InputError(f"{name} is {getattr(self, name)!r}, but it is at least 0.")
         for name in ("curvature", "strong_convexity"):
             value = getattr(self, name)

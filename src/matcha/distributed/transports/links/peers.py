@@ -84,7 +84,8 @@ def read_peers(path: str | Path) -> Peers:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"the peers file {str(path)!r} cannot be read: {error}.") from None
+        reason = getattr(error, "strerror", None) or "it is not text"
+        raise InputError(f"the peers file {str(path)!r} cannot be read: {reason}.") from None
     found: dict[int, Address | None] = {}
     for number, line in enumerate(text.splitlines(), 1):
         words = line.partition("#")[0].split()
