@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import threading
 
 import pytest
 from tests.commands import matcha_command
@@ -189,3 +191,18 @@ def test_a_plan_has_a_wire(tmp_path):
     refused = matcha_command("plan", "ring:4", "--wire", "modulo:5")
     assert refused.returncode == 2
     assert "modulo wire has" in refused.stderr
+
+
+def test_ctrl_c_is_answered_by_a_word_and_130(tmp_path):
+    waiting = tmp_path / "matchings.json"
+    os.mkfifo(waiting)  # nobody ever writes: the command waits until it is stopped
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        # To this thread: a signal that another takes does not wake it.
+        here = [threading.get_ident(), signal.SIGINT]
+        threading.Timer(1.0, signal.pthread_kill, here).start()
+        done = matcha_command("plan", "ring:4", "--matchings", waiting)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert done.returncode == 130
+    assert done.stderr == "matcha: stopped.\n"

@@ -143,6 +143,6 @@ def test_a_disk_that_takes_a_part_only_is_one_sentence_and_leaves_nothing(tmp_pa
 
 
 def test_errors_that_are_not_the_disks_stay_what_they_are(tmp_path):
-    with pytest.raises(RuntimeError, match="other"), replacing(tmp_path / "file"):  # noqa: PT012
+    with pytest.raises(RuntimeError, match="other"), replacing(tmp_path / "file"):
         raise RuntimeError("other")
     assert not list(tmp_path.iterdir())

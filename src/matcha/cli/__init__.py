@@ -71,8 +71,12 @@ def main() -> None:
     except MemoryError:
         _fail(InputError("there is not enough memory for this: choose fewer workers or links."))
     except KeyboardInterrupt:
-        typer.echo("matcha: stopped.", err=True)
-        sys.exit(130)
+        _stop()
+    except SystemExit as end:
+        # typer answers Ctrl-C by an exit without a word.
+        if isinstance(getattr(end.__context__, "__cause__", None), KeyboardInterrupt):
+            _stop()
+        raise
 
 
 def _check_import_name() -> None:
@@ -84,6 +88,11 @@ def _check_import_name() -> None:
                 f"the package {rival!r} is installed here and is imported as `matcha` too: they "
                 "overwrite each other. Give matcha-sgd an environment of its own."
             )
+
+
+def _stop() -> None:
+    typer.echo("matcha: stopped.", err=True)
+    sys.exit(130)
 
 
 def _fail(error: MatchaError) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from matcha.distributed.launching.local_workers import LocalWorkers
-from matcha.distributed.launching.nursery import can_be_forked
+from matcha.distributed.launching.nursery import _SERVE, can_be_forked
 
 SCRIPT = """
 import os, pathlib, random, sys, threading, time
@@ -105,6 +107,23 @@ def test_none_outlives_launcher_or_nursery(script: str, tmp_path: Path, who: str
     wait_until_gone([*pids, nursery])
     launcher.stdout.close()
     assert launcher.wait(150) == (-signal.SIGKILL if who == "launcher" else 0)
+
+
+def test_a_launcher_that_is_gone_is_no_error(script: str, tmp_path: Path) -> None:
+    """Ctrl-C while workers are started: who was asked for a fork finds nobody to tell of it."""
+    ours, theirs = socket.socketpair()
+    command = [sys.executable, "-c", _SERVE, str(theirs.fileno())]
+    request: dict[str, object] = {"arguments": [script, str(tmp_path)]}
+    request["environment"] = {**os.environ, "RANK": "3"}
+    request |= {"folder": str(tmp_path), "log": None}
+    with theirs:
+        process = subprocess.Popen(
+            command, pass_fds=[theirs.fileno()], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL
+        )
+    ours.sendall(json.dumps(request).encode() + b"\n")
+    ours.close()
+    assert process.communicate(timeout=150)[1] == b""
+    assert process.returncode == 0
 
 
 def test_only_python_running_a_file_or_module_is_forked() -> None:

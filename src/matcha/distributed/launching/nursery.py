@@ -20,6 +20,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -169,11 +171,12 @@ def serve() -> Callable[[], object]:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(waker)
     rest = b""
+    tell = partial(_tell, launcher)
     while True:
         ready = select.select([launcher.fileno(), woken], [], [])[0]
         if woken in ready:
             os.read(woken, 4096)
-            _report_ended(launcher)
+            _report_ended(tell)
         if launcher.fileno() not in ready:
             continue
         content = launcher.recv(1 << 16)
@@ -188,10 +191,16 @@ def serve() -> Callable[[], object]:
                 for unused in (launcher.detach(), woken, waker):
                     os.close(unused)
                 return _prepared(**json.loads(line))
-            launcher.sendall(json.dumps([pid, None]).encode() + b"\n")
+            tell(pid, None)
 
 
-def _report_ended(launcher: socket.socket) -> None:
+def _tell(launcher: socket.socket, pid: int, code: int | None) -> None:
+    # A launcher that was stopped hears nothing: the next word from it is that it has hung up.
+    with suppress(ConnectionError):
+        launcher.sendall(json.dumps([pid, code]).encode() + b"\n")
+
+
+def _report_ended(tell: Callable[[int, int], None]) -> None:
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -199,7 +208,7 @@ def _report_ended(launcher: socket.socket) -> None:
             return
         if not pid:
             return
-        launcher.sendall(json.dumps([pid, os.waitstatus_to_exitcode(status)]).encode() + b"\n")
+        tell(pid, os.waitstatus_to_exitcode(status))
 
 
 def _fork() -> int:
