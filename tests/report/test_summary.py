@@ -40,6 +40,17 @@ def test_the_runs_own_target_is_used_and_a_given_one_goes_before_it(tmp_path):
     assert compare(runs, target=2.5).target == 2.5
 
 
+@pytest.mark.parametrize("losses", [[], [None, None]])
+def test_a_run_that_recorded_nothing_or_diverged_takes_nothing_from_the_others(losses, tmp_path):
+    lost = {"worker_loss": float("nan")} if losses else {}
+    broken = run_of(losses, strategy="greedy", tmp_path=tmp_path, **lost)
+    sound = [run_of([4, 2, 1], strategy=name, tmp_path=tmp_path) for name in ("vanilla", "matcha")]
+    comparison = compare([broken, *sound])
+    assert comparison.target == 2
+    assert [row.time_to_target for row in comparison.rows] == [None, 1, 1]
+    assert compare([broken]).target is None
+
+
 def test_without_losses_there_is_no_target(tmp_path):
     comparison = compare([run_of([None, None], tmp_path=tmp_path)])
     assert comparison.objective is None

@@ -145,3 +145,9 @@ def test_times_that_do_not_compare_have_no_winner():
     found = judge([row(), row("vanilla", 7.0)], "train_loss", 0.5, unlike="their clocks differ")
     assert found.winner is None
     assert found.sentence == "No verdict: their clocks differ."
+
+
+def test_runs_of_different_lengths_and_diverged_ones_are_told():
+    short, lost = row(epochs=0.0), row("vanilla", None, epochs=1.0, diverged_at=11)
+    assert verdict(short, lost, target=None).sentence == "2 runs of 0 to 1 epoch; vanilla diverged."
+    assert verdict(row(epochs=1.0), target=None).sentence == "1 run of 1 epoch."

@@ -63,7 +63,9 @@ def compare(runs: Sequence[Run], target: float | None = None) -> Comparison:
             `target_loss`, or else the lowest loss that every run held in two evaluations (but
             those that diverged, and those that never communicated, such as `silent`).
     """
-    known = [o for o in OBJECTIVES if runs and all(values(run, o) for run in runs)]
+    # Runs that diverged or recorded nothing yet do not take the comparison from the others.
+    able = [run for run in runs if run.records and diverged_at(run, None) is None]
+    known = [o for o in OBJECTIVES if able and all(values(run, o) for run in able)]
     objective = known[0] if known else None
     asked = {run.header.setting("target_loss") for run in runs}
     if target is None and len(asked) == 1:
@@ -118,7 +120,8 @@ def _comm_seconds(records: Sequence[Record], until: float) -> float:
 
 def _setting_the_target(runs: Sequence[Run], objective: str) -> Sequence[Run]:
     """The runs that a common target is made for: a control must not make it easy."""
-    sound = [run for run in runs if diverged_at(run, objective) is None] or runs
+    told = [run for run in runs if values(run, objective)]
+    sound = [run for run in told if diverged_at(run, objective) is None] or told
     return [run for run in sound if not _never_talked(run)] or sound
 
 

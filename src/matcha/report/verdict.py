@@ -144,4 +144,9 @@ def _factor(best: Summary, other: Summary) -> str:
 
 
 def _plain(rows: Sequence[Summary]) -> str:
-    return f"{words.counted(len(rows), 'run')} of {rows[0].epochs:g} epochs."
+    least, most = (choose(row.epochs for row in rows) for choose in (min, max))
+    epochs = f"{most:g} epoch{'' if most == 1 else 's'}"
+    span = epochs if least == most else f"{least:g} to {epochs}"
+    said = f"{words.counted(len(rows), 'run')} of {span}"
+    lost = [row.label for row in rows if row.diverged_at is not None]
+    return f"{said}; {words.listed(lost)} diverged." if lost else f"{said}."
