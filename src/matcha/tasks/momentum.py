@@ -43,7 +43,8 @@ class Momentum:
 
     kind: Kind = "local"
     memory: float = 0.9
-    """Quasi-global: what the buffer keeps of itself an iteration (μ)."""
+    """Quasi-global: what the buffer keeps of itself an iteration (μ). Tracking: what the mean of a
+    worker's own gradients does; 0: as published, which rare meetings do not survive."""
     follow: float | None = None
     """Quasi-global: the share of a meeting's displacement that the buffer follows; None: as much
     as the plan's meetings can hold."""
@@ -145,7 +146,7 @@ def stable_follow(optimizer: Optimizer, memory: float, pause: float, leaves: flo
     0.088
     """
     beta = optimizer.momentum
-    allowed = _OVERSHOOT * (1 - math.sqrt(leaves))
+    allowed = _OVERSHOOT * (1 - leaves)
     if not isinstance(optimizer, SGD):
         return allowed
     kept = memory + (1 - memory) * beta  # of the buffer, an iteration without a meeting
@@ -331,28 +332,42 @@ class Outer(Following):
 
 
 class Tracking(Following):
-    """Gradient tracking: a second vector follows the average gradient, y ← W(y + g − g₋).
+    """Gradient tracking: steps follow the average gradient of all workers, as far as it is known.
 
-    The optimizer steps along y; y is exchanged as x is, so a meeting takes twice the bytes.
+    A worker steps along g + (y − a): its own gradient, put right by what it knows of the others'.
+    a is the mean of its own gradients lately, y follows the average of the workers' means by
+    y ← W(y + a − a₋), and is exchanged as x is, so a meeting takes twice the bytes.
+
+    As published, a is the last gradient (`memory=0`): what a meeting then learns holds the noise of
+    one batch, and a worker that meets rarely walks along that noise until its next meeting.
+
+    Args:
+        spec: what the mean keeps of itself an iteration.
+        x: the parameters.
     """
 
-    def __init__(self, x: Tensor) -> None:
-        self.tracked, self.last = torch.zeros_like(x), torch.zeros_like(x)
+    def __init__(self, spec: Momentum, x: Tensor) -> None:
+        self.spec = spec
+        self.tracked, self.mean = torch.zeros_like(x), torch.zeros_like(x)
+        self.age = torch.zeros((), dtype=x.dtype, device=x.device)
 
     def state(self) -> Mapping[str, Tensor]:
         """What later meetings depend on."""
-        return {"tracked": self.tracked, "last": self.last}
+        return {"tracked": self.tracked, "mean": self.mean, "age": self.age}
 
     def reset(self, x: Tensor) -> None:
         """Start afresh at these values."""
-        self.tracked.zero_()
-        self.last.zero_()
+        for tensor in self.state().values():
+            tensor.zero_()
 
     def turn(self, gradients: Tensor) -> None:
-        """Replace the gradients by what is tracked of their average."""
-        self.tracked.add_(gradients).sub_(self.last)
-        self.last.copy_(gradients)
-        gradients.copy_(self.tracked)
+        """Put the gradients right by what is tracked of their average."""
+        self.age.add_(1.0)
+        newest = self.age.reciprocal().clamp_(min=1 - self.spec.memory)
+        self.tracked.sub_(self.mean)
+        self.mean.lerp_(gradients, newest)
+        self.tracked.add_(self.mean)
+        gradients.add_(self.tracked).sub_(self.mean)
 
 
 def following(
@@ -364,4 +379,4 @@ def following(
         return QuasiGlobal(spec, optimizer, x, mixes_first=mixes_first)
     if spec.kind == "outer":
         return Outer(spec, x)
-    return Tracking(x) if spec.kind == "tracking" else Following()
+    return Tracking(spec, x) if spec.kind == "tracking" else Following()

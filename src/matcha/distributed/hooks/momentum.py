@@ -65,7 +65,7 @@ class Following:
         if self.spec.kind == "tracking":
             if overlap:
                 raise InputError("tracking exchanges gradients, so it cannot overlap them.")
-            self._tracked = [(bucket, Tracking(bucket.data)) for bucket in held]
+            self._tracked = [(bucket, Tracking(self.spec, bucket.data)) for bucket in held]
         elif not is_local:
             self._followed = list(_followed(self.spec, kind, optimizers, held))
 
@@ -142,7 +142,7 @@ def _followed(
 
 
 def _turn(bucket: Bucket, tracking: Tracking) -> None:
-    """Replace the gradients of a bucket's parameters by what is tracked of their average."""
+    """Put the gradients of a bucket's parameters right by what is tracked of their average."""
     gradients = torch.zeros_like(bucket.data)
     places = []
     for slot in bucket.slots:
