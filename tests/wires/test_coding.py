@@ -68,7 +68,7 @@ def test_numbers_too_large_for_the_short_way_take_the_long_one() -> None:
 def test_the_short_way_to_whole_numbers_keeps_their_bits_and_checks(block, shift) -> None:
     y = 1e5 * torch.randn(50, block, generator=torch.Generator().manual_seed(0))
     y[0] = torch.arange(block) + 0.5  # halves go to even numbers both ways
-    step, weights = torch.rand(50) + 0.5, modulo.weights(block, torch.int32, y.device)
+    step, (weights, *_) = torch.rand(50) + 0.5, modulo.weights(block, torch.int32, y.device)
     step[0] = 1.0
     long, short = (
         modulo.whole_numbers(y.clone(), step, shift, small=small) for small in (False, True)

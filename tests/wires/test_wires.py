@@ -8,7 +8,17 @@ from tests.wires.networks import SHAPES, WIRES, drift, round_of, start
 
 from matcha import Round
 from matcha.wires import Modulo, parse_wire
-from matcha.wires.definition import Definition, Scales, modulo_difference, rotate, unrotate
+from matcha.wires.definition import (
+    Definition,
+    Scales,
+    check_weights,
+    modulo_difference,
+    order_of,
+    rotate,
+    unrotate,
+)
+
+PAIR = {"matchings": (((0, 1),),), "indices": (0,), "mixing": "pairwise", "weight": 0.5}
 
 
 def test_a_rotation_keeps_lengths_and_is_undone() -> None:
@@ -54,7 +64,7 @@ def test_a_failed_check_says_how_wide_the_window_must_be(bits) -> None:
     In training the first tenth of all meetings over 3 bits was lost so.
     """
     wire, random = parse_wire(f"modulo:{bits}"), np.random.default_rng(bits)
-    pair = Round(matchings=(((0, 1),),), indices=(0,), mixing="pairwise", weight=0.5)
+    pair = Round(**PAIR)
     x = np.repeat(random.normal(size=(1, 2560)), 2, 0)
     definition = Definition(wire, [(2560,)], x)
     x[1] += 1000 * definition.scales[0][0].held.mean() * random.normal(size=2560)
@@ -101,6 +111,45 @@ def test_two_values_that_wrap_in_opposite_directions_are_noticed(bits) -> None:
     apart[0, [3, 200]] = 2 * wire.half * step, -2 * wire.half * step
     modulo_difference(wire, lower, lower + unrotate(apart), scales)
     assert scales[0].seen[0] > scales[0].held[0]  # left alone, and wider next time
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+def test_four_values_whose_weights_cancel_are_noticed_soon(bits) -> None:
+    """One order of weights misses them at every scale; in training, blocks stayed apart so."""
+    wire, pair = Modulo(bits=bits), Round(**PAIR)
+    orders = check_weights(256)
+    x = np.repeat(np.random.default_rng(1).normal(size=(1, 256)), 2, 0)
+    definition = Definition(wire, [(256,)], x)
+    (scales,) = definition.scales[0]
+    order = order_of(scales.sent)[0]
+    step = scales.sent[0] * wire.reach / wire.half
+    apart = np.zeros((1, 256))
+    places = _cancelling(orders[order])
+    apart[0, list(places)] = np.array([1, 1, -1, -1]) * 50 * 2 * wire.half * step
+    x[1] += unrotate(apart)[0]
+    before = np.square(x[1] - x[0]).sum()
+    for _ in range(40):
+        x = definition.mix(pair, x)
+    assert np.square(x[1] - x[0]).sum() < 0.05 * before
+
+
+def _cancelling(weights: np.ndarray) -> tuple[int, int, int, int]:
+    """Places a, b, c, d with w_a + w_b = w_c + w_d."""
+    place = {int(weight): k for k, weight in enumerate(weights)}
+    return place[3], place[101], place[5], place[99]
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+def test_a_difference_much_finer_than_the_grid_is_not_made_larger(bits) -> None:
+    """What rounding adds was moved by as well: 4 times such a difference was left after it."""
+    wire, random = Modulo(bits=bits), np.random.default_rng(bits)
+    lower = random.normal(size=(400, 256))
+    scales = Scales(lower, wire), Scales(lower, wire)
+    step = scales[0].sent * wire.reach / wire.half
+    difference = 0.15 * step[:, None] * random.normal(size=lower.shape)
+    found = modulo_difference(wire, lower, lower + difference, scales)
+    left = np.square(difference - found).sum() / np.square(difference).sum()
+    assert left < 1.3
 
 
 def test_equal_workers_are_left_alone() -> None:

@@ -124,10 +124,10 @@ class Differences:
         n = modulo.levels(y, step, shift)
         apart = n.index_select(0, partner).sub_(n).mul_(sign)
         k = modulo.wrap(apart, wire)
-        weights = modulo.weights(k.shape[-1], k.dtype, k.device)
-        checks = apart.matmul(weights)
+        order = modulo.orders(common)
+        checks = modulo.checks(apart, order)
         # The checks that travel differ by as much as k's own unless something wrapped.
-        ok = apart.sub_(k).matmul(weights) == 0
+        ok = modulo.checks(apart.sub_(k), order) == 0
         k = torch.where(ok.unsqueeze(-1), k + wire.shift if wire.shift else k, 0.0)
         met = (move != 0).unsqueeze(1)
         if wire.shift:
@@ -137,6 +137,7 @@ class Differences:
         self.seen[:, part].copy_(torch.maximum(self.seen[:, part], seen))
         self.finest[:, part].copy_(torch.maximum(self.finest[:, part], finest))
         self.met.logical_or_(met)
+        step = step * modulo.believed(lengths, wire, k.shape[-1])
         return modulo.unrotate(k.mul_(step.unsqueeze(-1)))
 
     def end(self) -> None:

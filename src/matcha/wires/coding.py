@@ -103,12 +103,15 @@ class Coder:
         step = modulo.grid(common[here], wire)
         small = modulo.are_small(lengths, step)
         weights = modulo.weights(self.block, torch.int32, self.device)
+        order = modulo.orders(common[here])
         shift = 0.0 if lower else wire.shift
         for part, memory, spare in self._chunks(number):
             y = modulo.rotate(values[part], memory, spare)
             n = modulo.whole_numbers(y, step[part], shift, small=small)
             residues[part] = n
-            torch.sum(n.mul_(weights), -1, dtype=torch.int32, out=checks[part])
+            counts = spare.view(torch.int32).view(-1)[: n.numel()].view(n.shape)
+            torch.index_select(weights, 0, order[part], out=counts)
+            torch.sum(n.mul_(counts), -1, dtype=torch.int32, out=checks[part])
         residues.bitwise_left_shift_(8 - wire.bits)
         body, tail = self._split(message, number)
         pack(residues.view(-1), wire.bits, body)
@@ -143,29 +146,29 @@ class Coder:
         ends = (theirs, mine.residues) if lower else (mine.residues, theirs)
         raised = torch.sub(*ends, out=theirs).view(torch.int8)
         unit = 2.0 ** (wire.bits - 8)
-        sums, lengths = self._measured(raised, unit)
-        ok = apart == sums.to(torch.int32)
         here = slice(start, start + number)
+        sums, lengths = self._measured(raised, unit, modulo.orders(common[here]))
+        ok = apart == sums.to(torch.int32)
         seen = modulo.seen_scales(lengths, ok, apart, common[here], wire, self.block)
         torch.maximum(self._seen[here], seen, out=self._seen[here])
-        step = modulo.grid(common[here], wire).mul_(ok).mul_(unit).unsqueeze(-1)
+        step = modulo.grid(common[here], wire).mul_(ok).mul_(unit)
+        step = step.mul_(modulo.believed(lengths, wire, self.block)).unsqueeze(-1)
         for part, k, spare in self._chunks(number):
             k.copy_(raised[part])
             if wire.shift:
                 k.add_(wire.shift / unit)
             yield part, modulo.unrotate(k.mul_(step[part]), spare)
 
-    def _measured(self, raised: Tensor, unit: float) -> tuple[Tensor, Tensor]:
+    def _measured(self, raised: Tensor, unit: float, order: Tensor) -> tuple[Tensor, Tensor]:
         """Of differences, in units of `unit` steps: what their checks differ by, their lengths."""
         sums, lengths = torch.empty(2, len(raised), dtype=self.dtype, device=self.device)
-        weights = modulo.weights(self.block, self.dtype, self.device) * unit
-        for part, k, _ in self._chunks(len(raised)):
+        for part, k, spare in self._chunks(len(raised)):
             k.copy_(raised[part])
-            torch.mv(k, weights, out=sums[part])
+            sums[part] = modulo.checks(k, order[part], spare)
             if self.wire.shift:
                 k.add_(self.wire.shift / unit)
             torch.linalg.vector_norm(k, dim=-1, out=lengths[part])
-        return sums, lengths.mul_(unit)
+        return sums.mul_(unit), lengths.mul_(unit)
 
     def end(self) -> None:
         """A round in which this worker met somebody has ended."""

@@ -18,6 +18,7 @@ from matcha.wires.definition import (
     FINEST,
     FIRST,
     LEAST,
+    ORDERS,
     check_weights,
     hadamard,
     signs,
@@ -93,14 +94,41 @@ def _sides(x: Tensor, factor: Tensor, spare: Tensor | None) -> Tensor:
 
 @cache
 def weights(block: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """What each number of a block counts in its check."""
+    """What each number of a block counts in its check, in each of the orders (rows)."""
     return torch.from_numpy(check_weights(block)).to(device, dtype)
+
+
+def orders(common: Tensor) -> Tensor:
+    """Which order of weights the blocks' checks have (`matcha.wires.definition.order_of`)."""
+    return common.to(torch.float32).view(torch.int32).bitwise_right_shift(16).remainder_(ORDERS)
+
+
+def checks(k: Tensor, order: Tensor, spare: Tensor | None = None) -> Tensor:
+    """The checks of blocks of whole numbers held as floats; exact below 2^24.
+
+    Args:
+        k: the blocks, left alone.
+        order: which order of weights each has.
+        spare: memory of its shape to work in.
+    """
+    every = weights(k.shape[-1], k.dtype, k.device)
+    if not k.is_cuda:
+        chosen = torch.index_select(every, 0, order.reshape(-1), out=_flat(spare)).view(k.shape)
+        return chosen.mul_(k).sum(-1)
+    # One pass over memory for all orders is less than several for the right one.
+    with torch.autocast("cuda", enabled=False):
+        found = k.reshape(-1, k.shape[-1]).mm(every.T).view(*k.shape[:-1], ORDERS)
+    return found.gather(-1, order.to(torch.int64).unsqueeze(-1)).squeeze(-1)
+
+
+def _flat(blocks: Tensor | None) -> Tensor | None:
+    return None if blocks is None else blocks.view(-1, blocks.shape[-1])
 
 
 @cache
 def _check_length(block: int) -> float:
     """How large a check is for differences of one step each and signs of their own."""
-    return float(np.sqrt((check_weights(block) ** 2).sum()))
+    return float(np.sqrt((check_weights(block)[0] ** 2).sum()))
 
 
 def first_scales(blocks: Tensor) -> Tensor:
@@ -186,6 +214,22 @@ def seen_scales(
     share = wire.trust / _check_length(block)
     guessed = apart.to(step.dtype).abs().nan_to_num_(0.0, 0.0).mul_(step * share)
     return torch.where(ok, seen, torch.maximum(common * wire.widening, guessed))
+
+
+def believed(lengths: Tensor, wire: Modulo, block: int) -> Tensor:
+    """The share of a block's seen difference to move by (`matcha.wires.definition.believed`).
+
+    Args:
+        lengths: of the blocks' differences, in steps.
+        wire: how many bits.
+        block: how many values a block has.
+    """
+    mean_square = lengths.square().div_(block)
+    coarse = mean_square.mul(6.0).reciprocal_().neg_().add_(1.0).clamp_(min=0.0)
+    if wire.shift:
+        fine = mean_square.sub_(0.25).clamp_(min=0.0).sqrt_().mul_(2.5)
+        return torch.minimum(coarse, fine).sqrt_()
+    return torch.maximum(coarse, mean_square.mul_(math.pi / 2).clamp_(max=0.5)).sqrt_()
 
 
 def finest_scales(lengths: Tensor, wire: Modulo, block: int) -> Tensor:
