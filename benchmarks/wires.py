@@ -1,10 +1,15 @@
 """What each wire costs and leaves: bytes a value, share of a difference left, speed a core.
 
+Then what a network makes of it: how far apart workers are that drift by noise, over what they are
+with whole values, measured and as a plan predicts it; and where they drift a way of their own
+each, as unlike data make them.
+
     python benchmarks/wires.py                   # one table; writes benchmarks/results/wires.json
     python benchmarks/wires.py --device cuda
 
-Two workers drift apart by random steps and meet, 40 times. Speeds count gigabytes of float32 and,
-on a CPU, the seconds of this thread alone, so that a busy machine does not count.
+In the first table two workers drift apart by random steps and meet, 40 times. Speeds count
+gigabytes of float32 and, on a CPU, the seconds of this thread alone, so that a busy machine does
+not count.
 """
 
 from __future__ import annotations
@@ -13,15 +18,23 @@ import argparse
 import json
 import time
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
 import torch
 from parts import outcome
 
-from matcha.wires import Modulo
+import matcha
+from matcha.plans import Plan
+from matcha.simulation.execution import Graphs
+from matcha.simulation.mixing import WireMixing
+from matcha.wires import Modulo, parse_wire
 from matcha.wires.coding import Coder
+from matcha.wires.segments import Segment
 from matcha.wires.wire import BLOCK
 
 RESULTS = outcome.RESULTS / "wires.json"
+BITS = (8, 4, 3, 2)
 
 
 def clock(device: str) -> float:
@@ -74,6 +87,45 @@ def measure(bits: int, blocks: int, device: str) -> dict[str, float]:
     }
 
 
+NETWORKS = [("er8", 0.2), ("er8", 0.5), ("geometric16-d10", 0.2)]
+
+
+def apart(plan: Plan, wire: str, *, unlike: bool = False) -> float:
+    """The mean squared distance from the average after steps of length one, in a steady state."""
+    workers, random = plan.num_workers, torch.Generator().manual_seed(0)
+    x = torch.randn(1, 20 * BLOCK, generator=random).mul(1e3).repeat(workers, 1)
+    segments = [Segment(offset=0, shape=(x.shape[1],))]
+    graphs = Graphs(torch.device("cpu"), capture=False)
+    mixing = WireMixing(parse_wire(wire), segments, [x], plan.topology.links, graphs)
+    own = torch.randn(x.shape, generator=random)
+    own -= own.mean(0)
+    found = []
+    for k, round in enumerate(plan.rounds(0, 300)):
+        x += own if unlike else torch.randn(x.shape, generator=random)
+        if round:
+            mixing.fill([round])
+            mixing.mix(0)
+        if k >= 150:
+            found.append(float((x - x.mean(0)).square().mean()))
+    return fmean(found)
+
+
+def in_networks() -> dict[str, dict[str, dict[str, float]]]:
+    """By network and wire: error over whole values', measured, predicted, and with unlike data."""
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for name, budget in NETWORKS:
+        whole = matcha.plan(matcha.families.paper(name), budget, "greedy")
+        base = {unlike: apart(whole, "float32", unlike=unlike) for unlike in (False, True)}
+        rows = found[f"{name}, {budget:g}"] = {}
+        for wire in (f"modulo:{bits}" for bits in BITS):
+            rows[wire] = {
+                "measured": apart(whole, wire) / base[False],
+                "predicted": 1 / (1 - parse_wire(wire).leaves),
+                "unlike": apart(whole, wire, unlike=True) / base[True],
+            }
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cpu")
@@ -83,12 +135,25 @@ def main() -> None:
     torch.set_num_threads(1)
     # A GPU takes as long for a few megabytes as for none.
     blocks = args.blocks or (2048 if args.device == "cpu" else 1 << 17)
-    found = {f"modulo:{b}": measure(b, blocks, args.device) for b in (8, 4, 3, 2)}
+    found = {f"modulo:{b}": measure(b, blocks, args.device) for b in BITS}
     print("| wire | bytes a value | times smaller | share left | encode GB/s | decode GB/s |")
     print("| --- | --- | --- | --- | --- | --- |")
     for name, row in found.items():
         print(f"| {name} | " + " | ".join(f"{value:.3g}" for value in row.values()) + " |")
-    document = {"benchmark": "wires", "device": args.device, "blocks": blocks, "wires": found}
+    document: dict[str, Any] = {
+        "benchmark": "wires",
+        "device": args.device,
+        "blocks": blocks,
+        "wires": found,
+    }
+    if args.device == "cpu":
+        document["networks"] = in_networks()
+        print("\n| network, rounds | wire | error, × float32 | predicted | with unlike data |")
+        print("| --- | --- | --- | --- | --- |")
+        for network, rows in document["networks"].items():
+            for wire, row in rows.items():
+                cells = " | ".join(f"{value:.3g}" for value in row.values())
+                print(f"| {network} | {wire} | {cells} |")
     args.output.write_text(json.dumps(document, indent=1) + "\n")
 
 

@@ -11,9 +11,10 @@
     python benchmarks/wires_gpu.py table benchmarks/results/wires_h200.json
 
 A run is `task=,model=,topology=,partition=,concentration=,bytes=,wire=,momentum=,strategy=,seed=,
-epochs=,rate=,rounds=` with defaults; `seeds=0-2` is three runs. `bytes` is a share of vanilla's
-with whole float32 models. Each result is a line of OUTPUT/wires.jsonl as soon as it is known; a
-later call leaves out what the files in --state hold already, and a run that would not end in time.
+epochs=,rate=,rounds=,images=` with defaults; `seeds=0-2` is three runs. `bytes` is a share of
+vanilla's with whole float32 models. Each result is a line of OUTPUT/wires.jsonl as soon as it is
+known; a later call leaves out what the files in --state hold already, and a run that would not end
+in time.
 """
 
 from __future__ import annotations
@@ -155,7 +156,7 @@ def _engine(run: Run, args: argparse.Namespace) -> tuple[Task, Engine]:
             model=run.model,
             partition=run.partition,  # type: ignore[arg-type]
             concentration=run.concentration,
-            num_train=args.num_train,
+            num_train=run.images or None,
             num_test=args.num_test,
         )
     )
@@ -311,11 +312,16 @@ def table(lines: Iterable[dict[str, Any]]) -> str:
             for key in ("train_loss", "consensus_distance")
         )
         out.append(
-            f"| {run.task} {run.model} {run.partition} | {run.bytes:g} | {run.wire} "
+            f"| {_task(run)} | {run.bytes:g} | {run.wire} "
             f"| {run.momentum} | {run.strategy} | {run.epochs} | {len(found)} | {mean} "
             f"| {loss:.3f} | {consensus:.3g} | {last[0].get('megabytes_sent', 0):.0f} |"
         )
     return "\n".join(out)
+
+
+def _task(run: Run) -> str:
+    images = f", {run.images:,} images" if run.images else ""
+    return f"{run.task} {run.model} {run.partition}{images}"
 
 
 _KEPT = (
@@ -358,7 +364,6 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=540)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--streams", type=int, default=8)
-    parser.add_argument("--num-train", type=int)
     parser.add_argument("--num-test", type=int)
     args = parser.parse_args()
     if args.action == "table":

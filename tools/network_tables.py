@@ -6,13 +6,66 @@ from statistics import fmean, stdev
 from typing import Any
 
 from markdown_tables import result, table
+from matcha.tasks.models import build
+from matcha.wires import parse_wire
 
 
-def wires(task: str = "cifar100", epochs: int = 36) -> str:
+def wires(task: str = "cifar100", epochs: int = 36, images: int = 0) -> str:
     """A task for ever fewer bytes, by the average model's test accuracy or loss."""
     score = "test accuracy" if task.startswith("cifar") else "validation loss"
     headings = ["bytes (vanilla: 1)", "strategy", "wire", "momentum", score, "seeds"]
-    return table(headings, _scores(task, epochs), "llllrr")
+    return table(headings, _scores(task, epochs, images), "llllrr")
+
+
+def wire_costs() -> str:
+    """What each wire saves and leaves, what coding costs, and what simulating it does."""
+    on = {device: result(f"wires{name}.json")["wires"] for device, name in _CODERS.items()}
+    simulated = result("wires_speed.json")["seconds_an_iteration"]
+
+    def row(name: str, smaller: str, left: str) -> list[str]:
+        speeds = [
+            f"{found[name]['encode_gb_s']:.2g} / {found[name]['decode_gb_s']:.2g}"
+            if name in found
+            else "–"
+            for found in on.values()
+        ]
+        times = simulated.get(f"{name} local")
+        ratio = f"{times / simulated['float32 local']:.2f}" if times else "–"
+        return [f"`{name}`", smaller, left, *speeds, ratio]
+
+    modulo = [
+        row(name, f"{one['times_smaller']:.2g}", f"{one['share_left']:.2g}")
+        for name, one in on["a core"].items()
+    ]
+    shapes = [tuple(p.shape) for p in build("wideresnet16-4", 100).parameters()]
+    rank = f"{1 / parse_wire('lowrank:4').share(shapes):.0f} (WideResNet-16-4)"
+    rows = [row("float32", "1", "0"), row("bfloat16", "2", "0"), *modulo]
+    headings = ["wire", "times smaller", "share of a squared difference left"]
+    headings += [f"encode / decode on {device}, GB/s" for device in on]
+    headings += ["simulated iteration, × `float32`"]
+    return table(headings, [*rows, row("lowrank:4", rank, "most of it")], "lrrrrr")
+
+
+def wire_networks() -> str:
+    """How far apart networks of workers stay over each wire."""
+    rows = [
+        [f"`{name}`, rounds of {budget}", f"`{wire}`", *(f"{value:.2f}" for value in row.values())]
+        for network, by_wire in result("wires.json")["networks"].items()
+        for name, _, budget in [network.partition(", ")]
+        for wire, row in by_wire.items()
+    ]
+    headings = [
+        "network",
+        "wire",
+        "noise: error, × `float32`",
+        "as predicted",
+        "each a way of its own",
+    ]
+    return table(headings, rows, "llrrr")
+
+
+_CODERS = {"a core": "", "an H200": "_cuda"}
+"""Where coding was measured, and what its result is called after `wires`."""
 
 
 def wires_short() -> str:
@@ -27,23 +80,26 @@ def wires_short() -> str:
     return table(headings, rows, "rllllrr")
 
 
-def _scores(task: str, epochs: int) -> list[list[Any]]:
-    found: dict[tuple[float, str, str, str], list[float]] = {}
+def _scores(task: str, epochs: int, images: int = 0) -> list[list[Any]]:
+    found: dict[tuple[float, str, str, str], list[float | None]] = {}
     for line in result("wires_h200.json")["runs"]:
         run, last = line["run"], line["records"][-1]
-        if run["task"] == task and run["epochs"] == epochs:
+        if (run["task"], run["epochs"], run.get("images", 0)) == (task, epochs, images):
             key = (run["bytes"], run["strategy"], run["wire"], run["momentum"])
-            found.setdefault(key, []).append(last.get("test_accuracy") or last["test_loss"])
+            found.setdefault(key, []).append(last.get("test_accuracy") or last.get("test_loss"))
     return [
         [f"{share:g}", strategy, f"`{wire}`", momentum, _mean_and_spread(scores), len(scores)]
         for (share, strategy, wire, momentum), scores in sorted(found.items(), reverse=True)
     ]
 
 
-def _mean_and_spread(scores: list[float]) -> str:
-    percent, digits, unit = (100, 1, " %") if scores[0] < 1 else (1, 2, "")
-    spread = f" ± {percent * stdev(scores):.{digits}f}" if len(scores) > 1 else ""
-    return f"{percent * fmean(scores):.{digits}f}{spread}{unit}"
+def _mean_and_spread(scores: list[float | None]) -> str:
+    ended = [score for score in scores if score is not None]
+    if len(ended) < len(scores):
+        return "diverged" if not ended else f"{len(scores) - len(ended)} diverged"
+    percent, digits, unit = (100, 1, " %") if ended[0] < 1 else (1, 2, "")
+    spread = f" ± {percent * stdev(ended):.{digits}f}" if len(ended) > 1 else ""
+    return f"{percent * fmean(ended):.{digits}f}{spread}{unit}"
 
 
 def unkind() -> str:

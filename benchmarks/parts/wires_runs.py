@@ -30,11 +30,16 @@ class Run:
     rounds: float = 0.0
     """C_b of the rounds; 0: what the bytes buy. Runs that differ in nothing but their wire share a
     plan this way: plans of almost the same budget have other cycles."""
+    images: int = 0
+    """The first so many of the training images; 0: all of them."""
 
     @property
     def group(self) -> tuple[object, ...]:
         """Runs of one group share an engine."""
-        return self.task, self.model, self.topology, self.partition, self.concentration
+        return (
+            *(self.task, self.model, self.topology, self.partition),
+            *(self.concentration, self.images),
+        )
 
     @property
     def row(self) -> Run:
