@@ -3,15 +3,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import shlex
-import sys
 
 import numpy as np
 import pytest
-
-from matcha.cli import main
+from tests.commands import matcha_command
 
 FILES = {
     "pair.json": "[[0,[1]]]",
@@ -426,30 +422,17 @@ def place(tmp_path_factory):
     return root
 
 
-def run(command):
-    """The exit code of a command, and what it says on standard error."""
-    said = io.StringIO()
-    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
-        try:
-            sys.argv = ["matcha", *shlex.split(command)]
-            main()
-        except SystemExit as end:
-            return end.code, said.getvalue()
-    return 0, said.getvalue()
-
-
 def test_the_table_is_long_enough():
     assert len(ROWS) >= 150
     assert len({command for command, _ in ROWS}) == len(ROWS)
 
 
 @pytest.mark.parametrize(("command", "words"), ROWS, ids=[command for command, _ in ROWS])
-def test_bad_input_is_one_sentence(command, words, place, monkeypatch):
-    monkeypatch.chdir(place)
-    monkeypatch.setattr(sys, "argv", sys.argv)
+def test_bad_input_is_one_sentence(command, words, place):
     before = sorted(place.rglob("*"))
-    code, said = run(command)
-    assert code == 2
+    done = matcha_command(*shlex.split(command), cwd=place)
+    said = done.stderr
+    assert done.returncode == 2
     assert words in said
     assert "Traceback" not in said
     if words != "Usage":  # the parser of options draws a box

@@ -80,7 +80,8 @@ def _computing(run: Run) -> str | None:
 
 
 def _delays(run: Run) -> dict[str, Any]:
-    found = run.header.setting("delays")
+    """What a simulated clock is made of; a real one asks nobody."""
+    found = run.header.setting("delays") if run.header.clock == "simulated" else None
     return found if isinstance(found, dict) else {}
 
 
