@@ -4,7 +4,7 @@ Then what a network makes of it: how far apart workers are that drift by noise, 
 with whole values, measured and as a plan predicts it; and where they drift a way of their own
 each, as unlike data make them.
 
-    python benchmarks/wires.py                   # one table; writes benchmarks/results/wires.json
+    python benchmarks/wires.py                  # two tables; writes benchmarks/results/wires.json
     python benchmarks/wires.py --device cuda
 
 In the first table two workers drift apart by random steps and meet, 40 times. Speeds count

@@ -40,6 +40,22 @@ def simulated(task, plan, momentum, optimizer=None, **choices):
     return rows(simulation.engine)
 
 
+def final_losses(task, plan, momenta, epochs):
+    """The average model's training loss in the end, by momentum."""
+    losses = {}
+    for name in momenta:
+        settings = Settings(
+            epochs=epochs,
+            schedule=Constant(base=RATE),
+            optimizer=SGD(momentum=BETA),
+            momentum=name,
+            evaluate_every=epochs,
+        )
+        *_, last = Simulation(task, plan, settings)
+        losses[name] = last.train_loss
+    return losses
+
+
 class Textbook:
     """Training as a paper writes it, around a rule for one iteration."""
 
@@ -125,17 +141,7 @@ def test_tracking_follows_the_average_gradient(memory) -> None:
 def test_tracking_survives_rare_meetings() -> None:
     """As published it walks along one batch's noise from a meeting to the next."""
     task, plan = digits(steps=11, partition="shards"), er8("greedy", 0.03)
-    losses = {}
-    for name in ("tracking", "tracking:memory=0"):
-        settings = Settings(
-            epochs=6,
-            schedule=Constant(base=RATE),
-            optimizer=SGD(momentum=BETA),
-            momentum=name,
-            evaluate_every=6,
-        )
-        *_, last = Simulation(task, plan, settings)
-        losses[name] = last.train_loss
+    losses = final_losses(task, plan, ("tracking", "tracking:memory=0"), epochs=6)
     assert losses["tracking"] < 0.5 * losses["tracking:memory=0"]
 
 
@@ -156,16 +162,7 @@ def test_quasi_global_is_held_back_where_rounds_are_rare() -> None:
 def test_quasi_global_begins_as_local_momentum_does() -> None:
     """With μ from the start its buffer needs a hundred iterations; short trainings regretted it."""
     task, plan = digits(steps=11), er8("greedy", 0.5)
-    losses = {}
-    for name in ("local", "quasi-global", "quasi-global:warmup=0"):
-        settings = Settings(
-            epochs=3,
-            schedule=Constant(base=RATE),
-            optimizer=SGD(momentum=BETA),
-            momentum=name,
-            evaluate_every=3,
-        )
-        losses[name] = list(Simulation(task, plan, settings))[-1].train_loss
+    losses = final_losses(task, plan, ("local", "quasi-global", "quasi-global:warmup=0"), epochs=3)
     assert losses["quasi-global"] < 1.15 * losses["local"]
     assert losses["quasi-global"] < 0.8 * losses["quasi-global:warmup=0"]
 
