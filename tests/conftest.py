@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -36,10 +37,13 @@ def no_room() -> AbstractContextManager[None]:
     @contextmanager
     def limited() -> Iterator[None]:
         before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        # Python keeps a compiled module that was cut short, and every later import of it fails.
+        compiles, sys.dont_write_bytecode = sys.dont_write_bytecode, True
         resource.setrlimit(resource.RLIMIT_FSIZE, (1024, before[1]))
         try:
             yield
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
+            sys.dont_write_bytecode = compiles
 
     return limited()

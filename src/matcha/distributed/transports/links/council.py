@@ -2,14 +2,16 @@
 
 Parts rise to the root, the lowest rank that is alive, and the result falls back. When a link ends
 in the middle, the news changes everybody's tree and the call is begun again with those left; who
-missed the result of a call that the others have finished asks a neighbour for it.
+missed the result of a call that the others have finished asks a neighbour for it. A result falls
+along the tree that it rose by, also where the tree has changed since: whoever is through may hang
+up at once, and that changes the tree of those who still wait.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 from matcha.distributed.transports.links.channel import Kind
@@ -55,7 +57,7 @@ class Council:
         self._inbox: dict[tuple[int, int], tuple[str, memoryview]] = {}
         self._found: dict[int, memoryview | None] = {}
         self._askers: dict[int, int] = {}
-        self._below: tuple[int, ...] = ()
+        self._below: set[int] = set()  # children in any tree that this call was tried along
         self._last: Buffer = b""
 
     def call(
@@ -99,7 +101,7 @@ class Council:
         number, chair = self.number, self._chair
         with chair.lock:
             tree = chair.table.tree
-            self._below = tree.children
+            self._below |= {*tree.children}
         if not self._wait(tree, lambda: all(self._part(c, tree) for c in tree.children), end):
             return None
         with chair.lock:
@@ -124,9 +126,11 @@ class Council:
         chair, number = self._chair, self.number
         asked = time.monotonic() + _AGAIN
         with chair.lock:
-            while not ready():
+            while True:
                 if number in self._found:
                     return False
+                if ready():
+                    return True
                 if chair.table.tree.digest != tree.digest:
                     self._ask(number)
                     return False
@@ -137,7 +141,6 @@ class Council:
                     self._ask(number)
                     asked = now + _AGAIN
                 chair.changed.wait(max(0.0, min(end, asked) - now) + 0.01)
-        return True
 
     def _ask(self, number: int) -> None:
         everybody = [link.peer for link in self._chair.live_links()]
@@ -149,8 +152,9 @@ class Council:
             self.number += 1
             self._last = result
             asked = {peer for peer, call in self._askers.items() if call == number}
-            self._send([*asked.union(self._below)], Kind.FOUND, number, [_KNOWN, result])
+            self._send(asked | self._below, Kind.FOUND, number, [_KNOWN, result])
             self._askers.clear()
+            self._below.clear()
             self._found = {n: value for n, value in self._found.items() if n > number}
             self._inbox = {key: value for key, value in self._inbox.items() if key[0] > number}
 
@@ -182,7 +186,7 @@ class Council:
         self._chair.changed.notify_all()
 
     def _send(
-        self, peers: Sequence[int], kind: Kind, number: int, contents: Sequence[Buffer]
+        self, peers: Collection[int], kind: Kind, number: int, contents: Sequence[Buffer]
     ) -> None:
         for link in self._chair.live_links():
             if link.peer in peers:
