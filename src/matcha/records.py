@@ -131,6 +131,11 @@ class RunHeader:
         return next((place[name] for place in places if name in place), None)
 
 
+_IS_FLOAT: dict[type, dict[str, bool]] = {
+    cls: {f.name: "float" in str(f.type) for f in fields(cls)} for cls in (Record, Span, RunHeader)
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """A run read back from its directory."""
@@ -215,7 +220,7 @@ class RunWriter:
             if entry.worker is None and not self._is_primary():
                 return
         file = self._file(f"{name}.jsonl")
-        file.write(json.dumps(_compact(asdict(entry))) + "\n")
+        file.write(json.dumps(_compact(entry)) + "\n")
         file.flush()
 
     def _file(self, name: str) -> IO[str]:
@@ -381,18 +386,16 @@ def invoked() -> str | None:
     return None
 
 
-def _compact(entry: dict[str, Any]) -> dict[str, Any]:
+def _compact(entry: Entry) -> dict[str, Any]:
     """Without empty fields; NaN and infinities as words, since JSON has none."""
-    return {key: spelled(value) for key, value in entry.items() if value is not None}
+    values = ((name, getattr(entry, name)) for name in _IS_FLOAT[type(entry)])
+    return {name: spelled(value) for name, value in values if value is not None}
 
 
 def _build(cls: type[_T], document: dict[str, Any]) -> _T:
-    known = {f.name: f for f in fields(cls)}  # type: ignore[arg-type]
-    values = {key: value for key, value in document.items() if key in known}
-    for key, value in values.items():
-        if "float" in str(known[key].type):
-            values[key] = number(value)
-    return cls(**values)
+    known = _IS_FLOAT[cls]
+    values = {name: value for name, value in document.items() if name in known}
+    return cls(**{name: number(v) if known[name] else v for name, v in values.items()})
 
 
 def _whole_lines(path: Path) -> list[str]:

@@ -67,12 +67,12 @@ def test_the_tables_of_the_page_are_the_committed_results(monkeypatch):
 
 def test_the_check_of_devices_measures_how_far_they_are_apart(monkeypatch):
     """What a GPU is held to against the CPU's float32, here finer numbers and coarser ones."""
-    agreement = part("agreement", monkeypatch).agreement
-    fine = agreement(Execution(precision="float64"))
-    coarse = agreement(Execution(precision="bfloat16"))
-    for near, far in zip(fine, coarse, strict=True):
+    check = part("agreement", monkeypatch)
+    for near in check.agreement(Execution(precision="float64")):
         assert near["agrees"], near
-        assert 0 < near["worst"]["train_loss"] < far["worst"]["train_loss"]
+        if near["task"] == "lstm":  # the other takes a CPU long in coarse numbers
+            far = check.compare("lstm", near["rule"], Execution(precision="bfloat16"))
+            assert 0 < near["worst"]["train_loss"] < far["worst"]["train_loss"]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
