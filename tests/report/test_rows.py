@@ -15,6 +15,20 @@ def test_a_run_that_misses_the_target_has_no_time_and_no_speedup(tmp_path):
     assert row.comm_units == 4
 
 
+def test_a_factor_is_a_verdict_too(tmp_path):
+    """None for who is less accurate or was silent: doing nothing would win the column."""
+    vanilla = run_of(
+        [4, 3, 1, 1], strategy="vanilla", test_accuracy=0.9, test_accuracy_error=0.01,
+        seconds=3, tmp_path=tmp_path,
+    )  # fmt: skip
+    quick = {"losses": [4, 1, 1, 1], "test_accuracy_error": 0.01, "tmp_path": tmp_path}
+    worse = run_of(strategy="periodic", test_accuracy=0.5, **quick)
+    equal = run_of(strategy="greedy", test_accuracy=0.89, **quick)
+    silent = run_of(strategy="silent", test_accuracy=0.9, **quick)
+    rows = compare([vanilla, worse, equal, silent], target=2).rows
+    assert [row.speedup for row in rows] == [1, None, pytest.approx(6.75), None]
+
+
 def test_seeds_become_one_row_with_their_deviation(tmp_path):
     losses = ([4, 2, 2], [4, 1, 1], [4, 3, 3])
     runs = [

@@ -48,7 +48,10 @@ class Summary:
     diverged_at: int | None
     """The iteration at which a loss stopped being a number, in the first run where it did."""
     speedup: float | None = None
-    """Vanilla's time to target over this one's; vanilla itself has 1."""
+    """Vanilla's time to target over this one's; vanilla itself has 1.
+
+    None also where this one did not communicate, diverged, or is less accurate beyond the errors.
+    """
     speedup_over_allreduce: float | None = None
     deviations: dict[str, float] = field(default_factory=dict)
     """Standard deviation over seeds, by the name of the field; empty for one seed."""

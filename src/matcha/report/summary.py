@@ -14,7 +14,7 @@ from matcha.report.conditions import unlike
 from matcha.report.groups import Group, group_runs, label_groups
 from matcha.report.rows import Summary
 from matcha.report.targets import OBJECTIVES, common_target, diverged_at, reached, values
-from matcha.report.verdict import Verdict, judge
+from matcha.report.verdict import Verdict, accuracy_gap, judge
 from matcha.strategies import is_control
 
 
@@ -215,8 +215,11 @@ def _with_speedups(rows: Sequence[Summary]) -> list[Summary]:
     def times_sooner(row: Summary, reference: str) -> float | None:
         # Messages of whole models first: that is what people run.
         named = sorted((r for r in rows if r.strategy == reference), key=_is_coded)
-        base = named[0].time_to_target if named else None
-        return base / row.time_to_target if base is not None and row.time_to_target else None
+        if not named or named[0].time_to_target is None or not row.time_to_target:
+            return None
+        if row.idle or row.diverged_at is not None or accuracy_gap(row, named[0]) is not None:
+            return None  # a factor is a verdict too
+        return named[0].time_to_target / row.time_to_target
 
     return [
         replace(
