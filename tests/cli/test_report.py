@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from tests.commands import matcha_command
@@ -46,6 +47,17 @@ def test_figures_for_papers(runs, tmp_path, ending):
     assert {"train_loss-epoch", "train_loss-time", "consensus", "workers"} <= names
     assert {"topology-vanilla", "timeline-periodic"} <= names
     assert all(path.read_bytes().startswith(magic) for path in written)
+
+
+def test_figures_that_cannot_be_written_there_are_written_elsewhere(runs, tmp_path):
+    (tmp_path / "train_loss-time.svg").mkdir()  # a folder stands where a figure should
+    command = ("report", runs, "--format", "svg", "-o", tmp_path, "--force", "--json")
+    done = matcha_command(*command, TMPDIR=str(tmp_path))
+    assert done.returncode != 0
+    assert "cannot write" in done.stderr
+    written = [Path(path) for path in json.loads(done.stdout)["written"]]
+    assert str(written[0].parent) in done.stderr
+    assert "train_loss-time.svg" in {path.name for path in written if path.stat().st_size}
 
 
 @pytest.mark.parametrize(

@@ -67,39 +67,46 @@ def report_command(
     plans = [load_plan(path) for path in runs if path.suffix == ".json"]
     folders = [path for path in runs if path.suffix != ".json"]
     found = load_runs(folders) if folders else []
-    if format == "html":
-        page = output or Path("report.html")
-        check_free(page, force)
-        check_page(page)
-        with keeping() as keep, patient_progress("planning the slider") as progress:
-            page = keep(
-                page,
-                lambda path: write_report(
-                    found,
-                    path,
-                    plans=plans,
-                    title=title,
-                    target=target_loss,
-                    sweep_seconds=sweep_time,
-                    progress=progress,
-                ),
-            )
-        written = [page]
-    elif not found:
+    if format != "html" and not found:
         raise InputError("figures need runs; to draw a plan use `matcha plan --plot`.")
-    else:
-        from matcha.report.run_figures import write_figures
+    place = output or Path("report.html" if format == "html" else "figures")
+    _check_place(place, format, force)
 
-        folder = output or Path("figures")
-        make_folder(folder)
-        if not force and any(folder.glob(f"*.{format}")):
-            raise InputError(
-                f"{str(folder)!r} holds .{format} figures: choose another --output, or --force."
+    def write(path: Path) -> list[Path]:
+        if format != "html":
+            from matcha.report.run_figures import write_figures
+
+            return write_figures(found, path, format, target=target_loss)
+        with patient_progress("planning the slider") as progress:
+            write_report(
+                found,
+                path,
+                plans=plans,
+                title=title,
+                target=target_loss,
+                sweep_seconds=sweep_time,
+                progress=progress,
             )
-        written = write_figures(found, folder, format, target=target_loss)
-    if as_json:
-        comparison = compare(found, target_loss).to_json()
-        print_json(comparison | {"written": [str(path) for path in written]})
+        return [path]
+
+    written: list[Path] = []
+    with keeping() as keep:
+        keep(place, lambda path: written.extend(write(path)))
+        if as_json:
+            comparison = compare(found, target_loss).to_json()
+            print_json(comparison | {"written": [str(path) for path in written]})
+            return
+        for path in written:
+            console.print(f"wrote [cyan]{path}[/] ({path.stat().st_size / 1e6:.2g} MB)")
+
+
+def _check_place(place: Path, format: str, force: bool) -> None:
+    if format == "html":
+        check_free(place, force)
+        check_page(place)
         return
-    for path in written:
-        console.print(f"wrote [cyan]{path}[/] ({path.stat().st_size / 1e6:.2g} MB)")
+    make_folder(place)
+    if not force and any(place.glob(f"*.{format}")):
+        raise InputError(
+            f"{str(place)!r} holds .{format} figures: choose another --output, or --force."
+        )

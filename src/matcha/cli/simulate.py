@@ -166,7 +166,7 @@ def simulate_command(
     settings = Settings(
         epochs=number,
         schedule=chosen.schedule(number, learning_rate),
-        optimizer=make_optimizer(optimizer) if optimizer else chosen.optimizer,
+        optimizer=chosen.optimizer if optimizer is None else make_optimizer(optimizer),
         clip=clip,
         momentum=momentum,
         rule=rule,  # type: ignore[arg-type]  # checked by Settings

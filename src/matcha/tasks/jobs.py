@@ -64,7 +64,7 @@ class Job:
     def header(self) -> RunHeader:
         """What is run, for the run's directory."""
         usual = {
-            "model": self.choices.model or self.recipe.model,
+            "model": self.recipe.model_name(self.choices),
             "batch_size": self.recipe.examples_a_batch(self.choices),
         }
         config = {

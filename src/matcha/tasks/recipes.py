@@ -78,6 +78,10 @@ class Recipe:
                 raise InputError(f"{name} must be 1 or more, not {number}")
         return self.make(self, choices)
 
+    def model_name(self, choices: Choices) -> str:
+        """The model chosen, or else the recipe's."""
+        return self.model if choices.model is None else choices.model
+
     def examples_a_batch(self, choices: Choices) -> int:
         """The batch size chosen, or else the recipe's."""
         return self.batch_size if choices.batch_size is None else choices.batch_size
@@ -121,7 +125,7 @@ def _images(
             features = int(np.prod(images.train_images.shape[1:]))
             model: Callable[[], nn.Module] = lambda: nn.Linear(features, images.num_classes)  # noqa: E731
         else:
-            model = maker(choices.model or recipe.model, images.num_classes)
+            model = maker(recipe.model_name(choices), images.num_classes)
         return ImageTask(
             recipe.name,
             images,
@@ -160,7 +164,7 @@ def _language(recipe: Recipe, choices: Choices) -> Task:
         "transformer": lambda: Transformer(words),
         "transformer-small": lambda: Transformer(words, 64, 2, 2, dropout=0.1),
     }
-    name = choices.model or recipe.model
+    name = recipe.model_name(choices)
     if name not in models:
         raise unknown_name("language model", name, models)
     return LanguageTask(
