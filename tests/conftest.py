@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import resource
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -26,8 +28,16 @@ settings.load_profile("matcha")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The slow ones first: a long test that begins last would keep one core waiting for it."""
-    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    """Every process begins with its share of the slow ones: the last to begin keeps others waiting.
+
+    `--dist worksteal` gives each process a stretch of the list; who is through takes from the ends.
+    """
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    quick = iter([item for item in items if not item.get_closest_marker("slow")])
+    processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    stretch = math.ceil(len(items) / processes)
+    shares = [slow[k::processes] for k in range(processes)]
+    items[:] = [item for share in shares for item in (*share, *islice(quick, stretch - len(share)))]
 
 
 @pytest.fixture
