@@ -32,7 +32,7 @@ doctest: $(STAMP)
 	$(BIN)/python -m pytest --doctest-modules src -q
 
 unit: $(STAMP) browser
-	$(BIN)/python -m pytest tests -n 3 --dist worksteal
+	$(BIN)/python -m pytest tests -n 2 --dist worksteal
 
 # The report is tested in a real browser: Debian's and Ubuntu's, installed where that is possible.
 browser:

@@ -83,6 +83,7 @@ def follow(transport: MemoryTransport | LinkTransport, **options):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["memory", "links"])
 def test_all_change_to_a_plan_that_spares_the_slow_link(kind) -> None:
     if kind == "memory":
@@ -100,6 +101,7 @@ def test_all_change_to_a_plan_that_spares_the_slow_link(kind) -> None:
     assert (state["plan_digest"], state["replanning"]["draft"]) == (PLAN.digest, None)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_goes_on_by_the_stages_that_it_had_or_was_making(tmp_path) -> None:
     before, after = tmp_path / "before", tmp_path / "after"
 
