@@ -198,7 +198,7 @@ def test_probabilities_must_match_the_matchings():
 
 
 def test_a_network_that_hardly_contracts_has_a_weight_too():
-    """ρ is 1 to the last digit, as on a path of 100,000 workers; a weight of 0 would be no plan."""
+    """ρ is within the tolerance of 1, as on very long paths; a weight of 0 would be no plan."""
     found = optimal_contraction(moments([((0, 1),)], [1e-17], 2))
     assert found.alpha == pytest.approx(0.5)
     assert found.rho == 1.0

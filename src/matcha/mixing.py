@@ -141,7 +141,7 @@ def optimal_contraction(of: Moments, *, tolerance: float = 1e-9, seed: int = 0) 
         if best.rho - below <= tolerance:
             break
         V = orthonormal(np.hstack([V, vectors]))
-    # On a path of 100,000 workers ρ is 1 to the last digit, and rounding may put it above.
+    # On a path of 100,000 workers ρ is within the tolerance of 1, and rounding may put it above.
     return replace(best, rho=min(best.rho, 1.0))
 
 

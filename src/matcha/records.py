@@ -134,6 +134,7 @@ class RunHeader:
 _IS_FLOAT: dict[type, dict[str, bool]] = {
     cls: {f.name: "float" in str(f.type) for f in fields(cls)} for cls in (Record, Span, RunHeader)
 }
+"""Which fields each has, and whether they are floats; found once, not for every line of a file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
