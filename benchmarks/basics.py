@@ -32,14 +32,14 @@ def import_seconds(repeats: int) -> float:
     return statistics.median(times)
 
 
-def rounds_a_second(plan: matcha.Plan, rounds: int) -> float:
+def rounds_per_second(plan: matcha.Plan, rounds: int) -> float:
     start = time.perf_counter()
     for _ in plan.rounds(0, rounds):
         pass
     return rounds / (time.perf_counter() - start)
 
 
-def random_access_a_second(plan: matcha.Plan, rounds: int) -> float:
+def random_access_per_second(plan: matcha.Plan, rounds: int) -> float:
     start = time.perf_counter()
     for k in range(0, 1000 * rounds, 1000):
         plan.round(k)
@@ -54,11 +54,11 @@ def main() -> None:
     rows = [("import matcha, seconds", import_seconds(repeats))]
     for strategy in ("matcha", "periodic", "single", "greedy"):
         plan = matcha.plan(matcha.families.paper("geometric16-d13"), 0.3, strategy, effort="none")
-        rows.append((f"{strategy}: rounds a second in order", rounds_a_second(plan, rounds)))
+        rows.append((f"{strategy}: rounds a second in order", rounds_per_second(plan, rounds)))
         rows.append(
             (
                 f"{strategy}: rounds a second by random access",
-                random_access_a_second(plan, rounds // 40),
+                random_access_per_second(plan, rounds // 40),
             )
         )
     for name, value in rows:

@@ -205,9 +205,9 @@ def result(folder: Path, chosen: Plan, seeds: list[int]) -> dict[str, Any]:
         rows.append(
             {
                 "case": name,
-                "others_iterations_a_second": statistics.fmean(others),
+                "others_iterations_per_second": statistics.fmean(others),
                 "slowest_of_the_others": min(others),
-                "worker_iterations_a_second": statistics.fmean(r["rates"][SLOW] for r in runs),
+                "worker_iterations_per_second": statistics.fmean(r["rates"][SLOW] for r in runs),
                 "seconds_to_target": [r["to_target"] for r in runs],
                 "predicted_seconds": expected,
                 "final_loss": [r["final"] for r in runs],
@@ -222,7 +222,7 @@ def shares(rows: list[dict[str, Any]]) -> dict[str, float | None]:
     found: dict[str, float | None] = {}
     for how in ("in step", "asynchronous"):
         slow, even = by[f"slow, {how}"], by[f"even, {how}"]
-        key = "others_iterations_a_second"
+        key = "others_iterations_per_second"
         found[f"iterations kept, {how}"] = slow[key] / even[key]
         for kind in ("seconds_to_target", "predicted_seconds"):
             found[f"{kind} over even, {how}"] = _ratio(slow[kind], even[kind])
@@ -248,8 +248,8 @@ def table(found: dict[str, Any]) -> str:
         f"{'predicted':>14}",
     ]
     lines += [
-        f"{row['case']:<20}{row['others_iterations_a_second']:>13.2f}"
-        f"{row['worker_iterations_a_second']:>15.2f}{_cell(row['seconds_to_target']):>14}"
+        f"{row['case']:<20}{row['others_iterations_per_second']:>13.2f}"
+        f"{row['worker_iterations_per_second']:>15.2f}{_cell(row['seconds_to_target']):>14}"
         f"{_cell(row['predicted_seconds']):>14}"
         for row in found["rows"]
     ]

@@ -79,7 +79,7 @@ def measure(bits: int, blocks: int, device: str) -> dict[str, float]:
         ends = [end.add_(noise(0.001)) for end in ends]
     gigabytes = blocks * BLOCK * 4 / 1e9
     return {
-        "bytes_a_value": wire.block_bytes() / BLOCK,
+        "bytes_per_value": wire.block_bytes() / BLOCK,
         "times_smaller": 1 / wire.share(),
         "share_left": sum(left) / len(left),
         "encode_gb_s": gigabytes / sorted(encoding)[len(encoding) // 4],

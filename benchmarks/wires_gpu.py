@@ -89,7 +89,7 @@ def check(args: argparse.Namespace) -> None:
         seconds = _time_iterations(task, engine, plan, wire, momentum)
         found[f"{wire} {momentum}"] = seconds
         print(f"{wire}, {momentum}: {seconds / base:.3f} × the iteration without", flush=True)
-    document = {"rounds_budget": plan.budget, "seconds_an_iteration": found}
+    document = {"rounds_budget": plan.budget, "seconds_per_iteration": found}
     (args.output / "wires_speed.json").write_text(json.dumps(document, indent=1) + "\n")
 
 

@@ -15,7 +15,7 @@ from matcha.topology import laplacian
 PAPER = ["er8", "geometric16-d5", "geometric16-d10", "geometric16-d13", "er16"]
 
 
-def one_a_link(topology):
+def one_per_link(topology):
     return [(link,) for link in topology.links]
 
 
@@ -58,7 +58,7 @@ def test_reaches_the_optimum_of_a_general_solver(name, budget):
 @settings(max_examples=80)
 @given(
     topologies(max_workers=14),
-    st.sampled_from([decompose, one_a_link]),
+    st.sampled_from([decompose, one_per_link]),
     st.sampled_from([0.001, 0.05, 0.3, 0.7, 0.99]),
 )
 def test_every_answer_is_certified(topology, split, budget):
@@ -120,7 +120,7 @@ def test_a_limit_that_allows_everything_gives_exactly_one(limit):
 )
 def test_symmetric_graphs_with_huge_eigenspaces_are_certified(topology, expected):
     found = optimal_probabilities(
-        one_a_link(topology), topology.num_workers, 0.3 * len(topology.links)
+        one_per_link(topology), topology.num_workers, 0.3 * len(topology.links)
     )
     assert found.certificate.value == pytest.approx(0.3 * expected, rel=1e-6)
     assert found.certificate.gap <= default_tolerance(topology.num_workers)
@@ -148,7 +148,7 @@ def test_large_graphs_keep_their_certificate(side):
     ids=["star with slow leaves", "all links of a geometric graph", "path"],
 )
 def test_many_coins_and_many_critical_directions(topology):
-    matchings = one_a_link(topology)
+    matchings = one_per_link(topology)
     costs = topology.link_times or [1.0] * len(matchings)
     found = optimal_probabilities(matchings, 60, 0.3 * sum(costs), costs=costs)
     assert np.dot(costs, found.probabilities) <= 0.3 * sum(costs) + 1e-9
@@ -176,7 +176,7 @@ def test_expanders_are_solved_by_products_alone():
 
 def test_the_same_call_gives_the_same_digits_and_leaves_numpy_alone():
     topology = families.erdos_renyi(300, 0.06, seed=3)
-    matchings = [*one_a_link(topology)[:29], tuple(topology.links[29:])]
+    matchings = [*one_per_link(topology)[:29], tuple(topology.links[29:])]
     np.random.seed(1)  # noqa: NPY002
     before = np.random.get_state()[1].copy()  # noqa: NPY002
     first = optimal_probabilities(matchings, 300, 5.0, tolerance=1e-2)
@@ -206,7 +206,7 @@ def test_knapsack_fills_by_gain_per_cost():
 def test_a_huge_eigenspace_is_averaged_without_a_row_for_each_link(monkeypatch):
     """λ₂ of a complete graph belongs to m − 1 directions; both ways to average them agree."""
     for topology in (families.complete(40), families.hypercube(5)):
-        matchings = one_a_link(topology)
+        matchings = one_per_link(topology)
         limit = 0.25 * len(matchings)
         gathered = optimal_probabilities(matchings, topology.num_workers, limit)
         with monkeypatch.context() as patch:

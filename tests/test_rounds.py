@@ -63,8 +63,8 @@ def test_push_is_column_stochastic_and_keeps_shares_in_circles():
     path = make("push", 0.5, (((0, 1), (1, 2)),))
     np.testing.assert_allclose(path.matrix(3).sum(axis=0), 1)
     assert not path.keeps_shares
-    assert path.errands(1)[0] == (2, 0.5, 0, 0.5)
-    assert path.errands(0)[0] == (1, 0.5, None, 0.0)
+    assert path.one_way_roles(1)[0] == (2, 0.5, 0, 0.5)
+    assert path.one_way_roles(0)[0] == (1, 0.5, None, 0.0)
     unequal = Round(
         matchings=ring.matchings,
         indices=(0,),

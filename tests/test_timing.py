@@ -11,9 +11,9 @@ from matcha.timing import (
     LinkSeconds,
     RandomLinks,
     Scaled,
+    SharedChannel,
     Underlay,
     Units,
-    Wire,
     default_timing,
     timing_from_json,
     transfer_times,
@@ -109,7 +109,7 @@ def test_foreign_timing_is_refused():
         timing_from_json(3, PATH)
 
 
-# -- links that share wires ---------------------------------------------------------------------
+# -- links that share channels ---------------------------------------------------------------------
 
 
 def two_racks(uplink=0.2):
@@ -118,7 +118,7 @@ def two_racks(uplink=0.2):
     return Underlay.racks(topology, [range(4), range(4, 8)], uplink=uplink)
 
 
-def test_messages_queue_where_links_share_a_wire():
+def test_messages_queue_where_links_share_a_channel():
     timing = two_racks()
     crossing = [link for link in timing.topology.links if (link[0] < 4) != (link[1] < 4)]
     inside = next(link for link in timing.topology.links if link not in crossing)
@@ -128,9 +128,12 @@ def test_messages_queue_where_links_share_a_wire():
     assert timing.matching_time((crossing[0], disjoint)) == pytest.approx(0.4)
     again = timing_from_json(timing.to_json(), timing.topology)
     assert again == timing
+    document = timing.to_json()
+    document["wires"] = document.pop("channels")  # as 0.2 wrote it
+    assert timing_from_json(document, timing.topology) == timing
 
 
-def test_greedy_that_knows_the_wires_beats_one_that_does_not():
+def test_greedy_that_knows_the_channels_beats_one_that_does_not():
     timing = two_racks()
     knows = matcha.plan(timing.topology, 0.05, "greedy", timing=timing)
     assert knows.consensus_error == pytest.approx(theory.consensus_error(knows), rel=1e-9)
@@ -142,15 +145,15 @@ def test_greedy_that_knows_the_wires_beats_one_that_does_not():
 
 
 @pytest.mark.parametrize(
-    ("wires", "words"),
+    ("channels", "words"),
     [
-        ((Wire(links=((0, 9),), seconds=1.0),), "which the topology lacks"),
-        ((Wire(links=(), seconds=0.0),), "positive"),
+        ((SharedChannel(links=((0, 9),), seconds=1.0),), "which the topology lacks"),
+        ((SharedChannel(links=(), seconds=0.0),), "positive"),
     ],
 )
-def test_wires_are_checked(wires, words):
+def test_channels_are_checked(channels, words):
     with pytest.raises(InputError, match=words):
-        Underlay(two_racks().topology, wires)
+        Underlay(two_racks().topology, channels)
     with pytest.raises(TopologyError, match="no link times"):
         Underlay(families.ring(4), ())
     with pytest.raises(InputError, match="every worker once"):

@@ -20,7 +20,7 @@ def wires(task: str = "cifar100", epochs: int = 36, images: int = 0) -> str:
 def wire_costs() -> str:
     """What each wire saves and leaves, what coding costs, and what simulating it does."""
     on = {device: result(f"wires{name}.json")["wires"] for device, name in _CODERS.items()}
-    simulated = result("wires_speed.json")["seconds_an_iteration"]
+    simulated = result("wires_speed.json")["seconds_per_iteration"]
 
     def row(name: str, smaller: str, left: str) -> list[str]:
         speeds = [
@@ -112,7 +112,7 @@ def unkind() -> str:
 
     churn, racks = result("churn-kill.json"), result("racks.json")
     cnn = result("churn-kill-cnn.json")
-    rates = {name: r["iterations_a_second"] for name, r in result("replan.json").items()}
+    rates = {name: r["iterations_per_second"] for name, r in result("replan.json").items()}
     lies = result("hostile.json")["cases"]
     gain = racks[1]["measured_iteration"] / racks[0]["measured_iteration"]
     rows = [

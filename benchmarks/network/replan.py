@@ -118,19 +118,19 @@ def main() -> None:
 def _over(case: str, found: list[dict[str, Any]]) -> dict[str, Any]:
     """A case as its slowest worker saw it."""
     seconds = max(worker[case]["seconds"] for worker in found)
-    row = {"iterations_a_second": COUNTED / seconds, "stages": found[0][case]["stages"]}
+    row = {"iterations_per_second": COUNTED / seconds, "stages": found[0][case]["stages"]}
     names = [name for name in ("look", "meanwhile", "change") if name in found[0][case]]
     return row | {f"{name}_seconds": max(w[case][name] for w in found) for name in names}
 
 
 def report(rows: dict[str, Any]) -> None:
-    knew = rows["knew"]["iterations_a_second"]
+    knew = rows["knew"]["iterations_per_second"]
     lines = [
         f"er8, greedy at 0.3; link {SLOW[0]}–{SLOW[1]} takes ten times as long.",
         f"{'plan':10s} {'iterations/s':>12s} {'of knew':>8s}  stages begin at",
         *(
-            f"{case:10s} {row['iterations_a_second']:12.2f} "
-            f"{row['iterations_a_second'] / knew:8.0%}  {row['stages']}"
+            f"{case:10s} {row['iterations_per_second']:12.2f} "
+            f"{row['iterations_per_second'] / knew:8.0%}  {row['stages']}"
             for case, row in rows.items()
         ),
         "the longest iteration took {look_seconds:.2f} s about the look, {meanwhile_seconds:.2f} s "

@@ -51,7 +51,7 @@ def check_losable(mixing: Mixing, what: str) -> None:
         )
 
 
-class Errand(NamedTuple):
+class OneWayRole(NamedTuple):
     """A worker's part in a set of one-way messages."""
 
     to: int | None
@@ -67,7 +67,7 @@ class Errand(NamedTuple):
     def peer(self) -> int:
         """Whom it waits for, or at least sends to."""
         peer = self.to if self.source is None else self.source
-        assert peer is not None  # an errand has one of them
+        assert peer is not None  # a role has at least one of them
         return peer
 
 
@@ -145,18 +145,20 @@ class Round:
         """Whom `worker` exchanges with in each matching; None where it rests."""
         return tuple(_partner(matching, worker) for matching in self.matchings)
 
-    def errands(self, worker: int) -> tuple[Errand | None, ...]:
+    def one_way_roles(self, worker: int) -> tuple[OneWayRole | None, ...]:
         """What `worker` sends and hears in each matching of a push; None where it rests."""
-        return tuple(self._errand(position, worker) for position in range(len(self.matchings)))
+        return tuple(
+            self._one_way_role(position, worker) for position in range(len(self.matchings))
+        )
 
-    def _errand(self, position: int, worker: int) -> Errand | None:
+    def _one_way_role(self, position: int, worker: int) -> OneWayRole | None:
         to, given, source, taken = None, 0.0, None, 0.0
         for (i, j), w in zip(self.matchings[position], self.shares(position), strict=True):
             if i == worker:
                 to, given = j, w
             if j == worker:
                 source, taken = i, w
-        return None if to is None and source is None else Errand(to, given, source, taken)
+        return None if to is None and source is None else OneWayRole(to, given, source, taken)
 
     def without(self, workers: Collection[int] = (), links: Collection[Link] = ()) -> Round:
         """The same round, the meetings of some workers and over some links left out.

@@ -248,7 +248,7 @@ class RandomLinks(Additive):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wire:
+class SharedChannel:
     """A part of the underlay that several links run over: an uplink, a radio channel, a card."""
 
     links: tuple[Link, ...]
@@ -259,10 +259,10 @@ class Wire:
 
 @dataclass(frozen=True)
 class Underlay(Additive):
-    """Links that share wires: a matching takes as long as its slowest link or its busiest wire.
+    """Links that share channels: a matching takes as long as its slowest link or busiest channel.
 
-    Where two of a matching's links run over one wire, their messages queue there: the wire is busy
-    for the sum of their times.
+    Where two of a matching's links run over one channel, their messages queue there: the channel
+    is busy for the sum of their times.
 
     >>> square = Topology.from_links([(0, 1), (1, 2), (2, 3), (3, 0)], link_times=[0.1] * 4)
     >>> timing = Underlay.racks(square, [[0, 1], [2, 3]], uplink=0.5)
@@ -271,18 +271,20 @@ class Underlay(Additive):
     """
 
     topology: Topology = field(repr=False)
-    wires: tuple[Wire, ...] = field(repr=False)
+    channels: tuple[SharedChannel, ...] = field(repr=False)
     unit: str = field(default="seconds", init=False)
 
     def __post_init__(self) -> None:
         LinkSeconds(self.topology)  # refuses a topology without link times
         known = set(self.topology.links)
-        for wire in self.wires:
-            if not (math.isfinite(wire.seconds) and wire.seconds > 0):
-                raise InputError(f"a wire has {wire.seconds!r} seconds, but they are positive.")
-            for link in wire.links:
+        for channel in self.channels:
+            if not (math.isfinite(channel.seconds) and channel.seconds > 0):
+                raise InputError(
+                    f"a channel has {channel.seconds!r} seconds, but they are positive."
+                )
+            for link in channel.links:
                 if link not in known:
-                    raise InputError(f"a wire carries link {link}, which the topology lacks.")
+                    raise InputError(f"a channel carries link {link}, which the topology lacks.")
 
     @classmethod
     def racks(
@@ -291,7 +293,7 @@ class Underlay(Additive):
         """Workers in racks, each with one uplink that all links to other racks share.
 
         Args:
-            topology: With link times, which hold for a link that has its wires to itself.
+            topology: With link times, which hold for a link that has its channels to itself.
             racks: The worker numbers of each rack.
             uplink: Seconds that one exchange keeps an uplink busy.
         """
@@ -303,15 +305,15 @@ class Underlay(Additive):
             ends = {rack[worker] for worker in link}
             for r in ends if len(ends) == 2 else ():
                 leaving[r].append(link)
-        wires = (Wire(links=tuple(links), seconds=uplink) for links in leaving if links)
-        return cls(topology, tuple(wires))
+        channels = (SharedChannel(links=tuple(links), seconds=uplink) for links in leaving if links)
+        return cls(topology, tuple(channels))
 
     @cached_property
     def loads(self) -> npt.NDArray[np.float64]:
-        """Seconds that each wire (row) is busy with one exchange over each link (column)."""
-        loads = np.zeros((len(self.wires), len(self.topology.links)))
-        for row, wire in enumerate(self.wires):
-            loads[row, [self._column[link] for link in wire.links]] = wire.seconds
+        """Seconds that each channel (row) is busy with one exchange over each link (column)."""
+        loads = np.zeros((len(self.channels), len(self.topology.links)))
+        for row, channel in enumerate(self.channels):
+            loads[row, [self._column[link] for link in channel.links]] = channel.seconds
         return loads
 
     @cached_property
@@ -319,7 +321,7 @@ class Underlay(Additive):
         return _columns(self.topology)
 
     def matching_time(self, matching: Matching) -> float:
-        """The slowest link's seconds, or the busiest wire's."""
+        """The slowest link's seconds, or the busiest channel's."""
         if not matching:
             return 0.0
         assert self.topology.link_times is not None
@@ -329,11 +331,11 @@ class Underlay(Additive):
 
     def to_json(self) -> dict[str, Any]:
         """The model as plain JSON values; the links' own times are the topology's."""
-        wires = [
-            {"seconds": wire.seconds, "links": [list(link) for link in wire.links]}
-            for wire in self.wires
+        channels = [
+            {"seconds": channel.seconds, "links": [list(link) for link in channel.links]}
+            for channel in self.channels
         ]
-        return {"model": "underlay", "wires": wires}
+        return {"model": "underlay", "channels": channels}
 
 
 def _columns(topology: Topology) -> dict[Link, int]:
@@ -372,14 +374,15 @@ def _random_links(document: dict[str, Any], topology: Topology) -> Timing:
 
 
 def _underlay(document: dict[str, Any], topology: Topology) -> Timing:
-    wires = (
-        Wire(
-            seconds=float(wire["seconds"]),
-            links=tuple((int(i), int(j)) for i, j in wire["links"]),
+    named = document["channels"] if "channels" in document else document["wires"]  # as 0.2 wrote
+    channels = (
+        SharedChannel(
+            seconds=float(channel["seconds"]),
+            links=tuple((int(i), int(j)) for i, j in channel["links"]),
         )
-        for wire in document["wires"]
+        for channel in named
     )
-    return Underlay(topology, tuple(wires))
+    return Underlay(topology, tuple(channels))
 
 
 _MODELS: Kinds[Timing] = Kinds(

@@ -22,10 +22,10 @@ def test_every_link_is_measured_and_all_workers_hear_of_it() -> None:
         assert measure.seconds >= 0.02
         assert 0 <= measure.latency <= measure.seconds
         # 200 ms a megabyte at 40 Mbit/s, and never less than the wire takes.
-        if measure.seconds_a_megabyte is not None:
+        if measure.seconds_per_megabyte is not None:
             assert measure.latency < 0.9 * measure.seconds
-            assert measure.seconds_a_megabyte > 0
-            assert measure.mbps == pytest.approx(8 / measure.seconds_a_megabyte)
+            assert measure.seconds_per_megabyte > 0
+            assert measure.mbps == pytest.approx(8 / measure.seconds_per_megabyte)
 
 
 def test_two_sizes_give_a_latency_and_a_pace() -> None:
@@ -40,7 +40,7 @@ def test_a_difference_within_luck_is_no_speed(small: float, large: float) -> Non
     latency, pace = fit(8, small, 1_000_000, large)
     assert (latency, pace) == (large, None)
     measure = LinkMeasure(
-        link=(0, 1), latency=latency, seconds_a_megabyte=pace, seconds=large, message_bytes=10**6
+        link=(0, 1), latency=latency, seconds_per_megabyte=pace, seconds=large, message_bytes=10**6
     )
     assert measure.mbps is None
 

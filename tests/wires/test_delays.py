@@ -74,7 +74,7 @@ def test_a_plan_predicts_the_disagreement_that_a_wire_leaves(name) -> None:
 def test_latency_is_not_saved() -> None:
     links = len(ER8.links)
     timing = Transfers(
-        topology=ER8, latencies=(0.1,) * links, seconds_a_megabyte=(0.09,) * links, megabytes=10.0
+        topology=ER8, latencies=(0.1,) * links, seconds_per_megabyte=(0.09,) * links, megabytes=10.0
     )
     assert timing.matching_time((ER8.links[0],)) == pytest.approx(1.0)
     wire = parse_wire("modulo:8")
@@ -116,7 +116,10 @@ def test_measured_latencies_of_a_topology_are_not_saved_by_a_wire() -> None:
     twice = timing_over(LinkSeconds(timed), parse_wire("lowrank:4"))
     assert twice.matching_time(link) > 0.02
     own = Transfers(
-        topology=ER8, latencies=(0.01,) * number, seconds_a_megabyte=(0.1,) * number, megabytes=1.0
+        topology=ER8,
+        latencies=(0.01,) * number,
+        seconds_per_megabyte=(0.1,) * number,
+        megabytes=1.0,
     )
     assert timing_over(own, wire).matching_time(link) == pytest.approx(small.matching_time(link))
     plan = matcha.plan(timed, 0.1, "periodic", wire=wire)

@@ -96,12 +96,12 @@ def print_measures(topology: Topology, measures: tuple[LinkMeasure, ...]) -> Non
         table.add_row(
             f"{topology.labels[i]}–{topology.labels[j]}",
             f"{1e3 * measure.latency:.2f}",
-            _shown(measure.seconds_a_megabyte, 1e3, ".2f"),
+            _shown(measure.seconds_per_megabyte, 1e3, ".2f"),
             _shown(measure.mbps, 1.0, ",.0f"),
             f"{1e3 * measure.seconds:.1f}",
         )
     console.print(table)
-    if any(measure.seconds_a_megabyte is None for measure in measures):
+    if any(measure.seconds_per_megabyte is None for measure in measures):
         console.print(
             "–: this message took hardly longer than an empty one, so that it says nothing of the "
             "speed; measure with a larger --message-mb.",

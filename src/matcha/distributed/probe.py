@@ -29,7 +29,7 @@ class LinkMeasure:
     link: Link
     latency: float
     """Seconds that a message of any size takes."""
-    seconds_a_megabyte: float | None
+    seconds_per_megabyte: float | None
     """What each megabyte adds; None where larger messages took no longer, so that nothing but
     luck was measured: then all of `seconds` is latency."""
     seconds: float
@@ -39,7 +39,7 @@ class LinkMeasure:
     @property
     def mbps(self) -> float | None:
         """Megabits a second each way; None where the messages were too small to tell."""
-        return None if self.seconds_a_megabyte is None else 8 / self.seconds_a_megabyte
+        return None if self.seconds_per_megabyte is None else 8 / self.seconds_per_megabyte
 
 
 def probe(
@@ -100,7 +100,7 @@ def _measure(link: Link, ends: Sequence[tuple[float, float]], message_bytes: int
     return LinkMeasure(
         link=link,
         latency=latency,
-        seconds_a_megabyte=pace,
+        seconds_per_megabyte=pace,
         seconds=seconds,
         message_bytes=message_bytes,
     )

@@ -206,7 +206,7 @@ class Plan(Members):
     @property
     def rho_kind(self) -> str:
         """What `rho` is of: one `step`, or the mean over a `cycle`; the two do not compare."""
-        return "cycle" if theory.spans_a_cycle(self) else "step"
+        return "cycle" if theory.averages_over_cycle(self) else "step"
 
     @cached_property
     def algebraic_connectivity(self) -> float:

@@ -65,7 +65,7 @@ class Job:
         """What is run, for the run's directory."""
         usual = {
             "model": self.recipe.model_name(self.choices),
-            "batch_size": self.recipe.examples_a_batch(self.choices),
+            "batch_size": self.recipe.examples_per_batch(self.choices),
         }
         config = {
             "choices": asdict(self.choices) | usual,

@@ -82,7 +82,7 @@ class Recipe:
         """The model chosen, or else the recipe's."""
         return self.model if choices.model is None else choices.model
 
-    def examples_a_batch(self, choices: Choices) -> int:
+    def examples_per_batch(self, choices: Choices) -> int:
         """The batch size chosen, or else the recipe's."""
         return self.batch_size if choices.batch_size is None else choices.batch_size
 
@@ -131,7 +131,7 @@ def _images(
             images,
             parts,
             model,
-            batch_size=recipe.examples_a_batch(choices),
+            batch_size=recipe.examples_per_batch(choices),
             seed=choices.seed,
             augment=augment,
             flat=flat,
@@ -172,7 +172,7 @@ def _language(recipe: Recipe, choices: Choices) -> Task:
         text,
         choices.num_workers,
         models[name],
-        batch_size=recipe.examples_a_batch(choices),
+        batch_size=recipe.examples_per_batch(choices),
         length=recipe.length,
         seed=choices.seed,
     )

@@ -7,17 +7,17 @@ from matcha.theory.bounds import (
     gradient_bound,
     graph_bound,
 )
+from matcha.theory.cyclic_rounds import push_sum_weights
 from matcha.theory.parts import Parts
-from matcha.theory.periods import push_sum_weights
 from matcha.theory.steady_state import (
     MAX_WORKERS,
+    averages_over_cycle,
     connectivity,
     consensus_error,
     contraction,
     drift_error,
     error_optimal_alpha,
     schedule_error,
-    spans_a_cycle,
     with_error_optimal_alpha,
 )
 
@@ -25,6 +25,7 @@ __all__ = [
     "MAX_WORKERS",
     "Parts",
     "admissible_learning_rate",
+    "averages_over_cycle",
     "connectivity",
     "consensus_error",
     "contraction",
@@ -36,6 +37,5 @@ __all__ = [
     "graph_bound",
     "push_sum_weights",
     "schedule_error",
-    "spans_a_cycle",
     "with_error_optimal_alpha",
 ]

@@ -21,6 +21,7 @@ from matcha.rounds import EXACT, ONE_WAY, Mixing, Shares
 from matcha.schedules import Schedule
 from matcha.theory import cycles
 from matcha.theory.cycles import Array
+from matcha.theory.cyclic_rounds import cycle_contraction, cycle_error, mixing_matrices
 from matcha.theory.moments import (
     Operator,
     adds_up,
@@ -29,7 +30,6 @@ from matcha.theory.moments import (
     second_moment,
 )
 from matcha.theory.parts import Parts
-from matcha.theory.periods import cycle_contraction, cycle_error, mixing_matrices
 from matcha.topology import Link, Matching
 
 _P = TypeVar("_P", bound=Parts)
@@ -201,7 +201,7 @@ def contraction(plan: Parts) -> float:
     schedule, m = plan.schedule, plan.num_workers
     if schedule.period is not None:
         rounds = [active for active in schedule.largest if active]
-        if not spans_a_cycle(plan):
+        if not averages_over_cycle(plan):
             return _shared_contraction(plan, rounds[0])
         return cycle_contraction(
             plan.matchings, schedule.period, m, plan.mixing, plan.alpha, plan.weights
@@ -217,7 +217,7 @@ def contraction(plan: Parts) -> float:
     return float(np.linalg.norm((second + second.T) / 2, 2))
 
 
-def spans_a_cycle(plan: Parts) -> bool:
+def averages_over_cycle(plan: Parts) -> bool:
     """Whether a plan's ρ is a mean over its cycle, rather than the norm of one iteration.
 
     The two do not compare: exact consensus after a cycle makes the mean 0, however much

@@ -62,7 +62,7 @@ class Transfers(Additive):
 
     >>> topology = Topology.from_links([(0, 1), (1, 2)])
     >>> slow = Transfers(
-    ...     topology=topology, latencies=(0.1, 0.1), seconds_a_megabyte=(0.5, 1.0), megabytes=2.0
+    ...     topology=topology, latencies=(0.1, 0.1), seconds_per_megabyte=(0.5, 1.0), megabytes=2.0
     ... )
     >>> slow.matching_time(((1, 2),))
     2.1
@@ -71,7 +71,7 @@ class Transfers(Additive):
     topology: Topology = field(repr=False)
     latencies: tuple[float, ...]
     """Seconds before the first byte arrives, a link each."""
-    seconds_a_megabyte: tuple[float, ...]
+    seconds_per_megabyte: tuple[float, ...]
     megabytes: float
     """Of a whole float32 model."""
     share: float = 1.0
@@ -82,7 +82,7 @@ class Transfers(Additive):
 
     def __post_init__(self) -> None:
         number = len(self.topology.links)
-        for values in (self.latencies, self.seconds_a_megabyte):
+        for values in (self.latencies, self.seconds_per_megabyte):
             if len(values) != number or not all(v >= 0 for v in values):
                 raise InputError(f"link times are {number} seconds, one a link, from 0 up.")
         if not self.megabytes > 0:
@@ -91,7 +91,7 @@ class Transfers(Additive):
     @cached_property
     def _seconds(self) -> Mapping[Link, float]:
         size = self.megabytes * self.share
-        pairs = zip(self.latencies, self.seconds_a_megabyte, strict=True)
+        pairs = zip(self.latencies, self.seconds_per_megabyte, strict=True)
         times = (self.halves * latency + size * pace for latency, pace in pairs)
         return dict(zip(self.topology.links, times, strict=True))
 
@@ -104,7 +104,7 @@ class Transfers(Additive):
         return {
             "model": "transfers",
             "latencies": list(self.latencies),
-            "seconds_a_megabyte": list(self.seconds_a_megabyte),
+            "seconds_per_megabyte": list(self.seconds_per_megabyte),
             "megabytes": self.megabytes,
             "share": self.share,
             "halves": self.halves,
@@ -145,10 +145,12 @@ def budget_over(topology: Topology, timing: Timing, wire: Wire, budget: float) -
 
 
 def _transfers(document: dict[str, Any], topology: Topology) -> Timing:
+    name = "seconds_per_megabyte"
+    paces = document[name] if name in document else document["seconds_a_megabyte"]  # as 0.2 wrote
     return Transfers(
         topology=topology,
         latencies=tuple(map(float, document["latencies"])),
-        seconds_a_megabyte=tuple(map(float, document["seconds_a_megabyte"])),
+        seconds_per_megabyte=tuple(map(float, paces)),
         megabytes=float(document["megabytes"]),
         share=float(document["share"]),
         halves=int(document["halves"]),

@@ -16,7 +16,7 @@ import torch
 from matcha.distributed.collectives import ring_mean_, window_mean_
 from matcha.distributed.transports.transport import Message, Pending, Transport, meeting_tag
 from matcha.errors import ExchangeError
-from matcha.rounds import EXACT, ONE_WAY, Errand, Round
+from matcha.rounds import EXACT, ONE_WAY, OneWayRole, Round
 
 __all__ = ["RUNNING", "Exchange", "Meeting", "meetings"]
 
@@ -34,15 +34,15 @@ class Meeting:
     peer: int
     weight: float
     """The partner's share."""
-    errand: Errand | None = None
+    role: OneWayRole | None = None
     """Where messages go one way: whom this worker sends to, and hears from."""
 
 
 def meetings(round: Round, worker: int) -> tuple[Meeting, ...]:
     """Whom a worker meets in a round, in order; empty when it rests."""
     if round.mixing in ONE_WAY:
-        errands = enumerate(round.errands(worker))
-        return tuple(Meeting(t, e.peer, e.taken, e) for t, e in errands if e is not None)
+        roles = enumerate(round.one_way_roles(worker))
+        return tuple(Meeting(t, r.peer, r.taken, r) for t, r in roles if r is not None)
     found = []
     for t, matching in enumerate(round.matchings):
         for (i, j), weight in zip(matching, round.shares(t), strict=True):
@@ -164,7 +164,7 @@ class Exchange:
             if round.mixing == "average":
                 self.bytes_sent += ring_mean_(self.transport, values, self.timeout)
             else:
-                to = [meeting.errand.to for meeting in met if meeting.errand]
+                to = [meeting.role.to for meeting in met if meeting.role]
                 self.bytes_sent += window_mean_(self.transport, values, to, self.timeout)
             return
         pairwise = round.mixing == "pairwise"
@@ -187,23 +187,23 @@ class Exchange:
         A worker waits only for what was sent at the same matching and piece, and sends before it
         waits: the earliest unfinished message always has a sender that waits for nothing.
         """
-        flights: deque[tuple[_Piece, Errand, Pending, torch.Tensor, torch.Tensor]] = deque()
+        flights: deque[tuple[_Piece, OneWayRole, Pending, torch.Tensor, torch.Tensor]] = deque()
         number = 0
         for meeting in met:
-            errand = meeting.errand
-            assert errand is not None
-            self._meet_at(errand, meeting, iteration)
+            role = meeting.role
+            assert role is not None
+            self._meet_at(role, meeting, iteration)
             for piece in self._pieces:
                 while len(flights) >= _NUM_SPARES or any(f[0] is piece for f in flights):
                     self._take_in(*flights.popleft())
-                flights.append(self._send(piece, errand, meeting, number))
+                flights.append(self._send(piece, role, meeting, number))
                 number += 1
         while flights:
             self._take_in(*flights.popleft())
 
     def _send(
-        self, piece: _Piece, errand: Errand, meeting: Meeting, number: int
-    ) -> tuple[_Piece, Errand, Pending, torch.Tensor, torch.Tensor]:
+        self, piece: _Piece, role: OneWayRole, meeting: Meeting, number: int
+    ) -> tuple[_Piece, OneWayRole, Pending, torch.Tensor, torch.Tensor]:
         incoming = self._spare(number % _NUM_SPARES, piece, staged=True)
         outgoing = piece.values
         if self._is_staged(piece):
@@ -211,19 +211,19 @@ class Exchange:
             outgoing.copy_(piece.values)
         tag = self._tag(meeting.position, piece.index)
         messages = []
-        if errand.source is not None:
+        if role.source is not None:
             arriving = incoming.view(torch.uint8)
-            messages.append(Message(peer=errand.source, tag=tag, incoming=arriving))
-        if errand.to is not None:
+            messages.append(Message(peer=role.source, tag=tag, incoming=arriving))
+        if role.to is not None:
             leaving = outgoing.view(torch.uint8)
-            messages.append(Message(peer=errand.to, tag=tag, outgoing=leaving))
+            messages.append(Message(peer=role.to, tag=tag, outgoing=leaving))
             self.bytes_sent += outgoing.nbytes
-        return piece, errand, self.transport.post(messages), incoming, outgoing
+        return piece, role, self.transport.post(messages), incoming, outgoing
 
     def _take_in(
         self,
         piece: _Piece,
-        errand: Errand,
+        role: OneWayRole,
         pending: Pending,
         incoming: torch.Tensor,
         outgoing: torch.Tensor,
@@ -231,27 +231,27 @@ class Exchange:
         pending.wait(self.timeout)
         x = piece.values
         # Both ends work out the share from the same message, so that what one gives the other gets.
-        if errand.to is not None:
-            x.sub_(outgoing.to(x.device, x.dtype) * errand.given)
-        if errand.source is not None:
-            x.add_(incoming.to(x.device, x.dtype) * errand.taken)
+        if role.to is not None:
+            x.sub_(outgoing.to(x.device, x.dtype) * role.given)
+        if role.source is not None:
+            x.add_(incoming.to(x.device, x.dtype) * role.taken)
 
-    def _meet_at(self, errand: Errand, meeting: Meeting, iteration: int) -> None:
+    def _meet_at(self, role: OneWayRole, meeting: Meeting, iteration: int) -> None:
         """Tell the receiver which iteration this is, and check that the sender is at it too."""
         device = self.transport.device or torch.device("cpu")
         tag = self._tag(meeting.position, len(self._pieces))
         arriving = torch.full((1,), iteration, dtype=torch.int64, device=device)
         messages = []
-        if errand.source is not None:
-            messages.append(Message(peer=errand.source, tag=tag, incoming=arriving))
-        if errand.to is not None:
+        if role.source is not None:
+            messages.append(Message(peer=role.source, tag=tag, incoming=arriving))
+        if role.to is not None:
             leaving = torch.full((1,), iteration, dtype=torch.int64, device=device)
-            messages.append(Message(peer=errand.to, tag=tag, outgoing=leaving))
+            messages.append(Message(peer=role.to, tag=tag, outgoing=leaving))
         started = time.perf_counter()
         self.transport.post(messages).wait(self.timeout)
         self.wait_seconds += time.perf_counter() - started
-        if errand.source is not None:
-            self._check_iteration(errand.source, int(arriving), iteration)
+        if role.source is not None:
+            self._check_iteration(role.source, int(arriving), iteration)
 
     # -- one message ------------------------------------------------------------------------------
 

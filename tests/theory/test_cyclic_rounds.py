@@ -12,7 +12,7 @@ import matcha
 from matcha import families
 from matcha.schedules import Cycle, Periodic
 from matcha.theory import push_sum_weights, schedule_error
-from matcha.theory.periods import cycle_contraction, mixing_matrices, push_sum_error
+from matcha.theory.cyclic_rounds import cycle_contraction, mixing_matrices, push_sum_error
 
 
 @pytest.mark.parametrize("mixing", ["laplacian", "pairwise"])
