@@ -80,7 +80,7 @@ def measure(bits: int, blocks: int, device: str) -> dict[str, float]:
     gigabytes = blocks * BLOCK * 4 / 1e9
     return {
         "bytes_per_value": wire.block_bytes() / BLOCK,
-        "times_smaller": 1 / wire.share(),
+        "times_smaller": 1 / wire.size_ratio(),
         "share_left": sum(left) / len(left),
         "encode_gb_s": gigabytes / sorted(encoding)[len(encoding) // 4],
         "decode_gb_s": gigabytes / sorted(decoding)[len(decoding) // 4],
@@ -120,7 +120,7 @@ def in_networks() -> dict[str, dict[str, dict[str, float]]]:
         for wire in (f"modulo:{bits}" for bits in BITS):
             rows[wire] = {
                 "measured": apart(whole, wire) / base[False],
-                "predicted": 1 / (1 - parse_wire(wire).leaves),
+                "predicted": 1 / (1 - parse_wire(wire).residual),
                 "unlike": apart(whole, wire, unlike=True) / base[True],
             }
     return found

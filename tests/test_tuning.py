@@ -115,7 +115,7 @@ def test_the_predicted_error_includes_what_a_wire_leaves():
     found = small(strategies=["vanilla"], wires=["float32", "modulo:2"])
     whole, coarse = found.points
     assert coarse.consensus_error == pytest.approx(
-        whole.consensus_error / (1 - parse_wire("modulo:2").leaves)
+        whole.consensus_error / (1 - parse_wire("modulo:2").residual)
     )
     assert coarse.comm_seconds < 0.1 * whole.comm_seconds
 

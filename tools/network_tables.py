@@ -38,7 +38,7 @@ def wire_costs() -> str:
         for name, one in on["a core"].items()
     ]
     shapes = [tuple(p.shape) for p in build("wideresnet16-4", 100).parameters()]
-    rank = f"{1 / parse_wire('lowrank:4').share(shapes):.0f} (WideResNet-16-4)"
+    rank = f"{1 / parse_wire('lowrank:4').size_ratio(shapes):.0f} (WideResNet-16-4)"
     rows = [row("float32", "1", "0"), row("bfloat16", "2", "0"), *modulo]
     headings = ["wire", "times smaller", "share of a squared difference left"]
     headings += [f"encode / decode on {device}, GB/s" for device in on]

@@ -39,7 +39,7 @@ def test_two_ends_in_float32_find_what_the_definition_says(bits, apart) -> None:
     assert first.equal(second)
     scales = Scales(lower, wire), Scales(upper, wire)
     said = modulo_difference(wire, lower, upper, scales)
-    step = scales[0].sent * wire.reach / wire.half
+    step = scales[0].sent * wire.clip_range / wire.half
     # A value between two points of the grid may be rounded either way, in one of many thousands.
     close = np.abs(first.numpy() - said).max(-1) <= 1e-5 * step
     assert close.mean() > 0.9

@@ -22,7 +22,7 @@ def test_a_budget_keeps_its_meaning_and_buys_more_rounds(strategy, wire) -> None
     budget = 0.02 if "lowrank" not in wire else 0.0005
     whole = matcha.plan(ER8, budget, strategy)
     small = matcha.plan(ER8, budget, strategy, wire=wire)
-    share = parse_wire(wire).share()
+    share = parse_wire(wire).size_ratio()
     assert small.budget == budget
     assert small.expected_comm_time == pytest.approx(whole.expected_comm_time, rel=0.02)
     assert sum(small.probabilities) == pytest.approx(sum(whole.probabilities) / share, rel=0.05)
@@ -41,7 +41,7 @@ def test_no_more_rounds_than_vanilla_has() -> None:
     assert plan.budget == 0.5
     vanilla = matcha.plan(ER8, 1.0, "vanilla", wire="modulo:8")
     assert vanilla.budget == 1.0
-    assert vanilla.expected_comm_time == pytest.approx(5 * parse_wire("modulo:8").share())
+    assert vanilla.expected_comm_time == pytest.approx(5 * parse_wire("modulo:8").size_ratio())
 
 
 def test_a_plan_with_a_wire_is_saved_agreed_and_loaded(tmp_path) -> None:
@@ -59,7 +59,7 @@ def test_a_plan_with_a_wire_is_saved_agreed_and_loaded(tmp_path) -> None:
 @pytest.mark.parametrize("name", ["modulo:8", "modulo:4", "modulo:3"])
 def test_a_plan_predicts_the_disagreement_that_a_wire_leaves(name) -> None:
     exact, wire = matcha.plan(ER8, 0.2, "greedy"), parse_wire(name)
-    rough = matcha.plan(ER8, 0.2 * wire.share(), "greedy", wire=name)
+    rough = matcha.plan(ER8, 0.2 * wire.size_ratio(), "greedy", wire=name)
     random = np.random.default_rng(0)
     x = np.repeat(1e3 * random.normal(size=(1, 4 * BLOCK)), 8, 0)
     definition, found = Definition(wire, [(4 * BLOCK,)], x), []
@@ -79,8 +79,10 @@ def test_latency_is_not_saved() -> None:
     assert timing.matching_time((ER8.links[0],)) == pytest.approx(1.0)
     wire = parse_wire("modulo:8")
     small = timing_over(timing, wire)
-    assert small.matching_time((ER8.links[0],)) == pytest.approx(0.1 + 0.9 * wire.share())
-    assert budget_over(ER8, timing, wire, 0.1) == pytest.approx(0.1 / (0.1 + 0.9 * wire.share()))
+    assert small.matching_time((ER8.links[0],)) == pytest.approx(0.1 + 0.9 * wire.size_ratio())
+    assert budget_over(ER8, timing, wire, 0.1) == pytest.approx(
+        0.1 / (0.1 + 0.9 * wire.size_ratio())
+    )
     plan = matcha.plan(ER8, 0.1, "greedy", wire="modulo:8", timing=timing)
     assert plan.expected_comm_time == pytest.approx(0.1 * 5, rel=0.02)
 
@@ -112,7 +114,7 @@ def test_measured_latencies_of_a_topology_are_not_saved_by_a_wire() -> None:
     timed = ER8.with_link_times([0.11] * number, [0.01] * number)
     link, wire = ((0, 1),), parse_wire("modulo:8")
     small = timing_over(LinkSeconds(timed), wire)
-    assert small.matching_time(link) == pytest.approx(0.01 + 0.1 * wire.share())
+    assert small.matching_time(link) == pytest.approx(0.01 + 0.1 * wire.size_ratio())
     twice = timing_over(LinkSeconds(timed), parse_wire("lowrank:4"))
     assert twice.matching_time(link) > 0.02
     own = Transfers(

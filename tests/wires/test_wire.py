@@ -11,14 +11,14 @@ def test_a_wire_is_known_by_its_name(name) -> None:
     wire = parse_wire(name)
     assert wire.name == name
     assert parse_wire(wire) is wire
-    assert 0 < wire.share() <= 1
-    assert 0 <= wire.leaves < 1
+    assert 0 < wire.size_ratio() <= 1
+    assert 0 <= wire.residual < 1
 
 
 def test_smaller_wires_leave_more() -> None:
     found = [parse_wire(name) for name in ("float32", "modulo:8", "modulo:4", "modulo:3")]
-    assert sorted(found, key=lambda wire: -wire.share()) == found
-    assert sorted(found, key=lambda wire: wire.leaves) == found
+    assert sorted(found, key=lambda wire: -wire.size_ratio()) == found
+    assert sorted(found, key=lambda wire: wire.residual) == found
 
 
 def test_small_matrices_and_vectors_are_not_factored() -> None:

@@ -106,7 +106,7 @@ def test_two_values_that_wrap_in_opposite_directions_are_noticed(bits) -> None:
     wire = Modulo(bits=bits)
     lower = np.random.default_rng(1).normal(size=(1, 256))
     scales = Scales(lower, wire), Scales(lower, wire)
-    step = scales[0].sent[0] * wire.reach / wire.half
+    step = scales[0].sent[0] * wire.clip_range / wire.half
     apart = np.zeros((1, 256))
     apart[0, [3, 200]] = 2 * wire.half * step, -2 * wire.half * step
     modulo_difference(wire, lower, lower + unrotate(apart), scales)
@@ -122,7 +122,7 @@ def test_four_values_whose_weights_cancel_are_noticed_soon(bits) -> None:
     definition = Definition(wire, [(256,)], x)
     (scales,) = definition.scales[0]
     order = order_of(scales.sent)[0]
-    step = scales.sent[0] * wire.reach / wire.half
+    step = scales.sent[0] * wire.clip_range / wire.half
     apart = np.zeros((1, 256))
     places = _cancelling(orders[order])
     apart[0, list(places)] = np.array([1, 1, -1, -1]) * 50 * 2 * wire.half * step
@@ -145,7 +145,7 @@ def test_a_difference_much_finer_than_the_grid_is_not_made_larger(bits) -> None:
     wire, random = Modulo(bits=bits), np.random.default_rng(bits)
     lower = random.normal(size=(400, 256))
     scales = Scales(lower, wire), Scales(lower, wire)
-    step = scales[0].sent * wire.reach / wire.half
+    step = scales[0].sent * wire.clip_range / wire.half
     difference = 0.15 * step[:, None] * random.normal(size=lower.shape)
     found = modulo_difference(wire, lower, lower + difference, scales)
     left = np.square(difference - found).sum() / np.square(difference).sum()

@@ -225,7 +225,7 @@ class Plan(Members):
         error = self.figures.consensus_error
         if error is None:
             error = theory.consensus_error(self, max_workers=_EXACT_ERROR_LIMIT)
-        return None if error is None else error / (1 - self.wire.leaves)
+        return None if error is None else error / (1 - self.wire.residual)
 
     @cached_property
     def expected_comm_time(self) -> float:
@@ -370,7 +370,7 @@ class Plan(Members):
             figures=Figures(
                 rho=_optional_float(document["rho"]),
                 algebraic_connectivity=_optional_float(document["algebraic_connectivity"]),
-                consensus_error=None if error is None else error * (1 - wire.leaves),
+                consensus_error=None if error is None else error * (1 - wire.residual),
             ),
         )
 
@@ -395,7 +395,9 @@ class Plan(Members):
             f"  {self.expected_comm_time:.4g} {unit} of communication per iteration",
         ]
         if self.wire != Float():
-            lines.append(f"  messages: {self.wire.name}, {1 / self.wire.share():.1f} times smaller")
+            lines.append(
+                f"  messages: {self.wire.name}, {1 / self.wire.size_ratio():.1f} times smaller"
+            )
         if self.consensus_error is not None:
             lines.insert(2, f"  steady-state consensus error {self.consensus_error:.4g}")
         if self.omega is not None:

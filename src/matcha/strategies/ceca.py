@@ -14,7 +14,7 @@ from __future__ import annotations
 from matcha.errors import InputError
 from matcha.plans import Plan
 from matcha.strategies.finite_time import repeated
-from matcha.strategies.greedy.hops import messages
+from matcha.strategies.greedy.circulant import messages
 from matcha.strategies.request import Request
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from matcha.errors import InputError
 from matcha.plans import Plan
 from matcha.strategies.finite_time import repeated
-from matcha.strategies.greedy.hops import exponential_hops, messages
+from matcha.strategies.greedy.circulant import exponential_hops, messages
 from matcha.strategies.request import Request
 
 

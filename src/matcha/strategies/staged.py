@@ -125,7 +125,7 @@ def next_level(first: Plan, seconds: Mapping[Link, float]) -> Plan:
     """The plan of `next_stage` by itself, from the plan that was asked for first."""
     check_followable(first)
     planned, pace = _planned(first), _pace(first, seconds)
-    share = first.wire.share()
+    share = first.wire.size_ratio()
     times = [seconds.get(link, pace * planned[link]) for link in first.topology.links]
     topology = first.topology.with_link_times([t / share for t in times])
     whole = make_plan(topology, 1.0, "vanilla").expected_comm_time

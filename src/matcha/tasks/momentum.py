@@ -118,7 +118,7 @@ def settled(
         raise InputError("quasi-global momentum needs SGD with momentum, or Adam")
     chosen = replace(chosen, pause=iterations_between_meetings(plan))
     if chosen.follow is None:
-        leaves = wire.leaves if wire else 0.0
+        leaves = wire.residual if wire else 0.0
         follow = stable_follow(optimizer, chosen.memory, chosen.pause, leaves)
         chosen = replace(chosen, follow=follow)
     return chosen

@@ -115,7 +115,7 @@ def predict(
 ) -> TunedPoint:
     """When a plan is predicted to reach a problem's target, at the best learning rate for it."""
     # Of a meeting's difference a wire leaves a share, so there is more of it in the steady state.
-    kept = 1 / (1 - plan.wire.leaves)
+    kept = 1 / (1 - plan.wire.residual)
     noise = (
         plan.consensus_error if plan.mixing == "average" else _times(consensus_error(plan), kept)
     )

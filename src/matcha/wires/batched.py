@@ -137,7 +137,7 @@ class Differences:
         self.seen[:, part].copy_(torch.maximum(self.seen[:, part], seen))
         self.finest[:, part].copy_(torch.maximum(self.finest[:, part], finest))
         self.met.logical_or_(met)
-        step = step * modulo.believed(lengths, wire, k.shape[-1])
+        step = step * modulo.shrinkage(lengths, wire, k.shape[-1])
         return modulo.unrotate(k.mul_(step.unsqueeze(-1)))
 
     def end(self) -> None:

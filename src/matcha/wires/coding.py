@@ -152,7 +152,7 @@ class Coder:
         seen = modulo.seen_scales(lengths, ok, apart, common[here], wire, self.block)
         torch.maximum(self._seen[here], seen, out=self._seen[here])
         step = modulo.grid(common[here], wire).mul_(ok).mul_(unit)
-        step = step.mul_(modulo.believed(lengths, wire, self.block)).unsqueeze(-1)
+        step = step.mul_(modulo.shrinkage(lengths, wire, self.block)).unsqueeze(-1)
         for part, k, spare in self._chunks(number):
             k.copy_(raised[part])
             if wire.shift:

@@ -126,7 +126,7 @@ def rounded_scale(scales: Array) -> Array:
     return kept
 
 
-def believed(mean_square: Array, wire: Modulo) -> Array:
+def shrinkage(mean_square: Array, wire: Modulo) -> Array:
     """The share of a block's seen difference to move by: rounding adds to it what is not there.
 
     Two roundings add a sixth of a squared step to the k that are seen, and nobody can tell which
@@ -168,7 +168,7 @@ class Scales:
 
     def note(self, seen: Array, squares: Array) -> None:
         """Keep what a meeting saw until the round ends."""
-        finest = np.sqrt(squares) * FINEST * self.wire.half / self.wire.reach
+        finest = np.sqrt(squares) * FINEST * self.wire.half / self.wire.clip_range
         self.seen = np.maximum(self.seen, seen)
         self.finest = np.maximum(self.finest, finest)
         self.met = True
@@ -190,7 +190,7 @@ def modulo_difference(
     [−2^(b−1), 2^(b−1)), is k; weighted sums sent beside them tell blocks in which a value wrapped.
     """
     common = np.maximum(scales[0].sent, scales[1].sent)
-    step = common * lower.dtype.type(wire.reach / wire.half)
+    step = common * lower.dtype.type(wire.clip_range / wire.half)
     y = rotate(lower), rotate(upper)
     shifts = 0.0, wire.shift
     n = [np.round(v / step[:, None] - shift) for v, shift in zip(y, shifts, strict=True)]
@@ -207,13 +207,13 @@ def modulo_difference(
     # The checks' difference is a weighted sum of all differences, wrapped or not: where the window
     # was too narrow it still tells how large they are, from a sample of one.
     whole = (apart + 2**31) % 2**32 - 2**31
-    guessed = wire.trust * np.abs(whole) / np.sqrt((weights[0] ** 2).sum()) * step
+    guessed = wire.failure_trust * np.abs(whole) / np.sqrt((weights[0] ** 2).sum()) * step
     wider = np.maximum(common * wire.widening, np.where(finite[0] & finite[1], guessed, 0))
     seen = np.where(ok, seen, wider).astype(lower.dtype)
     for end, value in zip(scales, y, strict=True):
         squares = (value**2).mean(-1)
         end.note(seen, np.where(np.isfinite(squares), squares, 0))
-    step = np.where(ok, step * believed(mean_square, wire), 0)
+    step = np.where(ok, step * shrinkage(mean_square, wire), 0)
     return unrotate((k * step[:, None]).astype(lower.dtype))
 
 

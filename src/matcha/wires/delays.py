@@ -113,11 +113,11 @@ class Transfers(Additive):
 
 def timing_over(timing: Timing, wire: Wire) -> Timing:
     """A delay model of whole float32 models as it is with a wire's messages."""
-    share = wire.share()
+    share = wire.size_ratio()
     if share == 1:
         return timing
     if isinstance(timing, Transfers | LinkSeconds):
-        return replace(timing, share=share, halves=wire.halves)
+        return replace(timing, share=share, halves=wire.num_phases)
     if isinstance(timing, Scaled):
         return Scaled(lambda n: share * timing.t(n), timing.num_matchings)
     if isinstance(timing, RandomLinks):

@@ -143,7 +143,7 @@ def sent_scales(scales: Tensor) -> Tensor:
 
 def grid(common: Tensor, wire: Modulo) -> Tensor:
     """The common step δ of both ends, from the larger of their scales."""
-    return common * (wire.reach / wire.half)
+    return common * (wire.clip_range / wire.half)
 
 
 def levels(y: Tensor, step: Tensor, shift: Tensor | float = 0.0) -> Tensor:
@@ -211,13 +211,13 @@ def seen_scales(
     """
     step = grid(common, wire)
     seen = lengths.square().div_(block).sub_(1 / 6).clamp_(min=0.0).sqrt_().mul_(step)
-    share = wire.trust / _check_length(block)
+    share = wire.failure_trust / _check_length(block)
     guessed = apart.to(step.dtype).abs().nan_to_num_(0.0, 0.0).mul_(step * share)
     return torch.where(ok, seen, torch.maximum(common * wire.widening, guessed))
 
 
-def believed(lengths: Tensor, wire: Modulo, block: int) -> Tensor:
-    """The share of a block's seen difference to move by (`matcha.wires.definition.believed`).
+def shrinkage(lengths: Tensor, wire: Modulo, block: int) -> Tensor:
+    """The share of a block's seen difference to move by (`matcha.wires.definition.shrinkage`).
 
     Args:
         lengths: of the blocks' differences, in steps.
@@ -237,7 +237,7 @@ def finest_scales(lengths: Tensor, wire: Modulo, block: int) -> Tensor:
 
     A grid finer than the values' own last digits would count their rounding as difference.
     """
-    return lengths * (FINEST * wire.half / wire.reach / math.sqrt(block))
+    return lengths * (FINEST * wire.half / wire.clip_range / math.sqrt(block))
 
 
 def next_scales(scales: Tensor, seen: Tensor, finest: Tensor) -> Tensor:

@@ -23,19 +23,19 @@ _TYPICAL: tuple[Shape, ...] = ((256, 1152), (256,), (256,))
 class Float:
     """Whole values as floating-point numbers; bfloat16 keeps 8 of float32's 24 digits.
 
-    >>> Float(name="bfloat16").share()
+    >>> Float(name="bfloat16").size_ratio()
     0.5
     """
 
     name: Literal["float32", "bfloat16"] = "float32"
 
     @property
-    def leaves(self) -> float:
+    def residual(self) -> float:
         """The share of a squared difference that a pairwise meeting leaves."""
         return 0.0
 
     @property
-    def halves(self) -> int:
+    def num_phases(self) -> int:
         """Messages one after another in a meeting."""
         return 1
 
@@ -43,7 +43,7 @@ class Float:
         """What one worker sends in a meeting for parameters of these shapes."""
         return sum(math.prod(shape) for shape in shapes) * (4 if self.name == "float32" else 2)
 
-    def share(self, shapes: Iterable[Shape] | None = None) -> float:
+    def size_ratio(self, shapes: Iterable[Shape] | None = None) -> float:
         """Bytes of a message over those of a whole float32 model."""
         return 1.0 if self.name == "float32" else 0.5
 
@@ -55,16 +55,16 @@ class Modulo:
     Noise is in proportion to what two workers differ by, not to the size of their values, and no
     worker remembers another. docs/wires.md derives it; `definition` is what it does.
 
-    >>> Modulo(bits=3).name, round(1 / Modulo(bits=3).share(), 1)
+    >>> Modulo(bits=3).name, round(1 / Modulo(bits=3).size_ratio(), 1)
     ('modulo:3', 10.0)
     """
 
     bits: int
 
     def __post_init__(self) -> None:
-        if self.bits not in _LEAVES:
+        if self.bits not in _RESIDUAL:
             raise InputError(
-                f"a modulo wire has {', '.join(map(str, _LEAVES))} bits, not {self.bits!r}"
+                f"a modulo wire has {', '.join(map(str, _RESIDUAL))} bits, not {self.bits!r}"
             )
 
     @property
@@ -78,9 +78,9 @@ class Modulo:
         return 1 << (self.bits - 1)
 
     @property
-    def reach(self) -> float:
+    def clip_range(self) -> float:
         """How many times its scale a difference may be; beyond, it wraps."""
-        return _REACH[self.bits]
+        return _CLIP_RANGE[self.bits]
 
     @property
     def widening(self) -> float:
@@ -88,7 +88,7 @@ class Modulo:
         return _WIDENING[self.bits]
 
     @property
-    def trust(self) -> float:
+    def failure_trust(self) -> float:
         """How much of a scale that failed checks tell is believed: with four levels, none.
 
         A window that is too wide costs more there than one that is too narrow.
@@ -101,12 +101,12 @@ class Modulo:
         return 0.5 if self.bits == 2 else 0.0
 
     @property
-    def leaves(self) -> float:
+    def residual(self) -> float:
         """The share of a squared difference that meetings in a network leave, as measured."""
-        return _LEAVES[self.bits]
+        return _RESIDUAL[self.bits]
 
     @property
-    def halves(self) -> int:
+    def num_phases(self) -> int:
         """Messages one after another in a meeting; the scales before them are small."""
         return 1
 
@@ -118,7 +118,7 @@ class Modulo:
         """What one worker sends in a meeting for parameters of these shapes."""
         return sum(-(-math.prod(shape) // BLOCK) for shape in shapes) * self.block_bytes()
 
-    def share(self, shapes: Iterable[Shape] | None = None) -> float:
+    def size_ratio(self, shapes: Iterable[Shape] | None = None) -> float:
         """Bytes of a message over those of a whole float32 model."""
         if shapes is None:
             return self.block_bytes() / (4 * BLOCK)
@@ -128,9 +128,9 @@ class Modulo:
 # A wider reach makes the grid coarser, a narrower one wraps more. What is left was measured among
 # workers that drift by noise and meet in turn (benchmarks/wires.py): a scale is a worker's largest
 # difference lately, so its other meetings leave more than those of two workers alone.
-_REACH = {8: 12.0, 4: 5.0, 3: 4.5, 2: 3.5}
+_CLIP_RANGE = {8: 12.0, 4: 5.0, 3: 4.5, 2: 3.5}
 _WIDENING = {8: 4.0, 4: 2.0, 3: 1.5, 2: 1.5}
-_LEAVES = {8: 0.007, 4: 0.22, 3: 0.5, 2: 0.83}
+_RESIDUAL = {8: 0.007, 4: 0.22, 3: 0.5, 2: 0.83}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -160,12 +160,12 @@ class LowRank:
         return Modulo(bits=8)
 
     @property
-    def leaves(self) -> float:
+    def residual(self) -> float:
         """The share of a squared difference that a pairwise meeting leaves, as measured."""
         return 0.97 - 0.07 * math.sqrt(min(self.rank, 8))
 
     @property
-    def halves(self) -> int:
+    def num_phases(self) -> int:
         """Messages one after another in a meeting: one a factor."""
         return 2
 
@@ -185,7 +185,7 @@ class LowRank:
             blocks += sum(-(-part // FACTOR_BLOCK) for part in parts)
         return blocks * self.factors.block_bytes(FACTOR_BLOCK)
 
-    def share(self, shapes: Iterable[Shape] | None = None) -> float:
+    def size_ratio(self, shapes: Iterable[Shape] | None = None) -> float:
         """Bytes of a message over those of a whole float32 model; it depends on the model."""
         return _share(self, _TYPICAL if shapes is None else tuple(shapes))
 

@@ -21,7 +21,7 @@ def test_the_gain_formula_is_exact(directed):
     net = network(families.paper("er8"), Fraction(1), directed=directed)
     rng = np.random.default_rng(0)
     X, V = (a @ a.T for a in rng.normal(size=(2, 8, 8)))
-    chosen = net.heaviest(rng.random(len(net.links)))
+    chosen = net.max_weight(rng.random(len(net.links)))
     after = X.copy()
     cycles.conjugate(after, net.ends(chosen), 0.6)
     i, j = net.links.T
@@ -38,7 +38,7 @@ def test_plain_greed_takes_half_of_each_squared_difference():
     rng = np.random.default_rng(0)
     a = rng.normal(size=(8, 8))
     X = a @ a.T
-    chosen = net.heaviest(rng.random(len(net.links)))
+    chosen = net.max_weight(rng.random(len(net.links)))
     half = X.copy()
     cycles.conjugate(half, net.ends(chosen), 0.5)
     i, j = net.links[chosen].T

@@ -12,7 +12,7 @@ from matcha import families
 from matcha.matchings import is_matching
 from matcha.strategies.greedy.candidates import Candidate
 from matcha.strategies.greedy.descent import kicked, refined, with_best_weight
-from matcha.strategies.greedy.heaviest import heaviest_matching
+from matcha.strategies.greedy.max_weight import max_weight_matching
 
 
 @pytest.mark.parametrize("weight", [0.5, 0.62])
@@ -20,7 +20,7 @@ def test_refinement_descends_and_keeps_matchings(weight):
     topology = families.paper("er16")
     net = network(topology, Fraction(8, 10))
     rng = np.random.default_rng(3)
-    chosen = [heaviest_matching(net.links, rng.random(len(net.links)), 16) for _ in range(12)]
+    chosen = [max_weight_matching(net.links, rng.random(len(net.links)), 16) for _ in range(12)]
     start = Candidate(
         network=net, matchings=tuple(chosen), costs=(Fraction(1),) * 12, weight=weight
     ).scored()
@@ -49,7 +49,7 @@ def test_the_best_weight_is_better_than_those_beside_it():
 def test_kicks_leave_a_local_minimum_and_never_make_it_worse():
     net = network(families.paper("er8"), Fraction(1))
     rng = np.random.default_rng(0)
-    chosen = tuple(net.heaviest(rng.random(len(net.links))) for _ in range(6))
+    chosen = tuple(net.max_weight(rng.random(len(net.links))) for _ in range(6))
     start = Candidate(network=net, matchings=chosen, costs=(Fraction(1),) * 6, weight=0.5)
     local = refined(start, 2)
     better = kicked(local, 2, 1)

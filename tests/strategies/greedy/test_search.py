@@ -11,7 +11,7 @@ from tests.strategies.greedy.networks import network
 import matcha
 from matcha import families
 from matcha.strategies.greedy import search
-from matcha.strategies.greedy.starts import known_cycles
+from matcha.strategies.greedy.initial_cycles import initial_cycles
 from matcha.theory import cycles, doubling_bound
 
 
@@ -36,7 +36,7 @@ def test_it_is_never_worse_than_a_cycle_known_beforehand():
     net = network(cube, Fraction(1))
     options = {"lengths": [4], "weights": (0.6,), "horizons": (0.0,), "refine": 0}
     alone = search.best_cycle(net, **options).best.error
-    known = search.best_cycle(net, **options, starts=known_cycles(cube, net)).best.error
+    known = search.best_cycle(net, **options, starts=initial_cycles(cube, net)).best.error
     assert known == pytest.approx(doubling_bound(8, 1.0))
     assert known < alone
 

@@ -38,7 +38,7 @@ def test_the_estimated_error_is_the_exact_one():
     # In half of the iterations nobody talks, and noise piles up.
     net = network(families.torus(4, 4), Fraction(1, 2))
     rng = np.random.default_rng(0)
-    matchings = tuple(net.heaviest(rng.random(len(net.links))) for _ in range(12))
+    matchings = tuple(net.max_weight(rng.random(len(net.links))) for _ in range(12))
     cycle = Candidate(network=net, matchings=matchings, costs=(Fraction(1),) * 12, weight=0.5)
     found = sketch.measured(sketch._Graph.of(net), cycle, 2000, seed=1)
     assert found.error == pytest.approx(cycle.scored().error, rel=0.05)
@@ -61,7 +61,7 @@ def test_the_contraction_of_many_workers_is_the_exact_one_for_messages_too(monke
     topology = families.one_way(families.paper("er16"), 0.3)
     net = network(topology, Fraction(1), directed=True)
     rng = np.random.default_rng(0)
-    cycle = [(1, [net.ends(net.heaviest(rng.random(len(net.links))))]) for _ in range(6)]
+    cycle = [(1, [net.ends(net.max_weight(rng.random(len(net.links))))]) for _ in range(6)]
     exact = cycles.contraction(cycle, 16, 0.45)
     monkeypatch.setattr(cycles, "EXACT_UP_TO", 1)
     assert cycles.contraction(cycle, 16, 0.45) == pytest.approx(exact, rel=1e-3)

@@ -14,7 +14,7 @@ from matcha.strategies.greedy.weights import _error_and_gradient, _groups, weigh
 
 def some_cycle(net, length=8, seed=0):
     rng = np.random.default_rng(seed)
-    matchings = tuple(net.heaviest(rng.random(len(net.links))) for _ in range(length))
+    matchings = tuple(net.max_weight(rng.random(len(net.links))) for _ in range(length))
     return Candidate(
         network=net, matchings=matchings, costs=(Fraction(1),) * length, weight=0.55
     ).scored()

@@ -67,7 +67,7 @@ class Replanning:
         self.every = every
         self.times = LinkTimes()
         self._seat, self._deadline = seat, deadline
-        self._bytes = sum(value.nbytes for value in values) * plan.wire.share()
+        self._bytes = sum(value.nbytes for value in values) * plan.wire.size_ratio()
         self._asked_at = 0
         self._draft: Draft | None = None
         self._since = time.perf_counter()

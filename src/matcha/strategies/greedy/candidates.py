@@ -9,10 +9,10 @@ from fractions import Fraction
 
 import numpy as np
 
-from matcha.strategies.greedy.heaviest import (
+from matcha.strategies.greedy.max_weight import (
     Indices,
-    heaviest_matching,
-    heaviest_permutation,
+    max_weight_matching,
+    max_weight_permutation,
 )
 from matcha.strategies.pacing import timeline
 from matcha.theory import cycles
@@ -68,17 +68,17 @@ class Network:
         """Matchings worth comparing by their gain a second: heaviest for some limit on the time."""
         for limit in self.limits:
             allowed = gains if limit == self.limits[-1] else gains * (self.seconds <= float(limit))
-            yield self.heaviest(allowed)
+            yield self.max_weight(allowed)
         if self.loads is not None:
             # A second on a wire has a price: the dearer it is, the fewer links queue there.
             top = float(gains.max(initial=0.0))
             for price in top * np.array([0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 2.0]):
                 queued = self.loads.sum(axis=0) / self.loads.max()
-                yield self.heaviest(gains - price * queued)
+                yield self.max_weight(gains - price * queued)
 
-    def heaviest(self, weights: Array) -> Indices:
+    def max_weight(self, weights: Array) -> Indices:
         """The matching of greatest total weight; of one-way links, the best permutation."""
-        find = heaviest_permutation if self.directed else heaviest_matching
+        find = max_weight_permutation if self.directed else max_weight_matching
         return find(self.links, weights, self.num_workers, seed=self.seed)
 
     def ends(self, chosen: Indices, weights: Array | None = None) -> Step:

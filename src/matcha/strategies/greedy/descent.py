@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from matcha.strategies.greedy.candidates import Candidate, Network
-from matcha.strategies.greedy.heaviest import Indices
+from matcha.strategies.greedy.max_weight import Indices
 from matcha.theory import cycles
 from matcha.theory.cycles import Array
 
@@ -49,7 +49,7 @@ def kicked(candidate: Candidate, kicks: int, sweeps: int) -> Candidate:
         for n in range(start, start + max(2, length // 6)):
             limit = float(best.costs[n % length])
             weights = np.where(network.seconds <= limit, 0.5 + rng.random(len(network.links)), 0.0)
-            matchings[n % length] = network.heaviest(weights)
+            matchings[n % length] = network.max_weight(weights)
         costs = tuple(network.cost(chosen) for chosen in matchings)
         other = replace(best, matchings=tuple(matchings), costs=costs).scored()
         if math.isfinite(other.error):
@@ -129,7 +129,7 @@ def _improved(
     best, best_cost = current, cost(current, coupling(current))
     floor = 1e-9 * abs(best_cost)
     worth = np.where(allowed, linear - diagonal, 0.0)
-    for start in (current, network.heaviest(worth)):
+    for start in (current, network.max_weight(worth)):
         if not len(start):
             continue
         chosen, value = start, cost(start, coupling(start))
@@ -138,7 +138,7 @@ def _improved(
             Q = coupling(chosen)
             inside = np.isin(edge, chosen)
             worth = linear - diagonal - 2 * (Q.sum(axis=1) - np.where(inside, diagonal, 0.0))
-            other = network.heaviest(np.where(allowed, worth, 0.0))
+            other = network.max_weight(np.where(allowed, worth, 0.0))
             if not len(other):
                 break
             other_value = cost(other, coupling(other))

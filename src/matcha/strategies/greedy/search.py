@@ -19,7 +19,7 @@ import numpy as np
 from matcha._numerics.spectra import weighted_laplacian
 from matcha.strategies.greedy.candidates import Candidate, Network
 from matcha.strategies.greedy.descent import SWEEPS, kicked, refined
-from matcha.strategies.greedy.heaviest import Indices
+from matcha.strategies.greedy.max_weight import Indices
 from matcha.strategies.request import stepper
 from matcha.theory import cycles
 from matcha.theory.cycles import Array

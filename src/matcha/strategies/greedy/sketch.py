@@ -21,11 +21,11 @@ import numpy.typing as npt
 
 from matcha._numerics.spectra import is_narrow, lowest_eigenpairs, start_vector, weighted_laplacian
 from matcha.strategies.greedy.candidates import Candidate, Network
-from matcha.strategies.greedy.heaviest import (
+from matcha.strategies.greedy.max_weight import (
     Indices,
-    heaviest_matching,
-    heaviest_permutation,
-    nearly_heaviest_matching,
+    approximate_max_weight_matching,
+    max_weight_matching,
+    max_weight_permutation,
 )
 from matcha.strategies.greedy.search import window_sizes
 from matcha.strategies.request import stepper
@@ -87,12 +87,12 @@ def sketched_cycle(
     price = graph.heat_price(_HORIZON, seed)
     small = network.num_workers <= _EXACT_MATCHING_UP_TO
     # Gains are known to a few percent here: coarse weights lose nothing and take half as long.
-    exact = partial(heaviest_matching, bits=_COARSE)
-    find: Finder = exact if small else nearly_heaviest_matching
-    quick: Finder = nearly_heaviest_matching
+    exact = partial(max_weight_matching, bits=_COARSE)
+    find: Finder = exact if small else approximate_max_weight_matching
+    quick: Finder = approximate_max_weight_matching
     if network.directed:
         # Of permutations the last bits are worth 7 % of the error, and three times the time.
-        find, quick = heaviest_permutation, partial(heaviest_permutation, bits=_COARSE)
+        find, quick = max_weight_permutation, partial(max_weight_permutation, bits=_COARSE)
     if weights is None:
         weights = _PUSH_WEIGHTS if network.directed else _WEIGHTS
     weight = float(np.median(weights))
@@ -412,9 +412,9 @@ def covering(candidate: Candidate) -> Candidate:
         gains = np.where(across, 1 / network.seconds, 0.0)
         matchings.append(
             # Who sends across must hear back, by whatever way: the rest of a circle costs little.
-            network.heaviest(np.where(across, gains, -1e-6 * gains.max()))
+            network.max_weight(np.where(across, gains, -1e-6 * gains.max()))
             if network.directed
-            else nearly_heaviest_matching(network.links, gains, _m(network))
+            else approximate_max_weight_matching(network.links, gains, _m(network))
         )
     costs = tuple(network.cost(chosen) for chosen in matchings)
     return replace(candidate, matchings=tuple(matchings), costs=costs)

@@ -18,8 +18,8 @@ from matcha.plans import Figures, Plan
 from matcha.schedules import Cycle
 from matcha.strategies.greedy import sketch
 from matcha.strategies.greedy.candidates import Candidate, Network
+from matcha.strategies.greedy.initial_cycles import as_circles, initial_cycles
 from matcha.strategies.greedy.search import HORIZONS, WEIGHTS, Found, best_cycle
-from matcha.strategies.greedy.starts import as_circles, known_cycles
 from matcha.strategies.greedy.weights import weighted
 from matcha.strategies.pacing import check_storable, simple, unrolled
 from matcha.strategies.parts import coloring, finished
@@ -116,7 +116,7 @@ def _exact(request: Request, network: Network) -> tuple[Candidate, tuple[str, ..
     if m > 64 and request.effort == "default":
         effort = replace(effort, weights=(0.55, 0.65), horizons=(4.0,), refine=1, sweeps=3)
     lengths = _cycle_lengths(network, request.topology)
-    starts = known_cycles(request.topology, network)
+    starts = initial_cycles(request.topology, network)
     pairs: Candidate | None = None
     if network.directed and not request.topology.directed:
         # Exchanges are circles of two: never worse than greedy over matchings.

@@ -16,7 +16,7 @@ from dataclasses import replace
 import numpy as np
 
 from matcha.strategies.greedy.candidates import Candidate
-from matcha.strategies.greedy.heaviest import Indices
+from matcha.strategies.greedy.max_weight import Indices
 from matcha.theory import cycles
 from matcha.theory.cycles import Array
 

@@ -9,14 +9,14 @@ import numpy as np
 
 from matcha.strategies.finite_time import hypercube_matchings
 from matcha.strategies.greedy.candidates import Candidate, Network
-from matcha.strategies.greedy.heaviest import Indices
-from matcha.strategies.greedy.hops import best_hops, exponential_hops, messages, possible_hops
+from matcha.strategies.greedy.circulant import best_hops, exponential_hops, messages, possible_hops
+from matcha.strategies.greedy.max_weight import Indices
 from matcha.topology import Matching, Topology
 
 _MOST_TURNS = 64
 
 
-def known_cycles(topology: Topology, network: Network) -> list[Candidate]:
+def initial_cycles(topology: Topology, network: Network) -> list[Candidate]:
     """A hypercube's, and where messages go one way those of hops."""
     sequences: list[Sequence[Matching]] = []
     cube = hypercube_matchings(topology.num_workers)

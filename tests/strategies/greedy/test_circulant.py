@@ -10,7 +10,7 @@ from tests.strategies.greedy.networks import network
 
 from matcha import families
 from matcha.strategies.greedy.candidates import Candidate
-from matcha.strategies.greedy.hops import best_hops, hops_error, messages, possible_hops
+from matcha.strategies.greedy.circulant import best_hops, hops_error, messages, possible_hops
 
 
 def test_only_hops_with_all_their_links_are_possible():

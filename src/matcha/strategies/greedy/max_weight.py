@@ -1,4 +1,4 @@
-"""Heavy matchings: the exact heaviest one, and a linear-time approximation of it.
+"""Maximum-weight matchings: exact, and by a linear-time approximation.
 
 A link's weight is what one exchange over it gains; the heaviest matching is the best that one
 unit of communication time can do.
@@ -23,7 +23,7 @@ _DENSE_UP_TO = 256
 _TEMPERATURES = (0.0, *np.geomspace(0.2, 0.02, 16), 0.0, 0.0)
 
 
-def heaviest_matching(
+def max_weight_matching(
     links: Indices, weights: Array, num_workers: int, *, bits: int = _BITS, seed: int = 0
 ) -> Indices:
     """The matching of greatest total weight (Edmonds' blossoms, O(m³)).
@@ -39,7 +39,7 @@ def heaviest_matching(
         The positions of its links, in order.
 
     >>> path = np.array([(0, 1), (1, 2), (2, 3)])
-    >>> heaviest_matching(path, np.array([2.0, 3.0, 2.0]), 4).tolist()
+    >>> max_weight_matching(path, np.array([2.0, 3.0, 2.0]), 4).tolist()
     [0, 2]
     """
     import rustworkx
@@ -61,7 +61,7 @@ def heaviest_matching(
     return np.array(sorted(position[min(p), max(p)] for p in pairs), dtype=np.int64)
 
 
-def heaviest_permutation(
+def max_weight_permutation(
     links: Indices, weights: Array, num_workers: int, *, bits: int = _BITS, seed: int = 0
 ) -> Indices:
     """The links (receiver, sender) of greatest total weight in which all who send also receive.
@@ -71,7 +71,7 @@ def heaviest_permutation(
     weights are told apart by `bits`: fewer is quicker.
 
     >>> ring = np.array([(0, 1), (1, 2), (2, 0), (1, 0)])
-    >>> heaviest_permutation(ring, np.array([2.0, 1.0, 1.0, 1.0]), 3).tolist()
+    >>> max_weight_permutation(ring, np.array([2.0, 1.0, 1.0, 1.0]), 3).tolist()
     [0, 1, 2]
     """
     from scipy.optimize import linear_sum_assignment
@@ -106,7 +106,7 @@ def _sparse_permutation(
     return np.flatnonzero(senders[links[:, 0]] == links[:, 1])
 
 
-def nearly_heaviest_matching(links: Indices, weights: Array, num_workers: int) -> Indices:
+def approximate_max_weight_matching(links: Indices, weights: Array, num_workers: int) -> Indices:
     """A matching close to the heaviest one, in a few dozen linear passes.
 
     Every link that is the heaviest at both of its ends is taken; its neighbours leave; repeat.
@@ -114,7 +114,7 @@ def nearly_heaviest_matching(links: Indices, weights: Array, num_workers: int) -
     so then matched links u–v give way to links from u and v to stranded workers while that gains.
 
     >>> path = np.array([(0, 1), (1, 2), (2, 3)])
-    >>> nearly_heaviest_matching(path, np.array([2.0, 3.0, 2.0]), 4).tolist()
+    >>> approximate_max_weight_matching(path, np.array([2.0, 3.0, 2.0]), 4).tolist()
     [0, 2]
     """
     useful = np.flatnonzero(weights > 0)
