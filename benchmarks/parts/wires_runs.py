@@ -56,7 +56,7 @@ class Run:
             return self.rounds
         momentum = parse_momentum(self.momentum)
         messages = momentum.messages if momentum else 1
-        share = parse_wire(self.wire).share(_shapes(self) if "lowrank" in self.wire else None)
+        share = parse_wire(self.wire).size_ratio(_shapes(self) if "lowrank" in self.wire else None)
         return float(f"{min(1.0, self.bytes / (share * messages)):.4g}")
 
     def plan_file(self) -> str:
