@@ -59,7 +59,7 @@ from matcha.distributed.launching.environment import (
 )
 from matcha.distributed.launching.launch import local_links
 from matcha.distributed.launching.local_workers import LocalWorkers
-from matcha.distributed.transports.links.peers import DEFAULT_PORT
+from matcha.distributed.links.peers import DEFAULT_PORT
 from matcha.documents.keys import new_keys
 from matcha.tasks.recipes import Choices, recipe
 

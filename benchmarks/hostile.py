@@ -29,7 +29,7 @@ from matcha.distributed.collectives import gather
 from matcha.distributed.launching.environment import worker_transport
 from matcha.distributed.launching.launch import launch
 from matcha.distributed.training import Training
-from matcha.distributed.transports.transport import Message, Transport
+from matcha.distributed.transports.base import Message, Transport
 from matcha.simulation import Simulation
 from matcha.tasks.optimizers import SGD
 from matcha.tasks.rates import Constant

@@ -11,7 +11,7 @@ import yaml
 from typer.main import get_command
 
 from matcha.cli import train
-from matcha.distributed.transports.links.peers import from_names
+from matcha.distributed.links.peers import from_names
 
 ROOT = Path(__file__).parent.parent
 

@@ -83,20 +83,20 @@ def away(transport: Transport) -> int:
             gossip.exchange.timeout = 5.0
         for _ in range(8):
             step(model, optimizer, transport.rank)
-            if not transport.told_by(0, "away"):
+            if not transport.get_note(0, "away"):
                 gossip.exchange.timeout = DEADLINE
         return gossip.iteration
 
 
 def wait_for_note(transport: Transport) -> None:
     """Until worker 0 is known to be away, and let it know."""
-    poll(lambda: transport.told_by(0, "away"))
-    transport.tell("seen", "yes")
+    poll(lambda: transport.get_note(0, "away"))
+    transport.set_note("seen", "yes")
 
 
 def stay_away(transport: Transport, others: Iterable[int], seconds: float) -> None:
     """From when all others know."""
-    poll(lambda: all(transport.told_by(rank, "seen") for rank in others))
+    poll(lambda: all(transport.get_note(rank, "seen") for rank in others))
     time.sleep(seconds)
 
 
@@ -114,10 +114,10 @@ def away_from_a_message(transport: Transport) -> str:
     """
     value = torch.zeros(1)
     if transport.rank == 0:
-        transport.tell("away", "yes")
+        transport.set_note("away", "yes")
         stay_away(transport, (1,), 2)
         transport.post([Message(peer=1, tag=1, outgoing=value + 7)]).wait(DEADLINE)
-        transport.tell("away", "")
+        transport.set_note("away", "")
         with suppress(ExchangeError):  # links of our own end with the other's patience
             transport.post([Message(peer=1, tag=3, incoming=value)]).wait(DEADLINE)
     if transport.rank != 1:

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 from tests.distributed import cases
-from tests.distributed.living.test_membership import wait_until
-from tests.distributed.transports.links.linked import local_peers, run_linked
+from tests.distributed.elastic.test_membership import wait_until
+from tests.distributed.links.linked import local_peers, run_linked
 
 from matcha.distributed import Gossip, LinkTransport
 from matcha.errors import InputError

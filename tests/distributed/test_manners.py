@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from tests.distributed import manners
-from tests.distributed.transports.links.linked import run_linked
+from tests.distributed.links.linked import run_linked
 
 from matcha import Plan, families
 from matcha.distributed import Gossip, run_threads

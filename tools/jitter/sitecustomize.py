@@ -24,16 +24,16 @@ from typing import Any
 
 CALLS = {
     "matcha.distributed.gossip": ("Gossip", "__init__ step detach"),
-    "matcha.distributed.transports.links.transport": (
+    "matcha.distributed.links.transport": (
         "LinkTransport",
         "__init__ post tell cut mend start_at give_state ask_for_state close",
     ),
-    "matcha.distributed.transports.links.neighborhood": (
+    "matcha.distributed.links.neighborhood": (
         "Neighborhood",
         "_add_link heard lost drop_all close",
     ),
-    "matcha.distributed.transports.links.link": ("Link", "send receive end"),
-    "matcha.distributed.transports.links.channel": (
+    "matcha.distributed.links.connection": ("Link", "send receive end"),
+    "matcha.distributed.links.framing": (
         "Channel",
         "send receive_header finish shut leave",
     ),

@@ -8,18 +8,18 @@ gossip = Gossip(model, optimizer, plan)     # consensus now follows every optimi
 
 from matcha.distributed.gossip import Gossip
 from matcha.distributed.launching.environment import default_transport
+from matcha.distributed.links.peers import Peers, read_peers
+from matcha.distributed.links.transport import LinkTransport
 from matcha.distributed.training import Training
-from matcha.distributed.transports.links.peers import Peers, read_peers
-from matcha.distributed.transports.links.transport import LinkTransport
-from matcha.distributed.transports.memory_transport import (
+from matcha.distributed.transports.base import Message, Pending, Transport
+from matcha.distributed.transports.memory import (
     MemoryNetwork,
     MemoryTransport,
     run_threads,
 )
-from matcha.distributed.transports.mpi_transport import MpiTransport
+from matcha.distributed.transports.mpi import MpiTransport
 from matcha.distributed.transports.slow_links import SlowLinks
-from matcha.distributed.transports.torch_transport import TorchTransport
-from matcha.distributed.transports.transport import Message, Pending, Transport
+from matcha.distributed.transports.torch import TorchTransport
 from matcha.distributed.worker import Network, run_worker
 from matcha.documents.keys import Keys
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from matcha.distributed.collectives import gather
-from matcha.distributed.transports.transport import Transport
+from matcha.distributed.transports.base import Transport
 from matcha.errors import InputError
 
 __all__ = ["agree", "differences"]

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from matcha.distributed.transports.transport import (
+from matcha.distributed.transports.base import (
     COLLECTIVE_TAGS,
     Buffer,
     Council,

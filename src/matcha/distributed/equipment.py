@@ -10,6 +10,8 @@ import torch
 
 from matcha.distributed.background.asynchrony import asynchrony_of
 from matcha.distributed.background.overlap import Overlap
+from matcha.distributed.elastic.membership import Team
+from matcha.distributed.elastic.replanning import Replanning
 from matcha.distributed.exchanges.buckets import Bucket
 from matcha.distributed.exchanges.clipped import Clipped
 from matcha.distributed.exchanges.link_times import Timed
@@ -19,8 +21,6 @@ from matcha.distributed.exchanges.turns import Runner
 from matcha.distributed.exchanges.wiring import Exchanger, make_exchange
 from matcha.distributed.hooks.momentum import Following
 from matcha.distributed.itinerary import Itinerary
-from matcha.distributed.living.membership import Team
-from matcha.distributed.living.replanning import Replanning
 from matcha.distributed.seats import Seat
 from matcha.errors import InputError
 from matcha.plans import PlanLike

@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from matcha.distributed.averaging import Averaging
 from matcha.distributed.collectives import roll_call
+from matcha.distributed.elastic.membership import Membership, as_team
 from matcha.distributed.equipment import Equipment, Options
 from matcha.distributed.exchanges.buckets import fill_buckets, layout_digest
 from matcha.distributed.exchanges.wiring import alignment
@@ -30,11 +31,10 @@ from matcha.distributed.hooks.misuse import (
 from matcha.distributed.hooks.steps import Steps
 from matcha.distributed.itinerary import Itinerary, answer, say_finished
 from matcha.distributed.launching.environment import goes_on, replan_every
-from matcha.distributed.living.membership import Membership, as_team
 from matcha.distributed.savable import Savable
 from matcha.distributed.seats import shared_facts, take_seat
 from matcha.distributed.stopwatch import Stopwatch
-from matcha.distributed.transports.transport import Transport
+from matcha.distributed.transports.base import Transport
 from matcha.errors import InputError
 from matcha.plans import PlanLike
 from matcha.records import Span
@@ -349,11 +349,11 @@ class Gossip(Savable):
     @contextmanager
     def away(self) -> Iterator[None]:
         """Do long work on this worker alone inside it: others wait beyond their deadline."""
-        self.transport.tell("away", "yes")
+        self.transport.set_note("away", "yes")
         try:
             yield
         finally:
-            self.transport.tell("away", "")
+            self.transport.set_note("away", "")
 
     def detach(self) -> None:
         """Stop exchanging; the model and optimizer go on as ordinary ones. May be called twice."""

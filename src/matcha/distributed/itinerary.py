@@ -10,7 +10,7 @@ from typing import Protocol
 
 from matcha.distributed.exchanges.exchange import Meeting, meetings
 from matcha.distributed.exchanges.wiring import Exchanger
-from matcha.distributed.transports.transport import Transport
+from matcha.distributed.transports.base import Transport
 from matcha.plans import PlanLike
 from matcha.rounds import Round
 
@@ -97,4 +97,4 @@ def say_finished(transport: Transport, itinerary: Itinerary, team: Leaver | None
     if getattr(sys, "last_value", None) is None and not transport.failed:
         if team is not None:
             team.leave()
-        transport.tell(f"finished/{transport.period}", str(itinerary.iteration))
+        transport.set_note(f"finished/{transport.period}", str(itinerary.iteration))

@@ -12,7 +12,7 @@ import torch
 
 from matcha.distributed.agreement import agree
 from matcha.distributed.collectives import barrier, gather
-from matcha.distributed.transports.transport import Message, Transport
+from matcha.distributed.transports.base import Message, Transport
 from matcha.errors import InputError
 from matcha.matchings import decompose
 from matcha.topology import Link, Topology

@@ -12,15 +12,15 @@ from torch import nn
 
 from matcha.distributed.background.asynchrony import Asynchrony
 from matcha.distributed.collectives import roll_call
+from matcha.distributed.elastic.replanning import Replanning
 from matcha.distributed.exchanges.clipped import Clipped
 from matcha.distributed.exchanges.push_sum import PushSumValues
 from matcha.distributed.exchanges.wiring import Exchanger
 from matcha.distributed.hooks.momentum import Following
 from matcha.distributed.itinerary import Itinerary
-from matcha.distributed.living.replanning import Replanning
 from matcha.distributed.saving.checkpoint import checkpoints, load_checkpoint, save_checkpoint
 from matcha.distributed.seats import Seat
-from matcha.distributed.transports.transport import Transport
+from matcha.distributed.transports.base import Transport
 from matcha.errors import InputError
 
 __all__ = ["Savable"]

@@ -19,9 +19,9 @@ import matcha
 from matcha.distributed.agreement import agree
 from matcha.distributed.collectives import gather
 from matcha.distributed.launching.environment import default_transport, is_alone
-from matcha.distributed.transports.memory_transport import MemoryNetwork
-from matcha.distributed.transports.torch_transport import TorchTransport
-from matcha.distributed.transports.transport import Transport
+from matcha.distributed.transports.base import Transport
+from matcha.distributed.transports.memory import MemoryNetwork
+from matcha.distributed.transports.torch import TorchTransport
 from matcha.errors import InputError
 from matcha.plans import PlanLike
 

@@ -19,8 +19,8 @@ from matcha.distributed.agreement import agree
 from matcha.distributed.collectives import gather
 from matcha.distributed.gossip import Gossip
 from matcha.distributed.saving.checkpoint import load_checkpoint, save_checkpoint
+from matcha.distributed.transports.base import Transport
 from matcha.distributed.transports.slow_links import SlowLinks
-from matcha.distributed.transports.transport import Transport
 from matcha.documents import fingerprint
 from matcha.errors import InputError
 from matcha.plans import PlanLike

@@ -13,8 +13,8 @@ import torch
 
 from matcha.distributed.saving.checkpoint import checkpoints
 from matcha.distributed.training import Training
+from matcha.distributed.transports.base import Transport
 from matcha.distributed.transports.slow_links import SlowLinks
-from matcha.distributed.transports.transport import Transport
 from matcha.errors import InputError
 from matcha.records import Record, holds_run, read_run
 from matcha.tasks.jobs import Job, carry_out, check_free

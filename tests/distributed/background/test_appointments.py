@@ -8,7 +8,7 @@ import pytest
 
 from matcha.distributed.background.appointments import Appointments
 from matcha.distributed.collectives import barrier
-from matcha.distributed.transports.memory_transport import run_threads
+from matcha.distributed.transports.memory import run_threads
 from matcha.errors import ExchangeError
 from matcha.topology import families
 

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 from tests.distributed import asynchronous, cases
-from tests.distributed.transports.links.linked import run_linked
+from tests.distributed.links.linked import run_linked
 from torch import nn
 
 from matcha import families, plan
 from matcha.distributed import Gossip, MpiTransport
-from matcha.distributed.transports.memory_transport import MemoryNetwork, run_threads
+from matcha.distributed.transports.memory import MemoryNetwork, run_threads
 from matcha.distributed.transports.slow_links import SlowLinks
 from matcha.errors import ExchangeError, InputError
 
@@ -129,7 +129,7 @@ def test_a_slow_worker_holds_up_nobody():
                     time.sleep(0.01)
             for k in range(20 if transport.rank < 7 else 2):
                 step(model, optimizer, transport.rank, k)
-            transport.tell("done", "yes")
+            transport.set_note("done", "yes")
             return gossip._asynchrony.appointments.held
 
     assert len(run_threads(8, work)) == 8

@@ -12,7 +12,7 @@ from matcha import Round
 from matcha.distributed import Message, Pending, Transport, run_threads
 from matcha.distributed.collectives import barrier
 from matcha.distributed.exchanges.exchange import Exchange, meetings
-from matcha.distributed.transports.transport import MAX_TAG
+from matcha.distributed.transports.base import MAX_TAG
 from matcha.errors import ExchangeError
 
 

@@ -6,7 +6,7 @@ import torch
 from matcha.distributed import MemoryNetwork, MemoryTransport, run_threads
 from matcha.distributed.exchanges.exchange import RUNNING, Meeting
 from matcha.distributed.exchanges.greetings import Courtesy
-from matcha.distributed.transports.torch_transport import _is_sign
+from matcha.distributed.transports.torch import _is_sign
 from matcha.errors import ExchangeError
 
 

@@ -10,7 +10,7 @@ from matcha import Round
 from matcha.distributed import MemoryTransport, Pending, run_threads
 from matcha.distributed.exchanges.exchange import Exchange, meetings
 from matcha.distributed.exchanges.meetings import Meetings
-from matcha.distributed.transports.transport import COLLECTIVE_TAGS
+from matcha.distributed.transports.base import COLLECTIVE_TAGS
 from matcha.errors import PeerLostError
 
 VALUES = np.array([[1.0, 5.0], [2.0, -4.0], [9.0, 0.0]])

@@ -19,7 +19,7 @@ from typing import TypeAlias
 
 import torch
 
-from matcha.distributed.transports.transport import COLLECTIVE_TAGS, Message, Pending, Transport
+from matcha.distributed.transports.base import COLLECTIVE_TAGS, Message, Pending, Transport
 from matcha.errors import ExchangeError
 
 __all__ = ["Appointments", "Hold"]

@@ -21,7 +21,7 @@ from matcha.distributed.exchanges.wiring import Exchanger
 from matcha.distributed.itinerary import Itinerary
 from matcha.distributed.seats import Seat
 from matcha.distributed.stopwatch import Stopwatch
-from matcha.distributed.transports.transport import Transport
+from matcha.distributed.transports.base import Transport
 from matcha.errors import InputError
 from matcha.plans import PlanLike
 from matcha.rounds import Round

@@ -9,7 +9,7 @@ import torch
 
 from matcha.distributed.exchanges.exchange import Meeting
 from matcha.distributed.exchanges.turns import Around, Runner, copy_values, take_turns
-from matcha.distributed.transports.transport import COLLECTIVE_TAGS, Message, Transport
+from matcha.distributed.transports.base import COLLECTIVE_TAGS, Message, Transport
 from matcha.rounds import Round
 from matcha.tasks.clipping import kept_share, renewed_reach
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from matcha.distributed.collectives import ring_mean_, window_mean_
-from matcha.distributed.transports.transport import Message, Pending, Transport, meeting_tag
+from matcha.distributed.transports.base import Message, Pending, Transport, meeting_tag
 from matcha.errors import ExchangeError
 from matcha.rounds import EXACT, ONE_WAY, OneWayRole, Round
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from matcha.distributed.exchanges.exchange import RUNNING, Meeting
-from matcha.distributed.transports.transport import Message, Pending, Transport, meeting_tag
+from matcha.distributed.transports.base import Message, Pending, Transport, meeting_tag
 from matcha.errors import ExchangeError
 
 __all__ = ["Courtesy", "Greeting"]

@@ -10,7 +10,7 @@ import torch
 from matcha.distributed.exchanges.exchange import Meeting
 from matcha.distributed.exchanges.greetings import Courtesy
 from matcha.distributed.exchanges.modulo import refuse_nonfinite
-from matcha.distributed.transports.transport import Transport
+from matcha.distributed.transports.base import Transport
 from matcha.rounds import Round
 from matcha.wires import LowRank
 from matcha.wires.coding import Coder

@@ -17,7 +17,7 @@ import torch
 
 from matcha.distributed.exchanges.exchange import Meeting
 from matcha.distributed.exchanges.turns import Runner, copy_values, take_turns
-from matcha.distributed.transports.transport import COLLECTIVE_TAGS, Message, Pending
+from matcha.distributed.transports.base import COLLECTIVE_TAGS, Message, Pending
 from matcha.errors import PeerLostError
 from matcha.rounds import Round
 

@@ -14,7 +14,7 @@ import torch
 
 from matcha.distributed.exchanges.exchange import Meeting
 from matcha.distributed.exchanges.greetings import Courtesy, Greeting
-from matcha.distributed.transports.transport import Pending, Transport
+from matcha.distributed.transports.base import Pending, Transport
 from matcha.errors import ModelError
 from matcha.rounds import Round
 from matcha.wires import Modulo

@@ -12,7 +12,7 @@ from matcha.distributed.exchanges.buckets import Bucket
 from matcha.distributed.exchanges.exchange import Exchange, Meeting
 from matcha.distributed.exchanges.lowrank import LowRankExchange
 from matcha.distributed.exchanges.modulo import ModuloExchange
-from matcha.distributed.transports.transport import Transport
+from matcha.distributed.transports.base import Transport
 from matcha.rounds import Round
 from matcha.wires import Float, LowRank, Wire
 from matcha.wires.segments import Segment

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, rendezvous  # type: ignore[attr-defined]
 
-from matcha.distributed.transports.links.peers import (
+from matcha.distributed.links.peers import (
     DEFAULT_PORT,
     Peers,
     from_names,
@@ -22,8 +22,8 @@ from matcha.distributed.transports.links.peers import (
     meet,
     read_peers,
 )
-from matcha.distributed.transports.links.transport import LinkTransport
-from matcha.distributed.transports.transport import Transport
+from matcha.distributed.links.transport import LinkTransport
+from matcha.distributed.transports.base import Transport
 from matcha.documents.keys import Keys
 from matcha.errors import InputError
 from matcha.topology import Topology
@@ -109,14 +109,14 @@ def default_transport(topology: Topology | None = None) -> Transport:
         return _links(topology, os.environ[PEERS_VARIABLE])
     if not dist.is_initialized() and not {"RANK", "WORLD_SIZE"} <= os.environ.keys():
         if _started_by_mpi():
-            from matcha.distributed.transports.mpi_transport import MpiTransport
+            from matcha.distributed.transports.mpi import MpiTransport
 
             return MpiTransport()
         raise InputError(
             "this process has no other workers to talk to: start the script with "
             "`torchrun --nproc-per-node=8 SCRIPT`, `matcha train SCRIPT` or `mpirun`."
         )
-    from matcha.distributed.transports.torch_transport import TorchTransport
+    from matcha.distributed.transports.torch import TorchTransport
 
     if dist.is_initialized():
         return TorchTransport()

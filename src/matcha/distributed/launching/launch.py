@@ -14,7 +14,7 @@ from typing import Any
 
 from matcha.distributed.launching.environment import KEYS_VARIABLE, PEERS_VARIABLE
 from matcha.distributed.launching.local_workers import LocalWorkers
-from matcha.distributed.transports.links.peers import Peers, free_ports
+from matcha.distributed.links.peers import Peers, free_ports
 from matcha.errors import ExchangeError, InputError, WorkerError
 
 __all__ = ["PLAN_VARIABLE", "Hosts", "launch", "local_links"]

@@ -17,7 +17,7 @@ from matcha.distributed.exchanges.push_sum import PushSumValues
 from matcha.distributed.exchanges.shards import like, local
 from matcha.distributed.exchanges.wiring import Exchanger
 from matcha.distributed.hooks.momentum import Following
-from matcha.distributed.transports.transport import Buffer, Transport
+from matcha.distributed.transports.base import Buffer, Transport
 from matcha.documents import replacing
 from matcha.errors import DataError, InputError
 

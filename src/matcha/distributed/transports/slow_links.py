@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from matcha.distributed.transports.transport import Message, Pending, Transport
+from matcha.distributed.transports.base import Message, Pending, Transport
 from matcha.errors import InputError
 
 __all__ = ["SlowLinks"]
@@ -105,21 +105,21 @@ class SlowLinks(Transport):
         """As the transport below."""
         self.transport.probe(peer)
 
-    def tell(self, what: str, value: str) -> None:
+    def set_note(self, what: str, value: str) -> None:
         """As the transport below."""
-        self.transport.tell(what, value)
+        self.transport.set_note(what, value)
 
-    def told_by(self, rank: int, what: str) -> str:
+    def get_note(self, rank: int, what: str) -> str:
         """As the transport below."""
-        return self.transport.told_by(rank, what)
+        return self.transport.get_note(rank, what)
 
-    def accuse(self, peer: int | None) -> None:
+    def report_waiting_on(self, peer: int | None) -> None:
         """As the transport below."""
-        self.transport.accuse(peer)
+        self.transport.report_waiting_on(peer)
 
-    def accused_by(self, rank: int) -> int | None:
+    def waiting_on(self, rank: int) -> int | None:
         """As the transport below."""
-        return self.transport.accused_by(rank)
+        return self.transport.waiting_on(rank)
 
     def close(self) -> None:
         """As the transport below."""

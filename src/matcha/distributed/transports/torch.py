@@ -11,8 +11,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from matcha.distributed.transports.transport import Message, Pending, Transport
-from matcha.distributed.transports.vigil import Vigil
+from matcha.distributed.transports.base import Message, Pending, Transport
+from matcha.distributed.transports.stall_detector import StallDetector
 from matcha.errors import InputError
 
 __all__ = ["TorchTransport"]
@@ -125,23 +125,23 @@ class TorchTransport(Transport):
             else f"worker {rank}, {name.replace(str(rank), str(process), 1)}"
         )
 
-    def tell(self, what: str, value: str) -> None:
+    def set_note(self, what: str, value: str) -> None:
         """Write to the key-value store that all workers share."""
         _quickly(lambda: self._store.set(f"{self._notes}{what}/{self.rank}", value))
 
-    def told_by(self, rank: int, what: str) -> str:
+    def get_note(self, rank: int, what: str) -> str:
         """Read from the key-value store that all workers share."""
         key = f"{self._notes}{what}/{rank}"
         found = _quickly(lambda: self._store.get(key) if self._store.check([key]) else None)
         return found.decode() if found else ""
 
-    def accuse(self, peer: int | None) -> None:
+    def report_waiting_on(self, peer: int | None) -> None:
         """A note like others."""
-        self.tell("accuses", "" if peer is None else str(peer))
+        self.set_note("accuses", "" if peer is None else str(peer))
 
-    def accused_by(self, rank: int) -> int | None:
+    def waiting_on(self, rank: int) -> int | None:
         """A note like others."""
-        told = self.told_by(rank, "accuses")
+        told = self.get_note(rank, "accuses")
         return int(told) if told else None
 
     def close(self) -> None:
@@ -170,10 +170,10 @@ class _Works(Pending):
         while self.signs:
             sign = self.signs[0]
             if not sign.has_come():
-                vigil = Vigil(self.transport, sign.peer, timeout)
+                detector = StallDetector(self.transport, sign.peer, timeout)
                 while not sign.has_come():
-                    vigil.pause()
-                vigil.end()
+                    detector.pause()
+                detector.end()
             self.signs.pop(0)
         patience = min(_PATIENCE, 0.2 * timeout)
         limit = timedelta(seconds=timeout - patience)

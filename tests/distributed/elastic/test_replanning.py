@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from tests.distributed.transports.links.linked import run_linked
+from tests.distributed.links.linked import run_linked
 from torch import nn
 
 import matcha
@@ -132,7 +132,7 @@ def test_a_checkpoint_goes_on_by_the_stages_that_it_had_or_was_making(tmp_path) 
 
 
 def test_links_that_compare_as_planned_leave_the_plan_alone(monkeypatch) -> None:
-    monkeypatch.setattr("matcha.distributed.living.replanning._TRIFLE", 1e9)
+    monkeypatch.setattr("matcha.distributed.elastic.replanning._TRIFLE", 1e9)
     assert run_threads(4, lambda t: follow(t)[1]) == [PLAN] * 4
 
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from matcha.distributed.exchanges.meetings import MeetingPlace
 from matcha.distributed.saving.snapshots import Worker, dump_snapshot, load_snapshot
-from matcha.distributed.transports.transport import Buffer, Transport
+from matcha.distributed.transports.base import Buffer, Transport
 from matcha.errors import InputError
 from matcha.plans import PlanLike
 from matcha.rounds import check_losable

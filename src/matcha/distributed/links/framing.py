@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
-from matcha.distributed.transports.transport import Buffer
+from matcha.distributed.transports.base import Buffer
 
 __all__ = ["Channel", "ClosedError", "Kind"]
 

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from matcha.distributed.transports.links.change import Change
-from matcha.distributed.transports.links.channel import Kind
-from matcha.distributed.transports.links.link import Link, Ticket
-from matcha.distributed.transports.links.neighborhood import Neighborhood
-from matcha.distributed.transports.links.news import News
-from matcha.distributed.transports.links.peers import Peers
-from matcha.distributed.transports.transport import Buffer, Message, Pending, Transport
+from matcha.distributed.links.change import Change
+from matcha.distributed.links.connection import Link, Ticket
+from matcha.distributed.links.framing import Kind
+from matcha.distributed.links.neighborhood import Neighborhood
+from matcha.distributed.links.news import News
+from matcha.distributed.links.peers import Peers
+from matcha.distributed.transports.base import Buffer, Message, Pending, Transport
 from matcha.documents.keys import Keys
 from matcha.errors import ExchangeError, InputError, PeerLostError
 from matcha.topology import Topology
@@ -134,7 +134,7 @@ class LinkTransport(Transport):
         """Why a neighbour's last link ended, as the end of a sentence."""
         return self.neighborhood.reasons.get(peer, "cannot be reached")
 
-    def accuse(self, peer: int | None) -> None:
+    def report_waiting_on(self, peer: int | None) -> None:
         """Tell everybody within reach."""
         if peer is None:
             return
@@ -142,17 +142,17 @@ class LinkTransport(Transport):
             near.accusations[self.rank] = peer
             near.tell(News(accused={self.rank: peer}))
 
-    def accused_by(self, rank: int) -> int | None:
+    def waiting_on(self, rank: int) -> int | None:
         """What the news says."""
         with (near := self.neighborhood).lock:
             return near.accusations.get(rank)
 
-    def tell(self, what: str, value: str) -> None:
+    def set_note(self, what: str, value: str) -> None:
         """Let the news carry it."""
         with (near := self.neighborhood).lock:
             near.note(what, value)
 
-    def told_by(self, rank: int, what: str) -> str:
+    def get_note(self, rank: int, what: str) -> str:
         """What the news says."""
         with (near := self.neighborhood).lock:
             return near.notes.get((rank, what), (0, ""))[1]

@@ -7,7 +7,7 @@ whoever has seen all its links up, and heard the same from all below it, says so
 
 from __future__ import annotations
 
-from matcha.distributed.transports.links.table import LinkTable, breadth_first
+from matcha.distributed.links.table import LinkTable, breadth_first
 
 __all__ = ["Muster"]
 

@@ -14,10 +14,10 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
-from matcha.distributed.transports.links.channel import Kind
-from matcha.distributed.transports.links.link import Link, Owner
-from matcha.distributed.transports.links.table import LinkTable, Tree
-from matcha.distributed.transports.transport import Buffer
+from matcha.distributed.links.connection import Link, Owner
+from matcha.distributed.links.framing import Kind
+from matcha.distributed.links.table import LinkTable, Tree
+from matcha.distributed.transports.base import Buffer
 from matcha.errors import ExchangeError
 
 __all__ = ["Council", "Parts"]

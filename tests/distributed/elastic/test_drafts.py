@@ -7,8 +7,8 @@ import json
 import pytest
 
 import matcha
-from matcha.distributed.living import drafts
-from matcha.distributed.living.drafts import Draft
+from matcha.distributed.elastic import drafts
+from matcha.distributed.elastic.drafts import Draft
 from matcha.strategies.staged import next_level
 
 RING = matcha.families.ring(4)

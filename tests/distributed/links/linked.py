@@ -9,7 +9,7 @@ from typing import Any
 
 from matcha import Topology
 from matcha.distributed import Keys, LinkTransport, Peers
-from matcha.distributed.transports.links.peers import free_ports
+from matcha.distributed.links.peers import free_ports
 
 HOST = "127.0.0.1"
 

@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from tests.distributed.transports.links.linked import local_peers, run_linked
+from tests.distributed.links.linked import local_peers, run_linked
 
 from matcha import Topology, families
 from matcha.distributed import Peers
-from matcha.distributed.transports.links.channel import Channel, Kind
-from matcha.distributed.transports.links.neighborhood import Neighborhood
+from matcha.distributed.links.framing import Channel, Kind
+from matcha.distributed.links.neighborhood import Neighborhood
 
 
 def test_a_start_takes_news_in_proportion_to_links(monkeypatch) -> None:

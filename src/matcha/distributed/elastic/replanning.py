@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from matcha.distributed.collectives import gather
+from matcha.distributed.elastic.drafts import Draft
 from matcha.distributed.exchanges.link_times import LinkTimes
-from matcha.distributed.living.drafts import Draft
 from matcha.distributed.probe import exchange_time
 from matcha.distributed.seats import Seat
 from matcha.errors import PeerLostError

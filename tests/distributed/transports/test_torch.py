@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tests.distributed import cases
 
-import matcha.distributed.transports.torch_transport as module
+import matcha.distributed.transports.torch as module
 from matcha.distributed import TorchTransport
 from matcha.errors import InputError
 

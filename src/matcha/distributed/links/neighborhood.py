@@ -14,15 +14,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from matcha.distributed.transports.links.change import Change
-from matcha.distributed.transports.links.channel import Channel, Kind
-from matcha.distributed.transports.links.council import Council
-from matcha.distributed.transports.links.door import Door, Hello, RefusedError, dial
-from matcha.distributed.transports.links.link import Link, Speed
-from matcha.distributed.transports.links.muster import Muster
-from matcha.distributed.transports.links.news import News, Note
-from matcha.distributed.transports.links.peers import Peers, dials
-from matcha.distributed.transports.links.table import FIRST_UP, LinkTable
+from matcha.distributed.links.change import Change
+from matcha.distributed.links.connection import Link, Speed
+from matcha.distributed.links.framing import Channel, Kind
+from matcha.distributed.links.listener import Door, Hello, RefusedError, dial
+from matcha.distributed.links.muster import Muster
+from matcha.distributed.links.news import News, Note
+from matcha.distributed.links.peers import Peers, dials
+from matcha.distributed.links.table import FIRST_UP, LinkTable
+from matcha.distributed.links.tree_collectives import Council
 from matcha.documents.keys import Keys
 from matcha.errors import ExchangeError
 from matcha.topology import Link as Pair

@@ -4,7 +4,7 @@ import pytest
 from tests.distributed import manners
 
 from matcha.distributed import Gossip, MemoryNetwork, MemoryTransport, run_threads
-from matcha.distributed.transports.vigil import Vigil
+from matcha.distributed.transports.stall_detector import StallDetector
 from matcha.errors import ExchangeError
 
 
@@ -42,13 +42,13 @@ def test_what_was_noted_is_taken_back_when_the_peer_comes() -> None:
     network = MemoryNetwork(2)
     transport = network.transport(0)
     transport.doing = "the round of iteration 7"
-    vigil = Vigil(transport, 1, timeout=60)
-    vigil.look()
+    detector = StallDetector(transport, 1, timeout=60)
+    detector.look()
     assert network.accusations == {0: 1}
-    assert network.transport(1).told_by(0, "in") == "the round of iteration 7"
-    vigil.end()
+    assert network.transport(1).get_note(0, "in") == "the round of iteration 7"
+    detector.end()
     assert network.accusations == {0: None}
-    assert network.transport(1).told_by(0, "in") == ""
+    assert network.transport(1).get_note(0, "in") == ""
 
 
 @pytest.mark.parametrize("call", ["averaged()", "the round"])
@@ -57,14 +57,14 @@ def test_only_who_waits_in_another_call_waits_for_ever(call) -> None:
     network = MemoryNetwork(2)
     first, second = network.transport(0), network.transport(1)
     first.doing = "the round"
-    second.accuse(0)
-    second.tell("in", call)
-    vigil = Vigil(first, 1, timeout=60)
-    vigil.look()  # a note may be a moment old: once is not enough
+    second.report_waiting_on(0)
+    second.set_note("in", call)
+    detector = StallDetector(first, 1, timeout=60)
+    detector.look()  # a note may be a moment old: once is not enough
     if call == first.doing:
-        vigil.look()
+        detector.look()
         assert not first.failed
     else:
         with pytest.raises(ExchangeError, match=r"1 is in averaged\(\), rank 0 is in the round"):
-            vigil.look()
+            detector.look()
         assert first.failed

@@ -1,4 +1,4 @@
-"""Vigil: waiting for a peer that does not come, and finding out why while there is time.
+"""StallDetector: waiting for a peer that does not come, and finding out why while there is time.
 
 A short wait costs nothing here. In a long one this worker notes, where all can read it, whom it
 waits for and in which call, and reads the others' notes: somebody who said that it is away is
@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import time
 
-from matcha.distributed.transports.transport import Transport
+from matcha.distributed.transports.base import Transport
 from matcha.errors import ExchangeError
 
-__all__ = ["Vigil"]
+__all__ = ["StallDetector"]
 
 _SPIN = 1e-3  # seconds in which to look again and again: most answers are near
 _LONG = 1.0  # seconds after which a wait is worth a note
 
 
-class Vigil:
+class StallDetector:
     """One wait of this worker for one peer.
 
     Args:
@@ -59,13 +59,13 @@ class Vigil:
         transport = self._transport
         if not self._noted and not transport.asynchronous:
             self._noted = True
-            transport.accuse(self._peer)
-            transport.tell("in", transport.doing)
+            transport.report_waiting_on(self._peer)
+            transport.set_note("in", transport.doing)
         transport.probe(self._peer)
         chain = self._chain()
-        if transport.told_by(chain[-1], "away"):
+        if transport.get_note(chain[-1], "away"):
             self._end = now + self._timeout - self._patience
-        if transport.told_by(self._peer, f"finished/{transport.period}"):
+        if transport.get_note(self._peer, f"finished/{transport.period}"):
             raise transport.failure(self._peer, "has finished", 0.0)
         self._check_cycle(chain)
         if now > self._end:
@@ -75,14 +75,14 @@ class Vigil:
     def end(self) -> None:
         """The peer came: take back what was noted."""
         if self._noted:
-            self._transport.accuse(None)
-            self._transport.tell("in", "")
+            self._transport.report_waiting_on(None)
+            self._transport.set_note("in", "")
 
     def _chain(self) -> list[int]:
         """Whom the peer waits for, and whom that one does, up to one who waits for nobody."""
         chain = [self._peer]
         while True:
-            accused = self._transport.accused_by(chain[-1])
+            accused = self._transport.waiting_on(chain[-1])
             if accused is None or accused in chain:
                 return chain
             chain.append(accused)
@@ -96,7 +96,7 @@ class Vigil:
         calls = None
         if transport.rank in chain:
             around = chain[: chain.index(transport.rank) + 1]
-            calls = tuple(str(transport.told_by(rank, "in")) for rank in around)
+            calls = tuple(str(transport.get_note(rank, "in")) for rank in around)
         if calls is None or len({*calls, transport.doing}) == 1 or "" in calls:
             self._cycle = None
         elif calls != self._cycle:

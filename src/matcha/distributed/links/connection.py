@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from matcha.distributed.transports.links.channel import Channel, ClosedError, Kind
-from matcha.distributed.transports.links.news import News
-from matcha.distributed.transports.transport import Buffer
+from matcha.distributed.links.framing import Channel, ClosedError, Kind
+from matcha.distributed.links.news import News
+from matcha.distributed.transports.base import Buffer
 
 __all__ = ["Link", "Owner", "Speed", "Ticket"]
 

@@ -10,8 +10,8 @@ from typing import TypeVar
 
 import torch
 
-from matcha.distributed.transports.transport import Message, Pending, Transport
-from matcha.distributed.transports.vigil import Vigil
+from matcha.distributed.transports.base import Message, Pending, Transport
+from matcha.distributed.transports.stall_detector import StallDetector
 from matcha.errors import InputError
 
 __all__ = ["MemoryNetwork", "MemoryTransport", "run_threads"]
@@ -66,19 +66,19 @@ class MemoryTransport(Transport):
                 box.put(message.outgoing.clone())
         return _Arrivals(self, [message for message in messages if message.incoming is not None])
 
-    def tell(self, what: str, value: str) -> None:
+    def set_note(self, what: str, value: str) -> None:
         """Note it in the network."""
         self.network.notes[self.rank, what] = value
 
-    def told_by(self, rank: int, what: str) -> str:
+    def get_note(self, rank: int, what: str) -> str:
         """Read it from the network."""
         return self.network.notes.get((rank, what), "")
 
-    def accuse(self, peer: int | None) -> None:
+    def report_waiting_on(self, peer: int | None) -> None:
         """Note it in the network."""
         self.network.accusations[self.rank] = peer
 
-    def accused_by(self, rank: int) -> int | None:
+    def waiting_on(self, rank: int) -> int | None:
         """Read it from the network."""
         return self.network.accusations.get(rank)
 
@@ -98,14 +98,14 @@ class _Arrivals(Pending):
         while self.messages:
             message = self.messages[0]
             box = transport.network.mailbox(message.peer, transport.rank, message.tag)
-            vigil = Vigil(transport, message.peer, timeout)
+            detector = StallDetector(transport, message.peer, timeout)
             arrived = None
             while arrived is None:
                 try:
-                    arrived = box.get(timeout=vigil.slice)
+                    arrived = box.get(timeout=detector.slice)
                 except queue.Empty:
-                    vigil.look()
-            vigil.end()
+                    detector.look()
+            detector.end()
             assert message.incoming is not None
             message.incoming.copy_(arrived)
             self.messages.pop(0)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.distributed.transports.links.linked import HOST, local_peers, run_linked
+from tests.distributed.links.linked import HOST, local_peers, run_linked
 
 from matcha import families
 from matcha.distributed import Keys, LinkTransport, Message
@@ -205,7 +205,7 @@ def test_a_revoked_neighbour_is_dropped_while_it_is_linked(tmp_path: Path) -> No
 
 
 def test_a_neighbour_that_sends_nonsense_loses_its_link_only() -> None:
-    from matcha.distributed.transports.links.channel import Kind
+    from matcha.distributed.links.framing import Kind
 
     def work(transport):
         near = transport.neighborhood

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 from tests.distributed import cases
-from tests.distributed.transports.links.linked import HOST, local_peers, run_linked
+from tests.distributed.links.linked import HOST, local_peers, run_linked
 
 from matcha import Topology, families
 from matcha.distributed import LinkTransport, Message, Peers, read_peers
 from matcha.distributed.collectives import barrier, broadcast, gather, mean_
-from matcha.distributed.transports.links.peers import dials, free_ports
-from matcha.distributed.transports.links.table import LinkTable
+from matcha.distributed.links.peers import dials, free_ports
+from matcha.distributed.links.table import LinkTable
 from matcha.documents.keys import new_keys
 from matcha.errors import ExchangeError, InputError
 

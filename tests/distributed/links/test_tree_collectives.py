@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from matcha.distributed.transports.links.channel import Kind
-from matcha.distributed.transports.links.council import Council
-from matcha.distributed.transports.links.table import LinkTable
+from matcha.distributed.links.framing import Kind
+from matcha.distributed.links.table import LinkTable
+from matcha.distributed.links.tree_collectives import Council
 from matcha.topology import families
 
 PATIENCE = 60.0

@@ -23,8 +23,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from matcha.distributed.transports.links.channel import Channel
-from matcha.distributed.transports.links.peers import Address
+from matcha.distributed.links.framing import Channel
+from matcha.distributed.links.peers import Address
 from matcha.documents.keys import Keys, worker_of
 from matcha.errors import InputError
 

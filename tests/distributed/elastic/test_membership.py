@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import torch
 from tests.distributed import cases
-from tests.distributed.transports.links.linked import local_peers, run_linked
+from tests.distributed.links.linked import local_peers, run_linked
 
 import matcha.distributed
 from matcha import families
 from matcha.distributed import Gossip, LinkTransport, run_threads
-from matcha.distributed.living.membership import Pace
+from matcha.distributed.elastic.membership import Pace
 from matcha.errors import ExchangeError, InputError
 
 LOST, BACK, ITERATIONS = 12, 25, 40

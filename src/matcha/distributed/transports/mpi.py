@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from matcha.distributed.transports.transport import Message, Pending, Transport
+from matcha.distributed.transports.base import Message, Pending, Transport
 from matcha.errors import PackageError, missing_package
 
 __all__ = ["MpiTransport"]
@@ -63,7 +63,7 @@ class MpiTransport(Transport):
         ]
         return _Requests(self, requests)
 
-    def tell(self, what: str, value: str) -> None:
+    def set_note(self, what: str, value: str) -> None:
         """Send it to every other worker, which reads it when it waits for long.
 
         Nobody need be there to receive it: so small a message leaves at once.
@@ -77,7 +77,7 @@ class MpiTransport(Transport):
         while self._leaving and time.monotonic() < end:
             self._leaving = [(r, letter) for r, letter in self._leaving if not r.Test()]
 
-    def told_by(self, rank: int, what: str) -> str:
+    def get_note(self, rank: int, what: str) -> str:
         """Look into the letter box."""
         while (letter := self._letters.Improbe()) is not None:
             self._read(letter)
@@ -123,9 +123,9 @@ class _Requests(Pending):
             ExchangeError: that time has come, or the peer has finished.
         """
         transport, peer = self.transport, self.requests[0][0]
-        if any(transport.told_by(rank, "away") for rank in transport.members):
+        if any(transport.get_note(rank, "away") for rank in transport.members):
             return now + timeout
-        if now > end or transport.told_by(peer, f"finished/{transport.period}"):
+        if now > end or transport.get_note(peer, f"finished/{transport.period}"):
             if all(request.Test() for _, request in self.requests):  # its last words came just now
                 return end
             raise transport.failure(peer, f"did not answer within {timeout:g} s", 0.0)

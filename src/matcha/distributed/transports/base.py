@@ -146,14 +146,14 @@ class Transport(ABC):
     def close(self) -> None:  # noqa: B027  (most transports hold nothing)
         """Give back connections; nothing may be posted afterwards."""
 
-    def accuse(self, peer: int | None) -> None:  # noqa: B027
+    def report_waiting_on(self, peer: int | None) -> None:  # noqa: B027
         """Note where all can read it, if there is such a place, whom we wait for, or nobody."""
 
-    def accused_by(self, rank: int) -> int | None:
+    def waiting_on(self, rank: int) -> int | None:
         """Whom `rank` accused; None when nobody, or when there is no place to note it."""
         return None
 
-    def tell(self, what: str, value: str) -> None:  # noqa: B027
+    def set_note(self, what: str, value: str) -> None:  # noqa: B027
         """Note something else about this worker where all can read it, if there is such a place.
 
         Args:
@@ -161,7 +161,7 @@ class Transport(ABC):
             value: empty takes it back.
         """
 
-    def told_by(self, rank: int, what: str) -> str:
+    def get_note(self, rank: int, what: str) -> str:
         """What `rank` noted; empty when nothing, or when there is no place to note it."""
         return ""
 
@@ -189,18 +189,18 @@ class Transport(ABC):
             patience: seconds to give the peer to say whom it waited for itself.
         """
         self.failed = True
-        finished = self.told_by(peer, f"finished/{self.period}")
+        finished = self.get_note(peer, f"finished/{self.period}")
         if finished:
             return ExchangeError(
                 f"{self.name(peer)} finished at iteration {finished}, but {self.name(self.rank)} "
                 f"still waits for it in {self.doing or 'a call of all workers'}: let every worker "
                 "take as many steps, or train inside `with gossip.join():`."
             )
-        self.accuse(peer)
+        self.report_waiting_on(peer)
         end = time.monotonic() + patience
         chain = [peer]
         while True:
-            accused = self.accused_by(chain[-1])
+            accused = self.waiting_on(chain[-1])
             if accused is not None and accused not in (*chain, self.rank):
                 chain.append(accused)
             elif len(chain) > 1 or time.monotonic() > end:
