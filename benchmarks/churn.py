@@ -51,14 +51,14 @@ from parts.outcome import write
 
 from matcha import Plan, Topology, families, plan
 from matcha.distributed import Gossip, Peers, Transport, run_threads
-from matcha.distributed.launching.environment import (
+from matcha.distributed.launch.environment import (
     KEYS_VARIABLE,
     LOSS_VARIABLE,
     PEERS_VARIABLE,
     default_transport,
 )
-from matcha.distributed.launching.launch import local_links
-from matcha.distributed.launching.local_workers import LocalWorkers
+from matcha.distributed.launch.launcher import local_links
+from matcha.distributed.launch.local_workers import LocalWorkers
 from matcha.distributed.links.peers import DEFAULT_PORT
 from matcha.documents.keys import new_keys
 from matcha.tasks.recipes import Choices, recipe

@@ -29,7 +29,7 @@ from torch import nn
 
 from matcha import Plan, families
 from matcha.distributed import Gossip, MemoryNetwork, TorchTransport, Transport
-from matcha.distributed.launching.local_workers import LocalWorkers
+from matcha.distributed.launch.local_workers import LocalWorkers
 from matcha.schedules import Cycle, Periodic
 from matcha.timing import Units
 

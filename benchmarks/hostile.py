@@ -26,8 +26,8 @@ from parts.outcome import write
 
 import matcha
 from matcha.distributed.collectives import gather
-from matcha.distributed.launching.environment import worker_transport
-from matcha.distributed.launching.launch import launch
+from matcha.distributed.launch.environment import worker_transport
+from matcha.distributed.launch.launcher import launch
 from matcha.distributed.training import Training
 from matcha.distributed.transports.base import Message, Transport
 from matcha.simulation import Simulation

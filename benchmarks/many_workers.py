@@ -28,8 +28,8 @@ from typing import Any
 from parts.outcome import write
 
 from matcha import Plan, Topology, families, plan
-from matcha.distributed.launching.launch import local_links
-from matcha.distributed.launching.local_workers import LocalWorkers
+from matcha.distributed.launch.launcher import local_links
+from matcha.distributed.launch.local_workers import LocalWorkers
 
 CASES = ("ring", "erdos-renyi", "gloo", "complete:32", "gloo:32", "ring-alone", "gloo-alone")
 PATIENCE = 900.0
@@ -48,7 +48,7 @@ def work(folder: Path) -> None:
     import torch
 
     from matcha.distributed import Gossip
-    from matcha.distributed.launching.environment import default_transport
+    from matcha.distributed.launch.environment import default_transport
 
     torch.set_num_threads(1)
     imported = time.process_time()

@@ -32,7 +32,7 @@ from torch import nn
 from matcha import Plan, families, plan
 from matcha.distributed import Gossip, TorchTransport
 from matcha.distributed.collectives import barrier
-from matcha.distributed.launching.local_workers import LocalWorkers
+from matcha.distributed.launch.local_workers import LocalWorkers
 from matcha.simulation import (
     SGD,
     AsynchronousSimulation,

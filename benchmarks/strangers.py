@@ -29,9 +29,9 @@ from torch import nn
 
 from matcha import families, plan
 from matcha.distributed import Gossip, read_peers
-from matcha.distributed.launching.environment import default_transport
-from matcha.distributed.launching.launch import local_links
-from matcha.distributed.launching.local_workers import LocalWorkers
+from matcha.distributed.launch.environment import default_transport
+from matcha.distributed.launch.launcher import local_links
+from matcha.distributed.launch.local_workers import LocalWorkers
 from matcha.documents.keys import new_keys
 
 TOPOLOGY = families.path(2)

@@ -9,24 +9,24 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-from matcha.distributed.launching.local_workers import LocalWorkers
-from matcha.distributed.launching.nursery import Nursery, Nursling, can_be_forked
+from matcha.distributed.launch.fork_server import ForkedProcess, ForkServer, can_be_forked
+from matcha.distributed.launch.local_workers import LocalWorkers
 
 STRICT = str(Path(__file__).parent / "strict.py")
 
 
 @cache
-def _nursery() -> Nursery:
-    return Nursery(os.environ)  # ends with this process
+def _fork_server() -> ForkServer:
+    return ForkServer(os.environ)  # ends with this process
 
 
 def start_script(
     script: str, *arguments: str, environment: Mapping[str, str], log: Path
-) -> Nursling | subprocess.Popen[bytes]:
+) -> ForkedProcess | subprocess.Popen[bytes]:
     """`python -W error SCRIPT ARGUMENTS…` in the present folder, leading a group of its own."""
     command = [sys.executable, STRICT, script, *arguments]
     if can_be_forked(command):
-        return _nursery().start(command, environment, log, "wb")
+        return _fork_server().start(command, environment, log, "wb")
     with log.open("wb") as file:
         return subprocess.Popen(
             command, env=environment, stdout=file, stderr=file, start_new_session=True
@@ -36,7 +36,7 @@ def start_script(
 class ScriptWorkers(LocalWorkers):
     """Local workers of `[SCRIPT, ARGUMENTS…]`."""
 
-    def _start(self, rank: int) -> Nursling | subprocess.Popen[bytes]:
+    def _start(self, rank: int) -> ForkedProcess | subprocess.Popen[bytes]:
         log = self._log(rank)
         assert log is not None
         ranked = {**self._shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}

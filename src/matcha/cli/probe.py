@@ -56,8 +56,8 @@ def probe_command(
         raise InputError(f"--repetitions is {repetitions}, but it must be 1 or more.")
     check_free(output, force=False)
     graph = families.parse(topology)
-    from matcha.distributed.launching.environment import is_worker, worker_transport
-    from matcha.distributed.launching.launch import launch
+    from matcha.distributed.launch.environment import is_worker, worker_transport
+    from matcha.distributed.launch.launcher import launch
     from matcha.distributed.probe import probe
 
     if not is_worker():

@@ -54,7 +54,7 @@ from matcha.topology import families
 from matcha.wires import parse_wire
 
 if TYPE_CHECKING:
-    from matcha.distributed.launching.launch import Hosts
+    from matcha.distributed.launch.launcher import Hosts
     from matcha.distributed.worker import Network
     from matcha.tasks.jobs import Job
 
@@ -156,8 +156,8 @@ def train_command(
         raise InputError(f"a task takes no arguments of its own: {' '.join(arguments)!r}.")
     if not is_script:
         _check_task(target, momentum)
-    from matcha.distributed.launching.environment import REPLAN_VARIABLE, is_worker
-    from matcha.distributed.launching.launch import Hosts
+    from matcha.distributed.launch.environment import REPLAN_VARIABLE, is_worker
+    from matcha.distributed.launch.launcher import Hosts
     from matcha.strategies.staged import check_followable
 
     _set_links(peers, rank, keys, links=links, elastic=elastic)
@@ -251,7 +251,7 @@ def _set_links(
     peers: str | None, rank: int | None, keys: Path | None, *, links: bool, elastic: bool
 ) -> None:
     """Leave what was said about links where workers, this process or its children, look for it."""
-    from matcha.distributed.launching.environment import (
+    from matcha.distributed.launch.environment import (
         KEYS_VARIABLE,
         LOSS_VARIABLE,
         PEERS_VARIABLE,
@@ -286,7 +286,7 @@ def _launch(
     watched: Path | None = None,
 ) -> None:
     """Start the workers, each with the plan's path, and wait for them."""
-    from matcha.distributed.launching.launch import PLAN_VARIABLE, launch, local_links
+    from matcha.distributed.launch.launcher import PLAN_VARIABLE, launch, local_links
     from matcha.report.watch import watch
 
     with tempfile.TemporaryDirectory(prefix="matcha-") as folder:
@@ -345,7 +345,7 @@ def _work(
     quiet: bool,
 ) -> None:
     """Be one worker."""
-    from matcha.distributed.launching.environment import worker_transport
+    from matcha.distributed.launch.environment import worker_transport
     from matcha.distributed.worker import run_worker
 
     with worker_transport(job.plan.topology) as transport:
@@ -395,7 +395,7 @@ def _plan(
     seed: int,
     wire: str | None,
 ) -> PlanLike:
-    from matcha.distributed.launching.launch import PLAN_VARIABLE
+    from matcha.distributed.launch.launcher import PLAN_VARIABLE
 
     path = plan_file or os.environ.get(PLAN_VARIABLE)
     if path is not None:

@@ -7,7 +7,7 @@ gossip = Gossip(model, optimizer, plan)     # consensus now follows every optimi
 """
 
 from matcha.distributed.gossip import Gossip
-from matcha.distributed.launching.environment import default_transport
+from matcha.distributed.launch.environment import default_transport
 from matcha.distributed.links.peers import Peers, read_peers
 from matcha.distributed.links.transport import LinkTransport
 from matcha.distributed.training import Training

@@ -30,7 +30,7 @@ from matcha.distributed.hooks.misuse import (
 )
 from matcha.distributed.hooks.steps import Steps
 from matcha.distributed.itinerary import Itinerary, answer, say_finished
-from matcha.distributed.launching.environment import goes_on, replan_every
+from matcha.distributed.launch.environment import goes_on, replan_every
 from matcha.distributed.savable import Savable
 from matcha.distributed.seats import shared_facts, take_seat
 from matcha.distributed.stopwatch import Stopwatch

@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 import matcha
 from matcha.distributed.agreement import agree
 from matcha.distributed.collectives import gather
-from matcha.distributed.launching.environment import default_transport, is_alone
+from matcha.distributed.launch.environment import default_transport, is_alone
 from matcha.distributed.transports.base import Transport
 from matcha.distributed.transports.memory import MemoryNetwork
 from matcha.distributed.transports.torch import TorchTransport

@@ -84,7 +84,7 @@ def run_demo(
         WorkerError: A worker failed; its last words are in the message.
         ExchangeError: A worker was lost.
     """
-    from matcha.distributed.launching.launch import launch
+    from matcha.distributed.launch.launcher import launch
 
     spec = demo.directory / "demo.json"
     spec.write_text(json.dumps(asdict(demo), default=str) + "\n", encoding="utf-8")
@@ -117,7 +117,7 @@ def _follow(
 
 def worker_main(spec: Path) -> None:
     """One worker of the demo: every strategy in turn, in one process group."""
-    from matcha.distributed.launching.environment import worker_transport
+    from matcha.distributed.launch.environment import worker_transport
     from matcha.distributed.worker import Network, run_worker
     from matcha.tasks.jobs import Job
     from matcha.tasks.recipes import Choices, recipe

@@ -1,8 +1,8 @@
-"""The nursery: a process that has imported what workers import, and forks one whenever asked.
+"""The fork server: a process that has imported what workers import, and forks one on request.
 
 Importing torch takes seconds of processor time and a hundred megabytes a process. Forked from one
 that has done so, many workers start at once and share that memory, and one that died is back
-sooner. The nursery runs none of the workers' code, and holds no thread, file or device of theirs.
+sooner. The server runs none of the workers' code, and holds no thread, file or device of theirs.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Nursery", "Nursling", "can_be_forked", "end_with_parent", "serve"]
+__all__ = ["ForkServer", "ForkedProcess", "can_be_forked", "end_with_parent", "serve"]
 
 _POLL = 0.02
 _PR_SET_PDEATHSIG = 1
 _MODULES = ("torch", "torch._dynamo", "matcha.distributed")  # every torch optimizer imports dynamo
-_SERVE = "from matcha.distributed.launching.nursery import serve; serve()()"
+_SERVE = "from matcha.distributed.launch.fork_server import serve; serve()()"
 
 
 def can_be_forked(command: Sequence[str]) -> bool:
@@ -52,18 +52,18 @@ def end_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-class Nursling:
+class ForkedProcess:
     """A forked worker, with what is used of `subprocess.Popen`."""
 
-    def __init__(self, nursery: Nursery, pid: int) -> None:
-        self._nursery = nursery
+    def __init__(self, server: ForkServer, pid: int) -> None:
+        self._server = server
         self.pid = pid
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
         """Its exit code, or None while it runs."""
         if self.returncode is None:
-            self.returncode = self._nursery.code_of(self.pid)
+            self.returncode = self._server.code_of(self.pid)
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
@@ -85,7 +85,7 @@ class Nursling:
             os.kill(self.pid, number)
 
 
-class Nursery:
+class ForkServer:
     """Starts workers by forking a process that has imported torch.
 
     Args:
@@ -109,7 +109,7 @@ class Nursery:
 
     def start(
         self, command: Sequence[str], environment: Mapping[str, str], log: Path | None, mode: str
-    ) -> Nursling:
+    ) -> ForkedProcess:
         """Fork a worker that runs a Python command; the first waits for the imports.
 
         Args:
@@ -129,13 +129,13 @@ class Nursery:
             self._listen(_POLL)
         if not self._started:
             raise ChildProcessError("the process from which workers are forked has ended")
-        return Nursling(self, self._started.pop())
+        return ForkedProcess(self, self._started.pop())
 
     def code_of(self, pid: int) -> int | None:
         """The exit code of a forked worker, or None while it runs."""
         gone = self._process.poll() is not None  # asked first: what it said last is still heard
         self._listen(0.0)
-        # Without the nursery the kernel ends its workers, and nobody hears how.
+        # Without the server the kernel ends its workers, and nobody hears how.
         return self._codes.get(pid, -signal.SIGTERM if gone else None)
 
     def _listen(self, timeout: float) -> None:
@@ -157,7 +157,7 @@ class Nursery:
         self._process.wait()
 
 
-# -- in the nursery --------------------------------------------------------------------------------
+# -- in the server ---------------------------------------------------------------------------------
 
 
 def serve() -> Callable[[], object]:
@@ -214,7 +214,7 @@ def _report_ended(tell: Callable[[int, int], None]) -> None:
 def _fork() -> int:
     """Fork; the parent goes on when the child leads a group of its own, which may be signalled."""
     reading, writing = os.pipe()
-    nursery = os.getpid()
+    server = os.getpid()
     pid = os.fork()
     if pid:
         os.close(writing)
@@ -223,7 +223,7 @@ def _fork() -> int:
         return pid
     os.setsid()
     end_with_parent()
-    if os.getppid() != nursery:
+    if os.getppid() != server:
         os._exit(1)
     for end in (reading, writing):
         os.close(end)

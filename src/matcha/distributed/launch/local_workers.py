@@ -19,7 +19,12 @@ from pathlib import Path
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from matcha.distributed.launching.nursery import Nursery, Nursling, can_be_forked, end_with_parent
+from matcha.distributed.launch.fork_server import (
+    ForkedProcess,
+    ForkServer,
+    can_be_forked,
+    end_with_parent,
+)
 from matcha.errors import ExchangeError, InputError
 
 __all__ = ["LocalWorkers"]
@@ -85,8 +90,8 @@ class LocalWorkers:
         self.restarted = [0] * num_workers
         self._due: dict[int, float] = {}
         self._is_stopping = False
-        self.processes: list[subprocess.Popen[bytes] | Nursling] = []
-        self._nursery = Nursery(shared) if forked and can_be_forked(self._command) else None
+        self.processes: list[subprocess.Popen[bytes] | ForkedProcess] = []
+        self._server = ForkServer(shared) if forked and can_be_forked(self._command) else None
         try:
             for rank in range(num_workers):
                 self.processes.append(self._start(rank))
@@ -94,12 +99,12 @@ class LocalWorkers:
             self.stop()
             raise
 
-    def _start(self, rank: int) -> subprocess.Popen[bytes] | Nursling:
+    def _start(self, rank: int) -> subprocess.Popen[bytes] | ForkedProcess:
         ranked = {**self._shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
         log = self._log(rank)
         mode = "ab" if self.restarted[rank] else "wb"
-        if self._nursery is not None:
-            return self._nursery.start(self._command, ranked, log, mode)
+        if self._server is not None:
+            return self._server.start(self._command, ranked, log, mode)
         with ExitStack() as stack:
             return subprocess.Popen(
                 self._command,
@@ -191,8 +196,8 @@ class LocalWorkers:
                     process.wait(patience)
                 except subprocess.TimeoutExpired:
                     break
-        if self._nursery is not None:
-            self._nursery.close()
+        if self._server is not None:
+            self._server.close()
 
     def __enter__(self) -> LocalWorkers:
         return self
@@ -215,7 +220,7 @@ def _loopback_store() -> TCPStore:
     )
 
 
-def _signal_group(process: subprocess.Popen[bytes] | Nursling, number: signal.Signals) -> None:
+def _signal_group(process: subprocess.Popen[bytes] | ForkedProcess, number: signal.Signals) -> None:
     """Signal a running worker and whatever it started, such as loaders of data."""
     if process.poll() is None:
         with suppress(ProcessLookupError):

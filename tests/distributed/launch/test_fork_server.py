@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from matcha.distributed.launching.local_workers import LocalWorkers
-from matcha.distributed.launching.nursery import _SERVE, can_be_forked
+from matcha.distributed.launch.fork_server import _SERVE, can_be_forked
+from matcha.distributed.launch.local_workers import LocalWorkers
 
 SCRIPT = """
 import os, pathlib, random, sys, threading, time
@@ -88,23 +88,25 @@ def test_forked_workers_are_as_processes_of_their_own(script: str, tmp_path: Pat
     assert len({log[1] for log in logs}) == 4, "workers drew the same random numbers"
 
 
-@pytest.mark.parametrize("who", ["launcher", "nursery"])
-def test_none_outlives_launcher_or_nursery(script: str, tmp_path: Path, who: str, request) -> None:
-    launching = (
-        "import sys\nfrom matcha.distributed.launching.local_workers import LocalWorkers\n"
+@pytest.mark.parametrize("who", ["launcher", "server"])
+def test_none_outlives_launcher_or_fork_server(
+    script: str, tmp_path: Path, who: str, request
+) -> None:
+    launch_script = (
+        "import sys\nfrom matcha.distributed.launch.local_workers import LocalWorkers\n"
         "workers = LocalWorkers(sys.argv[1:], 4, forked=True)\n"
-        "print(workers._nursery._process.pid, flush=True)\n"
+        "print(workers._server._process.pid, flush=True)\n"
         "sys.exit([process.wait() for process in workers.processes][3] != -15)\n"
     )
-    command = [sys.executable, "-c", launching, sys.executable, script, str(tmp_path)]
+    command = [sys.executable, "-c", launch_script, sys.executable, script, str(tmp_path)]
     launcher = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     request.addfinalizer(launcher.kill)
     pids = wait_for(tmp_path, 3)
     assert launcher.stdout is not None
     said = (line.split() for line in launcher.stdout)  # between what workers say
-    nursery = next(int(words[0]) for words in said if len(words) == 1)
-    os.kill(launcher.pid if who == "launcher" else nursery, signal.SIGKILL)
-    wait_until_gone([*pids, nursery])
+    server = next(int(words[0]) for words in said if len(words) == 1)
+    os.kill(launcher.pid if who == "launcher" else server, signal.SIGKILL)
+    wait_until_gone([*pids, server])
     launcher.stdout.close()
     assert launcher.wait(150) == (-signal.SIGKILL if who == "launcher" else 0)
 

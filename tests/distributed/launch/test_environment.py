@@ -9,7 +9,7 @@ from torch import nn
 
 import matcha
 from matcha.distributed import Gossip
-from matcha.distributed.launching.environment import (
+from matcha.distributed.launch.environment import (
     default_transport,
     is_alone,
     is_worker,
@@ -75,7 +75,7 @@ def main():
 
 @pytest.mark.slow
 def test_whoever_starts_the_process_group_ends_it(workers):
-    workers.run("launching/test_environment.py", num_workers=2)
+    workers.run("launch/test_environment.py", num_workers=2)
 
 
 if __name__ == "__main__":

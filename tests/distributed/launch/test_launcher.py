@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from tests.signals import hear_ctrl_c
 
-from matcha.distributed.launching.launch import Hosts, launch
-from matcha.distributed.launching.local_workers import LocalWorkers
+from matcha.distributed.launch.launcher import Hosts, launch
+from matcha.distributed.launch.local_workers import LocalWorkers
 from matcha.errors import ExchangeError, InputError, WorkerError
 
 RANK = "import os, signal, sys, time; rank = int(os.environ['RANK']); "
@@ -66,7 +66,7 @@ def test_meanwhile_follows_until_it_is_time_to_end(tmp_path: Path) -> None:
 )
 def test_ending_the_launcher_ends_the_workers(tmp_path: Path, number, request) -> None:
     script = (
-        "import sys\nfrom matcha.distributed.launching.launch import launch\n"
+        "import sys\nfrom matcha.distributed.launch.launcher import launch\n"
         f'launch([\'-c\', \'import os; open("{tmp_path}/" + os.environ["RANK"], "w")'
         f".write(str(os.getpid())); import time; time.sleep(600)'], 2)\n"
     )
@@ -160,7 +160,7 @@ def test_torchrun_starts_the_workers_of_several_hosts(tmp_path: Path) -> None:
     )
     launcher = (
         "import sys\n"
-        "from matcha.distributed.launching.launch import Hosts, launch\n"
+        "from matcha.distributed.launch.launcher import Hosts, launch\n"
         "from matcha.errors import WorkerError\n"
         "script, folder, meeting, host = sys.argv[1:]\n"
         "hosts = Hosts(number=2, rendezvous=meeting, rank=int(host))\n"
