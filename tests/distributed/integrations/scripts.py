@@ -22,6 +22,7 @@ from matcha.distributed import Gossip
 from matcha.distributed.exchanges.exchange import Exchange
 
 PLAN = plan(families.path(2), 1.0, "vanilla")
+SPARSE = plan(families.path(2), 0.25, "periodic")  # one round of six, the fourth
 STEPS = 6
 
 
@@ -143,9 +144,15 @@ def run_transformers(folder: Path) -> dict[str, Any]:
     class MyTrainer(GossipTrainerMixin, Trainer):
         pass
 
-    def train(saves: str) -> tuple[Model, MyTrainer]:
+    def train(
+        saves: str,
+        out: str = "out",
+        resume: str | None = None,
+        plan: Any = PLAN,
+        **choices: Any,
+    ) -> tuple[Model, MyTrainer]:
         arguments = TrainingArguments(
-            output_dir=str(folder / "out"),
+            output_dir=str(folder / out),
             per_device_train_batch_size=4,
             num_train_epochs=1,
             learning_rate=0.05,
@@ -157,6 +164,7 @@ def run_transformers(folder: Path) -> dict[str, Any]:
             eval_strategy=saves,
             save_strategy=saves,
             remove_unused_columns=False,
+            **choices,
         )
         model = Model(Config())
         trainer = MyTrainer(
@@ -164,10 +172,10 @@ def run_transformers(folder: Path) -> dict[str, Any]:
             args=arguments,
             train_dataset=Data(),
             eval_dataset=Data(),
-            plan=PLAN,
+            plan=plan,
             gossip={"deadline": 150},
         )
-        trainer.train()
+        trainer.train(resume_from_checkpoint=resume)
         return model, trainer
 
     plain = folder / "plain"
@@ -188,6 +196,13 @@ def run_transformers(folder: Path) -> dict[str, Any]:
         "restored": flat(saved) == average == flat(Model.from_pretrained(checkpoint)),
         "size": size / (plain / "model.safetensors").stat().st_size,
     }
+    # Stopped after two of six steps, when the workers have not met yet.
+    whole, _ = train("steps", "whole", plan=SPARSE, save_steps=2)
+    middle = str(folder / "whole" / "checkpoint-2")
+    resumed, trainer = train("no", "resumed", middle, plan=SPARSE)
+    assert trainer.gossip is not None
+    found["resumed"] = flat(resumed) == flat(whole) and trainer.gossip.iteration == STEPS
+    found["resumed_apart"] = drift(resumed)
     with without_exchanges():
         found["control"] = drift(train("no")[0])
     return found
@@ -207,6 +222,7 @@ def run_lightning(folder: Path) -> dict[str, Any]:
             super().__init__()
             self.body = make()
             self.seen: list[float] = []
+            self.tested: list[float] = []
 
         def training_step(self, batch: Any, index: int) -> Any:
             return loss(self.body, batch)
@@ -214,6 +230,9 @@ def run_lightning(folder: Path) -> dict[str, Any]:
         def validation_step(self, batch: Any, index: int) -> None:
             self.seen = flat(self.body)
             self.log("val_loss", loss(self.body, batch), sync_dist=True)
+
+        def test_step(self, batch: Any, index: int) -> None:
+            self.tested = flat(self.body)
 
         def configure_optimizers(self) -> Any:
             return torch.optim.SGD(self.parameters(), lr=0.05)
@@ -250,8 +269,10 @@ def run_lightning(folder: Path) -> dict[str, Any]:
             module.iteration = self.strategy.gossip.iteration
             trainer.save_checkpoint(folder / f"last-{trainer.current_epoch}.ckpt")
             module.own = flat(module)
+            module.average = flat(self.strategy.gossip.averaged_model())
 
     once, _, trainer = fit(2)
+    trainer.test(once, torch.utils.data.DataLoader(Data(), batch_size=4), verbose=False)
     fit(1)
     resumed, _, _ = fit(2, folder / "last-1.ckpt")
     best = torch.load(folder / "best" / "best.ckpt", weights_only=False)["state_dict"]
@@ -267,6 +288,7 @@ def run_lightning(folder: Path) -> dict[str, Any]:
         "iteration": once.iteration,
         "drift": once.drift,
         "restored": saved == once.seen and resumed.own == once.own,
+        "tested": once.tested == once.average != once.own,
         "size": (folder / f"best-{trainer.global_rank}.pt").stat().st_size / plain.stat().st_size,
     }
 

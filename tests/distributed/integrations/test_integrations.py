@@ -55,4 +55,9 @@ def test_gossip_trains_saves_and_loads_in(
         assert found["drift"] < (0.05 if framework == "lightning" else 1e-5)
         assert found["control"] > 0.05  # without exchanges
         assert found["restored"]
+        if framework == "lightning":
+            assert found["tested"]  # `trainer.test` after `fit` sees the average
+        if framework == "transformers":
+            assert found["resumed"]  # to the same bits, every worker its own
+            assert found["resumed_apart"] > 1e-4
         assert found["size"] == pytest.approx(1, abs=0.01)

@@ -23,9 +23,10 @@ __all__ = ["GossipStrategy"]
 class GossipStrategy(DDPStrategy):  # type: ignore[misc]
     """One worker a process, as with DDP, but no all-reduce of gradients: consensus by a plan.
 
-    Validation, and what callbacks save after it, sees the average of all workers' models. A
-    checkpoint holds the average, for anybody to load; beside it, in `NAME.workers`, each worker's
-    own model, optimizer and place in the plan, from which `fit(ckpt_path=...)` goes on.
+    Validation, and what callbacks save after it, sees the average of all workers' models; after
+    `fit` the module holds it, for `test` and `predict`. A checkpoint holds the average; beside it,
+    in `NAME.workers`, lie each worker's own model, optimizer and place in the plan, from which
+    `fit(ckpt_path=...)` continues.
 
     Args:
         plan: who talks when, for as many workers as there are processes.
@@ -77,6 +78,12 @@ class GossipStrategy(DDPStrategy):  # type: ignore[misc]
         if self._resumes_from is not None and self.gossip is not None:
             self.gossip.load(self._resumes_from)
             self._resumes_from = None
+
+    def on_train_end(self) -> None:
+        """Leave the average in the module: `test`, `predict` and exports after `fit` see it."""
+        super().on_train_end()
+        if self.gossip is not None:
+            self.lightning_module.load_state_dict(self.gossip.averaged_state_dict())
 
     def teardown(self) -> None:
         """Let the optimizers go, while the others are still there."""

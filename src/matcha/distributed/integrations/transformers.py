@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from matcha.distributed.gossip import Gossip
@@ -18,13 +20,18 @@ except ImportError as error:
 
 __all__ = ["GossipTrainerMixin"]
 
+_log = logging.getLogger("matcha")
+_WORKERS = "workers"
+"""In a checkpoint's folder: every worker's own state."""
+
 
 class GossipTrainerMixin:
-    """Put it before `Trainer` (or a trainer made of it) and give it a plan.
+    """Put it before `Trainer` (or a subclass of it) and give it a plan.
 
-    The model is not wrapped in DistributedDataParallel. `evaluate` and `save_model`, and so the
-    checkpoints and `load_best_model_at_end`, see the average of all workers' models; these calls
-    are collective, as they are under `torchrun` in any case.
+    The model is not wrapped in DistributedDataParallel. `evaluate`, `predict` and `save_model`, and
+    so the checkpoints and `load_best_model_at_end`, see the average of all workers' models; these
+    calls are collective. A checkpoint also holds each worker's own model, optimizer and place in
+    the plan, in its folder `workers`, from which `train(resume_from_checkpoint=...)` continues.
 
     Args:
         args: the trainer's.
@@ -50,6 +57,7 @@ class GossipTrainerMixin:
         self.gossip: Gossip | None = None
         self._gossip_options = dict(gossip or {})
         self._shows_average = False
+        self._resumes_from: Path | None = None
         super().__init__(*args, **kwargs)
         self.add_callback(_Begin(self))  # type: ignore[attr-defined]
 
@@ -59,25 +67,46 @@ class GossipTrainerMixin:
         without_ddp(self.accelerator)  # type: ignore[attr-defined]
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        """As the trainer, of the average model."""
+        """Evaluate the average model."""
         with self._average():
             return super().evaluate(*args, **kwargs)  # type: ignore[misc]
 
     def predict(self, *args: Any, **kwargs: Any) -> Any:
-        """As the trainer, by the average model."""
+        """Predict by the average model."""
         with self._average():
             return super().predict(*args, **kwargs)  # type: ignore[misc]
 
     def save_model(self, *args: Any, **kwargs: Any) -> None:
-        """As the trainer, of the average model."""
+        """Save the average model."""
         with self._average():
             super().save_model(*args, **kwargs)  # type: ignore[misc]
 
+    def _save_checkpoint(self, model: Any, trial: Any, *args: Any, **kwargs: Any) -> None:
+        super()._save_checkpoint(model, trial, *args, **kwargs)  # type: ignore[misc]
+        settings: Any = self.args  # type: ignore[attr-defined]
+        if self.gossip is not None and not settings.save_only_model:
+            step = self.state.global_step  # type: ignore[attr-defined]
+            run = Path(self._get_output_dir(trial=trial))  # type: ignore[attr-defined]
+            self.gossip.save(run / f"checkpoint-{step}" / _WORKERS, keep=1)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        # The optimizer in the checkpoint is rank 0's; each worker's own follows in `begin`.
+        self._resumes_from = None if checkpoint is None else Path(checkpoint) / _WORKERS
+        super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]
+
     def begin(self, model: Any, optimizer: Any) -> None:
-        """Construct the Gossip; the trainer's optimizer is final now."""
+        """Construct the Gossip, and continue from each worker's own state when resuming."""
         if self.gossip is not None:
             self.gossip.detach()
         self.gossip = Gossip(model, optimizer, self.plan, **self._gossip_options)
+        folder, self._resumes_from = self._resumes_from, None
+        if folder is not None and folder.is_dir():
+            self.gossip.load(folder)
+        elif folder is not None:
+            _log.warning(
+                "%s has no workers' states: every worker starts from the checkpoint's model and "
+                "optimizer, at round 0.", folder.parent
+            )  # fmt: skip
 
     @contextmanager
     def _average(self) -> Iterator[None]:
