@@ -37,7 +37,7 @@ from torch import nn
 from matcha import Plan, Round, families
 from matcha.distributed import Gossip, Message, TorchTransport, Transport
 from matcha.distributed.collectives import barrier
-from matcha.distributed.exchanges.exchange import Exchange, Meeting
+from matcha.distributed.exchange.exchange import Exchange, Meeting
 from matcha.distributed.launch.local_workers import LocalWorkers
 from matcha.errors import MatchaError
 from matcha.schedules import Cycle

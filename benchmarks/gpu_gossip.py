@@ -32,6 +32,7 @@ from matcha.distributed import Gossip, MemoryNetwork, TorchTransport, Transport
 from matcha.distributed.launch.local_workers import LocalWorkers
 from matcha.schedules import Cycle, Periodic
 from matcha.timing import Units
+from matcha.wires import parse_wire
 
 NUM_WORKERS = 4
 ITERATIONS = 30
@@ -47,7 +48,7 @@ CASES += [
 TOLERANCE = {"float32": 2e-5, "wire": 2e-2, "bfloat16": 1e-1}
 
 
-def make_plan(mixing: str) -> Plan:
+def make_plan(mixing: str, wire: str) -> Plan:
     """Both matchings of a ring of four: all links every time, or one after another in a cycle."""
     matchings = (((0, 1), (2, 3)), ((0, 3), (1, 2)))
     schedule = (
@@ -65,6 +66,7 @@ def make_plan(mixing: str) -> Plan:
         schedule=schedule,
         timing=Units(),
         num_colors=2,
+        wire=parse_wire(wire),
     )
 
 
@@ -90,14 +92,12 @@ def train(transport: Transport, case: dict[str, Any], device: torch.device) -> d
     model = make_model(dtype).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     data = torch.Generator().manual_seed(100 + transport.rank)
-    wire = getattr(torch, case["wire"]) if case["wire"] else None
     with Gossip(
         model,
         optimizer,
-        make_plan(case["mixing"]),
+        make_plan(case["mixing"], case["wire"] or "float32"),
         transport=transport,
         overlap=case["overlap"],
-        wire_dtype=wire,
         bucket_mb=8,
         deadline=60,
     ) as gossip:

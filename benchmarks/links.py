@@ -31,7 +31,7 @@ from parts.outcome import write
 from matcha import Round, Topology, families
 from matcha.distributed import Keys, LinkTransport, Peers, TorchTransport, Transport
 from matcha.distributed.collectives import barrier
-from matcha.distributed.exchanges.exchange import Exchange, meetings
+from matcha.distributed.exchange.exchange import Exchange, meetings
 from matcha.distributed.launch.local_workers import LocalWorkers
 from matcha.distributed.links.peers import free_ports
 from matcha.documents.keys import new_keys

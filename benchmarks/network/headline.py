@@ -71,31 +71,31 @@ CLOCKS = {
     "seconds": "hosts share this machine's cores",
     "core_each": "a core a host, by dilated time",
 }
-OURS: list[tuple[str, float, str, str | None, bool]] = [
-    ("vanilla", 1.0, "float32", None, False),
-    ("periodic", 0.1, "float32", None, False),
-    ("matcha", 0.5, "float32", None, False),
-    ("matcha", 0.1, "float32", None, False),
-    ("greedy", 0.1, "float32", None, False),
-    ("greedy", 0.1, "float32", "bfloat16", False),
-    ("greedy", 0.1, "float32", "bfloat16", True),
-    ("greedy", 0.02, "float32", None, False),
-    ("greedy", 0.02, "float32", None, True),
-    ("greedy", 0.02, "float32", "bfloat16", False),
-    ("greedy", 0.02, "float32", "bfloat16", True),
-    ("greedy", 0.01, "float32", None, True),
-    ("greedy", 0.005, "float32", None, True),
-    ("greedy", 0.002, "float32", None, True),
-    ("greedy", 0.02, "modulo:4", None, True),
-    ("greedy", 0.02, "modulo:3", None, True),
-    ("greedy", 0.005, "modulo:8", None, True),
-    ("greedy", 0.005, "modulo:4", None, False),
-    ("greedy", 0.005, "modulo:4", None, True),
-    ("greedy", 0.005, "modulo:3", None, True),
-    ("greedy", 0.002, "modulo:4", None, True),
-    ("greedy", 0.002, "modulo:3", None, True),
+OURS: list[tuple[str, float, str, bool]] = [
+    ("vanilla", 1.0, "float32", False),
+    ("periodic", 0.1, "float32", False),
+    ("matcha", 0.5, "float32", False),
+    ("matcha", 0.1, "float32", False),
+    ("greedy", 0.1, "float32", False),
+    ("greedy", 0.1, "bfloat16", False),
+    ("greedy", 0.1, "bfloat16", True),
+    ("greedy", 0.02, "float32", False),
+    ("greedy", 0.02, "float32", True),
+    ("greedy", 0.02, "bfloat16", False),
+    ("greedy", 0.02, "bfloat16", True),
+    ("greedy", 0.01, "float32", True),
+    ("greedy", 0.005, "float32", True),
+    ("greedy", 0.002, "float32", True),
+    ("greedy", 0.02, "modulo:4", True),
+    ("greedy", 0.02, "modulo:3", True),
+    ("greedy", 0.005, "modulo:8", True),
+    ("greedy", 0.005, "modulo:4", False),
+    ("greedy", 0.005, "modulo:4", True),
+    ("greedy", 0.005, "modulo:3", True),
+    ("greedy", 0.002, "modulo:4", True),
+    ("greedy", 0.002, "modulo:3", True),
 ]
-"""Strategy, budget, the plan's wire, a float type that halves whole models, and overlap."""
+"""Strategy, budget, wire and overlap."""
 
 
 def make_model(size: str) -> nn.Module:
@@ -219,9 +219,8 @@ def _timed(peer: str, heavy: bool) -> int:
 
 
 def _own_case(
-    folder: Path, heavy: bool, strategy: str, budget: float, wire: str, dtype: str | None,
-    overlap: bool,
-) -> dict[str, Any]:  # fmt: skip
+    folder: Path, heavy: bool, strategy: str, budget: float, wire: str, overlap: bool
+) -> dict[str, Any]:
     path = folder / f"plan-{strategy}-{budget}-{wire}.json"
     if not path.exists():
         own = families.paper_matchings("er8") if strategy in ("matcha", "vanilla") else None
@@ -229,13 +228,9 @@ def _own_case(
         make_plan(er8, budget, strategy, seed=0, matchings=own, wire=wire).save(path)
     name = strategy if strategy == "vanilla" else f"{strategy} {budget:g}"
     name += f", {wire}" if wire != "float32" else ""
-    name += f", {dtype}" if dtype else ""
     name += ", overlap" if overlap else ""
     count = 10 if heavy and budget > 0.2 else 100
-    return {
-        "name": name, "plan": str(path), "overlap": overlap, "dtype": dtype,
-        "timed": WARMUP + count,
-    }  # fmt: skip
+    return {"name": name, "plan": str(path), "overlap": overlap, "timed": WARMUP + count}
 
 
 def run_network(

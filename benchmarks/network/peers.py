@@ -165,7 +165,4 @@ def attach(case: dict[str, Any], model: nn.Module, transport: Transport) -> Meth
     """The method of a case."""
     if case["plan"] is None:
         return PEERS[case["name"]](model)
-    options: dict[str, Any] = {"overlap": case["overlap"]}
-    if case["dtype"] is not None:
-        options["wire_dtype"] = getattr(torch, case["dtype"])
-    return Ours(model, Plan.load(Path(case["plan"])), transport, **options)
+    return Ours(model, Plan.load(Path(case["plan"])), transport, overlap=case["overlap"])

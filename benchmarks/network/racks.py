@@ -26,7 +26,7 @@ from namespaces import Network
 import matcha
 from matcha import Plan, Round, Topology, families
 from matcha.distributed import TorchTransport
-from matcha.distributed.exchanges.exchange import Exchange, meetings
+from matcha.distributed.exchange.exchange import Exchange, meetings
 from matcha.timing import Underlay
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

@@ -10,8 +10,8 @@ from typing import Any
 
 from network.faults import Fault
 
-from matcha.distributed.exchanges.exchange import Meeting
-from matcha.distributed.exchanges.meetings import Outcome
+from matcha.distributed.exchange.exchange import Meeting
+from matcha.distributed.exchange.meetings import Outcome
 
 STALL = 0.25  # seconds from which on a gap between two iterations is written down
 AROUND = 2.0  # seconds around an absence in which it may hold up others: silence, and news of it

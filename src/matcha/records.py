@@ -43,6 +43,8 @@ Clock: TypeAlias = Literal["simulated", "wall"]
 SpanKind: TypeAlias = Literal["compute", "exchange", "wait"]
 RESUMABLE = frozenset(("epochs", "target_loss", "data"))
 """What may change when a run is resumed: where it ends, and where its data lie."""
+RETIRED = {"wire_dtype": "as the model"}
+"""Choices of version 0.2 that are gone, and the value that every run now has."""
 _T = TypeVar("_T")
 
 
@@ -290,7 +292,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     return [
         name
         for name in {**now, **before}
-        if name not in RESUMABLE and before.get(name) != now.get(name)
+        if name not in RESUMABLE and before.get(name) != now.get(name, RETIRED.get(name))
     ]
 
 

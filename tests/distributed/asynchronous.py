@@ -41,11 +41,11 @@ def train(transport: Transport) -> dict[str, Any]:
         if k == 5:
             gossip.consensus_distance()
     assert gossip._asynchrony is not None
-    appointments = gossip._asynchrony.appointments
-    appointments.want(dict.fromkeys(PLAN.topology.neighbors(rank), 0.5))
-    appointments.wait_for_all()
+    rendezvous = gossip._asynchrony.rendezvous
+    rendezvous.want(dict.fromkeys(PLAN.topology.neighbors(rank), 0.5))
+    rendezvous.wait_for_all()
     gossip.detach()
-    return {"end": _flat(model.parameters()), "alone": _flat(alone), "held": appointments.held}
+    return {"end": _flat(model.parameters()), "alone": _flat(alone), "held": rendezvous.held}
 
 
 def _flat(tensors: Any) -> torch.Tensor:

@@ -9,9 +9,9 @@ from tests.wires.networks import SHAPES, compact, drift, padded, round_of, segme
 
 from matcha import Round
 from matcha.distributed import run_threads
-from matcha.distributed.exchanges.exchange import meetings
-from matcha.distributed.exchanges.lowrank import LowRankExchange
-from matcha.distributed.exchanges.modulo import ModuloExchange
+from matcha.distributed.exchange.exchange import meetings
+from matcha.distributed.exchange.lowrank import LowRankExchange
+from matcha.distributed.exchange.modulo import ModuloExchange
 from matcha.errors import ModelError
 from matcha.wires import LowRank, parse_wire
 from matcha.wires.definition import Definition

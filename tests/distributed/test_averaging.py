@@ -11,7 +11,7 @@ from torch import nn
 
 from matcha.distributed import Gossip, MemoryTransport, run_threads
 from matcha.distributed.averaging import Averaging
-from matcha.distributed.exchanges.buckets import fill_buckets
+from matcha.distributed.exchange.buckets import fill_buckets
 from matcha.distributed.seats import Seat
 
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import matcha
-from matcha.distributed.exchanges.exchange import meetings
+from matcha.distributed.exchange.exchange import meetings
 from matcha.distributed.itinerary import Itinerary
 
 PLAN = matcha.plan(matcha.families.ring(4), 0.5, "matcha", effort="none")

@@ -15,7 +15,7 @@ from tests.distributed import cases
 from torch import nn
 
 from matcha.distributed import Gossip, run_threads
-from matcha.distributed.exchanges.buckets import fill_buckets
+from matcha.distributed.exchange.buckets import fill_buckets
 
 
 class Tied(nn.Module):

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from matcha.distributed.collectives import broadcast, mean_
-from matcha.distributed.exchanges.buckets import Bucket
-from matcha.distributed.exchanges.push_sum import PushSumValues
-from matcha.distributed.exchanges.shards import local, share
+from matcha.distributed.exchange.buckets import Bucket
+from matcha.distributed.exchange.push_sum import PushSumValues
+from matcha.distributed.exchange.shards import local, share
 from matcha.distributed.seats import Seat
 
 __all__ = ["Averaging"]

@@ -13,18 +13,15 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from matcha.distributed.transports.base import (
-    COLLECTIVE_TAGS,
     Buffer,
     Council,
     Message,
+    Tag,
     Transport,
 )
 from matcha.errors import ExchangeError, InputError
 
 __all__ = ["barrier", "broadcast", "gather", "mean_", "ring_mean_", "roll_call", "window_mean_"]
-
-# Tags of the exchange count from 0 upwards within a round; these stay clear of them.
-_BROADCAST, _REDUCE, _GATHER, _RING = COLLECTIVE_TAGS[:4]
 
 
 def broadcast(transport: Transport, tensors: list[torch.Tensor], timeout: float) -> None:
@@ -37,8 +34,8 @@ def broadcast(transport: Transport, tensors: list[torch.Tensor], timeout: float)
     for tensor in tensors:
         moved = _movable(transport, tensor)
         if parent is not None:
-            transport.post([Message(peer=parent, tag=_BROADCAST, incoming=moved)]).wait(timeout)
-        sends = [Message(peer=child, tag=_BROADCAST, outgoing=moved) for child in children]
+            transport.post([Message(peer=parent, tag=Tag.BROADCAST, incoming=moved)]).wait(timeout)
+        sends = [Message(peer=child, tag=Tag.BROADCAST, outgoing=moved) for child in children]
         if sends:
             transport.post(sends).wait(timeout)
         if moved is not tensor:
@@ -59,10 +56,10 @@ def mean_(transport: Transport, tensors: list[torch.Tensor], timeout: float) -> 
         arriving = torch.empty_like(total)
         # Largest subtree last in `children` order: small subtrees are ready first.
         for child in reversed(children):
-            transport.post([Message(peer=child, tag=_REDUCE, incoming=arriving)]).wait(timeout)
+            transport.post([Message(peer=child, tag=Tag.REDUCE, incoming=arriving)]).wait(timeout)
             total.add_(arriving)
         if parent is not None:
-            transport.post([Message(peer=parent, tag=_REDUCE, outgoing=total)]).wait(timeout)
+            transport.post([Message(peer=parent, tag=Tag.REDUCE, outgoing=total)]).wait(timeout)
         elif total.is_floating_point() or total.is_complex():
             total.div_(transport.num_workers)
         if total is not tensor:
@@ -92,8 +89,8 @@ def ring_mean_(transport: Transport, tensors: list[torch.Tensor], timeout: float
         for step in range(2 * (m - 1)):
             out, into = parts[(rank - step) % m], parts[(rank - step - 1) % m]
             here = arriving[: into.numel()]
-            messages = [Message(peer=before, tag=_RING, incoming=here)]
-            messages.append(Message(peer=following, tag=_RING, outgoing=out))
+            messages = [Message(peer=before, tag=Tag.RING, incoming=here)]
+            messages.append(Message(peer=following, tag=Tag.RING, outgoing=out))
             transport.post(messages).wait(timeout)
             sent += out.nbytes
             if step >= m - 1:
@@ -130,8 +127,8 @@ def window_mean_(
         behind, arriving, count = torch.zeros_like(whole), torch.empty_like(whole), 0
         for hop in hops:
             out = whole if hop > count else behind
-            messages = [Message(peer=(rank - hop) % m, tag=_RING, incoming=arriving)]
-            messages.append(Message(peer=(rank + hop) % m, tag=_RING, outgoing=out))
+            messages = [Message(peer=(rank - hop) % m, tag=Tag.RING, incoming=arriving)]
+            messages.append(Message(peer=(rank + hop) % m, tag=Tag.RING, outgoing=out))
             transport.post(messages).wait(timeout)
             sent += out.nbytes
             whole.add_(arriving)
@@ -288,13 +285,13 @@ def _movable(transport: Transport, tensor: torch.Tensor) -> torch.Tensor:
 def _send_bytes(transport: Transport, peer: int, value: bytes, timeout: float) -> None:
     for data in (torch.tensor([len(value)]), torch.tensor(list(value), dtype=torch.uint8)):
         moved = _movable(transport, data)
-        transport.post([Message(peer=peer, tag=_GATHER, outgoing=moved)]).wait(timeout)
+        transport.post([Message(peer=peer, tag=Tag.GATHER, outgoing=moved)]).wait(timeout)
 
 
 def _receive_bytes(transport: Transport, peer: int, timeout: float) -> bytes:
     def receive(buffer: torch.Tensor) -> list[int]:
         moved = _movable(transport, buffer)
-        transport.post([Message(peer=peer, tag=_GATHER, incoming=moved)]).wait(timeout)
+        transport.post([Message(peer=peer, tag=Tag.GATHER, incoming=moved)]).wait(timeout)
         values: list[int] = moved.tolist()
         return values
 

@@ -8,17 +8,17 @@ from dataclasses import dataclass
 
 import torch
 
-from matcha.distributed.background.asynchrony import asynchrony_of
-from matcha.distributed.background.overlap import Overlap
 from matcha.distributed.elastic.membership import Team
 from matcha.distributed.elastic.replanning import Replanning
-from matcha.distributed.exchanges.buckets import Bucket
-from matcha.distributed.exchanges.clipped import Clipped
-from matcha.distributed.exchanges.link_times import Timed
-from matcha.distributed.exchanges.meetings import Meetings
-from matcha.distributed.exchanges.push_sum import push_sum_of
-from matcha.distributed.exchanges.turns import Runner
-from matcha.distributed.exchanges.wiring import Exchanger, make_exchange
+from matcha.distributed.exchange.asynchrony import asynchrony_of
+from matcha.distributed.exchange.buckets import Bucket
+from matcha.distributed.exchange.clipped import Clipped
+from matcha.distributed.exchange.link_times import Timed
+from matcha.distributed.exchange.meetings import Meetings
+from matcha.distributed.exchange.overlap import Overlap
+from matcha.distributed.exchange.push_sum import push_sum_of
+from matcha.distributed.exchange.turns import Runner
+from matcha.distributed.exchange.wiring import Exchanger, make_exchange
 from matcha.distributed.hooks.momentum import Following
 from matcha.distributed.itinerary import Itinerary
 from matcha.distributed.seats import Seat
@@ -36,7 +36,6 @@ class Options:
 
     overlap: bool
     asynchronous: bool
-    wire_dtype: torch.dtype | None
     momentum: str | Momentum
     bucket_bytes: int
     deadline: float
@@ -46,8 +45,7 @@ class Options:
     def in_words(self) -> str:
         """What all workers must have asked for alike."""
         return (
-            f"overlap {self.overlap}, asynchronous {self.asynchronous}, wire {self.wire_dtype}, "
-            f"momentum {self.momentum}, "
+            f"overlap {self.overlap}, asynchronous {self.asynchronous}, momentum {self.momentum}, "
             f"bucket {self.bucket_bytes / 1e6:g} MB, replan {self.replan}, clip {self.clip}"
         )
 
@@ -89,7 +87,7 @@ class Equipment:
         mixed = apart.mixed if apart else values
         laid = buckets, mixed, self.following.travelling
         self.exchange: Exchanger = make_exchange(
-            plan.wire, seat.transport, *laid, options.bucket_bytes, options.wire_dtype, deadline
+            plan.wire, seat.transport, *laid, options.bucket_bytes, deadline
         )
         everything = [*mixed, *(tensor for _, tensor in self.following.travelling)]
         self.replanning = Replanning(plan, options.replan, seat, everything, deadline)

@@ -16,8 +16,8 @@ from matcha.distributed.averaging import Averaging
 from matcha.distributed.collectives import roll_call
 from matcha.distributed.elastic.membership import Membership, as_team
 from matcha.distributed.equipment import Equipment, Options
-from matcha.distributed.exchanges.buckets import fill_buckets, layout_digest
-from matcha.distributed.exchanges.wiring import alignment
+from matcha.distributed.exchange.buckets import fill_buckets, layout_digest
+from matcha.distributed.exchange.wiring import alignment
 from matcha.distributed.hooks.claims import Claim
 from matcha.distributed.hooks.misuse import (
     Optimizers,
@@ -70,8 +70,7 @@ class Gossip(Savable):
         overlap: exchange while the gradient is computed, x ← Wx − ηg (the paper's footnote). Exact,
             not stale; parameters must then change only in `optimizer.step()`.
         asynchronous: meet when both ends have time, instead of waiting for a slow partner: what a
-            meeting moves is added at each end's next step (see `background.asynchrony`).
-        wire_dtype: send what the plan's wire sends whole as `torch.bfloat16` or `torch.float16`.
+            meeting moves is added at each end's next step (see `exchange.asynchrony`).
         momentum: around meetings: `local`, `quasi-global`, `outer`, `tracking` or `auto`.
         buffers: `local` keeps BatchNorm's statistics; `average` mixes them like parameters.
         bucket_mb: size of a bucket in megabytes.
@@ -104,7 +103,6 @@ class Gossip(Savable):
         mesh: DeviceMesh | None = None,
         overlap: bool = False,
         asynchronous: bool = False,
-        wire_dtype: torch.dtype | None = None,
         momentum: str | Momentum = "local",
         buffers: Literal["local", "average"] = "local",
         bucket_mb: float = 25.0,
@@ -115,7 +113,7 @@ class Gossip(Savable):
         iteration: int = 0,
         on_span: Callable[[Span], None] | None = None,
     ) -> None:
-        check_options(wire_dtype, buffers, bucket_mb, deadline)
+        check_options(buffers, bucket_mb, deadline)
         self.optimizers = hookable(optimizer, overlap=overlap)
         check_stepped(model, self.optimizers)
         claim = Claim(
@@ -143,7 +141,6 @@ class Gossip(Savable):
         how = Options(
             overlap=overlap,
             asynchronous=asynchronous,
-            wire_dtype=wire_dtype,
             momentum=momentum,
             bucket_bytes=bucket_bytes,
             deadline=deadline,
@@ -380,7 +377,7 @@ class Gossip(Savable):
             return
         self._farewell.detach()
         if self._asynchrony is not None:
-            self._asynchrony.appointments.stop()
+            self._asynchrony.rendezvous.stop()
 
     # -- parts ------------------------------------------------------------------------------------
 

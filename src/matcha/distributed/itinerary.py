@@ -8,8 +8,8 @@ from functools import lru_cache
 from itertools import repeat
 from typing import Protocol
 
-from matcha.distributed.exchanges.exchange import Meeting, meetings
-from matcha.distributed.exchanges.wiring import Exchanger
+from matcha.distributed.exchange.exchange import Meeting, meetings
+from matcha.distributed.exchange.wiring import Exchanger
 from matcha.distributed.transports.base import Transport
 from matcha.plans import PlanLike
 from matcha.rounds import Round

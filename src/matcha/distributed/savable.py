@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from matcha.distributed.background.asynchrony import Asynchrony
 from matcha.distributed.collectives import roll_call
 from matcha.distributed.elastic.replanning import Replanning
-from matcha.distributed.exchanges.clipped import Clipped
-from matcha.distributed.exchanges.push_sum import PushSumValues
-from matcha.distributed.exchanges.wiring import Exchanger
+from matcha.distributed.exchange.asynchrony import Asynchrony
+from matcha.distributed.exchange.clipped import Clipped
+from matcha.distributed.exchange.push_sum import PushSumValues
+from matcha.distributed.exchange.wiring import Exchanger
 from matcha.distributed.hooks.momentum import Following
 from matcha.distributed.itinerary import Itinerary
 from matcha.distributed.saving.checkpoint import checkpoints, load_checkpoint, save_checkpoint

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from matcha.distributed.exchanges.wiring import Exchanger
+from matcha.distributed.exchange.wiring import Exchanger
 from matcha.records import Span, SpanKind
 
 __all__ = ["Stopwatch"]

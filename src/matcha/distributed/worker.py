@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
 from matcha.distributed.saving.checkpoint import checkpoints
 from matcha.distributed.training import Training
 from matcha.distributed.transports.base import Transport
@@ -41,7 +39,6 @@ class Network:
 
     deadline: float = 300.0
     """Seconds after which a silent worker is an error."""
-    wire_dtype: torch.dtype | None = None
     link_mbps: float | None = None
     """Slow every link down to this speed, by emulation."""
     on_loss: Literal["stop", "continue"] | None = None
@@ -57,10 +54,9 @@ class Network:
 
     def describe(self) -> dict[str, Any]:
         """What the run's header says of it."""
-        described: dict[str, Any] = {"wire_dtype": str(self.wire_dtype or "as the model")}
-        if self.link_mbps is not None:
-            described["link_mbps"] = f"{self.link_mbps:g} (emulated)"
-        return described
+        if self.link_mbps is None:
+            return {}
+        return {"link_mbps": f"{self.link_mbps:g} (emulated)"}
 
 
 def check_resumable(job: Job, network: Network) -> None:
@@ -120,7 +116,6 @@ def run_worker(
         job.plan,
         job.settings,
         transport,
-        wire_dtype=network.wire_dtype,
         deadline=network.deadline,
         on_loss=network.on_loss,
         replan=network.replan,

@@ -14,7 +14,6 @@ from matcha.errors import InputError, ModelError
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"wire_dtype": torch.int8}, "wire_dtype"),
         ({"buffers": "global"}, "'local' or 'average'"),
         ({"bucket_mb": 0}, "bucket_mb is 0"),
     ],

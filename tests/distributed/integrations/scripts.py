@@ -19,7 +19,7 @@ from torch import nn
 
 from matcha import families, plan
 from matcha.distributed import Gossip
-from matcha.distributed.exchanges.exchange import Exchange
+from matcha.distributed.exchange.exchange import Exchange
 
 PLAN = plan(families.path(2), 1.0, "vanilla")
 SPARSE = plan(families.path(2), 0.25, "periodic")  # one round of six, the fourth

@@ -1,16 +1,31 @@
 from __future__ import annotations
 
+import re
+from collections import defaultdict
+from pathlib import Path
+
 import pytest
 import torch
 
+import matcha
 from matcha.distributed import MemoryNetwork, Message
-from matcha.distributed.transports.base import COLLECTIVE_TAGS, MAX_TAG, meeting_tag
+from matcha.distributed.transports.base import MAX_TAG, Tag, meeting_tag
 
 
-@pytest.mark.parametrize("number", [0, 1, COLLECTIVE_TAGS.start - 1, COLLECTIVE_TAGS.start, 10**9])
-def test_meetings_and_what_all_do_together_never_share_a_tag(number):
-    assert 0 <= meeting_tag(number) < COLLECTIVE_TAGS.start
-    assert COLLECTIVE_TAGS[-1] == MAX_TAG == 32_767
+@pytest.mark.parametrize("number", [0, 1, min(Tag) - 1, min(Tag), 10**9])
+def test_pieces_of_meetings_take_none_of_the_other_tags(number):
+    assert 0 <= meeting_tag(number) < min(Tag)
+    assert max(Tag) <= MAX_TAG == 32_767
+
+
+def test_every_tag_has_one_purpose():
+    """Two modules that claim one tag could take each other's messages."""
+    users = defaultdict(set)
+    for file in Path(matcha.__file__).parent.rglob("*.py"):
+        for name in re.findall(r"\bTag\.([A-Z]+)\b", file.read_text(encoding="utf-8")):
+            users[Tag[name]].add(file.stem)
+    assert users.keys() == set(Tag)
+    assert all(len(files) == 1 for files in users.values()), users
 
 
 @pytest.mark.parametrize("tag", [-1, MAX_TAG + 1])

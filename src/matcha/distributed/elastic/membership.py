@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any, Protocol
 
-from matcha.distributed.exchanges.meetings import MeetingPlace
+from matcha.distributed.exchange.meetings import MeetingPlace
 from matcha.distributed.saving.snapshots import Worker, dump_snapshot, load_snapshot
 from matcha.distributed.transports.base import Buffer, Transport
 from matcha.errors import InputError

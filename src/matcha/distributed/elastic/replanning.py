@@ -18,7 +18,7 @@ import torch
 
 from matcha.distributed.collectives import gather
 from matcha.distributed.elastic.drafts import Draft
-from matcha.distributed.exchanges.link_times import LinkTimes
+from matcha.distributed.exchange.link_times import LinkTimes
 from matcha.distributed.probe import exchange_time
 from matcha.distributed.seats import Seat
 from matcha.errors import PeerLostError

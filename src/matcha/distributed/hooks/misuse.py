@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from matcha.distributed.exchanges.buckets import Bucket
+from matcha.distributed.exchange.buckets import Bucket
 from matcha.distributed.hooks.claims import wrapped_by
 from matcha.errors import InputError, ModelError
 from matcha.plans import PlanLike
@@ -29,14 +29,8 @@ __all__ = [
 Optimizers = torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None
 
 
-def check_options(
-    wire_dtype: torch.dtype | None, buffers: str, bucket_mb: float, deadline: float
-) -> None:
+def check_options(buffers: str, bucket_mb: float, deadline: float) -> None:
     """Refuse values that no option takes."""
-    if wire_dtype not in (None, torch.float16, torch.bfloat16):
-        raise InputError(
-            f"wire_dtype is {wire_dtype}, but it is None, torch.float16 or torch.bfloat16."
-        )
     if buffers not in ("local", "average"):
         raise InputError(f"buffers is {buffers!r}, but it is 'local' or 'average'.")
     for name, value in (("bucket_mb", bucket_mb), ("deadline", deadline)):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from matcha.distributed.exchanges.buckets import Bucket
+from matcha.distributed.exchange.buckets import Bucket
 from matcha.errors import InputError
 from matcha.plans import PlanLike
 from matcha.tasks.momentum import Following as Rule

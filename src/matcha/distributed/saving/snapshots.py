@@ -12,10 +12,10 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from matcha.distributed.exchanges.clipped import Clipped
-from matcha.distributed.exchanges.push_sum import PushSumValues
-from matcha.distributed.exchanges.shards import like, local
-from matcha.distributed.exchanges.wiring import Exchanger
+from matcha.distributed.exchange.clipped import Clipped
+from matcha.distributed.exchange.push_sum import PushSumValues
+from matcha.distributed.exchange.shards import like, local
+from matcha.distributed.exchange.wiring import Exchanger
 from matcha.distributed.hooks.momentum import Following
 from matcha.distributed.transports.base import Buffer, Transport
 from matcha.documents import replacing

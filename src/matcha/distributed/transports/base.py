@@ -11,6 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import IntEnum, unique
 from typing import Protocol, TypeAlias
 
 import torch
@@ -18,21 +19,35 @@ import torch
 from matcha.errors import ExchangeError
 
 __all__ = [
-    "COLLECTIVE_TAGS",
     "MAX_TAG",
     "Buffer",
     "Council",
     "Message",
     "Pending",
+    "Tag",
     "Transport",
     "meeting_tag",
 ]
 
 MAX_TAG = 32_767
 """The largest tag that every MPI library must take (MPI standard, MPI_TAG_UB)."""
-COLLECTIVE_TAGS = range(MAX_TAG - 15, MAX_TAG + 1)
-"""Kept for what all workers do together and for meetings' last bytes."""
 Buffer: TypeAlias = memoryview | bytes | bytearray
+
+
+@unique
+class Tag(IntEnum):
+    """Tags of messages that belong to no piece of a meeting: one for each purpose."""
+
+    BROADCAST = MAX_TAG - 15
+    REDUCE = MAX_TAG - 14
+    GATHER = MAX_TAG - 13
+    RING = MAX_TAG - 12
+    CONFIRM = MAX_TAG - 7
+    """The last byte of an all-or-nothing meeting."""
+    CLIP = MAX_TAG - 6
+    """How far each end of a clipped meeting has moved."""
+    RENDEZVOUS = MAX_TAG - 5
+    """When two workers have time for an asynchronous meeting."""
 
 
 def meeting_tag(number: int) -> int:
@@ -44,7 +59,7 @@ def meeting_tag(number: int) -> int:
     >>> meeting_tag(7), meeting_tag(40_000) <= MAX_TAG
     (7, True)
     """
-    return number % COLLECTIVE_TAGS.start
+    return number % min(Tag)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from matcha.distributed import MemoryNetwork, MemoryTransport, run_threads
-from matcha.distributed.exchanges.exchange import RUNNING, Meeting
-from matcha.distributed.exchanges.greetings import Courtesy
+from matcha.distributed.exchange.exchange import RUNNING, Meeting
+from matcha.distributed.exchange.greetings import Courtesy
 from matcha.distributed.transports.torch import _is_sign
 from matcha.errors import ExchangeError
 

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 
 import torch
 
-from matcha.distributed.background.appointments import Appointments
 from matcha.distributed.collectives import barrier
-from matcha.distributed.exchanges.buckets import Bucket
-from matcha.distributed.exchanges.exchange import Meeting
-from matcha.distributed.exchanges.wiring import Exchanger
+from matcha.distributed.exchange.async_rendezvous import Rendezvous
+from matcha.distributed.exchange.buckets import Bucket
+from matcha.distributed.exchange.exchange import Meeting
+from matcha.distributed.exchange.wiring import Exchanger
 from matcha.distributed.itinerary import Itinerary
 from matcha.distributed.seats import Seat
 from matcha.distributed.stopwatch import Stopwatch
@@ -43,7 +43,7 @@ class Asynchrony:
 
     Attributes:
         mixed: what the exchange works on: y as a meeting takes it.
-        appointments: who is met, and when; after `open`.
+        rendezvous: who is met, and when; after `open`.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Asynchrony:
         """
         self._exchange, self._stopwatch, self._timeout = exchange, stopwatch, timeout
         self._transport.asynchronous = True
-        self.appointments = Appointments(self._transport, self._neighbors, self._hold, timeout)
+        self.rendezvous = Rendezvous(self._transport, self._neighbors, self._hold, timeout)
 
     # -- the script's thread ----------------------------------------------------------------------
 
@@ -83,11 +83,11 @@ class Asynchrony:
             if not self._is_fresh:
                 with self._lock:
                     self._publish()
-            self.appointments.want({meeting.peer: meeting.weight for meeting in itinerary.met})
+            self.rendezvous.want({meeting.peer: meeting.weight for meeting in itinerary.met})
 
     def merge(self) -> bool:
         """A step has ended: add to the parameters what meetings have moved; whether any has."""
-        self.appointments.check()
+        self.rendezvous.check()
         with self._lock:
             moved, self._has_moves = self._has_moves, False
             if moved:
@@ -95,7 +95,7 @@ class Asynchrony:
                     bucket.data.add_(move)
                     move.zero_()
             self._is_fresh = False
-            if self.appointments.is_open:
+            if self.rendezvous.is_open:
                 self._publish()
         return moved
 
@@ -104,19 +104,19 @@ class Asynchrony:
 
         Whoever was wanted and did not come is not wanted any more.
         """
-        self.appointments.pause()
+        self.rendezvous.pause()
         barrier(self._transport, self._timeout)
-        self.appointments.void()
+        self.rendezvous.void()
         self.merge()
         self._wanted_at = None
 
     def leave(self) -> None:
         """Say goodbye to the neighbours: no meeting is left half held."""
-        self.appointments.leave()
+        self.rendezvous.leave()
 
     def close(self) -> None:
         """End the thread, and add what the last meetings moved."""
-        self.appointments.stop()
+        self.rendezvous.stop()
         self._transport.asynchronous = False
         if not self._transport.failed:
             self.merge()

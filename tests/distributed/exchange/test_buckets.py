@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from matcha.distributed.exchanges.buckets import fill_buckets, layout_digest
+from matcha.distributed.exchange.buckets import fill_buckets, layout_digest
 from matcha.errors import InputError
 
 

@@ -11,7 +11,7 @@ from tests.graphs import topologies
 from matcha import Round
 from matcha.distributed import Message, Pending, Transport, run_threads
 from matcha.distributed.collectives import barrier
-from matcha.distributed.exchanges.exchange import Exchange, meetings
+from matcha.distributed.exchange.exchange import Exchange, meetings
 from matcha.distributed.transports.base import MAX_TAG
 from matcha.errors import ExchangeError
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
-from matcha.distributed.exchanges.exchange import Meeting
-from matcha.distributed.exchanges.greetings import Courtesy, Greeting
+from matcha.distributed.exchange.exchange import Meeting
+from matcha.distributed.exchange.greetings import Courtesy, Greeting
 from matcha.distributed.transports.base import Pending, Transport
 from matcha.errors import ModelError
 from matcha.rounds import Round

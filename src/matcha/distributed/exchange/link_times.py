@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import torch
 
-from matcha.distributed.exchanges.exchange import Meeting
-from matcha.distributed.exchanges.turns import Around, Runner, take_turns
+from matcha.distributed.exchange.exchange import Meeting
+from matcha.distributed.exchange.turns import Around, Runner, take_turns
 from matcha.rounds import Round
 
 __all__ = ["LinkTimes", "Timed"]

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.utils.dlpack import from_dlpack
 
-from matcha.distributed.exchanges.shards import is_sharded, local
+from matcha.distributed.exchange.shards import is_sharded, local
 from matcha.errors import InputError
 
 __all__ = ["Bucket", "Slot", "fill_buckets", "layout_digest"]

@@ -8,8 +8,8 @@ import torch
 
 from matcha import Round
 from matcha.distributed import run_threads
-from matcha.distributed.exchanges.exchange import Exchange, meetings
-from matcha.distributed.exchanges.turns import take_turns
+from matcha.distributed.exchange.exchange import Exchange, meetings
+from matcha.distributed.exchange.turns import take_turns
 
 VALUES = np.array([[1.0, 5.0], [2.0, -4.0], [9.0, 0.0]])
 

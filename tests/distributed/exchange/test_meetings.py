@@ -8,9 +8,9 @@ import torch
 
 from matcha import Round
 from matcha.distributed import MemoryTransport, Pending, run_threads
-from matcha.distributed.exchanges.exchange import Exchange, meetings
-from matcha.distributed.exchanges.meetings import Meetings
-from matcha.distributed.transports.base import COLLECTIVE_TAGS
+from matcha.distributed.exchange.exchange import Exchange, meetings
+from matcha.distributed.exchange.meetings import Meetings
+from matcha.distributed.transports.base import Tag
 from matcha.errors import PeerLostError
 
 VALUES = np.array([[1.0, 5.0], [2.0, -4.0], [9.0, 0.0]])
@@ -33,7 +33,7 @@ class Place(MemoryTransport):
         return self.network
 
     def post(self, messages):
-        last = any(m.tag in COLLECTIVE_TAGS and m.incoming is not None for m in messages)
+        last = any(m.tag == Tag.CONFIRM and m.incoming is not None for m in messages)
         if last and self.loses_last_byte:
             return Lost()
         return super().post(messages)

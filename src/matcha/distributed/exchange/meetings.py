@@ -15,9 +15,9 @@ from typing import Literal, Protocol, TypeAlias
 
 import torch
 
-from matcha.distributed.exchanges.exchange import Meeting
-from matcha.distributed.exchanges.turns import Runner, copy_values, take_turns
-from matcha.distributed.transports.base import COLLECTIVE_TAGS, Message, Pending
+from matcha.distributed.exchange.exchange import Meeting
+from matcha.distributed.exchange.turns import Runner, copy_values, take_turns
+from matcha.distributed.transports.base import Message, Pending, Tag
 from matcha.errors import PeerLostError
 from matcha.rounds import Round
 
@@ -26,7 +26,6 @@ __all__ = ["MeetingPlace", "Meetings", "Outcome"]
 Outcome: TypeAlias = Literal["held", "left out", "uncertain"]
 
 _log = logging.getLogger("matcha.links")
-_CONFIRM = COLLECTIVE_TAGS[8]  # of the last bytes
 
 
 class MeetingPlace(Protocol):
@@ -125,9 +124,9 @@ class Meetings:
         # The other may be gone as soon as it has our byte: its own is asked for before ours leaves,
         # and it alone is waited for.
         peer, byte = meeting.peer, torch.uint8
-        theirs = Message(peer=peer, tag=_CONFIRM, incoming=torch.empty(1, dtype=byte))
+        theirs = Message(peer=peer, tag=Tag.CONFIRM, incoming=torch.empty(1, dtype=byte))
         pending = self._place.post([theirs])
-        self._place.post([Message(peer=peer, tag=_CONFIRM, outgoing=torch.ones(1, dtype=byte))])
+        self._place.post([Message(peer=peer, tag=Tag.CONFIRM, outgoing=torch.ones(1, dtype=byte))])
         pending.wait(self._exchange.timeout)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from matcha.distributed.exchanges.exchange import RUNNING, Meeting
+from matcha.distributed.exchange.exchange import RUNNING, Meeting
 from matcha.distributed.transports.base import Message, Pending, Transport, meeting_tag
 from matcha.errors import ExchangeError
 

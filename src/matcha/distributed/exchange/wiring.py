@@ -8,10 +8,10 @@ from typing import Protocol
 
 import torch
 
-from matcha.distributed.exchanges.buckets import Bucket
-from matcha.distributed.exchanges.exchange import Exchange, Meeting
-from matcha.distributed.exchanges.lowrank import LowRankExchange
-from matcha.distributed.exchanges.modulo import ModuloExchange
+from matcha.distributed.exchange.buckets import Bucket
+from matcha.distributed.exchange.exchange import Exchange, Meeting
+from matcha.distributed.exchange.lowrank import LowRankExchange
+from matcha.distributed.exchange.modulo import ModuloExchange
 from matcha.distributed.transports.base import Transport
 from matcha.rounds import Round
 from matcha.wires import Float, LowRank, Wire
@@ -54,7 +54,6 @@ def make_exchange(
     values: Sequence[torch.Tensor],
     besides: Sequence[tuple[Bucket, torch.Tensor]],
     bucket_bytes: int,
-    wire_dtype: torch.dtype | None,
     timeout: float,
 ) -> Exchanger:
     """The exchange for a wire.
@@ -66,11 +65,9 @@ def make_exchange(
         values: what is mixed, one tensor laid out like each of the buckets; push-sum's weight last.
         besides: what travels with them, laid out like these buckets.
         bucket_bytes: bounds messages and spare memory.
-        wire_dtype: a smaller format for whole values.
         timeout: seconds to wait for any one message.
     """
-    if wire == Float(name="bfloat16"):
-        wire_dtype = wire_dtype or torch.bfloat16
+    wire_dtype = torch.bfloat16 if wire == Float(name="bfloat16") else None
     pairs = [*zip(cycle(buckets), values, strict=False), *besides]
     if isinstance(wire, Float):
         coded, others = [], pairs

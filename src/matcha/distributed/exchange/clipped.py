@@ -7,15 +7,13 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from matcha.distributed.exchanges.exchange import Meeting
-from matcha.distributed.exchanges.turns import Around, Runner, copy_values, take_turns
-from matcha.distributed.transports.base import COLLECTIVE_TAGS, Message, Transport
+from matcha.distributed.exchange.exchange import Meeting
+from matcha.distributed.exchange.turns import Around, Runner, copy_values, take_turns
+from matcha.distributed.transports.base import Message, Tag, Transport
 from matcha.rounds import Round
 from matcha.tasks.clipping import kept_share, renewed_reach
 
 __all__ = ["Clipped"]
-
-_REACH = COLLECTIVE_TAGS[9]
 
 
 class Clipped(Around):
@@ -69,7 +67,7 @@ class Clipped(Around):
             copy_values(self._before, self._values)
             mine = torch.tensor([self._now], dtype=torch.float64)
             theirs = mine.clone()
-            message = Message(peer=meeting.peer, tag=_REACH, incoming=theirs, outgoing=mine)
+            message = Message(peer=meeting.peer, tag=Tag.CLIP, incoming=theirs, outgoing=mine)
             pending = self._transport.post([message])
             self._runner.run(round, (meeting,), iteration)
             pending.wait(self.timeout)

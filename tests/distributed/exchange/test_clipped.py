@@ -11,8 +11,8 @@ from tests.distributed import cases
 
 from matcha import Round
 from matcha.distributed import run_threads
-from matcha.distributed.exchanges.clipped import Clipped
-from matcha.distributed.exchanges.exchange import Exchange, meetings
+from matcha.distributed.exchange.clipped import Clipped
+from matcha.distributed.exchange.exchange import Exchange, meetings
 from matcha.distributed.training import Training
 from matcha.errors import InputError
 from matcha.simulation import Simulation

@@ -3,8 +3,8 @@ from __future__ import annotations
 import torch
 
 from matcha import Round
-from matcha.distributed.exchanges.exchange import meetings
-from matcha.distributed.exchanges.link_times import LinkTimes, Timed
+from matcha.distributed.exchange.exchange import meetings
+from matcha.distributed.exchange.link_times import LinkTimes, Timed
 
 
 def test_the_median_of_late_meetings_counts() -> None:

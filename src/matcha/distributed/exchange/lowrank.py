@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
-from matcha.distributed.exchanges.exchange import Meeting
-from matcha.distributed.exchanges.greetings import Courtesy
-from matcha.distributed.exchanges.modulo import refuse_nonfinite
+from matcha.distributed.exchange.exchange import Meeting
+from matcha.distributed.exchange.greetings import Courtesy
+from matcha.distributed.exchange.modulo import refuse_nonfinite
 from matcha.distributed.transports.base import Transport
 from matcha.rounds import Round
 from matcha.wires import LowRank

@@ -12,7 +12,7 @@ from contextlib import nullcontext
 
 import torch
 
-from matcha.distributed.exchanges.buckets import Bucket
+from matcha.distributed.exchange.buckets import Bucket
 
 __all__ = ["Overlap"]
 

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from matcha.distributed.background.appointments import Appointments
 from matcha.distributed.collectives import barrier
+from matcha.distributed.exchange.async_rendezvous import Rendezvous
 from matcha.distributed.transports.memory import run_threads
 from matcha.errors import ExchangeError
 from matcha.topology import families
@@ -46,16 +46,16 @@ def test_nobody_waits_for_ever_and_both_ends_hold_the_same_meetings(seed):
         rng = random.Random(100 * seed + transport.rank)
         neighbors = topology.neighbors(transport.rank)
         hold = diary.hold_of(transport.rank, random.Random(seed))
-        appointments = Appointments(transport, neighbors, hold, PATIENCE)
-        appointments.want(dict.fromkeys(neighbors, 0.5))
-        appointments.wait_for_all()  # all have come: on a loaded machine some left before others
+        rendezvous = Rendezvous(transport, neighbors, hold, PATIENCE)
+        rendezvous.want(dict.fromkeys(neighbors, 0.5))
+        rendezvous.wait_for_all()  # all have come: on a loaded machine some left before others
         pace = rng.choice([0.0, 1e-3, 3e-3])
         for k in range(rng.randrange(20, 60)):
             wanted = rng.sample(neighbors, rng.randrange(len(neighbors) + 1))
-            appointments.want(dict.fromkeys(wanted, 0.5 + 0.01 * (k % 3)))
+            rendezvous.want(dict.fromkeys(wanted, 0.5 + 0.01 * (k % 3)))
             time.sleep(pace * rng.random())
-        appointments.leave()
-        return appointments.held
+        rendezvous.leave()
+        return rendezvous.held
 
     held = run_threads(topology.num_workers, work)
     diary.check()
@@ -66,15 +66,13 @@ def test_nobody_waits_for_ever_and_both_ends_hold_the_same_meetings(seed):
 def test_who_does_not_want_is_not_met_and_holds_up_nobody():
     def work(transport):
         met = []
-        appointments = Appointments(
-            transport, [1 - transport.rank], lambda *m: met.append(m), PATIENCE
-        )
+        rendezvous = Rendezvous(transport, [1 - transport.rank], lambda *m: met.append(m), PATIENCE)
         if transport.rank == 0:
-            appointments.want({1: 0.5})
+            rendezvous.want({1: 0.5})
         barrier(transport, PATIENCE)
-        open_then = appointments.is_open
+        open_then = rendezvous.is_open
         barrier(transport, PATIENCE)
-        appointments.leave()
+        rendezvous.leave()
         return open_then, met
 
     assert run_threads(2, work) == [(True, []), (False, [])]
@@ -84,12 +82,12 @@ def test_who_has_left_is_waited_for_no_longer():
     """At once: the goodbye wakes who waits, long before the deadline."""
 
     def work(transport):
-        appointments = Appointments(transport, [1 - transport.rank], lambda *_: None, 1e6)
+        rendezvous = Rendezvous(transport, [1 - transport.rank], lambda *_: None, 1e6)
         if transport.rank == 0:
-            appointments.want({1: 0.5})
-            appointments.wait_for_all()
-        appointments.leave()
-        return appointments.held
+            rendezvous.want({1: 0.5})
+            rendezvous.wait_for_all()
+        rendezvous.leave()
+        return rendezvous.held
 
     assert run_threads(2, work) == [0, 0]
 
@@ -97,17 +95,15 @@ def test_who_has_left_is_waited_for_no_longer():
 def test_a_wish_that_comes_again_is_one_wish_and_both_ends_mean_the_same_weight():
     def work(transport):
         met = []
-        appointments = Appointments(
-            transport, [1 - transport.rank], lambda *m: met.append(m), PATIENCE
-        )
+        rendezvous = Rendezvous(transport, [1 - transport.rank], lambda *m: met.append(m), PATIENCE)
         if transport.rank == 0:
             for _ in range(5):
-                appointments.want({1: 0.5})
+                rendezvous.want({1: 0.5})
         barrier(transport, PATIENCE)
         if transport.rank == 1:
-            appointments.want({0: 0.25})
-        appointments.wait_for_all()
-        appointments.leave()
+            rendezvous.want({0: 0.25})
+        rendezvous.wait_for_all()
+        rendezvous.leave()
         return met
 
     assert run_threads(2, work) == [[(1, 0.375, 0)], [(0, 0.375, 0)]]
@@ -122,21 +118,21 @@ def test_what_was_wanted_before_a_pause_is_forgotten_at_both_ends(seed):
         rng = random.Random(seed + transport.rank)
         neighbors = topology.neighbors(transport.rank)
         hold = diary.hold_of(transport.rank, rng)
-        appointments = Appointments(transport, neighbors, hold, PATIENCE)
+        rendezvous = Rendezvous(transport, neighbors, hold, PATIENCE)
         for _ in range(6):
-            appointments.want({p: 0.5 for p in neighbors if rng.random() < 0.5})
-            appointments.pause()
+            rendezvous.want({p: 0.5 for p in neighbors if rng.random() < 0.5})
+            rendezvous.pause()
             barrier(transport, PATIENCE)
-            appointments.void()
-            assert not appointments.is_open
+            rendezvous.void()
+            assert not rendezvous.is_open
             barrier(transport, PATIENCE)
             if transport.rank == 0:  # nobody may begin one while others still look
                 diary.check()
             barrier(transport, PATIENCE)
-        appointments.want(dict.fromkeys(neighbors, 0.5))
-        appointments.wait_for_all()
-        appointments.leave()
-        return appointments.held
+        rendezvous.want(dict.fromkeys(neighbors, 0.5))
+        rendezvous.wait_for_all()
+        rendezvous.leave()
+        return rendezvous.held
 
     held = run_threads(8, work)
     diary.check()
@@ -148,12 +144,12 @@ def test_what_fails_on_the_thread_is_raised_where_the_script_looks():
         def hold(peer, weight, number):
             raise ExchangeError("rank 7 is gone.")
 
-        appointments = Appointments(transport, [1 - transport.rank], hold, PATIENCE)
-        appointments.want({1 - transport.rank: 0.5})
+        rendezvous = Rendezvous(transport, [1 - transport.rank], hold, PATIENCE)
+        rendezvous.want({1 - transport.rank: 0.5})
         with pytest.raises(ExchangeError, match="rank 7 is gone"):
-            appointments.wait_for_all()
+            rendezvous.wait_for_all()
         with pytest.raises(ExchangeError, match="rank 7 is gone"):
-            appointments.check()
+            rendezvous.check()
         return transport.failed
 
     assert run_threads(2, work) == [True, True]
@@ -163,9 +159,9 @@ def test_who_never_says_goodbye_is_named():
     def work(transport):
         if transport.rank == 1:
             return
-        appointments = Appointments(transport, [1], lambda *_: None, 0.3)
+        rendezvous = Rendezvous(transport, [1], lambda *_: None, 0.3)
         with pytest.raises(ExchangeError, match="no goodbye from rank 1"):
-            appointments.leave()
-        appointments.stop()
+            rendezvous.leave()
+        rendezvous.stop()
 
     run_threads(2, work)

@@ -1,4 +1,4 @@
-"""Appointments: two workers meet when both want to; nobody waits for one who does not yet.
+"""Rendezvous: two workers meet when both want to; nobody waits for one who does not yet.
 
 A worker marks whom it wants and goes on; a thread does the rest. On every link the higher rank says
 that it is ready, and the lower one, when it wants to as well, calls: then both hold the meeting.
@@ -19,15 +19,14 @@ from typing import TypeAlias
 
 import torch
 
-from matcha.distributed.transports.base import COLLECTIVE_TAGS, Message, Pending, Transport
+from matcha.distributed.transports.base import Message, Pending, Tag, Transport
 from matcha.errors import ExchangeError
 
-__all__ = ["Appointments", "Hold"]
+__all__ = ["Hold", "Rendezvous"]
 
 Hold: TypeAlias = Callable[[int, float, int], None]
 """Holds a meeting: with whom, at which weight, and the how-manieth of the two it is."""
 
-_TAG = COLLECTIVE_TAGS[9]
 _RESTS = 5e-3, 2e-2  # seconds between two looks at most: while somebody is wanted, and else
 _FIRST_PROBE = 1.0  # seconds; each further one comes when twice as much has passed
 
@@ -62,7 +61,7 @@ class _Line:
     probe_at: float = 0.0
 
 
-class Appointments:
+class Rendezvous:
     """This worker's meetings, whenever both ends have time.
 
     Args:
@@ -264,14 +263,16 @@ class Appointments:
 
     def _listen(self, peer: int) -> tuple[torch.Tensor, Pending]:
         arriving = torch.zeros(3, dtype=torch.int64)
-        return arriving, self._transport.post([Message(peer=peer, tag=_TAG, incoming=arriving)])
+        return arriving, self._transport.post(
+            [Message(peer=peer, tag=Tag.RENDEZVOUS, incoming=arriving)]
+        )
 
     def _say(self, line: _Line, word: Word, weight: float, period: int) -> None:
         if line.leaving is not None:
             line.leaving[0].wait(self._timeout)
         bits = int(torch.tensor(weight, dtype=torch.float64).view(torch.int64))
         said = torch.tensor([bits, period, word], dtype=torch.int64)
-        message = Message(peer=line.peer, tag=_TAG, outgoing=said)
+        message = Message(peer=line.peer, tag=Tag.RENDEZVOUS, outgoing=said)
         line.leaving = self._transport.post([message]), said
 
     def _probe(self, line: _Line) -> None:

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from matcha.distributed.exchanges.exchange import Meeting
+from matcha.distributed.exchange.exchange import Meeting
 from matcha.rounds import Round
 
 __all__ = ["Around", "Runner", "copy_values", "take_turns"]

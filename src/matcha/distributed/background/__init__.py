@@ -1,1 +1,0 @@
-"""In the background: exchanges that go on while the gradient is computed."""
