@@ -50,6 +50,7 @@ from parts.diaries import Diary, judge
 from parts.outcome import write
 
 from matcha import Plan, Topology, families, plan
+from matcha._io.keys import new_keys
 from matcha.distributed import Gossip, Peers, Transport, run_threads
 from matcha.distributed.launch.environment import (
     KEYS_VARIABLE,
@@ -60,7 +61,6 @@ from matcha.distributed.launch.environment import (
 from matcha.distributed.launch.launcher import local_links
 from matcha.distributed.launch.local_workers import LocalWorkers
 from matcha.distributed.links.peers import DEFAULT_PORT
-from matcha.documents.keys import new_keys
 from matcha.tasks.recipes import Choices, recipe
 
 NUM_WORKERS = 8

@@ -138,9 +138,9 @@ def general(solver: str, family: str, num_workers: int) -> dict[str, Any]:
     import cvxpy as cp
 
     from matcha import Topology
+    from matcha._numerics.spectra import laplacian
     from matcha.activation import optimal_probabilities
     from matcha.matchings import decompose
-    from matcha.topology import laplacian
 
     warnings.simplefilter("ignore")  # SCS says that it is inaccurate; the table shows it
     m = num_workers

@@ -26,9 +26,9 @@ from parts.outcome import RESULTS, write
 from scipy.sparse import csc_matrix
 
 from matcha._numerics.semidefinite import solve
-from matcha._numerics.spectra import perpendicular_basis
+from matcha._numerics.spectra import laplacian, perpendicular_basis
 from matcha.matchings import decompose
-from matcha.topology import families, laplacian
+from matcha.topology import families
 
 SIZES = (8, 16, 31, 64)
 STACK = 32

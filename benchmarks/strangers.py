@@ -28,11 +28,11 @@ from parts.outcome import write
 from torch import nn
 
 from matcha import families, plan
+from matcha._io.keys import new_keys
 from matcha.distributed import Gossip, read_peers
 from matcha.distributed.launch.environment import default_transport
 from matcha.distributed.launch.launcher import local_links
 from matcha.distributed.launch.local_workers import LocalWorkers
-from matcha.documents.keys import new_keys
 
 TOPOLOGY = families.path(2)
 GUARDED = 1  # worker 0 dials: the door is worker 1's

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from tests.graphs import topologies
 
 from matcha import Topology, families
+from matcha._numerics.spectra import laplacian
 from matcha.activation import default_tolerance, knapsack_bound, optimal_probabilities
 from matcha.errors import InputError
 from matcha.matchings import decompose
-from matcha.topology import laplacian
 
 PAPER = ["er8", "geometric16-d5", "geometric16-d10", "geometric16-d13", "er16"]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from matcha._io import save_document
 from matcha.distributed import Gossip, Network, run_threads, run_worker
-from matcha.documents import save_document
 from matcha.errors import InputError, PlanError
 from matcha.plans import Figures, load_plan
 from matcha.records import read_run

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from matcha import families
+from matcha._numerics.spectra import laplacian
 from matcha.activation import optimal_probabilities
 from matcha.errors import InputError
 from matcha.mixing import (
@@ -20,7 +21,7 @@ from matcha.mixing import (
     single_contraction,
     vanilla_contraction,
 )
-from matcha.topology import Topology, laplacian
+from matcha.topology import Topology
 
 PAPER = ["er8", "geometric16-d5", "geometric16-d10", "geometric16-d13", "er16"]
 TABLE = {

@@ -8,6 +8,7 @@ import matcha
 from matcha import Topology, families, theory
 from matcha.errors import InputError, PlanError, TopologyError
 from matcha.timing import (
+    TIMINGS,
     LinkSeconds,
     RandomLinks,
     Scaled,
@@ -15,7 +16,6 @@ from matcha.timing import (
     Underlay,
     Units,
     default_timing,
-    timing_from_json,
     transfer_times,
 )
 
@@ -96,7 +96,7 @@ def test_defaults_and_conversion():
     ids=lambda timing: type(timing).__name__,
 )
 def test_timing_survives_json(timing):
-    back = timing_from_json(timing.to_json(), PATH)
+    back = TIMINGS.from_json(timing.to_json(), PATH)
     for r in range(3):
         assert back.round_time(MATCHINGS[:r]) == timing.round_time(MATCHINGS[:r])
     assert back.unit == timing.unit
@@ -104,9 +104,9 @@ def test_timing_survives_json(timing):
 
 def test_foreign_timing_is_refused():
     with pytest.raises(PlanError, match="unknown"):
-        timing_from_json({"model": "sundial"}, PATH)
+        TIMINGS.from_json({"model": "sundial"}, PATH)
     with pytest.raises(PlanError, match="not an object"):
-        timing_from_json(3, PATH)
+        TIMINGS.from_json(3, PATH)
 
 
 # -- links that share channels ---------------------------------------------------------------------
@@ -126,11 +126,11 @@ def test_messages_queue_where_links_share_a_channel():
     assert timing.matching_time((crossing[0],)) == 0.2
     disjoint = next(link for link in crossing if not set(link) & set(crossing[0]))
     assert timing.matching_time((crossing[0], disjoint)) == pytest.approx(0.4)
-    again = timing_from_json(timing.to_json(), timing.topology)
+    again = TIMINGS.from_json(timing.to_json(), timing.topology)
     assert again == timing
     document = timing.to_json()
     document["wires"] = document.pop("channels")  # as 0.2 wrote it
-    assert timing_from_json(document, timing.topology) == timing
+    assert TIMINGS.from_json(document, timing.topology) == timing
 
 
 def test_greedy_that_knows_the_channels_beats_one_that_does_not():

@@ -12,16 +12,16 @@ SOURCE = Path(__file__).parent.parent / "src" / "matcha"
 
 FLOORS = (
     ("errors",),
-    ("documents",),
+    ("_io",),
     ("_numerics",),
     ("topology",),
     ("timing",),
     ("matchings",),
     ("activation",),
+    ("schedules",),
     ("rounds",),
     ("mixing",),
     ("wires",),
-    ("schedules",),
     ("theory",),
     ("plans",),
     ("strategies",),

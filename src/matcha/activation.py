@@ -27,11 +27,11 @@ from matcha._numerics.spectra import (
     Indices,
     dense_eigenpairs,
     is_narrow,
+    laplacian,
     lowest_eigenpairs,
     orthonormal,
     perpendicular_basis,
     start_vector,
-    weighted_laplacian,
 )
 from matcha._numerics.threads import on_one_thread
 from matcha.errors import InputError
@@ -246,7 +246,7 @@ def _maximize(
     )
     gaps: list[float] = []
     for _ in range(_MAX_ITERATIONS):
-        L = weighted_laplacian(problem.links, p[problem.owner], m)
+        L = laplacian(problem.links, m, p[problem.owner])
         values, vectors = lowest_eigenpairs(L, _DIRECTIONS, narrow=narrow, start=start)
         if values[0] > best_value:
             best, best_value = p, float(values[0])

@@ -23,12 +23,12 @@ from matcha._numerics.spectra import (
     DENSE_LIMIT,
     Array,
     is_narrow,
+    laplacian,
     lowest_eigenpairs,
     orthonormal,
     perpendicular_basis,
     start_vector,
     top_eigenpairs,
-    weighted_laplacian,
 )
 from matcha._numerics.threads import on_one_thread
 from matcha.errors import InputError, unknown_name
@@ -89,15 +89,15 @@ def moments(
     links = np.array([link for matching in matchings for link in matching], dtype=np.int64)
     owner = np.repeat(np.arange(len(p)), [len(matching) for matching in matchings])
     w = np.ones(len(links)) if weights is None else np.concatenate([*map(np.asarray, weights)])
-    mean = weighted_laplacian(links, p[owner] * w, num_workers)
+    mean = laplacian(links, num_workers, p[owner] * w)
     if all(len(group) == 1 for group in groups):
-        variance = weighted_laplacian(links, 2.0 * (p * (1.0 - p))[owner] * w**2, num_workers)
+        variance = laplacian(links, num_workers, 2.0 * (p * (1.0 - p))[owner] * w**2)
         return Moments(mean=mean, variance=variance)
     variance = 0.0 * mean
     for group in groups:
         member = np.isin(owner, group)
         q = p[group[0]]
-        L = weighted_laplacian(links[member], w[member], num_workers)
+        L = laplacian(links[member], num_workers, w[member])
         variance = variance + q * (1.0 - q) * (L @ L)
     return Moments(mean=mean, variance=variance.tocsr())
 
@@ -171,16 +171,16 @@ def single_contraction(algebraic_connectivity: float) -> Contraction:
     return Contraction(alpha=0.5, rho=1.0 - 0.5 * algebraic_connectivity)
 
 
-def laplacian_extremes(laplacian: Any, topology: Topology, *, seed: int = 0) -> tuple[float, float]:
+def laplacian_extremes(matrix: Any, topology: Topology, *, seed: int = 0) -> tuple[float, float]:
     """λ₂ and λ_m of a Laplacian over the links of a topology."""
     m = topology.num_workers
     if m <= DENSE_LIMIT:
-        values = np.linalg.eigvalsh(laplacian.toarray())
+        values = np.linalg.eigvalsh(matrix.toarray())
         return float(values[1]), float(values[-1])
     start = start_vector(m, seed)
     narrow = is_narrow(topology.link_array, m)
-    low, _ = lowest_eigenpairs(laplacian, 4, narrow=narrow, start=start, tolerance=1e-8)
-    high, _ = top_eigenpairs(lambda x: laplacian @ x, m, 1, start, 1e-8)
+    low, _ = lowest_eigenpairs(matrix, 4, narrow=narrow, start=start, tolerance=1e-8)
+    high, _ = top_eigenpairs(lambda x: matrix @ x, m, 1, start, 1e-8)
     return float(low[0]), float(high[0])
 
 

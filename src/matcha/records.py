@@ -18,7 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import IO, Any, Literal, TypeAlias, TypeVar
 
-from matcha.documents import number, spelled, write_atomically
+from matcha._io import decode_number, encode_number, write_atomically
 from matcha.errors import InputError, PackageError
 from matcha.plans import load_plan
 
@@ -392,13 +392,13 @@ def invoked() -> str | None:
 def _compact(entry: Entry) -> dict[str, Any]:
     """Without empty fields; NaN and infinities as words, since JSON has none."""
     values = ((name, getattr(entry, name)) for name in _IS_FLOAT[type(entry)])
-    return {name: spelled(value) for name, value in values if value is not None}
+    return {name: encode_number(value) for name, value in values if value is not None}
 
 
 def _build(cls: type[_T], document: dict[str, Any]) -> _T:
     known = _IS_FLOAT[cls]
     values = {name: value for name, value in document.items() if name in known}
-    return cls(**{name: number(v) if known[name] else v for name, v in values.items()})
+    return cls(**{name: decode_number(v) if known[name] else v for name, v in values.items()})
 
 
 def _whole_lines(path: Path) -> list[str]:

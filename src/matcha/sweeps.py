@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from matcha.documents import spelled
+from matcha._io import encode_number
 from matcha.errors import InputError
 from matcha.plans import Plan, check_budget
 from matcha.strategies import COMPARED, plan, strategy_named
@@ -64,7 +64,7 @@ class Sweep:
 
     def to_json(self) -> dict[str, Any]:
         """The sweep as plain JSON values."""
-        points = [{k: spelled(v) for k, v in asdict(p).items()} for p in self.points]
+        points = [{k: encode_number(v) for k, v in asdict(p).items()} for p in self.points]
         return {"topology": self.topology.name, "points": points}
 
 

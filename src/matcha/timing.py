@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from matcha.documents import Kinds
+from matcha._io import Registry
 from matcha.errors import InputError, TopologyError
 from matcha.topology import Link, Matching, Topology
 
@@ -360,20 +360,22 @@ def transfer_times(
     return tuple(latency + message_bytes / b for b in bandwidth)
 
 
-Reader: TypeAlias = Callable[[dict[str, Any], Topology], Timing]
+def _read_link_seconds(document: dict[str, Any], topology: Topology) -> Timing:
+    share, halves = float(document.get("share", 1.0)), int(document.get("halves", 1))
+    return LinkSeconds(topology, share, halves)
 
 
-def _scaled(document: dict[str, Any], topology: Topology) -> Timing:
+def _read_scaled(document: dict[str, Any], topology: Topology) -> Timing:
     table = [float(v) for v in document["table"]]
     grid = np.arange(len(table))
     return Scaled(lambda n: float(np.interp(n, grid, table)), len(table) - 1)
 
 
-def _random_links(document: dict[str, Any], topology: Topology) -> Timing:
+def _read_random_links(document: dict[str, Any], topology: Topology) -> Timing:
     return RandomLinks(topology, tuple(tuple(row) for row in document["samples"]))
 
 
-def _underlay(document: dict[str, Any], topology: Topology) -> Timing:
+def _read_underlay(document: dict[str, Any], topology: Topology) -> Timing:
     named = document["channels"] if "channels" in document else document["wires"]  # as 0.2 wrote
     channels = (
         SharedChannel(
@@ -385,50 +387,17 @@ def _underlay(document: dict[str, Any], topology: Topology) -> Timing:
     return Underlay(topology, tuple(channels))
 
 
-_MODELS: Kinds[Timing] = Kinds(
+TIMINGS: Registry[Timing] = Registry(
     "delay model",
     "model",
     "matcha.timing.register_timing",
     {
         "units": lambda document, topology: Units(),
-        "link-seconds": lambda document, topology: LinkSeconds(
-            topology, float(document.get("share", 1.0)), int(document.get("halves", 1))
-        ),
-        "random-links": _random_links,
-        "scaled": _scaled,
-        "underlay": _underlay,
+        "link-seconds": _read_link_seconds,
+        "random-links": _read_random_links,
+        "scaled": _read_scaled,
+        "underlay": _read_underlay,
     },
 )
-
-
-def register_timing(model: str, read: Reader) -> None:
-    """Make plans with a delay model of your own savable.
-
-    Its `to_json` says `{"model": model, ...}`; whoever loads such a plan registers it first.
-
-    Args:
-        model: The name under which it is saved.
-        read: Takes what `to_json` wrote, and the topology, and makes the model again.
-
-    Raises:
-        InputError: The name is taken by another model.
-    """
-    _MODELS.register(model, read)
-
-
-def timing_to_json(timing: Timing) -> dict[str, Any]:
-    """A delay model as plain JSON values, of which `timing_from_json` makes it again.
-
-    Raises:
-        PlanError: Nobody could read it: the model is not registered.
-    """
-    return _MODELS.to_json(timing)
-
-
-def timing_from_json(document: Any, topology: Topology) -> Timing:
-    """The delay model in a saved plan.
-
-    Raises:
-        PlanError: The document does not describe a delay model that is known here.
-    """
-    return _MODELS.from_json(document, topology)
+"""How saved delay models are read, by name; `read` takes (document, topology)."""
+register_timing = TIMINGS.register

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.commands import matcha_command, matcha_process
 
-from matcha.documents.keys import new_keys
+from matcha._io.keys import new_keys
 from matcha.records import read_run
 
 

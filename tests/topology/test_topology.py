@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from matcha import Topology, families
+from matcha._numerics.spectra import laplacian
 from matcha.errors import TopologyError
-from matcha.topology import laplacian
 
 
 def test_links_are_sorted_and_numbers_kept():

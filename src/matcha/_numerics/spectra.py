@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,17 +16,23 @@ DENSE_LIMIT = 200
 """Up to this many workers all eigenvectors together cost less than a few of them."""
 
 
-def weighted_laplacian(links: Indices, weights: Array, num_workers: int) -> Any:
-    """The Laplacian Σ_l w_l (e_i − e_j)(e_i − e_j)ᵀ of weighted links, as sparse CSR.
+def laplacian(
+    links: Iterable[tuple[int, int]] | Indices,
+    num_workers: int,
+    weights: Sequence[float] | Array | None = None,
+) -> Any:
+    """The Laplacian Σ_l w_l (e_i − e_j)(e_i − e_j)ᵀ of some links, as a sparse CSR matrix.
 
-    >>> weighted_laplacian(np.array([[0, 1]]), np.array([0.5]), 2).toarray().tolist()
+    >>> laplacian([(0, 1)], 2, [0.5]).toarray().tolist()
     [[0.5, -0.5], [-0.5, 0.5]]
     """
     from scipy.sparse import coo_array
 
-    i, j = links.T
+    ends = links if isinstance(links, np.ndarray) else list(links)
+    i, j = np.asarray(ends, dtype=np.int64).reshape(-1, 2).T
+    w = np.ones(len(i)) if weights is None else np.asarray(weights, dtype=np.float64)
     rows, columns = np.concatenate([i, j, i, j]), np.concatenate([j, i, i, j])
-    values = np.concatenate([-weights, -weights, weights, weights])
+    values = np.concatenate([-w, -w, w, w])
     return coo_array((values, (rows, columns)), shape=(num_workers, num_workers)).tocsr()
 
 
@@ -38,7 +44,7 @@ def is_narrow(links: Indices, num_workers: int) -> bool:
     """
     from scipy.sparse.csgraph import breadth_first_order
 
-    graph = weighted_laplacian(links, np.ones(len(links)), num_workers)
+    graph = laplacian(links, num_workers)
     order, parents = breadth_first_order(graph, 0, directed=False)
     # A second search from the last worker reached runs along the graph's long side.
     order, parents = breadth_first_order(graph, order[-1], directed=False)
@@ -49,12 +55,12 @@ def is_narrow(links: Indices, num_workers: int) -> bool:
 
 
 def lowest_eigenpairs(
-    laplacian: Any, count: int, *, narrow: bool, start: Array, tolerance: float = 1e-6
+    matrix: Any, count: int, *, narrow: bool, start: Array, tolerance: float = 1e-6
 ) -> tuple[Array, Array]:
     """The smallest eigenvalues of a Laplacian and their vectors, the vector of ones left out.
 
     Args:
-        laplacian: Sparse Laplacian of a connected graph (weights may be tiny).
+        matrix: Sparse Laplacian of a connected graph (weights may be tiny).
         count: How many pairs; fewer come back when the graph is smaller.
         narrow: Whether to factorise (see `is_narrow`) or to use products alone.
         start: Start vector of the iteration; decides nothing but the digits beyond tolerance.
@@ -63,25 +69,25 @@ def lowest_eigenpairs(
     Returns:
         Eigenvalues in ascending order (the first is λ₂) and orthonormal columns.
     """
-    m = laplacian.shape[0]
+    m = matrix.shape[0]
     count = min(count, m - 1)
     if m <= DENSE_LIMIT or 3 * count >= m:
-        return dense_eigenpairs(laplacian, count)
+        return dense_eigenpairs(matrix, count)
     if narrow:
-        inverse = _pseudo_inverse(laplacian)
+        inverse = _pseudo_inverse(matrix)
         _, vectors = _lanczos(inverse, m, count, start, tolerance)
     else:
         # Ones become the eigenvector of the largest eigenvalue, far from the wanted end.
-        away = 2.0 * laplacian.diagonal().max()
+        away = 2.0 * matrix.diagonal().max()
         _, vectors = _lanczos(
-            lambda x: away * (x - x.mean()) - laplacian @ x, m, count, start, tolerance
+            lambda x: away * (x - x.mean()) - matrix @ x, m, count, start, tolerance
         )
-    return rayleigh_ritz(laplacian, vectors)
+    return rayleigh_ritz(matrix, vectors)
 
 
-def dense_eigenpairs(laplacian: Any, count: int) -> tuple[Array, Array]:
+def dense_eigenpairs(matrix: Any, count: int) -> tuple[Array, Array]:
     """As `lowest_eigenpairs`, by a dense decomposition."""
-    dense = laplacian.toarray()
+    dense = matrix.toarray()
     m = len(dense)
     dense += (2.0 * dense.diagonal().max() + 1.0) / m
     if 8 * count < m:
@@ -152,15 +158,15 @@ def _lanczos(
     return values, vectors
 
 
-def _pseudo_inverse(laplacian: Any) -> Operator:
+def _pseudo_inverse(matrix: Any) -> Operator:
     """Solve L x = b for b perpendicular to ones: ground one worker, factorise the rest."""
     from scipy.sparse.linalg import splu
 
-    m = laplacian.shape[0]
-    ground = int(laplacian.diagonal().argmax())
+    m = matrix.shape[0]
+    ground = int(matrix.diagonal().argmax())
     rest = np.delete(np.arange(m), ground)
     factor = splu(
-        laplacian[rest][:, rest].tocsc(),
+        matrix[rest][:, rest].tocsc(),
         permc_spec="MMD_AT_PLUS_A",
         diag_pivot_thresh=0.0,
         options={"SymmetricMode": True},

@@ -38,7 +38,7 @@ def new(
 
       matcha keys new keys --workers 8
     """
-    from matcha.documents.keys import new_keys
+    from matcha._io.keys import new_keys
 
     _print(new_keys(directory, workers, days=days), as_json)
 
@@ -46,7 +46,7 @@ def new(
 @keys_app.command("show")
 def show(directory: Path = _DIRECTORY, as_json: Json = False) -> None:
     """Say what a directory of keys holds and until when."""
-    from matcha.documents.keys import read_certificates
+    from matcha._io.keys import read_certificates
 
     _print(read_certificates(directory), as_json)
 
@@ -59,7 +59,7 @@ def renew(
     as_json: Json = False,
 ) -> None:
     """Make a new certificate for a worker and revoke its old one."""
-    from matcha.documents.keys import issue, read_certificates
+    from matcha._io.keys import issue, read_certificates
 
     for rank in worker:
         issue(directory, rank, days=days)
@@ -75,8 +75,8 @@ def revoke(
     Copy [cyan]revoked.txt[/] into every worker's directory of keys: they read it anew within a
     second, and links of that certificate end.
     """
-    from matcha.documents.keys import read_certificates
-    from matcha.documents.keys import revoke as add_to_list
+    from matcha._io.keys import read_certificates
+    from matcha._io.keys import revoke as add_to_list
 
     add_to_list(directory, worker)
     _print(read_certificates(directory), as_json)

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from matcha.documents import writing
+from matcha._io import explain_write_errors
 from matcha.errors import InputError, WriteError
 from matcha.plans import Plan
 from matcha.records import Record
@@ -61,7 +61,7 @@ def check_writable(folder: Path, path: Path) -> None:
     Raises:
         WriteError: Says what the operating system said.
     """
-    with writing(path):
+    with explain_write_errors(path):
         nearest = next(p for p in (folder, *folder.absolute().parents) if p.exists())
         if not nearest.is_dir():
             raise FileExistsError

@@ -6,6 +6,7 @@ gossip = Gossip(model, optimizer, plan)     # consensus now follows every optimi
 ```
 """
 
+from matcha._io.keys import Keys
 from matcha.distributed.gossip import Gossip
 from matcha.distributed.launch.environment import default_transport
 from matcha.distributed.links.peers import Peers, read_peers
@@ -21,7 +22,6 @@ from matcha.distributed.transports.mpi import MpiTransport
 from matcha.distributed.transports.slow_links import SlowLinks
 from matcha.distributed.transports.torch import TorchTransport
 from matcha.distributed.worker import Network, run_worker
-from matcha.documents.keys import Keys
 
 __all__ = [
     "Gossip",

@@ -15,13 +15,13 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
+from matcha._io import fingerprint
 from matcha.distributed.agreement import agree
 from matcha.distributed.collectives import gather
 from matcha.distributed.gossip import Gossip
 from matcha.distributed.saving.checkpoint import load_checkpoint, save_checkpoint
 from matcha.distributed.transports.base import Transport
 from matcha.distributed.transports.slow_links import SlowLinks
-from matcha.documents import fingerprint
 from matcha.errors import InputError
 from matcha.plans import PlanLike
 from matcha.records import Entry, Record, Span, is_lost

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from matcha import theory
+from matcha._io import decode_number, encode_number, fingerprint, load_document
 from matcha._numerics.certificates import Certificate
-from matcha.documents import fingerprint, load_document, number, spelled
 from matcha.errors import InputError, PlanError
 from matcha.plans.averaging import all_reduce_time
 from matcha.plans.degrees import given_away
@@ -20,8 +20,8 @@ from matcha.plans.protocol import Members
 from matcha.plans.reduced import kept, known_links, known_workers, numbered_anew
 from matcha.plans.shares import check_alpha, check_shares, kept_shares, shares_from_json, spread
 from matcha.rounds import EXACT, MIXINGS, ONE_WAY, Mixing, Round, Shares, check_separable
-from matcha.schedules import Schedule, schedule_from_json, schedule_to_json
-from matcha.timing import Timing, timing_from_json, timing_to_json
+from matcha.schedules import SCHEDULES, Schedule
+from matcha.timing import TIMINGS, Timing
 from matcha.topology import Link, Matching, Topology, check_matchings
 from matcha.wires import Float, Wire, parse_wire
 
@@ -306,15 +306,15 @@ class Plan(Members):
             "mixing": self.mixing,
             "wire": self.wire.name,
             "alpha": self.alpha,
-            "rho": spelled(self.rho),
+            "rho": encode_number(self.rho),
             "algebraic_connectivity": self.algebraic_connectivity,
             "expected_comm_time": self.expected_comm_time,
-            "consensus_error": spelled(self.consensus_error),
+            "consensus_error": encode_number(self.consensus_error),
             "num_colors": self.num_colors,
             "probabilities": list(self.probabilities),
             "matchings": [[list(link) for link in matching] for matching in self.matchings],
-            "schedule": schedule_to_json(self.schedule),
-            "timing": timing_to_json(self.timing),
+            "schedule": SCHEDULES.to_json(self.schedule),
+            "timing": TIMINGS.to_json(self.timing),
             "topology": self.topology.to_json(),
             "certificate": None if self.certificate is None else asdict(self.certificate),
             "notes": list(self.notes),
@@ -361,8 +361,10 @@ class Plan(Members):
             ),
             alpha=float(document["alpha"]),
             weights=shares_from_json(document.get("weights")),
-            schedule=schedule_from_json(document["schedule"], probabilities, int(document["seed"])),
-            timing=timing_from_json(document["timing"], topology),
+            schedule=SCHEDULES.from_json(
+                document["schedule"], probabilities, int(document["seed"])
+            ),
+            timing=TIMINGS.from_json(document["timing"], topology),
             num_colors=int(document["num_colors"]),
             wire=wire,
             certificate=None if certificate is None else Certificate(**certificate),
@@ -439,4 +441,4 @@ def check_budget(budget: float) -> None:
 
 
 def _optional_float(value: Any) -> float | None:
-    return None if value is None else float(number(value))
+    return None if value is None else float(decode_number(value))

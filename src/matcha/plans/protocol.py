@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from matcha.documents import save_document
+from matcha._io import save_document
 from matcha.plans.averaging import all_reduce_time
 from matcha.rounds import Round
 from matcha.schedules import check_iteration

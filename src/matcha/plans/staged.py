@@ -15,7 +15,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-from matcha.documents import fingerprint
+from matcha._io import fingerprint
 from matcha.errors import PlanError
 from matcha.plans.plan import Plan, read_plan
 from matcha.plans.protocol import Members

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from matcha.documents import replacing
+from matcha._io import replace_file
 from matcha.errors import InputError, require
 from matcha.plans import Plan
 from matcha.report.layouts import layout
@@ -154,7 +154,7 @@ def _is_drawable(value: float | None, quantity: str) -> bool:
 def save_figure(figure: Any, path: str | Path) -> None:
     """Write a figure; the ending of the file says the format."""
     target = check_format(path)
-    with replacing(target) as partial:
+    with replace_file(target) as partial:
         figure.savefig(partial, format=target.suffix[1:].lower(), dpi=160)
 
 

@@ -10,7 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from matcha.documents import write_atomically
+from matcha._io import write_atomically
 from matcha.errors import InputError
 from matcha.plans import PlanLike
 from matcha.records import Run, find_runs, read_run

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from matcha.documents import spelled
+from matcha._io import encode_number
 from matcha.records import Record, Run
 from matcha.report.conditions import unlike
 from matcha.report.groups import Group, group_runs, label_groups
@@ -47,7 +47,7 @@ class Comparison:
             "verdict": self.verdict.sentence,
             "winner": self.winner,
             "rows": [
-                {name: spelled(value) for name, value in asdict(row).items()}
+                {name: encode_number(value) for name, value in asdict(row).items()}
                 | {"path": str(group.runs[0].path), "paths": [str(r.path) for r in group.runs]}
                 for row, group in rows
             ],

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from matcha.documents import replacing
+from matcha._io import replace_file
 from matcha.errors import InputError
 from matcha.plans import PlanLike
 from matcha.records import Record, is_lost
@@ -197,7 +197,7 @@ class AsynchronousSimulation:
             "updates": self.engine.workers.updates,
             "state": self.engine.state(),
         }
-        with replacing(path) as partial:
+        with replace_file(path) as partial:
             torch.save(document, partial)
 
     def load(self, path: Path) -> None:

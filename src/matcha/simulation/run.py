@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from matcha.documents import replacing
+from matcha._io import replace_file
 from matcha.errors import InputError
 from matcha.plans import Events, PlanLike
 from matcha.records import Record, is_lost
@@ -296,7 +296,7 @@ class Simulation:
             "clock": None if self._clock is None else self._clock.times,
             "state": self.engine.state(),
         }
-        with replacing(path) as partial:
+        with replace_file(path) as partial:
             torch.save(document, partial)
 
     def load(self, path: Path) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from matcha._numerics.spectra import weighted_laplacian
+from matcha._numerics.spectra import laplacian
 from matcha.activation import Activation, optimal_probabilities
 from matcha.errors import InputError
 from matcha.matchings import Groups, cliques, single_links
@@ -76,12 +76,12 @@ def _given(request: Request, parts: Subgraphs, p: tuple[float, ...]) -> Plan:
     schedule = Bernoulli(probabilities=p, seed=request.seed, groups=parts.groups)
     cost = sum(q * c for q, c in zip(p, parts.costs, strict=True))
     spent_within(request, cost, parts.limit, "the probabilities")
-    laplacian = request.mixing == "laplacian"
+    by_laplacian = request.mixing == "laplacian"
     return finished(
         request,
         matchings=parts.matchings,
         schedule=schedule,
-        alpha=contraction(request, parts, p).alpha if laplacian else 0.5,
+        alpha=contraction(request, parts, p).alpha if by_laplacian else 0.5,
         num_colors=parts.num_colors,
         notes=("the probabilities are yours.",),
         full_time=parts.full_time,
@@ -110,7 +110,7 @@ def _pairwise(request: Request, parts: Subgraphs, found: Activation) -> Plan:
     weights = np.concatenate(
         [np.full(len(matching), q) for matching, q in zip(matchings, p, strict=True)]
     )
-    laplacian = weighted_laplacian(links, weights, topology.num_workers)
+    expected = laplacian(links, topology.num_workers, weights)
     return finished(
         request,
         matchings=matchings,
@@ -118,7 +118,7 @@ def _pairwise(request: Request, parts: Subgraphs, found: Activation) -> Plan:
         alpha=0.5,
         num_colors=parts.num_colors,
         figures=Figures(
-            rho=best.rho, algebraic_connectivity=laplacian_extremes(laplacian, topology)[0]
+            rho=best.rho, algebraic_connectivity=laplacian_extremes(expected, topology)[0]
         ),
         certificate=found.certificate,
         notes=(

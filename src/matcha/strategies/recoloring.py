@@ -19,7 +19,7 @@ from typing import Literal
 import numpy as np
 
 from matcha._numerics.semidefinite import solve
-from matcha._numerics.spectra import Array, Indices, perpendicular_basis, weighted_laplacian
+from matcha._numerics.spectra import Array, Indices, laplacian, perpendicular_basis
 from matcha._numerics.threads import on_one_thread
 from matcha.activation import optimal_probabilities
 from matcha.matchings import sort_matchings
@@ -280,7 +280,7 @@ class _Problem:
         return np.asarray(1.0 - (1.0 - rho) * np.array(affordable))
 
     def _laplacian(self, weights: Array) -> Array:
-        return np.asarray(weighted_laplacian(self.ends, weights, self.num_workers).toarray())
+        return np.asarray(laplacian(self.ends, self.num_workers, weights).toarray())
 
     def _top(self, here: _Scored, mean: Array) -> tuple[Array, Array]:
         variance = self._laplacian((2.0 * here.p * (1.0 - here.p))[here.colors])

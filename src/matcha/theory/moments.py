@@ -12,13 +12,14 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from matcha._numerics.spectra import laplacian
 from matcha.errors import InputError
 from matcha.rounds import Mixing, Shares
 from matcha.schedules import Active, Coin, Schedule
 from matcha.theory import cycles
 from matcha.theory.cycles import Array
 from matcha.theory.pairwise import expected_conjugate
-from matcha.topology import Matching, laplacian
+from matcha.topology import Matching
 
 Operator: TypeAlias = Callable[[Array], Array]
 _TOLERANCE = 1e-10

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from matcha._numerics.spectra import weighted_laplacian
+from matcha._numerics.spectra import laplacian
 from matcha.mixing import contraction_factor, laplacian_extremes, moments
 from matcha.rounds import EXACT, ONE_WAY, Mixing, Shares
 from matcha.schedules import Schedule
@@ -252,5 +252,5 @@ def connectivity(plan: Parts) -> float:
     weights = np.array(list(expected.values()))
     if not weights.any():
         return 0.0
-    mean = weighted_laplacian(plan.topology.link_array, weights, plan.num_workers)
+    mean = laplacian(plan.topology.link_array, plan.num_workers, weights)
     return laplacian_extremes(mean, plan.topology)[0]

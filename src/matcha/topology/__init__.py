@@ -1,6 +1,5 @@
 """The topology: who can talk to whom."""
 
-from matcha.topology.laplacians import laplacian
 from matcha.topology.topology import Link, Matching, Topology, check_matchings
 
-__all__ = ["Link", "Matching", "Topology", "check_matchings", "laplacian"]
+__all__ = ["Link", "Matching", "Topology", "check_matchings"]

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from matcha.documents import MAX_BYTES
+from matcha._io import MAX_BYTES
 from matcha.errors import TopologyError
 from matcha.topology import graphs
 from matcha.topology.graphs import LinkList

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from matcha.documents import write_atomically
+from matcha._io import write_atomically
+from matcha._numerics.spectra import laplacian
 from matcha.errors import PlanError, TopologyError
 from matcha.topology import files, graphs
-from matcha.topology.laplacians import laplacian
 
 MAX_SECONDS = 1e9
 """The longest time of a link: thirty years. Beyond it sums overflow before anybody waits."""
@@ -253,7 +253,7 @@ class Topology:
 
     def laplacian(self) -> Any:
         """The graph Laplacian L = D − A as a sparse CSR matrix."""
-        return laplacian(self.links, self.num_workers)
+        return laplacian(self.link_array, self.num_workers)
 
     def to_networkx(self) -> Any:
         """The topology as a networkx graph over the user's own labels."""

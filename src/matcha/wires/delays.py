@@ -9,14 +9,13 @@ from typing import Any
 
 from matcha.errors import InputError
 from matcha.timing import (
+    TIMINGS,
     Additive,
     LinkSeconds,
     RandomLinks,
     Scaled,
     Timing,
     register_timing,
-    timing_from_json,
-    timing_to_json,
 )
 from matcha.topology import Link, Matching, Topology
 from matcha.wires.wire import Wire
@@ -49,7 +48,7 @@ class Wired(Additive):
 
     def to_json(self) -> dict[str, Any]:
         """The model as plain JSON values."""
-        return {"model": "wired", "share": self.share, "base": timing_to_json(self.base)}
+        return {"model": "wired", "share": self.share, "base": TIMINGS.to_json(self.base)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,7 +157,7 @@ def _transfers(document: dict[str, Any], topology: Topology) -> Timing:
 
 
 def _wired(document: dict[str, Any], topology: Topology) -> Timing:
-    base = timing_from_json(document["base"], topology)
+    base = TIMINGS.from_json(document["base"], topology)
     return Wired(base=base, share=float(document["share"]))
 
 

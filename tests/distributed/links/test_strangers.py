@@ -20,8 +20,8 @@ import torch
 from tests.distributed.links.linked import HOST, local_peers, run_linked
 
 from matcha import families
+from matcha._io.keys import issue, new_keys, revoke
 from matcha.distributed import Keys, LinkTransport, Message
-from matcha.documents.keys import issue, new_keys, revoke
 from matcha.errors import ExchangeError
 
 TOPOLOGY = families.path(3)

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, rendezvous  # type: ignore[attr-defined]
 
+from matcha._io.keys import Keys
 from matcha.distributed.links.peers import (
     DEFAULT_PORT,
     Peers,
@@ -24,7 +25,6 @@ from matcha.distributed.links.peers import (
 )
 from matcha.distributed.links.transport import LinkTransport
 from matcha.distributed.transports.base import Transport
-from matcha.documents.keys import Keys
 from matcha.errors import InputError
 from matcha.topology import Topology
 

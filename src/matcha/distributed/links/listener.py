@@ -23,9 +23,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from matcha._io.keys import Keys, worker_of
 from matcha.distributed.links.framing import Channel
 from matcha.distributed.links.peers import Address
-from matcha.documents.keys import Keys, worker_of
 from matcha.errors import InputError
 
 __all__ = ["Door", "Hello", "RefusedError", "dial"]

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from matcha._io.keys import Keys
 from matcha.distributed.links.change import Change
 from matcha.distributed.links.connection import Link, Speed
 from matcha.distributed.links.framing import Channel, Kind
@@ -23,7 +24,6 @@ from matcha.distributed.links.news import News, Note
 from matcha.distributed.links.peers import Peers, dials
 from matcha.distributed.links.table import FIRST_UP, LinkTable
 from matcha.distributed.links.tree_collectives import Council
-from matcha.documents.keys import Keys
 from matcha.errors import ExchangeError
 from matcha.topology import Link as Pair
 from matcha.topology import Topology

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
+from matcha._io.keys import Keys
 from matcha.distributed.links.change import Change
 from matcha.distributed.links.connection import Link, Ticket
 from matcha.distributed.links.framing import Kind
@@ -14,7 +15,6 @@ from matcha.distributed.links.neighborhood import Neighborhood
 from matcha.distributed.links.news import News
 from matcha.distributed.links.peers import Peers
 from matcha.distributed.transports.base import Buffer, Message, Pending, Transport
-from matcha.documents.keys import Keys
 from matcha.errors import ExchangeError, InputError, PeerLostError
 from matcha.topology import Topology
 

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from matcha._io import fingerprint, write_atomically
 from matcha.distributed.collectives import gather
 from matcha.distributed.saving.snapshots import (
     Generators,
@@ -25,7 +26,6 @@ from matcha.distributed.saving.snapshots import (
     restore_snapshot,
     write_snapshot,
 )
-from matcha.documents import fingerprint, write_atomically
 from matcha.errors import DataError, InputError, MatchaError, WriteError
 from matcha.tasks.identity import check_identity, check_schema
 

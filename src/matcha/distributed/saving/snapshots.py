@@ -12,13 +12,13 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from matcha._io import replace_file
 from matcha.distributed.exchange.clipped import Clipped
 from matcha.distributed.exchange.push_sum import PushSumValues
 from matcha.distributed.exchange.shards import like, local
 from matcha.distributed.exchange.wiring import Exchanger
 from matcha.distributed.hooks.momentum import Following
 from matcha.distributed.transports.base import Buffer, Transport
-from matcha.documents import replacing
 from matcha.errors import DataError, InputError
 
 __all__ = [
@@ -82,7 +82,7 @@ def write_snapshot(
     from safetensors.torch import save_file
 
     tensors, document = _collect(gossip, extra, generators)
-    with replacing(path) as partial:
+    with replace_file(path) as partial:
         save_file(tensors, partial, metadata={"matcha": json.dumps(document)})
 
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from matcha.documents import number, spelled
+from matcha._io import decode_number, encode_number
 from matcha.errors import InputError
 from matcha.plans import Plan
 from matcha.records import Record, is_lost, modernized
@@ -90,7 +90,7 @@ class Result:
         known = {field.name for field in fields(Record)}
         document["trial"] = Trial(**document.pop("item"))
         document["records"] = tuple(
-            Record(**{key: number(value) for key, value in record.items() if key in known})
+            Record(**{key: decode_number(value) for key, value in record.items() if key in known})
             for record in document["records"]
         )
         if all(record.worker_loss is None for record in document["records"]):
@@ -99,7 +99,7 @@ class Result:
 
 
 def _rounded(value: Any) -> Any:
-    value = spelled(value)
+    value = encode_number(value)
     return float(f"{value:.7g}") if isinstance(value, float) else value
 
 

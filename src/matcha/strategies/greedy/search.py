@@ -16,7 +16,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from matcha._numerics.spectra import weighted_laplacian
+from matcha._numerics.spectra import laplacian
 from matcha.strategies.greedy.candidates import Candidate, Network
 from matcha.strategies.greedy.descent import SWEEPS, kicked, refined
 from matcha.strategies.greedy.max_weight import Indices
@@ -45,7 +45,7 @@ def heat_price(network: Network, horizon: float) -> Array:
     if network.loads is not None:
         # Links that queue on a wire are used less: what only they can smooth is worth more.
         flows = 1 / (1 + _QUEUES * network.loads.sum(axis=0) / network.seconds)
-    L = weighted_laplacian(network.links, flows, m).toarray()
+    L = laplacian(network.links, m, flows).toarray()
     values, vectors = np.linalg.eigh(L)
     flow = 2 * horizon * values[1:] / (2 * flows.sum() / m)
     price: Array = (vectors[:, 1:] / -np.expm1(-flow)) @ vectors[:, 1:].T

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from matcha._numerics.spectra import is_narrow, lowest_eigenpairs, start_vector, weighted_laplacian
+from matcha._numerics.spectra import is_narrow, laplacian, lowest_eigenpairs, start_vector
 from matcha.strategies.greedy.candidates import Candidate, Network
 from matcha.strategies.greedy.max_weight import (
     Indices,
@@ -164,19 +164,19 @@ class _Graph:
     @classmethod
     def of(cls, network: Network) -> _Graph:
         m, links = network.num_workers, network.links
-        laplacian = weighted_laplacian(links, np.ones(len(links)), m)
+        matrix = laplacian(links, m)
         values, vectors = lowest_eigenpairs(
-            laplacian,
+            matrix,
             min(_SLOW, m // 4),
             narrow=is_narrow(links, m),
             start=start_vector(m, 0),
             tolerance=1e-3,
         )
-        degrees = laplacian.diagonal()
+        degrees = matrix.diagonal()
         i, j = links.T
         return cls(
             network=network,
-            laplacian=laplacian,
+            laplacian=matrix,
             values=values,
             vectors=vectors,
             top=float((degrees[i] + degrees[j]).max()),

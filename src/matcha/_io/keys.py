@@ -16,7 +16,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
-from matcha.documents import write_atomically
+from matcha._io import write_atomically
 from matcha.errors import InputError, missing_package
 
 __all__ = ["Certificate", "Keys", "issue", "new_keys", "read_certificates", "revoke", "worker_of"]

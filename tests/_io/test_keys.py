@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.commands import matcha_command
 
-from matcha.documents.keys import Keys, issue, new_keys, read_certificates, revoke
+from matcha._io.keys import Keys, issue, new_keys, read_certificates, revoke
 from matcha.errors import InputError
 
 

@@ -7,14 +7,14 @@ import os
 
 import pytest
 
-from matcha.documents import (
-    Kinds,
+from matcha._io import (
+    Registry,
+    decode_number,
+    encode_number,
     fingerprint,
     load_document,
-    number,
-    replacing,
+    replace_file,
     save_document,
-    spelled,
     write_atomically,
 )
 from matcha.errors import InputError, PlanError, WriteError
@@ -95,9 +95,9 @@ def test_a_missing_document_is_one_sentence(tmp_path):
 
 def test_numbers_that_json_lacks_are_words():
     for value in (0.5, math.inf, -math.inf):
-        assert number(json.loads(json.dumps(spelled(value)))) == value
-    assert math.isnan(number(spelled(math.nan)))
-    assert number("matcha") == "matcha"
+        assert decode_number(json.loads(json.dumps(encode_number(value)))) == value
+    assert math.isnan(decode_number(encode_number(math.nan)))
+    assert decode_number("matcha") == "matcha"
 
 
 def test_the_order_of_keys_does_not_matter():
@@ -118,7 +118,7 @@ def read_grey(document, factor):
 
 
 def test_kinds_are_read_by_their_names_and_everything_else_is_refused():
-    kinds = Kinds("colour", "model", "paint.register", {"black": lambda document, factor: None})
+    kinds = Registry("colour", "model", "paint.register", {"black": lambda document, factor: None})
     with pytest.raises(PlanError, match=r"the colour Grey cannot be saved: .*paint\.register"):
         kinds.to_json(Grey(0.5))
     kinds.register("grey", read_grey)
@@ -137,12 +137,12 @@ def test_kinds_are_read_by_their_names_and_everything_else_is_refused():
 def test_a_disk_that_takes_a_part_only_is_one_sentence_and_leaves_nothing(tmp_path, no_room):
     torch = pytest.importorskip("torch")  # which says no more than that its position is strange
     with no_room, pytest.raises(WriteError, match="cannot write"):  # noqa: SIM117
-        with replacing(tmp_path / "checkpoint.pt") as partial:
+        with replace_file(tmp_path / "checkpoint.pt") as partial:
             torch.save({"weights": torch.zeros(100_000)}, partial)
     assert not list(tmp_path.iterdir())
 
 
 def test_errors_that_are_not_the_disks_stay_what_they_are(tmp_path):
-    with pytest.raises(RuntimeError, match="other"), replacing(tmp_path / "file"):
+    with pytest.raises(RuntimeError, match="other"), replace_file(tmp_path / "file"):
         raise RuntimeError("other")
     assert not list(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""Documents: files that are written whole or not at all, and checked when they are read."""
+"""Files that are written whole or not at all, and checked when they are read."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ def write_atomically(path: Path, text: str) -> None:
     Raises:
         WriteError: Says what the operating system said.
     """
-    with replacing(path) as partial:
+    with replace_file(path) as partial:
         partial.write_text(text, encoding="utf-8")
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replace_file(path: Path) -> Iterator[Path]:
     """A temporary file that takes a file's place once it is written and on the disk.
 
     Raises:
         WriteError: Says what the operating system said; the old file is left as it was.
     """
-    with writing(path):
+    with explain_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         number, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent)
         os.close(number)
@@ -55,7 +55,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
+def explain_write_errors(path: Path) -> Iterator[None]:
     """Turn what the operating system says of a file that cannot be written into one sentence.
 
     Raises:
@@ -112,7 +112,7 @@ def load_document(path: Path) -> dict[str, Any]:
     return document
 
 
-class Kinds(Generic[Value]):
+class Registry(Generic[Value]):
     """A registry of values that are saved by the name of their kind, users' own among them.
 
     Args:
@@ -121,7 +121,7 @@ class Kinds(Generic[Value]):
         public: The function by which users register theirs, as sentences say it.
         readers: How each kind is read: of a document, and of whatever stands beside it.
 
-    >>> colors = Kinds("colour", "model", "paint.register", {"grey": lambda doc: doc["share"]})
+    >>> colors = Registry("colour", "model", "paint.register", {"grey": lambda doc: doc["share"]})
     >>> colors.from_json({"model": "grey", "share": 0.5})
     0.5
     """
@@ -164,7 +164,7 @@ class Kinds(Generic[Value]):
         if not isinstance(document, dict):
             raise PlanError(f"its {self._noun} is not an object.")
         name = document.get(self._field)
-        if name not in self._readers:
+        if not isinstance(name, str) or name not in self._readers:
             raise PlanError(
                 f"its {self._noun} {name!r} is unknown: one of your own is registered with "
                 f"{self._public} before loading."
@@ -182,17 +182,17 @@ def fingerprint(document: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def spelled(value: Any) -> Any:
+def encode_number(value: Any) -> Any:
     """A number as JSON can hold it: NaN and infinities become words.
 
-    >>> spelled(float("inf")), spelled(0.5)
+    >>> encode_number(float("inf")), encode_number(0.5)
     ('inf', 0.5)
     """
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def number(value: Any) -> Any:
-    """The number that `spelled` wrote; anything else is left as it is."""
+def decode_number(value: Any) -> Any:
+    """The number that `encode_number` wrote; anything else is left as it is."""
     return _WORDS.get(value, value) if isinstance(value, str) else value
 
 
