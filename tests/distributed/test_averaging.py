@@ -10,7 +10,7 @@ from tests.distributed.perceptrons import Fixed, double_step, flat, mlp
 from torch import nn
 
 from matcha.distributed import Gossip, MemoryTransport, run_threads
-from matcha.distributed.averaging import Averaging
+from matcha.distributed.averaging import Averaging, _fingerprint
 from matcha.distributed.exchange.buckets import fill_buckets
 from matcha.distributed.seats import Seat
 
@@ -97,3 +97,82 @@ def test_the_average_to_save_has_memory_of_its_own() -> None:
     (one, average), (two, same) = run_threads(2, work)
     assert torch.equal(average, same)
     assert torch.allclose(average, (one + two) / 2)
+
+
+class Teacher(nn.Module):
+    """As in BYOL, MoCo and DINO: a teacher without gradients follows the student."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.student, self.teacher, self.frozen = (nn.Linear(4, 1) for _ in range(3))
+        self.teacher.requires_grad_(False)
+        self.frozen.requires_grad_(False)
+        self.waves = nn.Parameter(torch.ones(2, dtype=torch.complex64), requires_grad=False)
+
+    def follow(self, rate: float = 0.5) -> None:
+        for own, other in zip(self.teacher.parameters(), self.student.parameters(), strict=True):
+            own.data.mul_(1 - rate).add_(other.data, alpha=rate)  # raises no version counter
+
+
+def test_what_changes_without_a_gradient_is_averaged_and_what_does_not_is_not_sent(
+    monkeypatch,
+) -> None:
+    averaged: list[int] = []
+
+    def work(transport: MemoryTransport):
+        model = Teacher()
+        optimizer = torch.optim.SGD(model.student.parameters(), lr=0.1)
+        with Gossip(model, optimizer, Fixed(3), transport=transport, deadline=30) as gossip:
+            model.student(torch.full((2, 4), 1.0 + transport.rank)).sum().backward()
+            optimizer.step()
+            model.follow()
+            model.waves.data.mul_(1j * transport.rank)
+            own = {name: value.clone() for name, value in model.state_dict().items()}
+            state = gossip.averaged_state_dict()
+            for name, value in model.state_dict().items():
+                assert torch.equal(value, own[name])
+            if transport.rank == 0:
+                averaged.append(len(gossip._averaging._differing()))
+            else:
+                gossip._averaging._differing()
+        return own, state
+
+    results = run_threads(3, work)
+    assert averaged == [2]  # the teacher's weight and the waves; biases had equal gradients
+    for _, state in results:
+        for name, value in state.items():
+            mean = torch.stack([own[name] for own, _ in results]).mean(0)
+            assert torch.allclose(value, mean), name
+
+
+@pytest.mark.parametrize("buffers", ["local", "average"])
+def test_variances_are_pooled_with_those_of_the_means(buffers) -> None:
+    """Workers whose inputs lie around -2 and 2 see a variance of 1 each; together it is 5."""
+
+    def work(transport: MemoryTransport):
+        model = nn.Sequential(nn.BatchNorm1d(3, momentum=1.0), nn.Linear(3, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        options = {"transport": transport, "deadline": 30, "buffers": buffers}
+        with Gossip(model, optimizer, Fixed(2), **options) as gossip:
+            generator = torch.Generator().manual_seed(transport.rank)
+            inputs = torch.randn(5000, 3, generator=generator) + 4 * transport.rank - 2 + 1000
+            model(inputs)
+            own = model[0].running_var.clone()
+            with gossip.averaged():
+                found = model[0].running_mean.clone(), model[0].running_var.clone()
+            assert torch.equal(model[0].running_var, own)
+            return inputs, *found
+
+    results = run_threads(2, work)
+    everything = torch.cat([inputs for inputs, *_ in results]).double()
+    for _, mean, variance in results:
+        assert torch.allclose(mean.double(), everything.mean(0), rtol=1e-6)
+        assert torch.allclose(variance.double(), everything.var(0), rtol=1e-3)
+
+
+def test_a_fingerprint_tells_tensors_apart() -> None:
+    base = torch.arange(7.0)
+    tensors = [base, base.flip(0), base + 1, base[1:], base.double(), torch.tensor(3.0)]
+    assert len({_fingerprint(tensor) for tensor in tensors}) == len(tensors)
+    assert _fingerprint(base[1:]) == _fingerprint(base[1:].clone())
+    assert -(2**63) <= _fingerprint(torch.randn(1001)) < 2**63

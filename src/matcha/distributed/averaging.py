@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 from matcha.distributed.collectives import broadcast, mean_
 from matcha.distributed.exchange.buckets import Bucket
@@ -18,12 +19,13 @@ __all__ = ["Averaging"]
 
 
 class Averaging:
-    """The average over workers of a model's buckets and floating-point buffers.
+    """The average over workers of a model's parameters and buffers.
 
     Its calls are collective, and must not run beside an exchange.
 
     Attributes:
         push_sum: where there is one, a worker's values count by its ω: the mean is Σx/Σω, not of z.
+        is_open: whether the model holds the average now.
     """
 
     def __init__(
@@ -34,6 +36,7 @@ class Averaging:
         self._buckets = buckets
         self._deadline = deadline
         self.push_sum: PushSumValues | None = None
+        self.is_open = False
 
     def start_equal(self) -> None:
         """Give all workers worker 0's values: parameters, frozen ones too, and buffers."""
@@ -47,30 +50,45 @@ class Averaging:
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """The model holds the average inside, and its own values again after."""
-        self._pack()
-        tensors = self._tensors()
-        own = [tensor.clone() for tensor in tensors]
-        if self.push_sum is not None:
+        """The model holds the average inside, and its own values again after.
+
+        Everything that differs between workers is averaged: what is exchanged, and parameters and
+        buffers that training changes otherwise (a teacher's, BatchNorm's). Whole numbers stay each
+        worker's own. The variances of BatchNorm are pooled: those within workers, and that of the
+        workers' means around theirs.
+        """
+        with torch.no_grad():
+            self._pack()
+            tensors = [bucket.data for bucket in self._buckets] + self._differing()
+            own = [tensor.clone() for tensor in tensors]
+            self._add_variance_between()
+            self._pack()
             for bucket in self._buckets:
-                bucket.data.mul_(self.push_sum.omega)
-        mean_(self._seat.transport, tensors, self._deadline)
-        self._unpack()
+                bucket.data.mul_(self._share)
+            mean_(self._seat.transport, tensors, self._deadline)
+            self._unpack()
+        self.is_open = True
         try:
             yield
         finally:
-            for tensor, value in zip(tensors, own, strict=True):
-                tensor.copy_(value)
-            self._unpack()
+            self.is_open = False
+            with torch.no_grad():
+                for tensor, value in zip(tensors, own, strict=True):
+                    tensor.copy_(value)
+                self._unpack()
+
+    @property
+    def _share(self) -> float | torch.Tensor:
+        """By how much this worker's buckets count."""
+        return 1.0 if self.push_sum is None else self.push_sum.omega
 
     def consensus_distance(self) -> float:
         """(1/m) Σ ‖x_i − x̄‖² over the workers' parameters; of push-sum's z, around Σx/Σω."""
-        share = 1.0 if self.push_sum is None else self.push_sum.omega
         self._pack()
         total = 0.0
         for bucket in self._buckets:
             if not bucket.volatile:
-                centre = bucket.data * share
+                centre = bucket.data * self._share
                 mean_(self._seat.transport, [centre], self._deadline)
                 squares = (bucket.data - centre).double().square_()
                 total += self._weighted(bucket, squares)
@@ -96,10 +114,60 @@ class Averaging:
         for bucket in self._buckets:
             bucket.unpack()
 
-    def _tensors(self) -> list[torch.Tensor]:
-        """The buckets, and floating-point buffers that are in none."""
+    def _differing(self) -> list[torch.Tensor]:
+        """What is in no bucket and differs between workers, of real or complex numbers."""
         inside = {id(slot.tensor) for bucket in self._buckets for slot in bucket.slots}
-        buffers = [local(b) for b in self._model.buffers() if id(b) not in inside]
-        parts = [torch.view_as_real(b) if b.is_complex() else b for b in buffers]
-        floating = [b for b in parts if b.is_floating_point()]
-        return [bucket.data for bucket in self._buckets] + floating
+        tensors = [*self._model.parameters(), *self._model.buffers()]
+        parts = [local(t.data) for t in tensors if id(t) not in inside]
+        parts = [torch.view_as_real(p) if p.is_complex() else p for p in parts if p.numel()]
+        outside = [part for part in parts if part.is_floating_point()]
+        if not outside:
+            return []
+        transport = self._seat.transport
+        own = torch.tensor([_fingerprint(part) for part in outside])
+        first = own.clone()
+        broadcast(transport, [first], self._deadline)
+        unlike = (own != first).long()
+        mean_(transport, [unlike], self._deadline)  # of whole numbers the sum
+        pooled = {t.data_ptr() for pair in self._statistics() for t in pair}
+        flags = zip(outside, unlike.tolist(), strict=True)
+        return [part for part, count in flags if count or part.data_ptr() in pooled]
+
+    def _statistics(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Running means and variances, of BatchNorm and whatever else names them so."""
+        for module in self._model.modules():
+            mean, variance = (getattr(module, f"running_{name}", None) for name in ("mean", "var"))
+            if isinstance(mean, torch.Tensor) and isinstance(variance, torch.Tensor):
+                yield local(mean), local(variance)
+
+    def _add_variance_between(self) -> None:
+        """Add to each running variance the square of what its mean is off the average mean."""
+        pairs = list(self._statistics())
+        if not pairs:
+            return
+        inside = {s.tensor.data_ptr() for b in self._buckets for s in b.slots}
+        shares = [self._share if mean.data_ptr() in inside else 1.0 for mean, _ in pairs]
+        centres = [mean * share for (mean, _), share in zip(pairs, shares, strict=True)]
+        mean_(self._seat.transport, centres, self._deadline)
+        for (mean, variance), centre in zip(pairs, centres, strict=True):
+            variance.add_((mean - centre).square())
+
+
+_CHUNK = 1 << 20
+_MULTIPLIER = -7046029254386353131  # splitmix64's, as a signed word
+
+
+def _fingerprint(tensor: torch.Tensor) -> int:
+    """A number that differs where tensors do: the sum of their words, scrambled by place."""
+    raw = tensor.contiguous().flatten().view(torch.uint8)
+    # Words of 8 bytes are viewed only where they are aligned.
+    ready = len(raw) % 8 == 0 == raw.storage_offset() % 8
+    words = (raw if ready else functional.pad(raw, (0, -len(raw) % 8)).clone()).view(torch.int64)
+    total = 0
+    for start in range(0, len(words), _CHUNK):
+        part = words[start : start + _CHUNK]
+        mixed = (part ^ (part >> 32)) * _MULTIPLIER  # a float's low bits are often zeros
+        mixed ^= mixed >> 29
+        odd = torch.arange(2 * start + 1, 2 * (start + len(part)), 2, device=part.device)
+        total += int((mixed * odd).sum())
+    return (total + (1 << 63)) % (1 << 64) - (1 << 63)

@@ -81,6 +81,18 @@ def test_a_moved_parameter_is_noticed_and_taken_back() -> None:
     assert bucket.take_back() == "weight"
 
 
+def test_a_changed_memory_format_moves_no_weight_to_another_place() -> None:
+    """`model.to(memory_format=torch.channels_last)` on one worker permuted its messages."""
+    model = nn.Conv2d(3, 8, 3)
+    (bucket,) = fill(model)
+    before = bucket.data.clone()
+    model.to(memory_format=torch.channels_last)
+    assert bucket.moved() == "weight"
+    assert bucket.take_back() is None
+    assert torch.equal(bucket.data, before)
+    assert torch.equal(model.weight.flatten(), before[: model.weight.numel()])
+
+
 def test_a_parameter_keeps_its_bucket_alive() -> None:
     model = nn.Linear(3, 3)
     before = model.weight.detach().clone()

@@ -39,7 +39,9 @@ class Slot:
     """In elements."""
     shape: torch.Size
     dtype: torch.dtype
-    """What it had when it came."""
+    stride: tuple[int, ...]
+    """Shape, dtype and stride are those that it had when it came: where values lie in the bucket is
+    the same on all workers, whatever becomes of the tensor on one of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,9 +72,13 @@ class Bucket:
                 for slot in self.slots:
                     local(slot.tensor).copy_(self._place(slot))
 
-    def _place(self, slot: Slot) -> torch.Tensor:
+    def part(self, slot: Slot, data: torch.Tensor | None = None) -> torch.Tensor:
+        """A slot's flat part of the bucket, or of `data` that is laid out like it."""
         size = slot.shape.numel() * slot.dtype.itemsize // self.data.element_size()
-        return self.data[slot.offset : slot.offset + size].view(slot.dtype).view(slot.shape)
+        return (self.data if data is None else data)[slot.offset : slot.offset + size]
+
+    def _place(self, slot: Slot) -> torch.Tensor:
+        return self.part(slot).view(slot.dtype).view(slot.shape)
 
     def moved(self) -> str | None:
         """The name of a tensor that no longer lives in this bucket; None when all do."""
@@ -90,7 +96,7 @@ class Bucket:
                 return slot.name
             if tensor.device != self.data.device:
                 return slot.name
-            _move(slot.tensor, self.data, slot.offset)
+            _move(slot, self.data)
         return None
 
     def _moved(self) -> Iterator[Slot]:
@@ -98,7 +104,8 @@ class Bucket:
             return
         base, size = self.data.data_ptr(), self.data.element_size()
         for slot in self.slots:
-            if slot.tensor.data_ptr() != base + slot.offset * size:
+            tensor = slot.tensor
+            if tensor.data_ptr() != base + slot.offset * size or tensor.stride() != slot.stride:
                 yield slot
 
 
@@ -187,21 +194,33 @@ def _bucket(batch: list[_Tied], alignment: int, *, volatile: bool, is_copy: bool
     for tied in batch:
         part = local(tied[0][1])
         slots += [
-            Slot(name=n, tensor=t, offset=end, shape=part.shape, dtype=part.dtype) for n, t in tied
+            Slot(
+                name=n,
+                tensor=t,
+                offset=end,
+                shape=part.shape,
+                dtype=part.dtype,
+                stride=part.stride() if is_copy else _dense_stride(t),
+            )
+            for n, t in tied
         ]
         end += -(-part.nbytes // dtype.itemsize // step) * step
     data = torch.zeros(end, dtype=dtype, device=first.device)
     if not is_copy:
         for slot in slots:
-            _move(slot.tensor, data, slot.offset)
+            _move(slot, data)
     return Bucket(data=data, slots=tuple(slots), volatile=volatile, is_copy=is_copy)
 
 
-def _move(tensor: torch.Tensor, data: torch.Tensor, offset: int) -> None:
-    # Dense strides (channels_last too) survive; an expanded or gappy view becomes contiguous.
-    strides = torch.empty_like(tensor, memory_format=torch.preserve_format).stride()
-    place = data[offset : offset + tensor.nbytes // data.element_size()]
-    view = _storage_of_its_own(place, tensor.dtype).as_strided(tensor.shape, strides)
+def _dense_stride(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Dense strides (channels_last too) survive; an expanded or gappy view becomes contiguous."""
+    return torch.empty_like(tensor, memory_format=torch.preserve_format).stride()
+
+
+def _move(slot: Slot, data: torch.Tensor) -> None:
+    tensor = slot.tensor
+    place = data[slot.offset : slot.offset + tensor.nbytes // data.element_size()]
+    view = _storage_of_its_own(place, slot.dtype).as_strided(slot.shape, slot.stride)
     with torch.no_grad():
         view.copy_(tensor)
     tensor.data = view
@@ -236,6 +255,6 @@ def layout_digest(buckets: Iterable[Bucket]) -> str:
     for bucket in buckets:
         digest.update(f"{bucket.data.dtype} {bucket.data.numel()}\n".encode())
         for slot in bucket.slots:
-            shape, stride = tuple(slot.shape), local(slot.tensor).stride()
-            digest.update(f"{slot.name} {slot.offset} {shape} {stride}\n".encode())
+            shape = tuple(slot.shape)
+            digest.update(f"{slot.name} {slot.offset} {shape} {slot.stride}\n".encode())
     return digest.hexdigest()
