@@ -27,11 +27,11 @@ from torch import Tensor, nn
 import matcha
 from matcha import Plan, families
 from matcha.simulation import SGD, Adam, Delays, Engine, Settings, Simulation
-from matcha.tasks.data import digits
-from matcha.tasks.images import ImageTask
-from matcha.tasks.optimizers import Optimizer
-from matcha.tasks.partitions import partition
-from matcha.tasks.recipes import recipe
+from matcha.training.optimizers import Optimizer
+from matcha.zoo.data import digits
+from matcha.zoo.images import ImageTask
+from matcha.zoo.partitions import partition
+from matcha.zoo.recipes import recipe
 
 TOPOLOGY = families.paper("er8")
 WIDTH, DEPTH, BATCH, EPOCHS = 128, 4, 32, 20

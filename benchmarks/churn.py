@@ -61,7 +61,7 @@ from matcha.distributed.launch.environment import (
 from matcha.distributed.launch.launcher import local_links
 from matcha.distributed.launch.local_workers import LocalWorkers
 from matcha.distributed.links.peers import DEFAULT_PORT
-from matcha.tasks.recipes import Choices, recipe
+from matcha.zoo.recipes import Choices, recipe
 
 NUM_WORKERS = 8
 LAST = 100  # iterations at the end that begin when all are there

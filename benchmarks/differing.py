@@ -21,7 +21,7 @@ from parts.outcome import RESULTS, write
 
 from matcha import families, plan
 from matcha.simulation import Settings, Simulation
-from matcha.tasks.recipes import Choices, recipe
+from matcha.zoo.recipes import Choices, recipe
 
 EPOCHS = 10
 SEEDS = tuple(range(5))

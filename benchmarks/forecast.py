@@ -21,7 +21,7 @@ from parts.outcome import COMMITTED, RESULTS, write
 import matcha
 from matcha import families
 from matcha.simulation import SGD, Settings, Simulation
-from matcha.tasks.recipes import Choices, recipe
+from matcha.zoo.recipes import Choices, recipe
 
 PLANS = (
     ("vanilla", 1.0), ("matcha", 0.5), ("matcha", 0.1), ("greedy", 0.5), ("greedy", 0.1),

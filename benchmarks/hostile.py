@@ -31,10 +31,10 @@ from matcha.distributed.launch.launcher import launch
 from matcha.distributed.training import Training
 from matcha.distributed.transports.base import Message, Transport
 from matcha.simulation import Simulation
-from matcha.tasks.optimizers import SGD
-from matcha.tasks.rates import Constant
-from matcha.tasks.recipes import Choices, recipe
-from matcha.tasks.settings import Settings
+from matcha.training.optimizers import SGD
+from matcha.training.rates import Constant
+from matcha.training.settings import Settings
+from matcha.zoo.recipes import Choices, recipe
 
 WORKERS, HOSTILE, CLIP = 8, 5, 1.0
 ATTACKS = ("none", "noise", "flipped", "constant")

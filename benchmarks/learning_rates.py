@@ -16,9 +16,9 @@ from pathlib import Path
 
 from matcha.experiments.reproduction.campaign import plan_of
 from matcha.experiments.reproduction.trials import Trial
-from matcha.records import is_lost
+from matcha.records import has_diverged
 from matcha.simulation import SGD, Delays, Engine, Settings, Simulation
-from matcha.tasks.recipes import Choices, recipe
+from matcha.zoo.recipes import Choices, recipe
 
 GRAPH = "paper:geometric16-d10"
 RUNS = [
@@ -59,7 +59,7 @@ def main() -> None:
                 )
                 *_, last = Simulation(task, plan, settings, engine=engine)
                 assert last.worker_loss is not None
-                finite = not is_lost(last.worker_loss)
+                finite = not has_diverged(last.worker_loss)
                 rows.append(
                     {
                         "optimizer": name,

@@ -194,7 +194,7 @@ def directed_table(rows: list[dict[str, Any]]) -> str:
 
 def digits(_: argparse.Namespace) -> list[dict[str, Any]]:
     from matcha.simulation import Settings, Simulation
-    from matcha.tasks.recipes import Choices, recipe
+    from matcha.zoo.recipes import Choices, recipe
 
     rows = []
     for name in ("er8", "er16"):

@@ -29,7 +29,7 @@ from matcha.experiments.reproduction.trials import Result, Trial, result_of
 from matcha.plans import Plan
 from matcha.records import Record
 from matcha.simulation import SGD, Engine, Execution, Settings, Simulation
-from matcha.tasks.recipes import Choices, Recipe, recipe
+from matcha.zoo.recipes import Choices, Recipe, recipe
 
 _LEAST_SECONDS = 40.0
 """A trial is not begun with less time than this left."""

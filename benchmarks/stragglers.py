@@ -41,8 +41,8 @@ from matcha.simulation import (
     Settings,
     Simulation,
 )
-from matcha.tasks.data import digits
-from matcha.tasks.tensors import TensorTask
+from matcha.zoo.data import digits
+from matcha.zoo.tensors import TensorTask
 
 NUM_WORKERS = 8
 BATCH = 16

@@ -30,12 +30,12 @@ from torch import nn
 import matcha
 from matcha import Plan, families
 from matcha.simulation import SGD, Adam, Constant, Settings, Task, TaskTrials
-from matcha.tasks.data import digits
-from matcha.tasks.optimizers import Optimizer
-from matcha.tasks.quadratics import QuadraticTask
-from matcha.tasks.recipes import Choices, recipe
-from matcha.tasks.tensors import TensorTask
+from matcha.training.optimizers import Optimizer
 from matcha.tuning import TunedPoint, Tuning
+from matcha.zoo.data import digits
+from matcha.zoo.quadratics import QuadraticTask
+from matcha.zoo.recipes import Choices, recipe
+from matcha.zoo.tensors import TensorTask
 
 PARTS = RESULTS / "tuning-trials.jsonl"
 """Single trials of a benchmark that is not finished."""

@@ -37,12 +37,12 @@ from matcha.plans import Plan
 from matcha.simulation import Delays, Engine, Execution, Settings, Simulation, Task
 from matcha.simulation.execution import Graphs
 from matcha.simulation.mixing import WireMixing
-from matcha.tasks.partitions import partition
-from matcha.tasks.recipes import Choices, recipe
 from matcha.wires import parse_wire
 from matcha.wires.definition import Definition
 from matcha.wires.segments import Segment
 from matcha.wires.wire import BLOCK
+from matcha.zoo.partitions import partition
+from matcha.zoo.recipes import Choices, recipe
 
 # -- here -----------------------------------------------------------------------------------------
 
@@ -133,6 +133,7 @@ def _deviation(wire: str, mixing: str, plan: Plan, device: str) -> float:
 def _time_iterations(task: Task, engine: Engine, plan: Plan, wire: str, momentum: str) -> float:
     settings = _settings(Run(wire=wire, momentum=momentum, epochs=8), engine)
     settings = replace(settings, evaluate_every=100)
+    plan = replace(plan, wire=parse_wire(wire))
     simulation = Simulation(task, plan, settings, engine=engine)
     epochs = iter(simulation)
     for _ in range(2):
@@ -176,7 +177,6 @@ def _settings(run: Run, engine: Engine) -> Settings:
         schedule=how.schedule(run.epochs, run.rate),
         optimizer=engine.optimizer,
         momentum=run.momentum,
-        wire=run.wire,
         evaluate_every=max(1, run.epochs // 4),
         delays=Delays(compute_seconds=0.05),
         execution=engine.execution,
@@ -238,6 +238,7 @@ def train(runs: Sequence[Run], args: argparse.Namespace) -> None:
 def _train(run: Run, task: Task, engine: Engine, args: argparse.Namespace) -> dict[str, Any]:
     plan = Plan.load(args.plans / run.plan_file())
     started = time.perf_counter()
+    plan = replace(plan, wire=parse_wire(run.wire))
     simulation = Simulation(task, plan, _settings(run, engine), engine=engine)
     records = list(simulation)
     last = records[-1]

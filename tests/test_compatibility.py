@@ -15,8 +15,8 @@ from matcha.errors import InputError, PlanError
 from matcha.plans import Figures, load_plan
 from matcha.records import read_run
 from matcha.simulation import Runner, Settings
-from matcha.tasks.jobs import Job
-from matcha.tasks.recipes import Choices, recipe
+from matcha.training.jobs import Job
+from matcha.zoo.recipes import Choices, recipe
 
 OLD = Path(__file__).parent / "data" / "v0.1"
 SIMULATED = OLD / "simulated" / "matcha-0.5-s0"
@@ -28,8 +28,7 @@ def job(directory: Path) -> Job:
     """What 0.1 ran there, asked for again."""
     return Job(
         directory=directory,
-        recipe=LOGISTIC,
-        choices=Choices(num_workers=3),
+        task=LOGISTIC.spec(Choices(num_workers=3)),
         plan=load_plan(directory / "plan.json"),
         settings=Settings(epochs=2, schedule=LOGISTIC.schedule(2), optimizer=LOGISTIC.optimizer),
     )
@@ -67,7 +66,7 @@ def test_a_trainings_checkpoint_is_refused_but_its_average_can_be_taken(tmp_path
     assert read_run(folder).records == read_run(TRAINED).records
 
     def average(transport) -> int:
-        model = LOGISTIC.task(wanted.choices).model()
+        model = wanted.task.make().model()
         optimizer = LOGISTIC.optimizer.for_model(model.parameters())
         with Gossip(model, optimizer, wanted.plan, transport=transport, deadline=60) as gossip:
             gossip.load(folder / "checkpoints", average=True)

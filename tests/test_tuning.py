@@ -10,10 +10,10 @@ import matcha
 from matcha import families, theory
 from matcha.errors import InputError
 from matcha.simulation import SGD, Constant, Settings, TaskTrials
-from matcha.tasks.recipes import Choices, recipe
 from matcha.tuning import Problem, floor
 from matcha.tuning.trials import _Known, inferred
 from matcha.wires import parse_wire
+from matcha.zoo.recipes import Choices, recipe
 
 D10 = families.paper("geometric16-d10")
 ER8 = families.paper("er8")

@@ -6,8 +6,8 @@ from statistics import fmean, stdev
 from typing import Any
 
 from markdown_tables import result, table
-from matcha.tasks.models import build
 from matcha.wires import parse_wire
+from matcha.zoo.models import build
 
 
 def wires(task: str = "cifar100", epochs: int = 36, images: int = 0) -> str:

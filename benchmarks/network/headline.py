@@ -50,7 +50,7 @@ from matcha import plan as make_plan
 from matcha.distributed import TorchTransport
 from matcha.distributed.collectives import barrier
 from matcha.errors import MatchaError
-from matcha.tasks.data import digits
+from matcha.zoo.data import digits
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from parts.outcome import write

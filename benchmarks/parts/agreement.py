@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import cache
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,14 +15,11 @@ from parts.simulation_cases import OPTIMIZER, images
 import matcha
 from matcha.records import Record
 from matcha.simulation import Delays, Execution, Settings, Simulation, StepDecay
-from matcha.tasks.data import Text
-from matcha.tasks.images import ImageTask
-from matcha.tasks.language import LanguageTask
-from matcha.tasks.models import LanguageModel, build
-from matcha.tasks.partitions import partition
-
-Rule = Literal["eq2", "footnote"]
-RULES: tuple[Rule, ...] = ("eq2", "footnote")
+from matcha.zoo.data import Text
+from matcha.zoo.images import ImageTask
+from matcha.zoo.language import LanguageTask
+from matcha.zoo.models import LanguageModel, build
+from matcha.zoo.partitions import partition
 
 
 def _tasks() -> dict[str, Callable[[], Any]]:
@@ -40,12 +37,12 @@ def _tasks() -> dict[str, Callable[[], Any]]:
     }  # fmt: skip
 
 
-def run(name: str, rule: Rule, execution: Execution) -> list[Record]:
+def run(name: str, overlap: bool, execution: Execution) -> list[Record]:
     settings = Settings(
         epochs=2,
         schedule=StepDecay(base=0.05, milestones=(1,)),
         optimizer=OPTIMIZER,
-        rule=rule,
+        overlap=overlap,
         delays=Delays(compute_seconds=1.0),
         execution=execution,
     )
@@ -54,15 +51,15 @@ def run(name: str, rule: Rule, execution: Execution) -> list[Record]:
 
 
 @cache
-def reference(name: str, rule: Rule) -> list[Record]:
+def reference(name: str, overlap: bool) -> list[Record]:
     """The run in float32 on the CPU, one model after another."""
-    return run(name, rule, Execution(batching="loop"))
+    return run(name, overlap, Execution(batching="loop"))
 
 
-def compare(name: str, rule: Rule, other: Execution) -> dict[str, Any]:
-    result: dict[str, Any] = {"task": name, "rule": rule}
+def compare(name: str, overlap: bool, other: Execution) -> dict[str, Any]:
+    result: dict[str, Any] = {"task": name, "overlap": overlap}
     try:
-        runs = (reference(name, rule), run(name, rule, other))
+        runs = (reference(name, overlap), run(name, overlap, other))
         pairs = list(zip(*(map(asdict, records) for records in runs), strict=True))
         result["worst"] = {
             key: max(abs(a[key] - b[key]) / max(abs(a[key]), 1e-12) for a, b in pairs)
@@ -80,6 +77,6 @@ def compare(name: str, rule: Rule, other: Execution) -> dict[str, Any]:
 def agreement(other: Execution) -> list[dict[str, Any]]:
     """The same short run, in float32 on the CPU and as `other` does it: how far apart are they?"""
     torch.backends.cudnn.allow_tf32 = False
-    results = [compare(name, rule, other) for name in _tasks() for rule in RULES]
+    results = [compare(name, overlap, other) for name in _tasks() for overlap in (False, True)]
     torch.backends.cudnn.allow_tf32 = True
     return results

@@ -10,11 +10,11 @@ import numpy as np
 from torch import nn
 
 from matcha.simulation import SGD
-from matcha.tasks.data import Images, Text
-from matcha.tasks.images import ImageTask
-from matcha.tasks.language import LanguageTask
-from matcha.tasks.models import LanguageModel, SmallCNN, build
-from matcha.tasks.partitions import partition
+from matcha.zoo.data import Images, Text
+from matcha.zoo.images import ImageTask
+from matcha.zoo.language import LanguageTask
+from matcha.zoo.models import LanguageModel, SmallCNN, build
+from matcha.zoo.partitions import partition
 
 OPTIMIZER = SGD(momentum=0.9, nesterov=True, weight_decay=1e-4)
 

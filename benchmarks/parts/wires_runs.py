@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from matcha.tasks.models import LanguageModel, Transformer, build
-from matcha.tasks.momentum import parse_momentum
+from matcha.training.momentum import parse_momentum
 from matcha.wires import parse_wire
+from matcha.zoo.models import LanguageModel, Transformer, build
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,7 @@ from matcha.plans import load_plan
 SCHEMA = "matcha.run/2"
 OLD_SCHEMA = "matcha.run/1"
 """Of 0.1, whose `train_loss` was the workers' own."""
-LOST = 1e8
+DIVERGED = 1e8
 """A loss from here on is divergence, even where arithmetic still has a number for it."""
 MODEL_FIGURES = (
     "train_loss",
@@ -250,13 +250,13 @@ class RunWriter:
         self.close()
 
 
-def is_lost(loss: float) -> bool:
+def has_diverged(loss: float) -> bool:
     """Whether a loss says that training has diverged: no number, or beyond all reason.
 
-    >>> is_lost(float("nan")), is_lost(1e30), is_lost(2.3)
+    >>> has_diverged(float("nan")), has_diverged(1e30), has_diverged(2.3)
     (True, True, False)
     """
-    return not loss < LOST
+    return not loss < DIVERGED
 
 
 def holds_run(directory: str | Path) -> bool:
@@ -296,6 +296,20 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def current_settings(written: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as 0.2 wrote them, under today's names.
+
+    >>> current_settings({"rule": "footnote", "wire": None, "epochs": 2})
+    {'epochs': 2, 'overlap': True}
+    """
+    settings = dict(written)
+    if "rule" in settings:
+        settings["overlap"] = settings.pop("rule") == "footnote"
+    if settings.get("wire") is None:
+        settings.pop("wire", None)
+    return settings
+
+
 def read_header(directory: str | Path) -> RunHeader:
     """What was run in a directory.
 
@@ -310,7 +324,10 @@ def read_header(directory: str | Path) -> RunHeader:
     if not isinstance(document, dict) or document.get("schema") not in (SCHEMA, OLD_SCHEMA):
         raise InputError(f"{str(path)!r} holds a run of another version than {SCHEMA!r}.")
     try:
-        return _build(RunHeader, document)
+        header = _build(RunHeader, document)
+        if isinstance(settings := header.config.get("settings"), dict):
+            header.config["settings"] = current_settings(settings)
+        return header
     except (TypeError, ValueError):
         raise InputError(f"the run.json in {str(path)!r} is damaged: it lacks a field.") from None
 

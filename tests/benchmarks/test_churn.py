@@ -12,10 +12,10 @@ from tests.distributed import cases
 
 from matcha.plans import Events, Loss
 from matcha.simulation import Simulation
-from matcha.tasks.optimizers import SGD
-from matcha.tasks.rates import StepDecay
-from matcha.tasks.recipes import Choices, recipe
-from matcha.tasks.settings import Settings
+from matcha.training.optimizers import SGD
+from matcha.training.rates import StepDecay
+from matcha.training.settings import Settings
+from matcha.zoo.recipes import Choices, recipe
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "churn.py"
 

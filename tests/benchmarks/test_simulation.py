@@ -71,7 +71,7 @@ def test_the_check_of_devices_measures_how_far_they_are_apart(monkeypatch):
     for near in check.agreement(Execution(precision="float64")):
         assert near["agrees"], near
         if near["task"] == "lstm":  # the other takes a CPU long in coarse numbers
-            far = check.compare("lstm", near["rule"], Execution(precision="bfloat16"))
+            far = check.compare("lstm", near["overlap"], Execution(precision="bfloat16"))
             assert 0 < near["worst"]["train_loss"] < far["worst"]["train_loss"]
 
 

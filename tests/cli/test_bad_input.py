@@ -229,7 +229,6 @@ simulate ring:8 --optimizer magic => unknown optimizer 'magic'
 simulate ring:8 --model '' => unknown model ''
 simulate ring:8 --optimizer '' => unknown optimizer ''
 simulate ring:8 --clip 0 => clip is 0.0, but it is a positive number, such as 1.
-simulate ring:8 --rule eq3 => rule must be eq2 or footnote, not 'eq3'
 simulate ring:8 --partition fair => partition must be iid, shards or dirichlet, not 'fair'
 simulate ring:8 --partition dirichlet --concentration 0 => the Dirichlet concentration must be above 0, not 0.0
 simulate ring:8 --partition dirichlet --concentration nan => the Dirichlet concentration must be above 0, not nan

@@ -166,7 +166,6 @@ def test_a_saved_plan_is_used(tmp_path):
     [
         (["--task", "digit"], "did you mean 'digits'"),
         (["--task", "cifar10"], "--data DIR or $MATCHA_DATA"),
-        (["--rule", "eq3"], "rule must be"),
         (["--partition", "sorted"], "partition must be"),
         (["--precision", "int8"], "precision must be"),
         (["--optimizer", "sdg"], "did you mean 'sgd'"),

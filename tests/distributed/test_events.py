@@ -17,12 +17,12 @@ from matcha.distributed import Gossip, LinkTransport
 from matcha.errors import InputError
 from matcha.plans import Cut, Events, Loss
 from matcha.simulation import Simulation
-from matcha.tasks.execution import Execution
-from matcha.tasks.optimizers import SGD
-from matcha.tasks.rates import Constant
-from matcha.tasks.recipes import Choices, recipe
-from matcha.tasks.settings import Settings
+from matcha.training.execution import Execution
+from matcha.training.optimizers import SGD
+from matcha.training.rates import Constant
+from matcha.training.settings import Settings
 from matcha.wires import parse_wire
+from matcha.zoo.recipes import Choices, recipe
 
 EPOCHS, LOST, BACK, CUT, MENDED = 2, 4, 13, 6, 16
 VICTIM, LINK = 3, (1, 7)
@@ -63,7 +63,7 @@ class Player:
             transport=transport,
             momentum=self.settings.momentum,
             clip=self.settings.clip,
-            overlap=self.settings.rule == "footnote",
+            overlap=self.settings.overlap,
             deadline=150,
             on_loss="continue",
         )
@@ -131,7 +131,7 @@ class Player:
 MEETINGS = [case for case in cases.STRATEGIES if case[1] not in ("push", "windows")]
 
 
-OTHERS = {"wire": "float32", "momentum": "local", "clip": None, "rule": "eq2"}
+OTHERS = {"wire": "float32", "momentum": "local", "clip": None, "overlap": False}
 WIRES = ("bfloat16", "modulo:8", "modulo:4", "modulo:3", "modulo:2", "lowrank:2")
 MOMENTA = ("quasi-global", "outer", "tracking")
 CASES = [
@@ -141,8 +141,8 @@ CASES = [
     {"momentum": "tracking", "wire": "modulo:4", "mixing": "laplacian", "strategy": "matcha"},
     {"momentum": "outer", "wire": "lowrank:1"},
     {"clip": 0.5},
-    {"rule": "footnote"},
-    {"rule": "footnote", "momentum": "quasi-global", "wire": "modulo:4"},
+    {"overlap": True},
+    {"overlap": True, "momentum": "quasi-global", "wire": "modulo:4"},
 ]
 
 
@@ -151,7 +151,7 @@ def test_the_simulator_plays_what_happened(case) -> None:
     how = {"strategy": "greedy", "mixing": "pairwise"} | OTHERS | case
     plan = cases.make_plan(how["strategy"], how["mixing"])
     plan = replace(plan, wire=parse_wire(how["wire"]))
-    asked = {name: how[name] for name in ("momentum", "clip", "rule")}
+    asked = {name: how[name] for name in ("momentum", "clip", "overlap")}
     settings = replace(SETTINGS, **asked)
     if how["momentum"] == "tracking":
         settings = replace(settings, optimizer=SGD())

@@ -10,8 +10,8 @@ from matcha.distributed import Training, run_threads
 from matcha.errors import InputError
 from matcha.records import Record
 from matcha.simulation import Constant, Delays, Execution, Plateau, Settings, Simulation
-from matcha.tasks.quadratics import QuadraticTask
-from matcha.tasks.recipes import Choices, recipe
+from matcha.zoo.quadratics import QuadraticTask
+from matcha.zoo.recipes import Choices, recipe
 
 NUM_WORKERS = 4
 RING = families.ring(NUM_WORKERS)
@@ -27,7 +27,10 @@ def test_every_case_equals_the_simulator_in_float64(strategy, mixing, rule) -> N
     chosen = cases.real_plan(strategy, mixing)
     rates = Constant(base=0.05)
     settings = Settings(
-        epochs=5, schedule=rates, rule=rule, execution=Execution(precision="float64")
+        epochs=5,
+        schedule=rates,
+        overlap=rule == "footnote",
+        execution=Execution(precision="float64"),
     )
     simulated = list(Simulation(task(), chosen, settings))
 

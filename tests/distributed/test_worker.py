@@ -9,8 +9,8 @@ from matcha.distributed import Network, run_threads, run_worker
 from matcha.errors import InputError
 from matcha.records import Record, read_run
 from matcha.simulation import Constant, Settings, Simulation
-from matcha.tasks.jobs import Job
-from matcha.tasks.recipes import Choices, recipe
+from matcha.training.jobs import Job
+from matcha.zoo.recipes import Choices, recipe
 
 NUM_WORKERS = 4
 RING = families.ring(NUM_WORKERS)
@@ -27,8 +27,7 @@ def job(directory: Path, task: str = "logistic", plan_=None, choices_=None, **se
     settings = {"schedule": Constant(base=0.02), "optimizer": chosen.optimizer} | settings
     return Job(
         directory=directory,
-        recipe=chosen,
-        choices=choices_ or choices(),
+        task=chosen.spec(choices_ or choices()),
         plan=plan_ or plan(RING, 0.6, "matcha", seed=4),
         settings=Settings(**settings),
     )
@@ -131,9 +130,8 @@ def test_training_stops_at_its_target_and_writes_event_files(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_the_digits_curves_coincide_with_the_simulators(tmp_path: Path, overlap) -> None:
-    rule = "footnote" if overlap else "eq2"
     digits = recipe("digits")
-    wanted = job(tmp_path, "digits", epochs=3, schedule=digits.schedule(3), rule=rule)
+    wanted = job(tmp_path, "digits", epochs=3, schedule=digits.schedule(3), overlap=overlap)
     simulated = list(Simulation(digits.task(choices()), wanted.plan, wanted.settings))
     trained = train(wanted)
     assert all(records == trained[0] for records in trained)
@@ -150,6 +148,6 @@ def test_the_digits_curves_coincide_with_the_simulators(tmp_path: Path, overlap)
     assert sorted(run.worker_records) == list(range(NUM_WORKERS))
     assert run.plan.digest == wanted.plan.digest
     assert run.header.clock == "wall"
-    assert run.header.setting("rule") == rule
+    assert run.header.setting("overlap") == overlap
     assert {span.worker for span in run.spans} == set(range(NUM_WORKERS))
     assert {span.kind for span in run.spans} == {"compute", "wait", "exchange"}

@@ -6,7 +6,7 @@ import pickle
 
 import numpy as np
 
-from matcha.tasks.data import Images
+from matcha.zoo.data import Images
 
 
 def random_images(num_train, num_test=10, num_classes=10):

@@ -8,8 +8,8 @@ from functools import cache
 import numpy as np
 
 import matcha
-from matcha.tasks.quadratics import QuadraticTask
-from matcha.tasks.recipes import Choices, recipe
+from matcha.zoo.quadratics import QuadraticTask
+from matcha.zoo.recipes import Choices, recipe
 
 
 def digits(num_workers=8, *, name="digits", steps=3, batch_size=4, seed=0, num_test=60, **choices):

@@ -19,6 +19,7 @@ from matcha.simulation import (
     Settings,
     Simulation,
 )
+from matcha.wires import parse_wire
 
 SLOW = (1.0,) * 7 + (0.25,)
 SETTINGS = Settings(
@@ -37,7 +38,7 @@ def test_equal_speeds_and_quick_meetings_are_the_footnotes_rule():
     delays = replace(SETTINGS.delays, speeds=())
     ahead = AsynchronousSimulation(quadratic(), plan, replace(SETTINGS, delays=delays))
     in_step = Simulation(
-        quadratic(), plan, replace(SETTINGS, delays=delays, asynchronous=False, rule="footnote")
+        quadratic(), plan, replace(SETTINGS, delays=delays, asynchronous=False, overlap=True)
     )
     records = list(ahead), list(in_step)
     # The asynchronous ones have met for the next round already when a step has ended.
@@ -121,7 +122,7 @@ def test_a_run_goes_on_from_its_checkpoint(tmp_path, optimizer):
     ("plan", "change", "said"),
     [
         (matcha.plan(matcha.families.ring(8), 1.0, "allreduce"), {}, "choose a plan of pairs"),
-        (er8(), {"wire": "modulo:4"}, "choose the wire float32"),
+        (replace(er8(), wire=parse_wire("modulo:4")), {}, "choose the wire float32"),
         (er8(), {"momentum": "quasi-global"}, "leave momentum at 'local'"),
     ],
 )

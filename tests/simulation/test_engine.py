@@ -28,12 +28,12 @@ PLANS = [
 SILENT = Round(matchings=(), indices=(), mixing="laplacian", weight=0.1)
 
 
-def simulate(task, plan, *, epochs=2, rate=0.05, optimizer=None, rule="eq2", execution=EXACT):
+def simulate(task, plan, *, epochs=2, rate=0.05, optimizer=None, overlap=False, execution=EXACT):
     settings = Settings(
         epochs=epochs,
         schedule=Constant(base=rate),
         optimizer=optimizer or SGD(),
-        rule=rule,
+        overlap=overlap,
         delays=Delays(compute_seconds=1.0),
         execution=execution,
     )
@@ -47,16 +47,26 @@ def steps(engine, rounds, rate=0.1, epoch=0):
         engine.step(k)
 
 
-@pytest.mark.parametrize("rule", ["eq2", "footnote"])
+@pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize(("strategy", "budget", "mixing"), PLANS)
-def test_equals_the_textbook(strategy, budget, mixing, rule):
+def test_equals_the_textbook(strategy, budget, mixing, overlap):
     plan = er8(strategy, budget, mixing)
     for task in (quadratic(), digits()):
         simulation, _ = simulate(
-            task, plan, rule=rule, optimizer=SGD(momentum=0.9, nesterov=True, weight_decay=1e-3)
+            task,
+            plan,
+            overlap=overlap,
+            optimizer=SGD(momentum=0.9, nesterov=True, weight_decay=1e-3),
         )
         expected = textbook.train(
-            task, plan, epochs=2, rate=0.05, rule=rule, momentum=0.9, nesterov=True, decay=1e-3
+            task,
+            plan,
+            epochs=2,
+            rate=0.05,
+            overlap=overlap,
+            momentum=0.9,
+            nesterov=True,
+            decay=1e-3,
         )
         np.testing.assert_allclose(rows(simulation.engine), expected, rtol=1e-12, atol=1e-12)
         assert np.ptp(expected, axis=0).max() > 1e-4  # the workers differ: mixing had work to do
@@ -66,7 +76,7 @@ def test_equals_the_textbook(strategy, budget, mixing, rule):
 def test_equals_the_textbook_without_nesterov(momentum):
     task, plan = digits(name="logistic"), er8()
     simulation, _ = simulate(task, plan, optimizer=SGD(momentum=momentum))
-    expected = textbook.train(task, plan, epochs=2, rate=0.05, rule="eq2", momentum=momentum)
+    expected = textbook.train(task, plan, epochs=2, rate=0.05, overlap=False, momentum=momentum)
     np.testing.assert_allclose(rows(simulation.engine), expected, rtol=1e-12, atol=1e-12)
 
 
@@ -103,12 +113,12 @@ def test_exact_averaging_is_large_batch_sgd():
     np.testing.assert_allclose(rows(simulation.engine), np.tile(vector, (4, 1)), atol=1e-12)
 
 
-@pytest.mark.parametrize("rule", ["eq2", "footnote"])
+@pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize(("strategy", "budget", "mixing"), PLANS)
-def test_average_iterate_is_plain_sgd(strategy, budget, mixing, rule):
+def test_average_iterate_is_plain_sgd(strategy, budget, mixing, overlap):
     """W is doubly stochastic, so mixing leaves the mean alone: x̄ ← x̄ − ηū."""
     task, plan = quadratic(), er8(strategy, budget, mixing)
-    engine = Engine(task, SGD(momentum=0.9), rule=rule, execution=EXACT)
+    engine = Engine(task, SGD(momentum=0.9), overlap=overlap, execution=EXACT)
     count = task.steps_per_epoch
     engine.begin_epoch(0, [0.1] * count, [plan.round(k) for k in range(count)])
     for k in range(count):
@@ -207,8 +217,3 @@ def test_execution_refuses_nonsense(choices, message):
 def test_cuda_without_a_gpu_is_one_sentence():
     with pytest.raises(InputError, match="asks for an NVIDIA GPU"):
         Execution(device="cuda")
-
-
-def test_unknown_rule():
-    with pytest.raises(InputError, match="rule must be"):
-        Engine(quadratic(), rule="eq3")

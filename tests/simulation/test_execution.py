@@ -15,10 +15,10 @@ from matcha.simulation.execution import (
     choosing_algorithms,
     prefers_vmap,
 )
-from matcha.tasks.images import ImageTask
-from matcha.tasks.models import build
-from matcha.tasks.models.resnet import BasicBlock
-from matcha.tasks.partitions import partition
+from matcha.zoo.images import ImageTask
+from matcha.zoo.models import build
+from matcha.zoo.models.resnet import BasicBlock
+from matcha.zoo.partitions import partition
 
 
 @pytest.mark.parametrize(

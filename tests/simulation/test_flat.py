@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from matcha.simulation.flat import Layout, Workers, mean_squared_deviation
-from matcha.tasks.models import LanguageModel, build
+from matcha.zoo.models import LanguageModel, build
 
 CPU = torch.device("cpu")
 

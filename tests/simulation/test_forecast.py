@@ -7,7 +7,7 @@ from tests.simulation.tasks import er8
 
 from matcha.simulation import Settings, Simulation
 from matcha.simulation.forecast import Forecast
-from matcha.tasks.recipes import Choices, recipe
+from matcha.zoo.recipes import Choices, recipe
 
 
 @pytest.mark.parametrize("memory", [0.0, 0.9])

@@ -13,8 +13,9 @@ absent = ("rustworkx", "clarabel", "typer", "rich", "matplotlib", "sklearn")
 sys.modules.update(dict.fromkeys(absent))
 from matcha import Plan
 from matcha.experiments.reproduction import trials, paper
-from matcha.tasks import jobs, recipes
-from matcha.tasks.quadratics import QuadraticTask
+from matcha.training import jobs
+from matcha.zoo import recipes
+from matcha.zoo.quadratics import QuadraticTask
 from matcha.simulation import Constant, Settings, Simulation
 
 plan = Plan.load(sys.argv[1])

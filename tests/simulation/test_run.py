@@ -10,7 +10,7 @@ from tests.simulation.tasks import digits, er8, quadratic
 import matcha
 from matcha.distributed.saving.checkpoint import SCHEMA
 from matcha.errors import InputError
-from matcha.records import is_lost
+from matcha.records import has_diverged
 from matcha.simulation import (
     SGD,
     Constant,
@@ -97,7 +97,7 @@ def test_divergence_ends_the_run_with_its_record():
     records = list(simulation)
     assert simulation.diverged
     assert len(records) < 400
-    assert is_lost(records[-1].worker_loss)
+    assert has_diverged(records[-1].worker_loss)
     assert records[-1].train_loss is None
 
 
@@ -271,7 +271,7 @@ def test_the_gradient_norm_stands_beside_its_bound(tmp_path):
     "change",
     [
         {"optimizer": SGD(momentum=0.9)},
-        {"rule": "footnote"},
+        {"overlap": True},
         {"schedule": Constant(base=0.5)},
         {"schedule": StepDecay(base=0.02, milestones=(1,))},
     ],

@@ -10,8 +10,8 @@ from matcha.errors import InputError
 from matcha.records import read_run
 from matcha.simulation import Constant, Delays, Runner, Settings
 from matcha.simulation.runner import CHECKPOINT
-from matcha.tasks.jobs import Job, check_free, make_jobs
-from matcha.tasks.recipes import Choices, recipe
+from matcha.training.jobs import Job, check_free, make_jobs
+from matcha.zoo.recipes import Choices, recipe
 
 RECIPE = recipe("logistic")
 CHOICES = Choices(num_workers=4, num_train=192, num_test=30)
@@ -26,7 +26,8 @@ PLANS = [matcha.plan(matcha.families.ring(4), 0.5, "periodic")]
 
 def job(output, **changes) -> Job:
     options = {"choices": CHOICES, "settings": SETTINGS} | changes
-    (made,) = make_jobs(RECIPE, PLANS, **options, seeds=[0], output=output)
+    task = RECIPE.spec(options["choices"])
+    (made,) = make_jobs([task], PLANS, options["settings"], output=output)
     return made
 
 
@@ -49,9 +50,8 @@ def test_without_a_checkpoint_a_run_starts_over(tmp_path):
 
 def test_jobs_that_differ_in_their_plan_share_an_engine(tmp_path):
     vanilla = matcha.plan(matcha.families.ring(4), 1.0, "vanilla")
-    jobs = make_jobs(
-        RECIPE, [*PLANS, vanilla], CHOICES, SETTINGS, seeds=[0], output=tmp_path / "together"
-    )
+    tasks = [RECIPE.spec(CHOICES)]
+    jobs = make_jobs(tasks, [*PLANS, vanilla], SETTINGS, output=tmp_path / "together")
     runner = Runner()
     together = [list(runner.run(each)) for each in jobs]
     alone = [list(Runner().run(replace(each, directory=tmp_path / each.label))) for each in jobs]
@@ -63,7 +63,7 @@ def test_jobs_that_differ_in_their_plan_share_an_engine(tmp_path):
     [
         ({"choices": replace(CHOICES, batch_size=8)}, "batch_size"),
         ({"choices": replace(CHOICES, partition="shards")}, "partition"),
-        ({"settings": replace(SETTINGS, rule="footnote")}, "rule"),
+        ({"settings": replace(SETTINGS, overlap=True)}, "overlap"),
         ({"settings": replace(SETTINGS, schedule=Constant(base=0.1))}, "schedule"),
     ],
 )
@@ -80,14 +80,8 @@ def test_jobs_share_one_clock_in_any_order_and_when_repeated(tmp_path):
     clocks = []
     for number, order in enumerate((plans, plans[::-1])):
         runner = Runner()
-        made = make_jobs(
-            recipe("logistic"),
-            order,
-            Choices(num_workers=8),
-            Settings(epochs=1),
-            seeds=[0, 1],
-            output=tmp_path / str(number),
-        )
+        tasks = [RECIPE.spec(Choices(num_workers=8), seed=seed) for seed in (0, 1)]
+        made = make_jobs(tasks, order, Settings(epochs=1), output=tmp_path / str(number))
         records = {each.directory.name: list(runner.run(each))[-1] for each in made}
         assert len(records) == 6
         clocks.append(records)

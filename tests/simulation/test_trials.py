@@ -10,7 +10,7 @@ import matcha
 from matcha import families
 from matcha.errors import InputError
 from matcha.simulation import Constant, Settings, TaskTrials
-from matcha.tasks.quadratics import QuadraticTask
+from matcha.zoo.quadratics import QuadraticTask
 
 RING = families.ring(4)
 SETTINGS = Settings(epochs=8, schedule=Constant(base=0.1))

@@ -8,37 +8,43 @@ import torch
 from tests.simulation import textbook
 from tests.simulation.tasks import digits, er8, rows
 
+from matcha.plans import Plan
 from matcha.simulation import SGD, Execution, Settings, Simulation
-from matcha.tasks.rates import Constant
+from matcha.training.rates import Constant
+from matcha.wires import parse_wire
 
 EXACT = Execution(precision="float64")
 WIRES = ("bfloat16", "modulo:8", "modulo:4", "modulo:3", "modulo:2", "lowrank:2")
 
 
-def settings(wire: str, **choices) -> Settings:
+def settings(**choices) -> Settings:
     return Settings(
         **{
             "epochs": 2,
             "schedule": Constant(base=0.05),
             "optimizer": SGD(momentum=0.9),
             "execution": EXACT,
-            "wire": wire,
             "evaluate_every": 2,
         }
         | choices
     )
 
 
+def over(wire: str, strategy: str = "greedy", budget: float = 0.3) -> Plan:
+    return replace(er8(strategy, budget), wire=parse_wire(wire))
+
+
 @pytest.mark.parametrize(("strategy", "mixing"), [("matcha", "laplacian"), ("greedy", "pairwise")])
 @pytest.mark.parametrize("wire", WIRES)
 def test_training_over_a_wire_is_the_definition(wire, strategy, mixing) -> None:
-    task, plan = digits(name="logistic", steps=4), er8(strategy)
+    task = digits(name="logistic", steps=4)
+    plan = replace(er8(strategy), wire=parse_wire(wire))
     assert plan.mixing == mixing
-    for rule in ("eq2", "footnote"):
-        simulation = Simulation(task, plan, settings(wire, rule=rule))
+    for overlap in (False, True):
+        simulation = Simulation(task, plan, settings(overlap=overlap))
         list(simulation)
         expected = textbook.train(
-            task, plan, epochs=2, rate=0.05, rule=rule, momentum=0.9, wire=wire
+            task, plan, epochs=2, rate=0.05, overlap=overlap, momentum=0.9, wire=wire
         )
         np.testing.assert_allclose(rows(simulation.engine), expected, rtol=0, atol=1e-10)
 
@@ -46,8 +52,8 @@ def test_training_over_a_wire_is_the_definition(wire, strategy, mixing) -> None:
 @pytest.mark.parametrize("wire", ["modulo:3", "lowrank:2"])
 @pytest.mark.parametrize("momentum", ["local", "quasi-global", "outer", "tracking"])
 def test_resuming_over_a_wire_is_exact(tmp_path, wire, momentum) -> None:
-    task, plan = digits(name="logistic", steps=4), er8("greedy", 0.3)
-    how = settings(wire, momentum=momentum, epochs=4)
+    task, plan = digits(name="logistic", steps=4), over(wire)
+    how = settings(momentum=momentum, epochs=4)
     whole = Simulation(task, plan, how)
     list(whole)
     first = Simulation(task, plan, how)
@@ -63,7 +69,7 @@ def test_resuming_over_a_wire_is_exact(tmp_path, wire, momentum) -> None:
 def test_records_count_the_bytes_of_their_wire() -> None:
     task, plan = digits(name="logistic", steps=4), er8("greedy", 0.3)
     sent = {
-        wire: list(Simulation(task, plan, settings(wire)))[-1].megabytes_sent
+        wire: list(Simulation(task, over(wire), settings()))[-1].megabytes_sent
         for wire in ("float32", "bfloat16", "modulo:8")
     }
     meetings = sum(2 * len(plan.round(k).links) for k in range(8)) / 8
@@ -73,18 +79,18 @@ def test_records_count_the_bytes_of_their_wire() -> None:
 
 
 def test_an_engine_serves_one_wire_after_another() -> None:
-    task, plan = digits(name="logistic", steps=4), er8("greedy", 0.3)
-    fresh = Simulation(task, plan, settings("modulo:4", momentum="outer"))
-    engine = Simulation(task, plan, settings("lowrank:2")).engine
-    list(Simulation(task, plan, settings("float32", momentum="tracking"), engine=engine))
-    used = Simulation(task, plan, settings("modulo:4", momentum="outer"), engine=engine)
+    task = digits(name="logistic", steps=4)
+    fresh = Simulation(task, over("modulo:4"), settings(momentum="outer"))
+    engine = Simulation(task, over("lowrank:2"), settings()).engine
+    list(Simulation(task, over("float32"), settings(momentum="tracking"), engine=engine))
+    used = Simulation(task, over("modulo:4"), settings(momentum="outer"), engine=engine)
     list(fresh), list(used)
     assert torch.equal(fresh.engine.workers.parameters, used.engine.workers.parameters)
 
 
 def test_a_value_that_is_not_finite_ends_a_run_loudly() -> None:
-    task, plan = digits(name="logistic", steps=4), er8("greedy", 0.3)
-    simulation = Simulation(task, plan, settings("modulo:3"))
+    task = digits(name="logistic", steps=4)
+    simulation = Simulation(task, over("modulo:3"), settings())
     simulation.engine.workers.parameters[3, 5] = float("nan")
     (record,) = list(simulation)
     assert simulation.diverged
@@ -95,12 +101,12 @@ def test_a_value_that_is_not_finite_ends_a_run_loudly() -> None:
 
 @pytest.mark.parametrize("wire", ["modulo:8", "modulo:3"])
 def test_quasi_global_momentum_does_not_run_away_over_a_wire(wire) -> None:
-    task, plan = digits(steps=11, batch_size=8), er8("greedy", 0.2)
+    task = digits(steps=11, batch_size=8)
     optimizer = SGD(momentum=0.9, nesterov=True, weight_decay=5e-4)
     apart = {}
     for name in ("float32", wire):
-        # Twice this rate is past what the task can be trained with, by anybody: all is chance.
-        how = settings(name, epochs=14, schedule=Constant(base=0.2), optimizer=optimizer)
+        # Twice this rate is past what the task can be trained with at all: everything is chance.
+        how = settings(epochs=14, schedule=Constant(base=0.2), optimizer=optimizer)
         how = replace(how, momentum="quasi-global", execution=Execution(), evaluate_every=14)
-        apart[name] = list(Simulation(task, plan, how))[-1].consensus_distance
+        apart[name] = list(Simulation(task, over(name, budget=0.2), how))[-1].consensus_distance
     assert apart[wire] < 20 * apart["float32"] + 0.1

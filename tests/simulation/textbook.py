@@ -37,7 +37,7 @@ def mixing_matrix(plan, k):
     return W
 
 
-def train(task, plan, *, epochs, rate, rule, momentum=0.0, nesterov=False, decay=0.0, wire=None):
+def train(task, plan, *, epochs, rate, overlap, momentum=0.0, nesterov=False, decay=0.0, wire=None):
     """The workers' parameters after training; rows are workers.
 
     With a wire, rounds are its definition's.
@@ -58,5 +58,5 @@ def train(task, plan, *, epochs, rate, rule, momentum=0.0, nesterov=False, decay
         def mix(x, k=k, W=W):
             return network.mix(plan.round(k), x) if network else W @ x
 
-        x = mix(x - rate * u) if rule == "eq2" else mix(x) - rate * u
+        x = mix(x) - rate * u if overlap else mix(x - rate * u)
     return x

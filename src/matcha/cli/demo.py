@@ -34,7 +34,7 @@ from matcha.cli.output import (
 )
 from matcha.errors import InputError, require
 from matcha.plans import check_budget
-from matcha.records import Record, is_lost
+from matcha.records import Record, has_diverged
 from matcha.strategies import COMPARED, strategy_named
 from matcha.topology import families
 
@@ -154,7 +154,7 @@ class _Bars:
 
     def show(self, strategy: str, record: Record) -> None:
         loss, target = record.train_loss, self._demo.target_loss
-        if loss is None or is_lost(loss):
+        if loss is None or has_diverged(loss):
             self._progress.update(self._tasks[strategy], words="diverged")
             return
         first = self._first.setdefault(strategy, max(loss, 2 * target))

@@ -93,8 +93,8 @@ def simulate_command(
     ),
     momentum: Momentum = "local",
     model: Model = None,
-    rule: str = typer.Option(
-        "eq2", help="eq2: x ← W(x − ηu). footnote: x ← Wx − ηu, which can overlap the exchange."
+    overlap: bool = typer.Option(
+        False, help="Mix before the step (x ← Wx − ηu), so that the exchange overlaps the gradient."
     ),
     partition: Partition = "iid",
     concentration: float = typer.Option(0.5, help="Of a Dirichlet partition; less is more skewed."),
@@ -146,9 +146,9 @@ def simulate_command(
     from matcha.report.figures import check_format
     from matcha.simulation import Delays, Settings
     from matcha.simulation.pace import compute_times
-    from matcha.tasks.jobs import check_free, make_jobs, with_asynchronous
-    from matcha.tasks.recipes import Choices, recipe
-    from matcha.tasks.recipes import optimizer as make_optimizer
+    from matcha.training.jobs import check_free, make_jobs, with_asynchronous
+    from matcha.zoo.recipes import Choices, recipe
+    from matcha.zoo.recipes import optimizer as make_optimizer
 
     if format == "auto":
         format = "png" if is_installed("matplotlib") else "none"
@@ -169,7 +169,7 @@ def simulate_command(
         optimizer=chosen.optimizer if optimizer is None else make_optimizer(optimizer),
         clip=clip,
         momentum=momentum,
-        rule=rule,  # type: ignore[arg-type]  # checked by Settings
+        overlap=overlap,
         evaluate_every=evaluate_every,
         statistics=statistics,  # type: ignore[arg-type]  # checked by Settings
         delays=Delays(
@@ -196,7 +196,7 @@ def simulate_command(
         job
         for seed, of_seed in made
         for job in make_jobs(
-            chosen, of_seed, choices, settings, seeds=[seed], output=output, events=script
+            [chosen.spec(choices, seed=seed)], of_seed, settings, output=output, events=script
         )
     ]
     if asynchronous:

@@ -56,7 +56,7 @@ from matcha.wires import parse_wire
 if TYPE_CHECKING:
     from matcha.distributed.launch.launcher import Hosts
     from matcha.distributed.worker import Network
-    from matcha.tasks.jobs import Job
+    from matcha.training.jobs import Job
 
 
 @app.command("train", context_settings={"allow_interspersed_args": True})
@@ -176,9 +176,9 @@ def train_command(
     from matcha.distributed.worker import Network, check_resumable
     from matcha.records import read_run
     from matcha.report import compare
-    from matcha.tasks.jobs import Job, stem
-    from matcha.tasks.recipes import Choices, recipe
-    from matcha.tasks.settings import Settings
+    from matcha.training.jobs import Job, stem
+    from matcha.training.settings import Settings
+    from matcha.zoo.recipes import Choices, recipe
 
     directory = output or free_directory(Path("runs"), f"{target}-{stem(plan)}")
     if checkpoint_every < 0:
@@ -199,13 +199,12 @@ def train_command(
         optimizer=chosen.optimizer,
         clip=clip,
         momentum=momentum,
-        rule="footnote" if overlap else "eq2",
+        overlap=overlap,
         target_loss=target_loss,
     )
     job = Job(
         directory=directory,
-        recipe=chosen,
-        choices=choices,
+        task=chosen.spec(choices),
         plan=plan,
         settings=settings,
         kind="training",
@@ -380,8 +379,8 @@ def _progress(total: int) -> Callable[[Record], None]:
 
 
 def _check_task(name: str, momentum: str) -> None:
-    from matcha.tasks.momentum import parse_momentum
-    from matcha.tasks.recipes import recipe
+    from matcha.training.momentum import parse_momentum
+    from matcha.zoo.recipes import recipe
 
     recipe(name)
     parse_momentum(momentum)

@@ -46,7 +46,7 @@ from matcha.tuning import (
 
 if TYPE_CHECKING:
     from matcha.simulation import TaskTrials
-    from matcha.tasks.recipes import Choices
+    from matcha.zoo.recipes import Choices
 
 _TRIAL_EPOCHS = 12
 
@@ -131,7 +131,7 @@ def tune_command(
         _refuse_without_task(epochs, learning_rate, batch_size, model, data, target_loss)
     measure = None
     if task is not None:
-        from matcha.tasks.recipes import Choices
+        from matcha.zoo.recipes import Choices
 
         choices = Choices(
             num_workers=graph.num_workers,
@@ -196,7 +196,7 @@ def _trials(
 ) -> TaskTrials:
     """Trials at a constant learning rate: decays come when trials have long ended."""
     from matcha.simulation import Constant, Settings, TaskTrials
-    from matcha.tasks.recipes import recipe
+    from matcha.zoo.recipes import recipe
 
     chosen = recipe(task)
     settings = Settings(

@@ -24,8 +24,8 @@ from matcha.distributed.itinerary import Itinerary
 from matcha.distributed.seats import Seat
 from matcha.errors import InputError
 from matcha.plans import PlanLike
-from matcha.tasks.clipping import allowance
-from matcha.tasks.momentum import Momentum
+from matcha.training.clipping import allowance
+from matcha.training.momentum import Momentum
 
 __all__ = ["Equipment", "Options"]
 

@@ -39,7 +39,7 @@ from matcha.errors import InputError
 from matcha.plans import PlanLike
 from matcha.records import Span
 from matcha.rounds import Round
-from matcha.tasks.momentum import Momentum
+from matcha.training.momentum import Momentum
 
 __all__ = ["Gossip"]
 

@@ -24,13 +24,13 @@ from matcha.distributed.transports.base import Transport
 from matcha.distributed.transports.slow_links import SlowLinks
 from matcha.errors import InputError
 from matcha.plans import PlanLike
-from matcha.records import Entry, Record, Span, is_lost
-from matcha.tasks.delays import Delays
-from matcha.tasks.evaluation import Score, finish_average, sample_losses, score
-from matcha.tasks.execution import Execution
-from matcha.tasks.identity import identity
-from matcha.tasks.settings import Settings
-from matcha.tasks.task import Task
+from matcha.records import Entry, Record, Span, has_diverged
+from matcha.training.delays import Delays
+from matcha.training.evaluation import Score, finish_average, sample_losses, score
+from matcha.training.execution import Execution
+from matcha.training.identity import identity
+from matcha.training.settings import Settings
+from matcha.training.task import Task
 
 __all__ = ["Training"]
 
@@ -81,7 +81,7 @@ class Training:
             self.optimizer,
             plan,
             transport=transport,
-            overlap=settings.rule == "footnote",
+            overlap=settings.overlap,
             momentum=settings.momentum,
             clip=settings.clip,
             on_span=self._trace,
@@ -206,7 +206,7 @@ class Training:
         who = table[:, 0] > 0
         _, loss, _, compute, comm, sent = map(float, table[who if who.any() else ...].mean(0))
         self._worker_loss = loss
-        finite = not is_lost(loss)
+        finite = not has_diverged(loss)
         found = self._evaluate() if finite and self.settings.is_due(self.epoch) else None
         if found is not None:
             self._train_losses.append(found.train_loss)
@@ -323,8 +323,6 @@ def _check(task: Task, plan: PlanLike, settings: Settings) -> None:
         raise InputError(
             f"the plan is for {plan.num_workers} workers and the task for {task.num_workers}."
         )
-    if settings.wire is not None:
-        raise InputError("real workers send what the plan's wire says: give it to matcha.plan.")
     if settings.asynchronous:
         raise InputError(
             "workers that meet asynchronously have no epochs together: give asynchronous=True to "

@@ -15,7 +15,7 @@ from matcha.distributed.transports.base import Transport
 from matcha.distributed.transports.slow_links import SlowLinks
 from matcha.errors import InputError
 from matcha.records import Record, holds_run, read_run
-from matcha.tasks.jobs import Job, carry_out, check_free
+from matcha.training.jobs import Job, carry_out, check_free
 
 __all__ = ["Network", "check_resumable", "run_worker"]
 
@@ -112,7 +112,7 @@ def run_worker(
     if network.link_mbps is not None:
         transport = SlowLinks(transport, network.link_mbps)
     training = Training(
-        job.recipe.task(job.choices),
+        job.task.make(),
         job.plan,
         job.settings,
         transport,

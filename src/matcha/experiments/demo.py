@@ -119,9 +119,9 @@ def worker_main(spec: Path) -> None:
     """One worker of the demo: every strategy in turn, in one process group."""
     from matcha.distributed.launch.environment import worker_transport
     from matcha.distributed.worker import Network, run_worker
-    from matcha.tasks.jobs import Job
-    from matcha.tasks.recipes import Choices, recipe
-    from matcha.tasks.settings import Settings
+    from matcha.training.jobs import Job
+    from matcha.training.settings import Settings
+    from matcha.zoo.recipes import Choices, recipe
 
     document = json.loads(spec.read_text(encoding="utf-8"))
     document["strategies"] = tuple(document["strategies"])
@@ -139,9 +139,10 @@ def worker_main(spec: Path) -> None:
             made = Plan.load(demo.plan_file(strategy))
             job = Job(
                 directory=demo.run_directory(strategy),
-                recipe=digits,
-                choices=Choices(
-                    num_workers=made.num_workers, batch_size=demo.batch_size, seed=demo.seed
+                task=digits.spec(
+                    Choices(
+                        num_workers=made.num_workers, batch_size=demo.batch_size, seed=demo.seed
+                    )
                 ),
                 plan=made,
                 settings=settings,

@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from matcha.records import Record, Run, is_lost
-from matcha.tasks.targets import arrival
-from matcha.tasks.targets import lowest_held as lowest
+from matcha.records import Record, Run, has_diverged
+from matcha.training.targets import arrival
+from matcha.training.targets import lowest_held as lowest
 
 OBJECTIVES = ("train_loss", "test_loss")
 """Losses of the average model, the one that decides first."""
@@ -68,7 +68,7 @@ def diverged_at(run: Run, objective: str | None) -> int | None:
     metrics = ("worker_loss", objective) if objective else ("worker_loss",)
     for record in run.records:
         losses = [value for name in metrics if (value := getattr(record, name)) is not None]
-        if any(map(is_lost, losses)):
+        if any(map(has_diverged, losses)):
             return record.iteration
     return None
 

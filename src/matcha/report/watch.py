@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from matcha.errors import InputError
-from matcha.records import Record, Run, find_runs, is_lost, read_run
+from matcha.records import Record, Run, find_runs, has_diverged, read_run
 from matcha.report import words
 from matcha.report.targets import reached
 
@@ -90,7 +90,7 @@ def is_finished(run: Run) -> bool:
         return False
     last = run.records[-1]
     losses = (last.train_loss, last.worker_loss)
-    if any(loss is not None and is_lost(loss) for loss in losses):
+    if any(loss is not None and has_diverged(loss) for loss in losses):
         return True
     target = run.header.setting("target_loss")
     if isinstance(target, (int, float)) and reached(run, "train_loss", target) is not None:

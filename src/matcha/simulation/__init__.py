@@ -5,12 +5,12 @@ from matcha.simulation.engine import Engine
 from matcha.simulation.run import Simulation
 from matcha.simulation.runner import Runner
 from matcha.simulation.trials import TaskTrials
-from matcha.tasks.delays import Delays
-from matcha.tasks.execution import Execution
-from matcha.tasks.optimizers import SGD, Adam
-from matcha.tasks.rates import Constant, Plateau, StepDecay
-from matcha.tasks.settings import Settings
-from matcha.tasks.task import Evaluation, Task
+from matcha.training.delays import Delays
+from matcha.training.execution import Execution
+from matcha.training.optimizers import SGD, Adam
+from matcha.training.rates import Constant, Plateau, StepDecay
+from matcha.training.settings import Settings
+from matcha.training.task import Evaluation, Task
 
 __all__ = [
     "SGD",

@@ -17,15 +17,15 @@ from torch import Tensor
 from matcha._io import replace_file
 from matcha.errors import InputError
 from matcha.plans import PlanLike
-from matcha.records import Record, is_lost
+from matcha.records import Record, has_diverged
 from matcha.simulation.engine import Engine
 from matcha.simulation.mixing import is_whole
 from matcha.simulation.pace import Agenda, Happening, compute_times, link_seconds
 from matcha.simulation.run import Simulation, read_checkpoint, seeded
-from matcha.tasks.identity import identity
-from matcha.tasks.settings import Settings
-from matcha.tasks.task import Task
 from matcha.topology import Link
+from matcha.training.identity import identity
+from matcha.training.settings import Settings
+from matcha.training.task import Task
 
 CHECKPOINT_SCHEMA = "matcha.asynchronous-checkpoint/1"
 
@@ -153,7 +153,7 @@ class AsynchronousSimulation:
         return self._tables[epoch]
 
     def _record(self, time: float) -> Record:
-        lost = self._worker_loss is not None and is_lost(self._worker_loss)
+        lost = self._worker_loss is not None and has_diverged(self._worker_loss)
         due = self.is_over or self.settings.is_due(self._ticks)
         result = self._in_step.evaluate() if due and not lost else None
         if result:
@@ -233,7 +233,7 @@ def _check(plan: PlanLike, simulation: Simulation) -> None:
     problem = None
     if not {level.mixing for level in plan.levels} <= {"laplacian", "pairwise"}:
         problem = "workers meet in pairs: choose a plan of pairs, with both ways on every link"
-    elif not is_whole(simulation.wire):
+    elif not is_whole(simulation.plan.wire):
         problem = "messages hold whole values: choose the wire float32"
     elif simulation.momentum.kind != "local":
         problem = "a worker's momentum is its own: leave momentum at 'local'"

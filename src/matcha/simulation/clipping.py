@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from matcha.rounds import Round
-from matcha.tasks.clipping import kept_share, renewed_reach
+from matcha.training.clipping import kept_share, renewed_reach
 
 __all__ = ["ClippedMixing"]
 
 
 class ClippedMixing:
-    """Whole values in meetings that are cut to length; `matcha.tasks.clipping` defines it.
+    """Whole values in meetings that are cut to length; `matcha.training.clipping` defines it.
 
     Args:
         rows: what is mixed, a row a worker.

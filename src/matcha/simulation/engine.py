@@ -29,12 +29,11 @@ from matcha.simulation.execution import (
 )
 from matcha.simulation.flat import Workers
 from matcha.simulation.mixing import Mixing, PushMixing, WholeMixing, WireMixing, is_whole
-from matcha.tasks.execution import Batching, Execution
-from matcha.tasks.momentum import Following, Momentum, following
-from matcha.tasks.optimizers import SGD, Optimizer
-from matcha.tasks.settings import Rule
-from matcha.tasks.task import Task
 from matcha.topology import Link
+from matcha.training.execution import Batching, Execution
+from matcha.training.momentum import Momentum, MomentumRule, make_rule
+from matcha.training.optimizers import SGD, Optimizer
+from matcha.training.task import Task
 from matcha.wires import Float, Wire
 
 _WARMUP = 2
@@ -47,8 +46,8 @@ class Engine:
     Args:
         task: data, model and loss.
         optimizer: turns gradients into update directions.
-        rule: ``eq2`` mixes after the step, x ← W(x − ηu); ``footnote`` before it, x ← Wx − ηu, with
-            u from the values before mixing, so that the exchange may overlap the gradient.
+        overlap: mix before the step, x ← Wx − ηu, with u from the values before mixing, so that the
+            exchange may overlap the gradient; otherwise after it, x ← W(x − ηu).
         execution: device, precision and how the workers are batched.
 
     Whole float32 messages and local momentum, unless `equip` says otherwise.
@@ -59,13 +58,11 @@ class Engine:
         task: Task,
         optimizer: Optimizer | None = None,
         *,
-        rule: Rule = "eq2",
+        overlap: bool = False,
         execution: Execution | None = None,
     ) -> None:
-        if rule not in ("eq2", "footnote"):
-            raise InputError(f"rule must be eq2 or footnote, not {rule!r}")
         execution = execution or Execution()
-        self.task, self.rule, self.execution = task, rule, execution
+        self.task, self.overlap, self.execution = task, overlap, execution
         self.optimizer: Optimizer = optimizer or SGD()
         self.device = torch.device(execution.device)
         self.on_cuda = self.device.type == "cuda"
@@ -88,7 +85,7 @@ class Engine:
             compile_blocks(self.workers.modules)
         self.memory = self.optimizer.state(self.workers.parameters)
         self._fused: SGD | None = None
-        if self.on_cuda and rule == "eq2" and isinstance(self.optimizer, SGD):
+        if self.on_cuda and not overlap and isinstance(self.optimizer, SGD):
             self._fused = self.optimizer if self.optimizer.momentum else None
         m, steps = task.num_workers, task.steps_per_epoch
         self.losses = torch.zeros(m, dtype=torch.float64, device=self.device)
@@ -127,30 +124,30 @@ class Engine:
             momentum: settled for the optimizer and the plan.
             links: of the topology; a wire may remember something of each.
             push_sum: whether messages go one way without coming round.
-            allowance: of `matcha.tasks.clipping`, where meetings are clipped.
+            allowance: of `matcha.training.clipping`, where meetings are clipped.
 
         Raises:
-            InputError: push-sum or clipping does not go together with the wire, momentum or rule.
+            InputError: push-sum or clipping excludes the wire, the momentum or overlap.
         """
         asked = wire, momentum, tuple(links), push_sum, allowance
         if asked == self._equipment:
             return
-        if push_sum and (not is_whole(wire) or momentum.kind != "local" or self.rule != "eq2"):
+        if push_sum and (not is_whole(wire) or momentum.kind != "local" or self.overlap):
             raise InputError(
                 "messages that go one way without coming round carry whole values after the "
-                "gradient step: leave wire, momentum and rule at their defaults."
+                "gradient step: leave wire, momentum and overlap at their defaults."
             )
         if allowance is not None and (not is_whole(wire) or momentum.kind == "tracking"):
             raise InputError("clip goes with whole values in a simulation, and not with tracking.")
         self._equipment = asked
         workers = self.workers
         self._graphs.keep("gradients")
-        self.following = following(
-            momentum, self.optimizer, workers.parameters, mixes_first=self.rule == "footnote"
+        self.momentum_rule = make_rule(
+            momentum, self.optimizer, workers.parameters, mixes_first=self.overlap
         )
         rows = [workers.parameters]
         if momentum.kind == "tracking":
-            rows.append(self.following.state()["tracked"])
+            rows.append(self.momentum_rule.state()["tracked"])
         self.mixing: Mixing | ClippedMixing
         workers.shares = None
         if push_sum:
@@ -173,7 +170,7 @@ class Engine:
         self.workers.updates.zero_()
         for name, fresh in self.optimizer.state(self.workers.parameters).items():
             self.memory[name].copy_(fresh)
-        self.following.reset(self.workers.parameters)
+        self.momentum_rule.reset(self.workers.parameters)
         self.mixing.reset()
 
     # The iteration, in the parts that both update rules are made of.
@@ -236,7 +233,7 @@ class Engine:
     def _ordered_parts(self) -> dict[str, Callable[[], None]]:
         """The iteration's parts in their order."""
         before: dict[str, Callable[[], None]] = {"gradients": self._gradients}
-        if self.rule == "eq2":
+        if not self.overlap:
             return before | {"step": self._step} | self.mixing.parts() | {"after": self._after}
         parts = before | {"direct": self._turn_and_direct} | self.mixing.parts()
         return parts | {"apply": self._apply_last, "after": self._after}
@@ -244,29 +241,29 @@ class Engine:
     def _step(self) -> None:
         """Gradient → step, with what momentum does around it."""
         x, updates = self.workers.parameters, self.workers.updates
-        self.following.turn(updates)
-        self.following.begin(x, self.memory)
+        self.momentum_rule.adjust_gradient(updates)
+        self.momentum_rule.before_step(x, self.memory)
         if self._fused is None:
             self._direct()
             self._apply()
         else:
             rate = self.rates.index_select(0, self.position)[0]
             self._fused.step_fused(x, updates, self.memory, rate)
-        self.following.middle(x)
+        self.momentum_rule.after_step(x)
 
     def _turn_and_direct(self) -> None:
-        self.following.turn(self.workers.updates)
-        self.following.begin(self.workers.parameters, self.memory)
+        self.momentum_rule.adjust_gradient(self.workers.updates)
+        self.momentum_rule.before_step(self.workers.parameters, self.memory)
         self._direct()
 
     def _apply_last(self) -> None:
-        self.following.middle(self.workers.parameters)
+        self.momentum_rule.after_step(self.workers.parameters)
         self._apply()
 
     def _after(self) -> None:
         rate = self.rates.index_select(0, self.position)
         met = self._met.index_select(0, self.position)[0].unsqueeze(1)
-        self.following.end(self.workers.parameters, self.memory, rate, met)
+        self.momentum_rule.after_round(self.workers.parameters, self.memory, rate, met)
 
     def directions(self) -> Tensor:
         """Every worker's last update direction u."""
@@ -314,14 +311,14 @@ class Engine:
                 self.tables[name].copy_(host)
 
     def step(self, index: int) -> None:
-        """Iteration ``index`` of the epoch: gradients, update and mixing by the rule."""
-        round, follows = self._rounds[index], type(self.following) is not Following
+        """Iteration ``index`` of the epoch: gradients, update and mixing."""
+        round, follows = self._rounds[index], type(self.momentum_rule) is not MomentumRule
         self._run("gradients")
-        self._run("step" if self.rule == "eq2" else "direct")
+        self._run("direct" if self.overlap else "step")
         # Push-sum's x follows every step, also where nobody talks: z = x/ω divides it by ω.
         if round or isinstance(self.mixing, PushMixing):
             self.mixing.mix(index)
-        if self.rule == "footnote":
+        if self.overlap:
             self._run("apply")
         if follows:
             self._run("after")
@@ -394,7 +391,7 @@ class Engine:
     def _tensors(self) -> dict[str, Tensor]:
         named = {"parameters": self.workers.parameters, "buffers": self.workers.buffers}
         named |= {f"memory.{name}": tensor for name, tensor in self.memory.items()}
-        named |= {f"momentum.{name}": t for name, t in self.following.state().items()}
+        named |= {f"momentum.{name}": t for name, t in self.momentum_rule.state().items()}
         return named | {f"wire.{name}": tensor for name, tensor in self.mixing.state.items()}
 
     def state(self) -> dict[str, Tensor]:

@@ -14,8 +14,8 @@ from typing import Any, Literal, TypeAlias
 from matcha.errors import InputError
 from matcha.plans import PlanLike
 from matcha.rounds import Round
-from matcha.tasks.delays import Delays
 from matcha.topology import Link
+from matcha.training.delays import Delays
 
 What: TypeAlias = Literal["step", "begin", "end"]
 LinkSeconds: TypeAlias = Callable[[Link], float]

@@ -14,22 +14,21 @@ from torch import Tensor, nn
 from matcha._io import replace_file
 from matcha.errors import InputError
 from matcha.plans import Events, PlanLike
-from matcha.records import Record, is_lost
+from matcha.records import Record, has_diverged
 from matcha.rounds import ONE_WAY, Round
 from matcha.simulation.engine import Engine
 from matcha.simulation.flat import mean_squared_deviation
 from matcha.simulation.forecast import Forecast
 from matcha.simulation.mixing import is_whole
 from matcha.simulation.pace import LinkClock, compute_times, link_seconds
-from matcha.tasks.clipping import allowance
-from matcha.tasks.evaluation import Score, finish_average, score
-from matcha.tasks.identity import check_identity, check_schema, identity
-from matcha.tasks.momentum import settled
-from matcha.tasks.optimizers import SGD
-from matcha.tasks.rates import Constant
-from matcha.tasks.settings import Settings
-from matcha.tasks.task import KnownGradient, Task, generator
-from matcha.wires import parse_wire
+from matcha.training.clipping import allowance
+from matcha.training.evaluation import Score, finish_average, score
+from matcha.training.identity import check_identity, check_schema, identity
+from matcha.training.momentum import resolve_momentum
+from matcha.training.optimizers import SGD
+from matcha.training.rates import Constant
+from matcha.training.settings import Settings
+from matcha.training.task import KnownGradient, Task, generator
 
 CHECKPOINT_SCHEMA = "matcha.simulation-checkpoint/1"
 
@@ -43,7 +42,7 @@ class Simulation:
         settings: how to train.
         events: losses, cuts and slowdowns by iteration. A lost worker's row stands still in
             nobody's average, and takes another's state when it comes back.
-        engine: one made for the same task, optimizer, rule and execution, to start afresh;
+        engine: one made for the same task, optimizer, overlap and execution, to start again;
             capturing graphs takes seconds, which a series of runs need spend only once.
         compute_seconds: of one gradient, where the settings leave it open; runs that are to be
             compared share one. None measures it here, apart from the training.
@@ -71,18 +70,17 @@ class Simulation:
         self.events.check(plan)
         if engine is None:
             engine = Engine(
-                task, settings.optimizer, rule=settings.rule, execution=settings.execution
+                task, settings.optimizer, overlap=settings.overlap, execution=settings.execution
             )
         else:
-            theirs = (engine.task, engine.optimizer, engine.rule, engine.execution)
-            if theirs != (task, settings.optimizer, settings.rule, settings.execution):
+            theirs = (engine.task, engine.optimizer, engine.overlap, engine.execution)
+            if theirs != (task, settings.optimizer, settings.overlap, settings.execution):
                 raise InputError("the engine was made for another task or for other settings")
-        self.wire = parse_wire(settings.wire) if settings.wire else plan.wire
-        self.momentum = settled(settings.momentum, settings.optimizer, plan, self.wire)
+        self.momentum = resolve_momentum(settings.momentum, settings.optimizer, plan)
         push_sum = any(level.needs_push_sum for level in plan.levels)
         longest = None if settings.clip is None else allowance(plan, settings.clip)
         links = plan.topology.links
-        engine.equip(self.wire, self.momentum, links, push_sum=push_sum, allowance=longest)
+        engine.equip(plan.wire, self.momentum, links, push_sum=push_sum, allowance=longest)
         engine.reset()
         self.engine = engine
         self.epoch = 0
@@ -110,7 +108,7 @@ class Simulation:
     @property
     def diverged(self) -> bool:
         """Whether the workers' loss is lost: no number, or beyond all reason."""
-        return self._worker_loss is not None and is_lost(self._worker_loss)
+        return self._worker_loss is not None and has_diverged(self._worker_loss)
 
     @property
     def is_over(self) -> bool:
@@ -203,7 +201,7 @@ class Simulation:
     def _new_clock(self) -> LinkClock:
         delays = self.settings.delays
         compute = compute_times(delays, self.compute_seconds, self.task.num_workers)
-        beside = self.settings.rule == "footnote"
+        beside = self.settings.overlap
         return LinkClock(compute, link_seconds(self.plan, delays), beside=beside)
 
     def take_clock(self, seconds: float) -> None:
@@ -245,7 +243,7 @@ class Simulation:
     def _gradient_bound(self, rate: float) -> float | None:
         """Theorem 2's bound on the average gradient norm so far; it is for plain SGD of eq. 2."""
         settings = self.settings
-        is_plain = settings.optimizer == SGD() and settings.rule == "eq2"
+        is_plain = settings.optimizer == SGD() and not settings.overlap
         if not (isinstance(self.task, KnownGradient) and is_plain):
             return None
         if settings.schedule != Constant(base=rate):
@@ -268,7 +266,7 @@ class Simulation:
         """
         c = self.plan.level_at(self.iteration - 1).consensus_error
         m = self.task.num_workers
-        is_local = self.momentum.kind == "local" and is_whole(self.wire)
+        is_local = self.momentum.kind == "local" and is_whole(self.plan.wire)
         if c is None or not is_local or not isinstance(self.settings.optimizer, SGD):
             return None
         last, before = self.engine.directions(), self._before

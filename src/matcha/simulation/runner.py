@@ -9,8 +9,8 @@ from matcha.records import Record, holds_run, read_run
 from matcha.simulation.asynchronous import AsynchronousSimulation
 from matcha.simulation.engine import Engine
 from matcha.simulation.run import Simulation
-from matcha.tasks.jobs import Job, carry_out
-from matcha.tasks.recipes import Choices
+from matcha.training.jobs import Job, carry_out
+from matcha.training.task import TaskSpec
 
 CHECKPOINT = "checkpoint.pt"
 
@@ -26,7 +26,7 @@ class Runner:
     """
 
     def __init__(self, jobs: Sequence[Job] = ()) -> None:
-        self._made: tuple[str, Choices, Engine] | None = None
+        self._made: tuple[TaskSpec, Engine] | None = None
         self._clock = next((c for job in jobs if (c := _recorded(job)) is not None), None)
 
     def run(self, job: Job, *, resume: bool = False) -> Iterator[Record]:
@@ -40,9 +40,8 @@ class Runner:
         yield from carry_out(job, simulation, checkpoint, resume=resume)
 
     def _simulation(self, job: Job) -> Simulation | AsynchronousSimulation:
-        wanted = (job.recipe.name, job.choices)
-        engine = self._made[2] if self._made is not None and self._made[:2] == wanted else None
-        task = job.recipe.task(job.choices) if engine is None else engine.task
+        engine = self._made[1] if self._made is not None and self._made[0] == job.task else None
+        task = job.task.make() if engine is None else engine.task
         plan, settings, clock = job.plan, job.settings, self._clock
         simulation: Simulation | AsynchronousSimulation
         if settings.asynchronous:
@@ -53,7 +52,7 @@ class Runner:
             simulation = Simulation(
                 task, plan, settings, events=job.events, engine=engine, compute_seconds=clock
             )
-        self._made = (*wanted, simulation.engine)
+        self._made = (job.task, simulation.engine)
         return simulation
 
 

@@ -7,14 +7,14 @@ from dataclasses import replace
 
 from matcha.errors import InputError
 from matcha.plans import PlanLike
-from matcha.records import is_lost
+from matcha.records import has_diverged
 from matcha.simulation.run import Simulation
 from matcha.strategies import plan as make_plan
-from matcha.tasks.delays import Delays
-from matcha.tasks.settings import Settings
-from matcha.tasks.targets import arrival, lowest_held
-from matcha.tasks.task import Task
 from matcha.topology import Topology
+from matcha.training.delays import Delays
+from matcha.training.settings import Settings
+from matcha.training.targets import arrival, lowest_held
+from matcha.training.task import Task
 
 
 class TaskTrials:
@@ -65,7 +65,7 @@ class TaskTrials:
         settings = replace(self.settings, epochs=epochs, target_loss=self.target)
         losses: list[float] = []
         for record in Simulation(self.task, plan, settings, engine=self._engine):
-            if record.train_loss is None or is_lost(record.train_loss):
+            if record.train_loss is None or has_diverged(record.train_loss):
                 return math.inf
             losses.append(record.train_loss)
             if len(losses) * steps >= limit and losses[-1] > self.target:

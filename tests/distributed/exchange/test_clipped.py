@@ -16,11 +16,11 @@ from matcha.distributed.exchange.exchange import Exchange, meetings
 from matcha.distributed.training import Training
 from matcha.errors import InputError
 from matcha.simulation import Simulation
-from matcha.tasks.execution import Execution
-from matcha.tasks.optimizers import SGD
-from matcha.tasks.rates import Constant
-from matcha.tasks.recipes import Choices, recipe
-from matcha.tasks.settings import Settings
+from matcha.training.execution import Execution
+from matcha.training.optimizers import SGD
+from matcha.training.rates import Constant
+from matcha.training.settings import Settings
+from matcha.zoo.recipes import Choices, recipe
 
 
 def met(start: np.ndarray, now: np.ndarray, allowance: float) -> tuple[list, Round]:

@@ -13,7 +13,7 @@ from tests.simulation.tasks import digits, er8, rows
 from matcha.distributed import Gossip, run_threads
 from matcha.errors import InputError
 from matcha.simulation import SGD, Execution, Settings, Simulation
-from matcha.tasks.rates import Constant
+from matcha.training.rates import Constant
 from matcha.wires import parse_wire
 
 

@@ -9,7 +9,7 @@ from matcha.experiments.reproduction import campaign, paper
 from matcha.experiments.reproduction.campaign import Campaign, plan_of
 from matcha.experiments.reproduction.paper import group
 from matcha.experiments.reproduction.trials import Trial, run_trial
-from matcha.tasks.recipes import Choices, recipe
+from matcha.zoo.recipes import Choices, recipe
 
 
 def test_earlier_results_are_found_and_nothing_is_trained(tmp_path):

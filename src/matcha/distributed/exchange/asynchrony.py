@@ -25,7 +25,7 @@ from matcha.distributed.transports.base import Transport
 from matcha.errors import InputError
 from matcha.plans import PlanLike
 from matcha.rounds import Round
-from matcha.tasks.momentum import Momentum
+from matcha.training.momentum import Momentum
 from matcha.wires import Float
 
 __all__ = ["Asynchrony", "asynchrony_of"]

@@ -11,7 +11,7 @@ from matcha.distributed.exchange.exchange import Meeting
 from matcha.distributed.exchange.turns import Around, Runner, copy_values, take_turns
 from matcha.distributed.transports.base import Message, Tag, Transport
 from matcha.rounds import Round
-from matcha.tasks.clipping import kept_share, renewed_reach
+from matcha.training.clipping import kept_share, renewed_reach
 
 __all__ = ["Clipped"]
 
@@ -19,8 +19,8 @@ __all__ = ["Clipped"]
 class Clipped(Around):
     """Carries out rounds one meeting at a time and cuts each move to length.
 
-    The definition is `matcha.tasks.clipping`. It costs two copies of the values and eight bytes a
-    meeting.
+    The definition is `matcha.training.clipping`. It costs two copies of the values and eight bytes
+    per meeting.
 
     Args:
         runner: carries the meetings out.

@@ -1,4 +1,4 @@
-"""Momentum on real workers: the rules of `matcha.tasks.momentum` around a torch optimizer."""
+"""Momentum on real workers: the rules of `matcha.training.momentum` around a torch optimizer."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import torch
 from matcha.distributed.exchange.buckets import Bucket
 from matcha.errors import InputError
 from matcha.plans import PlanLike
-from matcha.tasks.momentum import Following as Rule
-from matcha.tasks.momentum import Momentum, Tracking, following, settled
-from matcha.tasks.optimizers import SGD, Adam, Optimizer
+from matcha.training.momentum import Momentum, MomentumRule, Tracking, make_rule, resolve_momentum
+from matcha.training.optimizers import SGD, Adam, Optimizer
 
 __all__ = ["Following"]
 
@@ -24,7 +23,7 @@ class _Followed:
     name: str
     parameter: torch.Tensor
     optimizer: torch.optim.Optimizer
-    rule: Rule
+    rule: MomentumRule
 
 
 class Following:
@@ -51,7 +50,7 @@ class Following:
         overlap: bool,
     ) -> None:
         kind = _described(optimizers)
-        self.spec = settled(name, kind, plan, plan.wire)
+        self.spec = resolve_momentum(name, kind, plan)
         is_local = self.spec.kind == "local"
         self.is_needed = not is_local
         self._tracked: list[tuple[Bucket, Tracking]] = []
@@ -101,13 +100,13 @@ class Following:
             _turn(bucket, tracking)
         for one in self._followed:
             if one.parameter.grad is not None:
-                one.rule.turn(one.parameter.grad)
-            one.rule.begin(one.parameter.data, _memory(one))
+                one.rule.adjust_gradient(one.parameter.grad)
+            one.rule.before_step(one.parameter.data, _memory(one))
 
     def middle(self) -> None:
         """Between the step and the round."""
         for one in self._followed:
-            one.rule.middle(one.parameter.data)
+            one.rule.after_step(one.parameter.data)
 
     def end(self, *, met: bool) -> None:
         """After the round; `met`: whether this worker took part in it."""
@@ -118,7 +117,9 @@ class Following:
         rates = dict(self._rates())
         for one in self._followed:
             if is_outer or one.optimizer.state.get(one.parameter):
-                one.rule.end(one.parameter.data, _memory(one), rates[id(one.parameter)], None)
+                one.rule.after_round(
+                    one.parameter.data, _memory(one), rates[id(one.parameter)], None
+                )
 
     def _rates(self) -> Iterator[tuple[int, float]]:
         for optimizer in {id(one.optimizer): one.optimizer for one in self._followed}.values():
@@ -137,7 +138,7 @@ def _followed(
     for bucket in buckets:
         for slot in bucket.slots:
             if id(slot.tensor) in owners:
-                rule = following(spec, kind, slot.tensor.data)
+                rule = make_rule(spec, kind, slot.tensor.data)
                 yield _Followed(slot.name, slot.tensor, owners[id(slot.tensor)], rule)
 
 
@@ -151,7 +152,7 @@ def _turn(bucket: Bucket, tracking: Tracking) -> None:
             place = gradients[slot.offset : slot.offset + grad.numel()].view(grad.shape)
             place.copy_(grad)
             places.append((place, grad))
-    tracking.turn(gradients)
+    tracking.adjust_gradient(gradients)
     for place, grad in places:
         grad.copy_(place)
 
@@ -175,7 +176,7 @@ def _described(optimizers: Sequence[torch.optim.Optimizer]) -> Optimizer:
 
 
 def _memory(one: _Followed) -> Mapping[str, torch.Tensor]:
-    """A parameter's part of the optimizer's state, by the names of `matcha.tasks.optimizers`."""
+    """A parameter's part of the optimizer's state, by the names of `matcha.training.optimizers`."""
     state = one.optimizer.state.get(one.parameter, {})
     if "exp_avg" in state:
         steps = torch.as_tensor(state["step"], device=one.parameter.device)

@@ -15,8 +15,8 @@ from matcha.plans import Plan
 from matcha.records import Run, RunHeader
 from matcha.simulation import Engine, Execution, Settings
 from matcha.strategies import plan
-from matcha.tasks.recipes import Choices, recipe
 from matcha.topology import families
+from matcha.zoo.recipes import Choices, recipe
 
 QUICK_EPOCHS = 12
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from matcha.experiments.reproduction.trials import Result
 from matcha.records import MODEL_FIGURES
-from matcha.tasks.delays import Delays
+from matcha.training.delays import Delays
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

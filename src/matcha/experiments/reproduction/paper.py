@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from matcha.errors import unknown_name
 from matcha.experiments.reproduction.trials import Trial
-from matcha.tasks.delays import Delays
+from matcha.training.delays import Delays
 
 ER8 = "paper:er8"
 GEOMETRIC = {

@@ -12,7 +12,7 @@ from typing import Any
 from matcha._io import decode_number, encode_number
 from matcha.errors import InputError
 from matcha.plans import Plan
-from matcha.records import Record, is_lost, modernized
+from matcha.records import Record, has_diverged, modernized
 from matcha.simulation import Engine, Settings, Simulation, Task
 from matcha.strategies import with_budget
 
@@ -66,7 +66,7 @@ class Result:
     def diverged(self) -> bool:
         """The loss was no longer finite."""
         loss = self.records[-1].worker_loss
-        return loss is None or is_lost(loss)
+        return loss is None or has_diverged(loss)
 
     def final(self, name: str, epochs: int = 1) -> float | None:
         """A field's mean over the last ``epochs`` records that have it; None if none has."""

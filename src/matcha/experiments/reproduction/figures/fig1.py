@@ -15,8 +15,8 @@ from matcha.experiments.reproduction.figures.outcome import Outcome, Train
 from matcha.experiments.reproduction.paper import ER8, group
 from matcha.plans import Plan
 from matcha.strategies import plan
-from matcha.tasks.delays import Delays
 from matcha.topology import families
+from matcha.training.delays import Delays
 
 
 def worker_units(made: Plan) -> list[float]:

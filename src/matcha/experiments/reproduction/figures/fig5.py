@@ -8,7 +8,7 @@ from matcha.experiments.reproduction.figures.drawing import axes, draw_loss
 from matcha.experiments.reproduction.figures.fig4 import beats, same_accuracy, same_loss
 from matcha.experiments.reproduction.figures.outcome import Outcome, Train
 from matcha.experiments.reproduction.paper import GEOMETRIC, group
-from matcha.tasks.delays import Delays
+from matcha.training.delays import Delays
 
 
 def reproduce(train: Train, *, quick: bool) -> Outcome:

@@ -1,1 +1,0 @@
-"""What is trained: data, model and loss of m workers, for either engine."""

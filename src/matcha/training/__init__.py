@@ -1,0 +1,1 @@
+"""How to train: settings, optimizers, momentum, evaluation and jobs, for either engine."""

@@ -1,0 +1,246 @@
+"""Jobs: runs that write their directory as they go and can be taken up again, in either engine."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from matcha.errors import InputError
+from matcha.plans import Events, PlanLike, StagedPlan
+from matcha.records import Entry, Record, RunHeader, RunKind, RunWriter, check_same, holds_run
+from matcha.strategies import with_budget
+from matcha.training.momentum import Momentum, resolve_momentum
+from matcha.training.settings import Settings
+from matcha.training.task import TaskSpec
+from matcha.wires import Float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """One run: a task trained by a plan into a directory."""
+
+    directory: Path
+    task: TaskSpec
+    plan: PlanLike
+    settings: Settings
+    kind: RunKind = "simulation"
+    name: str | None = None
+    """What records call the run; None for its label."""
+    events: Events = field(default_factory=Events)
+    """What happens to the simulated network."""
+    network: Mapping[str, Any] = field(default_factory=dict)
+    """How real workers talk, for the run's header."""
+
+    def __post_init__(self) -> None:
+        if self.settings.asynchronous and self.events != Events():
+            raise InputError(
+                "events go by iterations, which workers that meet asynchronously do not share: "
+                "leave one of the two out."
+            )
+
+    @property
+    def label(self) -> str:
+        """Strategy, budget, wire and seed in a few letters, or the name that was chosen."""
+        return self.name or label(self.plan, self.task.seed)
+
+    @property
+    def momentum(self) -> Momentum:
+        """How momentum and meetings go together, all decided."""
+        settings = self.settings
+        return resolve_momentum(settings.momentum, settings.optimizer, self.plan)
+
+    def header(self) -> RunHeader:
+        """What is run, for the run's directory."""
+        config = {
+            "choices": dict(self.task.choices),
+            "settings": self.settings.describe(),
+            "network": dict(self.network),
+            "events": asdict(self.events) if self.events != Events() else {},
+        }
+        return RunHeader(
+            name=self.label,
+            kind=self.kind,
+            task=self.task.name,
+            strategy=self.plan.strategy,
+            budget=self.plan.budget,
+            seed=self.task.seed,
+            num_workers=self.plan.num_workers,
+            clock="wall" if self.kind == "training" else "simulated",
+            wire=self.plan.wire.name,
+            momentum=self.momentum.kind,
+            config=json.loads(json.dumps({k: v for k, v in config.items() if v}, default=str)),
+        )
+
+
+def label(plan: PlanLike, seed: int) -> str:
+    """A run's short name.
+
+    >>> import matcha
+    >>> label(matcha.plan(matcha.families.ring(4), 0.5, "periodic"), seed=1)
+    'periodic-0.5-s1'
+    >>> label(matcha.plan(matcha.families.ring(4), 0.1, "greedy", wire="modulo:3"), seed=0)
+    'greedy-0.1-modulo3-s0'
+    """
+    name = f"{stem(plan)}-s{seed}"
+    return f"staged-{name}" if isinstance(plan, StagedPlan) else name
+
+
+def stem(plan: PlanLike) -> str:
+    """Strategy, budget, and wire where messages are not whole: what names of runs begin with."""
+    # A name of a directory too, and some places take a colon for a drive or a host.
+    wire = "" if plan.wire == Float() else f"-{plan.wire.name.replace(':', '')}"
+    return f"{plan.strategy}-{plan.budget:g}{wire}"
+
+
+def make_jobs(
+    tasks: Sequence[TaskSpec],
+    plans: Sequence[PlanLike],
+    settings: Settings,
+    *,
+    output: Path,
+    kind: RunKind = "simulation",
+    events: Events | None = None,
+) -> list[Job]:
+    """One job per plan and task, each in its own directory below ``output``.
+
+    A plan that is given again is run again, in a directory with a number.
+    """
+    places = _numbered([label(plan, task.seed) for task in tasks for plan in plans])
+    return [
+        Job(
+            directory=output / next(places),
+            task=task,
+            plan=plan,
+            settings=settings,
+            kind=kind,
+            events=events or Events(),
+        )
+        for task in tasks
+        for plan in plans
+    ]
+
+
+def with_asynchronous(jobs: Sequence[Job]) -> list[Job]:
+    """The jobs, and beside each whose workers meet in pairs the same asynchronously."""
+    found = []
+    for job in jobs:
+        found.append(job)
+        if {level.mixing for level in job.plan.levels} <= {"laplacian", "pairwise"}:
+            name = with_budget(job.plan.strategy, job.plan.budget)
+            found.append(
+                replace(
+                    job,
+                    directory=job.directory.with_name(f"{job.directory.name}-asynchronous"),
+                    settings=replace(job.settings, asynchronous=True),
+                    name=f"{name}, asynchronous",
+                )
+            )
+    return found
+
+
+def _numbered(names: Sequence[str]) -> Iterator[str]:
+    """The names, told apart by a number where one comes again.
+
+    >>> list(_numbered(["a", "b", "a"]))
+    ['a', 'b', 'a-2']
+    """
+    seen: Counter[str] = Counter()
+    for name in names:
+        seen[name] += 1
+        yield name if seen[name] == 1 else f"{name}-{seen[name]}"
+
+
+def check_free(jobs: Sequence[Job], *, resume: bool) -> None:
+    """Refuse to start when a job's directory holds a run and resuming was not asked for.
+
+    Raises:
+        InputError: Such a directory exists, two jobs share one, or a run that is to be resumed
+            was started with other choices.
+    """
+    places = [job.directory for job in jobs]
+    if len(set(places)) != len(places):
+        raise InputError("two runs would write to the same directory: name each choice once")
+    for job in jobs:
+        if not holds_run(job.directory):
+            continue
+        if not resume:
+            raise InputError(
+                f"{str(job.directory)!r} already holds a run: choose another --output, or "
+                "--resume it"
+            )
+        check_same(job.directory, job.header())
+
+
+class Trainer(Protocol):
+    """What carries a job out, an epoch at a time: all workers simulated, or one of the real ones.
+
+    Iterating yields what is to be recorded: each epoch ends with the record over all workers.
+    """
+
+    @property
+    def iteration(self) -> int:
+        """Finished iterations."""
+        ...
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there is nothing left to train."""
+        ...
+
+    def __iter__(self) -> Iterator[Entry]:
+        """Train."""
+        ...
+
+    def save(self, path: Path) -> object:
+        """Write all that the next epoch depends on."""
+        ...
+
+
+def carry_out(
+    job: Job,
+    trainer: Trainer,
+    checkpoint: Path,
+    *,
+    resume: bool = False,
+    checkpoint_every: int | None = None,
+    primary: bool | Callable[[], bool] = True,
+) -> Iterator[Record]:
+    """Train a job and record it, one record over all workers an epoch.
+
+    Args:
+        job: what is run.
+        trainer: made for the job's task, plan and settings; when resuming, at its checkpoint.
+        checkpoint: where the trainer saves.
+        resume: go on with the run in the job's directory; what it recorded after the checkpoint
+            is dropped, as it will be trained again.
+        checkpoint_every: epochs between checkpoints, 0 for none; None saves as often as takes at
+            most a twentieth of the time. The end of the run is saved too, except with 0.
+        primary: whether this process writes what is of the run as a whole; a function where that
+            may change hands.
+    """
+    after = trainer.iteration if resume else None
+    with RunWriter(job.directory, job.header(), job.plan, after=after, primary=primary) as writer:
+        saved, cost = -math.inf, 0.0
+        for entry in trainer:
+            # The record first: a crash in between repeats an epoch, and never loses one.
+            writer.record(entry)
+            if not isinstance(entry, Record) or entry.worker is not None:
+                continue
+            started = time.perf_counter()
+            if checkpoint_every is None:
+                due = trainer.is_over or started - saved > 20 * cost
+            else:
+                due = checkpoint_every > 0 and (
+                    trainer.is_over or entry.epoch % checkpoint_every == 0
+                )
+            if due:
+                trainer.save(checkpoint)
+                saved = time.perf_counter()
+                cost = saved - started
+            yield entry

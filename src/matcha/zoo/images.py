@@ -1,0 +1,187 @@
+"""Image classification: device-resident data, crops and flips from tables of plain numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from matcha.errors import InputError
+from matcha.training.task import Evaluation, digest, generator, model_digest
+from matcha.zoo.data import Images
+from matcha.zoo.models import seeded
+from matcha.zoo.partitions import Indices
+
+_ORDER, _CROP, _RECALIBRATION = 0x4F52, 0x4352, 0x5243  # purposes of random draws
+
+
+class ImageTask:
+    """Classify images; each worker has its own part of the training set.
+
+    An epoch is as many iterations as the whole training set fills batches of all workers; a worker
+    walks through its own part in a new order each epoch, and again where it is shorter than others.
+
+    Args:
+        name: what records call the task.
+        data: images and labels.
+        parts: each worker's examples, from :func:`matcha.zoo.partitions.partition`.
+        model: makes a new model; its weights come from ``seed``.
+        batch_size: examples a worker and iteration.
+        seed: of initial weights, order and augmentation.
+        augment: random shifts by up to ``padding`` pixels and horizontal flips.
+        flat: inputs are vectors instead of images, for linear models.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        data: Images,
+        parts: tuple[Indices, ...],
+        model: Callable[[], nn.Module],
+        *,
+        batch_size: int = 64,
+        seed: int = 0,
+        augment: bool = False,
+        padding: int = 4,
+        flat: bool = False,
+    ) -> None:
+        if batch_size < 1:
+            raise InputError(f"batch_size must be 1 or more, not {batch_size}")
+        self.name, self.seed, self.batch_size = name, seed, batch_size
+        self.num_workers = len(parts)
+        number = sum(map(len, parts))
+        if number < batch_size:
+            raise InputError(
+                f"a batch of {batch_size:,} is larger than the whole training set of {number:,}"
+            )
+        self.parts = parts
+        self.flat = flat
+        self.augment = augment
+        self.steps_per_epoch = max(1, number // (self.num_workers * batch_size))
+        self._make = model
+        self._data = data
+        self._padding = padding if augment else 0
+        self._size = data.train_images.shape[1:3]
+        pixels = data.train_images.reshape(-1, data.train_images.shape[-1])
+        self._mean = torch.tensor(pixels.mean(0), dtype=torch.float32)
+        self._scale = torch.tensor(1 / np.maximum(pixels.std(0), 1e-6), dtype=torch.float32)
+        self._held: dict[str, Tensor] = {}
+
+    @cached_property
+    def _fixed(self) -> dict[str, Any]:
+        """The parts of the identity that take a while to work out."""
+        return {
+            "examples": digest(self._data.train_labels, self._data.test_labels),
+            "partition": digest(*self.parts),
+            "model": model_digest(self.model()),
+        }
+
+    def identity(self) -> dict[str, Any]:
+        """Model, data, partition, batch size and augmentation."""
+        return {
+            "batch size": self.batch_size,
+            "number of examples": len(self._data.train_labels),
+            "augmentation": self._padding,
+            **self._fixed,
+        }
+
+    def model(self) -> nn.Module:
+        """A new model with the initial weights of the seed."""
+        return seeded(self._make, self.seed)
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> None:
+        """Move images, labels and constants to the device."""
+        data, p = self._data, self._padding
+        padded = (
+            np.pad(data.train_images, ((0, 0), (p, p), (p, p), (0, 0))) if p else data.train_images
+        )
+        arrays = {
+            "train": torch.from_numpy(padded),
+            "labels": torch.from_numpy(data.train_labels),
+            "test": torch.from_numpy(data.test_images),
+            "test_labels": torch.from_numpy(data.test_labels),
+            "mean": self._mean,
+            "scale": self._scale,
+            "rows": torch.arange(self._size[0]),
+            "columns": torch.arange(self._size[1]),
+        }
+        self._held = {name: tensor.to(device) for name, tensor in arrays.items()}
+        self._dtype = dtype
+
+    def tables(self, epoch: int) -> dict[str, npt.NDArray[np.generic]]:
+        """Which examples, and how each is shifted and flipped."""
+        steps, batch = self.steps_per_epoch, self.batch_size
+        index = np.empty((steps, self.num_workers, batch), np.int64)
+        for worker, part in enumerate(self.parts):
+            random = generator(self.seed, _ORDER, worker, epoch)
+            walks = -(-steps * batch // len(part))
+            order = np.concatenate([random.permutation(part) for _ in range(walks)])
+            index[:, worker] = order[: steps * batch].reshape(steps, batch)
+        tables: dict[str, npt.NDArray[np.generic]] = {"index": index}
+        if self.augment:
+            choices = np.empty((steps, self.num_workers, batch, 3), np.int64)
+            limits = (2 * self._padding + 1, 2 * self._padding + 1, 2)
+            for worker in range(self.num_workers):
+                random = generator(self.seed, _CROP, worker, epoch)
+                choices[:, worker] = random.integers(limits, size=(steps, batch, 3))
+            tables["choices"] = choices
+        return tables
+
+    def batch(self, rows: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Gather, shift, flip and normalise all workers' images in a few operations."""
+        held, index = self._held, rows["index"]
+        if self.augment:
+            down, across, flip = rows["choices"].unbind(-1)
+            width = self._size[1]
+            y = down[..., None] + held["rows"]
+            columns = held["columns"]
+            x = across[..., None] + torch.where(flip[..., None] > 0, width - 1 - columns, columns)
+            pixels = held["train"][index[..., None, None], y[..., :, None], x[..., None, :]]
+        else:
+            pixels = held["train"][index]
+        return self._normalised(pixels), held["labels"][index]
+
+    def _normalised(self, pixels: Tensor) -> Tensor:
+        # Channels stay last in memory, as the bytes are; only the axes are renamed.
+        values = pixels.to(torch.float32).sub_(self._held["mean"]).mul_(self._held["scale"])
+        values = values.to(self._dtype)
+        return values.flatten(-3) if self.flat else values.movedim(-1, -3)
+
+    def initial_state(self) -> tuple[Tensor, ...]:
+        """Images carry nothing over."""
+        return ()
+
+    def loss(
+        self, model: nn.Module, inputs: Tensor, targets: Tensor, state: tuple[Tensor, ...]
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Cross-entropy."""
+        return functional.cross_entropy(model(inputs), targets), ()
+
+    def evaluate(self, model: nn.Module) -> Evaluation:
+        """Cross-entropy and the share of test images classified correctly."""
+        images, labels = self._held["test"], self._held["test_labels"]
+        loss = torch.zeros((), dtype=torch.float64, device=images.device)
+        hits = torch.zeros((), dtype=torch.long, device=images.device)
+        for x, y in zip(torch.split(images, 2000), torch.split(labels, 2000), strict=True):
+            scores = model(self._normalised(x)).to(torch.float32)
+            loss += functional.cross_entropy(scores, y, reduction="sum")
+            hits += (scores.argmax(-1) == y).sum()
+        accuracy = float(hits) / len(labels)
+        return Evaluation(loss=float(loss) / len(labels), accuracy=accuracy, examples=len(labels))
+
+    def recalibration(self) -> Iterator[Tensor]:
+        """Up to 2,048 training images in their middle position, the same each time."""
+        held, p = self._held, self._padding
+        number = len(held["labels"])
+        chosen = generator(self.seed, _RECALIBRATION).permutation(number)[:2048]
+        index = torch.from_numpy(chosen).to(held["labels"].device)
+        for piece in torch.split(index, 512):
+            pixels = held["train"][piece]
+            height, width = self._size
+            yield self._normalised(pixels[:, p : p + height, p : p + width])

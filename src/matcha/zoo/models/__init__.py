@@ -1,0 +1,81 @@
+"""The networks of the paper's experiments, and small ones for two CPU cores."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from matcha.errors import unknown_name
+from matcha.zoo.models.lstm import LanguageModel
+from matcha.zoo.models.resnet import ResNet, resnet
+from matcha.zoo.models.small import SmallCNN
+from matcha.zoo.models.transformer import Transformer
+from matcha.zoo.models.vgg import VGG16
+from matcha.zoo.models.wideresnet import WideResNet
+
+MODELS: dict[str, Callable[[int], nn.Module]] = {
+    "cnn": SmallCNN,
+    "cnn-gn": lambda classes: SmallCNN(classes, groups=4),
+    "resnet8": lambda classes: resnet(8, classes),
+    "resnet20": lambda classes: resnet(20, classes),
+    "resnet20-gn": lambda classes: resnet(20, classes, groups=8),
+    "resnet20-wide": lambda classes: resnet(20, classes, width=64),
+    "resnet50": lambda classes: resnet(50, classes),
+    "resnet18": ResNet.resnet18,
+    "wideresnet28-10": lambda classes: WideResNet(28, 10, classes),
+    "wideresnet16-4": lambda classes: WideResNet(16, 4, classes),
+    "vgg16": VGG16,
+}
+"""Image classifiers by name; each takes the number of classes."""
+
+
+_SEEDING = threading.RLock()
+
+
+def build(name: str, num_classes: int, seed: int = 0) -> nn.Module:
+    """A new image classifier whose weights depend on the seed alone.
+
+    >>> sum(p.numel() for p in build("resnet20", 10).parameters())
+    272474
+
+    Raises:
+        InputError: No model has this name.
+    """
+    return seeded(maker(name, num_classes), seed)
+
+
+def maker(name: str, num_classes: int) -> Callable[[], nn.Module]:
+    """A function that makes new classifiers of a name, their weights from torch's generator.
+
+    Raises:
+        InputError: No model has this name.
+    """
+    if name not in MODELS:
+        raise unknown_name("model", name, MODELS)
+    return lambda: MODELS[name](num_classes)
+
+
+def seeded(make: Callable[[], nn.Module], seed: int) -> nn.Module:
+    """Build a module with initial weights from the seed; torch's own generator is left alone."""
+    # Threads share that generator: one at a time, or they would draw from each other's seed.
+    with _SEEDING, torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return make()
+
+
+__all__ = [
+    "MODELS",
+    "VGG16",
+    "LanguageModel",
+    "ResNet",
+    "SmallCNN",
+    "Transformer",
+    "WideResNet",
+    "build",
+    "maker",
+    "resnet",
+    "seeded",
+]

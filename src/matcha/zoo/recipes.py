@@ -1,0 +1,304 @@
+"""Tasks by name, each with the model and hyperparameters that the paper (or custom) uses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from matcha.errors import InputError, unknown_name
+from matcha.training.optimizers import OPTIMIZERS, SGD, Optimizer, adamw
+from matcha.training.rates import Constant, Plateau, Schedule, StepDecay
+from matcha.training.task import Task, TaskSpec
+from matcha.zoo import data as sets
+from matcha.zoo.images import ImageTask
+from matcha.zoo.language import LanguageTask
+from matcha.zoo.models import LanguageModel, Transformer, maker
+from matcha.zoo.partitions import PartitionKind, partition
+from matcha.zoo.quadratics import QuadraticTask
+
+_MOMENTUM = SGD(momentum=0.9, nesterov=True, weight_decay=1e-4)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choices:
+    """What a user may choose about a task; None takes the recipe's value."""
+
+    num_workers: int
+    data: str | Path | None = None
+    """Folder of the data sets; None reads ``$MATCHA_DATA``."""
+    model: str | None = None
+    batch_size: int | None = None
+    partition: PartitionKind = "iid"
+    concentration: float = 0.5
+    """Of a Dirichlet partition: the smaller, the more the workers' data differ."""
+    num_train: int | None = None
+    """Use only so many training examples, drawn at random."""
+    num_test: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed < 2**63:
+            raise InputError(
+                f"the seed is {self.seed}, but PyTorch takes a whole number from 0 to 2^63 − 1."
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recipe:
+    """A task and how it is usually trained."""
+
+    name: str
+    description: str
+    make: Callable[[Recipe, Choices], Task]
+    model: str
+    batch_size: int
+    epochs: int
+    learning_rate: float
+    optimizer: Optimizer = field(default_factory=lambda: _MOMENTUM)
+    length: int = 35
+    """Words a batch and place, where the examples are text."""
+    decay: str = "steps"
+    """``steps`` (÷ 10 after half and three quarters, warmed up), ``plateau`` (÷ 4) or ``none``."""
+
+    def task(self, choices: Choices) -> Task:
+        """Build the task.
+
+        Raises:
+            DataError: The data set is missing or damaged.
+            InputError: A choice makes no sense.
+        """
+        for name in ("batch_size", "num_train", "num_test"):
+            number = getattr(choices, name)
+            if number is not None and number < 1:
+                raise InputError(f"{name} must be 1 or more, not {number}")
+        return self.make(self, choices)
+
+    def spec(self, choices: Choices, *, seed: int | None = None) -> TaskSpec:
+        """The task as a job holds it: named, described, and made when the job runs."""
+        if seed is not None:
+            choices = replace(choices, seed=seed)
+        described = asdict(choices) | {
+            "model": self.model_name(choices),
+            "batch_size": self.examples_per_batch(choices),
+        }
+        return TaskSpec(
+            name=self.name,
+            seed=choices.seed,
+            choices=described,
+            make=partial(self.task, choices),
+        )
+
+    def model_name(self, choices: Choices) -> str:
+        """The model chosen, or else the recipe's."""
+        return self.model if choices.model is None else choices.model
+
+    def examples_per_batch(self, choices: Choices) -> int:
+        """The batch size chosen, or else the recipe's."""
+        return self.batch_size if choices.batch_size is None else choices.batch_size
+
+    def schedule(self, epochs: int, learning_rate: float | None = None) -> Schedule:
+        """The learning rate over a run of so many epochs, the paper's decays scaled to it.
+
+        Raises:
+            InputError: There is no epoch, or the learning rate is not above 0.
+        """
+        if epochs < 1:
+            raise InputError(f"epochs must be 1 or more, not {epochs}")
+        base = self.learning_rate if learning_rate is None else learning_rate
+        if self.decay == "plateau":
+            return Plateau(base=base, factor=4)
+        if self.decay == "steps":
+            return StepDecay(
+                base=base,
+                milestones=(0.5 * epochs, 0.75 * epochs),
+                warmup=0.05 * epochs,
+                start=0.1 * base,
+            )
+        return Constant(base=base)
+
+
+def _images(
+    load: Callable[[Choices], sets.Images], *, augment: bool, flat: bool = False
+) -> Callable[[Recipe, Choices], Task]:
+    def make(recipe: Recipe, choices: Choices) -> Task:
+        if flat:
+            _refuse(recipe, choices, "model")
+        images = load(choices).subset(choices.num_train, choices.num_test)
+        parts = partition(
+            images.train_labels,
+            choices.num_workers,
+            choices.partition,
+            seed=choices.seed,
+            concentration=choices.concentration,
+        )
+        if flat:
+            features = int(np.prod(images.train_images.shape[1:]))
+            model: Callable[[], nn.Module] = lambda: nn.Linear(features, images.num_classes)  # noqa: E731
+        else:
+            model = maker(recipe.model_name(choices), images.num_classes)
+        return ImageTask(
+            recipe.name,
+            images,
+            parts,
+            model,
+            batch_size=recipe.examples_per_batch(choices),
+            seed=choices.seed,
+            augment=augment,
+            flat=flat,
+        )
+
+    return make
+
+
+def _refuse(recipe: Recipe, choices: Choices, *names: str) -> None:
+    """What a task cannot heed is an error: the user would believe that it was heeded."""
+    usual = Choices(num_workers=choices.num_workers)
+    for name in names:
+        value = getattr(choices, name)
+        if value != getattr(usual, name):
+            raise InputError(f"the task {recipe.name} has no choice of {name}, but got {value!r}")
+
+
+def _quadratic(recipe: Recipe, choices: Choices) -> Task:
+    _refuse(recipe, choices, "model", "batch_size", "partition", "num_train", "num_test")
+    return QuadraticTask(choices.num_workers, heterogeneity=1.0, seed=choices.seed)
+
+
+def _language(recipe: Recipe, choices: Choices) -> Task:
+    _refuse(recipe, choices, "partition")
+    text = sets.penn_treebank(choices.data).head(choices.num_train, choices.num_test)
+    words = len(text.vocabulary)
+    models: dict[str, Callable[[], LanguageModel | Transformer]] = {
+        "lstm": lambda: LanguageModel(words, 1500),
+        "lstm-small": lambda: LanguageModel(words, 200, dropout=0.2),
+        "transformer": lambda: Transformer(words),
+        "transformer-small": lambda: Transformer(words, 64, 2, 2, dropout=0.1),
+    }
+    name = recipe.model_name(choices)
+    if name not in models:
+        raise unknown_name("language model", name, models)
+    return LanguageTask(
+        recipe.name,
+        text,
+        choices.num_workers,
+        models[name],
+        batch_size=recipe.examples_per_batch(choices),
+        length=recipe.length,
+        seed=choices.seed,
+    )
+
+
+RECIPES: dict[str, Recipe] = {
+    recipe.name: recipe
+    for recipe in (
+        Recipe(
+            name="digits",
+            description="scikit-learn's handwritten digits, a small CNN; needs no data folder",
+            make=_images(lambda _: sets.digits(), augment=False),
+            model="cnn",
+            batch_size=16,
+            epochs=20,
+            learning_rate=0.05,
+        ),
+        Recipe(
+            name="logistic",
+            description="logistic regression on the digits: convex, quick",
+            make=_images(lambda _: sets.digits(), augment=False, flat=True),
+            model="linear",
+            batch_size=16,
+            epochs=20,
+            learning_rate=0.05,
+            optimizer=SGD(weight_decay=1e-4),
+        ),
+        Recipe(
+            name="quadratic",
+            description="quadratics with known L, σ and ζ, for theory",
+            make=_quadratic,
+            model="point",
+            batch_size=1,
+            epochs=20,
+            learning_rate=0.02,
+            optimizer=SGD(),
+            decay="none",
+        ),
+        Recipe(
+            name="cifar10",
+            description="CIFAR-10, the paper's ResNet-50 (Figures 4 and 5)",
+            make=_images(lambda choices: sets.cifar10(choices.data), augment=True),
+            model="resnet50",
+            batch_size=64,
+            epochs=200,
+            learning_rate=0.8,
+        ),
+        Recipe(
+            name="cifar100",
+            description="CIFAR-100, WideResNet-28-10 (Figures 1 and 4)",
+            make=_images(lambda choices: sets.cifar100(choices.data), augment=True),
+            model="wideresnet28-10",
+            batch_size=64,
+            epochs=200,
+            learning_rate=0.8,
+            optimizer=SGD(momentum=0.9, nesterov=True, weight_decay=5e-4),
+        ),
+        Recipe(
+            name="ptb",
+            description="Penn Treebank, a two-layer LSTM of 1500 (Figure 4)",
+            make=_language,
+            model="lstm",
+            batch_size=10,
+            epochs=40,
+            learning_rate=40.0,
+            optimizer=SGD(clip_norm=0.25),
+            decay="plateau",
+        ),
+        Recipe(
+            name="ptb-transformer",
+            description="Penn Treebank, a transformer of 10.6 million parameters with AdamW",
+            make=_language,
+            model="transformer",
+            batch_size=16,
+            epochs=20,
+            learning_rate=1e-3,
+            optimizer=adamw(weight_decay=0.1, clip_norm=1.0),
+            length=64,
+        ),
+    )
+}
+"""Tasks by name."""
+
+
+def recipe(name: str) -> Recipe:
+    """The recipe of a task.
+
+    >>> recipe("cifar10").model
+    'resnet50'
+
+    Raises:
+        InputError: No task has this name.
+    """
+    if name not in RECIPES:
+        raise unknown_name("task", name, RECIPES)
+    return RECIPES[name]
+
+
+def optimizer(name: str, **choices: Any) -> Optimizer:
+    """An optimizer by name; unknown choices are errors.
+
+    >>> optimizer("sgd", momentum=0.9).momentum
+    0.9
+
+    Raises:
+        InputError: No optimizer has this name, or a choice makes no sense.
+    """
+    if name not in OPTIMIZERS:
+        raise unknown_name("optimizer", name, OPTIMIZERS)
+    try:
+        return OPTIMIZERS[name](**choices)
+    except TypeError as error:
+        raise InputError(f"{name}: {error}") from None

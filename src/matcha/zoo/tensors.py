@@ -1,0 +1,122 @@
+"""A task of your own: tensors, a model and a loss, shared among workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from matcha.errors import InputError
+from matcha.training.task import Evaluation, digest, generator, model_digest
+from matcha.zoo.models import seeded
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+class TensorTask:
+    """Examples and targets as tensors, dealt out to the workers like cards.
+
+    Args:
+        model: makes a new model; its first weights are drawn under the seed.
+        examples: training inputs, one a row.
+        targets: what the model should answer.
+        test: held-out inputs and targets; None tests on the training data.
+        loss: of answers and targets, the mean over a batch.
+        num_workers: how many share the data.
+        batch_size: examples that a worker takes in an iteration.
+        seed: of weights, order and who gets what.
+        name: what records call it.
+
+    Raises:
+        InputError: There are fewer examples than a batch for each worker.
+
+    >>> x, y = torch.randn(64, 3), torch.randint(2, (64,))
+    >>> task = TensorTask(lambda: nn.Linear(3, 2), x, y, num_workers=4, batch_size=8)
+    >>> task.steps_per_epoch
+    2
+    """
+
+    def __init__(
+        self,
+        model: Callable[[], nn.Module],
+        examples: Tensor,
+        targets: Tensor,
+        *,
+        num_workers: int,
+        batch_size: int = 16,
+        test: tuple[Tensor, Tensor] | None = None,
+        loss: Loss = nn.functional.cross_entropy,
+        seed: int = 0,
+        name: str = "own",
+    ) -> None:
+        if len(examples) != len(targets):
+            raise InputError(f"{len(examples)} examples have {len(targets)} targets.")
+        self.steps_per_epoch = len(examples) // (num_workers * batch_size)
+        if self.steps_per_epoch < 1:
+            raise InputError(
+                f"{len(examples)} examples are too few for {num_workers} batches of {batch_size}."
+            )
+        self.name, self.seed, self.num_workers = name, seed, num_workers
+        self._make, self._loss, self._batch = model, loss, batch_size
+        self._own = (examples, targets, *(test or (examples, targets)))
+        order = generator(seed, 0).permutation(len(examples))
+        self._parts = np.array_split(order, num_workers)
+
+    def identity(self) -> dict[str, Any]:
+        """Model, data, partition and batch size."""
+        return {
+            "batch size": self._batch,
+            "examples": digest(*(tensor.cpu().numpy() for tensor in self._own)),
+            "model": model_digest(self.model()),
+        }
+
+    def model(self) -> nn.Module:
+        """A new model with the first weights of the seed."""
+        return seeded(self._make, self.seed)
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> None:
+        """Move the data to a device."""
+        self._held = tuple(
+            t.to(device, dtype if t.is_floating_point() else None) for t in self._own
+        )
+
+    def tables(self, epoch: int) -> dict[str, npt.NDArray[np.generic]]:
+        """Which examples each worker takes in each iteration."""
+        steps, batch = self.steps_per_epoch, self._batch
+        index = np.empty((steps, self.num_workers, batch), np.int64)
+        for worker, part in enumerate(self._parts):
+            order = generator(self.seed, 1, worker, epoch).permutation(part)
+            index[:, worker] = order[: steps * batch].reshape(steps, batch)
+        return {"index": index}
+
+    def batch(self, rows: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """The examples and targets of all workers."""
+        return self._held[0][rows["index"]], self._held[1][rows["index"]]
+
+    def initial_state(self) -> tuple[Tensor, ...]:
+        """Nothing is carried over."""
+        return ()
+
+    def loss(
+        self, model: nn.Module, inputs: Tensor, targets: Tensor, state: tuple[Tensor, ...]
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The loss that was given."""
+        return self._loss(model(inputs), targets), ()
+
+    def evaluate(self, model: nn.Module) -> Evaluation:
+        """The loss on the test data; the accuracy too, where targets are classes."""
+        inputs, targets = self._held[2:]
+        answers = model(inputs)
+        accuracy = None
+        if not targets.is_floating_point() and answers.ndim == 2:
+            accuracy = float((answers.argmax(-1) == targets).float().mean())
+        loss = float(self._loss(answers, targets))
+        return Evaluation(loss=loss, accuracy=accuracy, examples=len(targets))
+
+    def recalibration(self) -> Iterator[Tensor]:
+        """Up to 2,048 training examples, the same each time."""
+        yield self._held[0][:2048]
