@@ -127,13 +127,11 @@ def test_resuming_drops_what_will_be_run_again(tmp_path):
 
 
 def test_only_the_same_run_is_resumed(tmp_path):
-    kept = {"settings": {"overlap": False, "epochs": 3}, "choices": {"batch_size": 8, "data": "a"}}
+    written_by_0_2 = {"rule": "eq2", "wire": None, "epochs": 3}
+    kept = {"settings": written_by_0_2, "choices": {"batch_size": 8, "data": "a"}}
     with RunWriter(tmp_path, header(config=kept), PLAN):
         pass
-    free = {
-        "settings": {"rule": "eq2", "wire": None, "epochs": 9},
-        "choices": {"batch_size": 8, "data": "b"},
-    }
+    free = {"settings": {"overlap": False, "epochs": 9}, "choices": {"batch_size": 8, "data": "b"}}
     RunWriter(tmp_path, header(config=free), PLAN, after=0).close()
     other = {"settings": {"overlap": True}, "choices": {"batch_size": 16}}
     with pytest.raises(InputError, match="another overlap and batch_size"):
