@@ -7,6 +7,7 @@ from statistics import fmean, stdev
 
 from house import house_table
 from markdown_tables import RESULTS, result, table
+from matcha.distributed.options import EXCLUSIONS
 from matcha.experiments.reproduction.comparisons import Results
 from matcha.experiments.reproduction.paper import ER8, GEOMETRIC, group
 from matcha.experiments.reproduction.trials import read_results
@@ -339,11 +340,18 @@ def one_way() -> str:
     return table(["workers", *names, "no schedule below"], body, "r" * (len(names) + 2))
 
 
+def exclusions() -> str:
+    """Which options of `Gossip` do not go together, and why."""
+    rows = [[e.first.name, e.second.name, f"{e.reason}."] for e in EXCLUSIONS]
+    return table(["choice", "does not go with", "since"], rows)
+
+
 REGIONS: dict[str, Callable[[], str]] = {
     "one-way": one_way,
     "crossings": crossings,
     "decompositions": decompositions,
     "exchange": exchange,
+    "exclusions": exclusions,
     "greedy-crossings": greedy_crossings,
     "greedy-errors": greedy_errors,
     "greedy-free": greedy_free,

@@ -11,6 +11,7 @@ from matcha.distributed.gossip import Gossip
 from matcha.distributed.launch.environment import default_transport
 from matcha.distributed.links.peers import Peers, read_peers
 from matcha.distributed.links.transport import LinkTransport
+from matcha.distributed.options import GossipOptions
 from matcha.distributed.training import Training
 from matcha.distributed.transports.base import Message, Pending, Transport
 from matcha.distributed.transports.memory import (
@@ -25,6 +26,7 @@ from matcha.distributed.worker import Network, run_worker
 
 __all__ = [
     "Gossip",
+    "GossipOptions",
     "Keys",
     "LinkTransport",
     "MemoryNetwork",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 
 import torch
 
@@ -21,33 +20,12 @@ from matcha.distributed.exchange.turns import Runner
 from matcha.distributed.exchange.wiring import Exchanger, make_exchange
 from matcha.distributed.hooks.momentum import Following
 from matcha.distributed.itinerary import Itinerary
+from matcha.distributed.options import GossipOptions
 from matcha.distributed.seats import Seat
-from matcha.errors import InputError
 from matcha.plans import PlanLike
 from matcha.training.clipping import allowance
-from matcha.training.momentum import Momentum
 
-__all__ = ["Equipment", "Options"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """What a script asked of its exchanges; the fields are arguments of `Gossip`."""
-
-    overlap: bool
-    asynchronous: bool
-    momentum: str | Momentum
-    bucket_bytes: int
-    deadline: float
-    replan: int
-    clip: float | None
-
-    def in_words(self) -> str:
-        """What all workers must have asked for alike."""
-        return (
-            f"overlap {self.overlap}, asynchronous {self.asynchronous}, momentum {self.momentum}, "
-            f"bucket {self.bucket_bytes / 1e6:g} MB, replan {self.replan}, clip {self.clip}"
-        )
+__all__ = ["Equipment"]
 
 
 class Equipment:
@@ -71,31 +49,25 @@ class Equipment:
         buckets: Sequence[Bucket],
         optimizers: tuple[torch.optim.Optimizer, ...],
         team: Team | None,
-        options: Options,
+        options: GossipOptions,
     ) -> None:
         values = [bucket.data for bucket in buckets]
         overlap, deadline = options.overlap, options.deadline
         self.overlap = Overlap(buckets) if overlap else None
-        if options.asynchronous and (options.replan or options.clip is not None):
-            raise InputError("asynchronous=True goes with neither replan= nor clip= so far.")
-        others = overlap, options.momentum, team is not None
-        self.asynchrony = asynchrony_of(plan, seat, buckets, options.asynchronous, *others)
-        self.following = Following(options.momentum, optimizers, plan, buckets, overlap=overlap)
-        plain = not (overlap or team or self.following.is_needed)
-        self.push_sum = push_sum_of(plan, values, allowed=plain)
+        self.asynchrony = asynchrony_of(plan, seat, buckets, options.asynchronous)
+        self.following = Following(options.momentum, optimizers, plan, buckets)
+        self.push_sum = push_sum_of(plan, values)
         apart = self.push_sum or self.overlap or self.asynchrony
         mixed = apart.mixed if apart else values
         laid = buckets, mixed, self.following.travelling
         self.exchange: Exchanger = make_exchange(
-            plan.wire, seat.transport, *laid, options.bucket_bytes, deadline
+            plan.wire, seat.transport, *laid, int(options.bucket_mb * 1e6), deadline
         )
         everything = [*mixed, *(tensor for _, tensor in self.following.travelling)]
-        self.replanning = Replanning(plan, options.replan, seat, everything, deadline)
+        self.replanning = Replanning(plan, options.replan or 0, seat, everything, deadline)
         runner: Runner = self.exchange
         self.clipping: Clipped | None = None
         if options.clip is not None:
-            if self.following.travelling:
-                raise InputError("clip= bounds parameters, but tracking sends gradients as well.")
             longest = allowance(plan, options.clip)
             self.clipping = runner = Clipped(runner, seat.transport, mixed, longest)
         if options.replan:

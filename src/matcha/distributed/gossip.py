@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,31 +16,31 @@ from torch.distributed.device_mesh import DeviceMesh
 from matcha.distributed.averaging import Averaging
 from matcha.distributed.collectives import roll_call
 from matcha.distributed.elastic.membership import Membership, as_team
-from matcha.distributed.equipment import Equipment, Options
+from matcha.distributed.equipment import Equipment
 from matcha.distributed.exchange.buckets import fill_buckets, layout_digest
 from matcha.distributed.exchange.wiring import alignment
 from matcha.distributed.hooks.claims import Claim
 from matcha.distributed.hooks.misuse import (
     Optimizers,
+    as_list,
     check_in_place,
-    check_join,
-    check_options,
     check_parallel,
     check_stepped,
     hookable,
 )
+from matcha.distributed.hooks.momentum import describe_optimizers
 from matcha.distributed.hooks.steps import Steps
 from matcha.distributed.itinerary import Itinerary, answer, say_finished
 from matcha.distributed.launch.environment import goes_on, replan_every
+from matcha.distributed.options import GossipOptions, Setup, check_setup, find_exclusion
 from matcha.distributed.savable import Savable
 from matcha.distributed.seats import shared_facts, take_seat
 from matcha.distributed.stopwatch import Stopwatch
 from matcha.distributed.transports.base import Transport
-from matcha.errors import InputError
 from matcha.plans import PlanLike
 from matcha.records import Span
 from matcha.rounds import Round
-from matcha.training.momentum import Momentum
+from matcha.training.momentum import Momentum, automatic, parse_momentum
 
 __all__ = ["Gossip"]
 
@@ -67,27 +68,14 @@ class Gossip(Savable):
         mesh: the dimension along which workers differ, where a worker is a group of processes with
             DDP, FSDP or tensor parallelism between them: `mesh=mesh["node"]`. Each process then
             exchanges its shard with its counterparts.
-        overlap: exchange while the gradient is computed, x ← Wx − ηg (the paper's footnote). Exact,
-            not stale; parameters must then change only in `optimizer.step()`.
-        asynchronous: meet when both ends have time, instead of waiting for a slow partner: what a
-            meeting moves is added at each end's next step (see `exchange.asynchrony`).
-        momentum: around meetings: `local`, `quasi-global`, `outer`, `tracking` or `auto`.
-        buffers: `local` keeps BatchNorm's statistics; `average` mixes them like parameters.
-        bucket_mb: size of a bucket in megabytes.
-        deadline: seconds after which a silent partner is an error.
-        on_loss: `stop` ends training with the name of a worker that is gone; `continue` goes on
-            without it, and takes it in again when it comes back. That needs links of our own
-            (`matcha.distributed.LinkTransport`). By default what the launcher says, or `stop`.
-        replan: iterations after which workers compare how long links took, and plan anew where one
-            is off by half; 0 is never. By default what the launcher says, or never.
-        clip: the furthest that a meeting may move this worker, in times the disagreement that the
-            plan predicts (1 is a good choice), against workers that send garbage; None: no bound.
         iteration: where to start in the plan, when resuming by hand.
         on_span: called with a `Span` (in seconds of `time.perf_counter`) for each stretch of time.
+        options: how to exchange.
+        **keywords: fields of `GossipOptions`, in place of `options` or beside it.
 
     Raises:
-        InputError: the plan is for another number of workers, the optimizer cannot be used, or the
-            workers do not agree.
+        InputError: the plan is for another number of workers, the optimizer cannot be used, choices
+            do not go together (`docs/limits.md` has the table), or the workers do not agree.
         ExchangeError: a worker does not answer.
 
     Example: `gossip = Gossip(model, optimizer, plan)`; the training loop stays as it is.
@@ -101,54 +89,57 @@ class Gossip(Savable):
         *,
         transport: Transport | None = None,
         mesh: DeviceMesh | None = None,
-        overlap: bool = False,
-        asynchronous: bool = False,
-        momentum: str | Momentum = "local",
-        buffers: Literal["local", "average"] = "local",
-        bucket_mb: float = 25.0,
-        deadline: float = 300.0,
-        on_loss: Literal["stop", "continue"] | None = None,
-        replan: int | None = None,
-        clip: float | None = None,
         iteration: int = 0,
         on_span: Callable[[Span], None] | None = None,
+        options: GossipOptions | None = None,
+        **keywords: Any,
     ) -> None:
-        check_options(buffers, bucket_mb, deadline)
-        self.optimizers = hookable(optimizer, overlap=overlap)
+        options = replace(options or GossipOptions(), **keywords)
+        continues = goes_on(options.on_loss)
+        options = replace(
+            options,
+            on_loss="continue" if continues else "stop",
+            replan=replan_every(options.replan),
+        )
+        given = as_list(optimizer)
+        self.optimizers = hookable(given)
+        setup = Setup(
+            options=options,
+            plan=plan,
+            model=model,
+            optimizers=given,
+            has_mesh=mesh is not None,
+            transport_given=transport is not None,
+        )
+        setup = _decide_momentum(setup, self.optimizers)
+        check_setup(setup)
         check_stepped(model, self.optimizers)
         claim = Claim(
             {n: p for n, p in model.named_parameters() if p.requires_grad}, self.optimizers
         )
         self.model = model
-        self.deadline = deadline
+        self.deadline = deadline = options.deadline
         self.seat = take_seat(plan, transport, mesh, deadline)
         self.transport = self.seat.transport
+        self.setup = replace(setup, transport=self.transport, num_parts=self.seat.num_parts)
+        check_setup(self.setup)
         self.rank = self.transport.rank
         alone = self.transport.num_workers == 1
         self.transport.period += 1
 
-        bucket_bytes = int(bucket_mb * 1e6)
         self.buckets = fill_buckets(
             model,
-            bucket_bytes=bucket_bytes,
-            buffers=buffers == "average",
+            bucket_bytes=int(options.bucket_mb * 1e6),
+            buffers=options.buffers == "average",
             sharded=mesh is not None,
             alignment=alignment(plan.wire),
         )
         self._averaging = Averaging(self.seat, model, self.buckets, deadline)
         self.layout = layout_digest(self.buckets)
         self._frozen = [p for p in model.parameters() if not p.requires_grad]
-        how = Options(
-            overlap=overlap,
-            asynchronous=asynchronous,
-            momentum=momentum,
-            bucket_bytes=bucket_bytes,
-            deadline=deadline,
-            replan=0 if alone else replan_every(replan),
-            clip=clip,
-        )
-        facts = shared_facts(plan, self.seat, f"{how.in_words()}, buffers {buffers}", iteration)
-        team = as_team(self.transport, plan) if goes_on(on_loss) else None
+        how = replace(options, momentum=setup.momentum, replan=0 if alone else options.replan)
+        facts = shared_facts(plan, self.seat, options.describe(), iteration)
+        team = as_team(self.transport) if continues else None
         if team is None or not team.is_late:
             self.seat.agree(facts, self.layout, deadline)
             self._averaging.start_equal()
@@ -334,9 +325,7 @@ class Gossip(Savable):
         A worker that leaves it early takes part in the rounds of those who still train, without a
         step of its own. Two that have both left meet once more and then never again.
         """
-        check_join(self.plan, goes_on=self._membership is not None)
-        if self.replanning.every:
-            raise InputError("join() and replan= do not go together: all must be there to plan.")
+        check_setup(replace(self.setup, call="join"))
         yield
         if self.num_workers > 1 and self._asynchrony is None:  # there nobody is waited for
             self.exchange.timeout = _FOREVER  # who still trains may take its time
@@ -402,3 +391,12 @@ class Gossip(Savable):
             self._asynchrony.settle()
         elif self._overlap is not None:
             self._overlap.discard()
+
+
+def _decide_momentum(setup: Setup, optimizers: Sequence[torch.optim.Optimizer]) -> Setup:
+    """Decide what `auto` is: what is best for the optimizers, or `local` where that is excluded."""
+    asked = parse_momentum(setup.options.momentum)
+    if asked is not None:
+        return replace(setup, momentum=asked)
+    best = replace(setup, momentum=automatic(describe_optimizers(optimizers)))
+    return best if find_exclusion(best) is None else replace(setup, momentum=Momentum())

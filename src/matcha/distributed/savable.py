@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from matcha.distributed.exchange.push_sum import PushSumValues
 from matcha.distributed.exchange.wiring import Exchanger
 from matcha.distributed.hooks.momentum import Following
 from matcha.distributed.itinerary import Itinerary
+from matcha.distributed.options import Setup, check_setup
 from matcha.distributed.saving.checkpoint import checkpoints, load_checkpoint, save_checkpoint
 from matcha.distributed.seats import Seat
 from matcha.distributed.transports.base import Transport
@@ -30,6 +32,7 @@ class Savable(ABC):
     """The calls of a `Gossip` that save and load; it has all the state."""
 
     model: nn.Module
+    setup: Setup
     optimizers: tuple[torch.optim.Optimizer, ...]
     transport: Transport
     seat: Seat
@@ -83,8 +86,7 @@ class Savable(ABC):
         for key, value in self.state_dict().items():
             if key not in ("iteration", "replanning") and state[key] != value:
                 raise InputError(f"the saved state is of another {key}: {state[key]}, not {value}.")
-        if self.push_sum is not None:
-            raise InputError("push-sum keeps x and ω beside the parameters: use save() and load().")
+        check_setup(replace(self.setup, call="load_state_dict"))
         self.forget()
         self.follow(state)
         self.seek(int(state["iteration"]))

@@ -87,8 +87,6 @@ def take_seat(
         InputError: the numbers do not fit.
     """
     if mesh is not None:
-        if transport is not None:
-            raise InputError("mesh= makes transports of its own: leave transport= out.")
         seat = _seat_in(mesh, timeout)
     elif transport is not None:
         seat = Seat(transport=transport, everyone=transport)

@@ -146,7 +146,10 @@ def test_what_does_not_go_together_is_refused() -> None:
         with pytest.raises(InputError, match="number of iterations"):
             Gossip(model, optimizer, vanilla, transport=transport, replan=-5, deadline=150.0)
         worker = Worker(transport)
-        with pytest.raises(InputError, match="do not go together"), worker.gossip.join():
+        with (
+            pytest.raises(InputError, match=r"join\(\) does not go with replan"),
+            worker.gossip.join(),
+        ):
             pass
 
     run_threads(4, work)

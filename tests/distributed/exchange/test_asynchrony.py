@@ -214,7 +214,7 @@ def test_what_cannot_be_right_is_refused_in_a_sentence(options, said):
         return str(raised.value)
 
     (message,) = set(run_threads(3, work))
-    assert message.startswith("with asynchronous=True ")
+    assert "asynchronous=True" in message
     assert message.count(".") == 1
 
 

@@ -14,6 +14,10 @@ from matcha.errors import InputError, ModelError
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
+        ({"on_loss": "hope"}, "'stop' or 'continue'"),
+        ({"replan": -1}, "replan is -1, but it is a number of iterations"),
+        ({"clip": 0.0}, "clip is 0.0, but it is a positive number"),
+        ({"momentum": "quick"}, "unknown momentum"),
         ({"buffers": "global"}, "'local' or 'average'"),
         ({"bucket_mb": 0}, "bucket_mb is 0"),
     ],
@@ -90,7 +94,7 @@ def test_a_wrapped_optimizer_is_taken_out_of_its_wrapper() -> None:
 @pytest.mark.parametrize("kind", [Sam, torch.optim.LBFGS])
 def test_optimizers_with_several_gradients_a_step_are_not_overlapped(kind) -> None:
     model = mlp()
-    with pytest.raises(InputError, match=r"several points a step.*without overlap=True"):
+    with pytest.raises(InputError, match=r"several gradients per step.*leave overlap out"):
         Gossip(model, kind(model.parameters(), lr=0.1), PLAN, overlap=True)
 
 
@@ -105,5 +109,5 @@ def test_what_cannot_be_hooked_is_refused_with_advice() -> None:
     model = mlp()
     with pytest.raises(InputError, match=r"steps of Opaque cannot be followed.*gossip.step\(\)"):
         Gossip(model, Opaque(model.parameters()), PLAN)
-    with pytest.raises(InputError, match="overlap=True needs an optimizer"):
+    with pytest.raises(InputError, match="overlap=True does not go with optimizer=None"):
         Gossip(model, None, PLAN, overlap=True)

@@ -12,9 +12,6 @@ from typing import Any, Protocol
 from matcha.distributed.exchange.meetings import MeetingPlace
 from matcha.distributed.saving.snapshots import Worker, dump_snapshot, load_snapshot
 from matcha.distributed.transports.base import Buffer, Transport
-from matcha.errors import InputError
-from matcha.plans import PlanLike
-from matcha.rounds import check_losable
 
 __all__ = ["Membership", "Team", "as_team"]
 
@@ -71,19 +68,8 @@ class Team(MeetingPlace, Protocol):
         """Stop taking part, to take a newer state."""
 
 
-def as_team(transport: Transport, plan: PlanLike) -> Team:
-    """The transport, if its workers may come and go and the plan's rounds can do without some.
-
-    Raises:
-        InputError: they may not, or the rounds cannot.
-    """
-    for level in plan.levels:
-        check_losable(level.mixing, "on_loss='continue'")
-    if transport.council is None or not hasattr(transport, "ask_for_state"):
-        raise InputError(
-            "on_loss='continue' needs links of our own, which know who is gone: give Gossip a "
-            "LinkTransport, or start with `matcha train --links`."
-        )
+def as_team(transport: Transport) -> Team:
+    """The transport, as one whose workers may come and go; `options.check_setup` has seen to it."""
     team: Any = transport
     return team  # type: ignore[no-any-return]
 

@@ -23,7 +23,7 @@ from matcha.distributed.probe import exchange_time
 from matcha.distributed.seats import Seat
 from matcha.errors import PeerLostError
 from matcha.plans import Plan, PlanLike, StagedPlan
-from matcha.strategies.staged import check_followable, in_stages, is_off
+from matcha.strategies.staged import in_stages, is_off
 from matcha.topology import Link
 
 __all__ = ["Replanning"]
@@ -48,9 +48,6 @@ class Replanning:
         given: the plan as it was asked for.
         plan: what is in force: as given, or in stages.
         times: of this worker's links.
-
-    Raises:
-        InputError: of such a plan no next stage can be made.
     """
 
     def __init__(
@@ -61,8 +58,6 @@ class Replanning:
         values: Sequence[torch.Tensor],
         deadline: float,
     ) -> None:
-        if every:
-            check_followable(plan)
         self.plan = self.given = plan
         self.every = every
         self.times = LinkTimes()

@@ -22,11 +22,8 @@ from matcha.distributed.itinerary import Itinerary
 from matcha.distributed.seats import Seat
 from matcha.distributed.stopwatch import Stopwatch
 from matcha.distributed.transports.base import Transport
-from matcha.errors import InputError
 from matcha.plans import PlanLike
 from matcha.rounds import Round
-from matcha.training.momentum import Momentum
-from matcha.wires import Float
 
 __all__ = ["Asynchrony", "asynchrony_of"]
 
@@ -158,9 +155,6 @@ def asynchrony_of(
     seat: Seat,
     buckets: Sequence[Bucket],
     wanted: bool,
-    overlap: bool,
-    momentum: str | Momentum,
-    goes_on: bool,
 ) -> Asynchrony | None:
     """What asynchronous meetings need, where they are wanted and there is somebody to meet.
 
@@ -169,32 +163,7 @@ def asynchrony_of(
         seat: this process's place.
         buckets: the parameters.
         wanted: whether meetings are to be asynchronous.
-        overlap: whether exchanges are to run beside the gradient in step.
-        momentum: around meetings.
-        goes_on: whether workers may be lost.
-
-    Raises:
-        InputError: They cannot go together with something else that is asked for.
     """
-    problem = None
-    if not wanted:
-        return None
-    if overlap:
-        problem = "meetings are held beside the gradient already: leave overlap out"
-    elif momentum not in ("local", Momentum()):
-        problem = "a worker's momentum is its own: leave momentum at 'local'"
-    elif goes_on:
-        problem = "all workers must stay: leave on_loss at 'stop'"
-    elif not {level.mixing for level in plan.levels} <= {"laplacian", "pairwise"}:
-        problem = "workers meet in pairs: choose a plan of pairs, with both ways on every link"
-    elif not isinstance(plan.wire, Float):
-        problem = "messages hold whole values: choose the wire float32 or bfloat16"
-    elif seat.num_parts > 1:
-        problem = "a worker is one process: leave mesh out"
-    elif not seat.transport.threads:
-        problem = "two threads talk at once: choose gloo or links of our own (LinkTransport)"
-    if problem is not None:
-        raise InputError(f"with asynchronous=True {problem}.")
-    if seat.transport.num_workers == 1:
+    if not wanted or seat.transport.num_workers == 1:
         return None
     return Asynchrony(buckets, seat.transport, plan.topology.neighbors(seat.transport.rank))

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from matcha.errors import InputError
 from matcha.plans import PlanLike
 
 __all__ = ["PushSumValues", "push_sum_of"]
@@ -58,19 +57,8 @@ class PushSumValues:
             torch.div(x, self.omega, out=z)
 
 
-def push_sum_of(
-    plan: PlanLike, values: Sequence[torch.Tensor], *, allowed: bool
-) -> PushSumValues | None:
-    """X and ω where the plan's messages do not come round; None where they do, as in most plans.
-
-    Raises:
-        InputError: It needs them, and an option stands in the way.
-    """
+def push_sum_of(plan: PlanLike, values: Sequence[torch.Tensor]) -> PushSumValues | None:
+    """X and ω where the plan's messages do not come round; None where they do, as in most plans."""
     if not any(level.needs_push_sum for level in plan.levels):
         return None
-    if not allowed:
-        raise InputError(
-            "messages of this plan go one way without coming round (push-sum): leave overlap, "
-            "momentum and on_loss out, or make the plan with greedy, whose messages come round."
-        )
     return PushSumValues(values)

@@ -15,48 +15,38 @@ from torch.nn.parallel import DistributedDataParallel
 from matcha.distributed.exchange.buckets import Bucket
 from matcha.distributed.hooks.claims import wrapped_by
 from matcha.errors import InputError, ModelError
-from matcha.plans import PlanLike
 
 __all__ = [
+    "as_list",
     "check_in_place",
-    "check_join",
-    "check_options",
     "check_parallel",
     "check_stepped",
+    "computes_several_gradients",
     "hookable",
 ]
 
 Optimizers = torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None
 
 
-def check_options(buffers: str, bucket_mb: float, deadline: float) -> None:
-    """Refuse values that no option takes."""
-    if buffers not in ("local", "average"):
-        raise InputError(f"buffers is {buffers!r}, but it is 'local' or 'average'.")
-    for name, value in (("bucket_mb", bucket_mb), ("deadline", deadline)):
-        if not value > 0:
-            raise InputError(f"{name} is {value}, but it must be positive.")
+def as_list(given: Optimizers) -> list[Any]:
+    """Return the optimizers that a script gave: none, one or several."""
+    if given is None:
+        return []
+    return list(given) if isinstance(given, Iterable) else [given]
 
 
-def hookable(given: Optimizers, *, overlap: bool) -> tuple[torch.optim.Optimizer, ...]:
-    """The optimizers whose `step()` really changes parameters, out of their wrappers.
+def hookable(given: Iterable[Any]) -> tuple[torch.optim.Optimizer, ...]:
+    """Return the optimizers whose `step()` changes parameters, taken out of their wrappers.
 
     Raises:
-        InputError: one cannot be used, or not with `overlap`.
+        InputError: the steps of one cannot be followed.
     """
-    if given is None:
-        if overlap:
-            raise InputError("overlap=True needs an optimizer whose steps can be hooked.")
-        return ()
-    listed: list[Any] = list(given) if isinstance(given, Iterable) else [given]
-    for optimizer in listed:
-        many = isinstance(optimizer, torch.optim.LBFGS) or _perturbs(optimizer)
-        if overlap and many:
-            raise InputError(
-                f"{type(optimizer).__name__} computes gradients at several points a step, so the "
-                "exchange cannot run beside one: use it without overlap=True."
-            )
-    return tuple(_unwrapped(optimizer) for optimizer in listed)
+    return tuple(_unwrapped(optimizer) for optimizer in given)
+
+
+def computes_several_gradients(optimizer: object) -> bool:
+    """Whether it computes gradients at several points per step, as LBFGS and SAM do."""
+    return isinstance(optimizer, torch.optim.LBFGS) or _perturbs(optimizer)
 
 
 def _perturbs(optimizer: object) -> bool:
@@ -113,17 +103,6 @@ def check_parallel(model: nn.Module, group_size: int) -> None:
                     "gradients equal: leave that out; Gossip takes its place. (For groups of GPUs "
                     "as workers see mesh=.)"
                 )
-
-
-def check_join(plan: PlanLike, *, goes_on: bool) -> None:
-    """Refuse `join()` where nobody could hear who has finished, or nobody need."""
-    if plan.topology.directed:
-        raise InputError("join() needs links that carry both ways, to say who has finished.")
-    if goes_on:
-        raise InputError(
-            "join() is not needed with on_loss='continue': a worker that has finished leaves, and "
-            "the others go on without it."
-        )
 
 
 def check_in_place(buckets: Iterable[Bucket], frozen: Iterable[nn.Parameter]) -> None:

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 import torch
 
 from matcha.distributed.exchange.buckets import Bucket
-from matcha.errors import InputError
 from matcha.plans import PlanLike
 from matcha.training.momentum import Momentum, MomentumRule, Tracking, make_rule, resolve_momentum
 from matcha.training.optimizers import SGD, Adam, Optimizer
 
-__all__ = ["Following"]
+__all__ = ["Following", "describe_optimizers"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +33,9 @@ class Following:
         optimizers: whose memory is followed.
         plan: says how often workers meet.
         buckets: where the parameters lie.
-        overlap: whether the exchange begins before the gradient is known.
 
     Raises:
-        InputError: it cannot go with these optimizers, buckets or overlap.
+        InputError: it cannot go with these optimizers.
     """
 
     def __init__(
@@ -46,10 +44,8 @@ class Following:
         optimizers: Sequence[torch.optim.Optimizer],
         plan: PlanLike,
         buckets: Sequence[Bucket],
-        *,
-        overlap: bool,
     ) -> None:
-        kind = _described(optimizers)
+        kind = describe_optimizers(optimizers)
         self.spec = resolve_momentum(name, kind, plan)
         is_local = self.spec.kind == "local"
         self.is_needed = not is_local
@@ -57,13 +53,7 @@ class Following:
         self._followed: list[_Followed] = []
         self._began = False
         held = [bucket for bucket in buckets if not bucket.volatile]
-        if not is_local and plan.topology.directed:
-            raise InputError(f"momentum={self.spec.kind!r} needs links that carry both ways.")
-        if not is_local and any(bucket.is_copy for bucket in held):
-            raise InputError(f"momentum={self.spec.kind!r} needs parameters that are not sharded.")
         if self.spec.kind == "tracking":
-            if overlap:
-                raise InputError("tracking exchanges gradients, so it cannot overlap them.")
             self._tracked = [(bucket, Tracking(self.spec, bucket.data)) for bucket in held]
         elif not is_local:
             self._followed = list(_followed(self.spec, kind, optimizers, held))
@@ -157,8 +147,8 @@ def _turn(bucket: Bucket, tracking: Tracking) -> None:
         grad.copy_(place)
 
 
-def _described(optimizers: Sequence[torch.optim.Optimizer]) -> Optimizer:
-    """The optimizers as values, as far as momentum must know them; plain SGD for others."""
+def describe_optimizers(optimizers: Sequence[torch.optim.Optimizer]) -> Optimizer:
+    """Return the optimizers as values, as far as momentum must know them; plain SGD for others."""
     kinds = {type(optimizer) for optimizer in optimizers}
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     if kinds == {torch.optim.SGD}:

@@ -75,7 +75,7 @@ def goes_on(on_loss: str | None) -> bool:
     """Whether workers go on without one that is lost: as asked for, or as the launcher says.
 
     Raises:
-        InputError: neither `stop` nor `continue` was asked for.
+        InputError: the launcher says neither `stop` nor `continue`.
     """
     chosen = on_loss or os.environ.get(LOSS_VARIABLE, "stop")
     if chosen not in ("stop", "continue"):

@@ -1,0 +1,342 @@
+"""Options: how a Gossip exchanges, and the one table of what does not go together.
+
+Errors are raised from `EXCLUSIONS`, and the table in docs/limits.md is made from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from torch import nn
+
+from matcha.distributed.exchange.shards import is_sharded
+from matcha.distributed.hooks.misuse import computes_several_gradients
+from matcha.distributed.transports.base import Transport
+from matcha.errors import InputError
+from matcha.plans import Plan, PlanLike, StagedPlan
+from matcha.rounds import ONE_WAY
+from matcha.strategies import STRATEGIES
+from matcha.training.clipping import check_clip
+from matcha.training.momentum import Momentum, parse_momentum
+from matcha.wires import Float
+
+__all__ = ["EXCLUSIONS", "Exclusion", "GossipOptions", "Setup", "check_setup", "find_exclusion"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GossipOptions:
+    """How a `Gossip` exchanges. All workers must choose alike, but for `deadline`.
+
+    `Gossip` takes each of them as a keyword as well: `Gossip(model, optimizer, plan, overlap=True)`
+    is `Gossip(model, optimizer, plan, options=GossipOptions(overlap=True))`.
+
+    Raises:
+        InputError: a value is one that no option takes.
+    """
+
+    overlap: bool = False
+    """Exchange while the gradient is computed, x ← Wx − ηg (the paper's footnote). Exact, not
+    stale; parameters must then change only in `optimizer.step()`."""
+    asynchronous: bool = False
+    """Meet when both ends have time, instead of waiting for a slow partner: what a meeting moves is
+    added at each end's next step (see `exchange.asynchrony`)."""
+    momentum: str | Momentum = "local"
+    """Momentum around meetings: `local`, `quasi-global`, `outer`, `tracking` or `auto`."""
+    buffers: Literal["local", "average"] = "local"
+    """`local` keeps BatchNorm's statistics; `average` mixes them like parameters."""
+    bucket_mb: float = 25.0
+    """Size of a bucket in megabytes."""
+    deadline: float = 300.0
+    """Seconds after which a silent partner is an error."""
+    on_loss: Literal["stop", "continue"] | None = None
+    """`stop` ends training with the name of a worker that is gone; `continue` goes on without it,
+    and takes it in again when it comes back. By default what the launcher says, or `stop`."""
+    replan: int | None = None
+    """Iterations after which workers compare how long links took, and plan again where one is off
+    by half; 0 is never. By default what the launcher says, or never."""
+    clip: float | None = None
+    """The furthest that a meeting may move this worker, in multiples of the disagreement that the
+    plan predicts (1 is a good choice), against workers that send garbage; None: no bound."""
+
+    def __post_init__(self) -> None:
+        parse_momentum(self.momentum)
+        for name, values in (("buffers", ("local", "average")), ("on_loss", ("stop", "continue"))):
+            value = getattr(self, name)
+            if value not in values and not (value is None and name == "on_loss"):
+                raise InputError(f"{name} is {value!r}, but it is {values[0]!r} or {values[1]!r}.")
+        for name in ("bucket_mb", "deadline"):
+            if not getattr(self, name) > 0:
+                raise InputError(f"{name} is {getattr(self, name)}, but it must be positive.")
+        if self.replan is not None and not (isinstance(self.replan, int) and self.replan >= 0):
+            raise InputError(
+                f"replan is {self.replan}, but it is a number of iterations, or 0 for never."
+            )
+        if self.clip is not None:
+            check_clip(self.clip)
+
+    def describe(self) -> str:
+        """Return the options that must be the same on all workers, as text to compare."""
+        names = [field.name for field in fields(self) if field.name != "deadline"]
+        return ", ".join(f"{name} {getattr(self, name)}" for name in names)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """A Gossip's options and what they are used with: what the exclusions look at."""
+
+    options: GossipOptions
+    plan: PlanLike
+    momentum: Momentum = Momentum()  # noqa: RUF009  (frozen)
+    """The momentum asked for, with `auto` decided."""
+    model: nn.Module | None = None
+    optimizers: Sequence[Any] = ()
+    """As the script gave them."""
+    has_mesh: bool = False
+    transport_given: bool = False
+    transport: Transport | None = None
+    """Once there is one."""
+    num_parts: int = 1
+    """Processes per worker."""
+    call: str = ""
+    """A method of Gossip that is called, such as `join`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Something that a script may choose: its name, and whether a setup has it."""
+
+    name: str
+    is_in: Callable[[Setup], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Exclusion:
+    """Two choices that do not go together, and why."""
+
+    first: Choice
+    second: Choice
+    reason: str
+    """The cause and what to do instead, as the end of a sentence."""
+
+    @property
+    def message(self) -> str:
+        """The sentence of the error."""
+        names = f"{self.first.name} does not go with {self.second.name}".replace("`", "")
+        return f"{names}: {self.reason}."
+
+
+def find_exclusion(setup: Setup) -> Exclusion | None:
+    """Return the first exclusion that a setup runs into; None where all goes together."""
+    return next((e for e in EXCLUSIONS if e.first.is_in(setup) and e.second.is_in(setup)), None)
+
+
+def check_setup(setup: Setup) -> None:
+    """Refuse choices that do not go together.
+
+    Raises:
+        InputError: with the sentence of the exclusion.
+    """
+    found = find_exclusion(setup)
+    if found is not None:
+        raise InputError(found.message)
+
+
+# -- the choices -----------------------------------------------------------------------------------
+
+
+def _is_staged(setup: Setup) -> bool:
+    return isinstance(setup.plan, StagedPlan)
+
+
+def _is_fixed(setup: Setup) -> bool:
+    """Whether nothing in the plan depends on how long links take."""
+    if not isinstance(setup.plan, Plan):
+        return False
+    strategy = STRATEGIES.get(setup.plan.strategy)
+    return strategy is None or not strategy.has_budget or strategy.needs_rounds
+
+
+def _mixings(setup: Setup) -> set[str]:
+    return {level.mixing for level in setup.plan.levels}
+
+
+def _is_sharded(setup: Setup) -> bool:
+    return setup.model is not None and any(is_sharded(p) for p in setup.model.parameters())
+
+
+def _lacks_threads(setup: Setup) -> bool:
+    return setup.transport is not None and not setup.transport.threads
+
+
+def _cannot_lose(setup: Setup) -> bool:
+    transport = setup.transport
+    if transport is None:
+        return False
+    return transport.council is None or not hasattr(transport, "ask_for_state")
+
+
+OVERLAP = Choice("`overlap=True`", lambda s: s.options.overlap)
+ASYNCHRONOUS = Choice("`asynchronous=True`", lambda s: s.options.asynchronous)
+MOMENTUM = Choice("a momentum other than `local`", lambda s: s.momentum.kind != "local")
+TRACKING = Choice('`momentum="tracking"`', lambda s: s.momentum.kind == "tracking")
+CLIP = Choice("`clip`", lambda s: s.options.clip is not None)
+REPLAN = Choice("`replan`", lambda s: bool(s.options.replan))
+CONTINUE = Choice('`on_loss="continue"`', lambda s: s.options.on_loss == "continue")
+MESH = Choice("`mesh`", lambda s: s.has_mesh)
+TRANSPORT = Choice("`transport`", lambda s: s.transport_given)
+GROUP = Choice("workers of several processes (`mesh`)", lambda s: s.num_parts > 1)
+SHARDED = Choice("sharded parameters", _is_sharded)
+NO_OPTIMIZER = Choice("`optimizer=None`", lambda s: not s.optimizers)
+SEVERAL_GRADIENTS = Choice(
+    "an optimizer with several gradients per step (LBFGS, SAM)",
+    lambda s: any(map(computes_several_gradients, s.optimizers)),
+)
+JOIN = Choice("`join()`", lambda s: s.call == "join")
+LOAD_STATE = Choice("`load_state_dict()`", lambda s: s.call == "load_state_dict")
+DIRECTED = Choice("links that carry one way", lambda s: s.plan.topology.directed)
+ONE_WAY_ROUNDS = Choice("a plan of one-way messages", lambda s: bool(_mixings(s) & set(ONE_WAY)))
+ONE_WAY_LINKS = Choice(
+    "one-way links or messages", lambda s: s.plan.topology.directed or "push" in _mixings(s)
+)
+NO_MEETINGS = Choice(
+    "a plan that pushes, or averages all workers",
+    lambda s: bool(_mixings(s) & {"push", "average"}),
+)
+NOT_PAIRS = Choice(
+    "a plan whose workers do not meet in pairs",
+    lambda s: not _mixings(s) <= {"laplacian", "pairwise"},
+)
+PUSH_SUM = Choice(
+    "a plan that needs push-sum", lambda s: any(level.needs_push_sum for level in s.plan.levels)
+)
+STAGES = Choice("a plan with stages of its own", _is_staged)
+FIXED_PLAN = Choice("a plan in which nothing depends on how long links take", _is_fixed)
+CODED_WIRE = Choice(
+    "a wire that sends less than whole values", lambda s: not isinstance(s.plan.wire, Float)
+)
+ONE_THREAD = Choice("a transport for one thread (MPI, NCCL)", _lacks_threads)
+NO_LINKS = Choice("a transport that does not know who is gone", _cannot_lose)
+
+EXCLUSIONS = (
+    Exclusion(
+        OVERLAP,
+        NO_OPTIMIZER,
+        "the exchange must end before parameters change, and only an optimizer tells when: "
+        "give Gossip the optimizer, or leave overlap out",
+    ),
+    Exclusion(
+        OVERLAP,
+        SEVERAL_GRADIENTS,
+        "parameters change between its gradients, so the exchange cannot run beside one: "
+        "leave overlap out",
+    ),
+    Exclusion(
+        OVERLAP,
+        ASYNCHRONOUS,
+        "asynchronous meetings are held beside the gradient already: leave overlap out",
+    ),
+    Exclusion(
+        OVERLAP,
+        TRACKING,
+        "tracking exchanges the gradient, which is not known yet: leave overlap out",
+    ),
+    Exclusion(
+        OVERLAP,
+        PUSH_SUM,
+        "steps must be in x before it is sent: leave overlap out, or make the plan with greedy, "
+        "whose messages come round",
+    ),
+    Exclusion(ASYNCHRONOUS, MOMENTUM, "a worker's momentum is its own: leave momentum at 'local'"),
+    Exclusion(ASYNCHRONOUS, CONTINUE, "all workers must stay: leave on_loss at 'stop'"),
+    Exclusion(
+        ASYNCHRONOUS,
+        REPLAN,
+        "all workers must reach an iteration together to change the plan: leave replan out",
+    ),
+    Exclusion(
+        ASYNCHRONOUS,
+        CLIP,
+        "the bound is for meetings at the same iteration: leave clip out",
+    ),
+    Exclusion(
+        ASYNCHRONOUS,
+        NOT_PAIRS,
+        "meetings of two are held when both have time: choose a plan of pairs, with both ways on "
+        "every link",
+    ),
+    Exclusion(
+        ASYNCHRONOUS, CODED_WIRE, "messages hold whole values: choose the wire float32 or bfloat16"
+    ),
+    Exclusion(ASYNCHRONOUS, GROUP, "a worker is one process: leave mesh out"),
+    Exclusion(
+        ASYNCHRONOUS,
+        ONE_THREAD,
+        "two threads talk at once: choose gloo or links of our own (LinkTransport)",
+    ),
+    Exclusion(
+        MOMENTUM,
+        DIRECTED,
+        "its rules follow meetings of two: leave momentum at 'local'",
+    ),
+    Exclusion(
+        MOMENTUM,
+        SHARDED,
+        "its rules need whole parameters on one process: leave momentum at 'local'",
+    ),
+    Exclusion(
+        MOMENTUM,
+        PUSH_SUM,
+        "what is exchanged is not what the optimizer steps: leave momentum at 'local', or make the "
+        "plan with greedy, whose messages come round",
+    ),
+    Exclusion(
+        CLIP,
+        TRACKING,
+        "clip bounds parameters, but tracking sends gradients as well: use another momentum",
+    ),
+    Exclusion(
+        CLIP, NO_MEETINGS, "clip bounds what two workers do to each other: it needs meetings"
+    ),
+    Exclusion(
+        CONTINUE,
+        ONE_WAY_ROUNDS,
+        "a one-way message that is lost takes its share of the sum with it, so it needs meetings "
+        "of two: plan with pairwise or laplacian mixing",
+    ),
+    Exclusion(
+        CONTINUE,
+        NO_LINKS,
+        "it needs links of our own, which know who is gone: give Gossip a LinkTransport, or start "
+        "with `matcha train --links`",
+    ),
+    Exclusion(REPLAN, STAGES, "a plan that follows the network starts with one stage"),
+    Exclusion(
+        REPLAN,
+        FIXED_PLAN,
+        "the next stage would be the same plan, so it cannot follow the network: use greedy, "
+        "matcha, periodic or another strategy with a budget",
+    ),
+    Exclusion(
+        REPLAN, ONE_WAY_LINKS, "only exchanges in both directions are timed: leave replan out"
+    ),
+    Exclusion(
+        JOIN,
+        DIRECTED,
+        "partners must be able to answer that they have finished: let all take as many steps",
+    ),
+    Exclusion(
+        JOIN,
+        CONTINUE,
+        "a worker that has finished leaves, and the others go on without it: leave join out",
+    ),
+    Exclusion(JOIN, REPLAN, "all workers must be there to plan: leave replan out"),
+    Exclusion(
+        LOAD_STATE,
+        PUSH_SUM,
+        "it keeps x and ω beside the parameters: use save() and load()",
+    ),
+    Exclusion(MESH, TRANSPORT, "mesh makes transports of its own: leave transport out"),
+)
+"""What does not go together. The first that a setup runs into is the error."""
