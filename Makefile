@@ -29,7 +29,7 @@ types: $(STAMP)
 	$(BIN)/mypy
 
 doctest: $(STAMP)
-	$(BIN)/python -m pytest --doctest-modules src -q
+	$(BIN)/python -m pytest --doctest-modules src reproduction -q
 
 unit: $(STAMP) browser
 	$(BIN)/python -m pytest tests -n 2 --dist worksteal

@@ -37,7 +37,7 @@ def test_plans_run_where_only_numpy_is_installed(tmp_path):
 
 
 COMMANDS = ("bench", "demo", "keys", "plan", "probe", "report",
-            "reproduce", "simulate", "sweep", "train", "tune", "watch")  # fmt: skip
+            "simulate", "sweep", "train", "tune", "watch")  # fmt: skip
 WITHOUT_TORCH = (
     "bench",
     "keys new keys --workers 2",

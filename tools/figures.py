@@ -20,10 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from markdown_tables import Data
-from pictures import PICTURES
-from tables import region
 
 ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))  # for `reproduction`
+from pictures import PICTURES  # noqa: E402
+from tables import region  # noqa: E402
+
 IMAGES = ROOT / "docs" / "images"
 _REGION = re.compile(
     r"(?P<begin><!-- begin:(?P<name>[\w.:/-]+) -->\n)(?P<body>.*?)(?P<end><!-- end:(?P=name) -->)",

@@ -32,7 +32,6 @@ FLOORS = (
     ("training",),
     ("zoo",),
     ("simulation", "distributed", "report"),
-    ("experiments",),
     ("cli",),
 )
 """From the top of the house down; a module imports only what stands above it."""

@@ -139,7 +139,7 @@ def unkind() -> str:
             f"{rates['stays'] / rates['knew']:.0%} without `replan`",
         ],
         [
-            "two racks [share one uplink](docs/timing.md#links-that-share-a-wire)",
+            "two racks [share one uplink](docs/timing.md#links-that-share-a-channel)",
             f"iterations {gain:.1f}× sooner where the plan knows",
         ],
     ]

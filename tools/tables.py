@@ -8,9 +8,6 @@ from statistics import fmean, stdev
 from house import house_table
 from markdown_tables import RESULTS, result, table
 from matcha.distributed.options import EXCLUSIONS
-from matcha.experiments.reproduction.comparisons import Results
-from matcha.experiments.reproduction.paper import ER8, GEOMETRIC, group
-from matcha.experiments.reproduction.trials import read_results
 from network_tables import (
     headline,
     headline_settings,
@@ -22,6 +19,9 @@ from network_tables import (
     wires,
     wires_short,
 )
+from reproduction.comparisons import Results
+from reproduction.paper import ER8, GEOMETRIC, group
+from reproduction.trials import read_results
 
 
 def tradeoff_table() -> str:

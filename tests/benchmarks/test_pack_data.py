@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.experiments.files import write_cifar10, write_cifar100, write_ptb
+from tests.datasets import write_cifar10, write_cifar100, write_ptb
 
 import pack_data
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-import reproduction_page
 from matcha.simulation import Execution
+from reproduction import page as reproduction_page
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 RESULTS = BENCHMARKS / "results"

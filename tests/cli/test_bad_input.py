@@ -73,7 +73,6 @@ FILES = {
     "matchings3.json": '[["a"]]',
     "notjson.json": "hello",
     "afile": "x",
-    "results.jsonl": "{}\n",
     "run/run.json": "{}",
     "run2/run.json": '{"schema":"matcha.run/1"}',
     "run3/run.json": "nope",
@@ -304,13 +303,6 @@ watch missing => 'missing' holds no run (no run.json there or below).
 watch folder => 'folder' holds no run (no run.json there or below).
 watch folder --refresh 0 => Usage
 watch run3 --once => 'run3' does not hold a run (no readable run.json).
-reproduce fig9 => unknown figure 'fig9': did you mean 'fig5'?
-reproduce fig4 --from missing.jsonl => 'missing.jsonl' cannot be read: No such file or directory
-reproduce fig4 --from results.jsonl => 'results.jsonl' does not hold results: line 1 is not one, or is
-reproduce fig4 --from results.bin => 'results.bin' does not hold results: it is not text
-reproduce fig3 --format doc => cannot draw 'figure.doc': figures end in .png, .svg, .pdf.
-reproduce fig3 --output afile => cannot write 'afile': a file stands where its folder should be
-reproduce fig4 --data missing => the data folder 'missing' does not exist
 nonsense => Usage
 tune ring:8 --compute-time 0.1 --link-time 0.1 --page folder => 'folder' is a folder: give the name of a file.
 report run --output folder => 'run' holds a run of another version than 'matcha.run/2'.
@@ -416,7 +408,6 @@ def place(tmp_path_factory):
         (root / name).write_text(content, encoding="utf-8")
     (root / "folder").mkdir()
     (root / "bin.json").write_bytes(bytes(range(256)))
-    (root / "results.bin").write_bytes(b"\xff\xfe\x00")
     np.save(root / "words.npy", np.array([["0", "1"], ["1", "0"]]))
     np.save(root / "cube.npy", np.zeros((2, 2, 2)))
     np.save(root / "obj.npy", np.array([None], dtype=object))

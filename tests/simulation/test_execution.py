@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.experiments.files import random_images
+from tests.datasets import random_images
 from torch import nn
 
 from matcha.rounds import Round

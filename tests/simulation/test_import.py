@@ -1,4 +1,4 @@
-"""Simulation and experiments run where the planner's and the command line's packages are absent."""
+"""Simulation runs where the planner's and the command line's packages are absent."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import sys
 absent = ("rustworkx", "clarabel", "typer", "rich", "matplotlib", "sklearn")
 sys.modules.update(dict.fromkeys(absent))
 from matcha import Plan
-from matcha.experiments.reproduction import trials, paper
 from matcha.training import jobs
 from matcha.zoo import recipes
 from matcha.zoo.quadratics import QuadraticTask

@@ -4,7 +4,7 @@ import pickle
 
 import numpy as np
 import pytest
-from tests.experiments.files import write_cifar10, write_cifar100, write_ptb
+from tests.datasets import write_cifar10, write_cifar100, write_ptb
 
 from matcha.errors import DataError
 from matcha.zoo import data

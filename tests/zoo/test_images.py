@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tests.experiments.files import random_images
+from tests.datasets import random_images
 
 from matcha.errors import InputError
 from matcha.zoo.images import ImageTask

@@ -46,7 +46,6 @@ def _register() -> None:
         "plan",
         "probe",
         "report",
-        "reproduce",
         "simulate",
         "sweep",
         "train",
@@ -57,10 +56,15 @@ def _register() -> None:
 
 
 def main() -> None:
-    """The `matcha` command: one clear sentence and an exit code that says what happened."""
+    """Run the `matcha` command."""
+    run(app, "matcha")  # the name also under `python -m matcha.cli`: help and completion
+
+
+def run(app: typer.Typer, name: str) -> None:
+    """Run a command; a failure is one sentence, and the exit code says what happened."""
     try:
         _check_import_name()
-        app(prog_name="matcha")  # also under `python -m matcha.cli`: help and completion
+        app(prog_name=name)
     except MatchaError as error:
         _fail(error)
     except ModuleNotFoundError as error:

@@ -1,9 +1,16 @@
-"""`matcha demo`: the main job. Seven strategies, real processes, slow links, one report."""
+"""`matcha demo`: the same training by every compared strategy, on real processes over slow links.
+
+Eight processes start once and train scikit-learn's digits by one strategy after another, each to
+the same training loss. Links are slowed down by emulation; everything else is real.
+"""
 
 from __future__ import annotations
 
+import json
 import math
-from dataclasses import asdict
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,17 +40,115 @@ from matcha.cli.output import (
     print_json,
 )
 from matcha.errors import InputError, require
-from matcha.plans import check_budget
-from matcha.records import Record, has_diverged
-from matcha.strategies import COMPARED, strategy_named
+from matcha.plans import Plan, check_budget
+from matcha.records import COMMAND_VARIABLE, Record, follow, has_diverged, invoked
+from matcha.strategies import COMPARED, has_budget, plan, strategy_named
 from matcha.topology import families
 
 _narrator = Console(stderr=True)
 _NAMES = 12  # what a column of names takes of a line
+_POLL_SECONDS = 0.1
 
 if TYPE_CHECKING:
-    from matcha.experiments.demo import Demo
     from matcha.report import Comparison
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demo:
+    """What the demo trains, and on what network."""
+
+    directory: Path
+    topology: str = "paper:er8"
+    strategies: tuple[str, ...] = COMPARED
+    budget: float = 0.2
+    """C_b of every strategy but vanilla."""
+    link_mbps: float = 2.5
+    """The speed that links are emulated to have."""
+    target_loss: float = 0.025
+    epochs: int = 20
+    """Give up on the target after so many."""
+    learning_rate: float | None = None
+    batch_size: int = 16
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("link_mbps", "target_loss", "epochs"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise InputError(f"{name} must be positive, not {getattr(self, name):g}.")
+        if not self.strategies:
+            raise InputError("the demo needs at least one strategy.")
+
+    @classmethod
+    def read(cls, path: Path) -> Demo:
+        """Read what `run_demo` wrote for the workers."""
+        document = json.loads(path.read_text(encoding="utf-8"))
+        strategies, directory = tuple(document.pop("strategies")), Path(document.pop("directory"))
+        return cls(strategies=strategies, directory=directory, **document)
+
+    def run_directory(self, strategy: str) -> Path:
+        """Where a strategy's run is recorded."""
+        return self.directory / strategy
+
+    def plan_file(self, strategy: str) -> Path:
+        """Where a strategy's plan waits for the workers."""
+        return self.directory / "plans" / f"{strategy}.json"
+
+
+def make_plans(demo: Demo) -> dict[str, Plan]:
+    """Plan every strategy and leave the plans where the workers find them."""
+    topology = families.parse(demo.topology)
+    plans = {}
+    for strategy in demo.strategies:
+        budget = demo.budget if has_budget(strategy) else 1.0
+        plans[strategy] = plan(topology, budget, strategy, demo.seed)
+        demo.plan_file(strategy).parent.mkdir(parents=True, exist_ok=True)
+        plans[strategy].save(demo.plan_file(strategy))
+    return plans
+
+
+def run_demo(
+    demo: Demo, num_workers: int, on_record: Callable[[str, Record], None] | None = None
+) -> None:
+    """Start the workers, follow them to the end, and leave none behind, whatever happens.
+
+    Args:
+        demo: What to train; its plans are made already.
+        num_workers: How many processes.
+        on_record: Called with a strategy and each of its records as they come.
+
+    Raises:
+        WorkerError: A worker failed; its last words are in the message.
+        ExchangeError: A worker was lost.
+    """
+    from matcha.distributed.launch.launcher import launch
+
+    spec = demo.directory / "demo.json"
+    spec.write_text(json.dumps(asdict(demo), default=str) + "\n", encoding="utf-8")
+    followers = {strategy: follow(demo.run_directory(strategy)) for strategy in demo.strategies}
+
+    def show(ended: Callable[[], bool]) -> None:
+        while not ended():
+            _follow(followers, on_record)
+            time.sleep(_POLL_SECONDS)
+
+    launch(
+        ["-m", "matcha.cli.demo_worker", str(spec)],
+        num_workers,
+        environment={COMMAND_VARIABLE: invoked() or "matcha demo"},
+        logs=demo.directory / "logs",
+        meanwhile=show,
+    )
+    _follow(followers, on_record)
+
+
+def _follow(
+    followers: Mapping[str, Iterator[list[Record]]],
+    on_record: Callable[[str, Record], None] | None,
+) -> None:
+    for strategy, records in followers.items():
+        for record in next(records):
+            if on_record is not None:
+                on_record(strategy, record)
 
 
 @app.command("demo")
@@ -62,7 +167,7 @@ def demo_command(
     output: FolderOrNone = None,
     as_json: Json = False,
 ) -> None:
-    """See what a communication budget buys: train digits for real on 8 processes, seven ways.
+    """See what a communication budget buys: train digits for real on 8 processes, by each strategy.
 
     Beside the plans for a budget stand what people run (allreduce as in DDP, local SGD), and
     silence, which shows what doing nothing would score. One seed: a demonstration only.
@@ -70,7 +175,6 @@ def demo_command(
     Takes about three minutes on two cores. Training, processes and messages are real; the speed of
     the links is emulated. Everything is written below runs/, with a report for a browser.
     """
-    from matcha.experiments.demo import Demo, make_plans, run_demo
     from matcha.report import compare, load_runs, write_report
 
     require("torch")  # which only the workers import

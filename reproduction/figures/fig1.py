@@ -7,16 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from matcha.experiments.reproduction.claims import Claim, judge
-from matcha.experiments.reproduction.comparisons import Results
-from matcha.experiments.reproduction.figures.drawing import COLORS, axes, draw_loss
-from matcha.experiments.reproduction.figures.fig3 import curves, equal_budget
-from matcha.experiments.reproduction.figures.outcome import Outcome, Train
-from matcha.experiments.reproduction.paper import ER8, group
 from matcha.plans import Plan
 from matcha.strategies import plan
 from matcha.topology import families
 from matcha.training.delays import Delays
+from reproduction.claims import Claim, judge
+from reproduction.comparisons import Results
+from reproduction.figures.drawing import COLORS, axes, draw_loss
+from reproduction.figures.fig3 import curves, equal_budget
+from reproduction.figures.outcome import Outcome, Train
+from reproduction.paper import ER8, group
 
 
 def worker_units(made: Plan) -> list[float]:

@@ -1,6 +1,6 @@
-"""Write the plans of the full-scale experiments, for a machine that cannot plan itself.
+"""Write the plans of the full-scale runs, for a machine that cannot plan itself.
 
-    python tools/make_plans.py .carry/plans
+    python -m reproduction.plans .carry/plans
 
 On the paper's graphs `matcha` and `periodic` use the authors' own decomposition, as the paper did.
 """
@@ -11,8 +11,8 @@ import argparse
 from pathlib import Path
 
 import matcha
-from matcha.experiments.reproduction.campaign import plan_of
-from matcha.experiments.reproduction.paper import GROUPS
+from reproduction.campaign import plan_of
+from reproduction.paper import GROUPS
 
 
 def main() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from matcha.errors import unknown_name
-from matcha.experiments.reproduction.trials import Trial
 from matcha.training.delays import Delays
+from reproduction.trials import Trial
 
 ER8 = "paper:er8"
 GEOMETRIC = {

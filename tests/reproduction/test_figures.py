@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from matcha.errors import InputError
-from matcha.experiments.reproduction.figures import maker
-from matcha.experiments.reproduction.trials import Result
 from matcha.records import Record
+from reproduction.figures import maker
+from reproduction.trials import Result
 
 
 def invented(trials):

@@ -1,4 +1,4 @@
-"""`matcha reproduce`: the paper's figures made again, each claim with its verdict."""
+"""`python -m reproduction FIGURE`: make a figure of the paper and judge the paper's claims."""
 
 from __future__ import annotations
 
@@ -10,17 +10,24 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from matcha.cli import app
+from matcha.cli import run
 from matcha.cli.options import Compile, Data, Device, Epochs, Folder, Json, Report
 from matcha.cli.output import check_writable, console, make_folder, patient_progress, print_json
 from matcha.errors import InputError
 
 if TYPE_CHECKING:
-    from matcha.experiments.reproduction.trials import Result, Trial
+    from reproduction.trials import Result, Trial
 
 
-@app.command("reproduce")
-def reproduce_command(
+app = typer.Typer(
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.command()
+def reproduce(
     figure: str = typer.Argument(..., help="fig1, fig3, fig4 or fig5."),
     quick: bool = typer.Option(
         False, "--quick", help="Minutes on two CPU cores: digits instead of CIFAR and text."
@@ -44,17 +51,17 @@ def reproduce_command(
 
     [bold]Examples[/]
 
-      matcha reproduce fig3
+      python -m reproduction fig3
 
-      matcha reproduce fig5 --quick
+      python -m reproduction fig5 --quick
 
-      matcha reproduce fig4 --from benchmarks/results/reproduction/cifar100.jsonl
+      python -m reproduction fig4 --from benchmarks/results/reproduction/cifar100.jsonl
     """
     from rich.table import Table
 
-    from matcha.experiments.reproduction.campaign import Campaign
-    from matcha.experiments.reproduction.figures import maker
     from matcha.report.figures import check_format
+    from reproduction.campaign import Campaign
+    from reproduction.figures import maker
 
     check_format(Path(f"figure.{format}"))
     make = maker(figure)
@@ -96,8 +103,8 @@ def reproduce_command(
 
 def _pages(results: Sequence[Result], output: Path, figure: str) -> list[Path]:
     """One page for each task and network: losses of different ones do not compare."""
-    from matcha.experiments.reproduction.campaign import run_of
     from matcha.report import write_report
+    from reproduction.campaign import run_of
 
     written = []
     for task, topology in dict.fromkeys((r.trial.task, r.trial.topology) for r in results):
@@ -126,3 +133,7 @@ def _watched(results: Iterable[Result], number: int) -> Iterator[Result]:
             transient=True,
         )
     )
+
+
+if __name__ == "__main__":
+    run(app, "python -m reproduction")

@@ -6,8 +6,8 @@ import pytest
 from tests.simulation.tasks import digits, er8, quadratic
 
 from matcha.errors import InputError
-from matcha.experiments.reproduction.trials import Result, Trial, read_results, run_trial
 from matcha.simulation import SGD, Constant, Delays, Settings
+from reproduction.trials import Result, Trial, read_results, run_trial
 
 TRIAL = Trial(task="digits", topology="paper:er8", strategy="matcha", budget=0.5)
 SETTINGS = Settings(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from matcha.experiments.reproduction.claims import Claim, judge
-from matcha.experiments.reproduction.comparisons import Results
-from matcha.experiments.reproduction.figures.drawing import axes, draw_loss
-from matcha.experiments.reproduction.figures.fig4 import beats, same_accuracy, same_loss
-from matcha.experiments.reproduction.figures.outcome import Outcome, Train
-from matcha.experiments.reproduction.paper import GEOMETRIC, group
 from matcha.training.delays import Delays
+from reproduction.claims import Claim, judge
+from reproduction.comparisons import Results
+from reproduction.figures.drawing import axes, draw_loss
+from reproduction.figures.fig4 import beats, same_accuracy, same_loss
+from reproduction.figures.outcome import Outcome, Train
+from reproduction.paper import GEOMETRIC, group
 
 
 def reproduce(train: Train, *, quick: bool) -> Outcome:

@@ -1,6 +1,6 @@
 """The paper's training runs at full scale on one GPU, in the time there is.
 
-    python benchmarks/reproduce_gpu.py cifar10 --data /tmp/data --plans .carry/plans \
+    python -m reproduction.gpu cifar10 --data /tmp/data --plans .carry/plans \
         --output $OUT --seconds 480
 
 Runs a group's trials in order of importance. The number of epochs is what lets the whole list fit
@@ -23,13 +23,13 @@ from typing import Any
 
 import torch
 
-from matcha.experiments.reproduction.learning_rates import best_rate, tuning_loss
-from matcha.experiments.reproduction.paper import Group, group
-from matcha.experiments.reproduction.trials import Result, Trial, result_of
 from matcha.plans import Plan
 from matcha.records import Record
 from matcha.simulation import SGD, Engine, Execution, Settings, Simulation
 from matcha.zoo.recipes import Choices, Recipe, recipe
+from reproduction.learning_rates import best_rate, tuning_loss
+from reproduction.paper import Group, group
+from reproduction.trials import Result, Trial, result_of
 
 _LEAST_SECONDS = 40.0
 """A trial is not begun with less time than this left."""
@@ -122,11 +122,6 @@ class Runner:
         assert self.state.epochs is not None
         return round(self.state.epochs * trial.stretch)
 
-    def trial_seconds(self, epochs: int) -> float:
-        """What a trial of so many epochs takes."""
-        count = epochs // max(1, epochs // self.args.evaluations) + 1
-        return epochs * self.epoch_seconds + count * self.evaluation_seconds
-
     def choose_epochs(self) -> int:
         """As many as let the whole list fit."""
         tuning = min(3, len(self.group.rates)) - 1
@@ -134,7 +129,8 @@ class Runner:
         each = self.args.list_seconds / number
         per_epoch = self.epoch_seconds
         epochs = int((each - self.args.evaluations * self.evaluation_seconds) / per_epoch)
-        return max(self.args.min_epochs, min(self.args.max_epochs, epochs))
+        fewest, most = int(self.args.min_epochs), int(self.args.max_epochs)
+        return max(fewest, min(most, epochs))
 
     def run(self, trial: Trial, rate: float, key: str) -> Result | None:
         """One trial, its result written; None if it failed or is to be gone on with later."""
@@ -218,6 +214,7 @@ def _key(trial: Trial) -> str:
 
 
 def main() -> None:
+    """Parse, then run the group's trials."""
     started = time.perf_counter()
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from matcha.experiments.reproduction.trials import Result
+from reproduction.trials import Result
 
 
 def tuning_loss(result: Result) -> float:

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from matcha.experiments.reproduction.claims import Claim, judge
-from matcha.experiments.reproduction.figures.drawing import COLORS, axes
-from matcha.experiments.reproduction.figures.outcome import Outcome, Train
 from matcha.strategies import plan
 from matcha.topology import families
+from reproduction.claims import Claim, judge
+from reproduction.figures.drawing import COLORS, axes
+from reproduction.figures.outcome import Outcome, Train
 
 GRAPHS = {"geometric16-d10": "geometric graph", "er16": "Erdős–Rényi graph"}
 

@@ -3,13 +3,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.experiments.reproduction.test_figures import invented
+from tests.reproduction.test_figures import invented
 
-from matcha.experiments.reproduction import campaign, paper
-from matcha.experiments.reproduction.campaign import Campaign, plan_of
-from matcha.experiments.reproduction.paper import group
-from matcha.experiments.reproduction.trials import Trial, run_trial
 from matcha.zoo.recipes import Choices, recipe
+from reproduction import campaign, paper
+from reproduction.campaign import Campaign, plan_of
+from reproduction.paper import group
+from reproduction.trials import Trial, run_trial
 
 
 def test_earlier_results_are_found_and_nothing_is_trained(tmp_path):

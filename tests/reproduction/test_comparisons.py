@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from matcha.experiments.reproduction.comparisons import Results, time_to
-from matcha.experiments.reproduction.trials import Result, Trial
 from matcha.records import Record
 from matcha.simulation import Delays
+from reproduction.comparisons import Results, time_to
+from reproduction.trials import Result, Trial
 
 DELAYS = Delays(compute_seconds=1.0, seconds_per_unit=2.0)
 

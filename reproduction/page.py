@@ -1,6 +1,6 @@
 """Write docs/reproduction.md and its pictures from the committed results.
 
-    python tools/reproduction_page.py
+    python -m reproduction.page
 
 Every number on the page comes from benchmarks/results/; the words around them are below.
 """
@@ -11,12 +11,12 @@ import json
 import statistics
 from pathlib import Path
 
-from matcha.experiments.reproduction.campaign import Campaign
-from matcha.experiments.reproduction.comparisons import Results
-from matcha.experiments.reproduction.figures import maker
-from matcha.experiments.reproduction.figures.outcome import Outcome
-from matcha.experiments.reproduction.paper import ER8, group
-from matcha.experiments.reproduction.trials import Result, read_results
+from reproduction.campaign import Campaign
+from reproduction.comparisons import Results
+from reproduction.figures import maker
+from reproduction.figures.outcome import Outcome
+from reproduction.paper import ER8, group
+from reproduction.trials import Result, read_results
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -31,8 +31,9 @@ LONG = ("cifar100-long", "cifar100-wide", "cifar10-long", "ptb-long")
 
 HEAD = """# Reproduction
 
-What became of the paper's Figures 1, 3, 4 and 5 (and Appendix A). This page is written by
-`python tools/reproduction_page.py` from the results under `benchmarks/results/`; every verdict
+What became of the paper's Figures 1, 3, 4 and 5 (and Appendix A), by the package `reproduction/`
+of a clone of the repository, which is not part of the wheel. This page is written by
+`python -m reproduction.page` from the results under `benchmarks/results/`; every verdict
 is decided by code: *holds*, *holds nearly* (it misses by little, the margin is in the code), *does
 not hold*. Claims marked *(ours)* are what this project promises beyond the paper. Runs of 0.1
 recorded the workers' own loss only; where a table says so, that is what it holds. The quick runs on
@@ -41,11 +42,11 @@ digits are under
 
 <!-- not run: trains for minutes, or needs the data sets and a GPU -->
 ```bash
-matcha reproduce fig3                       # plans only: seconds
-matcha reproduce fig5 --quick               # digits on two CPU cores: minutes
-matcha reproduce fig4 --from benchmarks/results/reproduction/cifar100.jsonl \\
-                      --from benchmarks/results/reproduction/ptb.jsonl
-matcha reproduce fig5 --data DIR            # trains in full: wants a GPU
+python -m reproduction fig3                 # plans only: seconds
+python -m reproduction fig5 --quick         # digits on two CPU cores: minutes
+python -m reproduction fig4 --from benchmarks/results/reproduction/cifar100.jsonl \\
+                            --from benchmarks/results/reproduction/ptb.jsonl
+python -m reproduction fig5 --data DIR      # trains in full: wants a GPU
 ```
 """
 

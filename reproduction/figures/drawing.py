@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from matcha.experiments.reproduction.comparisons import Results
-from matcha.experiments.reproduction.trials import Result
 from matcha.strategies import COMPARED, STRATEGIES
+from reproduction.comparisons import Results
+from reproduction.trials import Result
 
 COLORS = {name: STRATEGIES[name].color for name in COMPARED}
 DASHES = {1.0: "-", 0.6: "-", 0.5: "-", 0.4: "-", 0.3: "-", 0.1: "--", 0.02: ":"}

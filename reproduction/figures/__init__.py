@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from matcha.errors import unknown_name
-from matcha.experiments.reproduction.figures import fig1, fig3, fig4, fig5
-from matcha.experiments.reproduction.figures.outcome import Maker, Outcome
+from reproduction.figures import fig1, fig3, fig4, fig5
+from reproduction.figures.outcome import Maker, Outcome
 
 FIGURES: dict[str, Maker] = {
     "fig1": fig1.reproduce,

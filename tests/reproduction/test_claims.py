@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from matcha.experiments.reproduction.claims import Claim, judge, table
+from reproduction.claims import Claim, judge, table
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from matcha.experiments.reproduction.trials import Result
 from matcha.records import MODEL_FIGURES
 from matcha.training.delays import Delays
+from reproduction.trials import Result
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

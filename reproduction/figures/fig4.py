@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from matcha.experiments.reproduction.claims import Claim, judge
-from matcha.experiments.reproduction.comparisons import Results
-from matcha.experiments.reproduction.figures.drawing import axes, draw_loss
-from matcha.experiments.reproduction.figures.fig1 import early_headline, headline, sensitivity
-from matcha.experiments.reproduction.figures.outcome import Outcome, Train
-from matcha.experiments.reproduction.paper import ER8, group
+from reproduction.claims import Claim, judge
+from reproduction.comparisons import Results
+from reproduction.figures.drawing import axes, draw_loss
+from reproduction.figures.fig1 import early_headline, headline, sensitivity
+from reproduction.figures.outcome import Outcome, Train
+from reproduction.paper import ER8, group
 
 
 def reproduce(train: Train, *, quick: bool) -> Outcome:

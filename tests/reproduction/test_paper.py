@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from matcha.errors import InputError
-from matcha.experiments.reproduction.paper import GROUPS, group
+from reproduction.paper import GROUPS, group
 
 
 def test_groups_start_with_vanilla_and_name_plans_once():

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from matcha.experiments.reproduction.learning_rates import best_rate
+from reproduction.learning_rates import best_rate
 
 LADDER = [0.05, 0.1, 0.2, 0.4, 0.8]
 

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import torch
 
-from matcha.experiments.reproduction.learning_rates import best_rate, tuning_loss
-from matcha.experiments.reproduction.paper import GROUPS, Group
-from matcha.experiments.reproduction.trials import Result, Trial, read_results, run_trial
 from matcha.plans import Plan
 from matcha.records import Run, RunHeader
 from matcha.simulation import Engine, Execution, Settings
 from matcha.strategies import plan
 from matcha.topology import families
 from matcha.zoo.recipes import Choices, recipe
+from reproduction.learning_rates import best_rate, tuning_loss
+from reproduction.paper import GROUPS, Group
+from reproduction.trials import Result, Trial, read_results, run_trial
 
 QUICK_EPOCHS = 12
 

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
-from matcha.experiments.reproduction.claims import Claim, table
-from matcha.experiments.reproduction.trials import Result, Trial
+from reproduction.claims import Claim, table
+from reproduction.trials import Result, Trial
 
 Train: TypeAlias = Callable[[Sequence[Trial]], Iterable[Result]]
 """Trains trials, or finds the results of trials that were trained before."""

@@ -1,1 +1,0 @@
-"""The demo, and the paper's experiments reproduced."""
