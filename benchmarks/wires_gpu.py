@@ -23,6 +23,7 @@ import argparse
 import json
 import math
 import statistics
+import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
@@ -38,11 +39,13 @@ from matcha.simulation import Delays, Engine, Execution, Settings, Simulation, T
 from matcha.simulation.execution import Graphs
 from matcha.simulation.mixing import WireMixing
 from matcha.wires import parse_wire
-from matcha.wires.definition import Definition
 from matcha.wires.segments import Segment
 from matcha.wires.wire import BLOCK
 from matcha.zoo.partitions import partition
 from matcha.zoo.recipes import Choices, recipe
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.wires.definition import Definition
 
 # -- here -----------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from tests.wires.definition import Definition
 from tests.wires.networks import SHAPES, compact, drift, padded, round_of, segments, start
 
 from matcha import Round
@@ -14,7 +15,6 @@ from matcha.distributed.exchange.lowrank import LowRankExchange
 from matcha.distributed.exchange.modulo import ModuloExchange
 from matcha.errors import ModelError
 from matcha.wires import LowRank, parse_wire
-from matcha.wires.definition import Definition
 
 
 def exchange(transport, wire: str, row: torch.Tensor, bucket_bytes: int = 10_000):

@@ -16,7 +16,6 @@ from torch import nn
 from matcha import Plan, families, plan
 from matcha.distributed import Gossip, MpiTransport, TorchTransport, Transport
 from matcha.wires import parse_wire
-from matcha.wires.definition import Definition
 
 PROCESSES = 4
 ITERATIONS = 8
@@ -93,6 +92,8 @@ def expected(plan: Plan, rule: str) -> np.ndarray:
     """The same training with the definition's rounds."""
     goals = np.stack([goal(rank) for rank in range(plan.num_workers)])
     x, memory = np.tile(goal(99), (plan.num_workers, 1)), np.zeros_like(goals)
+    from tests.wires.definition import Definition  # not where this file is a script
+
     definition = Definition(plan.wire, SHAPES, x)
     for k in range(ITERATIONS):
         memory = 0.9 * memory + (x - goals)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from tests.wires.definition import Definition
 
 from matcha.wires import parse_wire
-from matcha.wires.definition import Definition
 
 
 def gradients(task, model, points, epoch, step):

@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from tests.wires.definition import Definition
 from tests.wires.networks import (
     LINKS,
     SHAPES,
@@ -18,7 +19,6 @@ from tests.wires.networks import (
 from matcha import Round
 from matcha.wires import parse_wire
 from matcha.wires.batched import meetings_of
-from matcha.wires.definition import Definition
 
 
 def run(meetings, round: Round, x: torch.Tensor) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from tests.wires.definition import Scales, modulo_difference
 
 from matcha.wires import Modulo, modulo
 from matcha.wires.coding import Coder
-from matcha.wires.definition import Scales, modulo_difference
 
 
 def meet(coders: list[Coder], ends: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from tests.wires.definition import Definition
 
 import matcha
 from matcha import families
 from matcha.errors import InputError
 from matcha.timing import LinkSeconds, RandomLinks, Scaled, Units
-from matcha.wires import Transfers, parse_wire
-from matcha.wires.definition import Definition
+from matcha.wires import parse_wire
 from matcha.wires.delays import budget_over, timing_over
 from matcha.wires.wire import BLOCK
 
@@ -73,9 +73,7 @@ def test_a_plan_predicts_the_disagreement_that_a_wire_leaves(name) -> None:
 
 def test_latency_is_not_saved() -> None:
     links = len(ER8.links)
-    timing = Transfers(
-        topology=ER8, latencies=(0.1,) * links, seconds_per_megabyte=(0.09,) * links, megabytes=10.0
-    )
+    timing = LinkSeconds(ER8.with_link_times([1.0] * links, [0.1] * links))
     assert timing.matching_time((ER8.links[0],)) == pytest.approx(1.0)
     wire = parse_wire("modulo:8")
     small = timing_over(timing, wire)
@@ -117,13 +115,12 @@ def test_measured_latencies_of_a_topology_are_not_saved_by_a_wire() -> None:
     assert small.matching_time(link) == pytest.approx(0.01 + 0.1 * wire.size_ratio())
     twice = timing_over(LinkSeconds(timed), parse_wire("lowrank:4"))
     assert twice.matching_time(link) > 0.02
-    own = Transfers(
-        topology=ER8,
-        latencies=(0.01,) * number,
-        seconds_per_megabyte=(0.1,) * number,
-        megabytes=1.0,
-    )
-    assert timing_over(own, wire).matching_time(link) == pytest.approx(small.matching_time(link))
     plan = matcha.plan(timed, 0.1, "periodic", wire=wire)
     again = matcha.Plan.from_json(plan.to_json())
     assert again.expected_comm_time == plan.expected_comm_time
+
+
+def test_a_plan_with_the_transfers_of_old_says_what_to_do() -> None:
+    document = matcha.plan(matcha.families.ring(4), 0.5, "periodic").to_json()
+    with pytest.raises(InputError, match="link_latencies, and plan again"):
+        matcha.Plan.from_json(document | {"timing": {"model": "transfers"}})

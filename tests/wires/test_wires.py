@@ -4,19 +4,19 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.wires.networks import SHAPES, WIRES, drift, round_of, start
-
-from matcha import Round
-from matcha.wires import Modulo, parse_wire
-from matcha.wires.definition import (
+from tests.wires.definition import (
     Definition,
     Scales,
-    check_weights,
     modulo_difference,
     order_of,
     rotate,
     unrotate,
 )
+from tests.wires.networks import SHAPES, WIRES, drift, round_of, start
+
+from matcha import Round
+from matcha.wires import Modulo, parse_wire
+from matcha.wires.shared import check_weights
 
 PAIR = {"matchings": (((0, 1),),), "indices": (0,), "mixing": "pairwise", "weight": 0.5}
 

@@ -1,6 +1,5 @@
-"""Wires: what a message holds. Values and their definition; kernels for torch stand beside them."""
+"""Wires: what a message holds. Values here, kernels for torch beside them."""
 
-from matcha.wires.delays import Transfers
 from matcha.wires.wire import WIRES, Float, LowRank, Modulo, Wire, parse_wire
 
-__all__ = ["WIRES", "Float", "LowRank", "Modulo", "Transfers", "Wire", "parse_wire"]
+__all__ = ["WIRES", "Float", "LowRank", "Modulo", "Wire", "parse_wire"]

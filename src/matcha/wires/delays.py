@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from matcha.errors import InputError
@@ -17,7 +16,7 @@ from matcha.timing import (
     Timing,
     register_timing,
 )
-from matcha.topology import Link, Matching, Topology
+from matcha.topology import Matching, Topology
 from matcha.wires.wire import Wire
 
 
@@ -51,71 +50,12 @@ class Wired(Additive):
         return {"model": "wired", "share": self.share, "base": TIMINGS.to_json(self.base)}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Transfers(Additive):
-    """Every link has a latency a message and seconds a megabyte; a matching costs its slowest link.
-
-    For figures of your own, as of a data sheet; `matcha probe` writes measured ones into the
-    topology, whose `LinkSeconds` do the same. A small message saves the megabytes and not the
-    latency, so on a quick network with long ways the smallest wire is not the best one.
-
-    >>> topology = Topology.from_links([(0, 1), (1, 2)])
-    >>> slow = Transfers(
-    ...     topology=topology, latencies=(0.1, 0.1), seconds_per_megabyte=(0.5, 1.0), megabytes=2.0
-    ... )
-    >>> slow.matching_time(((1, 2),))
-    2.1
-    """
-
-    topology: Topology = field(repr=False)
-    latencies: tuple[float, ...]
-    """Seconds before the first byte arrives, a link each."""
-    seconds_per_megabyte: tuple[float, ...]
-    megabytes: float
-    """Of a whole float32 model."""
-    share: float = 1.0
-    """What the wire leaves of them."""
-    halves: int = 1
-    """Messages one after another in a meeting."""
-    unit: str = field(default="seconds", init=False)
-
-    def __post_init__(self) -> None:
-        number = len(self.topology.links)
-        for values in (self.latencies, self.seconds_per_megabyte):
-            if len(values) != number or not all(v >= 0 for v in values):
-                raise InputError(f"link times are {number} seconds, one a link, from 0 up.")
-        if not self.megabytes > 0:
-            raise InputError(f"the model has {self.megabytes} megabytes, but it must have some.")
-
-    @cached_property
-    def _seconds(self) -> Mapping[Link, float]:
-        size = self.megabytes * self.share
-        pairs = zip(self.latencies, self.seconds_per_megabyte, strict=True)
-        times = (self.halves * latency + size * pace for latency, pace in pairs)
-        return dict(zip(self.topology.links, times, strict=True))
-
-    def matching_time(self, matching: Matching) -> float:
-        """The slowest link's seconds."""
-        return max((self._seconds[link] for link in matching), default=0.0)
-
-    def to_json(self) -> dict[str, Any]:
-        """The model as plain JSON values."""
-        return {
-            "model": "transfers",
-            "latencies": list(self.latencies),
-            "seconds_per_megabyte": list(self.seconds_per_megabyte),
-            "megabytes": self.megabytes,
-            "share": self.share,
-            "halves": self.halves,
-        }
-
-
 def timing_over(timing: Timing, wire: Wire) -> Timing:
     """A delay model of whole float32 models as it is with a wire's messages."""
     share = wire.size_ratio()
     if share == 1:
         return timing
-    if isinstance(timing, Transfers | LinkSeconds):
+    if isinstance(timing, LinkSeconds):
         return replace(timing, share=share, halves=wire.num_phases)
     if isinstance(timing, Scaled):
         return Scaled(lambda n: share * timing.t(n), timing.num_matchings)
@@ -144,15 +84,9 @@ def budget_over(topology: Topology, timing: Timing, wire: Wire, budget: float) -
 
 
 def _transfers(document: dict[str, Any], topology: Topology) -> Timing:
-    name = "seconds_per_megabyte"
-    paces = document[name] if name in document else document["seconds_a_megabyte"]  # as 0.2 wrote
-    return Transfers(
-        topology=topology,
-        latencies=tuple(map(float, document["latencies"])),
-        seconds_per_megabyte=tuple(map(float, paces)),
-        megabytes=float(document["megabytes"]),
-        share=float(document["share"]),
-        halves=int(document["halves"]),
+    raise InputError(
+        "its delay model 'transfers' is gone: put the times into the topology, as link_times and "
+        "link_latencies, and plan again."
     )
 
 

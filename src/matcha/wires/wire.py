@@ -53,7 +53,7 @@ class Modulo:
     """Values on a grid as fine as the two workers' difference allows, modulo 2^bits.
 
     Noise is in proportion to what two workers differ by, not to the size of their values, and no
-    worker remembers another. docs/wires.md derives it; `definition` is what it does.
+    worker remembers another. docs/wires.md derives it.
 
     >>> Modulo(bits=3).name, round(1 / Modulo(bits=3).size_ratio(), 1)
     ('modulo:3', 10.0)

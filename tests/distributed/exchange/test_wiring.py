@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.distributed import wire_cases
+from tests.wires.definition import Definition
 
 from matcha import Plan
 from matcha.distributed import Gossip, run_threads
-from matcha.wires.definition import Definition
 
 LENGTHS = (4, 7, 4, 12)
 """How many steps each of four workers has data for."""

@@ -1,7 +1,7 @@
 """The exchange over a modulo wire: scales first, then packed bits, piece by piece.
 
-The definition is `matcha.wires.definition`. While one piece is on the wire the next is encoded, so
-that neither the link nor the processor waits for the other.
+The tests' oracle is tests/wires/definition.py. While one piece is on the wire the next is
+encoded, so that neither the link nor the processor waits for the other.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a meeting does to two vectors, wire by wire: the definition both engines are tested against.
+"""What a meeting does to two vectors, wire by wire: the oracle of the kernels and both engines.
 
 Written for reading, in plain numpy, one link after another. `matcha.wires.modulo` and its
 neighbours do the same operations on tensors, many blocks or many workers at a time.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,18 @@ import numpy.typing as npt
 
 from matcha.rounds import Round
 from matcha.topology import Link
+from matcha.wires.shared import (
+    FADE,
+    FINEST,
+    FIRST,
+    LEAST,
+    ORDERS,
+    check_weights,
+    first_direction,
+    hadamard,
+    orthonormal,
+    signs,
+)
 from matcha.wires.wire import (
     BLOCK,
     FACTOR_BLOCK,
@@ -27,55 +38,8 @@ from matcha.wires.wire import (
     matrix_shape,
 )
 
-FADE = 0.8
-"""What a round leaves of a scale that nothing renews."""
-FIRST = 1 / 64
-"""The first scale as a share of a block's root mean square."""
-LEAST = 1e-4
-"""The first scale of a block of zeros."""
-FINEST = 2.0**-20
-"""The finest grid as a share of a block's root mean square: float32 has no more to say."""
-DEPENDENT = 1e-4
-"""A column that others explain but for this share of its length adds only rounding errors."""
-ORDERS = 8
-"""In how many orders a block's check may weigh its numbers."""
-_TURN = 0x5749  # seed of the fixed signs
-
 Array = npt.NDArray[Any]
 Memory = dict[str, Array]
-
-
-@cache
-def hadamard(side: int) -> Array:
-    """The Hadamard matrix of a power of two, scaled to be orthogonal.
-
-    >>> (hadamard(2) * 2**0.5).round().tolist()
-    [[1.0, 1.0], [1.0, -1.0]]
-    """
-    matrix = np.ones((1, 1))
-    while len(matrix) < side:
-        matrix = np.block([[matrix, matrix], [matrix, -matrix]]) / math.sqrt(2)
-    return matrix
-
-
-@cache
-def signs(block: int) -> Array:
-    """The fixed random signs of a block, the same on every worker."""
-    return np.random.default_rng(_TURN).choice([-1.0, 1.0], size=block)
-
-
-@cache
-def check_weights(block: int) -> Array:
-    """What each number counts in its block's check: different odd numbers, in a few orders (rows).
-
-    A plain sum misses two numbers that wrap in opposite directions, one order of different weights
-    four whose weights cancel: a block in a thousand that wraps. What a check misses once it would
-    miss at every scale, and two workers would never meet there again. (Seen in training, with
-    either: disagreement in a few blocks that no rate lowered.) So the order changes from meeting
-    to meeting, see `order_of`.
-    """
-    random = np.random.default_rng(_TURN)
-    return np.stack([random.permutation(2.0 * np.arange(block) + 1) for _ in range(ORDERS)])
 
 
 def order_of(common: Array) -> Array:
@@ -129,12 +93,7 @@ def rounded_scale(scales: Array) -> Array:
 def shrinkage(mean_square: Array, wire: Modulo) -> Array:
     """The share of a block's seen difference to move by: rounding adds to it what is not there.
 
-    Two roundings add a sixth of a squared step to the k that are seen, and nobody can tell which
-    part of a k is theirs. Of a difference that is new at each meeting, moving by the share
-    c = 1 − 1/(6 k²) leaves least (James and Stein); one that comes back the same way, as unlike
-    data make it, wants to be moved by whole. The root of c costs either little. Of a difference
-    much finer than a step, E k² is E|D| and c is π/2 k²; with two bits, whose k is ±½ at least,
-    2.5 √(k² − ¼). Both ends know the same k, so they still move by opposite amounts.
+    `matcha.wires.modulo.shrinkage` derives it.
 
     Args:
         mean_square: of a block's k, in steps.
@@ -217,27 +176,11 @@ def modulo_difference(
     return unrotate((k * step[:, None]).astype(lower.dtype))
 
 
-def orthonormal(p: Array) -> Array:
-    """A matrix's columns made orthonormal one after another; what depends on others becomes 0."""
-    q: Array = p.copy()
-    for c in range(q.shape[1]):
-        before = np.sqrt((q[:, c] ** 2).sum())
-        q[:, c] -= q[:, :c] @ (q[:, :c].T @ q[:, c])
-        length = np.sqrt((q[:, c] ** 2).sum())
-        q[:, c] = q[:, c] / length if length > DEPENDENT * before else 0
-    return q
-
-
 def renewed(directions: Array, s: Array) -> Array:
     """The directions for the next meeting; where nothing came through, the old ones."""
     found = orthonormal(s)
     kept: Array = np.where((found != 0).any(0), found, directions)
     return kept
-
-
-def first_direction(columns: int, rank: int) -> Array:
-    """Where power iteration starts on every link."""
-    return orthonormal(np.random.default_rng(_TURN).normal(size=(columns, rank)))
 
 
 class Definition:
