@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -78,5 +82,35 @@ def test_whoever_starts_the_process_group_ends_it(workers):
     workers.run("launch/test_environment.py", num_workers=2)
 
 
+@pytest.mark.slow
+def test_workers_that_torchrun_starts_again_seconds_apart_find_one_another(tmp_path: Path) -> None:
+    """The store outlives the first attempt, whose addresses lead nowhere."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*torchrun, "--max-restarts=1", __file__, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=250,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert sorted(path.name for path in tmp_path.glob("done-*")) == ["done-0", "done-1"]
+
+
+def restarted(folder: Path) -> None:
+    """Worker 1 fails in its first attempt, and comes late to the second."""
+    rank, is_first = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+    if rank == "1" and not is_first:
+        end = time.monotonic() + 100
+        while not (folder / "came-0").exists() and time.monotonic() < end:
+            time.sleep(0.02)
+        time.sleep(2)  # the other is looking for this worker by now
+    if rank == "0" and not is_first:
+        (folder / "came-0").touch()
+    with gossip(deadline=100):
+        if rank == "1" and is_first:
+            os._exit(1)
+    (folder / f"done-{rank}").touch()
+
+
 if __name__ == "__main__":
-    main()
+    restarted(Path(sys.argv[1])) if len(sys.argv) > 1 else main()

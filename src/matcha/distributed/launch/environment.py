@@ -170,10 +170,12 @@ def _rank() -> int | None:
 
 
 def _start_group() -> None:
-    # Two groups, one after the other, must not read each other's addresses from the store, which
-    # torch by itself lets them do: so each has a name of its own, by what all workers count alike.
+    # torch itself lets two groups, one after the other, read each other's addresses from the store;
+    # so do processes that torchrun starts again while its store still holds the first ones'
+    # addresses. Each group gets a name of its own, by what all workers count alike.
     store, rank, num_workers = _meeting()
-    named = PrefixStore(f"matcha/{next(_GROUPS)}", store)
+    restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    named = PrefixStore(f"matcha/{restarts}/{next(_GROUPS)}", store)
     dist.init_process_group(_backend(), store=named, rank=rank, world_size=num_workers)
 
 
