@@ -207,7 +207,7 @@ def on_loopback(
     with LocalWorkers(
         command, NUM_WORKERS, environment=environment, logs=logs, forked=True
     ) as workers:
-        _wait_for_start(folder, lambda: any(workers.tend()))
+        _wait_for_start(folder, lambda: any(workers.poll()))
 
         def start(who: Who) -> bool:
             process = workers.processes[who[0]]

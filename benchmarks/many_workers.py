@@ -124,7 +124,7 @@ def measure(case: str, workers: int) -> dict[str, Any]:
         ) as ws:
             codes = ws.wait(timeout=PATIENCE + 60)
         if any(codes):
-            raise SystemExit(f"{codes}\n{ws.last_words(codes.index(max(codes)))}")
+            raise SystemExit("\n".join([str(codes), *ws.last_words(codes.index(max(codes)))]))
         facts = [json.loads((folder / f"facts-{r}.json").read_text()) for r in range(workers)]
     middle = {name: statistics.median(f[name] for f in facts) for name in facts[0]}
     return {

@@ -102,7 +102,7 @@ def _window(seconds: float) -> tuple[float, float]:
 def _wait_for_start(folder: Path, workers: LocalWorkers) -> None:
     end = time.monotonic() + 200
     while not all((folder / f"ticks-{r}").exists() for r in range(2)):
-        if time.monotonic() > end or any(workers.tend()):
+        if time.monotonic() > end or any(workers.poll()):
             raise SystemExit("the workers did not start")
         time.sleep(0.1)
     time.sleep(1.0)  # the first iterations are slower

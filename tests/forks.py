@@ -39,5 +39,4 @@ class ScriptWorkers(LocalWorkers):
     def _start(self, rank: int) -> ForkedProcess | subprocess.Popen[bytes]:
         log = self._log(rank)
         assert log is not None
-        ranked = {**self._shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-        return start_script(*self._command, environment=ranked, log=log)
+        return start_script(*self._command, environment=self._environment(rank), log=log)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from tests.signals import hear_ctrl_c
 
+from matcha.distributed.launch import local_workers
 from matcha.distributed.launch.launcher import Hosts, launch
 from matcha.distributed.launch.local_workers import LocalWorkers
 from matcha.errors import ExchangeError, InputError, WorkerError
@@ -44,6 +45,54 @@ def test_the_last_words_of_a_logged_worker_are_quoted(tmp_path: Path) -> None:
     script = RANK + "print('I give up') if rank else None; sys.exit(5 * rank)"
     with pytest.raises(WorkerError, match="worker 1 failed with exit code 5: I give up"):
         launch(["-c", script], 2, logs=tmp_path)
+
+
+SCRIPT = """
+import os, sys
+from pathlib import Path
+from matcha.errors import ExchangeError
+folder, kind = Path(sys.argv[1]), sys.argv[2]
+if os.environ["RANK"] == "1":
+    def step():
+        raise ValueError("the loss is a string")
+    sys.exit(4) if kind == "exit" else step()
+while not list(folder.glob("gone-*")):  # the launcher touches it when worker 1 has ended
+    pass
+raise ExchangeError("rank 1 closed its connection") if kind == "raise" else RuntimeError("alone")
+"""
+
+
+@pytest.mark.parametrize("forked", [True, False])
+@pytest.mark.parametrize("kind", ["raise", "exit"])
+def test_the_first_to_fail_by_itself_is_blamed_and_its_last_lines_repeated(
+    tmp_path: Path, monkeypatch, capfd, kind: str, forked: bool
+) -> None:
+    """Worker 0 fails after worker 1, as one that loses another does."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    restart_or_poll = LocalWorkers.poll
+
+    def poll(workers: LocalWorkers) -> list[int | None]:
+        codes = restart_or_poll(workers)
+        if codes[1] is not None:
+            (tmp_path / "gone-1").touch()
+        return codes
+
+    monkeypatch.setattr(LocalWorkers, "poll", poll)
+    if not forked:
+        monkeypatch.setattr(local_workers, "can_be_forked", lambda _: False)
+    with pytest.raises(WorkerError) as caught:
+        launch([str(script), str(tmp_path), kind], 2)
+    said = str(caught.value)
+    if kind == "exit":
+        assert said == "worker 1 failed with exit code 4."
+        return
+    assert said.startswith("worker 1 failed with exit code 1:\n")
+    assert 'line 8, in step\n      raise ValueError("the loss is a string")' in said
+    assert said.endswith("\n  ValueError: the loss is a string")
+    errors = capfd.readouterr().err
+    assert "worker 0: rank 1 closed its connection\n" in errors  # and no traceback of that
+    assert errors.count("Traceback") == 1
 
 
 def test_meanwhile_follows_until_it_is_time_to_end(tmp_path: Path) -> None:

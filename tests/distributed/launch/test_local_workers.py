@@ -77,11 +77,11 @@ def test_each_worker_has_its_own_log(tmp_path: Path) -> None:
     with LocalWorkers(command, 2, logs=tmp_path / "logs") as workers:
         assert workers.wait() == [0, 1]
         assert workers.ended
-        assert [workers.last_words(rank) for rank in (0, 1)] == ["I am 0", "I am 1"]
+        assert [workers.last_words(rank) for rank in (0, 1)] == [["I am 0"], ["I am 1"]]
     assert (tmp_path / "logs" / "worker-1.log").read_text() == "hello\nI am 1\n"
 
 
 def test_a_silent_worker_has_no_last_words(tmp_path: Path) -> None:
     with LocalWorkers(["true"], 1, logs=tmp_path) as workers:
         workers.wait()
-        assert workers.last_words(0) is None
+        assert workers.last_words(0) == []

@@ -1,8 +1,12 @@
 """The fork server: a process that has imported what workers import, and forks one on request.
 
-Importing torch takes seconds of processor time and a hundred megabytes a process. Forked from one
-that has done so, many workers start at once and share that memory, and one that died is back
-sooner. The server runs none of the workers' code, and holds no thread, file or device of theirs.
+Importing torch takes seconds of processor time and a hundred megabytes per process. Forked from one
+process that has done so, many workers start at once, share that memory, and are back sooner after a
+failure. The server runs none of the workers' code, and holds no thread, file or device of theirs.
+
+`multiprocessing`'s forkserver does less than a launcher needs: it imports the launcher's own main
+module into every worker, passes neither environment, folder, log nor session on, and lets workers
+outlive a launcher that was killed.
 """
 
 from __future__ import annotations
@@ -12,7 +16,6 @@ import gc
 import importlib
 import json
 import os
-import runpy
 import select
 import signal
 import socket
@@ -21,11 +24,18 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
-from typing import Any
 
-__all__ = ["ForkServer", "ForkedProcess", "can_be_forked", "end_with_parent", "serve"]
+from matcha.distributed.launch.main import run_main
+
+__all__ = [
+    "ForkServer",
+    "ForkedProcess",
+    "can_be_forked",
+    "end_with_parent",
+    "is_python",
+    "serve",
+]
 
 _POLL = 0.02
 _PR_SET_PDEATHSIG = 1
@@ -33,18 +43,21 @@ _MODULES = ("torch", "torch._dynamo", "matcha.distributed")  # every torch optim
 _SERVE = "from matcha.distributed.launch.fork_server import serve; serve()()"
 
 
-def can_be_forked(command: Sequence[str]) -> bool:
-    """Whether a command is Python running a script or a module, on processors alone.
+def is_python(command: Sequence[str]) -> bool:
+    """Whether a command is this Python running a script or a module.
 
-    What a driver of accelerators keeps does not survive a fork.
-
-    >>> can_be_forked(["sleep", "600"])
-    False
+    >>> is_python([sys.executable, "-m", "this"]), is_python(["sleep", "600"])
+    (True, False)
     """
-    known = sys.platform.startswith("linux") and len(command) > 1 and command[0] == sys.executable
-    if not known or any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/kfd").exists():
+    if len(command) < 2 or command[0] != sys.executable:
         return False
     return command[1] == "-m" or not command[1].startswith("-")
+
+
+def can_be_forked(command: Sequence[str]) -> bool:
+    """Whether a worker of this command can be forked; what GPU drivers keep survives no fork."""
+    has_gpus = any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/kfd").exists()
+    return sys.platform.startswith("linux") and not has_gpus and is_python(command)
 
 
 def end_with_parent() -> None:
@@ -58,13 +71,10 @@ class ForkedProcess:
     def __init__(self, server: ForkServer, pid: int) -> None:
         self._server = server
         self.pid = pid
-        self.returncode: int | None = None
 
     def poll(self) -> int | None:
         """Its exit code, or None while it runs."""
-        if self.returncode is None:
-            self.returncode = self._server.code_of(self.pid)
-        return self.returncode
+        return self._server.exit_code(self.pid)
 
     def wait(self, timeout: float | None = None) -> int:
         """Its exit code, once it has ended.
@@ -103,7 +113,7 @@ class ForkServer:
                 env=dict(environment),
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
-                start_new_session=True,  # Ctrl-C is the launcher's to hear
+                start_new_session=True,  # Ctrl-C is the launcher's to handle
                 preexec_fn=end_with_parent,
             )
 
@@ -115,7 +125,7 @@ class ForkServer:
         Args:
             command: Python, then a script or `-m` and a module, then arguments.
             environment: all of it.
-            log: where what it says goes; None: where this process's words go.
+            log: the file for its output; None: this process's own output.
             mode: in which the log is opened.
         """
         request = {
@@ -126,19 +136,21 @@ class ForkServer:
         }
         self._socket.sendall(json.dumps(request).encode() + b"\n")
         while not self._started and self._process.poll() is None:
-            self._listen(_POLL)
+            self._receive(_POLL)
         if not self._started:
             raise ChildProcessError("the process from which workers are forked has ended")
         return ForkedProcess(self, self._started.pop())
 
-    def code_of(self, pid: int) -> int | None:
+    def exit_code(self, pid: int) -> int | None:
         """The exit code of a forked worker, or None while it runs."""
-        gone = self._process.poll() is not None  # asked first: what it said last is still heard
-        self._listen(0.0)
-        # Without the server the kernel ends its workers, and nobody hears how.
-        return self._codes.get(pid, -signal.SIGTERM if gone else None)
+        if pid not in self._codes:
+            is_gone = self._process.poll() is not None  # asked first: its last words still count
+            self._receive(0.0)
+            if is_gone:  # the kernel ends its workers then, and nothing tells how
+                return self._codes.setdefault(pid, -signal.SIGTERM)
+        return self._codes.get(pid)
 
-    def _listen(self, timeout: float) -> None:
+    def _receive(self, timeout: float) -> None:
         while select.select([self._socket], [], [], timeout)[0]:
             content = self._socket.recv(1 << 16)
             if not content:
@@ -171,12 +183,11 @@ def serve() -> Callable[[], object]:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(waker)
     rest = b""
-    tell = partial(_tell, launcher)
     while True:
         ready = select.select([launcher.fileno(), woken], [], [])[0]
         if woken in ready:
             os.read(woken, 4096)
-            _report_ended(tell)
+            _report_ended(launcher)
         if launcher.fileno() not in ready:
             continue
         content = launcher.recv(1 << 16)
@@ -190,29 +201,24 @@ def serve() -> Callable[[], object]:
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 for unused in (launcher.detach(), woken, waker):
                     os.close(unused)
-                return _prepared(**json.loads(line))
-            tell(pid, None)
+                return _become(**json.loads(line))
+            _report(launcher, pid, None)
 
 
-def _tell(launcher: socket.socket, pid: int, code: int | None) -> None:
-    # A launcher that was stopped hears nothing: the next word from it is that it has hung up.
+def _report(launcher: socket.socket, pid: int, code: int | None) -> None:
+    # A launcher that was stopped receives nothing: the next word from it is that it has hung up.
     with suppress(ConnectionError):
         launcher.sendall(json.dumps([pid, code]).encode() + b"\n")
 
 
-def _report_ended(tell: Callable[[int, int], None]) -> None:
-    while True:
-        try:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return
-        if not pid:
-            return
-        tell(pid, os.waitstatus_to_exitcode(status))
+def _report_ended(launcher: socket.socket) -> None:
+    with suppress(ChildProcessError):
+        while (found := os.waitpid(-1, os.WNOHANG))[0]:
+            _report(launcher, found[0], os.waitstatus_to_exitcode(found[1]))
 
 
 def _fork() -> int:
-    """Fork; the parent goes on when the child leads a group of its own, which may be signalled."""
+    """Fork; the parent continues when the child leads its own group, which may be signalled."""
     reading, writing = os.pipe()
     server = os.getpid()
     pid = os.fork()
@@ -230,10 +236,10 @@ def _fork() -> int:
     return 0
 
 
-def _prepared(
+def _become(
     arguments: list[str], environment: Mapping[str, str], folder: str, log: list[str] | None
-) -> Callable[[], Any]:
-    """In a new worker: what makes it the process that the command would have started."""
+) -> Callable[[], object]:
+    """Turn a new fork into the process that the command would start; returns what it runs."""
     if log is not None:
         flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if log[1] == "ab" else os.O_TRUNC)
         file = os.open(log[0], flags, 0o666)
@@ -245,10 +251,4 @@ def _prepared(
     os.chdir(folder)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()  # Python's own generator does so by itself
-    if arguments[0] == "-m":
-        sys.argv = arguments[1:]
-        sys.path[0] = folder
-        return lambda: runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
-    sys.argv = arguments
-    sys.path[0] = str(Path(arguments[0]).resolve().parent)
-    return lambda: runpy.run_path(arguments[0], run_name="__main__")
+    return lambda: run_main(arguments)

@@ -104,13 +104,13 @@ def launch(
     ):
         if meanwhile is not None:
             meanwhile(lambda: workers.ended)
-        codes = dict(enumerate(workers.wait()))
-        if restarts and 0 in codes.values():  # the team got there, whoever was given up on the way
-            given_up = [rank for rank, code in codes.items() if code]
+        codes = workers.wait()
+        if restarts and 0 in codes:  # the team finished, whoever was given up on the way
+            given_up = [rank for rank, code in enumerate(codes) if code]
             if given_up:
                 _log.warning("workers %s were given up after %d restarts", given_up, restarts)
             return
-        _judge(codes, workers.last_words)
+        _raise_cause({rank: codes[rank] for rank in workers.order}, workers.last_words)
 
 
 def local_links(num_workers: int, folder: Path, keys: Path | None = None) -> dict[str, str]:
@@ -123,28 +123,33 @@ def local_links(num_workers: int, folder: Path, keys: Path | None = None) -> dic
     return found | ({KEYS_VARIABLE: str(keys.resolve())} if keys else {})
 
 
-def _judge(codes: Mapping[int, int], last_words: Callable[[int], str | None]) -> None:
-    """Raise what happened to the worker whose end explains the others'."""
+def _raise_cause(codes: Mapping[int, int], last_words: Callable[[int], list[str]]) -> None:
+    """Raise what happened to the worker whose end explains the others'.
+
+    Args:
+        codes: exit codes by rank, in the order in which the workers ended.
+        last_words: the last lines that a worker said.
+    """
     failed = {rank: code for rank, code in codes.items() if code}
     if not failed:
         return
-    rank = min(failed, key=lambda rank: (_consequence(failed[rank]), rank))
+    rank = min(failed, key=lambda rank: _unlikeliness(failed[rank]))  # of equals the first to end
     words, code = last_words(rank), failed[rank]
-    said = f": {words}" if words else ""
+    said = "." if not words else ":\n  " + "\n  ".join(words) if words[1:] else f": {words[0]}"
     if code < 0:
         raise ExchangeError(f"worker {rank} was ended by {signal.Signals(-code).name}{said}")
     if code == ExchangeError.exit_code:
-        raise ExchangeError(f"worker {rank} lost another{said or '.'}")
-    raise WorkerError(f"worker {rank} failed with exit code {code}{said or '.'}", exit_code=code)
+        raise ExchangeError(f"worker {rank} lost another{said}")
+    raise WorkerError(f"worker {rank} failed with exit code {code}{said}", exit_code=code)
 
 
-def _consequence(code: int) -> int:
-    """How likely an end only follows from another's; the least likely is the cause."""
+def _unlikeliness(code: int) -> int:
+    """How unlikely an end is the cause of the others' ends."""
     if code == -signal.SIGTERM:  # as we do to those who are left
         return 3
     if code == ExchangeError.exit_code:
         return 2
-    return 1 if code > 0 else 0
+    return 1 if code > 0 or code == -signal.SIGABRT else 0
 
 
 def _torchrun(
@@ -160,12 +165,17 @@ def _torchrun(
     else:
         address, _, port = hosts.rendezvous.rpartition(":")
         meeting = [f"--node-rank={hosts.rank}", f"--master-addr={address}", f"--master-port={port}"]
-    os.environ.update(environment)  # torchrun hands on its own
+    before = dict(os.environ)
+    os.environ.update(environment)  # torchrun passes this process's own to the workers
     try:
         torchrun([f"--nnodes={hosts.number}", f"--nproc-per-node={here}", *meeting, *module])
     except ChildFailedError as error:
-        _judge({rank: f.exitcode for rank, f in error.failures.items()}, lambda rank: None)
+        ended = sorted(error.failures.items(), key=lambda found: found[1].timestamp)
+        _raise_cause({rank: failure.exitcode for rank, failure in ended}, lambda _: [])
         raise
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -24,16 +25,18 @@ from matcha.distributed.launch.fork_server import (
     ForkServer,
     can_be_forked,
     end_with_parent,
+    is_python,
 )
+from matcha.distributed.launch.main import ERROR_VARIABLE, read_error
 from matcha.errors import ExchangeError, InputError
 
 __all__ = ["LocalWorkers"]
 
 _log = logging.getLogger("matcha.launch")
 _POLL = 0.02
-_PATIENCE = 1.0  # seconds before a first restart; each further one waits twice as long
-_LONGEST_PATIENCE = 30.0
-_GRACE = 10.0  # seconds for the others to say what they saw, once one worker has failed
+_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0  # seconds before a restart; each next is twice as long
+_GRACE = 10.0  # seconds for the others to report what they saw, once one worker has failed
+_MAIN = "import sys; from matcha.distributed.launch.main import run_main; run_main(sys.argv[1:])"
 
 
 class LocalWorkers:
@@ -48,14 +51,15 @@ class LocalWorkers:
         environment: added to this process's own.
         logs: a folder for each worker's stdout and stderr, `worker-RANK.log`; by default they go
             where this process's own go.
-        restarts: how often a worker that fails is started again, each time after a longer pause;
-            the others go on meanwhile. Whether they can is theirs to know.
+        restarts: how often a worker that fails is started again, each time after a longer pause,
+            while the others continue; whether they can is theirs to know.
         forked: whether workers are forked from one process that has imported torch, where the
             command allows it: many start sooner, share memory, and are back sooner.
 
     Attributes:
         processes: the workers' present processes, by rank.
         restarted: how often each worker was started again.
+        order: ranks in the order in which they ended for good.
     """
 
     def __init__(
@@ -71,7 +75,10 @@ class LocalWorkers:
         if num_workers < 1:
             raise InputError(f"at least one worker must be started, not {num_workers}.")
         self._store = _loopback_store()
+        self._errors = tempfile.TemporaryDirectory(prefix="matcha-")
+        threads = max(1, (os.cpu_count() or 1) // num_workers)
         shared = {
+            "OMP_NUM_THREADS": str(threads),
             **os.environ,
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(self._store.port),
@@ -81,13 +88,12 @@ class LocalWorkers:
             "LOCAL_WORLD_SIZE": str(num_workers),
             **(environment or {}),
         }
-        threads = max(1, (os.cpu_count() or 1) // num_workers)
-        shared.setdefault("OMP_NUM_THREADS", str(threads))
         self.logs = logs
         if logs is not None:
             logs.mkdir(parents=True, exist_ok=True)
         self._command, self._shared, self._restarts = list(command), shared, restarts
         self.restarted = [0] * num_workers
+        self.order: list[int] = []
         self._due: dict[int, float] = {}
         self._is_stopping = False
         self.processes: list[subprocess.Popen[bytes] | ForkedProcess] = []
@@ -100,14 +106,17 @@ class LocalWorkers:
             raise
 
     def _start(self, rank: int) -> subprocess.Popen[bytes] | ForkedProcess:
-        ranked = {**self._shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        ranked = self._environment(rank)
         log = self._log(rank)
         mode = "ab" if self.restarted[rank] else "wb"
         if self._server is not None:
             return self._server.start(self._command, ranked, log, mode)
+        command = self._command
+        if is_python(command):
+            command = [command[0], "-c", _MAIN, *command[1:]]
         with ExitStack() as stack:
             return subprocess.Popen(
-                self._command,
+                command,
                 env=ranked,
                 stdin=subprocess.DEVNULL,
                 stdout=None if log is None else stack.enter_context(log.open(mode)),
@@ -116,8 +125,12 @@ class LocalWorkers:
                 preexec_fn=end_with_parent if sys.platform.startswith("linux") else None,
             )
 
-    def tend(self) -> list[int | None]:
-        """Start those again that failed and may; returns what each worker's exit code is now.
+    def _environment(self, rank: int) -> dict[str, str]:
+        own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        return {**self._shared, **own, ERROR_VARIABLE: str(self._error(rank))}
+
+    def poll(self) -> list[int | None]:
+        """Each worker's exit code, None while it runs; starts those again that failed and may.
 
         A worker that will be started again has none.
         """
@@ -126,13 +139,15 @@ class LocalWorkers:
         for rank, process in enumerate(self.processes):
             code = process.poll()
             if code and self.restarted[rank] < self._restarts and not self._is_stopping:
-                pause = min(_PATIENCE * 2 ** self.restarted[rank], _LONGEST_PATIENCE)
+                pause = min(_FIRST_PAUSE * 2 ** self.restarted[rank], _LONGEST_PAUSE)
                 if rank not in self._due:
                     _log.warning("worker %d ended with %d: again in %g s", rank, code, pause)
                 if now >= self._due.setdefault(rank, now + pause):
                     del self._due[rank]
                     self.restart(rank)
                 code = None
+            if code is not None and rank not in self.order:
+                self.order.append(rank)
             codes.append(code)
         return codes
 
@@ -144,25 +159,28 @@ class LocalWorkers:
     def _log(self, rank: int) -> Path | None:
         return None if self.logs is None else self.logs / f"worker-{rank}.log"
 
-    def last_words(self, rank: int) -> str | None:
-        """The last line that a worker wrote to its log; None where there is no log or no line."""
+    def _error(self, rank: int) -> Path:
+        return Path(self._errors.name) / f"error-{rank}"
+
+    def last_words(self, rank: int) -> list[str]:
+        """The last lines of a worker's error, or the last line of its log; none if it said none."""
         log = self._log(rank)
-        if log is None:
-            return None
-        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        return lines[-1] if lines else None
+        lines = read_error(self._error(rank))
+        if not lines and log is not None:
+            lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
+        return lines
 
     @property
     def ended(self) -> bool:
         """Whether all have ended, or one has failed, so that it is time to `wait`."""
-        codes = self.tend()
+        codes = self.poll()
         return None not in codes or (any(codes) and not self._restarts)
 
     def wait(self, timeout: float | None = None, grace: float = _GRACE) -> list[int]:
         """Wait for all to end and return their exit codes.
 
         Once one has failed, the others get `grace` seconds to end by themselves, then are stopped;
-        with restarts they go on without it.
+        with restarts they continue without it.
 
         Raises:
             ExchangeError: they did not end within `timeout` seconds; they are stopped first.
@@ -170,7 +188,7 @@ class LocalWorkers:
         end = None if timeout is None else time.monotonic() + timeout
         failed: float | None = None
         while True:
-            codes = self.tend()
+            codes = self.poll()
             if all(code is not None for code in codes):
                 return [code for code in codes if code is not None]
             now = time.monotonic()
@@ -198,6 +216,7 @@ class LocalWorkers:
                     break
         if self._server is not None:
             self._server.close()
+        self._errors.cleanup()
 
     def __enter__(self) -> LocalWorkers:
         return self
