@@ -3,6 +3,7 @@ from __future__ import annotations
 import matcha
 from matcha.distributed.exchange.exchange import meetings
 from matcha.distributed.itinerary import Itinerary
+from matcha.plans.staged import Stage
 
 PLAN = matcha.plan(matcha.families.ring(4), 0.5, "matcha", effort="none")
 
@@ -30,3 +31,16 @@ def test_a_worker_alone_meets_nobody():
         assert way.met == ()
         way.advance()
     assert way.iteration == 10
+
+
+def test_partners_are_those_whom_the_rounds_to_come_can_pair():
+    greedy = matcha.plan(matcha.families.complete(4), 0.5, "greedy")
+    met = {m.peer for k in range(50) for m in meetings(greedy.round(k), 0)}
+    assert Itinerary(greedy, rank=0, iteration=0).partners() == met < {1, 2, 3}
+    silent = matcha.plan(matcha.families.ring(4), 0.5, "silent")
+    stages = (Stage(start=0, level=1), Stage(start=10, level=0))
+    staged = matcha.StagedPlan(levels=(silent, PLAN), stages=stages)
+    way = Itinerary(staged, rank=0, iteration=9)
+    assert way.partners() == {1, 3}
+    way.advance()
+    assert way.partners() == set()

@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from matcha.distributed.averaging import Averaging
-from matcha.distributed.collectives import roll_call
+from matcha.distributed.collectives import gather, roll_call
 from matcha.distributed.elastic.membership import Membership, as_team
 from matcha.distributed.equipment import Equipment
 from matcha.distributed.exchange.buckets import fill_buckets, layout_digest
@@ -320,17 +320,23 @@ class Gossip(Savable):
 
     @contextmanager
     def join(self) -> Iterator[None]:
-        """Train inside it when workers have unequal amounts of data.
+        """Train inside it when workers have unequal amounts of data, for an epoch or for all.
 
         A worker that leaves it early takes part in the rounds of those who still train, without a
-        step of its own. Two that have both left meet once more and then never again.
+        step of its own. In the end all go on at the iteration of the worker that took most steps.
+        A collective call.
         """
         check_setup(replace(self.setup, call="join"))
         yield
+        last = self.iteration
         if self.num_workers > 1 and self._asynchrony is None:  # there nobody is waited for
             self.exchange.timeout = _FOREVER  # who still trains may take its time
-            partners = self.plan.topology.neighbors(self.rank)
-            answer(self.exchange, self._itinerary, partners, self._steps.take)
+            answer(self.exchange, self._itinerary, self._steps.take)
+            self.exchange.timeout = self.deadline
+        roll_call(self.transport, "join()", _FOREVER)
+        # Rounds after the last step of anybody were only there to say goodbye.
+        ends = gather(self.transport, str(last).encode(), _FOREVER)
+        self.seek(max(map(int, ends)))
 
     @contextmanager
     def away(self) -> Iterator[None]:

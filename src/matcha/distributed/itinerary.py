@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from bisect import bisect_right
+from collections.abc import Callable
 from functools import lru_cache
 from itertools import repeat
 from typing import Protocol
 
-from matcha.distributed.exchange.exchange import Meeting, meetings
+from matcha.distributed.exchange.exchange import RUNNING, Meeting, meetings
 from matcha.distributed.exchange.wiring import Exchanger
 from matcha.distributed.transports.base import Transport
-from matcha.plans import PlanLike
+from matcha.plans import Plan, PlanLike, StagedPlan
 from matcha.rounds import Round
 
 __all__ = ["Itinerary", "answer", "say_finished"]
 
 _KNOWN_ROUNDS = 1 << 14  # rounds repeat; beyond this many different ones, look again
-_NEVER_MET = 100_000  # rounds without a meeting after which no more is expected
+_NEVER = 1e-6  # a matching that is active more rarely is not waited for
 _REST = Round(matchings=(), indices=(), mixing="pairwise", weight=0.5)
 
 
@@ -44,9 +45,11 @@ class Itinerary:
             return meetings(round, rank)
 
         self._plan = plan
+        self._rank = rank
         self._alone = alone
         self.passed: set[int] = set()
         self._met = met
+        self._peers = [_peers_of(level, rank) for level in plan.levels]
         self.seek(iteration)
 
     def seek(self, iteration: int) -> None:
@@ -58,7 +61,16 @@ class Itinerary:
     def follow(self, plan: PlanLike) -> None:
         """Go on by another plan from the round that comes next."""
         self._plan = plan
+        self._peers = [_peers_of(level, self._rank) for level in plan.levels]
         self.seek(self.iteration)
+
+    def partners(self) -> set[int]:
+        """Return the workers that this one meets in some round from the current one on."""
+        if not isinstance(self._plan, StagedPlan):
+            return set().union(*self._peers)
+        stages = self._plan.stages
+        current = bisect_right([stage.start for stage in stages], self.iteration) - 1
+        return set().union(*(self._peers[stage.level] for stage in stages[current:]))
 
     def advance(self) -> None:
         """Go on to the next round."""
@@ -69,9 +81,13 @@ class Itinerary:
             self.met = tuple(meeting for meeting in self.met if meeting.peer not in self.passed)
 
 
-def answer(
-    exchange: Exchanger, itinerary: Itinerary, partners: Iterable[int], take: Callable[[], None]
-) -> None:
+def _peers_of(level: Plan, rank: int) -> set[int]:
+    """The workers that a plan of one stage ever pairs with this one."""
+    used = (m for m, p in zip(level.matchings, level.probabilities, strict=True) if p > _NEVER)
+    return {i + j - rank for matching in used for i, j in matching if rank in (i, j)}
+
+
+def answer(exchange: Exchanger, itinerary: Itinerary, take: Callable[[], None]) -> None:
     """Come to the meetings of those who still train, without steps of one's own, until none does.
 
     Every meeting tells whether its ends have finished; two that both have do not meet again. So
@@ -79,10 +95,13 @@ def answer(
     """
     exchange.finished_at = itinerary.iteration
     itinerary.passed = exchange.finished
-    idle = 0
-    while not exchange.finished.issuperset(partners) and idle < _NEVER_MET:
-        idle = 0 if itinerary.met else idle + 1
-        take()
+    while not exchange.finished.issuperset(itinerary.partners()):
+        if itinerary.met:
+            take()
+        else:
+            itinerary.advance()
+    exchange.finished_at = RUNNING
+    exchange.finished.clear()
 
 
 def say_finished(transport: Transport, itinerary: Itinerary, team: Leaver | None = None) -> None:

@@ -323,8 +323,8 @@ EXCLUSIONS = (
     ),
     Exclusion(
         JOIN,
-        DIRECTED,
-        "partners must be able to answer that they have finished: let all take as many steps",
+        NOT_PAIRS,
+        "two that meet tell each other whether they have finished: let all take as many steps",
     ),
     Exclusion(
         JOIN,
