@@ -69,3 +69,14 @@ def write_ptb(root, sentences=200):
     for name, part in (("train", lines), ("valid", lines[:30]), ("test", lines[:30])):
         (folder / f"ptb.{name}.txt").write_text("\n".join(part) + "\n")
     return lines
+
+
+def write_text(root, documents=40, words=300):
+    """Documents of two kinds, each in a folder of its own."""
+    random = np.random.default_rng(0)
+    vocabulary = ["round", "matching", "worker", "budget", "link", "plan"]
+    for number in range(documents):
+        kind, known = (("first", vocabulary[:3]), ("second", vocabulary[3:]))[number % 2]
+        (root / kind).mkdir(parents=True, exist_ok=True)
+        text = " ".join(random.choice(known, words)) + "\n"
+        (root / kind / f"{number:02d}.txt").write_text(text)

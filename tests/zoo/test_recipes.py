@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.datasets import write_cifar10, write_cifar100, write_ptb
+from tests.datasets import write_cifar10, write_cifar100, write_ptb, write_text
 from tests.simulation.tasks import er8
 
 from matcha.errors import InputError
@@ -14,14 +14,16 @@ def test_every_recipe_trains_an_epoch_on_tiny_data(name, tmp_path):
     write_cifar10(tmp_path)
     write_cifar100(tmp_path)
     write_ptb(tmp_path, sentences=500)
+    write_text(tmp_path)
     chosen = recipe(name)
     small = {
         "cifar10": "resnet8",
         "cifar100": "resnet8",
         "ptb": "lstm-small",
         "ptb-transformer": "transformer-small",
+        "text": "transformer-1m",
     }.get(name)
-    whole = name in ("ptb", "ptb-transformer", "quadratic")
+    whole = name in ("ptb", "ptb-transformer", "quadratic", "text")
     task = chosen.task(
         Choices(
             num_workers=8,

@@ -105,7 +105,10 @@ Momentum: TypeAlias = Annotated[
 Model: TypeAlias = Annotated[
     str | None, typer.Option("--model", help="Another network, such as resnet20.")
 ]
-Partition: TypeAlias = Annotated[str, typer.Option("--partition", help="iid, shards or dirichlet.")]
+Partition: TypeAlias = Annotated[
+    str,
+    typer.Option("--partition", help="iid, shards or dirichlet; of text: iid, documents, folders."),
+]
 Data: TypeAlias = Annotated[
     Path | None, typer.Option("--data", help="Folder of the data sets; or $MATCHA_DATA.")
 ]

@@ -23,16 +23,16 @@ from matcha.simulation.clipping import ClippedMixing
 from matcha.simulation.execution import (
     Bound,
     Graphs,
+    choose_batching,
     compile_blocks,
     new_stream,
-    prefers_vmap,
 )
 from matcha.simulation.flat import Workers
 from matcha.simulation.mixing import Mixing, PushMixing, WholeMixing, WireMixing, is_whole
 from matcha.topology import Link
 from matcha.training.execution import Batching, Execution
 from matcha.training.momentum import Momentum, MomentumRule, make_rule
-from matcha.training.optimizers import SGD, Optimizer
+from matcha.training.optimizers import SGD, Adam, Optimizer
 from matcha.training.task import Task
 from matcha.wires import Float, Wire
 
@@ -68,25 +68,27 @@ class Engine:
         self.on_cuda = self.device.type == "cuda"
         dtype, compute = execution.dtype, execution.compute_dtype
         template = task.model()
-        use_vmap = execution.batching == "vmap" or (
-            execution.batching == "auto" and not self.on_cuda and prefers_vmap(template)
-        )
-        self.batching: Batching = "vmap" if use_vmap else "loop"
+        self.batching: Batching = choose_batching(template, execution)
+        loops = self.batching == "loop"
         task.to(self.device, compute)
         self.workers = Workers(
             template,
             task.num_workers,
             device=self.device,
             dtype=dtype,
-            compute_dtype=None if use_vmap else compute,
-            channels_last=self.on_cuda and not use_vmap,
+            compute_dtype=None if self.batching == "vmap" else compute,
+            channels_last=self.on_cuda and loops,
         )
-        if execution.compile:
+        self._losses_at_once = self._losses_of
+        if execution.compile and loops:
             compile_blocks(self.workers.modules)
+        elif execution.compile and self.batching == "stacked":
+            self._losses_at_once = torch.compile(self._losses_of, dynamic=False)
         self.memory = self.optimizer.state(self.workers.parameters)
-        self._fused: SGD | None = None
-        if self.on_cuda and not overlap and isinstance(self.optimizer, SGD):
-            self._fused = self.optimizer if self.optimizer.momentum else None
+        self._fused: SGD | Adam | None = None
+        if self.on_cuda and not overlap:
+            known, chosen = (SGD, Adam), self.optimizer
+            self._fused = chosen if isinstance(chosen, known) and chosen.momentum else None
         m, steps = task.num_workers, task.steps_per_epoch
         self.losses = torch.zeros(m, dtype=torch.float64, device=self.device)
         """Each worker's loss summed over the epoch so far."""
@@ -183,7 +185,7 @@ class Engine:
         }
         inputs, targets = self.task.batch(rows)
         self.workers.refresh()
-        if self.batching == "vmap":
+        if self.batching != "loop":
             self._gradients_at_once(inputs, targets)
             return
         with self._fork() as worker_stream:
@@ -203,20 +205,21 @@ class Engine:
 
     def _gradients_at_once(self, inputs: Tensor, targets: Tensor) -> None:
         leaves = {n: v.detach().requires_grad_() for n, v in self.workers.stacked().items()}
-        template = self.workers.template
-
-        def loss_of(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-            bound = Bound(template, parameters)
-            return self.task.loss(bound, x, y, ())[0]
-
         with self.execution.autocast():
-            losses = torch.func.vmap(loss_of)(leaves, inputs, targets)
+            if self.batching == "stacked":
+                losses = self._losses_at_once(leaves, inputs, targets)
+            else:
+                losses = torch.func.vmap(self._losses_of)(leaves, inputs, targets)
         gradients = torch.autograd.grad(losses.sum(), list(leaves.values()))
         for target, gradient in zip(
             self.workers.stacked_updates().values(), gradients, strict=True
         ):
             target.copy_(gradient)
         self.losses.add_(losses.detach())
+
+    def _losses_of(self, parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        """The loss at some parameters: one per worker where the task's model stacks."""
+        return self.task.loss(Bound(self.workers.template, parameters), x, y, ())[0]
 
     def _direct(self) -> None:
         self.optimizer.direct(self.workers.parameters, self.workers.updates, self.memory)
@@ -266,8 +269,8 @@ class Engine:
         self.momentum_rule.after_round(self.workers.parameters, self.memory, rate, met)
 
     def directions(self) -> Tensor:
-        """Every worker's last update direction u."""
-        if self._fused is None:
+        """Every worker's last update direction u; with Adam fused, its gradient."""
+        if not isinstance(self._fused, SGD):
             return self.workers.updates
         matrices = self.workers.parameters, self.workers.updates, self.memory
         return self._fused.directions(*matrices)

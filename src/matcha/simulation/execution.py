@@ -8,6 +8,9 @@ from contextlib import contextmanager, nullcontext
 import torch
 from torch import Tensor, nn
 
+from matcha.errors import InputError
+from matcha.training.execution import Batching, Execution
+
 
 def prefers_vmap(model: nn.Module) -> bool:
     """Whether one batched computation beats a loop over models on a CPU.
@@ -17,6 +20,25 @@ def prefers_vmap(model: nn.Module) -> bool:
     """
     unsuitable = (nn.modules.conv._ConvNd, nn.RNNBase, nn.modules.batchnorm._BatchNorm, nn.Dropout)
     return not any(isinstance(module, unsuitable) for module in model.modules())
+
+
+def choose_batching(model: nn.Module, execution: Execution) -> Batching:
+    """How workers' passes are computed: as asked for, or as fits the model and the device.
+
+    Raises:
+        InputError: The model cannot be stacked.
+    """
+    stacks = getattr(model, "stacks", False)
+    if execution.batching == "stacked" and not stacks:
+        raise InputError(
+            "batching='stacked' needs a model that computes with several workers' parameters, as "
+            f"the transformers do; {type(model).__name__} takes one worker's: choose 'loop'."
+        )
+    if execution.batching != "auto":
+        return execution.batching
+    if execution.device.startswith("cuda"):
+        return "stacked" if stacks else "loop"
+    return "vmap" if prefers_vmap(model) else "loop"
 
 
 class Graphs:

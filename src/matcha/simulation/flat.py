@@ -196,8 +196,15 @@ class Workers:
             torch._foreach_copy_(spans, [self.layout.ravel(gradients[k]) for k in group])
 
     def stacked(self) -> dict[str, Tensor]:
-        """Every parameter of all workers at once, the worker the first axis; views."""
-        return dict(self.layout.views(self.parameters))
+        """Every parameter of all workers at once, the worker the first axis; views.
+
+        Weights come from the low-precision copy where there is one.
+        """
+        views = dict(self.layout.views(self.parameters))
+        if self.low is not None:
+            low = dict(self.layout.views(self.low))
+            views = {name: low[name] if view.dim() > 2 else view for name, view in views.items()}
+        return views
 
     def stacked_updates(self) -> dict[str, Tensor]:
         """The same views of the gradient matrix."""

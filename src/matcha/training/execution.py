@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 import torch
 
 from matcha.errors import InputError
 
-Batching: TypeAlias = Literal["auto", "loop", "vmap"]
+Batching: TypeAlias = Literal["auto", "loop", "vmap", "stacked"]
 Precision: TypeAlias = Literal["float32", "float64", "bfloat16"]
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.float32}
@@ -24,7 +24,8 @@ class Execution:
     precision: Precision = "float32"
     """``bfloat16`` keeps float32 parameters and computes under autocast."""
     batching: Batching = "auto"
-    """Simulation: workers' passes one by one, or as one batched computation (``vmap``)."""
+    """Simulation: workers' passes one by one, or as one batched computation: by ``vmap``, or
+    ``stacked``, for models that compute with the parameters of several workers themselves."""
     streams: int = 8
     """Simulation on CUDA: how many workers' passes may overlap."""
     capture: bool = True
@@ -37,8 +38,10 @@ class Execution:
             raise InputError(
                 f"precision must be one of {', '.join(_DTYPES)}, not {self.precision!r}"
             )
-        if self.batching not in ("auto", "loop", "vmap"):
-            raise InputError(f"batching must be auto, loop or vmap, not {self.batching!r}")
+        if self.batching not in get_args(Batching):
+            raise InputError(
+                f"batching must be one of {', '.join(get_args(Batching))}, not {self.batching!r}"
+            )
         if self.streams < 1:
             raise InputError(f"streams must be 1 or more, not {self.streams}")
         kind = self.device.partition(":")[0]

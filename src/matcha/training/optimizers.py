@@ -177,6 +177,33 @@ class Adam:
         if self.weight_decay and self.decoupled:
             updates.add_(parameters, alpha=self.weight_decay)
 
+    def step_fused(
+        self, parameters: Tensor, updates: Tensor, state: dict[str, Tensor], rate: Tensor
+    ) -> None:
+        """:meth:`direct` and x ← x − ηu in one pass over memory; ``updates`` stay gradients.
+
+        Needs a CUDA device.
+        """
+        if self.clip_norm is not None:
+            _clip(updates, self.clip_norm)
+        state["steps"].add_(1)
+        step = torch._fused_adamw_ if self.decoupled else torch._fused_adam_
+        step(
+            [parameters],
+            [updates],
+            [state["first"]],
+            [state["second"]],
+            [],
+            [state["steps"].float()],
+            lr=rate.float(),
+            beta1=self.beta1,
+            beta2=self.beta2,
+            weight_decay=self.weight_decay,
+            eps=self.epsilon,
+            amsgrad=False,
+            maximize=False,
+        )
+
     def denominator(self, state: Mapping[str, Tensor]) -> Tensor:
         """What the first moment is divided by to become a direction; new memory."""
         first, second, steps = state["first"], state["second"], state["steps"]

@@ -104,3 +104,33 @@ class Plateau:
             else:
                 drops += 1
         return _warm(epoch, self.base, self.start, self.warmup) / self.factor**drops
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cosine:
+    """From the base down to a share of it along half a cosine; usual for language models.
+
+    >>> rates = Cosine(base=1.0, epochs=10, warmup=2)
+    >>> [round(rates.rate(epoch), 3) for epoch in (1, 2, 6, 10)]
+    [0.5, 1.0, 0.55, 0.1]
+    """
+
+    follows_loss: ClassVar[bool] = False
+    base: float
+    epochs: float
+    """When the descent ends."""
+    final: float = 0.1
+    """What is left of the base at the end."""
+    warmup: float = 0.0
+    start: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check(self.base, self.warmup)
+        if not self.epochs > self.warmup:
+            raise InputError(f"the warm-up of {self.warmup} epochs must end before {self.epochs}")
+
+    def rate(self, epoch: float, losses: Sequence[float] = ()) -> float:
+        """η at an epoch."""
+        done = min(1.0, max(0.0, (epoch - self.warmup) / (self.epochs - self.warmup)))
+        share = self.final + (1 - self.final) * (1 + math.cos(math.pi * done)) / 2
+        return share * _warm(epoch, self.base, self.start, self.warmup)

@@ -24,6 +24,15 @@ def _columns(words: Labels, batch_size: int) -> Labels:
     return np.ascontiguousarray(words[: length * batch_size].reshape(batch_size, length).T)
 
 
+def mean_cross_entropy(scores: Tensor, targets: Tensor) -> Tensor:
+    """The mean over a batch; where batches of several workers are stacked, one per worker."""
+    scores = scores.flatten(0, -2)
+    if targets.dim() == 2:
+        return functional.cross_entropy(scores, targets.flatten())
+    losses = functional.cross_entropy(scores, targets.flatten(), reduction="none")
+    return losses.view(len(targets), -1).mean(1)
+
+
 class LanguageTask:
     """Predict the next word; an LSTM's state is carried from batch to batch within an epoch.
 
@@ -112,9 +121,9 @@ class LanguageTask:
     def loss(
         self, model: nn.Module, inputs: Tensor, targets: Tensor, state: tuple[Tensor, ...]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Cross-entropy a word, and the state after the batch."""
+        """Cross-entropy per word, and the state after the batch; one per worker where stacked."""
         scores, after = model(inputs, *state)
-        return functional.cross_entropy(scores.flatten(0, 1), targets.flatten()), after
+        return mean_cross_entropy(scores, targets), after
 
     def evaluate(self, model: nn.Module) -> Evaluation:
         """Cross-entropy a word of the validation text; its exponential is the perplexity."""

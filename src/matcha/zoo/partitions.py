@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -10,7 +10,9 @@ import numpy.typing as npt
 from matcha.errors import InputError
 from matcha.training.task import generator
 
-PartitionKind: TypeAlias = Literal["iid", "shards", "dirichlet"]
+PartitionKind: TypeAlias = Literal["iid", "shards", "dirichlet", "documents", "folders"]
+"""The last two are for text: `matcha.zoo.text.share`."""
+_BY_LABEL: tuple[PartitionKind, ...] = ("iid", "shards", "dirichlet")
 Indices: TypeAlias = npt.NDArray[np.int64]
 _PURPOSE = 0x5041  # keeps these draws apart from a task's others under the same seed
 
@@ -38,7 +40,7 @@ def partition(
         InputError: There are fewer examples than workers, or a parameter makes no sense.
     """
     labels = np.asarray(labels)
-    if kind not in get_args(PartitionKind):
+    if kind not in _BY_LABEL:
         raise InputError(f"partition must be iid, shards or dirichlet, not {kind!r}")
     if num_workers < 1 or len(labels) < num_workers:
         raise InputError(f"{len(labels)} examples cannot be shared among {num_workers} workers")

@@ -13,14 +13,16 @@ from torch import nn
 
 from matcha.errors import InputError, unknown_name
 from matcha.training.optimizers import OPTIMIZERS, SGD, Optimizer, adamw
-from matcha.training.rates import Constant, Plateau, Schedule, StepDecay
+from matcha.training.rates import Constant, Cosine, Plateau, Schedule, StepDecay
 from matcha.training.task import Task, TaskSpec
 from matcha.zoo import data as sets
+from matcha.zoo.corpus import read_corpus
 from matcha.zoo.images import ImageTask
 from matcha.zoo.language import LanguageTask
 from matcha.zoo.models import LanguageModel, Transformer, maker
 from matcha.zoo.partitions import PartitionKind, partition
 from matcha.zoo.quadratics import QuadraticTask
+from matcha.zoo.text import TextTask
 
 _MOMENTUM = SGD(momentum=0.9, nesterov=True, weight_decay=1e-4)
 
@@ -64,7 +66,8 @@ class Recipe:
     length: int = 35
     """Words a batch and place, where the examples are text."""
     decay: str = "steps"
-    """``steps`` (÷ 10 after half and three quarters, warmed up), ``plateau`` (÷ 4) or ``none``."""
+    """``steps`` (÷ 10 after half and three quarters, warmed up), ``plateau`` (÷ 4), ``cosine`` (to
+    a tenth, warmed up) or ``none``."""
 
     def task(self, choices: Choices) -> Task:
         """Build the task.
@@ -120,6 +123,8 @@ class Recipe:
                 warmup=0.05 * epochs,
                 start=0.1 * base,
             )
+        if self.decay == "cosine":
+            return Cosine(base=base, epochs=epochs, warmup=0.04 * epochs)
         return Constant(base=base)
 
 
@@ -190,6 +195,38 @@ def _language(recipe: Recipe, choices: Choices) -> Task:
         models[name],
         batch_size=recipe.examples_per_batch(choices),
         length=recipe.length,
+        seed=choices.seed,
+    )
+
+
+_TEXT_MODELS: dict[str, dict[str, int]] = {
+    "transformer-1m": {"size": 96, "num_layers": 4, "num_heads": 3},
+    "transformer-14m": {"size": 384, "num_layers": 6, "num_heads": 6},
+    "transformer-50m": {"size": 640, "num_layers": 9, "num_heads": 10},
+}
+
+
+def _text(recipe: Recipe, choices: Choices) -> Task:
+    name = recipe.model_name(choices)
+    if name not in _TEXT_MODELS:
+        raise unknown_name("language model", name, _TEXT_MODELS)
+    corpus = read_corpus(sets.data_directory(choices.data)).head(choices.num_train)
+
+    def model() -> Transformer:
+        shape = _TEXT_MODELS[name]
+        return Transformer(
+            corpus.num_tokens, **shape, length=recipe.length, dropout=0.0, batch_first=True
+        )
+
+    return TextTask(
+        recipe.name,
+        corpus,
+        choices.num_workers,
+        model,
+        batch_size=recipe.examples_per_batch(choices),
+        length=recipe.length,
+        split=choices.partition,  # type: ignore[arg-type]  # checked by share()
+        num_valid=choices.num_test,
         seed=choices.seed,
     )
 
@@ -267,6 +304,18 @@ RECIPES: dict[str, Recipe] = {
             learning_rate=1e-3,
             optimizer=adamw(weight_decay=0.1, clip_norm=1.0),
             length=64,
+        ),
+        Recipe(
+            name="text",
+            description="your folder of text files, transformers of 1, 14 or 50 million parameters",
+            make=_text,
+            model="transformer-14m",
+            batch_size=16,
+            epochs=10,
+            learning_rate=3e-3,
+            optimizer=adamw(beta2=0.95, weight_decay=0.1, clip_norm=1.0),
+            length=256,
+            decay="cosine",
         ),
     )
 }

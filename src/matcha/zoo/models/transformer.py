@@ -1,4 +1,9 @@
-"""A small transformer language model: blocks of attention to the words before."""
+"""A small transformer language model: blocks of attention to the tokens before.
+
+The models here compute with parameters of one model or of several: where every parameter carries a
+leading axis of workers, so do inputs and scores, and each product is one batched product for all
+workers. That is what `batching="stacked"` uses.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +12,35 @@ import math
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+
+def linear(layer: nn.Linear, x: Tensor) -> Tensor:
+    """A linear layer of one model, or of several stacked ones."""
+    weight, bias = layer.weight, layer.bias
+    if weight.dim() == 2:
+        return functional.linear(x, weight, bias)
+    product = torch.baddbmm(bias.unsqueeze(1), x.flatten(1, -2), weight.transpose(1, 2))
+    return product.view(*x.shape[:-1], -1)
+
+
+def normalize(layer: nn.LayerNorm, x: Tensor) -> Tensor:
+    """A LayerNorm of one model, or of several stacked ones."""
+    weight, bias = layer.weight, layer.bias
+    if weight.dim() == 1:
+        return functional.layer_norm(x, weight.shape, weight, bias, layer.eps)
+    shape = (len(weight), *(1,) * (x.dim() - 2), -1)
+    normal = functional.layer_norm(x, weight.shape[1:], eps=layer.eps)
+    return normal * weight.view(shape) + bias.view(shape)
+
+
+def embed(layer: nn.Embedding, tokens: Tensor) -> Tensor:
+    """The vectors of tokens, of one model or of several stacked ones."""
+    weight = layer.weight
+    if weight.dim() == 2:
+        return functional.embedding(tokens, weight)
+    m, num_tokens, _ = weight.shape
+    first = torch.arange(m, device=tokens.device) * num_tokens
+    return functional.embedding(tokens + first.view(m, 1, 1), weight.flatten(0, 1))
 
 
 class Block(nn.Module):
@@ -21,29 +55,42 @@ class Block(nn.Module):
         self.widen, self.narrow = nn.Linear(size, 4 * size), nn.Linear(4 * size, size)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The block's output; places first, then time."""
-        places, time, size = x.shape
-        heads = self.attend(self.norm1(x)).view(places, time, 3, self.num_heads, -1)
+        """The block's output; time is the last axis but one."""
+        *leading, time, size = x.shape
+        heads = linear(self.attend, normalize(self.norm1, x))
+        heads = heads.view(-1, time, 3, self.num_heads, size // self.num_heads)
         q, k, v = heads.permute(2, 0, 3, 1, 4)
         dropout = self.dropout if self.training else 0.0
         seen = functional.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
-        x = x + self._drop(self.project(seen.transpose(1, 2).reshape(places, time, size)))
-        wide = functional.gelu(self.widen(self.norm2(x)))
-        return x + self._drop(self.narrow(wide))
+        x = x + self._drop(linear(self.project, seen.transpose(1, 2).reshape(*leading, time, size)))
+        wide = functional.gelu(linear(self.widen, normalize(self.norm2, x)))
+        return x + self._drop(linear(self.narrow, wide))
 
     def _drop(self, x: Tensor) -> Tensor:
         return functional.dropout(x, self.dropout, self.training)
 
 
 class Transformer(nn.Module):
-    """Embeddings of words and places, blocks, and a decoder that shares the words' embedding.
+    """Embeddings of tokens and positions, blocks, and a decoder that shares the tokens' embedding.
 
-    Inputs are word numbers, time first, as for `LanguageModel`; nothing is carried from one batch
-    to the next, so the state is empty.
+    Inputs are token numbers; nothing is carried from one batch to the next, so the state is empty.
+
+    Args:
+        num_words: size of the vocabulary.
+        size: of a token's vector.
+        num_layers: number of blocks.
+        num_heads: of attention in each block.
+        length: the longest context.
+        dropout: share of values dropped in training.
+        batch_first: whether inputs have the batch before time, and not time first as for
+            `LanguageModel`.
 
     >>> sum(p.numel() for p in Transformer(10_000).parameters())
     10649360
     """
+
+    stacks = True
+    """Whether parameters may carry a leading axis of workers."""
 
     def __init__(
         self,
@@ -53,8 +100,10 @@ class Transformer(nn.Module):
         num_heads: int = 5,
         length: int = 128,
         dropout: float = 0.2,
+        batch_first: bool = False,
     ) -> None:
         super().__init__()
+        self.batch_first = batch_first
         self.drop = nn.Dropout(dropout)
         self.embedding = nn.Embedding(num_words, size)
         self.places = nn.Embedding(length, size)
@@ -77,8 +126,12 @@ class Transformer(nn.Module):
         return ()
 
     def forward(self, words: Tensor, *state: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Scores of the next word at every position."""
-        time = torch.arange(len(words), device=words.device)
-        x = self.drop(self.embedding(words.t()) + self.places(time))
-        scores: Tensor = self.decoder(self.norm(self.blocks(x)))
-        return scores.transpose(0, 1), ()
+        """Scores of the next token at every position."""
+        tokens = words if self.batch_first else words.transpose(-1, -2)
+        time = tokens.shape[-1]
+        places = self.places.weight.narrow(-2, 0, time).unsqueeze(-3)
+        x = self.drop(embed(self.embedding, tokens) + places)
+        for block in self.blocks:
+            x = block(x)
+        scores = linear(self.decoder, normalize(self.norm, x))
+        return (scores if self.batch_first else scores.transpose(-3, -2)), ()
