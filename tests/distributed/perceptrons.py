@@ -100,8 +100,7 @@ class Fixed:
         self._matchings = matchings_of_rounds
 
     def rounds(self, start: int = 0, stop: int | None = None) -> Iterator[Round]:
-        assert stop is None
-        for k in range(start, 10**9):
+        for k in range(start, 10**9 if stop is None else stop):
             chosen = self._matchings[k] if k < len(self._matchings) else ()
             indices = tuple(range(len(chosen)))
             yield Round(matchings=chosen, indices=indices, mixing="pairwise", weight=0.5)

@@ -117,40 +117,6 @@ def test_batchnorm_buffers_stay_local_or_are_averaged() -> None:
     assert 0 < spread(buffers="average", overlap=True) < local
 
 
-@pytest.mark.parametrize("overlap", [False, True])
-def test_a_step_that_a_scaler_skips_still_takes_part_in_its_round(overlap) -> None:
-    scalers: dict[int, torch.amp.GradScaler] = {}
-
-    def step(model, optimizer, batch) -> None:
-        key = threading.get_ident()
-        scaler = scalers.setdefault(key, torch.amp.GradScaler("cpu", init_scale=256.0))
-        optimizer.zero_grad()
-        loss = model(batch.double()).square().mean()
-        scaler.scale(loss).backward()
-        if batch[0, 0] > 0.5:  # overflow, on some workers only
-            model[0].weight.grad[0, 0] = torch.inf
-        scaler.step(optimizer)
-        scaler.update()
-
-    trained = train(mlp, step, steps=6, overlap=overlap)
-    assert len({scaler.get_scale() for scaler in scalers.values()}) > 1
-    assert {gossip.iteration for _, gossip in trained} == {6}
-    assert all(torch.isfinite(flat(model)).all() for model, _ in trained)
-
-
-def test_without_overflow_a_scaler_changes_nothing() -> None:
-    def step(model, optimizer, batch) -> None:
-        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-        optimizer.zero_grad()
-        scaler.scale(model(batch.double()).square().mean()).backward()
-        scaler.step(optimizer)
-        scaler.update()
-
-    trained = train(mlp, step, steps=3)
-    for (model, _), reference in zip(trained, single_worker(3, torch.optim.SGD), strict=True):
-        assert torch.allclose(flat(model), reference, rtol=0, atol=1e-10)
-
-
 def test_a_step_left_out_by_hand_takes_part_by_skip_step() -> None:
     def work(transport: MemoryTransport) -> int:
         model = mlp()

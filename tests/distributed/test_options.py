@@ -34,6 +34,7 @@ MADE: dict[Choice, dict[str, Any]] = {
     options.SEVERAL_GRADIENTS: {
         "optimizers": (torch.optim.LBFGS(nn.Linear(1, 1).parameters(), lr=0.1),)
     },
+    options.LBFGS: {"optimizers": (torch.optim.LBFGS(nn.Linear(1, 1).parameters(), lr=0.1),)},
     options.JOIN: {"call": "join"},
     options.LOAD_STATE: {"call": "load_state_dict"},
     options.ONE_THREAD: {"transport": SimpleNamespace(threads=False)},

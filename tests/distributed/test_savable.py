@@ -27,6 +27,24 @@ def test_a_state_of_0_1_has_no_stages() -> None:
     assert gossip.plan is gossip.replanning.given
 
 
+def test_a_state_between_the_steps_of_an_iteration_says_which_were_taken() -> None:
+    """Otherwise the resumed worker was a round behind the others."""
+
+    def make_two():
+        model = nn.Linear(2, 1)
+        optimizers = [torch.optim.SGD([p], lr=0.1) for p in model.parameters()]
+        plan = matcha.plan(PATH, 0.5, "greedy", effort="none")
+        return optimizers, Gossip(model, optimizers, plan, transport=MemoryNetwork(1).transport(0))
+
+    (first, _), gossip = make_two()
+    first.step()
+    assert gossip.iteration == 0
+    (_, second), resumed = make_two()
+    resumed.load_state_dict(gossip.state_dict())
+    second.step()
+    assert resumed.iteration == 1
+
+
 def test_a_state_of_another_plan_is_refused() -> None:
     with pytest.raises(InputError, match="another plan_digest"):
         make().load_state_dict(make(matcha.families.ring(3)).state_dict())

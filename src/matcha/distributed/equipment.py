@@ -18,7 +18,7 @@ from matcha.distributed.exchange.overlap import Overlap
 from matcha.distributed.exchange.push_sum import push_sum_of
 from matcha.distributed.exchange.turns import Runner
 from matcha.distributed.exchange.wiring import Exchanger, make_exchange
-from matcha.distributed.hooks.momentum import Following
+from matcha.distributed.hooks.momentum import MomentumRules
 from matcha.distributed.itinerary import Itinerary
 from matcha.distributed.options import GossipOptions
 from matcha.distributed.seats import Seat
@@ -55,7 +55,7 @@ class Equipment:
         overlap, deadline = options.overlap, options.deadline
         self.overlap = Overlap(buckets) if overlap else None
         self.asynchrony = asynchrony_of(plan, seat, buckets, options.asynchronous)
-        self.following = Following(options.momentum, optimizers, plan, buckets)
+        self.following = MomentumRules(options.momentum, optimizers, plan, buckets)
         self.push_sum = push_sum_of(plan, values)
         apart = self.push_sum or self.overlap or self.asynchrony
         mixed = apart.mixed if apart else values

@@ -19,17 +19,18 @@ from matcha.distributed.elastic.membership import Membership, as_team
 from matcha.distributed.equipment import Equipment
 from matcha.distributed.exchange.buckets import fill_buckets, layout_digest
 from matcha.distributed.exchange.wiring import alignment
-from matcha.distributed.hooks.claims import Claim
+from matcha.distributed.hooks.claims import ParameterOwnership
 from matcha.distributed.hooks.misuse import (
     Optimizers,
     as_list,
     check_in_place,
     check_parallel,
     check_stepped,
+    combine,
     hookable,
 )
 from matcha.distributed.hooks.momentum import describe_optimizers
-from matcha.distributed.hooks.steps import Steps
+from matcha.distributed.hooks.steps import OptimizerHooks
 from matcha.distributed.itinerary import Itinerary, answer, say_finished
 from matcha.distributed.launch.environment import goes_on, replan_every
 from matcha.distributed.options import GossipOptions, Setup, check_setup, find_exclusion
@@ -37,6 +38,7 @@ from matcha.distributed.savable import Savable
 from matcha.distributed.seats import shared_facts, take_seat
 from matcha.distributed.stopwatch import Stopwatch
 from matcha.distributed.transports.base import Transport
+from matcha.errors import InputError
 from matcha.plans import PlanLike
 from matcha.records import Span
 from matcha.rounds import Round
@@ -68,6 +70,10 @@ class Gossip(Savable):
         mesh: the dimension along which workers differ, where a worker is a group of processes with
             DDP, FSDP or tensor parallelism between them: `mesh=mesh["node"]`. Each process then
             exchanges its shard with its counterparts.
+        scaler: the `GradScaler` through which the optimizer steps, if any: a step that it leaves
+            out still takes part in its round.
+        also: further modules whose parameters the optimizer steps (a criterion with weights of its
+            own) or that follow the model (an EMA model): exchanged, averaged and saved like it.
         iteration: where to start in the plan, when resuming by hand.
         on_span: called with a `Span` (in seconds of `time.perf_counter`) for each stretch of time.
         options: how to exchange.
@@ -89,6 +95,8 @@ class Gossip(Savable):
         *,
         transport: Transport | None = None,
         mesh: DeviceMesh | None = None,
+        scaler: torch.amp.GradScaler | None = None,
+        also: Sequence[nn.Module] = (),
         iteration: int = 0,
         on_span: Callable[[Span], None] | None = None,
         options: GossipOptions | None = None,
@@ -113,11 +121,12 @@ class Gossip(Savable):
         )
         setup = _decide_momentum(setup, self.optimizers)
         check_setup(setup)
-        check_stepped(model, self.optimizers)
-        claim = Claim(
-            {n: p for n, p in model.named_parameters() if p.requires_grad}, self.optimizers
-        )
         self.model = model
+        self.modules = combine(model, also)
+        check_stepped(self.modules, self.optimizers)
+        ownership = ParameterOwnership(
+            {n: p for n, p in self.modules.named_parameters() if p.requires_grad}, self.optimizers
+        )
         self.deadline = deadline = options.deadline
         self.seat = take_seat(plan, transport, mesh, deadline)
         self.transport = self.seat.transport
@@ -128,15 +137,15 @@ class Gossip(Savable):
         self.transport.period += 1
 
         self.buckets = fill_buckets(
-            model,
+            self.modules,
             bucket_bytes=int(options.bucket_mb * 1e6),
             buffers=options.buffers == "average",
             sharded=mesh is not None,
             alignment=alignment(plan.wire),
         )
-        self._averaging = Averaging(self.seat, model, self.buckets, deadline)
+        self._averaging = Averaging(self.seat, self.modules, self.buckets, deadline)
         self.layout = layout_digest(self.buckets)
-        self._frozen = [p for p in model.parameters() if not p.requires_grad]
+        self._frozen = [p for p in self.modules.parameters() if not p.requires_grad]
         how = replace(options, momentum=setup.momentum, replan=0 if alone else options.replan)
         facts = shared_facts(plan, self.seat, options.describe(), iteration)
         team = as_team(self.transport) if continues else None
@@ -157,8 +166,13 @@ class Gossip(Savable):
         bye = self.transport, self._itinerary, self._asynchrony
         self._farewell = weakref.finalize(self, say_finished, *bye)
         self._is_checked = self._is_detached = False
-        self._steps = Steps(
-            self.optimizers, claim, begin=self._begin, change=self._change, end=self._end
+        self._hooks = OptimizerHooks(
+            self.optimizers,
+            ownership,
+            begin=self._begin,
+            change=self._change,
+            end=self._end,
+            scaler=scaler,
         )
         self._membership: Membership | None = None
         if team is not None:
@@ -170,12 +184,17 @@ class Gossip(Savable):
     # -- the hot path -----------------------------------------------------------------------------
 
     def _begin(self) -> None:
+        if self._averaging.is_open:
+            raise InputError(
+                "a step inside averaged() would be lost when the workers' own values come back: "
+                "leave the with statement first."
+            )
         if self._asynchrony is not None:
             self._asynchrony.want(self._itinerary)
         elif self._overlap is not None and self._itinerary.met:
             self._overlap.start(self._run)  # does nothing when already on its way
 
-    def _change(self) -> None:
+    def _change(self, optimizer: torch.optim.Optimizer | None) -> None:
         if not self._is_checked:  # a wrapper may have come after us, so not at construction
             check_parallel(self.model, group_size=self.seat.num_parts)
             self._is_checked = True
@@ -183,12 +202,12 @@ class Gossip(Savable):
             self._stopwatch.computed(self.iteration)
         if self._overlap is not None:
             self._overlap.finish()
-        if self.following.is_needed:
-            self.following.begin()
+        if self.following.is_needed and optimizer is not None:
+            self.following.before_step(optimizer)
 
     def _end(self) -> None:
         if self.following.is_needed:
-            self.following.middle()
+            self.following.after_step()
         moved = bool(self._itinerary.met or self.push_sum)
         if moved or self._asynchrony is not None:
             check_in_place(self.buckets, self._frozen)
@@ -203,9 +222,9 @@ class Gossip(Savable):
                 for bucket in self.buckets:
                     bucket.unpack()
             if moved:
-                self._steps.restart_curvature()
+                self._hooks.restart_curvature()
         if self.following.is_needed:
-            self.following.end(met=bool(self._itinerary.met) and self._tools.has_met)
+            self.following.after_round(met=bool(self._itinerary.met) and self._tools.has_met)
         self._itinerary.advance()
         if self._membership is not None:
             self._membership.tend()
@@ -270,14 +289,14 @@ class Gossip(Savable):
 
     def step(self) -> None:
         """End an iteration whose update was written by hand, with `Gossip(model, None, plan)`."""
-        self._steps.take()
+        self._hooks.take()
 
     def skip_step(self) -> None:
         """Take part in this iteration's round without a step of the optimizer (a bad batch).
 
         Every worker must come to every round. With GradScaler this happens by itself.
         """
-        self._steps.take()
+        self._hooks.take()
 
     def carry(
         self, give: Callable[[], dict[str, Any]], take: Callable[[dict[str, Any]], None]
@@ -331,7 +350,7 @@ class Gossip(Savable):
         last = self.iteration
         if self.num_workers > 1 and self._asynchrony is None:  # there nobody is waited for
             self.exchange.timeout = _FOREVER  # who still trains may take its time
-            answer(self.exchange, self._itinerary, self._steps.take)
+            answer(self.exchange, self._itinerary, self._hooks.take)
             self.exchange.timeout = self.deadline
         roll_call(self.transport, "join()", _FOREVER)
         # Rounds after the last step of anybody were only there to say goodbye.
@@ -352,7 +371,7 @@ class Gossip(Savable):
         if self._is_detached:
             return
         self._is_detached = True
-        self._steps.detach()
+        self._hooks.detach()
         self._farewell()
         if self._overlap is not None:
             self._overlap.discard()

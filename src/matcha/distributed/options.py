@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
+import torch
 from torch import nn
 
 from matcha.distributed.exchange.shards import is_sharded
@@ -193,6 +194,9 @@ SEVERAL_GRADIENTS = Choice(
     "an optimizer with several gradients per step (LBFGS, SAM)",
     lambda s: any(map(computes_several_gradients, s.optimizers)),
 )
+LBFGS = Choice(
+    "LBFGS", lambda s: any(isinstance(optimizer, torch.optim.LBFGS) for optimizer in s.optimizers)
+)
 JOIN = Choice("`join()`", lambda s: s.call == "join")
 LOAD_STATE = Choice("`load_state_dict()`", lambda s: s.call == "load_state_dict")
 DIRECTED = Choice("links that carry one way", lambda s: s.plan.topology.directed)
@@ -241,6 +245,17 @@ EXCLUSIONS = (
         OVERLAP,
         TRACKING,
         "tracking exchanges the gradient, which is not known yet: leave overlap out",
+    ),
+    Exclusion(
+        TRACKING,
+        NO_OPTIMIZER,
+        "it corrects gradients before each step, and only an optimizer tells when: give Gossip the "
+        "optimizer, or use another momentum",
+    ),
+    Exclusion(
+        TRACKING,
+        LBFGS,
+        "it corrects one gradient per step, but LBFGS computes several: use another momentum",
     ),
     Exclusion(
         OVERLAP,

@@ -17,7 +17,8 @@ from matcha.distributed.exchange.asynchrony import Asynchrony
 from matcha.distributed.exchange.clipped import Clipped
 from matcha.distributed.exchange.push_sum import PushSumValues
 from matcha.distributed.exchange.wiring import Exchanger
-from matcha.distributed.hooks.momentum import Following
+from matcha.distributed.hooks.momentum import MomentumRules
+from matcha.distributed.hooks.steps import OptimizerHooks
 from matcha.distributed.itinerary import Itinerary
 from matcha.distributed.options import Setup, check_setup
 from matcha.distributed.saving.checkpoint import checkpoints, load_checkpoint, save_checkpoint
@@ -31,13 +32,13 @@ __all__ = ["Savable"]
 class Savable(ABC):
     """The calls of a `Gossip` that save and load; it has all the state."""
 
-    model: nn.Module
+    modules: nn.Module
     setup: Setup
     optimizers: tuple[torch.optim.Optimizer, ...]
     transport: Transport
     seat: Seat
     exchange: Exchanger
-    following: Following
+    following: MomentumRules
     clipping: Clipped | None
     push_sum: PushSumValues | None
     replanning: Replanning
@@ -45,6 +46,7 @@ class Savable(ABC):
     deadline: float
     layout: str
     _itinerary: Itinerary
+    _hooks: OptimizerHooks
     _asynchrony: Asynchrony | None
 
     @property
@@ -75,6 +77,7 @@ class Savable(ABC):
             "plan_digest": self.replanning.given.digest,
             "layout_digest": self.layout,
             "replanning": self.replanning.state(),
+            "stepped": self._hooks.stepped,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -84,7 +87,7 @@ class Savable(ABC):
             InputError: it was taken under another plan, model or number of workers.
         """
         for key, value in self.state_dict().items():
-            if key not in ("iteration", "replanning") and state[key] != value:
+            if key not in ("iteration", "replanning", "stepped") and state[key] != value:
                 raise InputError(f"the saved state is of another {key}: {state[key]}, not {value}.")
         check_setup(replace(self.setup, call="load_state_dict"))
         self.forget()
@@ -95,6 +98,7 @@ class Savable(ABC):
         """Go on by the stages that a saved state's plan had."""
         self.replanning.load(state.get("replanning", {"asked_at": 0, "stages": None}))
         self._itinerary.follow(self.replanning.plan)
+        self._hooks.stepped = state.get("stepped", [])
 
     def save(
         self,

@@ -6,7 +6,7 @@ from tests.distributed.perceptrons import Fixed, double_step, mlp
 from torch import nn
 
 from matcha.distributed import Gossip, MemoryNetwork, MemoryTransport, run_threads
-from matcha.distributed.hooks.claims import Claim, wrapped_by
+from matcha.distributed.hooks.claims import ParameterOwnership, wrapped_by
 from matcha.errors import InputError
 
 
@@ -49,17 +49,17 @@ def test_only_a_claim_with_optimizers_keeps_others_away() -> None:
     parameter = nn.Parameter(torch.ones(1))
     parameter.grad = torch.ones(1)
     stranger = torch.optim.SGD([parameter], lr=0.5)
-    updates_by_hand = Claim({"x": parameter}, [])
+    updates_by_hand = ParameterOwnership({"x": parameter}, [])
     updates_by_hand.take()
     stranger.step()
     assert parameter.item() == 0.5
     updates_by_hand.release()
-    exclusive = Claim({"x": parameter}, [torch.optim.SGD([parameter], lr=0.5)])
+    exclusive = ParameterOwnership({"x": parameter}, [torch.optim.SGD([parameter], lr=0.5)])
     exclusive.take()
     with pytest.raises(InputError, match="does not know"):
         stranger.step()
     assert parameter.item() == 0.5
-    exclusive.stepping = True  # one of ours calls it
+    exclusive.is_stepping = True  # one of ours calls it
     stranger.step()
     assert parameter.item() == 0.0
     exclusive.release()

@@ -6,6 +6,7 @@ import pytest
 import torch
 from tests.distributed.hooks.test_steps import ALWAYS, Sam, halves
 from tests.distributed.perceptrons import PLAN, Fixed, double_step, mlp, plain_step
+from torch import nn
 
 from matcha.distributed import Gossip, MemoryNetwork, MemoryTransport, run_threads
 from matcha.errors import InputError, ModelError
@@ -111,3 +112,70 @@ def test_what_cannot_be_hooked_is_refused_with_advice() -> None:
         Gossip(model, Opaque(model.parameters()), PLAN)
     with pytest.raises(InputError, match="overlap=True does not go with optimizer=None"):
         Gossip(model, None, PLAN, overlap=True)
+
+
+def test_parameters_that_the_model_does_not_hold_are_named_and_exchanged_by_also() -> None:
+    """A criterion's temperature was stepped and never exchanged."""
+
+    class Criterion(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.temperature = nn.Parameter(torch.ones(3, dtype=torch.float64))
+
+    def work(transport: MemoryTransport) -> torch.Tensor:
+        model, criterion = mlp(), Criterion()
+        with torch.no_grad():
+            criterion.temperature.add_(transport.rank)
+        optimizer = torch.optim.SGD([*model.parameters(), *criterion.parameters()], lr=0.1)
+        options: dict[str, Any] = {"transport": transport, "deadline": 30}
+        with pytest.raises(InputError, match=r"SGD steps a parameter.*shape \(3,\).*also=\[crit"):
+            Gossip(model, optimizer, ALWAYS, **options)
+        with Gossip(model, optimizer, ALWAYS, also=[criterion], **options) as gossip:
+            assert torch.equal(criterion.temperature, torch.ones(3).double())  # as worker 0's
+            optimizer.zero_grad()
+            loss = model(torch.ones(2, 4).double()).mean()
+            (loss * criterion.temperature.sum() * (1 + transport.rank)).backward()
+            optimizer.step()
+            mixed = criterion.temperature.detach().clone()
+            with torch.no_grad():
+                criterion.temperature.add_(transport.rank)
+            with gossip.averaged():
+                assert torch.allclose(criterion.temperature, mixed + 0.5)
+        return mixed
+
+    one, other = run_threads(2, work)
+    assert torch.equal(one, other)
+    with pytest.raises(InputError, match=r"also= holds a Parameter.*nn.ParameterList"):
+        Gossip(mlp(), None, ALWAYS, also=[nn.Parameter(torch.ones(1))], transport=alone())
+
+
+def test_what_also_names_is_saved_and_loaded(tmp_path) -> None:
+    def make() -> tuple[nn.Module, Gossip]:
+        model, teacher = mlp(), mlp().requires_grad_(False)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        return teacher, Gossip(model, optimizer, Fixed(2), also=[teacher], transport=alone())
+
+    teacher, gossip = make()
+    for parameter in teacher.parameters():
+        parameter.data.fill_(7.0)
+    gossip.save(tmp_path)
+    teacher, gossip = make()
+    gossip.load(tmp_path)
+    assert all(parameter.eq(7).all() for parameter in teacher.parameters())
+
+
+def test_parameters_added_later_are_refused() -> None:
+    """`add_param_group` after Gossip: they were stepped and never exchanged."""
+    model, late = mlp(), nn.Parameter(torch.ones(2, 3))
+    late.grad = torch.ones(2, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    Gossip(model, optimizer, Fixed(2), transport=alone())
+    double_step(model, optimizer, torch.ones(2, 4))
+    optimizer.add_param_group({"params": [late]})
+    with pytest.raises(InputError, match=r"added to SGD after Gossip.*\(2, 3\).*construct"):
+        double_step(model, optimizer, torch.ones(2, 4))
+    assert late.eq(1).all()
+
+
+def alone() -> MemoryTransport:
+    return MemoryNetwork(1).transport(0)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from tests.distributed import wire_cases
+from tests.distributed.hooks.test_steps import ALWAYS, backward, batch
+from tests.distributed.perceptrons import flat, mlp
 from tests.simulation.tasks import digits, er8, rows
+from torch import nn
 
-from matcha.distributed import Gossip, run_threads
+from matcha.distributed import Gossip, MemoryTransport, run_threads
 from matcha.errors import InputError
 from matcha.simulation import SGD, Execution, Settings, Simulation
 from matcha.training.rates import Constant
@@ -82,3 +86,82 @@ def test_adamw_follows_meetings() -> None:
     local, followed = (np.stack(ends) for ends in zip(*run_threads(4, work), strict=True))
     assert np.isfinite(followed).all()
     assert np.abs(followed - local).max() > 1e-6
+
+
+@pytest.mark.parametrize("kind", [torch.optim.RMSprop, torch.optim.Adagrad, torch.optim.LBFGS])
+def test_the_outer_step_goes_with_any_optimizer(kind) -> None:
+    """v ← βv + α(x̄ − φ), φ ← φ + v, x ← φ: it looks at parameters alone."""
+
+    def work(transport: MemoryTransport) -> torch.Tensor:
+        model = mlp()
+        optimizer = kind(model.parameters(), lr=0.01)
+        options: dict[str, Any] = {"transport": transport, "deadline": 30, "momentum": "outer"}
+        with Gossip(model, optimizer, ALWAYS, **options):
+            generator = torch.Generator().manual_seed(transport.rank)
+            for _ in range(4):
+                inputs = batch(generator)
+                optimizer.step(lambda: backward(model, inputs))  # noqa: B023
+        return flat(model)
+
+    models = [mlp(), mlp()]
+    optimizers = [kind(model.parameters(), lr=0.01) for model in models]
+    generators = [torch.Generator().manual_seed(rank) for rank in range(2)]
+    anchors = [flat(model) for model in models]
+    velocities = [torch.zeros_like(anchor) for anchor in anchors]
+    for _ in range(4):
+        for model, optimizer, generator in zip(models, optimizers, generators, strict=True):
+            inputs = batch(generator)
+            optimizer.step(lambda: backward(model, inputs))  # noqa: B023
+        mean = (flat(models[0]) + flat(models[1])) / 2
+        for k, model in enumerate(models):
+            velocities[k] = 0.5 * velocities[k] + 0.7 * (mean - anchors[k])
+            anchors[k] = anchors[k] + velocities[k]
+            nn.utils.vector_to_parameters(anchors[k].clone(), model.parameters())
+            if kind is torch.optim.LBFGS:
+                optimizers[k].state.clear()
+    for found, expected in zip(run_threads(2, work), models, strict=True):
+        assert torch.allclose(found, flat(expected), rtol=0, atol=1e-12)
+
+
+def test_the_outer_step_goes_with_updates_written_by_hand() -> None:
+    def work(transport: MemoryTransport) -> torch.Tensor:
+        model = mlp()
+        start = flat(model)
+        options: dict[str, Any] = {"transport": transport, "deadline": 30, "momentum": "outer"}
+        with Gossip(model, None, ALWAYS, **options) as gossip:
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.add_(1.0)
+            gossip.step()
+        return flat(model) - start
+
+    for moved in run_threads(2, work):
+        assert torch.allclose(moved, torch.full_like(moved, 0.7))
+
+
+@pytest.mark.parametrize("momentum", ["tracking", "quasi-global", "outer"])
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
+def test_complex_parameters_are_pairs_of_real_ones(momentum, kind) -> None:
+    """Tracking once dropped the imaginary parts of gradients, quasi-global crashed."""
+    start = torch.randn(5, dtype=torch.complex128, generator=torch.Generator().manual_seed(1))
+    targets = [torch.view_as_real(t.resolve_conj()) for t in (start + 1j, start.conj() - 2)]
+
+    def train(transport: MemoryTransport, is_complex: bool) -> torch.Tensor:
+        own = start.clone() if is_complex else torch.view_as_real(start).clone()
+        model = nn.ParameterList([own])
+        extra = {"momentum": 0.9} if kind is torch.optim.SGD else {}
+        optimizer = kind(model.parameters(), lr=0.05, **extra)
+        options: dict[str, Any] = {"transport": transport, "deadline": 30, "momentum": momentum}
+        with Gossip(model, optimizer, ALWAYS, **options):
+            for _ in range(5):
+                optimizer.zero_grad()
+                values = torch.view_as_real(model[0]) if is_complex else model[0]
+                ((values - targets[transport.rank]) ** 2).sum().backward()
+                optimizer.step()
+        found = model[0].detach()
+        return torch.view_as_real(found) if is_complex else found
+
+    as_complex = run_threads(2, lambda transport: train(transport, True))
+    as_real = run_threads(2, lambda transport: train(transport, False))
+    for one, other in zip(as_complex, as_real, strict=True):
+        assert torch.allclose(one, other, rtol=0, atol=1e-12)

@@ -12,6 +12,7 @@ from tests.distributed.perceptrons import Fixed, flat, mlp, single_worker
 from torch import nn
 
 from matcha.distributed import Gossip, MemoryTransport, run_threads
+from matcha.errors import InputError
 
 PLAN = cases.make_plan("vanilla", "laplacian")
 ALWAYS = Fixed(2, *([(((0, 1),),)] * 40))
@@ -70,19 +71,113 @@ def test_two_optimizers_make_one_iteration(overlap) -> None:
         assert torch.allclose(found, reference, rtol=0, atol=1e-10)
 
 
-def test_an_optimizer_that_steps_more_often_makes_no_more_rounds() -> None:
-    def work(transport: MemoryTransport) -> int:
-        model = mlp()
-        critic, generator = halves(model)
-        with Gossip(model, [critic, generator], ALWAYS, transport=transport, deadline=30) as gossip:
-            for _ in range(3):
-                for _ in range(5):
-                    backward(model, torch.ones(2, 4).double())
-                    critic.step()
-                generator.step()
-            return gossip.iteration
+def two_by_turns(transport: MemoryTransport, order: str) -> Any:
+    """Step the optimizers of a model's halves in this order, each after a gradient of its own."""
+    model = mlp()
+    optimizers = dict(zip("dg", halves(model), strict=True))
+    given = list(optimizers.values())
+    with Gossip(model, given, ALWAYS, transport=transport, deadline=30) as gossip:
+        generator = torch.Generator().manual_seed(transport.rank)
+        for key in order:
+            backward(model, batch(generator))
+            optimizers[key].step()
+        return gossip.iteration, flat(model)
 
-    assert run_threads(2, work) == [3, 3]
+
+@pytest.mark.parametrize(
+    ("order", "rounds"),
+    [
+        ("dg" * 10, 10),  # a GAN
+        ("dddddg" * 3, 15),  # with a critic
+        ("d" * 20 + "g" * 20, 38),  # by phases: once there was one round
+    ],
+)
+def test_between_two_rounds_no_parameter_is_stepped_twice(order, rounds) -> None:
+    (first, one), (second, other) = run_threads(2, lambda t: two_by_turns(t, order))
+    assert first == second == rounds
+    assert (one - other).abs().max() < 0.1
+
+
+def test_by_turns_a_round_comes_before_the_step_that_needs_it() -> None:
+    """x ← Wx − ηg, with g taken before the round, where an optimizer steps twice in a row."""
+    order = "ddgdd"
+    models = [mlp(), mlp()]
+    generators = [torch.Generator().manual_seed(rank) for rank in range(2)]
+
+    def mix() -> None:
+        mean = (flat(models[0]) + flat(models[1])) / 2
+        for model in models:
+            nn.utils.vector_to_parameters(mean.clone(), model.parameters())
+
+    stepped: set[str] = set()
+    for key in order:
+        gradients = []
+        for model, generator in zip(models, generators, strict=True):
+            backward(model, batch(generator))
+            gradients.append([p.grad.clone() for p in model.parameters()])
+        if key in stepped:
+            mix()
+            stepped.clear()
+        for model, taken in zip(models, gradients, strict=True):
+            for parameter, gradient in zip(model.parameters(), taken, strict=True):
+                if parameter.ndim == (2 if key == "d" else 1):
+                    parameter.data.add_(gradient, alpha=-0.1)
+        stepped.add(key)
+        if len(stepped) == 2:
+            mix()
+            stepped.clear()
+    found = run_threads(2, lambda t: two_by_turns(t, order)[1])
+    for model, parameters in zip(models, found, strict=True):
+        assert torch.allclose(flat(model), parameters, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("momentum", ["tracking", "quasi-global"])
+def test_momentum_sees_the_gradients_of_the_optimizer_that_steps(momentum) -> None:
+    """Those of the other are of another loss, or from an iteration ago."""
+
+    def work(transport: MemoryTransport, by_two: bool) -> torch.Tensor:
+        model = mlp()
+        options: dict[str, Any] = {"transport": transport, "deadline": 30, "momentum": momentum}
+        rest = [p for p in model.parameters() if p.ndim == 1]
+        optimizers: list[Any] = [torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)]
+        if by_two:
+            matrices = [p for p in model.parameters() if p.ndim == 2]
+            optimizers = [torch.optim.SGD(p, lr=0.1, momentum=0.9) for p in (matrices, rest)]
+        with Gossip(model, optimizers, ALWAYS, **options):
+            generator = torch.Generator().manual_seed(transport.rank)
+            for _ in range(6):
+                backward(model, batch(generator))
+                if by_two:
+                    own = [p.grad for p in rest]
+                    for p in rest:
+                        p.grad = torch.full_like(p, 1e6)
+                    optimizers[0].step()
+                    for p, gradient in zip(rest, own, strict=True):
+                        p.grad = gradient
+                optimizers[-1].step()
+        return flat(model)
+
+    together = run_threads(2, lambda transport: work(transport, False))
+    apart = run_threads(2, lambda transport: work(transport, True))
+    for one, two in zip(together, apart, strict=True):
+        assert torch.allclose(one, two, rtol=0, atol=1e-12)
+
+
+def test_a_step_inside_averaged_is_refused() -> None:
+    def work(transport: MemoryTransport) -> None:
+        model = mlp()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with Gossip(model, optimizer, ALWAYS, transport=transport, deadline=30) as gossip:
+            with gossip.averaged():
+                backward(model, torch.ones(2, 4).double())
+                with pytest.raises(InputError, match=r"step inside averaged\(\) would be lost"):
+                    optimizer.step()
+                with pytest.raises(InputError, match=r"step inside averaged\(\)"):
+                    gossip.skip_step()
+            optimizer.step()
+            assert gossip.iteration == 1
+
+    run_threads(2, work)
 
 
 # -- wrappers --------------------------------------------------------------------------------------
@@ -183,7 +278,9 @@ def lbfgs_loss() -> float:
 
 def test_lbfgs_forgets_its_history_at_meetings(monkeypatch) -> None:
     assert lbfgs_loss() < 1  # 0.5 is the targets' variance
-    monkeypatch.setattr("matcha.distributed.hooks.steps.Steps.restart_curvature", lambda self: None)
+    monkeypatch.setattr(
+        "matcha.distributed.hooks.steps.OptimizerHooks.restart_curvature", lambda self: None
+    )
     assert not lbfgs_loss() < 10  # another point's curvature leads astray
 
 

@@ -1,4 +1,4 @@
-"""Claims: which Gossip exchanges which parameters, so that misuse is noticed where it happens."""
+"""Ownership: which Gossip exchanges which parameters, so that misuse is noticed at once."""
 
 from __future__ import annotations
 
@@ -13,23 +13,27 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from matcha.errors import InputError
 
-__all__ = ["Claim", "wrapped_by"]
+__all__ = ["ParameterOwnership", "wrapped_by"]
 
 _ATTRIBUTES = ("base_optimizer", "optimizer", "_optimizer")  # SAM's; Accelerate's; Lightning's
 
 
-class Claim:
-    """One Gossip's claim on the parameters it exchanges, and on the optimizers that step them.
+class ParameterOwnership:
+    """One Gossip's ownership of the parameters it exchanges, and of the optimizers that step them.
+
+    An optimizer constructed after Gossip is an object that Gossip has never seen, and would train
+    without a single exchange. PyTorch offers one place to notice it, a hook on the steps of all
+    optimizers; it stands only while a Gossip with optimizers does, and changes nothing.
 
     Args:
-        parameters: by name; nobody else may hold them.
+        parameters: by name; no other Gossip may own them.
         optimizers: the only ones that may step them; with none, anything may change them.
 
     Attributes:
-        stepping: whether one of the optimizers is in its step, in which it may call others.
+        is_stepping: whether one of the optimizers is in its step, in which it may call others.
 
     Raises:
-        InputError: another Gossip holds a parameter.
+        InputError: another Gossip owns a parameter.
     """
 
     def __init__(
@@ -37,12 +41,12 @@ class Claim:
         parameters: Mapping[str, torch.Tensor],
         optimizers: Sequence[torch.optim.Optimizer],
     ) -> None:
-        self.stepping = False
+        self.is_stepping = False
         self._parameters = list(parameters.values())
         self._optimizers = list(optimizers)
         for name, parameter in parameters.items():
             if _owner(parameter) is not None:
-                gc.collect()  # one that nobody holds any more has no claim
+                gc.collect()  # a Gossip that is no longer referenced owns nothing
             if _owner(parameter) is not None:
                 raise InputError(
                     f"parameter {name!r} already belongs to another Gossip: use that one, or call "
@@ -50,12 +54,12 @@ class Claim:
                 )
 
     def take(self) -> None:
-        """From now on these are ours."""
-        _watch_optimizers()
-        _innocent.clear()
+        """Own the parameters from now on."""
         for parameter in self._parameters:
             _owners[parameter] = ref(self)
-        _ours.update(self._optimizers)
+        _known.update(self._optimizers)
+        _harmless.clear()
+        _watch_optimizers()
 
     @property
     def is_exclusive(self) -> bool:
@@ -67,13 +71,14 @@ class Claim:
         for parameter in self._parameters:
             _owners.pop(parameter, None)
         for optimizer in self._optimizers:
-            _ours.discard(optimizer)
+            _known.discard(optimizer)
+        _watch_optimizers()
 
 
-_owners: Any = WeakTensorKeyDictionary()  # parameter -> reference to its Claim
-_ours: WeakSet[torch.optim.Optimizer] = WeakSet()
-_innocent: WeakSet[torch.optim.Optimizer] = WeakSet()  # looked through since the last claim
-_watching = False
+_owners: Any = WeakTensorKeyDictionary()  # parameter -> reference to its ParameterOwnership
+_known: WeakSet[torch.optim.Optimizer] = WeakSet()
+_harmless: WeakSet[torch.optim.Optimizer] = WeakSet()  # checked since parameters were last taken
+_watching: list[Any] = []  # the hook's handle, while it stands
 
 
 def wrapped_by(optimizer: Any) -> Any:
@@ -85,30 +90,30 @@ def wrapped_by(optimizer: Any) -> Any:
     return None
 
 
-def _owner(parameter: torch.Tensor) -> Claim | None:
-    found: ReferenceType[Claim] | None = _owners.get(parameter)
+def _owner(parameter: torch.Tensor) -> ParameterOwnership | None:
+    found: ReferenceType[ParameterOwnership] | None = _owners.get(parameter)
     return found() if found is not None else None
 
 
 def _watch_optimizers() -> None:
-    global _watching
-    if not _watching:
-        register_optimizer_step_pre_hook(_before_any_step)
-        _watching = True
+    if _known and not _watching:
+        _watching.append(register_optimizer_step_pre_hook(_before_any_step))
+    elif not _known and _watching:
+        _watching.pop().remove()
 
 
 def _before_any_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    if optimizer in _ours or optimizer in _innocent:
+    if optimizer in _known or optimizer in _harmless:
         return
-    if wrapped_by(optimizer) in _ours:
+    if wrapped_by(optimizer) in _known:
         return
     parameters = (p for group in optimizer.param_groups for p in group["params"])
-    claims = [claim for claim in map(_owner, parameters) if claim is not None]
-    if any(claim.is_exclusive and not claim.stepping for claim in claims):
+    owners = [owner for owner in map(_owner, parameters) if owner is not None]
+    if any(owner.is_exclusive and not owner.is_stepping for owner in owners):
         raise InputError(
             f"an optimizer that Gossip does not know ({type(optimizer).__name__}) steps the "
             "parameters that Gossip exchanges: construct Gossip after the optimizer, and give it "
             "all that step this model: Gossip(model, [first, second], plan)."
         )
-    if not claims:
-        _innocent.add(optimizer)
+    if not owners:
+        _harmless.add(optimizer)

@@ -21,6 +21,7 @@ __all__ = [
     "check_in_place",
     "check_parallel",
     "check_stepped",
+    "combine",
     "computes_several_gradients",
     "hookable",
 ]
@@ -67,25 +68,54 @@ def _unwrapped(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     )
 
 
-def check_stepped(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-    """Refuse optimizers of another model; warn of parameters that train but are never stepped."""
-    if not optimizers:
-        return
-    stepped = {id(p) for o in optimizers for group in o.param_groups for p in group["params"]}
-    own = {id(p) for p in model.parameters()}
+def combine(model: nn.Module, also: Sequence[nn.Module]) -> nn.Module:
+    """Return the model and further modules as one module, or the model itself if it is alone."""
+    for module in also:
+        if not isinstance(module, nn.Module):
+            raise InputError(
+                f"also= holds a {type(module).__name__}, but it takes modules: for a parameter "
+                "alone, nn.ParameterList([parameter])."
+            )
+    if not also:
+        return model
+    first, *others = (getattr(module, "_orig_mod", module) for module in (model, *also))
+    return nn.ModuleDict({"model": first, "also": nn.ModuleList(others)})
+
+
+def check_stepped(modules: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    """Refuse optimizers of other parameters than the modules'; warn of those never stepped."""
+    stepped = {
+        id(p): (p, o) for o in optimizers for group in o.param_groups for p in group["params"]
+    }
+    own = {id(p) for p in modules.parameters()}
     for optimizer in optimizers:
         if not any(id(p) in own for group in optimizer.param_groups for p in group["params"]):
             raise InputError(
                 "the optimizer steps none of the model's parameters: give it this model's."
             )
-    forgotten = [n for n, p in model.named_parameters() if p.requires_grad and id(p) not in stepped]
-    if forgotten:
+    others = [(p, o) for key, (p, o) in stepped.items() if key not in own]
+    if others:
+        parameter, optimizer = others[0]
+        raise InputError(
+            f"{type(optimizer).__name__} steps {_count(others, 'parameter')} that the model does "
+            f"not hold, the first of shape {tuple(parameter.shape)}, so no other worker would see "
+            "what they learn: give Gossip their modules too, Gossip(..., also=[criterion]), or "
+            "also=[nn.ParameterList([temperature])]."
+        )
+    forgotten = [
+        n for n, p in modules.named_parameters() if p.requires_grad and id(p) not in stepped
+    ]
+    if forgotten and optimizers:
         more = f" and {len(forgotten) - 1} more" if len(forgotten) > 1 else ""
         warnings.warn(
             f"no optimizer of this Gossip steps {forgotten[0]!r}{more}: give it all optimizers, "
             "Gossip(model, [first, second], plan), or freeze what does not train.",
             stacklevel=4,
         )
+
+
+def _count(found: Sequence[Any], noun: str) -> str:
+    return f"{len(found)} {noun}s" if len(found) > 1 else f"a {noun}"
 
 
 def check_parallel(model: nn.Module, group_size: int) -> None:

@@ -63,7 +63,8 @@ class GossipStrategy(DDPStrategy):  # type: ignore[misc]
         super().setup(trainer)
         if trainer.state.fn == TrainerFn.FITTING:
             self._detach()
-            options = self._gossip_options
+            scaler = getattr(self.precision_plugin, "scaler", None)
+            options = {"scaler": scaler, **self._gossip_options}
             module: Any = self.lightning_module
             self.gossip = Gossip(module, self.optimizers, self.plan, **options)
 

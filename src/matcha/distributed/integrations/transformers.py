@@ -98,7 +98,9 @@ class GossipTrainerMixin:
         """Construct the Gossip, and continue from each worker's own state when resuming."""
         if self.gossip is not None:
             self.gossip.detach()
-        self.gossip = Gossip(model, optimizer, self.plan, **self._gossip_options)
+        scaler = getattr(self.accelerator, "scaler", None)  # type: ignore[attr-defined]
+        options = {"scaler": scaler, **self._gossip_options}
+        self.gossip = Gossip(model, optimizer, self.plan, **options)
         folder, self._resumes_from = self._resumes_from, None
         if folder is not None and folder.is_dir():
             self.gossip.load(folder)

@@ -17,7 +17,7 @@ from matcha.distributed.exchange.clipped import Clipped
 from matcha.distributed.exchange.push_sum import PushSumValues
 from matcha.distributed.exchange.shards import like, local
 from matcha.distributed.exchange.wiring import Exchanger
-from matcha.distributed.hooks.momentum import Following
+from matcha.distributed.hooks.momentum import MomentumRules
 from matcha.distributed.transports.base import Buffer, Transport
 from matcha.errors import DataError, InputError
 
@@ -37,13 +37,13 @@ Generators = Mapping[str, torch.Generator]
 class Worker(Protocol):
     """What is saved, and what saving needs of a `Gossip`."""
 
-    model: nn.Module
+    modules: nn.Module
     transport: Transport
     deadline: float
 
     optimizers: tuple[torch.optim.Optimizer, ...]
     exchange: Exchanger
-    following: Following
+    following: MomentumRules
     push_sum: PushSumValues | None
     clipping: Clipped | None
 
@@ -221,8 +221,8 @@ def _memory(gossip: Worker) -> dict[str, torch.Tensor]:
 
 
 def _named(gossip: Worker) -> dict[str, torch.Tensor]:
-    model = getattr(gossip.model, "_orig_mod", gossip.model)
-    named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    modules = getattr(gossip.modules, "_orig_mod", gossip.modules)
+    named = {**dict(modules.named_parameters()), **dict(modules.named_buffers())}
     return {name: local(tensor) for name, tensor in named.items()}
 
 
