@@ -71,7 +71,7 @@ def write_ptb(root, sentences=200):
     return lines
 
 
-def write_text(root, documents=40, words=200):
+def write_text(root, documents=40, words=300):
     """Documents of two kinds, each in a folder of its own."""
     random = np.random.default_rng(0)
     vocabulary = ["round", "matching", "worker", "budget", "link", "plan"]

@@ -132,7 +132,7 @@ def test_what_cannot_be_shared_is_refused(folder):
         share(corpus, 2, "shards")
     with pytest.raises(InputError, match="documents in two folders"):
         share(replace(corpus, folders=("first",)), 2, "folders")
-    with pytest.raises(DataError, match="too few for a batch of 99_999"):
+    with pytest.raises(DataError, match="too few for a batch of 99999"):
         task(corpus, batch_size=99_999)
 
 
