@@ -11,7 +11,7 @@ import pytest
 import torch
 from tests.distributed import cases
 from tests.distributed.elastic.test_membership import wait_until
-from tests.distributed.links.linked import local_peers, run_linked
+from tests.distributed.links.linked import cut_off, local_peers, mend, run_linked
 
 from matcha.distributed import Gossip, LinkTransport
 from matcha.errors import InputError
@@ -83,12 +83,10 @@ class Player:
             self.optimizer.step()
 
     def wait_for(self, *peers: int) -> None:
-        near = self.transport.neighborhood
-
         def are_up() -> bool:
             self.gossip.tend()
-            with near.lock:
-                return set(peers) <= {li.peer for li in near.live_links()}
+            with self.transport.lock:
+                return set(peers) <= {c.peer for c in self.transport.live_connections()}
 
         wait_until(are_up)
 
@@ -110,13 +108,13 @@ class Player:
             self.run(CUT)
             for peer in partner:
                 self.both.wait(150)  # neither end cuts into a meeting of the iteration before
-                transport.cut(peer)
+                cut_off(transport, peer)
             self.run(BACK)
             self.arrived.wait(150)
             self.wait_for(*[VICTIM] if rank in around else [])
             self.run(MENDED)
             for peer in partner:
-                transport.mend(peer)
+                mend(transport, peer)
             self.wait_for(*partner)
         self.run(EPOCHS * self.task.steps_per_epoch)
         named = sorted(self.gossip.model.named_parameters())

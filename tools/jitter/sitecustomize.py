@@ -26,15 +26,12 @@ CALLS = {
     "matcha.distributed.gossip": ("Gossip", "__init__ step detach"),
     "matcha.distributed.links.transport": (
         "LinkTransport",
-        "__init__ post tell cut mend start_at give_state ask_for_state close",
+        "__init__ post set_note start_at give_state ask_for_state close "
+        "_add_connection _on_frame _end _end_all",
     ),
-    "matcha.distributed.links.neighborhood": (
-        "Neighborhood",
-        "_add_link heard lost drop_all close",
-    ),
-    "matcha.distributed.links.connection": ("Link", "send receive end"),
+    "matcha.distributed.links.connection": ("Connection", "send receive end"),
     "matcha.distributed.links.framing": (
-        "Channel",
+        "FrameStream",
         "send receive_header finish shut leave",
     ),
 }

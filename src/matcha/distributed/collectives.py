@@ -1,8 +1,8 @@
 """Collectives on top of any transport, for the rare moments when all workers meet.
 
 None of these is in the hot path: agreement, the first broadcast, checkpoints, the average model.
-Where a worker reaches only its neighbours, the transport's council carries them along links, with
-whoever is there; elsewhere they take a binomial tree of all workers.
+Where a worker reaches only its neighbours, they travel along a tree of links, with the workers that
+are there; elsewhere they take a binomial tree of all workers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import torch
 
 from matcha.distributed.transports.base import (
     Buffer,
-    Council,
     Message,
     Tag,
     Transport,
@@ -26,9 +25,9 @@ __all__ = ["barrier", "broadcast", "gather", "mean_", "ring_mean_", "roll_call",
 
 def broadcast(transport: Transport, tensors: list[torch.Tensor], timeout: float) -> None:
     """Overwrite every worker's tensors with worker 0's, or with the lowest rank's that is there."""
-    if transport.council is not None:
+    if transport.has_tree:
         own = _joined(tensors)
-        result = transport.council.call(lambda _: (), lambda *_: own, timeout)
+        result = transport.tree_call(lambda _: (), lambda *_: own, timeout)
         return _overwrite(tensors, result)
     parent, children = _tree(transport.rank, transport.num_workers)
     for tensor in tensors:
@@ -48,8 +47,8 @@ def mean_(transport: Transport, tensors: list[torch.Tensor], timeout: float) -> 
     The sum runs up a fixed tree and the result comes back down it, so all workers hold the same
     bits, run after run.
     """
-    if transport.council is not None:
-        return _mean_by_council(transport.council, tensors, timeout)
+    if transport.has_tree:
+        return _mean_by_tree(transport, tensors, timeout)
     parent, children = _tree(transport.rank, transport.num_workers)
     for tensor in tensors:
         total = _movable(transport, tensor)
@@ -78,7 +77,7 @@ def ring_mean_(transport: Transport, tensors: list[torch.Tensor], timeout: float
         How many bytes this worker sent.
     """
     m, rank, sent = transport.num_workers, transport.rank, 0
-    if transport.council is not None:
+    if transport.has_tree:
         mean_(transport, tensors, timeout)
         return sum(tensor.nbytes for tensor in tensors)
     following, before = (rank + 1) % m, (rank - 1) % m
@@ -142,8 +141,8 @@ def window_mean_(
 
 def gather(transport: Transport, value: bytes, timeout: float) -> list[bytes]:
     """Every worker's value, on every worker, in the order of ranks; of those who are there."""
-    if transport.council is not None:
-        return _gather_by_council(transport.council, transport.rank, value, timeout)
+    if transport.has_tree:
+        return _gather_by_tree(transport, value, timeout)
     values = [value] * transport.num_workers
     if transport.rank == 0:
         for peer in range(1, transport.num_workers):
@@ -166,7 +165,7 @@ def roll_call(transport: Transport, call: str, timeout: float) -> None:
         ExchangeError: somebody is in another call, or does not come.
     """
     transport.doing = call
-    if transport.council is not None:  # it knows who takes part in which call
+    if transport.has_tree:  # it knows who takes part in which call
         return
     calls = gather(transport, call.encode(), timeout)
     others = {c.decode() for c in calls} - {call}
@@ -185,7 +184,7 @@ def barrier(transport: Transport, timeout: float) -> None:
 # -- along links -----------------------------------------------------------------------------------
 
 
-def _mean_by_council(council: Council, tensors: list[torch.Tensor], timeout: float) -> None:
+def _mean_by_tree(transport: Transport, tensors: list[torch.Tensor], timeout: float) -> None:
     def total(parts: dict[int, memoryview]) -> list[torch.Tensor]:
         sums = [tensor.detach().cpu().clone() for tensor in tensors]
         for part in parts.values():  # by rank: the same bits for the same tree
@@ -200,18 +199,18 @@ def _mean_by_council(council: Council, tensors: list[torch.Tensor], timeout: flo
                 tensor.div_(count)
         return _joined(sums)
 
-    result = council.call(lambda parts: (_joined(total(parts)),), mean, timeout)
+    result = transport.tree_call(lambda parts: (_joined(total(parts)),), mean, timeout)
     _overwrite(tensors, result)
 
 
-def _gather_by_council(council: Council, rank: int, value: bytes, timeout: float) -> list[bytes]:
+def _gather_by_tree(transport: Transport, value: bytes, timeout: float) -> list[bytes]:
     def collected(parts: dict[int, memoryview]) -> bytes:
-        values = {rank: value}
+        values = {transport.rank: value}
         for part in parts.values():
             values |= unpack(part)
         return pack(values)
 
-    result = council.call(
+    result = transport.tree_call(
         lambda parts: (collected(parts),), lambda parts, _: collected(parts), timeout
     )
     values = unpack(result)

@@ -7,7 +7,6 @@ from contextlib import nullcontext
 
 import torch
 
-from matcha.distributed.elastic.membership import Team
 from matcha.distributed.elastic.replanning import Replanning
 from matcha.distributed.exchange.asynchrony import asynchrony_of
 from matcha.distributed.exchange.buckets import Bucket
@@ -20,6 +19,7 @@ from matcha.distributed.exchange.turns import Runner
 from matcha.distributed.exchange.wiring import Exchanger, make_exchange
 from matcha.distributed.hooks.momentum import MomentumRules
 from matcha.distributed.itinerary import Itinerary
+from matcha.distributed.links.transport import LinkTransport
 from matcha.distributed.options import GossipOptions
 from matcha.distributed.seats import Seat
 from matcha.plans import PlanLike
@@ -48,7 +48,7 @@ class Equipment:
         seat: Seat,
         buckets: Sequence[Bucket],
         optimizers: tuple[torch.optim.Optimizer, ...],
-        team: Team | None,
+        team: LinkTransport | None,
         options: GossipOptions,
     ) -> None:
         values = [bucket.data for bucket in buckets]

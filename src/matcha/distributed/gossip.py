@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from matcha.distributed.averaging import Averaging
 from matcha.distributed.collectives import gather, roll_call
-from matcha.distributed.elastic.membership import Membership, as_team
+from matcha.distributed.elastic.membership import Membership
 from matcha.distributed.equipment import Equipment
 from matcha.distributed.exchange.buckets import fill_buckets, layout_digest
 from matcha.distributed.exchange.wiring import alignment
@@ -33,6 +33,7 @@ from matcha.distributed.hooks.momentum import describe_optimizers
 from matcha.distributed.hooks.steps import OptimizerHooks
 from matcha.distributed.itinerary import Itinerary, answer, say_finished
 from matcha.distributed.launch.environment import goes_on, replan_every
+from matcha.distributed.links.transport import LinkTransport
 from matcha.distributed.options import GossipOptions, Setup, check_setup, find_exclusion
 from matcha.distributed.savable import Savable
 from matcha.distributed.seats import shared_facts, take_seat
@@ -143,13 +144,15 @@ class Gossip(Savable):
             sharded=mesh is not None,
             alignment=alignment(plan.wire),
         )
+        values = (*self.modules.parameters(), *self.modules.buffers())
+        self.transport.expect_model(sum(value.nbytes for value in values))
         self._averaging = Averaging(self.seat, self.modules, self.buckets, deadline)
         self.layout = layout_digest(self.buckets)
         self._frozen = [p for p in self.modules.parameters() if not p.requires_grad]
         how = replace(options, momentum=setup.momentum, replan=0 if alone else options.replan)
         facts = shared_facts(plan, self.seat, options.describe(), iteration)
-        team = as_team(self.transport) if continues else None
-        if team is None or not team.is_late:
+        team = self.transport if isinstance(self.transport, LinkTransport) and continues else None
+        if team is None or not team.needs_state:
             self.seat.agree(facts, self.layout, deadline)
             self._averaging.start_equal()
 

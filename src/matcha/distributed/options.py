@@ -14,6 +14,7 @@ from torch import nn
 
 from matcha.distributed.exchange.shards import is_sharded
 from matcha.distributed.hooks.misuse import computes_several_gradients
+from matcha.distributed.links.transport import LinkTransport
 from matcha.distributed.transports.base import Transport
 from matcha.errors import InputError
 from matcha.plans import Plan, PlanLike, StagedPlan
@@ -175,7 +176,7 @@ def _cannot_lose(setup: Setup) -> bool:
     transport = setup.transport
     if transport is None:
         return False
-    return transport.council is None or not hasattr(transport, "ask_for_state")
+    return not isinstance(transport, LinkTransport)
 
 
 OVERLAP = Choice("`overlap=True`", lambda s: s.options.overlap)

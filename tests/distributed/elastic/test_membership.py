@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from tests.distributed import cases
-from tests.distributed.links.linked import local_peers, run_linked
+from tests.distributed.links.linked import cut_off, local_peers, mend, run_linked, vanish
 
 import matcha.distributed
 from matcha import families
@@ -69,8 +69,8 @@ class Worker:
 
         def are_up() -> bool:
             self.gossip.tend()
-            with self.transport.neighborhood.lock:
-                return set(peers) <= {li.peer for li in self.transport.neighborhood.live_links()}
+            with self.transport.lock:
+                return set(peers) <= {c.peer for c in self.transport.live_connections()}
 
         wait_until(are_up)
 
@@ -114,10 +114,10 @@ def test_a_link_that_is_cut_and_mended(strategy, mixing) -> None:
         worker.run(LOST)
         arrived.wait(150)  # neither end cuts into a meeting of the iteration before
         for peer in mine:
-            transport.cut(peer)
+            cut_off(transport, peer)
         worker.run(BACK)
         for peer in mine:
-            transport.mend(peer)
+            mend(transport, peer)
         worker.wait_for(*mine)
         worker.run(ITERATIONS)
         worker.gossip.detach()
@@ -173,16 +173,6 @@ def test_a_worker_that_is_lost_and_comes_back(strategy, mixing, victim) -> None:
         assert rank == victim or states[:3] == [True, False, True]
 
 
-def _vanish(transport) -> None:
-    """As a killed process: no goodbye, all connections gone."""
-    near = transport.neighborhood
-    with near.lock:
-        near.is_open = False
-        near.drop_all("died")
-    if near.door is not None:
-        near.door.close()
-
-
 def test_all_but_one_are_gone_and_it_goes_on() -> None:
     plan = cases.make_plan("greedy", "pairwise")
 
@@ -190,7 +180,7 @@ def test_all_but_one_are_gone_and_it_goes_on() -> None:
         worker = Worker(transport, plan)
         worker.run(5)
         if transport.rank != 2:
-            _vanish(transport)
+            vanish(transport)
             return None
         wait_until(lambda: worker.gossip.members == (2,))
         worker.run(ITERATIONS)
@@ -211,7 +201,7 @@ def test_with_stop_the_first_cause_is_named() -> None:
         with Gossip(model, optimizer, plan, transport=transport, deadline=20) as gossip:
             while gossip.iteration < ITERATIONS:
                 if transport.rank == 3 and gossip.iteration == LOST:
-                    return _vanish(transport)
+                    return vanish(transport)
                 optimizer.zero_grad()
                 model().backward()
                 try:
@@ -249,9 +239,9 @@ def test_a_worker_restarted_twice_within_a_second_comes_back() -> None:
         worker.run(LOST)
         arrived.wait(150)  # whoever gives a state is this far
         if transport.rank == 3:
-            _vanish(transport)
+            vanish(transport)
             # The first new life ends before it has a state; the second one takes one.
-            _vanish(LinkTransport(topology, 3, peers, silence=90.0, timeout=150.0))
+            vanish(LinkTransport(topology, 3, peers, silence=90.0, timeout=150.0))
             transport = LinkTransport(topology, 3, peers, silence=90.0, timeout=150.0)
             worker = Worker(transport, plan)
             assert worker.gossip.iteration >= LOST
@@ -278,7 +268,7 @@ def test_two_neighbours_that_die_together_come_back_with_living_ones_states() ->
         worker = Worker(transport, plan)
         worker.run(LOST)
         if transport.rank in dead:
-            _vanish(transport)
+            vanish(transport)
             transport = LinkTransport(topology, transport.rank, peers, silence=90.0, timeout=150.0)
             worker = Worker(transport, plan)
             back[transport.rank].set()

@@ -12,13 +12,17 @@ from torch import nn
 
 import matcha
 from matcha.distributed import Gossip, LinkTransport, MemoryTransport, Pending, run_threads
+from matcha.distributed.elastic import replanning
+from matcha.distributed.elastic.replanning import Planner
 from matcha.errors import InputError
 from matcha.plans import StagedPlan
+from matcha.strategies.staged import next_level
 
 RING = matcha.families.ring(4)
 PLAN = matcha.plan(RING, 0.5, "greedy", effort="none")
 SLOW, LAG = {0, 1}, 0.6  # seconds: a loaded machine takes less
 EVERY, ITERATIONS = 4, 11
+SECONDS = dict.fromkeys(RING.links, 0.1) | {(0, 1): 1.0}
 
 
 class Late(Pending):
@@ -153,3 +157,22 @@ def test_what_does_not_go_together_is_refused() -> None:
             pass
 
     run_threads(4, work)
+
+
+def test_a_process_plans_what_this_one_would() -> None:
+    assert Planner(PLAN, SECONDS).plan().digest == next_level(PLAN, SECONDS).digest
+
+
+def test_where_the_process_fails_the_worker_plans_itself(monkeypatch, caplog) -> None:
+    caplog.set_level("INFO", logger="matcha.links")
+    monkeypatch.setattr(replanning, "_ANSWER", "raise SystemExit(3)")
+    assert Planner(PLAN, SECONDS).plan() == next_level(PLAN, SECONDS)
+    assert "planning here" in caplog.text
+
+
+def test_a_planner_that_is_closed_has_ended() -> None:
+    planner = Planner(PLAN, SECONDS)
+    planner.close()
+    assert planner._process.poll() is not None
+    with pytest.raises(ValueError, match="closed"):
+        planner.plan()

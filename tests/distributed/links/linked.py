@@ -10,8 +10,33 @@ from typing import Any
 from matcha import Topology
 from matcha.distributed import Keys, LinkTransport, Peers
 from matcha.distributed.links.peers import free_ports
+from matcha.distributed.links.transport import Phase
 
 HOST = "127.0.0.1"
+
+
+def vanish(transport: LinkTransport) -> None:
+    """End as a killed process does: no goodbye, all connections gone."""
+    with transport.lock:
+        transport.phase = Phase.CLOSED
+        transport._end_all("died")
+    if transport.listener is not None:
+        transport.listener.close()
+
+
+def cut_off(transport: LinkTransport, peer: int) -> None:
+    """End the link to a neighbour and keep it from coming back."""
+    with transport.lock:
+        transport.barred.add(peer)
+        if peer in transport.connections:
+            transport._end(transport.connections[peer], "was cut off on purpose")
+
+
+def mend(transport: LinkTransport, peer: int) -> None:
+    """Let a link that was cut come back."""
+    with transport.lock:
+        transport.barred.discard(peer)
+        transport._vacant.notify_all()
 
 
 def local_peers(num_workers: int) -> Peers:

@@ -22,6 +22,7 @@ from tests.distributed.links.linked import HOST, local_peers, run_linked
 from matcha import families
 from matcha._io.keys import issue, new_keys, revoke
 from matcha.distributed import Keys, LinkTransport, Message
+from matcha.distributed.links.framing import Kind
 from matcha.errors import ExchangeError
 
 TOPOLOGY = families.path(3)
@@ -171,7 +172,7 @@ def test_strangers_are_refused_and_training_goes_on(keys, tmp_path, caplog) -> N
                     assert theirs[0].item() == peer
                     ended[0] = max(ended.item(), theirs[1].item(), float(over))
             rounds += 1
-        refused = transport.neighborhood.door.refused if transport.rank == GUARDED else None
+        refused = transport.listener.refused if transport.rank == GUARDED else None
         return rounds, refused, transport.changes
 
     results = run_linked(TOPOLOGY, work, peers=peers, keys=shared)
@@ -181,7 +182,7 @@ def test_strangers_are_refused_and_training_goes_on(keys, tmp_path, caplog) -> N
     for stranger, reason in wanted.items():
         assert any(re.search(reason, text) for text in refused), (stranger, dict(refused))
     assert sum(refused.values()) >= 800  # of the idle ones all but the last few
-    assert "refused a visitor from" in caplog.text
+    assert "refused a client from" in caplog.text
     # Nobody was lost on the way.
     for rank, (_, _, changes) in enumerate(results):
         lost = [c.worker for c in changes if not c.is_member and c.worker != rank]
@@ -205,21 +206,18 @@ def test_a_revoked_neighbour_is_dropped_while_it_is_linked(tmp_path: Path) -> No
 
 
 def test_a_neighbour_that_sends_nonsense_loses_its_link_only() -> None:
-    from matcha.distributed.links.framing import Kind
-
     def work(transport):
-        near = transport.neighborhood
         if transport.rank == 0:
-            with near.lock:
-                near.links[1].send(Kind.UP, 0, [b"{nonsense"])
+            with transport.lock:
+                transport.connections[1].send(Kind.UP, 0, [b"{nonsense"])
             return None
         end = time.monotonic() + 60
-        while "makes no sense" not in transport.reason(0):
+        while "malformed" not in transport.end_reason(0):
             assert time.monotonic() < end
             time.sleep(0.01)
-        return transport.reason(0)
+        return transport.end_reason(0)
 
-    assert "makes no sense" in run_linked(families.path(2), work)[1]
+    assert "malformed" in run_linked(families.path(2), work)[1]
 
 
 def test_a_message_of_another_size_ends_the_link() -> None:
@@ -255,9 +253,9 @@ def test_keys_of_tls_are_really_used(keys) -> None:
     looked = threading.Barrier(2)
 
     def work(transport):
-        with transport.neighborhood.lock:
-            (link,) = list(transport.neighborhood.links.values())
-        connection = link.channel._socket
+        with transport.lock:
+            (link,) = list(transport.connections.values())
+        connection = link.stream._socket
         assert isinstance(connection, ssl.SSLSocket)
         version = connection.version()
         looked.wait(150)  # who hangs up takes the other's link with it

@@ -5,77 +5,22 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from statistics import median
-from typing import Any, Protocol
+from typing import Any
 
-from matcha.distributed.exchange.meetings import MeetingPlace
+from matcha.distributed.links.transport import LinkTransport
 from matcha.distributed.saving.snapshots import Worker, dump_snapshot, load_snapshot
-from matcha.distributed.transports.base import Buffer, Transport
 
-__all__ = ["Membership", "Team", "as_team"]
+__all__ = ["Membership"]
 
 _log = logging.getLogger("matcha.links")
-_MOST_BEHIND = 1.0  # seconds of work that others may have to wait for this worker to catch up
-_FEWEST_BEHIND = 3  # iterations
-
-
-class Change(Protocol):
-    """A worker was lost or came."""
-
-    iteration: int
-    worker: int
-    is_member: bool
-
-
-class Calls(Protocol):
-    """The collective calls of a team."""
-
-    number: int
-    """How many are over."""
-
-
-class Team(MeetingPlace, Protocol):
-    """A transport whose workers may come and go: `LinkTransport`."""
-
-    asks: list[int]
-    calls: Calls
-    most_behind: float
-    searches_cause: bool
-
-    @property
-    def is_behind(self) -> bool:
-        """Whether this worker was away for so long that it should take another's state."""
-
-    @property
-    def is_late(self) -> bool:
-        """Whether others train already and this worker needs a state."""
-
-    @property
-    def changes(self) -> Sequence[Change]:
-        """Who came and went so far, as this worker learnt it."""
-
-    def ask_for_state(self, timeout: float) -> tuple[int, bytearray]:
-        """A neighbour and its state."""
-
-    def give_state(self, contents: Sequence[Buffer]) -> None:
-        """Answer everybody who asked."""
-
-    def start_at(self, iteration: int) -> None:
-        """Take part from an iteration on."""
-
-    def leave(self) -> None:
-        """Stop taking part, to take a newer state."""
-
-
-def as_team(transport: Transport) -> Team:
-    """The transport, as one whose workers may come and go; `options.check_setup` has seen to it."""
-    team: Any = transport
-    return team  # type: ignore[no-any-return]
+_MAX_LAG_SECONDS = 1.0  # of work for which others may wait while this worker catches up
+_MIN_LAG = 3  # iterations
 
 
 class Pace:
-    """How long an iteration takes as a rule: a stop of the whole process is none, nor is the first.
+    """How long an iteration usually takes; the first, and stops of the process, do not count.
 
     >>> pace = Pace(0)
     >>> for iteration, now in enumerate([0.001, 0.1, 0.2, 5.2], start=1):
@@ -90,7 +35,7 @@ class Pace:
         self._recent: deque[float] = deque(maxlen=9)
 
     def note(self, iteration: int, now: float) -> None:
-        """So far the worker has come by now; the same iteration may be told more than once."""
+        """The worker has come to an iteration; the same one may be noted more than once."""
         if iteration == self._iteration:
             return
         if self._last is not None and iteration > self._iteration:
@@ -108,48 +53,51 @@ class Membership:
 
     A new process in a dead worker's place, or a worker that was away for long, takes model,
     optimizer and position from a neighbour at that one's next step, and takes part from there.
+
+    Attributes:
+        returns: How many times this worker took another's state.
+        donor: Whose state it took last.
     """
 
-    def __init__(self, worker: Worker, team: Team, deadline: float) -> None:
-        self._worker, self._team, self._deadline = worker, team, deadline
+    def __init__(self, worker: Worker, transport: LinkTransport, deadline: float) -> None:
+        self._worker, self._transport, self._deadline = worker, transport, deadline
         self.returns = 0
-        """How often this worker took another's state."""
         self.donor: int | None = None
-        """Whose it took last."""
         self._give: Callable[[], dict[str, Any]] = dict
         self._take: Callable[[dict[str, Any]], None] = lambda _: None
         self._taken: dict[str, Any] = {}
         self._pace = Pace(worker.iteration)
         self._returned: list[list[int]] = []
         self._known = 0
-        team.searches_cause = False
+        transport.finds_cause = False  # the others go on without the one that is lost
 
     def start(self, iteration: int) -> None:
         """Take part: from an iteration on, or from where a neighbour is if others train already."""
-        if self._team.is_late:
+        if self._transport.needs_state:
             self.join()
         else:
-            self._team.start_at(iteration)
+            self._transport.start_at(iteration)
             # A stop may come before a pace is known. (One that joins may well be behind at first.)
-            self._team.most_behind = _FEWEST_BEHIND
-        self._known = len(self._team.changes)  # up to here they came to the start
+            self._transport.max_lag = _MIN_LAG
+        self._known = len(self._transport.changes)  # up to here they came to the start
 
     def join(self) -> None:
         """Take a neighbour's state and go on from there."""
         started = time.monotonic()
-        self.donor, content = self._team.ask_for_state(self._deadline)
+        rank = self._transport.rank
+        self.donor, content = self._transport.ask_for_state(self._deadline)
         extra = load_snapshot(content, self._worker)
-        for peer in range(self._worker.transport.num_workers):  # the donor's links are not its own
+        for peer in range(self._transport.num_workers):  # the donor's links are not its own
             self._worker.exchange.forget(peer)
-        self._team.calls.number = int(extra["calls"])
+        self._transport.collectives.number = int(extra["calls"])
         self._taken = extra["carried"]
         self._take(self._taken)
-        self._team.start_at(self._worker.iteration)
+        self._transport.start_at(self._worker.iteration)
         self.returns += 1
-        self._returned.append([self._worker.iteration, self._team.rank, 1])
+        self._returned.append([self._worker.iteration, rank, 1])
         _log.info(
             "worker %d: goes on from worker %d's state at iteration %d, after %.2f s",
-            self._team.rank, self.donor, self._worker.iteration, time.monotonic() - started,
+            rank, self.donor, self._worker.iteration, time.monotonic() - started,
         )  # fmt: skip
 
     def carry(
@@ -163,21 +111,21 @@ class Membership:
 
     def changes(self) -> list[list[int]]:
         """As `Gossip.changes`: others' as this worker learnt it, and its own returns."""
-        others = self._team.changes[self._known :]
+        others = self._transport.changes[self._known :]
         return [
             *self._returned,
             *([c.iteration, c.worker, int(c.is_member)] for c in others),
         ]
 
     def tend(self) -> None:
-        """Between two rounds: answer those who came back; catch up when far behind."""
-        team = self._team
+        """Between two rounds: give states to those that ask; catch up when far behind."""
+        transport = self._transport
         self._pace.note(self._worker.iteration, time.perf_counter())
         if self._pace.seconds is not None:
-            team.most_behind = max(_FEWEST_BEHIND, _MOST_BEHIND / self._pace.seconds)
-        if team.asks:
-            extra = {"calls": team.calls.number, "carried": self._give()}
-            team.give_state([dump_snapshot(self._worker, extra)])
-        if team.is_behind:
-            team.leave()
+            transport.max_lag = max(_MIN_LAG, _MAX_LAG_SECONDS / self._pace.seconds)
+        if transport.state_requests:
+            extra = {"calls": transport.collectives.number, "carried": self._give()}
+            transport.give_state([dump_snapshot(self._worker, extra)])
+        if transport.is_behind:
+            transport.leave()
             self.join()

@@ -1,8 +1,9 @@
-"""Replanning: a plan that follows the network, made anew where links take other times.
+"""Replanning: a plan that follows the network, planned again where links take other times.
 
 Every so many iterations all workers tell each other how long meetings took. Where a link is off by
-half from what the plan was made for, every worker makes the next stage from the same times, beside
-training. At an iteration that all name alike they compare its digest and change to it together.
+half from what the plan was made for, the lowest living worker plans the next stage from these
+times, beside training. At an iteration that all have computed alike it sends the stage to all, and
+they change to it together.
 """
 
 from __future__ import annotations
@@ -10,20 +11,23 @@ from __future__ import annotations
 import json
 import logging
 import math
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from matcha.distributed.collectives import gather
-from matcha.distributed.elastic.drafts import Draft
 from matcha.distributed.exchange.link_times import LinkTimes
 from matcha.distributed.probe import exchange_time
 from matcha.distributed.seats import Seat
 from matcha.errors import PeerLostError
 from matcha.plans import Plan, PlanLike, StagedPlan
-from matcha.strategies.staged import in_stages, is_off
+from matcha.strategies.staged import in_stages, is_off, next_level
 from matcha.topology import Link
 
 __all__ = ["Replanning"]
@@ -31,23 +35,72 @@ __all__ = ["Replanning"]
 _log = logging.getLogger("matcha.links")
 _TRIFLE = 0.1  # of an iteration's time: what a link must make of a difference to matter
 _AHEAD = 10.0  # seconds of training after which a stage is in force: planning is over by then
-_MOST_PROBED = 250_000  # bytes: looking must cost less than what it may save
+_MAX_PROBED = 250_000  # bytes: looking must cost less than what it may save
+_ANSWER = "import os; os.nice(5); from matcha.strategies.staged import answer; answer()"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NextStage:
+    """What the next stage is planned from, and the iteration at which it comes into force."""
+
+    seconds: Mapping[Link, float]
+    due: int
+
+    def to_json(self) -> dict[str, Any]:
+        """As a worker's state holds it."""
+        return {"due": self.due, "links": [[*link, s] for link, s in self.seconds.items()]}
+
+
+class Planner:
+    """Plans the next stage in a process of its own, with less priority than training.
+
+    Planning takes seconds of Python, which a thread would take from the training loop.
+    """
+
+    def __init__(self, first: Plan, seconds: Mapping[Link, float]) -> None:
+        self._first, self._seconds = first, seconds
+        self._answer = tempfile.TemporaryFile()  # noqa: SIM115  # open until it is read
+        with tempfile.TemporaryFile() as question:
+            links = [[*link, s] for link, s in seconds.items()]
+            question.write(json.dumps([first.to_json(), links]).encode())
+            question.seek(0)
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _ANSWER],
+                stdin=question,
+                stdout=self._answer,
+                stderr=subprocess.DEVNULL,
+            )
+
+    def plan(self) -> Plan:
+        """The stage's plan; waits for it, and plans here where the process failed."""
+        with self._answer as file:
+            if self._process.wait() == 0:
+                file.seek(0)
+                return Plan.from_json(json.load(file))
+        _log.info("planning in a process of its own failed; planning here")
+        return next_level(self._first, self._seconds)
+
+    def close(self) -> None:
+        """Stop planning."""
+        self._process.kill()
+        self._process.wait()
+        self._answer.close()
 
 
 class Replanning:
     """One worker's part in following the network.
 
     Args:
-        plan: what was asked for; it stays the plan until links turn out to be otherwise.
-        every: iterations after which workers tell each other what links took; 0 is never.
-        seat: how all are reached.
-        values: what is exchanged, for the size of a message.
-        deadline: seconds to wait for anybody.
+        plan: The plan as it was asked for, in force until links turn out to be otherwise.
+        every: Iterations after which workers tell each other what links took; 0 is never.
+        seat: How all workers are reached.
+        values: What is exchanged, for the size of a message.
+        deadline: Seconds to wait for any one worker.
 
     Attributes:
-        given: the plan as it was asked for.
-        plan: what is in force: as given, or in stages.
-        times: of this worker's links.
+        given: The plan as it was asked for.
+        plan: The plan in force: as given, or in stages.
+        times: What the meetings over this worker's links took.
     """
 
     def __init__(
@@ -64,7 +117,8 @@ class Replanning:
         self._seat, self._deadline = seat, deadline
         self._bytes = sum(value.nbytes for value in values) * plan.wire.size_ratio()
         self._asked_at = 0
-        self._draft: Draft | None = None
+        self._next: NextStage | None = None
+        self._planner: Planner | None = None
         self._since = time.perf_counter()
 
     # -- what travels with a worker's state --------------------------------------------------------
@@ -72,8 +126,8 @@ class Replanning:
     def state(self) -> dict[str, Any]:
         """The stages made so far, the one being made, and when times travelled last."""
         stages = None if self.plan is self.given else self.plan.to_json()
-        draft = None if self._draft is None else self._draft.to_json()
-        return {"asked_at": self._asked_at, "stages": stages, "draft": draft}
+        coming = None if self._next is None else self._next.to_json()
+        return {"asked_at": self._asked_at, "stages": stages, "draft": coming}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on with the stages of another worker or of a checkpoint."""
@@ -81,22 +135,23 @@ class Replanning:
         self._asked_at = int(state["asked_at"])
         self.plan = self.given if stages is None else StagedPlan.from_json(stages)
         self.close()
-        draft = state.get("draft")  # checkpoints from before it was there have none
-        if draft is not None and self.every:
-            self._begin({(i, j): s for i, j, s in draft["links"]}, int(draft["due"]))
+        coming = state.get("draft")  # checkpoints from before it was there have none
+        if coming is not None and self.every:
+            self._begin({(i, j): s for i, j, s in coming["links"]}, int(coming["due"]))
 
     def close(self) -> None:
-        """Leave a stage that is being made."""
-        if self._draft is not None:
-            self._draft.drop()
-            self._draft = None
+        """Drop a stage that is being planned."""
+        self._next = None
+        if self._planner is not None:
+            self._planner.close()
+            self._planner = None
 
     # -- every so often ----------------------------------------------------------------------------
 
     def look(self, iteration: int) -> bool:
         """Before an iteration's round: whether another plan is in force from it on. Collective."""
-        if self._draft is not None and iteration >= self._draft.due:
-            return self._change(iteration)
+        if self._next is not None and iteration >= self._next.due:
+            return self._change(iteration, self._next)
         if not self.every or iteration % self.every or iteration <= self._asked_at:
             return False
         seconds, usual = self._told(iteration)
@@ -109,30 +164,43 @@ class Replanning:
         return False
 
     def _begin(self, seconds: Mapping[Link, float], due: int) -> None:
-        first = self.given
-        assert isinstance(first, Plan)
-        self._draft = Draft(first, seconds, due)
+        self._next = NextStage(seconds=seconds, due=due)
+        if self._is_planner():
+            self._planner = Planner(self._first, seconds)
 
-    def _change(self, iteration: int) -> bool:
-        """Where all hold the same stage, go on by it."""
-        draft, self._draft = self._draft, None
-        assert draft is not None
+    def _is_planner(self) -> bool:
+        everyone = self._seat.everyone
+        return everyone.rank == everyone.members[0]
+
+    @property
+    def _first(self) -> Plan:
+        assert isinstance(self.given, Plan)
+        return self.given
+
+    def _change(self, iteration: int, coming: NextStage) -> bool:
+        """Where all workers are there, go on by the stage that the lowest one planned."""
+        planner, self._planner, self._next = self._planner, None, None
         assert isinstance(self.plan, Plan | StagedPlan)
-        self._asked_at = iteration  # what was timed before says nothing of the new stage
+        self._asked_at = iteration  # what was timed before says nothing about the new stage
         self.times.take()
-        longer = in_stages(self.plan).then(iteration, draft.made())
-        digests = gather(self._seat.everyone, longer.digest.encode(), self._deadline)
-        if len(digests) < self._seat.everyone.num_workers or len(set(digests)) > 1:
-            # Somebody was lost meanwhile, or a machine rounds an eigenvalue otherwise.
-            _log.warning("iteration %d: no agreement on a new stage; the plan stays", iteration)
+        mine = b""
+        if planner is not None:
+            mine = json.dumps(planner.plan().to_json()).encode()
+        elif self._is_planner():  # the one that planned is gone
+            mine = json.dumps(next_level(self._first, coming.seconds).to_json()).encode()
+        found = gather(self._seat.everyone, mine, self._deadline)
+        planned = next((content for content in found if content), None)
+        if len(found) < self._seat.everyone.num_workers or planned is None:
+            _log.warning("iteration %d: a worker is away; the plan stays", iteration)
             return False
-        self._report(longer, draft.seconds)
-        self.plan = longer
+        level = Plan.from_json(json.loads(planned))
+        self.plan = in_stages(self.plan).then(iteration, level)
+        self._report(self.plan, coming.seconds)
         self._since = time.perf_counter()
         return True
 
     def _told(self, iteration: int) -> tuple[dict[Link, float] | None, float]:
-        """What every link's meetings take, and an iteration; nothing where somebody is missing."""
+        """What every link takes, or None if a worker is missing, and what an iteration takes."""
         now = time.perf_counter()
         pace = (now - self._since) / max(1, iteration - self._asked_at)
         answers = self._gather({"links": self._by_link(self.times.take()), "pace": pace})
@@ -156,16 +224,16 @@ class Replanning:
     def _probed(self, idle: Sequence[Link]) -> list[tuple[Link, float]]:
         """Time links that the plan does not use, so that one that recovers is noticed.
 
-        All take them in one order, so none waits in a circle.
+        All take them in the same order, so none waits in a circle.
         """
         transport, found = self._seat.transport, {}
-        size = max(1, min(_MOST_PROBED, int(self._bytes)))
+        size = max(1, min(_MAX_PROBED, int(self._bytes)))
         for i, j in idle:
             if transport.rank in (i, j):
                 peer = i + j - transport.rank
                 try:
                     seconds = exchange_time(transport, peer, size, 1, self._deadline)
-                except PeerLostError:  # whose link is gone is not planned for here
+                except PeerLostError:  # a link that is gone has no time
                     continue
                 found[peer] = seconds * max(1.0, self._bytes / size)
         return self._by_link(found)

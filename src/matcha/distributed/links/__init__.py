@@ -1,1 +1,1 @@
-"""Links of our own: one connection a link, with keys."""
+"""Connections of our own: one per link of the topology, with TLS and certificates if wanted."""

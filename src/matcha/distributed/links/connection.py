@@ -1,112 +1,148 @@
-"""A link: one connection to a neighbour, from its handshake to its end.
+"""Connection: one connection to a neighbour, from the exchange of hellos to its end.
 
-When a link ends, everything that was posted on it fails, and the next connection to the same
-neighbour is a new link without a past: no message of a meeting that was left out can be mistaken
-for one of a later meeting.
+`LinkTransport` moves a connection from state to state, under its lock:
+
+    CONNECTING ──▶ AGREEING ──▶ UP
+         │            │          │
+         └────────────┴──────────┴──▶ ENDED
+
+    CONNECTING  Both ends have said hello. If one of them trains and the other has no state, it
+                stays so: the state travels here, and the next connection is for training.
+    AGREEING    Both ends train, or neither does yet. This one has said from which iteration on it
+                takes part (UP) and waits for the other's answer.
+    UP          Both have: meetings happen from the later of the two iterations on.
+    ENDED       Everything that was posted fails. The next connection to the same neighbour starts
+                without a past: no message of a meeting that was left out can be mistaken for one
+                of a later meeting.
+
+Frames are checked here. A neighbour's fault ends its connection, with a reason, and nothing else.
 """
 
 from __future__ import annotations
 
+import enum
 import logging
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
-from matcha.distributed.links.framing import Channel, ClosedError, Kind
-from matcha.distributed.links.news import News
-from matcha.distributed.transports.base import Buffer
+import torch
 
-__all__ = ["Link", "Owner", "Speed", "Ticket"]
+from matcha.distributed.links.framing import ClosedError, FrameStream, Kind
+from matcha.distributed.links.link_state import Update
+from matcha.distributed.transports.base import MAX_TAG, Buffer
+
+__all__ = ["Connection", "Limits", "LinkState", "Transfer"]
 
 _log = logging.getLogger("matcha.links")
-_SMALL = 1 << 16  # bytes: a message that comes before it is asked for is kept if it is small
-_MOST_KEPT = 1 << 26  # bytes of such messages
-_MOST_SAID = 1 << 26  # bytes of a frame that is neither a model nor a part of one
-_LARGE = (Kind.STATE, Kind.RISE, Kind.FOUND)
-_MEASURED = 1 << 15  # bytes from which on a message's time says something about the link
+_SMALL = (
+    1 << 16
+)  # bytes: a message that arrives before its receive is posted is kept if it is small
+_MAX_EARLY_BYTES, _MAX_EARLY = 1 << 26, 1 << 14  # of such messages: bytes, and how many
+_MIN_LIMIT = 1 << 26  # bytes of a collective call or a state, whatever the model
+_MAX_WORDS = 64  # bytes of a frame that says next to nothing
 
 
-class Owner(Protocol):
-    """Whom a link belongs to: a transport."""
+class LinkState(enum.Enum):
+    """Where a connection is in its life."""
 
-    lock: threading.RLock
-    changed: threading.Condition
+    CONNECTING = "connecting"
+    AGREEING = "agreeing"
+    UP = "up"
+    ENDED = "ended"
 
-    def heard(self, link: Link, kind: Kind, tag: int, content: bytearray) -> None:
-        """A frame that is not part of an exchange has come; on the reader's thread."""
 
-    def lost(self, link: Link, reason: str) -> None:
-        """The link has ended."""
+@dataclass(slots=True)
+class Limits:
+    """The longest frames that make sense: a longer one ends its connection."""
+
+    update: int
+    """Bytes of what can be said about the links and workers of the topology."""
+    part: int = 1 << 32
+    """Bytes of a part of a collective call."""
+    state: int = 1 << 32
+    """Bytes of a worker's state."""
+
+    def expect_model(self, num_bytes: int, num_neighbors: int) -> None:
+        """Allow for the optimizer's moments and what wires remember per neighbour, no more."""
+        self.part = self.state = _MIN_LIMIT + (16 + 4 * num_neighbors) * num_bytes
+
+    def of(self, kind: Kind) -> int:
+        """The most bytes of a frame of some kind."""
+        if kind in (Kind.UP, Kind.UPDATE):
+            return self.update
+        if kind in (Kind.REDUCE, Kind.RESULT):
+            return self.part
+        return self.state if kind is Kind.STATE else _MAX_WORDS
 
 
 @dataclass(slots=True, eq=False)
-class Ticket:
-    """One message's way: done once its tensor may be used again."""
+class Transfer:
+    """One message in flight: done once its tensor may be used again."""
 
-    link: Link
+    connection: Connection
     view: memoryview | None = None
-    posted: float = 0.0
     done: bool = False
 
     @property
     def is_done(self) -> bool:
-        """Also of what was sent to a neighbour that has said goodbye: it lacks nothing.
+        """Also true for what was sent to a neighbour that said goodbye: it lacks nothing.
 
         It may do so as soon as it has our message, before our writer knows that it has sent it.
         """
-        return self.done or (self.view is None and self.link.finished is not None)
-
-
-@dataclass(slots=True)
-class Speed:
-    """How long messages took, newer ones counting more."""
-
-    seconds: float = 0.0
-    megabytes: float = 0.0
-
-    def add(self, seconds: float, megabytes: float) -> None:
-        """Count one message."""
-        self.seconds = 0.9 * self.seconds + seconds
-        self.megabytes = 0.9 * self.megabytes + megabytes
+        return self.done or (self.view is None and self.connection.finished_at is not None)
 
 
 @dataclass(eq=False)
-class Link:
-    """This worker's end of a connection to a neighbour; guarded by its owner's lock."""
+class Connection:
+    """This worker's end of a connection to a neighbour; the transport's lock guards it."""
 
-    owner: Owner
     peer: int
-    channel: Channel
-    speed: Speed
-    my_next: int | None = None
-    """The first iteration whose meetings this worker takes part in here, once it said so."""
-    their_next: int | None = None
-    is_up: bool = False
-    rumour: int = 0
+    stream: FrameStream
+    lock: threading.RLock
+    changed: threading.Condition
+    """On that lock: notified whenever something is different."""
+    limits: Limits
+    on_frame: Callable[[Connection, Kind, int, bytearray], None]
+    """Called by the reader for what is not part of an exchange."""
+    on_end: Callable[[Connection, str], None]
+    """Called by either thread when the connection must end."""
+    peer_has_state: bool = False
+    """Whether the neighbour trained when the connection was made, so that it can give a state."""
+    state: LinkState = LinkState.CONNECTING
+    since: float = field(default_factory=time.monotonic)
+    """When it came into this state."""
+    first_iteration: int = 0
+    """The first iteration whose meetings happen here: before UP what this end said, then the later
+    of what both said."""
+    their_first: int = 0
+    """What the neighbour said."""
+    heard_version: int = 0
     """The version that others told of while this end did not know yet that the link was up."""
-    runs: bool = False
-    """Whether the neighbour had a state when the link was made, which it may give."""
-    ended: str | None = None
-    """Why it has ended, as the end of a sentence about the neighbour; None while it lives."""
-    finished: int | None = None
+    end_reason: str | None = None
+    """Why it ended, as the end of a sentence about the neighbour."""
+    finished_at: int | None = None
     """The iteration at which the neighbour said that it had finished."""
-    state: bytearray | None = None
+    is_asked: bool = False
+    """Whether this worker asked for a state here."""
     is_giving: bool = False
-    """Whether a state is on its way from there."""
-    is_waited_for: bool = False
-    """Whether bytes wait here for this worker to ask for them: silence then means nothing."""
-    bytes_sent: int = 0
-    _untold: News = field(default_factory=News)
-    _queue: deque[tuple[Kind, int, Sequence[Buffer], Ticket | None]] = field(default_factory=deque)
-    _posted: dict[int, deque[Ticket]] = field(default_factory=lambda: defaultdict(deque))
+    """Whether that state is arriving."""
+    given_state: bytearray | None = None
+    reader_waits: bool = False
+    """Whether bytes wait here until this worker posts their receive: silence then means nothing."""
+    _untold: Update = field(default_factory=Update)
+    _queue: deque[tuple[Kind, int, Sequence[Buffer], Transfer | None]] = field(
+        default_factory=deque
+    )
+    _posted: dict[int, deque[Transfer]] = field(default_factory=lambda: defaultdict(deque))
     _early: dict[int, deque[bytearray]] = field(default_factory=lambda: defaultdict(deque))
-    _kept: int = 0
+    _early_bytes: int = 0
+    _num_early: int = 0
 
     def __post_init__(self) -> None:
-        self._work = threading.Condition(self.owner.lock)
+        self._work = threading.Condition(self.lock)
 
     def start(self) -> None:
         """Begin to read and write."""
@@ -115,171 +151,195 @@ class Link:
         self._reader.start()
         threading.Thread(target=self._write, name=name, daemon=True).start()
 
-    def settle(self) -> None:
-        """After its end: wait until nothing writes into memory that was posted here any more."""
+    def join_reader(self) -> None:
+        """After the end: wait until nothing writes into posted memory any more."""
         self._reader.join(timeout=10.0)
 
-    @property
-    def since(self) -> int:
-        """The first iteration whose meetings happen on this link: both ends know it."""
-        assert self.my_next is not None
-        assert self.their_next is not None
-        return max(self.my_next, self.their_next)
+    # -- for the transport, which holds the lock --------------------------------------------------
 
-    # -- for the owner; its lock is held ----------------------------------------------------------
+    @property
+    def is_up(self) -> bool:
+        """Whether meetings happen here."""
+        return self.state is LinkState.UP
+
+    def enter(self, state: LinkState) -> None:
+        """Go on to another state."""
+        self.state, self.since = state, time.monotonic()
+
+    def end(self, reason: str) -> None:
+        """Nothing is sent or received here from now on."""
+        if self.state is not LinkState.ENDED:
+            self.enter(LinkState.ENDED)
+            self.end_reason = reason
+            self._work.notify_all()
+            self.stream.shut()
 
     def send(
         self,
         kind: Kind,
         tag: int = 0,
         contents: Sequence[Buffer] = (),
-        ticket: Ticket | None = None,
+        transfer: Transfer | None = None,
     ) -> None:
-        """Let the writer send a frame; the contents stay untouched until the ticket is done."""
-        if self.ended is None:
-            self._queue.append((kind, tag, contents, ticket))
+        """Let the writer send a frame; contents stay untouched until the transfer is done."""
+        if self.state is not LinkState.ENDED:
+            self._queue.append((kind, tag, contents, transfer))
             self._work.notify()
 
-    def tell(self, news: News) -> None:
-        """Let the writer send news, in one frame with all that is untold when its turn comes."""
-        if not news:
-            return
-        if not self._untold:
-            self.send(Kind.NEWS)
-        self._untold |= news
+    def tell(self, update: Update) -> None:
+        """Let the writer send an update, in one frame with all others that wait for their turn."""
+        if update:
+            if not self._untold:
+                self.send(Kind.UPDATE)
+            self._untold |= update
 
-    def knows(self, news: News) -> None:
+    def forget_known(self, update: Update) -> None:
         """The neighbour told this itself: it need not be told."""
         if self._untold:
-            self._untold = self._untold.without(news)
+            self._untold = self._untold.without(update)
 
     @property
     def is_idle(self) -> bool:
         """Whether nothing waits to be sent."""
         return not self._queue
 
-    def receive(self, tag: int, view: memoryview) -> Ticket:
-        """Ask for a message."""
-        ticket = Ticket(self, view, time.perf_counter())
+    def will_send(self, kind: Kind, tag: int) -> bool:
+        """Whether such a frame waits to be sent already."""
+        return any(queued[:2] == (kind, tag) for queued in self._queue)
+
+    def send_data(self, tag: int, tensor: torch.Tensor) -> Transfer:
+        """Send a message."""
+        transfer = Transfer(self)
+        self.send(Kind.DATA, tag, [_bytes(tensor)], transfer)
+        return transfer
+
+    def receive(self, tag: int, tensor: torch.Tensor) -> Transfer:
+        """Post a receive."""
+        transfer = Transfer(self, _bytes(tensor))
         early = self._early.get(tag)
         if early:
             content = early.popleft()
-            self._kept -= len(content)
+            self._early_bytes -= len(content)
+            self._num_early -= 1
             try:
-                self._deliver(ticket, content)
+                self._deliver(transfer, content)
             except ClosedError as error:
-                self.owner.lost(self, str(error))
+                self.on_end(self, str(error))
         else:
-            self._posted[tag].append(ticket)
-            if self.is_waited_for:
-                self.owner.changed.notify_all()
-        return ticket
-
-    def end(self, reason: str) -> None:
-        """Nothing comes through here any more."""
-        if self.ended is None:
-            self.ended = reason
-            self._work.notify_all()
-            self.channel.shut()
+            self._posted[tag].append(transfer)
+            if self.reader_waits:
+                self.changed.notify_all()
+        return transfer
 
     # -- the two threads --------------------------------------------------------------------------
 
     def _write(self) -> None:
         try:
             while True:
-                with self.owner.lock:
-                    while not self._queue and self.ended is None:
+                with self.lock:
+                    while not self._queue and self.state is not LinkState.ENDED:
                         self._work.wait()
-                    if self.ended is not None:
+                    if self.state is LinkState.ENDED:
                         return
-                    kind, tag, contents, ticket = self._queue[0]
-                    if kind is Kind.NEWS:
-                        contents, self._untold = [self._untold.encode()], News()
-                self.channel.send(kind, tag, contents)
-                with self.owner.lock:
+                    kind, tag, contents, transfer = self._queue[0]
+                    if kind is Kind.UPDATE:
+                        contents, self._untold = [self._untold.encode()], Update()
+                self.stream.send(kind, tag, contents)
+                with self.lock:
                     self._queue.popleft()
-                    self.bytes_sent += sum(map(len, contents))
-                    if ticket is not None:
-                        ticket.done = True
-                    if ticket is not None or not self._queue:
-                        self.owner.changed.notify_all()
+                    if transfer is not None:
+                        transfer.done = True
+                    if transfer is not None or not self._queue:
+                        self.changed.notify_all()
         except ClosedError as error:
-            # The other end may have gone after a last word, which is still to be read.
+            # The other end may have gone after a last frame, which is still to be read.
             self._reader.join(timeout=1.0)
-            self.owner.lost(self, f"lost its connection ({error})")
+            self.on_end(self, str(error))
+        except Exception as error:
+            _log.exception("the writer to worker %d failed", self.peer)
+            self.on_end(self, f"could not be written to ({error!r})")
         finally:
-            self.channel.leave()
+            self.stream.leave()
 
     def _read(self) -> None:
         try:
             while True:
-                kind, tag, size = self.channel.receive_header()
+                kind, tag, size = self.stream.receive_header()
                 if kind is Kind.DATA:
                     self._read_data(tag, size)
-                elif kind is not Kind.BEAT:
-                    if size > _MOST_SAID and kind not in _LARGE:
-                        raise ClosedError(f"sent {size} bytes of {kind.name.lower()}")
-                    self.is_giving |= kind is Kind.STATE
-                    content = bytearray(size)
-                    self.channel.receive_into(memoryview(content))
-                    self.owner.heard(self, kind, tag, content)
+                    continue
+                if size > self.limits.of(kind):
+                    raise ClosedError(f"announced {size} bytes of {kind.name}")
+                if kind is Kind.STATE:
+                    if not self.is_asked:
+                        raise ClosedError("sent a state for which this worker did not ask")
+                    self.is_giving = True
+                content = self.stream.receive(size)
+                if kind is not Kind.HEARTBEAT:
+                    self.on_frame(self, kind, tag, content)
         except ClosedError as error:
             reason = str(error)
-            if self.finished is not None:
-                reason = f"finished at iteration {self.finished}"
-            self.owner.lost(self, reason)
-        except Exception as error:  # a neighbour's nonsense ends its link, not this worker
-            _log.warning("worker %d sent what makes no sense: %r", self.peer, error)
-            self.owner.lost(self, f"sent what makes no sense ({error!r})")
+            if self.finished_at is not None:
+                reason = f"finished at iteration {self.finished_at}"
+            self.on_end(self, reason)
+        except Exception as error:  # a neighbour's fault ends its connection, not this worker
+            _log.warning("worker %d sent something malformed: %s", self.peer, error)
+            self.on_end(self, f"sent something malformed ({error})")
         finally:
-            self.channel.leave()
+            self.stream.leave()
 
     def _read_data(self, tag: int, size: int) -> None:
-        ticket = self._taken(tag, size)
-        if ticket is None:
-            content = bytearray(size)
-            self.channel.receive_into(memoryview(content))
-            with self.owner.lock:
+        if tag > MAX_TAG:
+            raise ClosedError(f"sent a message with tag {tag}")
+        transfer = self._posted_transfer(tag, size)
+        if transfer is None:
+            content = self.stream.receive(size)
+            with self.lock:
                 if self._posted.get(tag):
                     self._deliver(self._posted[tag].popleft(), content)
-                else:
-                    self._early[tag].append(content)
-                    self._kept += size
-                    if self._kept > _MOST_KEPT:
-                        raise ClosedError("sent far more than was asked for")
+                    return
+                self._early[tag].append(content)
+                self._early_bytes += size
+                self._num_early += 1
+                if self._early_bytes > _MAX_EARLY_BYTES or self._num_early > _MAX_EARLY:
+                    raise ClosedError("sent far more than this worker asked for")
             return
-        assert ticket.view is not None
-        self._check_size(ticket, size)
-        started = time.perf_counter()
-        self.channel.receive_into(ticket.view)
-        with self.owner.lock:
-            if size >= _MEASURED:
-                self.speed.add(time.perf_counter() - started, size / 1e6)
-            ticket.done = True
-            self.owner.changed.notify_all()
+        self._check_size(transfer, size)
+        assert transfer.view is not None
+        self.stream.receive_into(transfer.view)
+        with self.lock:
+            transfer.done = True
+            self.changed.notify_all()
 
-    def _taken(self, tag: int, size: int) -> Ticket | None:
-        """The ticket that a message is for; None where a small one comes before it is asked for."""
-        with self.owner.lock:
+    def _posted_transfer(self, tag: int, size: int) -> Transfer | None:
+        """The transfer of a message; None for a small one whose receive is not posted yet."""
+        with self.lock:
+            if not self.is_up:
+                raise ClosedError(self.end_reason or "sent a message before the link was up")
             while not self._posted.get(tag):
                 if size <= _SMALL:
                     return None
-                if self.ended is not None:
-                    raise ClosedError(self.ended)
-                self.is_waited_for = True
-                self.owner.changed.wait()
-            self.is_waited_for = False
-            self.channel.last_heard = time.monotonic()
+                if self.end_reason is not None:
+                    raise ClosedError(self.end_reason)
+                self.reader_waits = True
+                self.changed.wait()
+            self.reader_waits = False
+            self.stream.last_heard = time.monotonic()
             return self._posted[tag].popleft()
 
-    def _deliver(self, ticket: Ticket, content: bytearray) -> None:
-        assert ticket.view is not None
-        self._check_size(ticket, len(content))
-        ticket.view[:] = content
-        ticket.done = True
-        self.owner.changed.notify_all()
+    def _deliver(self, transfer: Transfer, content: bytearray) -> None:
+        self._check_size(transfer, len(content))
+        assert transfer.view is not None
+        transfer.view[:] = content
+        transfer.done = True
+        self.changed.notify_all()
 
-    def _check_size(self, ticket: Ticket, size: int) -> None:
-        assert ticket.view is not None
-        if size != len(ticket.view):
-            raise ClosedError(f"sent {size} bytes where {len(ticket.view)} were expected")
+    def _check_size(self, transfer: Transfer, size: int) -> None:
+        assert transfer.view is not None
+        if size != len(transfer.view):
+            raise ClosedError(f"sent {size} bytes where {len(transfer.view)} were expected")
+
+
+def _bytes(tensor: torch.Tensor) -> memoryview:
+    flat = tensor.detach().view(-1)
+    return memoryview(flat.view(torch.uint8).numpy())  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""A channel: one connection that carries frames both ways, plain or under TLS.
+"""FrameStream: one connection that carries frames both ways, plain or under TLS.
 
 A frame is 16 bytes (kind, tag, size) and its content. One thread reads and another writes; neither
 holds the interpreter's lock while bytes move, and contents move straight from and into tensors.
@@ -18,10 +18,11 @@ from contextlib import suppress
 
 from matcha.distributed.transports.base import Buffer
 
-__all__ = ["Channel", "ClosedError", "Kind"]
+__all__ = ["ClosedError", "FrameStream", "Kind"]
 
 _HEADER = struct.Struct("!BxxxIQ")
-_TLS_STEP = 1 << 18  # bytes a write under the lock: the reader gets its turn in between
+_TLS_STEP = 1 << 18  # bytes per write under the lock: the reader gets its turn in between
+_FIRST_READ = 1 << 20  # bytes of memory for a content of which nothing has arrived
 
 
 class Kind(enum.IntEnum):
@@ -29,31 +30,31 @@ class Kind(enum.IntEnum):
 
     DATA = 1
     """A tensor of an exchange; its tag says which."""
-    BEAT = 2
+    HEARTBEAT = 2
     """Nothing: the sender lives."""
     UP = 3
     """The sender takes part from an iteration on, the tag; with all it knows about links."""
-    NEWS = 4
-    """Links that came or went, and what workers say."""
-    ASK = 5
+    UPDATE = 4
+    """Links that came or went, and notes of workers."""
+    ASK_STATE = 5
     """The sender has no state (any more) and wants the receiver's."""
     STATE = 6
-    """The receiver's wish: a whole state."""
-    BYE = 7
+    """A whole state, for a neighbour that asked."""
+    GOODBYE = 7
     """The sender has finished."""
-    RISE = 8
-    """A collective call's part, towards the root of the tree."""
-    MISS = 9
-    """The sender missed the result of a collective call."""
-    FOUND = 10
-    """A collective call's result, away from the root or to one who missed it."""
+    REDUCE = 8
+    """A part of a collective call, towards the root of the tree."""
+    MISSED = 9
+    """The sender wants the result of a collective call that it missed."""
+    RESULT = 10
+    """The result of a collective call, away from the root or to a worker that missed it."""
 
 
 class ClosedError(Exception):
-    """The connection is gone; the text says how."""
+    """The connection is gone, or must go; the text says why, as the end of a sentence."""
 
 
-class Channel:
+class FrameStream:
     """Frames over a connected socket.
 
     OpenSSL allows one thread at a time in a connection: under TLS the socket does not block, both
@@ -66,7 +67,7 @@ class Channel:
         self._secure = isinstance(connection, ssl.SSLSocket)
         self._lock = threading.Lock()
         self._is_shut = False
-        self._users = 2  # reader and writer: the last one to leave closes
+        self._users = 2  # reader and writer: the last one to leave closes the socket
         self.last_heard = time.monotonic()
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setblocking(not self._secure)
@@ -78,7 +79,7 @@ class Channel:
         try:
             self._write([memoryview(_HEADER.pack(kind, tag, size)), *views])
         except (OSError, ValueError) as error:
-            raise ClosedError(str(error)) from None
+            raise ClosedError(f"lost its connection ({error})") from None
 
     def _write(self, views: list[memoryview]) -> None:
         if not self._secure:
@@ -104,7 +105,17 @@ class Channel:
         try:
             return Kind(kind), tag, size
         except ValueError:
-            raise ClosedError(f"it sent a frame of unknown kind {kind}") from None
+            raise ClosedError(f"sent a frame of unknown kind {kind}") from None
+
+    def receive(self, size: int) -> bytearray:
+        """Read a content, in memory that grows with what arrives and not with what is declared."""
+        content = bytearray(min(size, _FIRST_READ))
+        self.receive_into(memoryview(content))
+        while len(content) < size:
+            more = bytearray(min(size - len(content), len(content)))
+            self.receive_into(memoryview(more))
+            content += more
+        return content
 
     def receive_into(self, view: memoryview) -> None:
         """Fill a view."""
@@ -136,7 +147,7 @@ class Channel:
         poll.poll()
 
     def finish(self) -> None:
-        """Nothing more will be sent; what comes is still read.
+        """Send nothing more; what arrives is still read.
 
         Closing at once, with something unread, would take back what the other end has not read.
         """
@@ -144,19 +155,19 @@ class Channel:
             socket.socket.shutdown(self._socket, socket.SHUT_WR)
 
     def shut(self) -> None:
-        """End the connection now: whoever reads or writes is woken and told."""
+        """End the connection now; a thread that reads or writes wakes up and learns it."""
         self._is_shut = True
         with suppress(OSError):
             # Not SSLSocket.shutdown, which would forget the TLS layer under the other thread.
             socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def refuse(self) -> None:
-        """End a connection that nobody reads or writes yet."""
+        """End a connection that no thread reads or writes yet."""
         self.shut()
         self._socket.close()
 
     def leave(self) -> None:
-        """The reader and the writer call this when they have ended; the last closes the socket."""
+        """The reader and the writer call this when they end; the last one closes the socket."""
         with self._lock:
             self._users -= 1
             last = not self._users

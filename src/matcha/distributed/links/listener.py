@@ -1,8 +1,9 @@
-"""The door: neighbours are let in, everybody else is refused, logged and costs next to nothing.
+"""Listener: lets neighbours in; all others are refused, logged and cost next to nothing.
 
-Whoever connects must finish a handshake and say a short hello within a few seconds, on one thread
-that never blocks; only then does it get a channel. A visitor that dawdles, sends garbage, shows a
-foreign, expired or revoked certificate, or claims to be somebody else is sent away.
+A client must finish a handshake and say a short hello within a few seconds, on one thread that
+never blocks; only then does it get a stream of frames. A client that dawdles, sends garbage, shows
+a foreign, expired or revoked certificate, or claims to be another worker is sent away. What it
+says is read only when its certificate is in order, and its fault ends its connection and no other.
 """
 
 from __future__ import annotations
@@ -20,73 +21,144 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field
 
 from matcha._io.keys import Keys, worker_of
-from matcha.distributed.links.framing import Channel
-from matcha.distributed.links.peers import Address
+from matcha.distributed.links.framing import FrameStream
+from matcha.distributed.links.peers import Address, in_words
 from matcha.errors import InputError
 
-__all__ = ["Door", "Hello", "RefusedError", "dial"]
+__all__ = ["Dialer", "Hello", "Listener", "RefusedError", "Revocations", "keep_running"]
 
 _log = logging.getLogger("matcha.links")
 _MAGIC = b"matcha1\n"
 _PREFIX = struct.Struct("!8sH")
+_MAX_HELLO = 1024  # bytes
 _PATIENCE = 5.0  # seconds from connecting to the end of the hello
-_MAX_VISITORS = 128  # beyond this many at once the longest-waiting goes
+_MAX_CLIENTS = 128  # beyond this many at once the longest-waiting goes
+_PAUSE_SHARE = 0.2  # the pause before the next attempt, as a share of the time since the first
+_MIN_PAUSE, _MAX_PAUSE = 0.05, 1.0  # seconds
 _LOGGED_EACH = 5  # refusals of a kind that are logged one by one; then every hundredth
 
-Hello = dict[str, Any]
+
+Admit = Callable[[int, FrameStream, bool, bool], None]
 
 
 class RefusedError(Exception):
-    """A visitor is not let in; the text says why."""
+    """A client is not let in; the text says why."""
 
 
-@dataclass(slots=True)
-class _Visitor:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello:
+    """What the two ends of a new connection say first."""
+
+    rank: int
+    to: int
+    """Which worker the sender takes the receiver for."""
+    network: str
+    """A digest of the topology."""
+    running: bool
+    """Whether the sender has a state and trains."""
+
+    def encode(self) -> bytes:
+        """As it is sent."""
+        text = json.dumps(asdict(self)).encode()
+        return _PREFIX.pack(_MAGIC, len(text)) + text
+
+    @classmethod
+    def decode(cls, text: bytes) -> Hello:
+        """Check and read what was received.
+
+        Raises:
+            RefusedError: It is malformed.
+        """
+        try:
+            said = json.loads(text)
+            hello = cls(**{name: said[name] for name in cls.__slots__})
+        except (ValueError, TypeError, KeyError, RecursionError):
+            raise RefusedError("its hello is malformed") from None
+        kinds = [type(getattr(hello, name)) for name in cls.__slots__]
+        if kinds != [int, int, str, bool]:
+            raise RefusedError("its hello is malformed")
+        return hello
+
+
+class Revocations:
+    """Fingerprints of revoked certificates, read again each time so that a list can be replaced.
+
+    A list that cannot be read, perhaps because it is being replaced, leaves the last one in force.
+    """
+
+    def __init__(self, keys: Keys | None) -> None:
+        self._keys = keys
+        self._last: frozenset[str] = frozenset()
+        self._problem = ""
+
+    def current(self) -> frozenset[str]:
+        """The fingerprints that are refused now."""
+        if self._keys is not None:
+            try:
+                self._last, self._problem = self._keys.revoked(), ""
+            except (OSError, ValueError) as error:
+                if str(error) != self._problem:
+                    self._problem = str(error)
+                    text = "revoked.txt in %s cannot be read, and the last list stays in force: %s"
+                    _log.error(text, self._keys.directory, error)
+        return self._last
+
+
+def keep_running(step: Callable[[], None], is_open: Callable[[], bool]) -> None:
+    """Repeat a step of a thread that must live; what it raises is logged loudly, and it goes on."""
+    while is_open():
+        try:
+            step()
+        except Exception:
+            _log.exception("%s failed and goes on", threading.current_thread().name)
+            time.sleep(0.1)
+
+
+@dataclass(slots=True, eq=False)
+class _Client:
     connection: socket.socket
     where: str
     until: float
-    greeted: bool = False
+    is_secured: bool = False
+    fingerprint: str = ""
+    worker: int | None = None
+    """Which worker its certificate is for."""
     data: bytearray = field(default_factory=bytearray)
 
 
-class Door:
-    """Listens at an address and hands over the channels of those who may come in.
+class Listener:
+    """Listens at an address and hands over the streams of those who may come in.
 
     Args:
-        address: where to listen.
-        keys: certificates; None lets anybody say who it is (plain TCP).
-        welcome: given a hello, the hello to answer with; raises `RefusedError`.
-        admit: given the hello and its channel, takes both over.
+        address: Where to listen.
+        keys: Certificates; None accepts any claim (plain TCP).
+        revocations: Certificates that are refused.
+        welcome: Returns the hello to answer with; raises `RefusedError`.
+        admit: Takes over the client's rank and stream, and whether this end and it train.
     """
 
     def __init__(
         self,
         address: Address,
         keys: Keys | None,
+        revocations: Revocations,
         welcome: Callable[[Hello], Hello],
-        admit: Callable[[Hello, Channel], None],
+        admit: Admit,
     ) -> None:
         self.refused: Counter[str] = Counter()
-        self._keys = keys
         self._context = keys.context(server=True) if keys else None
+        self._revocations = revocations
         self._welcome, self._admit = welcome, admit
-        self._listener = _listen(address)
+        self._socket = _listen(address)
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self._listener, selectors.EVENT_READ)
-        self._visitors: dict[int, _Visitor] = {}
+        self._selector.register(self._socket, selectors.EVENT_READ)
+        self._clients: dict[socket.socket, _Client] = {}
         self._open = True
-        self._thread = threading.Thread(target=self._run, name="matcha-door", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="matcha-listener", daemon=True)
         self._thread.start()
-
-    @property
-    def port(self) -> int:
-        """Where it listens."""
-        port: int = self._listener.getsockname()[1]
-        return port
 
     def close(self) -> None:
         """Stop listening."""
@@ -96,125 +168,190 @@ class Door:
     # -- the thread -------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while self._open:
-            for key, _ in self._selector.select(timeout=0.2):
-                if key.fileobj is self._listener:
-                    self._accept()
-                else:
-                    self._advance(self._visitors[key.fd])
-            now = time.monotonic()
-            for visitor in [v for v in self._visitors.values() if now > v.until]:
-                said = "half a hello" if visitor.greeted else "no complete handshake"
-                self._refuse(visitor, f"{said} within {_PATIENCE:g} s")
-        for visitor in list(self._visitors.values()):
-            self._forget(visitor).close()
+        keep_running(self._serve, lambda: self._open)
+        for client in list(self._clients.values()):
+            self._release(client).close()
         self._selector.close()
-        self._listener.close()
+        self._socket.close()
+
+    def _serve(self) -> None:
+        for key, _ in self._selector.select(timeout=0.2):
+            if key.fileobj is self._socket:
+                self._accept()
+            elif (client := self._clients.get(key.fileobj)) is not None:  # type: ignore[call-overload]
+                self._advance(client)  # else refused since the call of `select`
+        now = time.monotonic()
+        for client in [c for c in self._clients.values() if now > c.until]:
+            said = "half a hello" if client.is_secured else "no complete handshake"
+            self._refuse(client, f"{said} within {_PATIENCE:g} s")
 
     def _accept(self) -> None:
         try:
-            connection, (host, port, *_) = self._listener.accept()
+            connection, where = self._socket.accept()
         except OSError:  # gone again, or no file handles left: neither is a reason to stop
             time.sleep(0.01)
             return
         connection.setblocking(False)
-        if len(self._visitors) >= _MAX_VISITORS:
-            oldest = next(iter(self._visitors.values()))
-            self._refuse(oldest, "too many visitors at once")
-        visitor = _Visitor(connection, f"{host}:{port}", time.monotonic() + _PATIENCE)
-        visitor.greeted = self._context is None
-        self._visitors[connection.fileno()] = visitor
+        if len(self._clients) >= _MAX_CLIENTS:
+            oldest = next(iter(self._clients.values()))
+            self._refuse(oldest, "too many clients at once")
+        client = _Client(connection, in_words(where), time.monotonic() + _PATIENCE)
+        client.is_secured = self._context is None
+        self._clients[connection] = client
         self._selector.register(connection, selectors.EVENT_READ)
 
-    def _advance(self, visitor: _Visitor) -> None:
-        """Go on with a visitor as far as its bytes allow."""
+    def _advance(self, client: _Client) -> None:
+        """Go on with a client as far as its bytes allow."""
         try:
-            if not visitor.greeted:
-                self._shake_hands(visitor)
+            if not client.is_secured:
+                self._shake_hands(client)
             # TLS may hold the rest already, which no selector sees: read until it wants more.
-            while (hello := _read_hello(visitor)) is None:
+            while (hello := _read_hello(client.connection, client.data)) is None:
                 pass
-            self._let_in(visitor, hello)
+            self._let_in(client, hello)
         except (ssl.SSLWantReadError, BlockingIOError):
             return
         except ssl.SSLWantWriteError:
-            self._selector.modify(visitor.connection, selectors.EVENT_READ | selectors.EVENT_WRITE)
+            self._selector.modify(client.connection, selectors.EVENT_READ | selectors.EVENT_WRITE)
         except RefusedError as refusal:
-            self._refuse(visitor, str(refusal))
+            self._refuse(client, str(refusal))
         except ssl.SSLCertVerificationError as error:
-            self._refuse(visitor, f"its certificate does not count: {error.verify_message}")
-        except (OSError, ValueError) as error:
-            self._refuse(visitor, _short(error))
+            self._refuse(client, f"its certificate is not accepted: {error.verify_message}")
+        except ssl.SSLError as error:
+            reason = (error.reason or "no reason").lower().replace("_", " ")
+            self._refuse(client, f"its handshake failed: {reason}")
+        except OSError:
+            self._refuse(client, "it broke the connection")
+        except Exception as error:
+            _log.exception("a client from %s caused an error", client.where)
+            self._refuse(client, f"it caused {type(error).__name__}")
 
-    def _shake_hands(self, visitor: _Visitor) -> None:
-        # Only now: TLS costs a hundred times what a visitor who never says a word costs.
+    def _shake_hands(self, client: _Client) -> None:
+        # Only now: TLS costs a hundred times what a client that never says a word costs.
         assert self._context is not None
-        if not isinstance(visitor.connection, ssl.SSLSocket):
-            visitor.connection = self._context.wrap_socket(
-                visitor.connection, server_side=True, do_handshake_on_connect=False
+        if not isinstance(client.connection, ssl.SSLSocket):
+            plain = client.connection
+            self._release(client)
+            client.connection = self._context.wrap_socket(
+                plain, server_side=True, do_handshake_on_connect=False
             )
-        assert isinstance(visitor.connection, ssl.SSLSocket)
-        visitor.connection.do_handshake()
-        visitor.greeted = True
+            self._clients[client.connection] = client
+            self._selector.register(client.connection, selectors.EVENT_READ)
+        assert isinstance(client.connection, ssl.SSLSocket)
+        client.connection.do_handshake()
+        client.worker, client.fingerprint = _identity(client.connection, self._revocations)
+        client.is_secured = True
 
-    def _let_in(self, visitor: _Visitor, hello: Hello) -> None:
-        fingerprint = _check_identity(visitor.connection, self._keys, hello.get("rank"))
-        answer = _pack(self._welcome(hello))
-        if visitor.connection.send(answer) != len(answer):
+    def _let_in(self, client: _Client, hello: Hello) -> None:
+        if self._context is not None and client.worker != hello.rank:
+            claim = f"worker {hello.rank} with the certificate of {client.worker}"
+            raise RefusedError(f"it claims to be {claim}")
+        answer = self._welcome(hello)
+        content = answer.encode()
+        if client.connection.send(content) != len(content):
             raise RefusedError("it does not read")
-        self._admit(hello, Channel(self._forget(visitor), fingerprint))
+        stream = FrameStream(self._release(client), client.fingerprint)
+        self._admit(hello.rank, stream, answer.running, hello.running)
 
-    def _forget(self, visitor: _Visitor) -> socket.socket:
-        del self._visitors[visitor.connection.fileno()]
-        self._selector.unregister(visitor.connection)
-        return visitor.connection
+    def _release(self, client: _Client) -> socket.socket:
+        del self._clients[client.connection]
+        self._selector.unregister(client.connection)
+        return client.connection
 
-    def _refuse(self, visitor: _Visitor, reason: str) -> None:
+    def _refuse(self, client: _Client, reason: str) -> None:
         self.refused[reason] += 1
         count = self.refused[reason]
         if count <= _LOGGED_EACH or count % 100 == 0:
             level = logging.INFO if reason.startswith("not now") else logging.WARNING
-            _log.log(
-                level, "refused a visitor from %s: %s (%d so far)", visitor.where, reason, count
-            )
-        connection = self._forget(visitor)
+            _log.log(level, "refused a client from %s: %s (%d so far)", client.where, reason, count)
+        if client.connection in self._clients:
+            self._release(client)
         with suppress(OSError):
-            connection.close()
+            client.connection.close()
+
+
+class Dialer:
+    """Dials one neighbour whenever a connection to it is missing; `step` repeats in a thread.
+
+    Args:
+        address: Where the neighbour listens.
+        context: TLS; None for plain TCP.
+        revocations: Certificates that are refused.
+        wanted: Waits until a connection is missing; returns this end's hello, None for the end.
+        admit: Takes over the connection.
+        log_level: How loud to be about a neighbour that cannot be reached.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        context: ssl.SSLContext | None,
+        revocations: Revocations,
+        wanted: Callable[[], Hello | None],
+        admit: Admit,
+        log_level: Callable[[], int],
+    ) -> None:
+        self._address, self._context, self._revocations = address, context, revocations
+        self._wanted, self._admit, self._log_level = wanted, admit, log_level
+        self._failing_since: float | None = None
+        self._problem = ""
+
+    def step(self) -> None:
+        """Wait until a connection is missing, and try once to make one."""
+        hello = self._wanted()
+        if hello is None:
+            return
+        try:
+            stream, answer = dial(self._address, self._context, self._revocations, hello)
+        except (OSError, ValueError, RefusedError) as error:
+            now = time.monotonic()
+            if str(error) != self._problem:
+                self._problem = str(error)
+                text = "worker %d at %s cannot be reached: %s"
+                _log.log(self._log_level(), text, hello.to, in_words(self._address), error)
+            self._failing_since = self._failing_since or now
+            pause = _PAUSE_SHARE * (now - self._failing_since)
+            time.sleep(min(_MAX_PAUSE, max(_MIN_PAUSE, pause)))
+        else:
+            self._problem, self._failing_since = "", None
+            self._admit(hello.to, stream, hello.running, answer.running)
 
 
 def dial(
-    address: Address, keys: Keys | None, context: ssl.SSLContext | None, hello: Hello, peer: int
-) -> tuple[Channel, Hello]:
+    address: Address, context: ssl.SSLContext | None, revocations: Revocations, hello: Hello
+) -> tuple[FrameStream, Hello]:
     """Connect to a neighbour and exchange hellos.
 
     Raises:
-        OSError: it cannot be reached, or it is not who it should be.
-        RefusedError: it is another worker than the one wanted, or answers nonsense.
+        OSError: It cannot be reached, or it is not who it should be.
+        RefusedError: It is another worker than the one wanted, or answers nonsense.
     """
     connection = socket.create_connection(address, timeout=_PATIENCE)
     try:
+        fingerprint = ""
         if context is not None:
             connection = context.wrap_socket(connection)
-        connection.sendall(_pack(hello))
-        visitor = _Visitor(connection, f"{address[0]}:{address[1]}", 0.0, greeted=True)
-        while (answer := _read_hello(visitor)) is None:
+            worker, fingerprint = _identity(connection, revocations)
+            if worker != hello.to:
+                raise RefusedError(f"it has the certificate of worker {worker}")
+        connection.sendall(hello.encode())
+        data = bytearray()
+        while (answer := _read_hello(connection, data)) is None:
             pass
-        fingerprint = _check_identity(connection, keys, peer)
-        if answer.get("rank") != peer:
-            raise RefusedError(f"it is worker {answer.get('rank')!r}")
-        return Channel(connection, fingerprint), answer
+        if (answer.rank, answer.to, answer.network) != (hello.to, hello.rank, hello.network):
+            raise RefusedError(f"it is worker {answer.rank}, or trains on another topology")
+        return FrameStream(connection, fingerprint), answer
     except BaseException:
         connection.close()
         raise
 
 
-def _read_hello(visitor: _Visitor) -> Hello | None:
+def _read_hello(connection: socket.socket, data: bytearray) -> Hello | None:
     """The hello, once it is complete; None while more is to come. Reads nothing beyond it."""
-    data = visitor.data
     end = _PREFIX.size
     if len(data) >= end:
         end += _PREFIX.unpack_from(data)[1]
-    chunk = visitor.connection.recv(end - len(data))
+    chunk = connection.recv(end - len(data))
     if not chunk:
         raise RefusedError(
             "it left without a word" if not data else "it left in the middle of a hello"
@@ -224,49 +361,38 @@ def _read_hello(visitor: _Visitor) -> Hello | None:
         raise RefusedError("it does not speak our protocol")
     if len(data) < _PREFIX.size:
         return None
-    if len(data) < _PREFIX.size + _PREFIX.unpack_from(data)[1]:
-        return None
-    hello = json.loads(data[_PREFIX.size :])
-    if not isinstance(hello, dict):
-        raise RefusedError("its hello is malformed")
-    return hello
+    size = _PREFIX.unpack_from(data)[1]
+    if size > _MAX_HELLO:
+        raise RefusedError("its hello is too long")
+    return None if len(data) < _PREFIX.size + size else Hello.decode(bytes(data[_PREFIX.size :]))
 
 
-def _pack(hello: Hello) -> bytes:
-    text = json.dumps(hello).encode()
-    return _PREFIX.pack(_MAGIC, len(text)) + text
-
-
-def _check_identity(connection: socket.socket, keys: Keys | None, claimed: Any) -> str:
-    """Refuse a certificate that is revoked or another worker's; its fingerprint otherwise."""
-    if keys is None or not isinstance(connection, ssl.SSLSocket):
-        return ""
-    shown = worker_of(connection.getpeercert())
-    if shown is None or shown != claimed:
-        raise RefusedError(f"it claims to be worker {claimed!r} with the certificate of {shown!r}")
+def _identity(connection: ssl.SSLSocket, revocations: Revocations) -> tuple[int | None, str]:
+    """The worker that a certificate is for, and its fingerprint, unless it is revoked."""
+    worker = worker_of(connection.getpeercert())
     der = connection.getpeercert(binary_form=True) or b""
     fingerprint = hashlib.sha256(der).hexdigest()
-    if fingerprint in keys.revoked():
-        raise RefusedError(f"the certificate of worker {shown} is revoked")
-    return fingerprint
+    if fingerprint in revocations.current():
+        raise RefusedError(f"the certificate of worker {worker} is revoked")
+    return worker, fingerprint
 
 
 def _listen(address: Address) -> socket.socket:
+    host, port = address
     try:
-        return socket.create_server(address, backlog=256)
-    except OSError as error:
-        foreign = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
-        if not foreign:
-            raise InputError(
-                f"this worker cannot listen at {address[0]}:{address[1]}: {error.strerror}."
-            ) from None
-    # An address that others reach us by need not be one of this host's own (NAT, a service name).
-    return socket.create_server(("", address[1]), backlog=256)
-
-
-def _short(error: Exception) -> str:
-    if isinstance(error, ssl.SSLError):
-        return f"its handshake failed: {(error.reason or 'no reason').lower().replace('_', ' ')}"
-    if isinstance(error, ConnectionError):
-        return "it broke the connection"
-    return "its hello is malformed"
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except socket.gaierror:
+        found = []
+    for family, *_, own in sorted(found, key=lambda info: info[0] != socket.AF_INET):
+        try:
+            return socket.create_server(own, family=family, backlog=256)
+        except OSError as error:
+            if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                raise InputError(
+                    f"this worker cannot listen at {in_words(address)}: {error.strerror}."
+                ) from None
+    # An address at which others reach us need not be one of this host's own (NAT, a service name).
+    if socket.has_dualstack_ipv6():
+        everywhere, family = ("::", port), socket.AF_INET6
+        return socket.create_server(everywhere, family=family, backlog=256, dualstack_ipv6=True)
+    return socket.create_server(("", port), backlog=256)

@@ -1,4 +1,4 @@
-"""Peers: where each worker can be reached, and who dials whom."""
+"""Peers: where each worker can be reached, and which end of a link dials the other."""
 
 from __future__ import annotations
 
@@ -9,14 +9,34 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 from matcha.errors import ExchangeError, InputError
 from matcha.topology import Link, Topology
 
-__all__ = ["Address", "Peers", "dials", "from_names", "from_slurm", "meet", "read_peers"]
+__all__ = [
+    "Address",
+    "Peers",
+    "dials",
+    "from_names",
+    "from_slurm",
+    "in_words",
+    "meet",
+    "read_peers",
+]
 
 Address = tuple[str, int]
 DEFAULT_PORT = 29600
+
+
+def in_words(address: tuple[Any, ...]) -> str:
+    """An address as people write it.
+
+    >>> in_words(("a.example", 29600)), in_words(("::1", 29600, 0, 0))
+    ('a.example:29600', '[::1]:29600')
+    """
+    host, port, *_ = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,16 +54,16 @@ class Peers:
         given = [address for address in self.addresses if address is not None]
         for host, port in given:
             if not host or not 0 < port < 65536:
-                raise InputError(f"{host!r} port {port} is no address of a worker.")
+                raise InputError(f"{host!r} port {port} is not the address of a worker.")
         if len(set(given)) != len(given):
             twice = next(a for n, a in enumerate(given) if a in given[:n])
-            raise InputError(f"two workers have the same address {twice[0]}:{twice[1]}.")
+            raise InputError(f"two workers have the same address {in_words(twice)}.")
 
     def check(self, topology: Topology) -> None:
-        """Refuse a link neither of whose ends can be reached, or another number of workers."""
+        """Refuse another number of workers, and a link of which neither end can be reached."""
         if len(self.addresses) != topology.num_workers:
             raise InputError(
-                f"the peers are {len(self.addresses)} and the topology has "
+                f"there are {len(self.addresses)} peers, but the topology has "
                 f"{topology.num_workers} workers."
             )
         for link in topology.links:
@@ -117,7 +137,7 @@ def from_names(pattern: str, num_workers: int, port: int = DEFAULT_PORT) -> Peer
 
 
 def from_slurm(environment: Mapping[str, str] = os.environ, port: int = DEFAULT_PORT) -> Peers:
-    """Peers of a Slurm job step: the hosts of its node list, and a port a task on each.
+    """Peers of a Slurm job step: the hosts of its node list, and one port per task on each.
 
     >>> job = {"SLURM_STEP_NODELIST": "n[1-2],gpu", "SLURM_STEP_TASKS_PER_NODE": "2(x2),1"}
     >>> [f"{host}:{port}" for host, port in from_slurm(job).addresses]
@@ -127,7 +147,7 @@ def from_slurm(environment: Mapping[str, str] = os.environ, port: int = DEFAULT_
         nodes = environment.get("SLURM_STEP_NODELIST") or environment["SLURM_JOB_NODELIST"]
         tasks = environment.get("SLURM_STEP_TASKS_PER_NODE") or environment["SLURM_TASKS_PER_NODE"]
     except KeyError as error:
-        raise InputError(f"this is no Slurm job step: {error.args[0]} is not set.") from None
+        raise InputError(f"this is not a Slurm job step: {error.args[0]} is not set.") from None
     counts: list[int] = []
     for part in tasks.split(","):
         found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
@@ -181,7 +201,7 @@ def meet(rank: int, num_workers: int, own: Address, timeout: float) -> Peers:
         )
         store.set(f"matcha/peer/{rank}", f"{own[0]} {own[1]}")
         lines = [store.get(f"matcha/peer/{other}").decode() for other in range(num_workers)]
-        # The store may live in one of us: nobody leaves before all have read it.
+        # The store may live in one of the workers: none leaves before all have read it.
         store.set(f"matcha/peer-read/{rank}", "")
         store.wait([f"matcha/peer-read/{other}" for other in range(num_workers)])
     except (KeyError, RuntimeError) as error:
@@ -193,9 +213,10 @@ def meet(rank: int, num_workers: int, own: Address, timeout: float) -> Peers:
 def free_ports(host: str, count: int) -> Sequence[int]:
     """Ports that are free on this host now, below the range that outgoing connections use."""
     chosen: list[int] = []
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     start = 20_000 + os.getpid() * 37 % 10_000
     for port in range(start, start + 2_000):
-        with socket.socket() as trial:
+        with socket.socket(family) as trial:
             trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 trial.bind((host, port))

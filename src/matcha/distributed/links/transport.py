@@ -1,47 +1,115 @@
-"""LinkTransport: links of our own, one connection each, for networks that nobody vouches for."""
+"""LinkTransport: one connection per link of the topology, for networks that nobody vouches for.
+
+A worker is in one of these phases:
+
+                  a neighbour trains already
+    STARTING ──────────────────────────────▶ NEEDS_STATE
+        │                                      │      ▲
+        │ start_at        start_at             │      │ leave: it fell far behind
+        └──────────────▶  RUNNING  ◀───────────┘      │
+                             └────────────────────────┘
+    and from each of them, by close(), to CLOSED.
+
+    STARTING     No worker trains yet. The first collective call ends once all links have been up.
+    NEEDS_STATE  Others train: this worker takes a neighbour's state first.
+    RUNNING      It has a state and takes part.
+    CLOSED       It has said goodbye to its neighbours.
+
+Each connection agrees on its own, whenever it is made, from which iteration on its two ends meet
+(`LinkState`); so a worker may be lost, cut off or come back without any decision for all workers.
+"""
 
 from __future__ import annotations
 
+import enum
+import hashlib
+import logging
+import threading
 import time
-from collections.abc import Iterable, Sequence
-
-import torch
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from matcha._io.keys import Keys
-from matcha.distributed.links.change import Change
-from matcha.distributed.links.connection import Link, Ticket
-from matcha.distributed.links.framing import Kind
-from matcha.distributed.links.neighborhood import Neighborhood
-from matcha.distributed.links.news import News
-from matcha.distributed.links.peers import Peers
-from matcha.distributed.transports.base import Buffer, Message, Pending, Transport
+from matcha.distributed.links.connection import Connection, Limits, LinkState, Transfer
+from matcha.distributed.links.framing import FrameStream, Kind
+from matcha.distributed.links.link_state import (
+    FIRST_UP,
+    LinkVersions,
+    MembershipChange,
+    Notes,
+    Update,
+    max_update_bytes,
+)
+from matcha.distributed.links.listener import (
+    Dialer,
+    Hello,
+    Listener,
+    RefusedError,
+    Revocations,
+    keep_running,
+)
+from matcha.distributed.links.peers import Peers, dials
+from matcha.distributed.links.tree_collectives import TreeCollectives
+from matcha.distributed.transports.base import (
+    Buffer,
+    Combine,
+    Conclude,
+    Message,
+    Pending,
+    Transport,
+)
 from matcha.errors import ExchangeError, InputError, PeerLostError
-from matcha.topology import Topology
+from matcha.topology import Link, Topology
 
-__all__ = ["LinkTransport"]
+__all__ = ["LinkTransport", "Phase"]
 
-_ASK_ANOTHER = 2.0  # seconds after which a neighbour that gives no state is not alone asked for it
+_log = logging.getLogger("matcha.links")
+_HEARTBEATS = 5  # within the longest silence
+_START_SILENCE = 20.0  # seconds: imports and first calls may hold a worker up while it starts
+_UNHURRIED = 1.0  # seconds that an update may wait which only a failed start needs
+_ASK_ANOTHER = 2.0  # seconds after which another neighbour is asked for a state as well
+
+
+class Phase(enum.Enum):
+    """Where this worker is between its start and its end."""
+
+    STARTING = "starting"
+    NEEDS_STATE = "needs a state"
+    RUNNING = "running"
+    CLOSED = "closed"
 
 
 class LinkTransport(Transport):
-    """Messages over one TCP connection a link of the topology, and no other connection.
+    """Messages over one TCP connection per link of the topology, and no other connection.
 
     Making one waits until all links are up, or until a neighbour says that training is under way
-    (`is_late`): then this worker takes a neighbour's state first, as `Gossip` does.
+    (`needs_state`): then this worker takes a neighbour's state first, as `Gossip` does.
+
+    `lock` guards everything in here; `changed` is notified whenever something is different.
 
     Args:
-        topology: the workers and their links.
-        rank: this worker's number.
-        peers: where workers can be reached.
-        keys: TLS 1.3 with a certificate a worker; None is plain TCP, for networks that are trusted.
-        silence: seconds without a sign of life after which a neighbour counts as lost.
-        timeout: seconds to wait for all neighbours at the start.
+        topology: The workers and their links.
+        rank: This worker's number.
+        peers: Where workers can be reached.
+        keys: TLS 1.3 with a certificate per worker; None is plain TCP, for trusted networks.
+        silence: Seconds without a sign of life after which a neighbour counts as lost.
+        timeout: Seconds to wait for all workers at the start.
+
+    Attributes:
+        phase: Where this worker is between its start and its end.
+        barred: Neighbours to which this worker makes no connection, as if the link were cut.
+        is_behind: Whether this worker was away for so long that it should take another's state.
+        max_lag: How many iterations behind all its neighbours a worker may go on by itself.
+        next_iteration: The first iteration whose round has not begun here.
+        state_requests: Neighbors that wait for this worker's state.
+        finds_cause: Whether the error for a lost neighbour names the first cause, which takes time.
 
     Raises:
-        ExchangeError: neighbours did not come in time; they are named.
+        ExchangeError: Workers did not come in time; the message names them.
     """
 
     threads = True
+    has_tree = True
 
     def __init__(
         self,
@@ -60,246 +128,569 @@ class LinkTransport(Transport):
         if not 0 <= rank < topology.num_workers:
             raise InputError(f"there is no worker {rank} among {topology.num_workers}.")
         self.rank, self.num_workers = rank, topology.num_workers
-        self.searches_cause = True
-        self.neighborhood = Neighborhood(topology, rank, peers, keys, silence, self.name)
-        self.council = self.calls = self.neighborhood.council
-        self.asks = self.neighborhood.asks
+        self.phase = Phase.STARTING
+        self.is_behind = False
+        self.max_lag = float("inf")
+        self.next_iteration = 0
+        self.state_requests: list[int] = []
+        self.finds_cause = True
+        self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)
+        self.versions = LinkVersions(rank, topology)
+        self.collectives = TreeCollectives(
+            self.changed, self.versions, self.live_connections, self._anyone_is_away, self.name
+        )
+        self.connections: dict[int, Connection] = {}
+        self.listener: Listener | None = None
+        self._topology, self._peers, self._silence = topology, peers, silence
+        self._neighbors = frozenset(topology.neighbors(rank))
+        self._network = hashlib.sha256(repr(topology.links).encode()).hexdigest()[:16]
+        self._limits = Limits(update=max_update_bytes(topology))
+        self._vacant = threading.Condition(self.lock)
+        self._members: tuple[int, ...] = (rank,)
+        self._changes: list[MembershipChange] = []
+        self._notes = Notes(rank)
+        self._first_ups: dict[Link, int] = {}
+        self._end_reasons: dict[int, str] = {}
+        self.barred: set[int] = set()
+        self._finished: set[int] = set()
+        self._revocations = Revocations(keys)
+        self._context = keys.context(server=False) if keys else None
         try:
-            self.neighborhood.wait_for_all(timeout)
+            self._connect(keys)
+            self._wait_for_all(timeout)
         except BaseException:
             self.close()
             raise
 
+    # -- what others see --------------------------------------------------------------------------
+
     @property
     def members(self) -> tuple[int, ...]:
-        """Who is within reach over links that are up, this worker included."""
-        with self.neighborhood.lock:
-            return self.neighborhood.table.members
+        """The workers within reach over links that are up, this one included."""
+        with self.lock:
+            return self.versions.members
 
     @property
-    def changes(self) -> tuple[Change, ...]:
-        """Who came and went so far, as this worker learnt it."""
-        with self.neighborhood.lock:
-            return tuple(self.neighborhood.changes)
+    def changes(self) -> tuple[MembershipChange, ...]:
+        """The workers that came and went so far, as this worker learnt it."""
+        with self.lock:
+            return tuple(self._changes)
 
     @property
-    def is_late(self) -> bool:
+    def needs_state(self) -> bool:
         """Whether others train already and this worker needs a state."""
-        return self.neighborhood.is_late
+        return self.phase is Phase.NEEDS_STATE
 
-    @property
-    def is_behind(self) -> bool:
-        """Whether this worker was away for so long that it should take another's state."""
-        return self.neighborhood.is_behind
+    def live_connections(self) -> list[Connection]:
+        """The connections over which meetings happen; the caller holds the lock."""
+        return [connection for connection in self.connections.values() if connection.is_up]
 
-    @property
-    def most_behind(self) -> float:
-        """How many iterations behind its neighbours a worker may go on by itself."""
-        return self.neighborhood.most_behind
+    def num_sockets(self) -> int:
+        """How many sockets are open, the one that listens included."""
+        with self.lock:
+            return len(self.connections) + (self.listener is not None)
 
-    @most_behind.setter
-    def most_behind(self, iterations: float) -> None:
-        self.neighborhood.most_behind = iterations
+    def expect_model(self, num_bytes: int) -> None:
+        """Refuse frames that a model of this size cannot explain."""
+        self._limits.expect_model(num_bytes, len(self._neighbors))
 
     # -- messages ---------------------------------------------------------------------------------
 
     def post(self, messages: Sequence[Message]) -> Pending:
-        """Start the messages on their links."""
-        with self.neighborhood.lock:
-            tickets = [self._post(m, m.incoming) for m in messages if m.incoming is not None]
-            tickets += [self._post(m, None) for m in messages if m.outgoing is not None]
-        return _Tickets(self, tickets)
+        """Start the messages on their connections."""
+        transfers: list[tuple[int, Transfer | None]] = []
+        with self.lock:
+            for m in messages:
+                if m.incoming is not None:
+                    way = self._connection_to(m.peer)
+                    transfers.append((m.peer, way.receive(m.tag, m.incoming) if way else None))
+            for m in messages:
+                if m.outgoing is not None:
+                    way = self._connection_to(m.peer)
+                    transfers.append((m.peer, way.send_data(m.tag, m.outgoing) if way else None))
+        return _Transfers(self, transfers)
 
-    def _post(self, message: Message, incoming: torch.Tensor | None) -> tuple[int, Ticket | None]:
-        near = self.neighborhood
-        link = near.links.get(message.peer)
-        if link is None or not link.is_up:
-            if message.peer not in near.speeds:
-                raise ExchangeError(f"{self.name(message.peer)} is no neighbour of this worker.")
-            return message.peer, None
-        if incoming is not None:
-            return message.peer, link.receive(message.tag, _bytes(incoming))
-        assert message.outgoing is not None
-        ticket = Ticket(link)
-        link.send(Kind.DATA, message.tag, [_bytes(message.outgoing)], ticket)
-        return message.peer, ticket
+    def _connection_to(self, peer: int) -> Connection | None:
+        if peer not in self._neighbors:
+            raise ExchangeError(f"{self.name(peer)} is not a neighbour of this worker.")
+        connection = self.connections.get(peer)
+        return connection if connection is not None and connection.is_up else None
 
     def lost_error(self, peer: int, problem: str, patience: float) -> PeerLostError:
-        """The error for a neighbour that failed us; in a team that goes on, without a search."""
-        if not self.searches_cause:
+        """The error for a neighbour that failed us."""
+        if not self.finds_cause:
             return PeerLostError(f"{self.name(peer)} {problem}.", peer)
         return PeerLostError(str(self.failure(peer, problem, patience)), peer)
 
-    def reason(self, peer: int) -> str:
-        """Why a neighbour's last link ended, as the end of a sentence."""
-        return self.neighborhood.reasons.get(peer, "cannot be reached")
+    def end_reason(self, peer: int) -> str:
+        """Why a neighbour's last connection ended, as the end of a sentence."""
+        return self._end_reasons.get(peer, "cannot be reached")
+
+    def set_note(self, key: str, value: str) -> None:
+        """Send it to all workers, from neighbour to neighbour."""
+        with self.lock:
+            self._tell(Update(notes=self._notes.set(key, value)))
+
+    def get_note(self, rank: int, key: str) -> str:
+        """What has arrived of it."""
+        with self.lock:
+            return self._notes.get(rank, key)
 
     def report_waiting_on(self, peer: int | None) -> None:
-        """Tell everybody within reach."""
-        if peer is None:
-            return
-        with (near := self.neighborhood).lock:
-            near.accusations[self.rank] = peer
-            near.tell(News(accused={self.rank: peer}))
+        """Publish it for good: a worker that gave up on a peer does not take that back."""
+        if peer is not None:
+            super().report_waiting_on(peer)
 
-    def waiting_on(self, rank: int) -> int | None:
-        """What the news says."""
-        with (near := self.neighborhood).lock:
-            return near.accusations.get(rank)
+    def tree_call(self, combine: Combine, conclude: Conclude, timeout: float) -> Buffer:
+        """One collective call of all members."""
+        result = self.collectives.call(combine, conclude, timeout)
+        assert result is not None
+        return result
 
-    def set_note(self, what: str, value: str) -> None:
-        """Let the news carry it."""
-        with (near := self.neighborhood).lock:
-            near.note(what, value)
-
-    def get_note(self, rank: int, what: str) -> str:
-        """What the news says."""
-        with (near := self.neighborhood).lock:
-            return near.notes.get((rank, what), (0, ""))[1]
-
-    # -- meetings ---------------------------------------------------------------------------------
+    # -- meetings and states ----------------------------------------------------------------------
 
     def start_at(self, iteration: int) -> None:
         """Take part from an iteration on: this worker has a state."""
-        with (near := self.neighborhood).lock:
-            near.next_iteration = iteration
-            was_late, near.is_late = near.is_late, False
-            near.is_behind = False
-            near.is_running = True
-            if was_late:  # what was promised on these links belongs to another state
-                near.drop_all("starts anew")
+        with self.lock:
+            needed_state = self.needs_state
+            self.next_iteration = iteration
+            self.is_behind = False
+            self.phase = Phase.RUNNING
+            if needed_state:  # what was agreed on these connections belongs to another state
+                self._end_all("starts again with a state")
 
     def begin(self, iteration: int) -> None:
         """Say, before its first meeting, that an iteration's round has begun here."""
-        with (near := self.neighborhood).lock:
-            near.next_iteration = iteration + 1
+        with self.lock:
+            self.next_iteration = iteration + 1
 
     def meets(self, peer: int, iteration: int) -> bool:
         """Whether the link to a neighbour is up for the meetings of an iteration; both ends agree.
 
-        While the other end has yet to say from where on it takes part, this waits for it.
+        While the other end has yet to say from which iteration on it takes part, this waits.
         """
-        with (near := self.neighborhood).lock:
+        with self.lock:
             while True:
-                link = near.links.get(peer)
-                if link is None or link.my_next is None:
+                connection = self.connections.get(peer)
+                if connection is None or connection.state is LinkState.CONNECTING:
                     return False
-                if link.is_up:
-                    return iteration >= link.since
-                near.changed.wait(near.silence)
+                if connection.is_up:
+                    return iteration >= connection.first_iteration
+                self.changed.wait(self._silence)
 
     def connection(self, peer: int) -> object:
-        """The link to a neighbour; another one after each break."""
-        with (near := self.neighborhood).lock:
-            return near.links.get(peer)
+        """The connection to a neighbour; another one after each break."""
+        with self.lock:
+            return self.connections.get(peer)
 
     def ask_for_state(self, timeout: float) -> tuple[int, bytearray]:
-        """A neighbour's state and that neighbour; for a worker that is late.
+        """A neighbour's state and that neighbour; for a worker that needs one.
 
         Raises:
-            ExchangeError: nobody gave one in time.
+            ExchangeError: No neighbour gave one in time.
         """
         end = time.monotonic() + timeout
-        asked: list[Link] = []
+        asked: list[Connection] = []
         again = 0.0
-        with (near := self.neighborhood).lock:
+        with self.lock:
             while (now := time.monotonic()) < end:
-                for link in asked:
-                    if link.state is not None:
-                        return link.peer, link.state
+                for connection in asked:
+                    if connection.given_state is not None:
+                        return connection.peer, connection.given_state
                 self._check_not_over(asked)
-                asked = [link for link in asked if link.ended is None]
+                asked = [each for each in asked if each.state is not LinkState.ENDED]
                 # Two that come back together have nothing to give each other, and would wait
-                # for each other. One who has may be held up: then the next is asked, too.
-                able = [link for _, link in sorted(near.links.items()) if link.runs]
-                other = next((link for link in able if link not in asked), None)
-                is_due = now > again and not any(link.is_giving for link in asked)
+                # for each other. One that has a state may be held up: then ask the next, too.
+                able = [each for _, each in sorted(self.connections.items()) if each.peer_has_state]
+                other = next((each for each in able if each not in asked), None)
+                is_due = now > again and not any(each.is_giving for each in asked)
                 if other is not None and (is_due or not asked):
-                    other.send(Kind.ASK)
+                    other.is_asked = True
+                    other.send(Kind.ASK_STATE)
                     asked.append(other)
                     again = now + _ASK_ANOTHER
-                near.changed.wait(0.2)
+                self.changed.wait(0.2)
         raise ExchangeError(f"no neighbour gave its state within {timeout:g} s.")
 
-    def _check_not_over(self, asked: Sequence[Link]) -> None:
-        gone = [link for link in asked if link.ended is not None and link.finished is not None]
+    def _check_not_over(self, asked: Sequence[Connection]) -> None:
+        gone = [each for each in asked if each.end_reason and each.finished_at is not None]
         if gone and len(gone) == len(asked):
-            raise ExchangeError(f"the run is over: {self.name(gone[0].peer)} {gone[0].ended}.")
+            peer = self.name(gone[0].peer)
+            raise ExchangeError(f"the run is over: {peer} {gone[0].end_reason}.")
 
     def give_state(self, contents: Sequence[Buffer]) -> None:
-        """Answer everybody who asked for this worker's state."""
-        with (near := self.neighborhood).lock:
-            for peer in near.asks:
-                link = near.links.get(peer)
-                if link is not None and not link.is_up:
-                    link.send(Kind.STATE, 0, contents)
-            near.asks.clear()
+        """Answer all neighbours that asked for this worker's state."""
+        with self.lock:
+            for peer in self.state_requests:
+                connection = self.connections.get(peer)
+                if connection is not None and not connection.is_up:
+                    connection.send(Kind.STATE, 0, contents)
+            self.state_requests.clear()
 
     def leave(self) -> None:
         """Stop taking part: this worker fell far behind and needs a state like a new one."""
-        with (near := self.neighborhood).lock:
-            near.is_running, near.is_late = False, True
-            near.drop_all("takes a newer state")
+        with self.lock:
+            self.phase = Phase.NEEDS_STATE
+            self._end_all("takes a newer state")
 
-    def seconds_per_megabyte(self) -> dict[int, float]:
-        """What each link's messages took lately, by neighbour; only links that carried some."""
-        with (near := self.neighborhood).lock:
-            return {p: s.seconds / s.megabytes for p, s in near.speeds.items() if s.megabytes}
+    # -- making connections -----------------------------------------------------------------------
 
-    def num_sockets(self) -> int:
-        """Connections held, and the door where there is one."""
-        with (near := self.neighborhood).lock:
-            return len(near.links) + (near.door is not None)
+    def _connect(self, keys: Keys | None) -> None:
+        peers = self._peers
+        dialled = [p for p in self._neighbors if dials(self.versions.link(p), peers) == self.rank]
+        if len(dialled) < len(self._neighbors):
+            address = peers.addresses[self.rank]
+            assert address is not None
+            self.listener = Listener(
+                address, keys, self._revocations, self._welcome, self._add_connection
+            )
+        for peer in dialled:
+            address = peers.addresses[peer]
+            assert address is not None
+            wanted, log_level = partial(self._wanted, peer), partial(self._log_level, peer)
+            dialer = Dialer(
+                address, self._context, self._revocations, wanted, self._add_connection, log_level
+            )
+            self._start_thread(f"matcha-dial-{peer}", dialer.step)
+        self._start_thread("matcha-watch", self._watch)
 
-    def cut(self, peer: int) -> None:
-        """End a link and keep it from coming back: a fault on purpose."""
-        self.neighborhood.cut(peer)
+    def _start_thread(self, name: str, step: Callable[[], None]) -> None:
+        arguments = step, lambda: self.phase is not Phase.CLOSED
+        threading.Thread(target=keep_running, args=arguments, name=name, daemon=True).start()
 
-    def mend(self, peer: int) -> None:
-        """Let a link that was cut come back."""
-        self.neighborhood.mend(peer)
+    def _wanted(self, peer: int) -> Hello | None:
+        """Wait until a connection to a neighbour is missing: what to say, None if closed."""
+        with self.lock:
+            while self.phase is not Phase.CLOSED:
+                if peer not in self.connections and peer not in self.barred:
+                    return self._hello(peer)
+                self._vacant.wait()
+        return None
+
+    def _hello(self, peer: int) -> Hello:
+        running = self.phase is Phase.RUNNING
+        return Hello(rank=self.rank, to=peer, network=self._network, running=running)
+
+    def _welcome(self, hello: Hello) -> Hello:
+        if hello.rank not in self._neighbors:
+            raise RefusedError(f"worker {hello.rank} is not a neighbour")
+        if hello.network != self._network:
+            raise RefusedError(f"worker {hello.rank} comes with another topology")
+        if hello.to != self.rank:
+            raise RefusedError(f"worker {hello.rank} looks for worker {hello.to}")
+        if hello.rank in self.barred or self.phase is Phase.CLOSED:
+            raise RefusedError(f"not now, worker {hello.rank}")
+        return self._hello(hello.rank)
+
+    def _add_connection(self, peer: int, stream: FrameStream, mine: bool, theirs: bool) -> None:
+        """Take over a new connection; its ends said in their hellos whether they train."""
+        with self.lock:
+            if self.phase is Phase.CLOSED:  # while it was made: nothing would ever end it
+                return stream.refuse()
+            before = self.connections.get(peer)
+            if before is not None:
+                self._end(before, "came back on a new connection")
+            guard = self.lock, self.changed, self._limits
+            connection = Connection(peer, stream, *guard, self._on_frame, self._end, theirs)
+            self.connections[peer] = connection
+            self._finished.discard(peer)
+            running = self.phase is Phase.RUNNING
+            if theirs and not mine and not running:
+                self.phase = Phase.NEEDS_STATE
+            if mine == theirs == running:
+                self._agree(connection)
+            elif mine != running:
+                self._end(connection, "met this worker while it changed")
+            connection.start()
+            self.changed.notify_all()
+
+    def _agree(self, connection: Connection) -> None:
+        """Say from which iteration on this worker takes part, and all that it knows."""
+        connection.enter(LinkState.AGREEING)
+        connection.first_iteration = self.next_iteration
+        own = self.versions.link(connection.peer)
+        known = {**self.versions.seen(), own: self.versions.versions[own]}
+        update = Update(links=known, notes=self._notes.all)
+        connection.send(Kind.UP, self.next_iteration, [update.encode()])
+
+    def _wait_for_all(self, timeout: float) -> None:
+        """Return once every link has been up, also those of others, or when others train already.
+
+        Telling all workers about each link would take links times links messages. So each worker
+        waits for its own links, and then all make a first collective call.
+        """
+        end = time.monotonic() + timeout
+        with self.lock:
+            while not (self.needs_state or all(map(self.versions.has_been_up, self._neighbors))):
+                if time.monotonic() > end:
+                    raise ExchangeError(self._missing(timeout))
+                self.changed.wait(0.2)
+        try:
+            left = end - time.monotonic()
+            give_up = lambda: self.needs_state  # noqa: E731
+            result = self.collectives.call(lambda _: (), lambda *_: b"", left, give_up)
+        except ExchangeError:
+            raise ExchangeError(self._missing(timeout)) from None
+        if result is not None:
+            with self.lock:
+                self.versions.complete()
+                self._note_members()
+
+    def _missing(self, timeout: float) -> str:
+        """Who did not come: neighbours if there are such, else workers of missing links."""
+        live = {connection.peer for connection in self.live_connections()}
+        near = sorted(self._neighbors - live)
+        far = {rank for link in self.versions.unseen() for rank in link} - {self.rank}
+        names = ", ".join(map(self.name, near or sorted(far)))
+        return (
+            f"{names} did not come within {timeout:g} s: is it running, "
+            "and is its address in the peers file right?"
+        )
+
+    # -- frames that arrive -----------------------------------------------------------------------
+
+    def _on_frame(self, connection: Connection, kind: Kind, tag: int, content: bytearray) -> None:
+        """Handle a frame that is not part of an exchange, on the connection's reader.
+
+        Raises:
+            Exception: Any: the frame is malformed, and the connection ends.
+        """
+        is_update = kind in (Kind.UP, Kind.UPDATE)
+        update = Update.decode(content, self._topology) if is_update else Update()
+        with self.lock:
+            if connection.state is LinkState.ENDED:
+                return
+            if kind is Kind.ASK_STATE:
+                if connection.peer not in self.state_requests:
+                    self.state_requests.append(connection.peer)
+            elif kind is Kind.STATE:
+                connection.given_state = content
+            elif kind is Kind.GOODBYE:
+                if not content.isdigit():
+                    raise ValueError(f"{bytes(content)!r} is not an iteration")
+                connection.finished_at = int(content)
+            elif kind is Kind.UP and connection.state is LinkState.AGREEING:
+                self._on_up(connection, tag, update)
+            elif not connection.is_up or kind is Kind.UP:
+                raise ValueError(f"{kind.name} while the link is {connection.state.value}")
+            elif kind is Kind.UPDATE:
+                self._on_update(connection, update)
+            else:
+                self.collectives.on_frame(connection, kind, tag, content)
+            self.changed.notify_all()
+
+    def _on_up(self, connection: Connection, their_first: int, update: Update) -> None:
+        own = self.versions.link(connection.peer)
+        if own not in update.links:
+            raise ValueError(f"UP that does not say what it knows of {own}")
+        connection.enter(LinkState.UP)
+        connection.their_first = their_first
+        connection.first_iteration = max(connection.first_iteration, their_first)
+        self.is_behind |= self._all_are_far_ahead()
+        version = self.versions.raise_link(connection.peer, update.links[own])
+        self._tell(Update(links={own: version}))
+        self._on_heard_version(connection)
+        self._on_update(connection, update)
+        self._note_members()
+
+    def _all_are_far_ahead(self) -> bool:
+        """Whether every neighbour was far ahead when its connection came up, as after a stop.
+
+        A connection from before the stop may outlive the first new one for a moment, and is not
+        ahead.
+        """
+        live = self.live_connections()
+        most = self.next_iteration + self.max_lag
+        return bool(live) and all(connection.their_first > most for connection in live)
+
+    def _on_update(self, connection: Connection | None, update: Update) -> None:
+        """Take what is new, and send it on; from a neighbour, or this worker's own."""
+        if connection is not None:
+            connection.forget_known(update)
+        links = self.versions.merge(self._without_agreeing(update.links))
+        notes, stale = self._notes.merge(update.notes)
+        self._tell(Update(links=links, notes=notes), connection, update)
+        for key in stale:  # of a process that had this rank before
+            self.set_note(key, "")
+        if links:
+            self._note_members()
+
+    def _without_agreeing(self, versions: Mapping[Link, int]) -> dict[Link, int]:
+        """Versions without those of links in the making, of which others may know more."""
+        rest = dict(versions)
+        for connection in self.connections.values():
+            if connection.state is LinkState.AGREEING:
+                heard = rest.pop(self.versions.link(connection.peer), 0)
+                connection.heard_version = max(connection.heard_version, heard)
+        return rest
+
+    def _on_heard_version(self, connection: Connection) -> None:
+        """Take what others told of a link in the making, now that it is up or has failed."""
+        if connection.heard_version:
+            link = self.versions.link(connection.peer)
+            self._on_update(None, Update(links={link: connection.heard_version}))
+
+    def _tell(
+        self, update: Update, source: Connection | None = None, heard: Update | None = None
+    ) -> None:
+        """Send an update to every neighbour, but not back to its source.
+
+        That a link is up for the first time may wait: the first collective call counts them.
+        """
+        first = {pair: version for pair, version in update.links.items() if version == FIRST_UP}
+        if first:
+            self._first_ups |= first
+            update = update.without(Update(links=first))
+        for connection in self.connections.values() if update else ():
+            if connection.state is not LinkState.CONNECTING:  # then UP will tell all
+                known = heard if connection is source and heard else Update()
+                connection.tell(update.without(known))
+
+    # -- connections that end ---------------------------------------------------------------------
+
+    def _end(self, connection: Connection, reason: str) -> None:
+        with self.lock:
+            if connection.state is LinkState.ENDED:
+                return
+            was = connection.state
+            connection.end(reason)
+            self._end_reasons[connection.peer] = reason
+            if connection.finished_at is not None:
+                self._finished.add(connection.peer)
+            if self.connections.get(connection.peer) is connection:
+                del self.connections[connection.peer]
+                self._vacant.notify_all()
+                if was is LinkState.UP and self.phase is not Phase.CLOSED:
+                    text = "worker %d: link to worker %d ended: it %s"
+                    level = self._log_level(connection.peer)
+                    _log.log(level, text, self.rank, connection.peer, reason)
+                    version = self.versions.lower_link(connection.peer)
+                    self._tell(Update(links={self.versions.link(connection.peer): version}))
+                    self._note_members()
+                    self.is_behind |= self._all_are_far_ahead()
+                elif self.phase is not Phase.CLOSED:
+                    self._on_heard_version(connection)
+            self.changed.notify_all()
+
+    def _end_all(self, reason: str) -> None:
+        """End every connection; those that should be there come back as new ones."""
+        for connection in list(self.connections.values()):
+            self._end(connection, reason)
+
+    def _log_level(self, peer: int) -> int:
+        """It is no surprise that a neighbour which has finished cannot be reached."""
+        return logging.DEBUG if peer in self._finished else logging.INFO
+
+    def _note_members(self) -> None:
+        before, now = set(self._members), set(self.versions.members)
+        self._members = self.versions.members
+        for worker in sorted(before ^ now):
+            change = MembershipChange(
+                iteration=self.next_iteration,
+                seconds=time.monotonic(),
+                worker=worker,
+                is_member=worker in now,
+            )
+            self._changes.append(change)
+            if self.phase is Phase.RUNNING:
+                verb = "is here" if change.is_member else "is gone"
+                _log.info(
+                    "worker %d: worker %d %s (iteration %d, %d of %d members)",
+                    self.rank, worker, verb, change.iteration, len(now), self.num_workers,
+                )  # fmt: skip
+
+    def _anyone_is_away(self) -> bool:
+        """Whether a member said that it does long work alone; the caller holds the lock."""
+        return any(self._notes.get(member, "away") for member in self._members)
+
+    def _watch(self) -> None:
+        """Send signs of life and look for those of others."""
+        time.sleep(min(self._silence / _HEARTBEATS, _UNHURRIED))
+        revoked = self._revocations.current()
+        with self.lock:
+            now = time.monotonic()
+            running = self.phase is Phase.RUNNING
+            most = self._silence if running else max(self._silence, _START_SILENCE)
+            for connection in list(self.connections.values()):
+                quiet = now - connection.stream.last_heard
+                if quiet > most and not connection.reader_waits:
+                    self._end(connection, f"gave no sign of life for {quiet:.1f} s")
+                elif connection.state is LinkState.AGREEING and now - connection.since > most:
+                    self._end(connection, "did not say from which iteration on it takes part")
+                elif connection.stream.fingerprint in revoked:
+                    self._end(connection, "showed a certificate that is now revoked")
+                elif connection.is_idle:
+                    connection.send(Kind.HEARTBEAT)
+            first, self._first_ups = Update(links=self._first_ups), {}
+            if self.phase is Phase.STARTING:  # only a start that fails needs it, for its message
+                for connection in self.connections.values():
+                    connection.tell(first)
 
     def close(self) -> None:
-        """Say goodbye and end all links."""
-        self.neighborhood.close()
+        """Say goodbye and end all connections."""
+        with self.lock:
+            if self.phase is Phase.CLOSED:
+                return
+            self.phase = Phase.CLOSED
+            self._vacant.notify_all()
+            for connection in self.connections.values():
+                connection.send(Kind.GOODBYE, 0, [str(self.next_iteration).encode()])
+            end = time.monotonic() + 2.0
+            while not all(each.is_idle for each in self.connections.values()):
+                if time.monotonic() > end:
+                    break
+                self.changed.wait(0.1)
+            for connection in self.connections.values():
+                connection.stream.finish()
+            while self.connections and time.monotonic() < end:  # until the others have read it
+                self.changed.wait(0.1)
+            self._end_all("has finished")
+        if self.listener is not None:
+            self.listener.close()
 
 
-class _Tickets(Pending):
+class _Transfers(Pending):
     def __init__(
-        self, transport: LinkTransport, tickets: Iterable[tuple[int, Ticket | None]]
+        self, transport: LinkTransport, transfers: list[tuple[int, Transfer | None]]
     ) -> None:
         self.transport = transport
-        self.tickets = list(tickets)
+        self.transfers = transfers
 
     def has_come(self) -> bool:
-        with self.transport.neighborhood.lock:  # of a link that has ended `wait` tells
-            return all(t is None or t.done or t.link.ended is not None for _, t in self.tickets)
+        with self.transport.lock:  # of a connection that has ended `wait` tells
+            return all(
+                each is None or each.done or each.connection.state is LinkState.ENDED
+                for _, each in self.transfers
+            )
 
     def wait(self, timeout: float) -> None:
-        transport, near = self.transport, self.transport.neighborhood
         patience = min(2.0, 0.2 * timeout)
-        end = time.monotonic() + timeout - patience
-        while self.tickets:
-            peer, ticket = self.tickets[0]
-            problem = None
-            with near.lock:
-                while problem is None and not (ticket is not None and ticket.is_done):
-                    if ticket is None or ticket.link.ended is not None:
-                        problem = (ticket and ticket.link.ended) or transport.reason(peer)
-                    elif time.monotonic() > end and near.anyone_is_away():
-                        end = time.monotonic() + timeout - patience
-                    elif time.monotonic() > end:
-                        problem = f"did not answer within {timeout:g} s"
-                        near.lost(ticket.link, problem)
-                    else:
-                        near.changed.wait(end - time.monotonic())
+        self.end = time.monotonic() + timeout - patience
+        while self.transfers:
+            peer, transfer = self.transfers[0]
+            problem = self._wait_for(peer, transfer, timeout, patience)
             if problem is not None:
-                if ticket is not None:
-                    ticket.link.settle()
-                raise transport.lost_error(peer, problem, patience)
-            self.tickets.pop(0)
+                if transfer is not None:
+                    transfer.connection.join_reader()
+                raise self.transport.lost_error(peer, problem, patience)
+            self.transfers.pop(0)
 
-
-def _bytes(tensor: torch.Tensor) -> memoryview:
-    flat = tensor.detach().view(-1)
-    return memoryview(flat.view(torch.uint8).numpy())  # type: ignore[arg-type]
+    def _wait_for(
+        self, peer: int, transfer: Transfer | None, timeout: float, patience: float
+    ) -> str | None:
+        """What the peer did instead of its part of a transfer; None once that is done."""
+        transport = self.transport
+        with transport.lock:
+            if transfer is None:
+                return transport.end_reason(peer)
+            while not transfer.is_done:
+                if transfer.connection.end_reason is not None:
+                    return transfer.connection.end_reason
+                if (now := time.monotonic()) <= self.end:
+                    transport.changed.wait(self.end - now)
+                elif transport._anyone_is_away():
+                    self.end = now + timeout - patience
+                else:
+                    transport._end(transfer.connection, f"did not answer within {timeout:g} s")
+        return None

@@ -1,6 +1,6 @@
 """Transport: how bytes reach another worker, behind one small abstract class.
 
-Everything above this file (exchange, collectives, agreement) knows workers by rank and moves
+Everything above this file (exchanges, collectives, agreement) knows workers by rank and moves
 contiguous tensors; everything below knows sockets, MPI or threads.
 """
 
@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, unique
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import torch
 
@@ -21,7 +21,8 @@ from matcha.errors import ExchangeError
 __all__ = [
     "MAX_TAG",
     "Buffer",
-    "Council",
+    "Combine",
+    "Conclude",
     "Message",
     "Pending",
     "Tag",
@@ -30,8 +31,12 @@ __all__ = [
 ]
 
 MAX_TAG = 32_767
-"""The largest tag that every MPI library must take (MPI standard, MPI_TAG_UB)."""
+"""The largest tag that every MPI library accepts (MPI standard, MPI_TAG_UB)."""
 Buffer: TypeAlias = memoryview | bytes | bytearray
+Combine: TypeAlias = Callable[[dict[int, memoryview]], Sequence[Buffer]]
+"""Joins this worker's part with those of its children in a tree, by rank."""
+Conclude: TypeAlias = Callable[[dict[int, memoryview], int], Buffer]
+"""At the root: the result, from its children's parts and the number of workers."""
 
 
 @unique
@@ -51,10 +56,10 @@ class Tag(IntEnum):
 
 
 def meeting_tag(number: int) -> int:
-    """The tag of a meeting's message of some number, which may be large.
+    """The tag of a meeting's message with some number, which may be large.
 
-    Tags come again in very long rounds: messages of one tag arrive in order, and few are ever
-    on their way.
+    Tags repeat in very long rounds: messages with one tag arrive in order, and few are ever in
+    flight.
 
     >>> meeting_tag(7), meeting_tag(40_000) <= MAX_TAG
     (7, True)
@@ -67,12 +72,12 @@ class Message:
     """One tensor to or from a peer, or one each way.
 
     Both ends of a link post the same tag for the same message. A tensor is contiguous and must stay
-    untouched until the `Pending` it was posted under has been waited for.
+    untouched until `wait` of the `Pending` returns.
     """
 
     peer: int
     tag: int
-    """From 0 to `MAX_TAG`; messages of one tag between two workers arrive in order."""
+    """From 0 to `MAX_TAG`; messages with one tag between two workers arrive in order."""
     incoming: torch.Tensor | None = None
     outgoing: torch.Tensor | None = None
 
@@ -81,61 +86,43 @@ class Message:
 
 
 class Pending(ABC):
-    """Messages on their way."""
+    """Messages in flight."""
 
     @abstractmethod
     def wait(self, timeout: float) -> None:
-        """Block until every tensor of the post may be used again; waiting again does nothing.
+        """Block until every tensor of the post may be used again; a second call returns at once.
 
         Args:
-            timeout: seconds after which to give up.
+            timeout: Seconds after which to give up.
 
         Raises:
-            ExchangeError: a peer did not answer in time or is gone; it is named.
+            ExchangeError: A peer did not answer in time or is gone; the message names it.
         """
 
     def has_come(self) -> bool:
         """Whether `wait` would return at once.
 
-        Only of a few whole numbers that are waited for, and where `Transport.threads` says so.
+        Only for a few integers that this worker waits for, and where `Transport.threads` is true.
         """
         raise NotImplementedError
-
-
-class Council(Protocol):
-    """Calls that all workers within reach make together, on a transport that finds its own way."""
-
-    def call(
-        self,
-        contribute: Callable[[dict[int, memoryview]], Sequence[Buffer]],
-        conclude: Callable[[dict[int, memoryview], int], Buffer],
-        timeout: float,
-    ) -> Buffer:
-        """What the root of a tree concludes from everybody's contributions, on every worker.
-
-        Args:
-            contribute: this worker's part joined with those of its children in the tree.
-            conclude: the result at the root, from its children's parts and the number of workers.
-            timeout: seconds after which to give up.
-        """
 
 
 class Transport(ABC):
     """Point-to-point messages between the workers of one run.
 
     Attributes:
-        rank: this worker's number.
-        num_workers: how many there are.
-        device: where the tensors of a message must live; None takes any device.
-        hosts: host name of each worker, filled in by `matcha.distributed.agreement`.
-        doing: the call that this worker is in, in words; for others to read if it takes long.
-        period: how often a team has begun to train over this transport.
-        failed: whether a peer has failed this worker.
-        threads: whether several threads of this worker may post and wait at once.
-        asynchronous: whether a thread holds meetings beside the script: what one of the two waits
-            for then says nothing of what the other does.
-        council: how all workers do something together where a worker reaches only its neighbours;
-            None where any two workers can talk.
+        rank: This worker's number.
+        num_workers: How many workers there are.
+        device: Where the tensors of a message must live; None accepts any device.
+        hosts: Host name of each worker, filled in by `matcha.distributed.agreement`.
+        doing: The call that this worker is in, in words; other workers read it if it takes long.
+        period: How many times training has started over this transport.
+        failed: Whether a peer has failed this worker.
+        threads: Whether several threads of this worker may post and wait at once.
+        asynchronous: Whether a thread holds meetings beside the script: then what one of the two
+            waits for says nothing about the other.
+        has_tree: Whether collective calls go through `tree_call`, because a worker reaches only
+            its neighbours.
     """
 
     rank: int
@@ -147,44 +134,60 @@ class Transport(ABC):
     failed: bool = False
     threads: bool = False
     asynchronous: bool = False
-    council: Council | None = None
+    has_tree: bool = False
 
     @property
     def members(self) -> tuple[int, ...]:
-        """The workers that are there now, as far as this one knows; sorted."""
+        """The workers that take part now, as far as this one knows; sorted."""
         return tuple(range(self.num_workers))
 
     @abstractmethod
     def post(self, messages: Sequence[Message]) -> Pending:
         """Start messages and return at once; every receive is posted before any send."""
 
-    def close(self) -> None:  # noqa: B027  (most transports hold nothing)
-        """Give back connections; nothing may be posted afterwards."""
-
-    def report_waiting_on(self, peer: int | None) -> None:  # noqa: B027
-        """Note where all can read it, if there is such a place, whom we wait for, or nobody."""
-
-    def waiting_on(self, rank: int) -> int | None:
-        """Whom `rank` accused; None when nobody, or when there is no place to note it."""
-        return None
-
-    def set_note(self, what: str, value: str) -> None:  # noqa: B027
-        """Note something else about this worker where all can read it, if there is such a place.
+    def tree_call(self, combine: Combine, conclude: Conclude, timeout: float) -> Buffer:
+        """What the root of a spanning tree concludes from all workers' parts, on every worker.
 
         Args:
-            what: `away`, `finished/PERIOD` (at which iteration) or `in` (which call it waits).
-            value: empty takes it back.
+            combine: Makes the part that this worker sends to its parent.
+            conclude: Makes the result at the root.
+            timeout: Seconds after which to give up.
+        """
+        raise NotImplementedError
+
+    def expect_model(self, num_bytes: int) -> None:  # noqa: B027
+        """Say how large the model is: a peer's message that it cannot explain is a fault."""
+
+    def close(self) -> None:  # noqa: B027  (most transports hold nothing)
+        """Close connections; nothing may be posted afterwards."""
+
+    def set_note(self, key: str, value: str) -> None:  # noqa: B027
+        """Publish something about this worker, if this transport has a place for it.
+
+        Args:
+            key: `away`, `finished/PERIOD` (at which iteration), `in` (the call in which it waits)
+                or `waiting_on` (the peer for which it waits).
+            value: An empty value removes the note.
         """
 
-    def get_note(self, rank: int, what: str) -> str:
-        """What `rank` noted; empty when nothing, or when there is no place to note it."""
+    def get_note(self, rank: int, key: str) -> str:
+        """What `rank` published; empty if nothing, or if this transport has no place for it."""
         return ""
+
+    def report_waiting_on(self, peer: int | None) -> None:
+        """Publish which peer this worker waits for, or that it waits for none."""
+        self.set_note("waiting_on", "" if peer is None else str(peer))
+
+    def waiting_on(self, rank: int) -> int | None:
+        """The peer for which `rank` reported to wait; None if there is none."""
+        noted = self.get_note(rank, "waiting_on")
+        return int(noted) if noted.isdecimal() and int(noted) < self.num_workers else None
 
     def probe(self, peer: int) -> None:  # noqa: B027
         """Raise the error for a peer that is gone, where waiting alone would not tell."""
 
     def host(self) -> str:
-        """The name of the machine this worker runs on."""
+        """The name of the machine on which this worker runs."""
         return socket.gethostname()
 
     def name(self, rank: int) -> str:
@@ -195,13 +198,13 @@ class Transport(ABC):
         """The error for a peer that failed us, which names the first cause where it is known.
 
         A worker that waits for a dead one is itself silent to its other partners, and closes their
-        connections when it gives up. So each worker notes whom it waited for, and the one at the
-        end of the chain, who accused nobody, is the cause.
+        connections when it gives up. So each worker publishes which peer it waited for, and the one
+        at the end of the chain, which waited for none, is the cause.
 
         Args:
-            peer: whom this worker waited for.
-            problem: what it did, as the end of a sentence.
-            patience: seconds to give the peer to say whom it waited for itself.
+            peer: The peer for which this worker waited.
+            problem: What the peer did, as the end of a sentence.
+            patience: Seconds in which the peer may publish which peer it waited for itself.
         """
         self.failed = True
         finished = self.get_note(peer, f"finished/{self.period}")
@@ -215,9 +218,9 @@ class Transport(ABC):
         end = time.monotonic() + patience
         chain = [peer]
         while True:
-            accused = self.waiting_on(chain[-1])
-            if accused is not None and accused not in (*chain, self.rank):
-                chain.append(accused)
+            following = self.waiting_on(chain[-1])
+            if following is not None and following not in (*chain, self.rank):
+                chain.append(following)
             elif len(chain) > 1 or time.monotonic() > end:
                 break
             else:

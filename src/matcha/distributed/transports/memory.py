@@ -1,4 +1,4 @@
-"""In-memory transport: workers are threads of one process. For tests and for teaching."""
+"""In-memory transport: workers are threads of one process, for tests and teaching."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Mailbox = queue.SimpleQueue[torch.Tensor]
 
 
 class MemoryNetwork:
-    """The shared mailboxes of the workers of one run.
+    """The shared mailboxes and notes of the workers of one run.
 
     >>> network = MemoryNetwork(2)
     >>> [network.transport(rank).rank for rank in range(2)]
@@ -34,7 +34,6 @@ class MemoryNetwork:
         self.num_workers = num_workers
         self._mailboxes: defaultdict[tuple[int, int, int], Mailbox] = defaultdict(queue.SimpleQueue)
         self._lock = threading.Lock()
-        self.accusations: dict[int, int | None] = {}
         self.notes: dict[tuple[int, str], str] = {}
 
     def transport(self, rank: int) -> MemoryTransport:
@@ -66,21 +65,13 @@ class MemoryTransport(Transport):
                 box.put(message.outgoing.clone())
         return _Arrivals(self, [message for message in messages if message.incoming is not None])
 
-    def set_note(self, what: str, value: str) -> None:
-        """Note it in the network."""
-        self.network.notes[self.rank, what] = value
+    def set_note(self, key: str, value: str) -> None:
+        """Write it to the network's notes."""
+        self.network.notes[self.rank, key] = value
 
-    def get_note(self, rank: int, what: str) -> str:
-        """Read it from the network."""
-        return self.network.notes.get((rank, what), "")
-
-    def report_waiting_on(self, peer: int | None) -> None:
-        """Note it in the network."""
-        self.network.accusations[self.rank] = peer
-
-    def waiting_on(self, rank: int) -> int | None:
-        """Read it from the network."""
-        return self.network.accusations.get(rank)
+    def get_note(self, rank: int, key: str) -> str:
+        """Read it from the network's notes."""
+        return self.network.notes.get((rank, key), "")
 
 
 class _Arrivals(Pending):
@@ -112,9 +103,9 @@ class _Arrivals(Pending):
 
 
 def run_threads(num_workers: int, work: Callable[[MemoryTransport], T]) -> list[T]:
-    """Run `work` once a worker, each in a thread with its own transport, and collect the results.
+    """Run `work` once per worker, each in a thread with its own transport, and collect the results.
 
-    The first worker's exception is raised again once all have ended.
+    The lowest rank's exception is raised again once all have ended.
 
     >>> run_threads(3, lambda transport: transport.rank**2)
     [0, 1, 4]

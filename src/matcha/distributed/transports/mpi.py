@@ -17,7 +17,7 @@ from matcha.errors import PackageError, missing_package
 
 __all__ = ["MpiTransport"]
 
-_LOOK = 1.0  # seconds of waiting after which to read others' notes, and again
+_LOOK = 1.0  # seconds between two looks at the notes of others
 _PATIENCE = 1.0  # seconds for a note to leave
 _numbers = count()  # of this process's transports: all processes make theirs together
 
@@ -63,12 +63,12 @@ class MpiTransport(Transport):
         ]
         return _Requests(self, requests)
 
-    def set_note(self, what: str, value: str) -> None:
-        """Send it to every other worker, which reads it when it waits for long.
+    def set_note(self, key: str, value: str) -> None:
+        """Send it to every other worker, which reads it in a long wait.
 
-        Nobody need be there to receive it: so small a message leaves at once.
+        No receiver needs to be there: so small a message leaves at once.
         """
-        letter = json.dumps([self._number, what, value]).encode()
+        letter = json.dumps([self._number, key, value]).encode()
         others = [rank for rank in range(self.num_workers) if rank != self.rank]
         self._leaving += [
             (self._letters.Isend([letter, self._byte], dest=rank), letter) for rank in others
@@ -77,19 +77,22 @@ class MpiTransport(Transport):
         while self._leaving and time.monotonic() < end:
             self._leaving = [(r, letter) for r, letter in self._leaving if not r.Test()]
 
-    def get_note(self, rank: int, what: str) -> str:
-        """Look into the letter box."""
+    def get_note(self, rank: int, key: str) -> str:
+        """Read the letters that have arrived."""
         while (letter := self._letters.Improbe()) is not None:
             self._read(letter)
-        return self._notes.get((rank, what), "")
+        return self._notes.get((rank, key), "")
 
     def _read(self, letter: Any) -> None:
         status = self._status()
         buffer = bytearray(1 << 12)
         letter.Recv([buffer, self._byte], status)
-        number, what, value = json.loads(buffer[: status.Get_count(self._byte)])
-        if number == self._number:  # not of a transport that was closed
-            self._notes[status.Get_source(), what] = value
+        number, key, value = json.loads(buffer[: status.Get_count(self._byte)])
+        if number == self._number:  # else from a transport that was closed
+            self._notes[status.Get_source(), key] = value
+
+    def report_waiting_on(self, peer: int | None) -> None:
+        """Publish nothing: this worker is about to end, and MPI may not outlive a send to it."""
 
     def close(self) -> None:
         """Free the communicators; a collective call."""
@@ -117,16 +120,18 @@ class _Requests(Pending):
             time.sleep(0.0 if now - started < 1e-3 else 1e-4)
 
     def _patient_until(self, now: float, end: float, timeout: float) -> float:
-        """Read the notes: when to give up, later while somebody is away.
+        """When to give up, according to the notes: later while a worker is away.
 
         Raises:
-            ExchangeError: that time has come, or the peer has finished.
+            ExchangeError: That time has come, or the peer has finished.
         """
         transport, peer = self.transport, self.requests[0][0]
         if any(transport.get_note(rank, "away") for rank in transport.members):
             return now + timeout
         if now > end or transport.get_note(peer, f"finished/{transport.period}"):
-            if all(request.Test() for _, request in self.requests):  # its last words came just now
+            if all(
+                request.Test() for _, request in self.requests
+            ):  # its last messages came just now
                 return end
             raise transport.failure(peer, f"did not answer within {timeout:g} s", 0.0)
         return end

@@ -1,9 +1,9 @@
-"""StallDetector: waiting for a peer that does not come, and finding out why while there is time.
+"""StallDetector: waits for a peer that does not come, and finds the reason while there is time.
 
-A short wait costs nothing here. In a long one this worker notes, where all can read it, whom it
-waits for and in which call, and reads the others' notes: somebody who said that it is away is
-waited for beyond the deadline, somebody who has finished is not waited for at all, and workers that
-wait for one another in different calls are told so at once.
+A short wait costs nothing here. In a long one this worker publishes which peer it waits for and in
+which call, and reads what others published: a peer that said that it is away is waited for beyond
+the deadline, one that has finished is not waited for at all, and workers that wait for one another
+in different calls are told so at once.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from matcha.errors import ExchangeError
 
 __all__ = ["StallDetector"]
 
-_SPIN = 1e-3  # seconds in which to look again and again: most answers are near
-_LONG = 1.0  # seconds after which a wait is worth a note
+_SPIN = 1e-3  # seconds of looking without a pause: most answers are near
+_LONG = 1.0  # seconds after which a wait is published
 
 
 class StallDetector:
     """One wait of this worker for one peer.
 
     Args:
-        transport: where notes are written and read.
-        peer: who is waited for.
-        timeout: seconds of silence that are an error.
+        transport: Where notes are written and read.
+        peer: The peer to wait for.
+        timeout: Seconds of silence that are an error.
     """
 
     def __init__(self, transport: Transport, peer: int, timeout: float) -> None:
@@ -41,10 +41,10 @@ class StallDetector:
         self._cycle: tuple[str, ...] | None = None
 
     def pause(self) -> None:
-        """Give way for a moment, a longer one the longer it has taken; look around now and then.
+        """Sleep for a moment, longer the longer it has taken; look at the notes now and then.
 
         Raises:
-            ExchangeError: there is nobody to wait for, or not any longer.
+            ExchangeError: Waiting longer is of no use.
         """
         now = time.monotonic()
         if now >= self._next_look:
@@ -53,7 +53,7 @@ class StallDetector:
         time.sleep(0.0 if waited < _SPIN else min(5e-3, waited / 50))
 
     def look(self) -> None:
-        """Read what the others have noted."""
+        """Read what the others have published."""
         now = time.monotonic()
         self._next_look = now + self.slice
         transport = self._transport
@@ -73,22 +73,22 @@ class StallDetector:
             raise transport.failure(self._peer, problem, self._patience)
 
     def end(self) -> None:
-        """The peer came: take back what was noted."""
+        """The peer came: remove what was published."""
         if self._noted:
             self._transport.report_waiting_on(None)
             self._transport.set_note("in", "")
 
     def _chain(self) -> list[int]:
-        """Whom the peer waits for, and whom that one does, up to one who waits for nobody."""
+        """The peer, the one for which it waits, and so on, up to one that waits for none."""
         chain = [self._peer]
         while True:
-            accused = self._transport.waiting_on(chain[-1])
-            if accused is None or accused in chain:
+            following = self._transport.waiting_on(chain[-1])
+            if following is None or following in chain:
                 return chain
-            chain.append(accused)
+            chain.append(following)
 
     def _check_cycle(self, chain: list[int]) -> None:
-        """Workers that wait for one another in one call are only slow; in two, they wait for ever.
+        """Workers that wait for one another in one call are only slow; in two calls they never end.
 
         Notes may be a moment old, so the same must be found twice.
         """
@@ -108,6 +108,6 @@ class StallDetector:
                 for rank, call in zip(around, calls, strict=True)
             )
             raise ExchangeError(
-                f"the workers wait for one another in different calls: {said}; what all workers do "
-                "together, like averaged(), every worker must call at the same iteration."
+                f"the workers wait for one another in different calls: {said}; every worker must "
+                "make collective calls, like averaged(), at the same iteration."
             )

@@ -17,26 +17,26 @@ from matcha.errors import InputError
 
 __all__ = ["TorchTransport"]
 
-_EMPTY = torch.iinfo(torch.int64).min  # what no message holds
+_EMPTY = torch.iinfo(torch.int64).min  # no message holds it
 _PROBE = 1 << 20  # beyond all tags: no message has it
 _PATIENCE = 2.0  # seconds to look for the cause of a failure
 _STORE_PATIENCE = 2.0  # seconds; the store may have died with the worker that hosted it
 
 
 class TorchTransport(Transport):
-    """Messages over a process group of our own, made from the default one's workers.
+    """Messages over a process group of our own, made from the default group's workers.
 
-    Our own group keeps our messages apart from collectives the training script runs itself, also
-    when the exchange runs on another thread. Making it is a collective call.
+    Our own group keeps our messages apart from collectives that the training script runs itself,
+    also when the exchange runs on another thread. Making it is a collective call.
 
     Args:
         backend: `gloo` or `nccl`; by default what the default group uses for the current device.
-        teams: processes that are workers of one another, this one in one of them; by default all
-            are one team. Every process must give the same teams.
-        owns_default: whether the default group was made for this transport and ends with it.
+        teams: Groups of processes that exchange with each other, this one in one of them; by
+            default all processes are one team. Every process must pass the same teams.
+        owns_default: Whether the default group was made for this transport and ends with it.
 
     Raises:
-        InputError: there is no default group.
+        InputError: There is no default group.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class TorchTransport(Transport):
         self._store = dist.distributed_c10d._get_default_store()
         if self.backend == "nccl":
             # A first grouped point-to-point call in which some workers take no part would hang:
-            # NCCL builds the communicator then, with everybody.
+            # NCCL then builds the communicator with all workers.
             dist.barrier(group=self._group)
 
     def post(self, messages: Sequence[Message]) -> Pending:
@@ -117,7 +117,7 @@ class TorchTransport(Transport):
             raise self.failure(peer, _problem(error), _PATIENCE) from error
 
     def name(self, rank: int) -> str:
-        """Also says which process it is, where a worker is several."""
+        """Also names the process, where a worker has several."""
         name, process = super().name(rank), self._ranks[rank]
         return (
             name
@@ -125,24 +125,15 @@ class TorchTransport(Transport):
             else f"worker {rank}, {name.replace(str(rank), str(process), 1)}"
         )
 
-    def set_note(self, what: str, value: str) -> None:
+    def set_note(self, key: str, value: str) -> None:
         """Write to the key-value store that all workers share."""
-        _quickly(lambda: self._store.set(f"{self._notes}{what}/{self.rank}", value))
+        _quickly(lambda: self._store.set(f"{self._notes}{key}/{self.rank}", value))
 
-    def get_note(self, rank: int, what: str) -> str:
+    def get_note(self, rank: int, key: str) -> str:
         """Read from the key-value store that all workers share."""
-        key = f"{self._notes}{what}/{rank}"
-        found = _quickly(lambda: self._store.get(key) if self._store.check([key]) else None)
+        name = f"{self._notes}{key}/{rank}"
+        found = _quickly(lambda: self._store.get(name) if self._store.check([name]) else None)
         return found.decode() if found else ""
-
-    def report_waiting_on(self, peer: int | None) -> None:
-        """A note like others."""
-        self.set_note("accuses", "" if peer is None else str(peer))
-
-    def waiting_on(self, rank: int) -> int | None:
-        """A note like others."""
-        told = self.get_note(rank, "accuses")
-        return int(told) if told else None
 
     def close(self) -> None:
         """Destroy our process group, and the default one where it was made for us."""
@@ -166,7 +157,7 @@ class _Works(Pending):
 
     def wait(self, timeout: float) -> None:
         # Gloo cannot wait a little and then a little more: a wait that times out ends the group.
-        # So as long as a peer may be away, the memory is watched into which its sign of life comes.
+        # While a peer may be away, watch the memory into which its sign of life is written.
         while self.signs:
             sign = self.signs[0]
             if not sign.has_come():
@@ -191,7 +182,7 @@ class _Works(Pending):
 
 
 class _Sign:
-    """A short message of integers, by which a peer shows that it is there."""
+    """A short message of integers that shows that a peer is there."""
 
     def __init__(self, message: Message) -> None:
         assert message.incoming is not None
