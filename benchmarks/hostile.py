@@ -127,7 +127,7 @@ def work(output: Path, epochs: int) -> None:
                     transport.post = lie(transport, attack)  # type: ignore[method-assign]
                 while training.iteration < steps:  # epochs without their evaluation of all workers
                     training._train()
-                    training.epoch += 1
+                    training.progress.epoch += 1
                 transport.post = truly  # type: ignore[method-assign]
                 with torch.no_grad():
                     accuracy = task.evaluate(training.model.eval()).accuracy or 0.0

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from matcha.records import MODEL_FIGURES
-from matcha.training.delays import Delays
+from matcha.training.settings import Delays
 from reproduction.trials import Result
 
 

@@ -170,7 +170,7 @@ class Runner:
             simulation.load(checkpoint)
             earlier = Result.from_line(kept.read_text())
             records, before = list(earlier.records), earlier.seconds
-            print(f"{place.name} goes on after epoch {simulation.epoch}", flush=True)
+            print(f"{place.name} goes on after epoch {simulation.progress.epoch}", flush=True)
         named, started = replace(trial, learning_rate=rate), time.perf_counter()
         for record in simulation:
             records.append(record)
@@ -179,7 +179,7 @@ class Runner:
                 seconds = before + time.perf_counter() - started
                 kept.write_text(result_of(named, simulation, records, seconds).to_line())
                 simulation.save(checkpoint)
-                print(f"{place.name} stops after epoch {simulation.epoch}", flush=True)
+                print(f"{place.name} stops after epoch {simulation.progress.epoch}", flush=True)
                 return None
         for path in (checkpoint, kept):
             path.unlink(missing_ok=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from matcha.errors import unknown_name
-from matcha.training.delays import Delays
+from matcha.training.settings import Delays
 from reproduction.trials import Trial
 
 ER8 = "paper:er8"

@@ -12,7 +12,7 @@ from typing import Any
 from matcha._io import decode_number, encode_number
 from matcha.errors import InputError
 from matcha.plans import Plan
-from matcha.records import Record, has_diverged, modernized
+from matcha.records import Record, has_diverged
 from matcha.simulation import Engine, Settings, Simulation, Task
 from matcha.strategies import with_budget
 
@@ -94,7 +94,10 @@ class Result:
             for record in document["records"]
         )
         if all(record.worker_loss is None for record in document["records"]):
-            document["records"] = tuple(map(modernized, document["records"]))
+            document["records"] = tuple(
+                replace(record, train_loss=None, worker_loss=record.train_loss)
+                for record in document["records"]
+            )
         return cls(**document)
 
 

@@ -10,69 +10,58 @@ from pathlib import Path
 import pytest
 
 from matcha._io import save_document
-from matcha.distributed import Gossip, Network, run_threads, run_worker
-from matcha.errors import InputError, PlanError
+from matcha.distributed import Network, run_threads, run_worker
+from matcha.errors import PlanError
 from matcha.plans import Figures, load_plan
 from matcha.records import read_run
-from matcha.simulation import Runner, Settings
+from matcha.simulation import Delays, Runner, Settings
 from matcha.training.jobs import Job
 from matcha.zoo.recipes import Choices, recipe
 
 OLD = Path(__file__).parent / "data" / "v0.1"
-SIMULATED = OLD / "simulated" / "matcha-0.5-s0"
-TRAINED = OLD / "trained"
+OF_0_2 = Path(__file__).parent / "data" / "v0.2"
 LOGISTIC = recipe("logistic")
 
 
-def job(directory: Path) -> Job:
-    """What 0.1 ran there, asked for again."""
+def job(directory: Path, **changes) -> Job:
+    """What 0.2 ran there, asked for again."""
+    settings = {
+        "epochs": 3,
+        "schedule": LOGISTIC.schedule(3),
+        "optimizer": LOGISTIC.optimizer,
+        "overlap": True,
+        "delays": Delays(compute_seconds=0.01),
+    }
     return Job(
         directory=directory,
-        task=LOGISTIC.spec(Choices(num_workers=3)),
+        task=LOGISTIC.spec(Choices(num_workers=3, num_train=96, num_test=20)),
         plan=load_plan(directory / "plan.json"),
-        settings=Settings(epochs=2, schedule=LOGISTIC.schedule(2), optimizer=LOGISTIC.optimizer),
+        settings=Settings(**settings | changes),
     )
 
 
-@pytest.mark.parametrize(("directory", "clock"), [(SIMULATED, "simulated"), (TRAINED, "wall")])
-def test_runs_are_read(directory: Path, clock: str) -> None:
-    run = read_run(directory)
-    assert run.header.task == "logistic"
-    assert run.header.clock == clock
-    assert run.header.setting("epochs") == 2
-    assert run.plan.num_workers == 3
-    assert [record.epoch for record in run.records] == [1, 2]
-    # What 0.1 called the training loss was the workers' own.
-    assert run.records[-1].worker_loss < run.records[0].worker_loss
-    assert run.records[-1].train_loss is None
+@pytest.mark.parametrize("kind", ["simulated", "asynchronous"])
+def test_a_simulation_of_0_2_goes_on_to_the_same_records(tmp_path: Path, kind: str) -> None:
+    folder = shutil.copytree(OF_0_2 / kind, tmp_path / kind)
+    assert read_run(folder).header.setting("overlap") == (kind == "simulated")
+    changes = {"asynchronous": True, "overlap": False} if kind == "asynchronous" else {}
+    list(Runner().run(job(folder, **changes), resume=True))
+    whole = (OF_0_2 / f"{kind}-records.jsonl").read_text()
+    assert [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()] == [
+        json.loads(line) for line in whole.splitlines()
+    ]
 
 
-def test_a_simulations_checkpoint_is_refused(tmp_path: Path) -> None:
-    folder = shutil.copytree(SIMULATED, tmp_path / "run")
-    with pytest.raises(InputError, match=r"of another version.* start the run anew"):
-        list(Runner().run(job(folder), resume=True))
-    assert read_run(folder).records == read_run(SIMULATED).records
+def test_a_training_of_0_2_goes_on(tmp_path: Path) -> None:
+    folder = shutil.copytree(OF_0_2 / "trained", tmp_path / "run")
+    wanted = job(folder, delays=Delays(), epochs=2, schedule=LOGISTIC.schedule(3))
 
+    def resume(transport) -> list[float]:
+        return [r.epoch for r in run_worker(wanted, transport, Network(deadline=60), resume=True)]
 
-def test_a_trainings_checkpoint_is_refused_but_its_average_can_be_taken(tmp_path: Path) -> None:
-    folder = shutil.copytree(TRAINED, tmp_path / "run")
-    wanted = job(folder)
-
-    def resume(transport) -> None:
-        with pytest.raises(InputError, match=r"does not say what was trained.* start the run anew"):
-            run_worker(wanted, transport, Network(deadline=60), resume=True)
-
-    run_threads(3, resume)
-    assert read_run(folder).records == read_run(TRAINED).records
-
-    def average(transport) -> int:
-        model = wanted.task.make().model()
-        optimizer = LOGISTIC.optimizer.for_model(model.parameters())
-        with Gossip(model, optimizer, wanted.plan, transport=transport, deadline=60) as gossip:
-            gossip.load(folder / "checkpoints", average=True)
-            return gossip.iteration
-
-    assert run_threads(3, average) == [62, 62, 62]
+    assert run_threads(3, resume) == [[2.0]] * 3
+    before = read_run(OF_0_2 / "trained").records
+    assert read_run(folder).records[: len(before)] == before
 
 
 DRAWN = {

@@ -89,7 +89,7 @@ def test_a_damaged_line_in_the_middle_is_named(tmp_path, name, damage):
 def test_a_run_without_its_fields_is_damaged(tmp_path):
     with RunWriter(tmp_path, header(), PLAN):
         pass
-    (tmp_path / "run.json").write_text(json.dumps({"schema": "matcha.run/1"}))
+    (tmp_path / "run.json").write_text(json.dumps({"schema": "matcha.run/2"}))
     with pytest.raises(InputError, match="damaged: it lacks a field"):
         read_run(tmp_path)
 

@@ -10,7 +10,7 @@ import numpy as np
 from matcha.plans import Plan
 from matcha.strategies import plan
 from matcha.topology import families
-from matcha.training.delays import Delays
+from matcha.training.settings import Delays
 from reproduction.claims import Claim, judge
 from reproduction.comparisons import Results
 from reproduction.figures.drawing import COLORS, axes, draw_loss

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from matcha.training.delays import Delays
+from matcha.training.settings import Delays
 from reproduction.claims import Claim, judge
 from reproduction.comparisons import Results
 from reproduction.figures.drawing import axes, draw_loss

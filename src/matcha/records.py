@@ -12,7 +12,7 @@ import platform
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
@@ -23,8 +23,6 @@ from matcha.errors import InputError, PackageError
 from matcha.plans import load_plan
 
 SCHEMA = "matcha.run/2"
-OLD_SCHEMA = "matcha.run/1"
-"""Of 0.1, whose `train_loss` was the workers' own."""
 DIVERGED = 1e8
 """A loss from here on is divergence, even where arithmetic still has a number for it."""
 MODEL_FIGURES = (
@@ -128,7 +126,6 @@ class RunHeader:
 
     def setting(self, name: str) -> Any:
         """One of the run's settings by name; None where it has none of that name."""
-        # 0.1 wrote the settings of trainings without a heading.
         places = (self.config, *(v for v in self.config.values() if isinstance(v, dict)))
         return next((place[name] for place in places if name in place), None)
 
@@ -321,12 +318,16 @@ def read_header(directory: str | Path) -> RunHeader:
         document = json.loads((path / "run.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         raise InputError(f"{str(path)!r} does not hold a run (no readable run.json).") from None
-    if not isinstance(document, dict) or document.get("schema") not in (SCHEMA, OLD_SCHEMA):
-        raise InputError(f"{str(path)!r} holds a run of another version than {SCHEMA!r}.")
+    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
+        raise InputError(
+            f"{str(path)!r} holds a run of another version than {SCHEMA!r}: run it again."
+        )
     try:
         header = _build(RunHeader, document)
         if isinstance(settings := header.config.get("settings"), dict):
             header.config["settings"] = current_settings(settings)
+        if isinstance(network := header.config.get("network"), dict):
+            network.pop("wire_dtype", None)  # of 0.2; the plan's wire says it
         return header
     except (TypeError, ValueError):
         raise InputError(f"the run.json in {str(path)!r} is damaged: it lacks a field.") from None
@@ -342,26 +343,17 @@ def read_run(directory: str | Path) -> Run:
     header = read_header(path)
     plan_file = path / "plan.json"
 
-    def records(file: Path) -> tuple[Record, ...]:
-        found = _read_lines(file, Record)
-        return found if header.schema == SCHEMA else tuple(map(modernized, found))
-
     return Run(
         header=header,
         plan=load_plan(plan_file) if plan_file.exists() else None,
-        records=records(path / "records.jsonl"),
+        records=_read_lines(path / "records.jsonl", Record),
         worker_records={
-            int(file.stem.removeprefix("worker-")): records(file)
+            int(file.stem.removeprefix("worker-")): _read_lines(file, Record)
             for file in sorted(path.glob("worker-*.jsonl"))
         },
         spans=_read_lines(path / "spans.jsonl", Span),
         path=path,
     )
-
-
-def modernized(record: Record) -> Record:
-    """A record of 0.1, which called the workers' own loss the training loss."""
-    return replace(record, train_loss=None, worker_loss=record.train_loss)
 
 
 def follow(directory: str | Path) -> Iterator[list[Record]]:

@@ -74,7 +74,7 @@ FILES = {
     "notjson.json": "hello",
     "afile": "x",
     "run/run.json": "{}",
-    "run2/run.json": '{"schema":"matcha.run/1"}',
+    "run2/run.json": '{"schema":"matcha.run/2"}',
     "run3/run.json": "nope",
 }
 

@@ -17,10 +17,9 @@ from matcha.distributed import Gossip, LinkTransport
 from matcha.errors import InputError
 from matcha.plans import Cut, Events, Loss
 from matcha.simulation import Simulation
-from matcha.training.execution import Execution
 from matcha.training.optimizers import SGD
 from matcha.training.rates import Constant
-from matcha.training.settings import Settings
+from matcha.training.settings import Execution, Settings
 from matcha.wires import parse_wire
 from matcha.zoo.recipes import Choices, recipe
 

@@ -10,6 +10,8 @@ import matcha
 from matcha.errors import InputError
 from matcha.rounds import Round
 from matcha.simulation import SGD, Adam, Constant, Delays, Engine, Execution, Settings, Simulation
+from matcha.training.momentum import Momentum
+from matcha.wires import parse_wire
 
 EXACT = Execution(precision="float64")
 PLANS = [
@@ -217,3 +219,32 @@ def test_execution_refuses_nonsense(choices, message):
 def test_cuda_without_a_gpu_is_one_sentence():
     with pytest.raises(InputError, match="asks for an NVIDIA GPU"):
         Execution(device="cuda")
+
+
+class Directed(SGD):
+    """An optimizer whose memory is named as a wire's memory of links is."""
+
+    def state(self, parameters):
+        return {"directions": torch.zeros_like(parameters), "count": torch.zeros(())}
+
+
+@pytest.mark.parametrize("wire", ["float32", "lowrank:2"])
+def test_who_comes_back_takes_all_of_the_donors_state_and_none_of_the_links(wire):
+    """Path of 8: links and the row for those at rest are as many as the workers."""
+    engine = Engine(digits(name="logistic", steps=4), Directed(), execution=EXACT)
+    links = matcha.families.path(8).links
+    engine.equip(parse_wire(wire), Momentum(kind="outer"), links)
+    with torch.no_grad():
+        for tensor in engine._tensors().values():
+            tensor.copy_(torch.arange(tensor.numel()).reshape(tensor.shape))
+    before = engine.state()
+    engine.hand_over(donor=2, worker=5)
+    after = engine.state()
+    for name, value in after.items():
+        if name in ("wire.0.directions", "memory.count"):
+            assert torch.equal(value, before[name]), name
+        else:
+            assert torch.equal(value[5], before[name][2]), name
+            others = [k for k in range(8) if k != 5]
+            assert torch.equal(value[others], before[name][others]), name
+    assert "memory.directions" in after

@@ -7,7 +7,7 @@ import matcha
 from matcha.errors import InputError
 from matcha.rounds import Round
 from matcha.simulation.pace import Agenda, LinkClock, compute_times, link_seconds
-from matcha.training.delays import Delays
+from matcha.training.settings import Delays
 
 SLOW = (1.0,) * 7 + (0.25,)
 

@@ -95,7 +95,7 @@ def test_divergence_ends_the_run_with_its_record():
     settings = replace(SETTINGS, epochs=400, optimizer=SGD(), schedule=Constant(base=1e3))
     simulation = Simulation(quadratic(), er8(), settings)
     records = list(simulation)
-    assert simulation.diverged
+    assert simulation.progress.diverged
     assert len(records) < 400
     assert has_diverged(records[-1].worker_loss)
     assert records[-1].train_loss is None
@@ -152,7 +152,7 @@ def test_a_checkpoint_has_a_name_of_its_own(tmp_path):
     assert document["schema"] == "matcha.simulation-checkpoint/1" != SCHEMA
     document["schema"] = SCHEMA  # as 0.1 called both
     torch.save(document, tmp_path / "old.pt")
-    with pytest.raises(InputError, match=r"another version.* start the run anew"):
+    with pytest.raises(InputError, match=r"another version.* start the run again"):
         Simulation(digits(), er8(), SETTINGS).load(tmp_path / "old.pt")
 
 

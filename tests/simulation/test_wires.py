@@ -93,7 +93,7 @@ def test_a_value_that_is_not_finite_ends_a_run_loudly() -> None:
     simulation = Simulation(task, over("modulo:3"), settings())
     simulation.engine.workers.parameters[3, 5] = float("nan")
     (record,) = list(simulation)
-    assert simulation.diverged
+    assert simulation.progress.diverged
     assert not np.isfinite(record.worker_loss)
     others = [k for k in range(8) if k != 3]
     assert torch.isfinite(simulation.engine.workers.parameters[others]).all()

@@ -4,11 +4,12 @@ import json
 import math
 
 import pytest
+import torch
 
 from matcha.errors import InputError
 from matcha.training.optimizers import Adam
 from matcha.training.rates import Plateau, StepDecay
-from matcha.training.settings import Settings
+from matcha.training.settings import Delays, Execution, Settings
 
 
 @pytest.mark.parametrize(
@@ -47,3 +48,38 @@ def test_a_description_is_what_json_gives_back():
     assert json.loads(json.dumps(described)) == described
     assert described["schedule_kind"] == "StepDecay"
     assert described["optimizer_kind"] == "Adam"
+
+
+def test_delays_refuse_nonsense():
+    with pytest.raises(InputError, match="seconds_per_unit"):
+        Delays(seconds_per_unit=float("nan"))
+
+
+@pytest.mark.parametrize(
+    ("precision", "kept", "computed"),
+    [
+        ("float32", torch.float32, torch.float32),
+        ("float64", torch.float64, torch.float64),
+        ("bfloat16", torch.float32, torch.bfloat16),
+    ],
+)
+def test_what_is_kept_and_what_is_computed_with(precision, kept, computed):
+    execution = Execution(precision=precision)
+    assert (execution.dtype, execution.compute_dtype) == (kept, computed)
+    layer = torch.nn.Linear(2, 1).to(kept)
+    with execution.autocast():
+        assert layer(torch.ones(1, 2, dtype=kept)).dtype == computed
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"device": "tpu"}, "cpu or cuda"),
+        ({"precision": "int8"}, "precision must be"),
+        ({"batching": "all"}, "batching must be"),
+        ({"streams": 0}, "1 or more"),
+    ],
+)
+def test_nonsense_is_one_sentence(wrong, sentence):
+    with pytest.raises(InputError, match=sentence):
+        Execution(**wrong)

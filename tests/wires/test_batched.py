@@ -53,8 +53,9 @@ def test_meetings_of_all_workers_at_once_are_the_definition(name, mixing) -> Non
 def test_a_reset_forgets_everything(name) -> None:
     rows = padded(start("float32"))
     meetings = meetings_of(parse_wire(name), segments(), rows, LINKS)
-    fresh = {key: value.clone() for key, value in meetings.state.items()}
+    state = {**meetings.state, **meetings.link_state}
+    fresh = {key: value.clone() for key, value in state.items()}
     run(meetings, round_of(2, "pairwise"), rows + padded(drift(0, "float32")))
-    assert any(not value.equal(fresh[key]) for key, value in meetings.state.items())
+    assert any(not value.equal(fresh[key]) for key, value in state.items())
     meetings.reset(rows)
-    assert all(value.equal(fresh[key]) for key, value in meetings.state.items())
+    assert all(value.equal(fresh[key]) for key, value in state.items())

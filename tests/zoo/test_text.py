@@ -14,9 +14,9 @@ from tests.datasets import write_text
 import matcha
 from matcha.errors import DataError, InputError
 from matcha.simulation import Settings, Simulation
-from matcha.training.execution import Execution
 from matcha.training.optimizers import adamw
 from matcha.training.rates import Cosine
+from matcha.training.settings import Execution
 from matcha.zoo.corpus import read_corpus
 from matcha.zoo.models import SmallCNN, Transformer
 from matcha.zoo.recipes import recipe

@@ -24,12 +24,10 @@ from matcha.distributed.transports.base import Transport
 from matcha.distributed.transports.slow_links import SlowLinks
 from matcha.errors import InputError
 from matcha.plans import PlanLike
-from matcha.records import Entry, Record, Span, has_diverged
-from matcha.training.delays import Delays
+from matcha.records import Entry, Record, Span
 from matcha.training.evaluation import Score, finish_average, sample_losses, score
-from matcha.training.execution import Execution
-from matcha.training.identity import identity
-from matcha.training.settings import Settings
+from matcha.training.progress import Progress, identity
+from matcha.training.settings import Delays, Execution, Settings
 from matcha.training.task import Task
 
 __all__ = ["Training"]
@@ -88,14 +86,9 @@ class Training:
             **options,
         )
         self.rank = self.gossip.rank
-        self.epoch = 0
-        """Finished epochs."""
-        self._worker_loss: float | None = None
-        self._train_losses: list[float] = []
-        self._losses: list[float] = []
-        self._units = self._seconds = self._megabytes = 0.0
+        self.progress = Progress()
         self._changes: list[list[int]] = []
-        self.came_late = self.gossip.carry(self._progress, self._resume)
+        self.came_late = self.gossip.carry(lambda: asdict(self.progress), self._resume)
         if not self.came_late:
             facts = {part: fingerprint(self.identity[part])[:12] for part in ("task", "settings")}
             agree(transport, facts, self.gossip.deadline)
@@ -108,15 +101,17 @@ class Training:
     @property
     def is_over(self) -> bool:
         """Whether there is nothing left to train."""
-        return self.settings.is_over(self.epoch, self._worker_loss, self._train_losses)
+        return self.progress.is_over(self.settings)
 
     def __iter__(self) -> Iterator[Entry]:
         while not self.is_over:
-            epoch = self.epoch
+            epoch = self.progress.epoch
             loss, rate, elapsed, comm = self._train()
-            if self.epoch != epoch:  # this worker was away, and goes on where the others are
+            if (
+                self.progress.epoch != epoch
+            ):  # this worker was away, and goes on where the others are
                 continue
-            self.epoch += 1
+            self.progress.epoch += 1
             mine = self._mine(loss, rate, elapsed, comm)
             with self._off_the_clock():
                 record = self._overall(mine)
@@ -136,7 +131,7 @@ class Training:
     def _train(self) -> tuple[float | None, float, float, float]:
         """One epoch; returns this worker's mean loss, its last rate, and where its time went."""
         task, steps = self.task, self.task.steps_per_epoch
-        tables = task.tables(self.epoch)
+        tables = task.tables(self.progress.epoch)
         choices = {name: torch.from_numpy(t).to(self.device) for name, t in tables.items()}
         state = tuple(tensor.to(self.device) for tensor in task.initial_state())
         total = torch.zeros((), dtype=torch.float64, device=self.device)
@@ -145,10 +140,10 @@ class Training:
         exchanged, started = self.gossip.exchange_seconds, time.perf_counter()
         sent = self.gossip.exchange.bytes_sent
         self.gossip.restart_clock()
-        done, epoch = 0, self.epoch
+        done, epoch = 0, self.progress.epoch
         # By the plan's count, not by a loop's own: who comes back starts in the middle.
-        while (k := self.gossip.iteration - epoch * steps) < steps and self.epoch == epoch:
-            rate = self._set_rate(self.epoch + k / steps)
+        while (k := self.gossip.iteration - epoch * steps) < steps and self.progress.epoch == epoch:
+            rate = self._set_rate(epoch + k / steps)
             # Of all workers' rows this one takes its own: a row's place is its worker's number.
             inputs, targets = task.batch({name: table[k] for name, table in choices.items()})
             with self.settings.execution.autocast():
@@ -159,16 +154,16 @@ class Training:
             total += loss.detach()
             done += 1
             if self.gossip.iteration == epoch * steps + k + 1:  # or it took a neighbour's state
-                self._units += units
+                self.progress.comm_units += units
         self.gossip.settle()
         elapsed = time.perf_counter() - started
-        self._seconds += elapsed
-        self._megabytes += (self.gossip.exchange.bytes_sent - sent) / 1e6
+        self.progress.seconds += elapsed
+        self.progress.megabytes += (self.gossip.exchange.bytes_sent - sent) / 1e6
         comm = self.gossip.exchange_seconds - exchanged
         return float(total) / done if done else None, rate, elapsed, comm
 
     def _set_rate(self, epoch: float) -> float:
-        rate = self.settings.schedule.rate(epoch, self._losses)
+        rate = self.settings.schedule.rate(epoch, self.progress.test_losses)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         return rate
@@ -187,13 +182,13 @@ class Training:
         """This worker's record of the epoch."""
         return Record(
             iteration=self.iteration,
-            epoch=float(self.epoch),
+            epoch=float(self.progress.epoch),
             worker=self.rank,
             worker_loss=loss,
             learning_rate=rate,
-            comm_units=self._units,
-            megabytes_sent=self._megabytes,
-            time=self._seconds,
+            comm_units=self.progress.comm_units,
+            megabytes_sent=self.progress.megabytes,
+            time=self.progress.seconds,
             compute_seconds=elapsed if self.gossip.overlaps else max(0.0, elapsed - comm),
             comm_seconds=comm,
         )
@@ -205,12 +200,12 @@ class Training:
         table = self._shared([trained, mine.worker_loss or 0.0, *told])
         who = table[:, 0] > 0
         _, loss, _, compute, comm, sent = map(float, table[who if who.any() else ...].mean(0))
-        self._worker_loss = loss
-        finite = not has_diverged(loss)
-        found = self._evaluate() if finite and self.settings.is_due(self.epoch) else None
+        self.progress.worker_loss = loss
+        finite = not self.progress.diverged
+        due = self.settings.is_due(self.progress.epoch)
+        found = self._evaluate() if finite and due else None
         if found is not None:
-            self._train_losses.append(found.train_loss)
-            self._losses.append(found.test.loss)
+            self.progress.add(found)
         return replace(
             mine,
             worker=None,
@@ -275,7 +270,7 @@ class Training:
             save_checkpoint(
                 self.gossip,
                 path,
-                extra=self._progress(),
+                extra=asdict(self.progress),
                 generators=self._generators(),
                 identity=self.identity,
             )
@@ -293,23 +288,8 @@ class Training:
             )
         self._resume(extra)
 
-    def _progress(self) -> dict[str, Any]:
-        return {
-            "epoch": self.epoch,
-            "worker_loss": self._worker_loss,
-            "train_losses": self._train_losses,
-            "losses": self._losses,
-            "units": self._units,
-            "seconds": self._seconds,
-            "megabytes": self._megabytes,
-        }
-
     def _resume(self, progress: dict[str, Any]) -> None:
-        self.epoch, self._worker_loss = progress["epoch"], progress["worker_loss"]
-        self._train_losses = list(progress["train_losses"])
-        self._losses = list(progress["losses"])
-        self._units, self._seconds = progress["units"], progress["seconds"]
-        self._megabytes = progress.get("megabytes", 0.0)  # 0.1 did not count them
+        self.progress = Progress.read(progress)
 
     def _generators(self) -> dict[str, torch.Generator]:
         """What dropout draws from."""

@@ -5,11 +5,9 @@ from matcha.simulation.engine import Engine
 from matcha.simulation.run import Simulation
 from matcha.simulation.runner import Runner
 from matcha.simulation.trials import TaskTrials
-from matcha.training.delays import Delays
-from matcha.training.execution import Execution
 from matcha.training.optimizers import SGD, Adam
 from matcha.training.rates import Constant, Plateau, StepDecay
-from matcha.training.settings import Settings
+from matcha.training.settings import Delays, Execution, Settings
 from matcha.training.task import Evaluation, Task
 
 __all__ = [

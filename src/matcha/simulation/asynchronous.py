@@ -8,6 +8,7 @@ begins and adds ±w(x_j − x_i) when it ends. So the mean over workers moves by
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,13 @@ from torch import Tensor
 from matcha._io import replace_file
 from matcha.errors import InputError
 from matcha.plans import PlanLike
-from matcha.records import Record, has_diverged
+from matcha.records import Record
 from matcha.simulation.engine import Engine
 from matcha.simulation.mixing import is_whole
 from matcha.simulation.pace import Agenda, Happening, compute_times, link_seconds
 from matcha.simulation.run import Simulation, read_checkpoint, seeded
 from matcha.topology import Link
-from matcha.training.identity import identity
+from matcha.training.progress import Progress, identity
 from matcha.training.settings import Settings
 from matcha.training.task import Task
 
@@ -69,14 +70,15 @@ class AsynchronousSimulation:
         ]
         self._tables: dict[int, dict[str, Tensor]] = {}
         self._taken: dict[Link, Tensor] = {}
-        self._ticks = 0
         self._rates = [0.0] * task.num_workers
-        self._worker_loss: float | None = None
         self._steps = 0
-        self._train_losses: list[float] = []
-        self._losses: list[float] = []
-        self._meetings = self._comm_units = 0.0
+        self._meetings = 0.0
         self._has_begun = False
+
+    @property
+    def progress(self) -> Progress:
+        """How far it is: epochs are moments on the grid of records, units those of all workers."""
+        return self._in_step.progress
 
     @property
     def compute_seconds(self) -> float:
@@ -92,7 +94,8 @@ class AsynchronousSimulation:
     def is_over(self) -> bool:
         """Whether there is nothing left to train."""
         epochs = self.iteration // self.task.steps_per_epoch
-        return self.settings.is_over(epochs, self._worker_loss, self._train_losses)
+        progress = self.progress
+        return self.settings.is_over(epochs, progress.worker_loss, progress.train_losses)
 
     def __iter__(self) -> Iterator[Record]:
         while not self.is_over:
@@ -107,11 +110,11 @@ class AsynchronousSimulation:
                 self._compute(worker)
         self.engine.losses.zero_()
         self._steps = 0
-        self._ticks += 1
-        end = self._ticks * steps * self.compute_seconds
+        self.progress.epoch += 1
+        end = self.progress.epoch * steps * self.compute_seconds
         while self.agenda.next_time <= end * (1 + 1e-12):
             self._happen(self.agenda.next())
-        self._worker_loss = float(self.engine.losses.sum()) / max(1, self._steps)
+        self.progress.worker_loss = float(self.engine.losses.sum()) / max(1, self._steps)
         return self._record(end)
 
     def _happen(self, now: Happening) -> None:
@@ -130,13 +133,13 @@ class AsynchronousSimulation:
         x[i].add_(move)
         x[j].sub_(move)
         self._meetings += 1
-        self._comm_units += self.plan.timing.round_time((((i, j),),))
+        self.progress.comm_units += self.plan.timing.round_time((((i, j),),))
 
     def _compute(self, worker: int) -> None:
         """A worker's next direction, at what it holds now."""
         steps, k = self.task.steps_per_epoch, self.agenda.iterations[worker]
         rows = {name: table[k % steps] for name, table in self._table(k // steps).items()}
-        self._rates[worker] = self.settings.schedule.rate(k / steps, self._losses)
+        self._rates[worker] = self.settings.schedule.rate(k / steps, self.progress.test_losses)
         with seeded(self.engine.device, self.task.seed, worker, k):
             self.engine.direct_one(worker, rows, self._memories[worker], is_first=k % steps == 0)
 
@@ -153,21 +156,20 @@ class AsynchronousSimulation:
         return self._tables[epoch]
 
     def _record(self, time: float) -> Record:
-        lost = self._worker_loss is not None and has_diverged(self._worker_loss)
-        due = self.is_over or self.settings.is_due(self._ticks)
-        result = self._in_step.evaluate() if due and not lost else None
+        progress = self.progress
+        due = self.is_over or self.settings.is_due(progress.epoch)
+        result = self._in_step.evaluate() if due and not progress.diverged else None
         if result:
-            self._train_losses.append(result.train_loss)
-            self._losses.append(result.test.loss)
+            progress.add(result)
         m = self.task.num_workers
         return Record(
             iteration=self.iteration,
             epoch=sum(self.agenda.iterations) / m / self.task.steps_per_epoch,
             **(result.fields() if result else {}),
-            worker_loss=self._worker_loss,
+            worker_loss=progress.worker_loss,
             consensus_distance=self.engine.workers.consensus_distance(),
             learning_rate=max(self._rates),
-            comm_units=2 * self._comm_units / m,
+            comm_units=2 * progress.comm_units / m,
             megabytes_sent=2 * self._meetings / m * self.engine.message_bytes / 1e6,
             time=time,
             compute_seconds=self.task.steps_per_epoch * self.compute_seconds,
@@ -181,12 +183,8 @@ class AsynchronousSimulation:
         document = {
             "schema": CHECKPOINT_SCHEMA,
             "identity": identity(self.task, self.plan, self.settings),
-            "ticks": self._ticks,
-            "losses": self._losses,
-            "train_losses": self._train_losses,
-            "worker_loss": self._worker_loss,
+            "progress": asdict(self.progress),
             "meetings": self._meetings,
-            "comm_units": self._comm_units,
             "rates": self._rates,
             "has_begun": self._has_begun,
             "compute_seconds": self.compute_seconds,
@@ -222,11 +220,9 @@ class AsynchronousSimulation:
         for carried, saved in zip(self.engine.carried, document["carried"], strict=True):
             for tensor, value in zip(carried, saved, strict=True):
                 tensor.copy_(value)
-        self._ticks, self._has_begun = document["ticks"], document["has_begun"]
-        self._losses = list(document["losses"])
-        self._train_losses = list(document["train_losses"])
-        self._worker_loss, self._rates = document["worker_loss"], list(document["rates"])
-        self._meetings, self._comm_units = document["meetings"], document["comm_units"]
+        self._in_step.progress = Progress.read(document.get("progress", document))  # flat in 0.2
+        self._has_begun, self._rates = document["has_begun"], list(document["rates"])
+        self._meetings = document["meetings"]
 
 
 def _check(plan: PlanLike, simulation: Simulation) -> None:

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from matcha.errors import InputError
 from matcha.rounds import Round
-from matcha.simulation.clipping import ClippedMixing
 from matcha.simulation.execution import (
     Bound,
     Graphs,
@@ -28,11 +27,18 @@ from matcha.simulation.execution import (
     new_stream,
 )
 from matcha.simulation.flat import Workers
-from matcha.simulation.mixing import Mixing, PushMixing, WholeMixing, WireMixing, is_whole
+from matcha.simulation.mixing import (
+    ClippedMixing,
+    Mixing,
+    PushMixing,
+    WholeMixing,
+    WireMixing,
+    is_whole,
+)
 from matcha.topology import Link
-from matcha.training.execution import Batching, Execution
 from matcha.training.momentum import Momentum, MomentumRule, make_rule
 from matcha.training.optimizers import SGD, Adam, Optimizer
+from matcha.training.settings import Batching, Execution
 from matcha.training.task import Task
 from matcha.wires import Float, Wire
 
@@ -150,13 +156,13 @@ class Engine:
         rows = [workers.parameters]
         if momentum.kind == "tracking":
             rows.append(self.momentum_rule.state()["tracked"])
-        self.mixing: Mixing | ClippedMixing
+        self.mixing: Mixing
         workers.shares = None
         if push_sum:
             self.mixing = PushMixing(rows)
             workers.shares = self.mixing.omega
         elif allowance is not None:
-            self.mixing = ClippedMixing(rows[0], allowance)
+            self.mixing = ClippedMixing(rows, allowance)
         elif is_whole(wire):
             steps = self.task.steps_per_epoch
             self.mixing = WholeMixing(rows, steps, self.position, self._graphs)
@@ -319,7 +325,7 @@ class Engine:
         self._run("gradients")
         self._run("direct" if self.overlap else "step")
         # Push-sum's x follows every step, also where nobody talks: z = x/ω divides it by ω.
-        if round or isinstance(self.mixing, PushMixing):
+        if round or self.mixing.mixes_always:
             self.mixing.mix(index)
         if self.overlap:
             self._run("apply")
@@ -372,14 +378,13 @@ class Engine:
 
     def hand_over(self, donor: int, worker: int) -> None:
         """Give a worker that comes back all of another's state; what links remember stays."""
-        for name, tensor in self._tensors().items():
-            if tensor.dim() and len(tensor) == self.task.num_workers and "direction" not in name:
+        for tensor in self._worker_tensors().values():
+            if tensor.dim():  # an optimizer's or a rule's single numbers are of all workers
                 tensor[worker].copy_(tensor[donor])
 
     def forget(self, links: Collection[Link]) -> None:
-        """Let what some links remember begin afresh: their connections are new."""
-        if isinstance(self.mixing, WireMixing):
-            self.mixing.forget(links)
+        """Drop what some links remember: their connections are new."""
+        self.mixing.forget(links)
 
     def park(self, present: Sequence[int]) -> None:
         """Put absent workers where they change neither the average nor the spread: in the mean."""
@@ -391,11 +396,16 @@ class Engine:
         """Each worker's training loss, averaged over the epoch's first ``steps`` iterations."""
         return self.losses.cpu() / steps
 
-    def _tensors(self) -> dict[str, Tensor]:
+    def _worker_tensors(self) -> dict[str, Tensor]:
+        """All that workers hold, a row per worker, and single numbers of all."""
         named = {"parameters": self.workers.parameters, "buffers": self.workers.buffers}
         named |= {f"memory.{name}": tensor for name, tensor in self.memory.items()}
         named |= {f"momentum.{name}": t for name, t in self.momentum_rule.state().items()}
         return named | {f"wire.{name}": tensor for name, tensor in self.mixing.state.items()}
+
+    def _tensors(self) -> dict[str, Tensor]:
+        links = {f"wire.{name}": tensor for name, tensor in self.mixing.link_state.items()}
+        return self._worker_tensors() | links
 
     def state(self) -> dict[str, Tensor]:
         """Everything the next epoch depends on, on the host."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from matcha.errors import InputError
-from matcha.training.execution import Batching, Execution
+from matcha.training.settings import Batching, Execution
 
 
 def prefers_vmap(model: nn.Module) -> bool:

@@ -11,6 +11,7 @@ from torch import Tensor
 from matcha.rounds import Round
 from matcha.simulation.execution import Graphs
 from matcha.topology import Link
+from matcha.training.clipping import kept_share, renewed_reach
 from matcha.wires import Float, Wire
 from matcha.wires.batched import Meetings, meetings_of
 from matcha.wires.segments import Segment
@@ -56,47 +57,77 @@ def mix_product(parameters: Tensor, matrix: Tensor, scratch: Tensor) -> None:
     parameters.copy_(scratch)
 
 
-class WholeMixing:
+class Mixing:
+    """Applies an epoch's rounds to the workers' rows; what differs is how, and what is remembered.
+
+    Args:
+        rows: what is mixed: the parameters, and what travels with them.
+    """
+
+    mixes_always = False
+    """Whether iterations without a round are mixed too."""
+
+    def __init__(self, rows: Sequence[Tensor]) -> None:
+        self.rows = rows
+        self.rounds: Sequence[Round] = ()
+        self.state: dict[str, Tensor] = {}
+        """What workers remember, a row per worker."""
+        self.link_state: dict[str, Tensor] = {}
+        """What links remember."""
+
+    def reset(self) -> None:
+        """Start again from what the rows hold now."""
+
+    def forget(self, links: Collection[Link]) -> None:
+        """Drop what some links remember: their connections are new."""
+
+    def fill(self, rounds: Sequence[Round]) -> None:
+        """Take an epoch's rounds."""
+        self.rounds = rounds
+
+    def parts(self) -> Parts:
+        """What a GPU captures; nothing where the host has a say."""
+        return {}
+
+    def mix(self, index: int) -> None:
+        """Mix by the round of iteration ``index`` of the epoch."""
+        raise NotImplementedError
+
+
+class WholeMixing(Mixing):
     """Whole values: rows in pairs on the host, one small product on a GPU.
 
     Args:
-        rows: what is mixed: the parameters, and whatever travels with them.
-        steps: iterations an epoch.
+        rows: as `Mixing`'s.
+        steps: iterations per epoch.
         position: the current iteration, on the device.
-        graphs: carries the parts out.
+        graphs: runs the parts.
     """
 
     def __init__(self, rows: Sequence[Tensor], steps: int, position: Tensor, graphs: Graphs):
-        self.rows, self.graphs, self.position = rows, graphs, position
-        self.state: dict[str, Tensor] = {}
+        super().__init__(rows)
+        self.graphs, self.position = graphs, position
         self.on_cuda = rows[0].is_cuda
-        self._rounds: Sequence[Round] = ()
         if self.on_cuda:
             m = len(rows[0])
             self.mixers = torch.eye(m, dtype=rows[0].dtype, device=rows[0].device)
             self.mixers = self.mixers.repeat(steps, 1, 1)
             self._scratch = torch.empty_like(rows[0])
 
-    def reset(self) -> None:
-        """Nothing is remembered."""
-
     def fill(self, rounds: Sequence[Round]) -> None:
-        """Take an epoch's rounds in."""
-        self._rounds = rounds
+        self.rounds = rounds
         if self.on_cuda:
             self.mixers.copy_(torch.from_numpy(matrices(rounds, len(self.rows[0]))))
 
     def parts(self) -> Parts:
-        """What a GPU captures."""
         return {"mix": self._product}
 
     def mix(self, index: int) -> None:
-        """The round of iteration ``index`` of the epoch."""
         if self.on_cuda:
             self.graphs.run("mix", self._product)
             return
         for rows in self.rows:
-            mix_rows(rows, self._rounds[index])
+            mix_rows(rows, self.rounds[index])
 
     def _product(self) -> None:
         matrix = self.mixers.index_select(0, self.position)[0]
@@ -104,15 +135,15 @@ class WholeMixing:
             mix_product(rows, matrix, self._scratch)
 
 
-class WireMixing:
-    """Rounds over a wire, one matching after another; the arguments are `WholeMixing`'s.
+class WireMixing(Mixing):
+    """Rounds over a wire, one matching after another.
 
     Args:
         wire: what messages hold.
         segments: where the parameters lie in a row.
-        rows: what is mixed.
+        rows: as `Mixing`'s.
         links: of the topology; a wire may remember something of each.
-        graphs: carries the parts out.
+        graphs: runs the parts.
     """
 
     def __init__(
@@ -123,14 +154,13 @@ class WireMixing:
         links: Sequence[Link],
         graphs: Graphs,
     ) -> None:
-        self.rows, self.graphs = rows, graphs
+        super().__init__(rows)
+        self.graphs = graphs
         self._number = {frozenset(link): number for number, link in enumerate(links)}
         self.meetings: list[Meetings] = [meetings_of(wire, segments, x, links) for x in rows]
-        self.state = {
-            f"{k}.{name}": tensor
-            for k, meetings in enumerate(self.meetings)
-            for name, tensor in meetings.state.items()
-        }
+        for k, meetings in enumerate(self.meetings):
+            self.state |= {f"{k}.{name}": tensor for name, tensor in meetings.state.items()}
+            self.link_state |= {f"{k}.{name}": t for name, t in meetings.link_state.items()}
         # Row 0 holds each worker's partner in the current matching, row 1 its signed weight.
         self._now = torch.zeros(2, len(rows[0]), dtype=rows[0].dtype, device=rows[0].device)
         self._now[0] = torch.arange(len(rows[0]))
@@ -140,18 +170,15 @@ class WireMixing:
         self._mixing = "pairwise"
 
     def reset(self) -> None:
-        """Start afresh from what the rows hold now."""
         for meetings, x in zip(self.meetings, self.rows, strict=True):
             meetings.reset(x)
 
     def forget(self, links: Collection[Link]) -> None:
-        """Drop what some links remember: they are new ones now."""
         numbers = [self._number[frozenset(link)] for link in links]
         for meetings in self.meetings if numbers else ():
             meetings.forget(numbers)
 
     def fill(self, rounds: Sequence[Round]) -> None:
-        """Take an epoch's rounds in."""
         m, now = self._now.shape[1], self._now
         table: list[np.ndarray[tuple[int, ...], np.dtype[np.float64]]] = []
         self._spans = []
@@ -171,12 +198,10 @@ class WireMixing:
             self._base = [torch.empty_like(x) for x in self.rows]
 
     def parts(self) -> Parts:
-        """What a GPU captures."""
         kind = self._mixing
         return {f"open {kind}": self._open, f"meet {kind}": self._meet, "close": self._close}
 
     def mix(self, index: int) -> None:
-        """The round of iteration ``index`` of the epoch."""
         start, stop = self._spans[index]
         self.graphs.run(f"open {self._mixing}", self._open)
         for number in range(start, stop):
@@ -202,37 +227,27 @@ class WireMixing:
             meetings.end()
 
 
-class PushMixing:
+class PushMixing(Mixing):
     """Push-sum (`matcha.rounds.PushSum`): rows are z = x/ω; x and ω are kept and mixed beside.
 
-    Args:
-        rows: what is mixed; after a step of the optimizer x takes the step that z took.
+    After a step of the optimizer x takes the step that z took, also where no round follows.
     """
 
+    mixes_always = True
+
     def __init__(self, rows: Sequence[Tensor]) -> None:
-        self.rows = rows
+        super().__init__(rows)
         self.x = [row.clone() for row in rows]
         self.omega = torch.ones(len(rows[0]), 1, dtype=torch.float64, device=rows[0].device)
         self.state = {"omega": self.omega, **{f"x{k}": x for k, x in enumerate(self.x)}}
-        self._rounds: Sequence[Round] = ()
 
     def reset(self) -> None:
-        """Start afresh from what the rows hold now."""
         self.omega.fill_(1.0)
         for x, row in zip(self.x, self.rows, strict=True):
             x.copy_(row)
 
-    def fill(self, rounds: Sequence[Round]) -> None:
-        """Take an epoch's rounds in."""
-        self._rounds = rounds
-
-    def parts(self) -> Parts:
-        """Nothing is captured: ω changes from round to round."""
-        return {}
-
     def mix(self, index: int) -> None:
-        """The round of iteration ``index`` of the epoch."""
-        round, omega = self._rounds[index], self.omega
+        round, omega = self.rounds[index], self.omega
         before = omega.clone()
         if round:
             omega.copy_(self._mixed(round, omega))
@@ -249,7 +264,50 @@ class PushMixing:
         return matrix.to(values.device, values.dtype) @ values
 
 
-Mixing = WholeMixing | WireMixing | PushMixing
+class ClippedMixing(Mixing):
+    """Whole values in meetings that are clipped; `matcha.training.clipping` defines it.
+
+    Args:
+        rows: the parameters alone.
+        allowance: how many times its reach a worker's difference to a partner may be.
+    """
+
+    def __init__(self, rows: Sequence[Tensor], allowance: float) -> None:
+        super().__init__(rows)
+        (self._x,), self._allowance = rows, allowance
+        self._after = self._x.clone()
+        self._reach = torch.zeros(len(self._x), dtype=torch.float64, device=self._x.device)
+        self.state = {"after": self._after, "reach": self._reach}
+
+    def reset(self) -> None:
+        self._after.copy_(self._x)
+        self._reach.zero_()
+
+    def mix(self, index: int) -> None:
+        round, x = self.rounds[index], self._x
+        met = sorted({worker for link in round.links for worker in link})
+        moved = (x[met] - self._after[met]).double().square().sum(1).tolist()
+        before = self._reach[met].tolist()
+        renewed = [renewed_reach(r, way) for r, way in zip(before, moved, strict=True)]
+        self._reach[met] = torch.tensor(renewed, dtype=torch.float64, device=x.device)
+        base = x.clone() if round.mixing == "laplacian" else x
+        for position in range(len(round.matchings)):
+            self._meet(round, position, base)
+        self._after[met] = x[met]
+
+    def _meet(self, round: Round, position: int, base: Tensor) -> None:
+        x = self._x
+        i, j = torch.tensor(round.matchings[position], device=x.device).T
+        weights = torch.tensor(round.shares(position), dtype=x.dtype, device=x.device)
+        move = weights[:, None] * (base[j] - base[i])
+        lengths = move.double().square().sum(1).sqrt().tolist()
+        reach = torch.minimum(self._reach[i], self._reach[j]).sqrt()
+        limits = (weights.double() * self._allowance * reach).tolist()
+        shares = [kept_share(a, b) for a, b in zip(lengths, limits, strict=True)]
+        kept = torch.tensor(shares, dtype=x.dtype, device=x.device)[:, None]
+        move = torch.where(kept > 0, kept * move, 0.0)  # moves that are not finite are dropped
+        x[i] += move
+        x[j] -= move
 
 
 def is_whole(wire: Wire) -> bool:

@@ -15,7 +15,7 @@ from matcha.errors import InputError
 from matcha.plans import PlanLike
 from matcha.rounds import Round
 from matcha.topology import Link
-from matcha.training.delays import Delays
+from matcha.training.settings import Delays
 
 What: TypeAlias = Literal["step", "begin", "end"]
 LinkSeconds: TypeAlias = Callable[[Link], float]

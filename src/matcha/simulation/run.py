@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from matcha._io import replace_file
 from matcha.errors import InputError
 from matcha.plans import Events, PlanLike
-from matcha.records import Record, has_diverged
+from matcha.records import Record
 from matcha.rounds import ONE_WAY, Round
 from matcha.simulation.engine import Engine
 from matcha.simulation.flat import mean_squared_deviation
@@ -23,9 +24,9 @@ from matcha.simulation.mixing import is_whole
 from matcha.simulation.pace import LinkClock, compute_times, link_seconds
 from matcha.training.clipping import allowance
 from matcha.training.evaluation import Score, finish_average, score
-from matcha.training.identity import check_identity, check_schema, identity
 from matcha.training.momentum import resolve_momentum
 from matcha.training.optimizers import SGD
+from matcha.training.progress import Progress, check_identity, check_schema, identity
 from matcha.training.rates import Constant
 from matcha.training.settings import Settings
 from matcha.training.task import KnownGradient, Task, generator
@@ -83,17 +84,10 @@ class Simulation:
         engine.equip(plan.wire, self.momentum, links, push_sum=push_sum, allowance=longest)
         engine.reset()
         self.engine = engine
-        self.epoch = 0
-        """Finished epochs."""
-        self._worker_loss: float | None = None
-        self._train_losses: list[float] = []
-        self._losses: list[float] = []
+        self.progress = Progress()
         self._gradient_sum = 0.0
         self._before: Tensor | None = None
         self._forecast = Forecast(momentum=settings.optimizer.momentum)
-        self._comm_units = 0.0
-        self._time = 0.0
-        self._megabytes = 0.0
         self._clock: LinkClock | None = None
         if settings.delays.speeds:
             compute_times(settings.delays, 0.0, task.num_workers)  # refuses too few
@@ -103,17 +97,12 @@ class Simulation:
     @property
     def iteration(self) -> int:
         """Finished iterations."""
-        return self.epoch * self.task.steps_per_epoch
-
-    @property
-    def diverged(self) -> bool:
-        """Whether the workers' loss is lost: no number, or beyond all reason."""
-        return self._worker_loss is not None and has_diverged(self._worker_loss)
+        return self.progress.epoch * self.task.steps_per_epoch
 
     @property
     def is_over(self) -> bool:
         """Whether there is nothing left to train."""
-        return self.settings.is_over(self.epoch, self._worker_loss, self._train_losses)
+        return self.progress.is_over(self.settings)
 
     @property
     def compute_seconds(self) -> float:
@@ -137,16 +126,17 @@ class Simulation:
     def _advance(self) -> Record:
         """One epoch."""
         task, plan, steps = self.task, self.plan, self.task.steps_per_epoch
+        progress = self.progress
         compute = steps * self.compute_seconds
         first = self.iteration
         gone = self.events.gone(first + steps - 1)
         present = [worker for worker in range(task.num_workers) if worker not in gone]
         rounds = [self.events.round(plan, first + k) for k in range(steps)]
-        rates = [self._rate(self.epoch + k / steps) for k in range(steps)]
+        rates = [self._rate(progress.epoch + k / steps) for k in range(steps)]
         # Dropout is all that draws from torch's own generator: an epoch's draws depend on the
         # epoch alone, and the caller's generator is left as it was.
-        with seeded(self.engine.device, task.seed, self.epoch):
-            self.engine.begin_epoch(self.epoch, rates, rounds)
+        with seeded(self.engine.device, task.seed, progress.epoch):
+            self.engine.begin_epoch(progress.epoch, rates, rounds)
             self._steps(steps)
             own_loss = float(self.engine.mean_losses(steps)[present].mean())
         units = self.momentum.messages * sum(
@@ -155,20 +145,19 @@ class Simulation:
         comm = self.settings.delays.of(units, plan.timing.unit)
         if self.settings.delays.speeds:
             compute, comm = self._pass(rounds)
-        self.epoch += 1
-        self._comm_units += units
-        self._megabytes += sum(map(self._messages, rounds)) * self.engine.message_bytes / 1e6
-        self._time += compute + comm
-        self._worker_loss = own_loss
+        progress.epoch += 1
+        progress.comm_units += units
+        progress.megabytes += sum(map(self._messages, rounds)) * self.engine.message_bytes / 1e6
+        progress.seconds += compute + comm
+        progress.worker_loss = own_loss
         self.engine.park(present)
-        due = self.settings.is_due(self.epoch) and not self.diverged
+        due = self.settings.is_due(progress.epoch) and not progress.diverged
         result = self.evaluate() if due else None
         if result:
-            self._train_losses.append(result.train_loss)
-            self._losses.append(result.test.loss)
+            progress.add(result)
         return Record(
             iteration=self.iteration,
-            epoch=float(self.epoch),
+            epoch=float(progress.epoch),
             **(result.fields() if result else {}),
             worker_loss=own_loss,
             consensus_distance=self.engine.workers.consensus_distance()
@@ -178,9 +167,9 @@ class Simulation:
             learning_rate=rates[-1],
             gradient_norm=self._gradient_average(),
             gradient_bound=self._gradient_bound(rates[-1]),
-            comm_units=self._comm_units,
-            megabytes_sent=self._megabytes,
-            time=self._time,
+            comm_units=progress.comm_units,
+            megabytes_sent=progress.megabytes,
+            time=progress.seconds,
             compute_seconds=compute,
             comm_seconds=comm,
             members=len(present) if self.events.losses else None,
@@ -217,7 +206,7 @@ class Simulation:
 
     def _measure(self) -> float:
         """Seconds of one gradient on this device, after a warm-up; the state is left as it was."""
-        assert self.epoch == 0, "a run that was loaded brings its clock"
+        assert self.progress.epoch == 0, "a run that was loaded brings its clock"
         steps = self.task.steps_per_epoch
         rounds = list(self.plan.rounds(0, steps))
         kept = self.engine.state()
@@ -256,7 +245,7 @@ class Simulation:
         return self._gradient_sum / self.iteration if known else None
 
     def _rate(self, epoch: float) -> float:
-        return self.settings.schedule.rate(epoch, self._losses)
+        return self.settings.schedule.rate(epoch, self.progress.test_losses)
 
     def _predicted(self, rates: Sequence[float]) -> float | None:
         """The consensus distance that the plan makes of the measured spread of the steps.
@@ -281,15 +270,9 @@ class Simulation:
         document = {
             "schema": CHECKPOINT_SCHEMA,
             "identity": identity(self.task, self.plan, self.settings),
-            "epoch": self.epoch,
-            "losses": self._losses,
-            "worker_loss": self._worker_loss,
-            "train_losses": self._train_losses,
+            "progress": asdict(self.progress),
             "gradient_sum": self._gradient_sum,
             "forecast": self._forecast.state(),
-            "comm_units": self._comm_units,
-            "time": self._time,
-            "megabytes_sent": self._megabytes,
             "compute_seconds": self._compute_seconds,
             "clock": None if self._clock is None else self._clock.times,
             "state": self.engine.state(),
@@ -305,16 +288,10 @@ class Simulation:
         """
         now = identity(self.task, self.plan, self.settings)
         document = read_checkpoint(path, CHECKPOINT_SCHEMA, now)
-        state: dict[str, Tensor] = document["state"]
-        self.engine.load_state(state)
-        self.epoch = document["epoch"]
-        self._losses = list(document["losses"])
-        self._worker_loss = document["worker_loss"]
-        self._train_losses = list(document["train_losses"])
+        self.engine.load_state(document["state"])
+        self.progress = Progress.read(document.get("progress", document))  # flat in 0.2
         self._gradient_sum = document["gradient_sum"]
         self._forecast.load(document["forecast"])
-        self._comm_units, self._time = document["comm_units"], document["time"]
-        self._megabytes = document["megabytes_sent"]
         self._compute_seconds = document["compute_seconds"]
         if document.get("clock") is not None:
             self._clock = self._new_clock()

@@ -11,8 +11,7 @@ from matcha.records import has_diverged
 from matcha.simulation.run import Simulation
 from matcha.strategies import plan as make_plan
 from matcha.topology import Topology
-from matcha.training.delays import Delays
-from matcha.training.settings import Settings
+from matcha.training.settings import Delays, Settings
 from matcha.training.targets import arrival, lowest_held
 from matcha.training.task import Task
 

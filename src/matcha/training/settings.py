@@ -1,28 +1,132 @@
-"""Settings: how to train, for either engine."""
+"""Settings: how to train, on which device, and by which simulated clock."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
+
+import torch
 
 from matcha.errors import InputError
 from matcha.records import has_diverged
+from matcha.topology.topology import MAX_SECONDS
 from matcha.training.clipping import check_clip
-from matcha.training.delays import Delays
-from matcha.training.execution import Execution
 from matcha.training.momentum import Momentum
 from matcha.training.optimizers import SGD, Optimizer
 from matcha.training.rates import Constant, Schedule
 
 Statistics: TypeAlias = Literal["recalibrated", "averaged"]
+Batching: TypeAlias = Literal["auto", "loop", "vmap", "stacked"]
+Precision: TypeAlias = Literal["float32", "float64", "bfloat16"]
+
+_DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.float32}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Execution:
+    """Device and precision of an iteration: they change speed, and results in the last bits."""
+
+    device: str = "cpu"
+    precision: Precision = "float32"
+    """``bfloat16`` keeps float32 parameters and computes under autocast."""
+    batching: Batching = "auto"
+    """Simulation: workers' passes one by one, or as one batched computation: by ``vmap``, or
+    ``stacked``, for models that compute with the parameters of several workers themselves."""
+    streams: int = 8
+    """Simulation on CUDA: how many workers' passes may overlap."""
+    capture: bool = True
+    """Simulation on CUDA: replay captured graphs instead of launching kernel by kernel."""
+    compile: bool = False
+    """Simulation: compile the model's blocks first; pays on CUDA for long runs."""
+
+    def __post_init__(self) -> None:
+        if self.precision not in _DTYPES:
+            raise InputError(
+                f"precision must be one of {', '.join(_DTYPES)}, not {self.precision!r}"
+            )
+        if self.batching not in get_args(Batching):
+            raise InputError(
+                f"batching must be one of {', '.join(get_args(Batching))}, not {self.batching!r}"
+            )
+        if self.streams < 1:
+            raise InputError(f"streams must be 1 or more, not {self.streams}")
+        kind = self.device.partition(":")[0]
+        if kind not in ("cpu", "cuda"):
+            raise InputError(f"device must be cpu or cuda, not {self.device!r}")
+        if kind == "cuda" and not torch.cuda.is_available():
+            raise InputError("device 'cuda' asks for an NVIDIA GPU, and PyTorch sees none here")
+
+    @classmethod
+    def auto(cls, device: str = "auto", precision: str = "auto", **choices: Any) -> Execution:
+        """On a GPU in bfloat16 where PyTorch sees one, otherwise on the CPU in float32."""
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        if precision == "auto":
+            precision = "bfloat16" if device.startswith("cuda") else "float32"
+        return cls(device=device, precision=precision, **choices)  # type: ignore[arg-type]
+
+    @property
+    def low_precision(self) -> bool:
+        """Whether models compute in fewer bits than their parameters have."""
+        return self.precision == "bfloat16"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the parameters that the optimizer updates."""
+        return _DTYPES[self.precision]
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """Of what models compute with."""
+        return torch.bfloat16 if self.low_precision else self.dtype
+
+    def autocast(self) -> contextlib.AbstractContextManager[object]:
+        """The context in which models compute at this precision."""
+        if not self.low_precision:
+            return contextlib.nullcontext()
+        # The weight cache would hand one captured graph's casts to its next replay.
+        kind = torch.device(self.device).type
+        return torch.autocast(kind, torch.bfloat16, cache_enabled=False)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Delays:
+    """The simulated clock: an iteration costs computing plus what its round exchanges.
+
+    >>> Delays(compute_seconds=0.045, seconds_per_unit=0.007).of(units=5.0, unit="units")
+    0.035
+    """
+
+    compute_seconds: float | None = None
+    """Of one worker's gradient; None takes the first epoch's time on this device over m."""
+    seconds_per_unit: float = 0.01
+    """Of a matching, where the plan counts in units; plans in seconds speak for themselves."""
+    speeds: tuple[float, ...] = ()
+    """Of each worker: 0.25 takes four times the seconds per gradient. With speeds a worker in step
+    waits for the partners of its round only; without any the clock counts whole rounds."""
+
+    def __post_init__(self) -> None:
+        for name in ("compute_seconds", "seconds_per_unit"):
+            value = getattr(self, name)
+            if value is not None and not (value >= 0 and math.isfinite(value)):
+                raise InputError(f"{name} must be a number of seconds, not {value}")
+            if value is not None and value > MAX_SECONDS:
+                raise InputError(f"{name} is {value:g}, but it is at most {MAX_SECONDS:g} seconds")
+        if not all(speed > 0 and math.isfinite(speed) for speed in self.speeds):
+            raise InputError(f"speeds must be above 0, not {', '.join(map(str, self.speeds))}")
+
+    def of(self, units: float, unit: str) -> float:
+        """Seconds of communication."""
+        return units * self.seconds_per_unit if unit == "units" else units
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """How to train; what is trained is the task's, who talks when is the plan's."""
+    """How to train; the task says what is trained, and the plan who talks when."""
 
     epochs: int
     schedule: Schedule = field(default_factory=lambda: Constant(base=0.1))
@@ -77,12 +181,12 @@ class Settings:
     def is_over(
         self, epoch: int, worker_loss: float | None, train_losses: Sequence[float] = ()
     ) -> bool:
-        """Whether training ends here: all epochs done, the target held, or the loss lost.
+        """Whether training ends here: all epochs done, the target held, or diverged.
 
         Args:
             epoch: finished epochs.
             worker_loss: the workers' own, in the last epoch.
-            train_losses: the average model's, by evaluation.
+            train_losses: the average model's, per evaluation.
         """
         if epoch >= self.epochs:
             return True
@@ -93,13 +197,12 @@ class Settings:
 
     def describe(self) -> dict[str, Any]:
         """The settings in the words of JSON."""
-        named = {
-            "schedule": type(self.schedule).__name__,
-            "optimizer": type(self.optimizer).__name__,
+        kinds = {
+            "schedule_kind": type(self.schedule).__name__,
+            "optimizer_kind": type(self.optimizer).__name__,
         }
-        described = asdict(self) | {f"{key}_kind": value for key, value in named.items()}
-        plain: dict[str, Any] = json.loads(json.dumps(described))
-        # What nobody chose is left out: runs and checkpoints from before it was there go on.
+        plain: dict[str, Any] = json.loads(json.dumps(asdict(self) | kinds))
+        # What was not chosen is left out: runs and checkpoints older than the option go on.
         if not self.asynchronous:
             del plain["asynchronous"]
         if not self.delays.speeds:

@@ -23,9 +23,12 @@ _CHUNK = 1 << 16  # values a pass on a CPU: what it works on stays in the cache
 
 
 class Meetings(Protocol):
-    """Rounds of one wire over a matrix of workers; what it remembers is in `state`."""
+    """Rounds of one wire over a matrix of workers."""
 
     state: dict[str, Tensor]
+    """What workers remember, a row per worker."""
+    link_state: dict[str, Tensor]
+    """What links remember."""
 
     def reset(self, x: Tensor) -> None:
         """Start afresh from the workers' values."""
@@ -60,6 +63,7 @@ class FloatMeetings:
     def __init__(self, wire: Float) -> None:
         self.wire = wire
         self.state: dict[str, Tensor] = {}
+        self.link_state: dict[str, Tensor] = {}
 
     def reset(self, x: Tensor) -> None:
         """Nothing is remembered."""
@@ -153,6 +157,7 @@ class ModuloMeetings:
         blocks = self._blocks(x)
         self.differences = Differences(wire, blocks)
         self.state = self.differences.state
+        self.link_state: dict[str, Tensor] = {}
         # Padding is zero and stays zero, though a rotated message moves it too.
         self.mask = torch.zeros(x.shape[1], dtype=x.dtype, device=x.device)
         for segment in segments:
@@ -205,7 +210,8 @@ class LowRankMeetings:
         first, second = self.rows.first_messages(x)
         self.first = Differences(wire.factors, first, "first_")
         self.second = Differences(wire.factors, second, "second_")
-        self.state = {"directions": self.directions, **self.first.state, **self.second.state}
+        self.state = {**self.first.state, **self.second.state}
+        self.link_state = {"directions": self.directions}
 
     def reset(self, x: Tensor) -> None:
         """Start afresh from the workers' values."""

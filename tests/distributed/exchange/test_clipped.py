@@ -16,10 +16,9 @@ from matcha.distributed.exchange.exchange import Exchange, meetings
 from matcha.distributed.training import Training
 from matcha.errors import InputError
 from matcha.simulation import Simulation
-from matcha.training.execution import Execution
 from matcha.training.optimizers import SGD
 from matcha.training.rates import Constant
-from matcha.training.settings import Settings
+from matcha.training.settings import Execution, Settings
 from matcha.zoo.recipes import Choices, recipe
 
 

@@ -27,7 +27,7 @@ from matcha.distributed.saving.snapshots import (
     write_snapshot,
 )
 from matcha.errors import DataError, InputError, MatchaError, WriteError
-from matcha.training.identity import check_identity, check_schema
+from matcha.training.progress import check_identity, check_schema
 
 __all__ = ["CheckpointInfo", "checkpoints", "load_checkpoint", "save_checkpoint"]
 
@@ -101,7 +101,7 @@ def save_checkpoint(
         extra: anything JSON can hold, a worker's own: learning-rate schedule, data position.
         generators: random generators whose state to keep, e.g. `torch.default_generator`.
         keep: how many checkpoints to leave; the one before stays until the new one is complete.
-        identity: what is trained, from `matcha.training.identity`; only the same can go on from it.
+        identity: what is trained, from `matcha.training.progress`; only the same can go on from it.
 
     Returns:
         The checkpoint's folder.

@@ -7,7 +7,7 @@ import pytest
 from tests.simulation.tasks import digits, er8, quadratic
 
 from matcha.errors import InputError
-from matcha.training.identity import check_identity, check_schema, identity
+from matcha.training.progress import check_identity, check_schema, identity
 from matcha.training.settings import Settings
 
 SETTINGS = Settings(epochs=2)
@@ -39,7 +39,7 @@ def test_what_differs_is_named(task, name):
 
 
 def test_files_that_do_not_say_what_they_are_of_are_refused():
-    with pytest.raises(InputError, match="start the run anew"):
+    with pytest.raises(InputError, match="start the run again"):
         check_identity(PATH, None, identity(quadratic(), er8(), SETTINGS))
-    with pytest.raises(InputError, match="start the run anew"):
+    with pytest.raises(InputError, match="start the run again"):
         check_schema(PATH, "matcha.checkpoint/1", "matcha.checkpoint/2")
