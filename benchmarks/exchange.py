@@ -1,11 +1,13 @@
 """The exchange against the fastest thing that could carry the same bytes.
 
     sudo python benchmarks/exchange.py --output benchmarks/results/exchange
+    python benchmarks/exchange.py --silent        # the silent step alone: a minute
 
-Three questions, one table:
+Four questions, one table:
 - on a link shaped to 200 Mbit/s, how does a one-matching exchange compare with raw duplex sockets;
 - on loopback, how does it compare with a bare torch.distributed.batch_isend_irecv;
-- what does a round without a partner cost, and how much memory is held beyond the model.
+- what does a round without a partner cost, and how much memory is held beyond the model;
+- what does a training step cost under a plan that sends nothing, beside no Gossip and beside DDP.
 
 Both contenders of a comparison alternate in the same run. "exchange" is everything that Gossip does
 in a round, iteration header and mixing included; "messages" is the same without the arithmetic.
@@ -185,6 +187,71 @@ def empty_round(transport: Transport) -> dict[str, Any]:
     return {"microseconds": 1e6 * seconds}
 
 
+MODELS = {
+    "100 tensors, 0.4 M": [64] * 49 + [62, 1],
+    "6 tensors, 0.4 M": [512, 512, 10],
+}
+
+
+def perceptron(sizes: list[int]) -> nn.Module:
+    """Linear layers of these widths; two tensors per layer."""
+    torch.manual_seed(0)
+    layers: list[nn.Module] = []
+    width = 256
+    for size in sizes:
+        layers += [nn.Linear(width, size), nn.ReLU()]
+        width = size
+    return nn.Sequential(*layers)
+
+
+def silent_step(transport: Transport, name: str, sizes: list[int]) -> dict[str, Any]:
+    """A step of training with nothing around it, in DDP, and under a plan without meetings.
+
+    "again" is "nothing" a second time: their difference is what the machine's own noise makes.
+    `optimizer.step()` alone shows microseconds, which a whole step hides.
+    """
+    inputs = torch.randn(64, 256)
+
+    def contender(kind: str) -> Callable[[], float]:
+        model = perceptron(sizes)
+        run: nn.Module = nn.parallel.DistributedDataParallel(model) if kind == "DDP" else model
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+        if kind in ("silent", "silent, quasi-global"):
+            momentum = "quasi-global" if kind != "silent" else "local"
+            plan = always("pairwise")
+            gossip = Gossip(model, optimizer, plan, transport=transport, momentum=momentum)
+            gossips.append(gossip)
+
+        def step() -> float:
+            optimizer.zero_grad()
+            run(inputs).square().mean().backward()
+            started = time.perf_counter()
+            optimizer.step()
+            return time.perf_counter() - started
+
+        return step
+
+    gossips: list[Gossip] = []
+    kinds = ("nothing", "again", "DDP", "silent", "silent, quasi-global")
+    contenders = {kind: contender(kind) for kind in kinds}
+    whole: dict[str, list[float]] = {kind: [] for kind in kinds}
+    inner: dict[str, list[float]] = {kind: [] for kind in kinds}
+    for repetition in range(320):
+        for kind, step in contenders.items():  # in turns, so that noise falls on all alike
+            started = time.perf_counter()
+            seconds = step()
+            if repetition >= 20:
+                whole[kind].append(time.perf_counter() - started)
+                inner[kind].append(seconds)
+    for gossip in gossips:
+        gossip.detach()
+    return {
+        "model": name,
+        "milliseconds": {kind: 1e3 * statistics.median(whole[kind]) for kind in kinds},
+        "optimizer_microseconds": {kind: 1e6 * statistics.median(inner[kind]) for kind in kinds},
+    }
+
+
 def memory(transport: Transport, overlap: bool) -> dict[str, Any]:
     """Memory held beyond a 100 MB model after rounds with several partners, as buckets."""
     model = nn.ParameterList(torch.zeros(1_250_000) for _ in range(20))
@@ -211,9 +278,11 @@ def work(kind: str, output: Path) -> None:
     dist.init_process_group("gloo")
     transport = TorchTransport()
     dist.barrier()
-    result: dict[str, Any] = {
-        "comparisons": [compare(transport, mb, kind == "shaped") for mb in SIZES_MB]
-    }
+    result: dict[str, Any] = {}
+    if kind != "silent":
+        result["comparisons"] = [compare(transport, mb, kind == "shaped") for mb in SIZES_MB]
+    if kind in ("silent", "loopback"):
+        result["silent_step"] = [silent_step(transport, *model) for model in MODELS.items()]
     if kind == "loopback":
         result["empty_round"] = empty_round(transport)
         result["memory"] = [memory(transport, overlap) for overlap in (False, True)]
@@ -224,6 +293,15 @@ def work(kind: str, output: Path) -> None:
 
 
 # -- the whole -------------------------------------------------------------------------------------
+
+
+def measure_silent(folder: Path) -> dict[str, Any]:
+    command = [sys.executable, __file__, "--worker", "silent", str(folder / "silent.json")]
+    with LocalWorkers(command, 2) as workers:
+        if any(workers.wait(timeout=300)):
+            raise SystemExit("the workers failed")
+    result: dict[str, Any] = json.loads((folder / "silent.json").read_text())
+    return result
 
 
 def measure(folder: Path) -> dict[str, Any]:
@@ -250,6 +328,16 @@ def _shown(milliseconds: float | None) -> str:
     return "-" if milliseconds is None else f"{milliseconds:.1f}"
 
 
+def silent_table(result: dict[str, Any]) -> str:
+    kinds = list(result["silent_step"][0]["milliseconds"])
+    lines = ["a step of" + " " * 21 + "".join(f"{kind:>22}" for kind in kinds)]
+    for row in result["silent_step"]:
+        for key, unit in (("milliseconds", "whole, ms"), ("optimizer_microseconds", "step(), µs")):
+            values = "".join(f"{row[key][kind]:>22.2f}" for kind in kinds)
+            lines.append(f"{row['model']:<19}{unit:>11}{values}")
+    return "\n".join(lines)
+
+
 def table(result: dict[str, Any]) -> str:
     lines = [
         "link        size     reference            ms  +average  messages  exchange   "
@@ -269,6 +357,7 @@ def table(result: dict[str, Any]) -> str:
         f"{row['beyond_megabytes']:.0f} MB (allowed {row['allowed_megabytes']:.0f})"
         for row in result["memory"]
     ]
+    lines += ["", silent_table(result)]
     if "not_measured" in result:
         lines.append(f"the shaped link was not measured: {result['not_measured']}")
     return "\n".join(lines)
@@ -278,9 +367,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, help="write OUTPUT.json and OUTPUT.txt")
     parser.add_argument("--worker", nargs=2, metavar=("KIND", "FILE"))
+    parser.add_argument("--silent", action="store_true", help="only the silent step; print it")
     options = parser.parse_args()
     if options.worker:
         work(options.worker[0], Path(options.worker[1]))
+        return
+    if options.silent:
+        with tempfile.TemporaryDirectory() as folder:
+            print(silent_table(measure_silent(Path(folder))))
         return
     with tempfile.TemporaryDirectory() as folder:
         result = measure(Path(folder))
