@@ -176,3 +176,46 @@ def test_a_fingerprint_tells_tensors_apart() -> None:
     assert len({_fingerprint(tensor) for tensor in tensors}) == len(tensors)
     assert _fingerprint(base[1:]) == _fingerprint(base[1:].clone())
     assert -(2**63) <= _fingerprint(torch.randn(1001)) < 2**63
+
+
+class Mixed(nn.Module):
+    """Complex and real parameters, running statistics, a counter, and a frozen teacher."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waves = nn.Parameter(torch.ones(3, dtype=torch.complex64))
+        self.norm = nn.BatchNorm1d(3, momentum=1.0)
+        self.teacher = nn.Parameter(torch.ones(2), requires_grad=False)
+        self.register_buffer("position", torch.tensor(0))
+
+
+def test_the_average_of_a_checkpoint_is_that_of_averaged(tmp_path) -> None:
+    """`load(average=True)` once left complex parameters as they were, and variances apart."""
+
+    def make(transport: MemoryTransport) -> tuple[Mixed, Gossip]:
+        model = Mixed()
+        trained = [p for p in model.parameters() if p.requires_grad]
+        optimizer = torch.optim.SGD(trained, lr=0.1)
+        return model, Gossip(model, optimizer, Fixed(2), transport=transport, deadline=30)
+
+    def save(transport: MemoryTransport) -> dict:
+        model, gossip = make(transport)
+        with torch.no_grad():
+            model.waves.add_(1j * (1 + transport.rank))
+            model.teacher.add_(transport.rank)
+            model.position.fill_(7)
+        generator = torch.Generator().manual_seed(transport.rank)
+        model.norm(torch.randn(50, 3, generator=generator) + 4 * transport.rank)
+        gossip.save(tmp_path)
+        return gossip.averaged_state_dict()
+
+    def load(transport: MemoryTransport) -> dict:
+        model, gossip = make(transport)
+        gossip.load(tmp_path, average=True)
+        return model.state_dict()
+
+    expected = run_threads(2, save)[0]
+    assert expected["norm.running_var"].min() > 3
+    for found in run_threads(2, load):
+        for name, value in expected.items():
+            assert torch.allclose(found[name], value, rtol=1e-5), name

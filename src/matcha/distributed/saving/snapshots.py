@@ -144,25 +144,36 @@ def average_snapshots(paths: Sequence[Path], gossip: Worker) -> dict[str, Any]:
     for optimizer in gossip.optimizers:
         optimizer.state.clear()
     targets = _named(gossip)
-    sums = {
-        name: torch.zeros(t.shape, dtype=torch.float64)
+    means = {
+        name: torch.zeros(t.shape, dtype=torch.complex128 if t.is_complex() else torch.float64)
         for name, t in targets.items()
-        if t.is_floating_point()
+        if t.is_floating_point() or t.is_complex()
     }
+    # Variances are pooled: the mean square is averaged, and the average mean's square taken off.
+    centres = {name: name.removesuffix("var") + "mean" for name in means if _is_variance(name)}
     for path in paths:
         with _opened(path) as (file, _):
-            share = _share(file)
-            for key, total in sums.items():
+            share = _share(file) / len(paths)
+            for key, total in means.items():
                 total += share * file.get_tensor(f"model/{key}")
-    with torch.no_grad():
-        for key, total in sums.items():
-            targets[key].copy_(total / len(paths))
+                if centres.get(key) in means:
+                    total += share * file.get_tensor(f"model/{centres[key]}").double().square()
+    with _opened(paths[0]) as (file, _), torch.no_grad():
+        for key, target in targets.items():
+            value = means[key] if key in means else file.get_tensor(f"model/{key}")
+            if centres.get(key) in means:
+                value = value - means[centres[key]].square()
+            target.copy_(value)
     gossip.following.reset()
     if gossip.push_sum is not None:
         gossip.push_sum.reset()
     with _opened(paths[0]) as (_, document):
         extra: dict[str, Any] = document["extra"]
         return extra
+
+
+def _is_variance(name: str) -> bool:
+    return name.rpartition(".")[2] == "running_var"
 
 
 def _share(file: Any) -> float:
