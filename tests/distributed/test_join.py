@@ -137,11 +137,14 @@ def test_asynchronous_workers_end_at_one_iteration_too(tmp_path) -> None:
 def test_no_round_is_gone_through_in_vain(topology, budget, strategy, monkeypatch) -> None:
     """Where a plan never pairs two neighbours it went through 100,000 empty rounds."""
     plan = matcha.plan(topology, budget, strategy)
-    advanced = []
+    advanced: list[int] = []
     advance = Itinerary.advance
-    monkeypatch.setattr(
-        Itinerary, "advance", lambda self: (advanced.append(None), advance(self))[1]
-    )
+
+    def counted(self: Itinerary) -> None:
+        advanced.append(self.iteration)
+        advance(self)
+
+    monkeypatch.setattr(Itinerary, "advance", counted)
 
     def work(transport) -> None:
         worker = Worker(transport, plan)

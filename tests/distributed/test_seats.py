@@ -48,16 +48,6 @@ def test_another_number_of_workers_is_refused() -> None:
     assert take_seat(ring, MemoryNetwork(4).transport(2), None, 10).transport.rank == 2
 
 
-def test_the_newest_iteration_is_the_last_that_all_have() -> None:
-    having = ([1, 2, 4, 9], [2, 4], [4, 2, 7])
-
-    def work(transport) -> tuple[int | None, int | None]:
-        seat = Seat(transport=transport, everyone=transport)
-        return seat.newest(having[transport.rank], 10), seat.newest([transport.rank], 10)
-
-    assert run_threads(3, work) == [(4, None)] * 3
-
-
 def test_a_workers_parts_add_up_and_keep_apart() -> None:
     """Four processes, two a worker: a sum over each worker's own, 1 + 2 and 3 + 4, on average."""
 

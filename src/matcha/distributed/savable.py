@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from matcha.distributed.collectives import roll_call
 from matcha.distributed.elastic.replanning import Replanning
 from matcha.distributed.exchange.asynchrony import Asynchrony
 from matcha.distributed.exchange.clipped import Clipped
@@ -21,7 +20,7 @@ from matcha.distributed.hooks.momentum import MomentumRules
 from matcha.distributed.hooks.steps import OptimizerHooks
 from matcha.distributed.itinerary import Itinerary
 from matcha.distributed.options import Setup, check_setup
-from matcha.distributed.saving.checkpoint import checkpoints, load_checkpoint, save_checkpoint
+from matcha.distributed.saving.checkpoint import load_checkpoint, save_checkpoint
 from matcha.distributed.seats import Seat
 from matcha.distributed.transports.base import Transport
 from matcha.errors import InputError
@@ -109,8 +108,6 @@ class Savable(ABC):
         keep: int = 2,
     ) -> Path:
         """Write a checkpoint of all workers; see `saving.checkpoint`. Collective."""
-        if self._asynchrony is not None:
-            roll_call(self.transport, f"save() at iteration {self.iteration}", self.deadline)
         directory = self.seat.folder(directory)
         return save_checkpoint(self, directory, extra=extra, generators=generators, keep=keep)
 
@@ -124,9 +121,6 @@ class Savable(ABC):
     ) -> dict[str, Any]:
         """Continue from a checkpoint; see `saving.checkpoint`. Collective."""
         directory = self.seat.folder(directory)
-        if self.seat.num_parts > 1 and iteration is None:
-            found = [info.iteration for info in checkpoints(directory)]
-            iteration = self.seat.newest(found, self.deadline)
         return load_checkpoint(
             self, directory, iteration=iteration, average=average, generators=generators
         )

@@ -60,12 +60,6 @@ class Seat:
         root = Path(directory)
         return root if self.num_parts == 1 else root / f"part-{self.part:03d}"
 
-    def newest(self, iterations: list[int], timeout: float) -> int | None:
-        """The last iteration that all processes have, of those that each has."""
-        mine = json.dumps(iterations).encode()
-        found = [set(json.loads(value)) for value in gather(self.everyone, mine, timeout)]
-        return max(set.intersection(*found), default=None)
-
     def close(self) -> None:
         """Give back what was opened for this seat."""
         for transport in self.owned:

@@ -16,10 +16,13 @@ import torch
 from tests.distributed import cases
 from torch import nn
 
-from matcha.distributed import Gossip, MemoryTransport, run_threads
+import matcha
+from matcha.distributed import Gossip, MemoryNetwork, MemoryTransport, run_threads
+from matcha.distributed.collectives import gather
 from matcha.distributed.saving import checkpoint
 from matcha.distributed.saving.checkpoint import SCHEMA, checkpoints
-from matcha.errors import DataError, InputError, WriteError
+from matcha.distributed.seats import Seat
+from matcha.errors import DataError, ExchangeError, InputError, WriteError
 from matcha.plans import Plan
 
 PLAN = cases.make_plan("matcha", "laplacian")
@@ -346,3 +349,73 @@ def test_a_smaller_team_clears_a_larger_ones_files_away(saved: Path) -> None:
         "iteration-000000005",
         "iteration-000000006",
     ]
+
+
+def test_workers_at_different_iterations_save_nothing(saved: Path) -> None:
+    """Each wrote a folder of its own; nothing loaded them, and older ones were deleted."""
+    before = sorted(saved.rglob("*"))
+
+    def work(worker: Worker) -> int:
+        worker.gossip.seek(100 + worker.gossip.rank)  # as if saving went by a clock
+        with pytest.raises(ExchangeError, match=r"rank 0.* is at iteration 100 and rank 7.* is at"):
+            worker.gossip.save(saved, keep=1)
+        worker.gossip.load(saved)
+        return worker.gossip.iteration
+
+    assert everywhere(work) == [4] * PLAN.num_workers
+    assert sorted(saved.rglob("*")) == before
+
+
+def test_the_last_that_loads_stays_while_a_worker_is_away(saved: Path, monkeypatch) -> None:
+    """One that lacks a worker's file does not load for all: it replaces none that does."""
+
+    def work(worker: Worker) -> None:
+        worker.train(1)
+        worker.gossip.load(saved)
+        for _ in range(3):
+            worker.train(1)
+            worker.gossip.save(saved, keep=1)
+
+    def without_the_last(gossip, deed, work, kind=DataError, *, every_part=False):
+        found = together(gossip, deed, work, kind, every_part=every_part)
+        return found[:-1] if "write its part" in deed else found
+
+    together = checkpoint._together
+    monkeypatch.setattr(checkpoint, "_together", without_the_last)
+    everywhere(work)
+    assert [(info.iteration, info.is_whole) for info in checkpoints(saved)] == [
+        (4, True),
+        (7, False),
+    ]
+    monkeypatch.undo()
+    refused(saved, DataError, r"no file of worker 7.*The one before, iteration 4, is intact")
+
+
+def test_parts_of_workers_load_the_same_iteration(tmp_path: Path, monkeypatch) -> None:
+    """Two workers of two processes: what one part lacks, none loads."""
+    everyone, teams = MemoryNetwork(4), [MemoryNetwork(2), MemoryNetwork(2)]
+    plan = matcha.plan(matcha.families.path(2), 1.0, "vanilla")
+    seats = threading.local()
+    monkeypatch.setattr("matcha.distributed.gossip.take_seat", lambda *_: seats.mine)
+
+    def process(all_of_them: MemoryTransport) -> int:
+        part = all_of_them.rank % 2
+        counterparts = teams[part].transport(all_of_them.rank // 2)
+        seats.mine = Seat(
+            transport=counterparts,
+            everyone=everyone.transport(all_of_them.rank),
+            part=part,
+            num_parts=2,
+        )
+        worker = Worker(counterparts, plan, torch.optim.SGD, overlap=False)
+        for _ in range(2):
+            worker.train(1)
+            worker.gossip.save(tmp_path)
+        gather(all_of_them, b"saved", 30)
+        if all_of_them.rank == 0:
+            shutil.rmtree(tmp_path / "part-001" / "iteration-000000002")
+        gather(all_of_them, b"removed", 30)
+        worker.gossip.load(tmp_path)
+        return worker.gossip.iteration
+
+    assert run_threads(4, process) == [1, 1, 1, 1]

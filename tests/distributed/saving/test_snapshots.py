@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+import math
 import zlib
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from tests.distributed.perceptrons import Fixed, double_step, mlp
 from torch import nn
 
-from matcha.distributed import Gossip, MemoryNetwork
+from matcha.distributed import Gossip, MemoryNetwork, run_threads
 from matcha.distributed.saving.snapshots import (
     average_snapshots,
     checksum,
@@ -17,7 +20,7 @@ from matcha.distributed.saving.snapshots import (
     restore_snapshot,
     write_snapshot,
 )
-from matcha.errors import DataError, InputError
+from matcha.errors import DataError, InputError, WriteError
 
 PLAN = Fixed(2)
 
@@ -75,3 +78,58 @@ def test_what_cannot_be_read_or_written_is_said(tmp_path: Path) -> None:
     strange.optimizers[0].param_groups[0]["when"] = object()
     with pytest.raises(InputError, match=r"'optimizer/param_groups/0/when' is a object"):
         dump_snapshot(strange, {})
+
+
+def test_extra_keeps_types_of_keys_and_tensors(tmp_path: Path) -> None:
+    """JSON turned the keys of `MultiStepLR` into text, and refused tensors without a name."""
+    kept: dict[Any, Any] = {
+        "schedule": {"milestones": Counter({3: 1, 5: 1}), "factor": 0.1},
+        "indices": torch.arange(5),
+        "a/b": torch.ones(2),
+        "a": {"b": torch.zeros(2)},
+        7: (None, True, [1.5, "x"], math.inf),
+    }
+
+    def work(transport: Any) -> dict[str, Any]:
+        model = nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with Gossip(model, optimizer, PLAN, transport=transport, deadline=30) as gossip:
+            gossip.save(tmp_path, extra=kept)
+            with pytest.raises(WriteError, match=r"'extra/schedule/when' is a object: checkpoints"):
+                gossip.save(tmp_path, extra={"schedule": {"when": object()}})
+            with pytest.raises(WriteError, match=r"'extra/of' has the key \(1, 2\), a tuple"):
+                gossip.save(tmp_path, extra={"of": {(1, 2): 3}})
+            return gossip.load(tmp_path)
+
+    for found in run_threads(2, work):
+        assert torch.equal(found.pop("indices"), torch.arange(5))
+        assert torch.equal(found.pop("a/b"), torch.ones(2))
+        assert torch.equal(found.pop("a")["b"], torch.zeros(2))
+        assert found == {name: kept[name] for name in ("schedule", 7)}
+        assert isinstance(found["schedule"]["milestones"], Counter)
+
+
+def test_a_schedule_goes_on_where_it_was(tmp_path: Path) -> None:
+    def schedule_of(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+        return torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones=[2, 4])
+
+    def work(transport: Any) -> list[float]:
+        rates = []
+        for resumes in (False, True):
+            model = nn.Linear(2, 1)
+            optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+            schedule = schedule_of(optimizer)
+            with Gossip(model, optimizer, PLAN, transport=transport, deadline=30) as gossip:
+                if resumes:
+                    schedule.load_state_dict(gossip.load(tmp_path)["schedule"])
+                for step in range(3):
+                    optimizer.step()
+                    schedule.step()
+                    if step == 0 and not resumes:
+                        gossip.save(tmp_path, extra={"schedule": schedule.state_dict()})
+                rates.append(float(schedule.get_last_lr()[0]))
+        return rates
+
+    for first, resumed in run_threads(2, work):
+        assert first == pytest.approx(0.1)
+        assert resumed == pytest.approx(0.01)

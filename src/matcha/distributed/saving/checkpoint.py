@@ -26,7 +26,7 @@ from matcha.distributed.saving.snapshots import (
     restore_snapshot,
     write_snapshot,
 )
-from matcha.errors import DataError, InputError, MatchaError, WriteError
+from matcha.errors import DataError, ExchangeError, InputError, MatchaError, WriteError
 from matcha.training.progress import check_identity, check_schema
 
 __all__ = ["CheckpointInfo", "checkpoints", "load_checkpoint", "save_checkpoint"]
@@ -50,6 +50,11 @@ class CheckpointInfo:
     """What was trained, where a task of ours was."""
     digest: str
     """Of the whole list: hosts whose lists differ do not have the same checkpoint."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it has the file of every worker: a worker that was away wrote none."""
+        return len(self.files) == self.num_workers
 
     def check(self, *names: str) -> None:
         """Compare files with what was written.
@@ -98,7 +103,8 @@ def save_checkpoint(
     Args:
         gossip: whose state to write.
         directory: shared by all workers, or one on each host.
-        extra: anything JSON can hold, a worker's own: learning-rate schedule, data position.
+        extra: a worker's own, such as the state of a learning-rate schedule or the position in its
+            data: numbers, text, tensors, and dicts, lists and tuples of them.
         generators: random generators whose state to keep, e.g. `torch.default_generator`.
         keep: how many checkpoints to leave; the one before stays until the new one is complete.
         identity: what is trained, from `matcha.training.progress`; only the same can go on from it.
@@ -107,9 +113,11 @@ def save_checkpoint(
         The checkpoint's folder.
 
     Raises:
+        ExchangeError: workers are at different iterations: nothing is written.
         WriteError: on every worker, when one could not write.
     """
     gossip.settle()
+    _check_iteration(gossip)
     root = Path(directory)
     folder = root / _folder_name(gossip.iteration)
     name = _file_name(gossip.rank)
@@ -125,16 +133,20 @@ def save_checkpoint(
     manifest = {"schema": SCHEMA, **gossip.state_dict(), "files": files, "identity": identity}
     text = json.dumps(manifest, indent=1) + "\n"
 
-    def write_list() -> list[int]:
-        older = [old.iteration for old in _complete(_manifests(root)) if old.path != folder]
+    def write_list() -> list[tuple[int, bool]]:
+        older = [old for old in _complete(_manifests(root)) if old.path != folder]
         write_atomically(folder / _MANIFEST, text)
-        return older
+        return [(old.iteration, old.is_whole) for old in older]
 
     # Whether a folder is shared or not: what anybody has too many of, everybody removes.
-    known = sorted(
-        set().union(*_together(gossip, "list a checkpoint's files", write_list, WriteError))
-    )
-    for iteration in known[: max(0, len(known) + 1 - max(1, keep))]:
+    listed = _together(gossip, "list a checkpoint's files", write_list, WriteError)
+    known = sorted({iteration for older in listed for iteration, _ in older})
+    surplus = known[: max(0, len(known) + 1 - max(1, keep))]
+    if len(files) < gossip.transport.num_workers:
+        # Somebody is away, so this one does not load for all: the last that does must stay.
+        whole = [k for k in known if all((k, True) in map(tuple, older) for older in listed)]
+        surplus = [k for k in surplus if k not in whole[-1:]]
+    for iteration in surplus:
         _remove(root / _folder_name(iteration), gossip)
     return folder
 
@@ -243,11 +255,14 @@ def _together(
     deed: str,
     work: Callable[[], Any],
     kind: type[MatchaError] = DataError,
+    *,
+    every_part: bool = False,
 ) -> list[Any]:
-    """Do something on every worker and tell everybody how it went.
+    """Do something on every process and tell all how it went.
 
     Returns:
-        Everybody's result, which JSON must hold.
+        The results, which JSON must hold, of the counterparts: the processes that hold the same
+        part of other workers; with `every_part` rank, part and result of all processes.
 
     Raises:
         kind: on every worker, when one of them failed.
@@ -257,25 +272,53 @@ def _together(
         outcome = {"result": work()}
     except Exception as error:  # whatever it is: the others must not wait for this worker
         cause, outcome = error, {"error": str(error)}
-    answers = gather(gossip.transport, json.dumps(outcome).encode(), gossip.deadline)
+    seat = gossip.seat
+    told = {"rank": seat.everyone.rank, "part": seat.part, **outcome}
+    answers = gather(seat.everyone, json.dumps(told).encode(), gossip.deadline)
     outcomes = [json.loads(answer) for answer in answers]
-    for rank, found in enumerate(outcomes):
+    for found in outcomes:
         if "error" in found:
-            name = gossip.transport.name(rank)
+            name = seat.everyone.name(found["rank"])
             raise kind(f"{name} could not {deed}: {found['error']}") from cause
-    return [found["result"] for found in outcomes]
+    if every_part:
+        return [(found["rank"], found["part"], found["result"]) for found in outcomes]
+    return [found["result"] for found in outcomes if found["part"] == seat.part]
+
+
+def _check_iteration(gossip: Worker) -> None:
+    """A checkpoint is of one iteration, or nothing could go on from it."""
+    found = _together(gossip, "say its iteration", lambda: gossip.iteration, every_part=True)
+    by_rank = {rank: iteration for rank, _, iteration in found}
+    if len(set(by_rank.values())) > 1:
+        ends = min(by_rank, key=by_rank.__getitem__), max(by_rank, key=by_rank.__getitem__)
+        name = gossip.seat.everyone.name
+        low, high = (f"{name(rank)} is at iteration {by_rank[rank]}" for rank in ends)
+        raise ExchangeError(
+            f"nothing is saved: {low} and {high}. Save where all have taken as many steps: "
+            "by iterations and not by the clock, and after `gossip.join()` where data are uneven."
+        )
 
 
 def _choose(gossip: Worker, root: Path, iteration: int | None, average: bool) -> CheckpointInfo:
     """The newest checkpoint that all workers have, intact; whatever one finds, all hear."""
-    mine: dict[str, CheckpointInfo] = {}
+    mine: dict[int, CheckpointInfo] = {}
 
-    def list_mine() -> list[str]:
-        mine.update({info.digest: info for info in checkpoints(root)})
-        return list(mine)
+    def list_mine() -> list[tuple[int, str]]:
+        found = checkpoints(root)
+        mine.update({info.iteration: info for info in found})
+        return [(info.iteration, info.digest) for info in found]
 
-    everybodys = _together(gossip, "look for checkpoints", list_mine)
-    common = [mine[d] for d in everybodys[0] if all(d in others for others in everybodys)]
+    answers = _together(gossip, "look for checkpoints", list_mine, every_part=True)
+    found = [(part, dict(listed)) for _, part, listed in answers]
+    everybodys = [listed for part, listed in found if part == gossip.seat.part]
+
+    def is_common(k: int) -> bool:
+        """Whether the processes of each part have the same list of it."""
+        digests = {(part, listed.get(k)) for part, listed in found}
+        parts = {part for part, _ in found}
+        return len(digests) == len(parts) and all(digest for _, digest in digests)
+
+    common = [info for k, info in sorted(mine.items()) if is_common(k)]
     if iteration is not None:
         common = [info for info in common if info.iteration <= iteration]
     if not common or iteration not in (None, common[-1].iteration):
@@ -285,13 +328,13 @@ def _choose(gossip: Worker, root: Path, iteration: int | None, average: bool) ->
         )
     *earlier, chosen = common
     look = partial(_verdict, gossip, chosen, average)
-    for verdict in _together(gossip, "read its checkpoint", look):
+    for _, _, verdict in _together(gossip, "read its checkpoint", look, every_part=True):
         if verdict:
             raise DataError(f"{verdict} {_offer(gossip, chosen, earlier, average)}")
     return chosen
 
 
-def _missing(gossip: Worker, everybodys: list[list[str]]) -> str:
+def _missing(gossip: Worker, everybodys: list[dict[int, str]]) -> str:
     """Who has none, where others have some."""
     without = [rank for rank, theirs in enumerate(everybodys) if not theirs]
     if not without or len(without) == len(everybodys):
@@ -305,7 +348,9 @@ def _verdict(gossip: Worker, info: CheckpointInfo, average: bool) -> str:
     if average:
         names = names[gossip.rank :: gossip.transport.num_workers]  # each is read by everybody
     else:
-        names = [name for name in names if name == _file_name(gossip.rank)]
+        names = [_file_name(gossip.rank)]
+        if names[0] not in info.files:
+            return f"{info.path} has no file of worker {gossip.rank}, which was away at that time."
     try:
         info.check(*names)
     except DataError as error:
@@ -318,7 +363,8 @@ def _offer(
 ) -> str:
     for info in reversed(earlier):
         look = partial(_verdict, gossip, info, average)
-        if not any(_together(gossip, "read its checkpoint", look)):
+        found = _together(gossip, "read its checkpoint", look, every_part=True)
+        if not any(verdict for _, _, verdict in found):
             return (
                 f"The one before, iteration {info.iteration}, is intact: ask for that iteration, "
                 f"or remove {chosen.path}."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,7 @@ from matcha.distributed.exchange.push_sum import PushSumValues
 from matcha.distributed.exchange.shards import like, local
 from matcha.distributed.exchange.wiring import Exchanger
 from matcha.distributed.hooks.momentum import MomentumRules
+from matcha.distributed.seats import Seat
 from matcha.distributed.transports.base import Buffer, Transport
 from matcha.errors import DataError, InputError
 
@@ -31,6 +33,8 @@ __all__ = [
     "write_snapshot",
 ]
 
+_ADVICE = "checkpoints hold numbers, text, None, tensors, and dicts, lists and tuples of them."
+
 Generators = Mapping[str, torch.Generator]
 
 
@@ -39,6 +43,7 @@ class Worker(Protocol):
 
     modules: nn.Module
     transport: Transport
+    seat: Seat
     deadline: float
 
     optimizers: tuple[torch.optim.Optimizer, ...]
@@ -95,8 +100,7 @@ def restore_snapshot(path: Path, gossip: Worker, generators: Generators) -> dict
     with _opened(path) as (file, document):
         gossip.follow(document["state"])
         _restore(gossip, file, document, generators)
-    extra: dict[str, Any] = document["extra"]
-    return extra
+        return _extra(document, file)
 
 
 def dump_snapshot(gossip: Worker, extra: Mapping[str, Any]) -> bytes:
@@ -120,9 +124,9 @@ def load_snapshot(content: Buffer, gossip: Worker) -> dict[str, Any]:
     size = int.from_bytes(raw[:8], "little")
     document = json.loads(json.loads(raw[8 : 8 + size])["__metadata__"]["matcha"])
     gossip.load_state_dict(document["state"])
-    _restore(gossip, _Loaded(load(raw)), document, {})
-    extra: dict[str, Any] = document["extra"]
-    return extra
+    file = _Loaded(load(raw))
+    _restore(gossip, file, document, {})
+    return _extra(document, file)
 
 
 class _Loaded:
@@ -167,9 +171,8 @@ def average_snapshots(paths: Sequence[Path], gossip: Worker) -> dict[str, Any]:
     gossip.following.reset()
     if gossip.push_sum is not None:
         gossip.push_sum.reset()
-    with _opened(paths[0]) as (_, document):
-        extra: dict[str, Any] = document["extra"]
-        return extra
+    with _opened(paths[0]) as (file, document):
+        return _extra(document, file)
 
 
 def _is_variance(name: str) -> bool:
@@ -198,11 +201,12 @@ def _collect(
     states = [optimizer.state_dict() for optimizer in gossip.optimizers]
     # One is written as it always was; several as a list.
     optimizer = _flatten(states[0] if len(states) == 1 else states, "optimizer", tensors)
+    kept = _flatten(dict(extra), "extra", tensors)
     tensors |= {f"generator/{name}": g.get_state() for name, g in generators.items()}
     tensors |= {f"gossip/{name}": tensor for name, tensor in _memory(gossip).items()}
     # Parameters are views of buckets; the format wants tensors of their own.
     alone = {name: t.detach().cpu().clone().contiguous() for name, t in tensors.items()}
-    document = {"state": gossip.state_dict(), "optimizer": optimizer, "extra": dict(extra)}
+    document = {"state": gossip.state_dict(), "optimizer": optimizer, "kept": kept}
     return alone, document
 
 
@@ -248,20 +252,32 @@ def _spread(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str
     return state
 
 
+def _extra(document: Mapping[str, Any], file: Any) -> dict[str, Any]:
+    """What the script kept; 0.2 wrote it as plain JSON."""
+    kept = _unflatten(document["kept"], file) if "kept" in document else document["extra"]
+    found: dict[str, Any] = kept
+    return found
+
+
 def _flatten(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
     """A value as JSON can hold it; tensors go to `tensors` and leave their key behind."""
     if isinstance(value, torch.Tensor):
+        while path in tensors:  # the key "a/b" and the key "b" below "a"
+            path += "'"
         tensors[path] = local(value)
         return {"tensor": path}
     if isinstance(value, dict):
+        for key in value:
+            if not isinstance(key, (bool, int, float, str, type(None))):
+                raise InputError(f"{path!r} has the key {key!r}, a {type(key).__name__}: {_ADVICE}")
         items = [[key, _flatten(v, f"{path}/{key}", tensors)] for key, v in value.items()]
-        return {"items": items}
+        return {"counts" if isinstance(value, Counter) else "items": items}
     if isinstance(value, (list, tuple)):
         kind = "list" if isinstance(value, list) else "tuple"
         return {kind: [_flatten(v, f"{path}/{i}", tensors) for i, v in enumerate(value)]}
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    raise InputError(f"the optimizer's {path!r} is a {type(value).__name__}, which is not saved.")
+    raise InputError(f"{path!r} is a {type(value).__name__}: {_ADVICE}")
 
 
 def _unflatten(value: Any, file: Any) -> Any:
@@ -270,8 +286,9 @@ def _unflatten(value: Any, file: Any) -> Any:
     ((kind, content),) = value.items()
     if kind == "tensor":
         return file.get_tensor(content)
-    if kind == "items":
-        return {key: _unflatten(v, file) for key, v in content}
+    if kind in ("items", "counts"):
+        found = {key: _unflatten(v, file) for key, v in content}
+        return Counter(found) if kind == "counts" else found
     parts = [_unflatten(v, file) for v in content]
     return parts if kind == "list" else tuple(parts)
 
