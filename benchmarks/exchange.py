@@ -42,6 +42,7 @@ from matcha.distributed.collectives import barrier
 from matcha.distributed.exchange.exchange import Exchange, Meeting
 from matcha.distributed.launch.local_workers import LocalWorkers
 from matcha.errors import MatchaError
+from matcha.rounds import RoundProcess
 from matcha.schedules import Cycle
 from matcha.timing import Units
 
@@ -157,13 +158,15 @@ def compare(transport: Transport, megabytes: int, shaped: bool) -> dict[str, Any
 def always(mixing: str, *round: int) -> Plan:
     """The plan that gives two workers the same round at every iteration: 0 is their only link."""
     return Plan(
-        topology=families.path(2),
+        process=RoundProcess(
+            topology=families.path(2),
+            matchings=(((0, 1),),),
+            schedule=Cycle(cycle=(round,), num_matchings=1),
+            mixing=mixing,  # type: ignore[arg-type]
+            alpha=0.5,
+        ),
         strategy="greedy" if mixing == "pairwise" else "vanilla",
         budget=1.0,
-        mixing=mixing,  # type: ignore[arg-type]
-        matchings=(((0, 1),),),
-        alpha=0.5,
-        schedule=Cycle(cycle=(round,), num_matchings=1),
         timing=Units(),
         num_colors=1,
     )

@@ -30,6 +30,7 @@ from torch import nn
 from matcha import Plan, families
 from matcha.distributed import Gossip, MemoryNetwork, TorchTransport, Transport
 from matcha.distributed.launch.local_workers import LocalWorkers
+from matcha.rounds import RoundProcess
 from matcha.schedules import Cycle, Periodic
 from matcha.timing import Units
 from matcha.wires import parse_wire
@@ -57,13 +58,15 @@ def make_plan(mixing: str, wire: str) -> Plan:
         else Cycle(cycle=((0,), (1, 0), (), (1,)), num_matchings=2)
     )
     return Plan(
-        topology=families.ring(NUM_WORKERS),
+        process=RoundProcess(
+            topology=families.ring(NUM_WORKERS),
+            matchings=matchings,
+            schedule=schedule,
+            mixing=mixing,
+            alpha=0.25 if mixing == "laplacian" else 0.5,
+        ),
         strategy="vanilla" if mixing == "laplacian" else "greedy",
         budget=1.0,
-        mixing=mixing,
-        matchings=matchings,
-        alpha=0.25 if mixing == "laplacian" else 0.5,
-        schedule=schedule,
         timing=Units(),
         num_colors=2,
         wire=parse_wire(wire),

@@ -23,6 +23,7 @@ from typing import Any
 
 from parts.one_peer import two_model_ceca_error
 from parts.outcome import RESULTS
+from parts.supports import searched_lengths
 
 import matcha
 from matcha import Topology, families, theory
@@ -93,7 +94,9 @@ def bounds_of(name: str) -> dict[str, Any]:
         "goal": goal,
         "doubling": least(lambda c: theory.doubling_bound(m, c), goal, 0.01, 20),
         "quick": least(graph, goal, 0.01, 20),
-        "bound": least(partial(graph, seconds=SEARCH), goal, 0.01, 20),
+        "bound": least(
+            partial(graph, searched=searched_lengths(topology, seconds=SEARCH)), goal, 0.01, 20
+        ),
         "one_way_bound": least(partial(graph, one_way=True), goal, 0.01, 20),
     }
 

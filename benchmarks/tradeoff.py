@@ -16,7 +16,6 @@ from pathlib import Path
 from parts import outcome
 
 import matcha
-from matcha.theory import with_error_optimal_alpha
 
 GRAPHS = ("er8", "geometric16-d10")
 STRATEGIES = ("vanilla", "periodic", "matcha", "greedy")
@@ -30,7 +29,7 @@ def points_of(graph: str, strategy: str) -> list[dict[str, object]]:
     for budget in (1.0,) if strategy == "vanilla" else BUDGETS:
         plan = matcha.plan(matcha.families.paper(graph), budget, strategy)
         if plan.mixing == "laplacian":
-            plan = with_error_optimal_alpha(plan)
+            plan = plan.with_error_optimal_alpha()
         points.append(
             {
                 "graph": graph,

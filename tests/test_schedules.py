@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 import itertools
 
 import numpy as np
@@ -143,7 +142,7 @@ def read_backwards(document, probabilities, seed):
 def test_a_schedule_of_ones_own_is_saved_once_it_is_registered(tmp_path):
     plan = matcha.plan(matcha.families.ring(4), 0.5, "greedy", effort="none")
     own = Backwards(cycle=((0,), (1,), ()), num_matchings=len(plan.matchings))
-    plan = dataclasses.replace(plan, schedule=own)
+    plan = plan.with_process(schedule=own)
     path = tmp_path / "plan.json"
     path.write_text("what was there before")
     with pytest.raises(PlanError, match="register_schedule"):

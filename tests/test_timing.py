@@ -15,6 +15,7 @@ from matcha.timing import (
     SharedChannel,
     Underlay,
     Units,
+    all_reduce_time,
     default_timing,
     transfer_times,
 )
@@ -136,7 +137,7 @@ def test_messages_queue_where_links_share_a_channel():
 def test_greedy_that_knows_the_channels_beats_one_that_does_not():
     timing = two_racks()
     knows = matcha.plan(timing.topology, 0.05, "greedy", timing=timing)
-    assert knows.consensus_error == pytest.approx(theory.consensus_error(knows), rel=1e-9)
+    assert knows.consensus_error == pytest.approx(theory.consensus_error(knows.process), rel=1e-9)
     blind = matcha.plan(timing.topology, knows.expected_comm_time, "greedy", effort="default")
     period = list(blind.rounds(0, len(blind.schedule.cycle)))
     seconds = sum(timing.round_time(round_.matchings) for round_ in period) / len(period)
@@ -166,3 +167,17 @@ def test_scaled_models_are_told_apart_by_their_values():
     assert Scaled(lambda n: n, 4) == Scaled(lambda n: n + 0.0, 4)
     assert Scaled(lambda n: n, 4) != Scaled(lambda n: n, 5)
     assert len({Scaled(lambda n: n, 4), Scaled(float, 4), Scaled(lambda n: 2 * n, 4)}) == 2
+
+
+# -- all-reduce ---------------------------------------------------------------------------------
+
+
+def test_behind_a_switch_any_two_workers_are_one_exchange_apart():
+    for topology in (families.ring(8), families.star(8)):
+        assert all_reduce_time(default_timing(topology), topology) == pytest.approx(1.75)
+
+
+def test_with_link_times_hops_follow_links():
+    path = Topology.from_links([(0, 1), (1, 2), (2, 3)], link_times=[0.1, 0.2, 0.3])
+    # The ring 0, 1, 2, 3 closes along the whole path.
+    assert all_reduce_time(default_timing(path), path) == pytest.approx(1.5 * 0.6)

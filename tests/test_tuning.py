@@ -84,7 +84,7 @@ def test_a_floor_is_what_simulation_settles_to():
         if k > 500:
             own.append(float((0.5 * np.square(x) @ h).mean()))
             averages.append(float((0.5 * np.square(x.mean(1)) @ h).mean()))
-    errors = theory.consensus_error(plan), theory.drift_error(plan)
+    errors = theory.consensus_error(plan.process), theory.drift_error(plan.process)
     for coupling, seen in ((1.0, own), (0.0, averages)):
         problem = Problem(
             curvature=float(h.mean()), strong_convexity=0.05, dissimilarity=0.3, coupling=coupling

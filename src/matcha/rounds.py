@@ -1,45 +1,54 @@
-"""A round: what is exchanged in one iteration, and what it does to the workers' values.
+"""Rounds: what is exchanged when, and what it does to the workers' values.
 
-This is the one definition of the mixing; the simulator and the runtime are tested against it.
+`Round.mix` is the one definition of mixing; the simulator and the runtime are tested against it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple, TypeAlias, TypeVar, get_args
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property, lru_cache
+from itertools import repeat
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from matcha.errors import InputError
-from matcha.topology import Link, Matching
+from matcha.errors import InputError, PlanError
+from matcha.schedules import Active, Schedule, check_iteration
+from matcha.topology import Link, Matching, Topology, check_matchings
 
 _F = TypeVar("_F", np.float32, np.float64)
 Mixing: TypeAlias = Literal["laplacian", "pairwise", "push", "average", "windows"]
 MIXINGS: tuple[Mixing, ...] = get_args(Mixing)
 ONE_WAY: tuple[Mixing, ...] = ("push", "windows")
-"""Whose links are messages (sender, receiver)."""
+"""Rules whose links are messages (sender, receiver)."""
 EXACT: tuple[Mixing, ...] = ("average", "windows")
-"""Whose rounds leave everybody with the exact mean."""
+"""Rules whose rounds leave every worker with the exact mean."""
 Shares: TypeAlias = tuple[tuple[float, ...], ...]
+"""A weight for each link of each matching."""
+
+RARE = 1e-6
+"""Rounds that come less often than this do not count: a long training has a million iterations."""
+_KNOWN_ROUNDS = 1 << 16  # rounds repeat; beyond this many different ones, build them again
 
 
 def check_separable(mixing: Mixing) -> None:
-    """Refuse to leave some meetings out where a round is all or nothing.
+    """Refuse to leave meetings out where a round is all or nothing.
 
     Raises:
         InputError: Says what to do instead.
     """
     if mixing == "windows":
         raise InputError(
-            "sums that hop (ceca) pass through every worker, so none can be left out: plan anew "
-            "for those who are left, or use greedy or one-peer."
+            "sums that hop (ceca) pass through every worker, so none can be left out: plan again "
+            "for the workers that are left, or use greedy or one-peer."
         )
 
 
 def check_losable(mixing: Mixing, what: str) -> None:
-    """Refuse what loses messages where only meetings of two can do without.
+    """Refuse what may lose messages where a lost message takes part of the sum with it.
 
     Raises:
         InputError: Names what was asked for.
@@ -55,30 +64,57 @@ class OneWayRole(NamedTuple):
     """A worker's part in a set of one-way messages."""
 
     to: int | None
-    """Whom it sends to."""
+    """The worker it sends to."""
     given: float
     """The share of its value that it gives away."""
     source: int | None
-    """Whom it hears from."""
+    """The worker it receives from."""
     taken: float
     """The share of the sender's value that it takes in."""
 
     @property
     def peer(self) -> int:
-        """Whom it waits for, or at least sends to."""
+        """The worker it waits for, or else the one it sends to."""
         peer = self.to if self.source is None else self.source
         assert peer is not None  # a role has at least one of them
         return peer
 
 
+class _Mixed:
+    """What the mixing rule of a round, or of all rounds of a process, implies."""
+
+    __slots__ = ()
+    mixing: Mixing
+
+    @property
+    def is_one_way(self) -> bool:
+        """Whether links are messages (sender, receiver)."""
+        return self.mixing in ONE_WAY
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether a round leaves every worker with the exact mean."""
+        return self.mixing in EXACT
+
+    @property
+    def is_all_reduce(self) -> bool:
+        """Whether a round is one all-reduce over its workers, not a meeting per link."""
+        return self.mixing == "average"
+
+    @property
+    def has_meetings(self) -> bool:
+        """Whether a round is meetings of two workers, each of which can be left out alone."""
+        return self.mixing in ("laplacian", "pairwise")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Round:
+class Round(_Mixed):
     """What is active in one iteration: an ordered list of matchings, often empty.
 
     `laplacian` mixing (the paper's I − αL) reads the values before the round on every link;
     `pairwise` mixing lets each matching see the result of the one before. So does `push`, whose
     links are messages (sender, receiver): the sender keeps the rest of the share that it sends.
-    `average` gives everybody on the round's links the exact mean of them all, as an all-reduce;
+    `average` gives every worker on the round's links their exact mean, as an all-reduce does;
     `windows` does so for all workers by messages that hop, of sums over ever longer stretches.
 
     >>> swap = Round(matchings=(((0, 1),),), indices=(0,), mixing="pairwise", weight=0.5)
@@ -90,7 +126,7 @@ class Round:
     """
 
     matchings: tuple[Matching, ...]
-    """In the order of exchange; empty when nobody talks."""
+    """In the order of exchange; empty when no worker talks."""
     indices: tuple[int, ...]
     """Their positions in `plan.matchings`."""
     mixing: Mixing
@@ -99,29 +135,6 @@ class Round:
     what a sender gives away for push."""
     weights: Shares | None = None
     """One for each link of each matching; None: `weight` for all."""
-
-    @classmethod
-    def of_active(
-        cls,
-        matchings: Sequence[Matching],
-        active: tuple[int, ...],
-        *,
-        mixing: Mixing,
-        weight: float,
-        weights: Shares | None = None,
-    ) -> Round:
-        """The round in which some of a plan's matchings are active, in that order.
-
-        >>> Round.of_active([((0, 1),), ((1, 2),)], (1,), mixing="pairwise", weight=0.5).links
-        ((1, 2),)
-        """
-        return cls(
-            matchings=tuple(matchings[j] for j in active),
-            indices=active,
-            mixing=mixing,
-            weight=weight,
-            weights=None if weights is None else tuple(weights[j] for j in active),
-        )
 
     def __hash__(self) -> int:
         # Equal rounds have equal positions; hashing thousands of links would take long.
@@ -142,11 +155,11 @@ class Round:
         return self.weights[position]
 
     def partners(self, worker: int) -> tuple[int | None, ...]:
-        """Whom `worker` exchanges with in each matching; None where it rests."""
+        """The partner of `worker` in each matching; None where it rests."""
         return tuple(_partner(matching, worker) for matching in self.matchings)
 
     def one_way_roles(self, worker: int) -> tuple[OneWayRole | None, ...]:
-        """What `worker` sends and hears in each matching of a push; None where it rests."""
+        """What `worker` sends and receives in each matching; None where it rests."""
         return tuple(
             self._one_way_role(position, worker) for position in range(len(self.matchings))
         )
@@ -161,16 +174,13 @@ class Round:
         return None if to is None and source is None else OneWayRole(to, given, source, taken)
 
     def without(self, workers: Collection[int] = (), links: Collection[Link] = ()) -> Round:
-        """The same round, the meetings of some workers and over some links left out.
+        """The same round without the meetings of some workers and over some links.
 
         >>> pair = Round(matchings=(((0, 1), (2, 3)),), indices=(0,), mixing="pairwise", weight=0.5)
         >>> pair.without([3]).matchings, pair.without(links=[(0, 1)]).links
         ((((0, 1),),), ((2, 3),))
         """
-        places = [
-            [k for k, li in enumerate(m) if li not in links and not set(li) & set(workers)]
-            for m in self.matchings
-        ]
+        places = _places_left(self.matchings, workers, links)
         if all(len(ks) == len(m) for ks, m in zip(places, self.matchings, strict=True)):
             return self
         check_separable(self.mixing)
@@ -185,17 +195,9 @@ class Round:
         )
 
     def among(self, workers: list[int]) -> Round:
-        """The same round for workers numbered anew, all of whose partners are among them."""
+        """The same round for some workers, renumbered from 0; all their partners are among them."""
         number = {worker: k for k, worker in enumerate(workers)}
-        return Round(
-            matchings=tuple(
-                tuple((number[i], number[j]) for i, j in matching) for matching in self.matchings
-            ),
-            indices=self.indices,
-            mixing=self.mixing,
-            weight=self.weight,
-            weights=self.weights,
-        )
+        return replace(self, matchings=_renumbered(self.matchings, number))
 
     def mix(self, x: npt.NDArray[_F]) -> npt.NDArray[_F]:
         """The workers' values after the round; rows are workers, `x` is left alone.
@@ -205,11 +207,11 @@ class Round:
         """
         mixed: npt.NDArray[_F] = x.copy()
         if self.mixing == "average" and self.matchings:
-            there = sorted({worker for link in self.links for worker in link})
-            mixed[there] = x[there].mean(axis=0, dtype=x.dtype)
+            present = sorted({worker for link in self.links for worker in link})
+            mixed[present] = x[present].mean(axis=0, dtype=x.dtype)
             return mixed
         if self.mixing == "windows" and self.matchings:
-            return self._summed(x)
+            return self._sum_windows(x)
         for i, j, w in self._steps(x):
             if self.mixing == "laplacian":
                 difference = x[j] - x[i]
@@ -224,8 +226,8 @@ class Round:
                 mixed[i], mixed[j] = (1 - w) * a + w * b, (1 - w) * b + w * a
         return mixed
 
-    def _summed(self, x: npt.NDArray[_F]) -> npt.NDArray[_F]:
-        """The mean, by everybody's sums over the workers before it, and with itself."""
+    def _sum_windows(self, x: npt.NDArray[_F]) -> npt.NDArray[_F]:
+        """The mean, from each worker's sums over the workers before it, with and without itself."""
         whole: npt.NDArray[_F] = x.copy()
         behind, count = np.zeros_like(x), 0
         for matching in self.matchings:
@@ -252,9 +254,9 @@ class Round:
 
     @property
     def keeps_shares(self) -> bool:
-        """Whether everyone receives as much weight as it gives away: W is doubly stochastic.
+        """Whether every worker receives as much weight as it gives away: W is doubly stochastic.
 
-        All rounds but a push's always do; its messages do where they go round in circles.
+        Always so but for a push; there it holds where messages go round in circles.
         """
         if self.mixing != "push":
             return True
@@ -269,6 +271,188 @@ class Round:
     def matrix(self, num_workers: int) -> npt.NDArray[np.float64]:
         """W(k), with which the new values are W(k) @ x."""
         return self.mix(np.eye(num_workers))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundProcess(_Mixed):
+    """Rounds without end: matchings, which are active at iteration k, and how they mix.
+
+    This is all that theory and engines need of a plan. `dataclasses.replace` changes parts.
+
+    >>> from matcha.schedules import Cycle
+    >>> from matcha.topology import families
+    >>> process = RoundProcess(
+    ...     topology=families.path(3),
+    ...     matchings=(((0, 1),), ((1, 2),)),
+    ...     schedule=Cycle(cycle=((0,), (1,)), num_matchings=2),
+    ...     mixing="pairwise",
+    ...     alpha=0.5,
+    ... )
+    >>> process.round(3).links
+    ((1, 2),)
+    """
+
+    topology: Topology
+    matchings: tuple[Matching, ...]
+    """The matchings that rounds are made of; disjoint except for `greedy`."""
+    schedule: Schedule
+    """Which of the matchings are active when; it owns their probabilities and the seed."""
+    mixing: Mixing
+    alpha: float
+    """The weight of a neighbour's value: α of eq. 8, or ½ for pairwise mixing."""
+    weights: Shares | None = None
+    """One for each link of each matching, in place of α."""
+    figures: dict[str, float] = field(default_factory=dict, init=False, compare=False, repr=False)
+    """ρ and the like, as far as known; a process with other parts starts without."""
+    gone: frozenset[int] | None = field(default=None, init=False, compare=False, repr=False)
+    """Workers that were taken out, where some workers or links were: see `without`."""
+
+    def __post_init__(self) -> None:
+        number = len(self.schedule.probabilities)
+        if self.mixing not in MIXINGS:
+            raise PlanError(f"mixing is {self.mixing!r}, but it is {' or '.join(MIXINGS)}.")
+        if number != len(self.matchings):
+            raise PlanError(
+                f"{number} probabilities were given for {len(self.matchings)} matchings."
+            )
+        if not 0 < self.alpha <= 1:
+            raise PlanError(f"the mixing weight is {self.alpha!r}, but it must be in (0, 1].")
+        check_matchings(self.topology, self.matchings, push=self.is_one_way)
+        if self.weights is None:
+            return
+        if self.schedule.period is None and self.mixing != "laplacian":
+            raise PlanError("weights per link need rounds that repeat, or laplacian mixing.")
+        if [len(shares) for shares in self.weights] != [len(links) for links in self.matchings]:
+            raise PlanError("weights need one value for each link of each matching.")
+        if not all(0 <= w <= 1 for shares in self.weights for w in shares):
+            raise PlanError("the weight of a link must be in [0, 1].")
+
+    # -- rounds -----------------------------------------------------------------------------------
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers there are."""
+        return self.topology.num_workers
+
+    def round(self, k: int) -> Round:
+        """The round of iteration k: the same on every worker, in any order of k."""
+        check_iteration(k)
+        return self.round_of(self.schedule.active(k))
+
+    def rounds(self, start: int = 0, stop: int | None = None) -> Iterator[Round]:
+        """The rounds of iterations start, start + 1, … in order; quicker than one by one."""
+        check_iteration(start)
+        return map(self.round_of, self.schedule.actives(start, stop))
+
+    @cached_property
+    def round_of(self) -> Callable[[Active], Round]:
+        """Build the round in which some matchings, by position, are active in that order."""
+
+        @lru_cache(maxsize=_KNOWN_ROUNDS)
+        def build(active: Active) -> Round:
+            active = tuple(j for j in active if self.matchings[j])  # of some nothing may be left
+            return Round(
+                matchings=tuple(self.matchings[j] for j in active),
+                indices=active,
+                mixing=self.mixing,
+                weight=self.alpha,
+                weights=None if self.weights is None else tuple(self.weights[j] for j in active),
+            )
+
+        return build
+
+    @property
+    def link_scale(self) -> float:
+        """What a link's Laplacian is multiplied by: α, or 1 where links have their own weights."""
+        return self.alpha if self.weights is None else 1.0
+
+    @cached_property
+    def needs_push_sum(self) -> bool:
+        """Whether messages go one way without coming round, so that x needs a weight ω beside it.
+
+        Where every worker receives as much as it gives away ω stays 1, and nothing extra is sent.
+        """
+        return not all(self.round_of(active).keeps_shares for active in self.schedule.largest)
+
+    @cached_property
+    def smallest_self_weight(self) -> float:
+        """The least weight that a worker gives its own value in a round that really happens.
+
+        Under Laplacian mixing it is 1 − dα for a worker with d active links; below zero the
+        update extrapolates, which amplifies noise and may diverge at large learning rates. Drawn
+        rounds count where they come at least once in a million iterations.
+        """
+        if self.is_exact:
+            return self.alpha
+        if self.mixing != "laplacian":
+            shares = ((self.alpha,),) if self.weights is None else self.weights
+            return 1 - max((w for some in shares for w in some), default=0.0)
+        return float(1 - self.link_scale * _most_given(self))
+
+    # -- when workers or links are gone -----------------------------------------------------------
+
+    def without(self, workers: Iterable[int] = (), links: Iterable[Link] = ()) -> RoundProcess:
+        """The same rounds without the meetings of some workers and over some links.
+
+        All workers keep their numbers. Nothing is planned again, so the result is exact, takes no
+        time, and is the same wherever it is made. Its figures are those of the workers left.
+
+        Raises:
+            InputError: There is no such worker or link, or fewer than two workers would be left.
+        """
+        gone = known_workers(self.topology, workers)
+        cut = known_links(self.topology, links)
+        if not gone and not cut:
+            return self
+        everyone_gone = gone | (self.gone or frozenset())
+        if self.num_workers - len(everyone_gone) < 2:
+            raise InputError("a plan is for at least two workers, but fewer would be left.")
+        check_separable(self.mixing)
+        if self.mixing == "push" and not self.topology.directed:
+            cut |= {(j, i) for i, j in cut}
+        places = _places_left(self.matchings, gone, cut)
+        weights = self.weights
+        if weights is not None:
+            pairs = zip(weights, places, strict=True)
+            weights = tuple(tuple(shares[k] for k in ks) for shares, ks in pairs)
+        pairs_left = zip(self.matchings, places, strict=True)
+        left = tuple(tuple(matching[k] for k in ks) for matching, ks in pairs_left)
+        process = replace(self, matchings=left, weights=weights)
+        object.__setattr__(process, "gone", everyone_gone)
+        return process
+
+    @cached_property
+    def present(self) -> RoundProcess:
+        """The rounds of the workers left alone, renumbered; all of them where they fall apart."""
+        if self.gone is None:
+            return self
+        left = [worker for worker in range(self.num_workers) if worker not in self.gone]
+        matchings = _renumbered(self.matchings, {worker: k for k, worker in enumerate(left)})
+        links = {link for matching in matchings for link in matching}
+        if not self.topology.directed:
+            links = {(min(link), max(link)) for link in links}
+        try:
+            rest = Topology.from_links(sorted(links), len(left), directed=self.topology.directed)
+        except InputError:
+            return self  # no consensus over all
+        return replace(self, topology=rest, matchings=matchings)
+
+    # -- figures ----------------------------------------------------------------------------------
+
+    def figure(self, name: str, compute: Callable[[RoundProcess], float]) -> float:
+        """A figure of these rounds, computed once; of the workers left where some are gone."""
+        if name not in self.figures:
+            self.figures[name] = compute(self.present)
+        return self.figures[name]
+
+    def remember(self, **figures: float) -> RoundProcess:
+        """Note figures that were found on the way, so that they are not computed again."""
+        self.figures.update(figures)
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy or a pickle holds parts and figures; what was derived is derived again.
+        return {part.name: getattr(self, part.name) for part in fields(self)}
 
 
 class PushSum:
@@ -295,6 +479,82 @@ class PushSum:
         self.omega = round.mix(self.omega)
         z = self.x / self.omega.reshape(columns)
         return z
+
+
+# -- parts ----------------------------------------------------------------------------------------
+
+
+def known_workers(topology: Topology, workers: Iterable[int]) -> frozenset[int]:
+    """The workers as a set.
+
+    Raises:
+        InputError: The topology has no such worker.
+    """
+    found = frozenset(workers)
+    for worker in sorted(found):
+        if not 0 <= worker < topology.num_workers:
+            raise InputError(f"there is no worker {worker} among {topology.num_workers}.")
+    return found
+
+
+def known_links(topology: Topology, links: Iterable[Link]) -> frozenset[Link]:
+    """The links as the topology spells them.
+
+    Raises:
+        InputError: The topology has no such link.
+    """
+    found = set()
+    for i, j in links:
+        link = (i, j) if topology.directed or i < j else (j, i)
+        if link not in topology.links:
+            raise InputError(f"there is no link between workers {i} and {j}.")
+        found.add(link)
+    return frozenset(found)
+
+
+def _places_left(
+    matchings: Sequence[Matching], workers: Collection[int], links: Collection[Link]
+) -> list[list[int]]:
+    """The positions, in each matching, of the links that are left."""
+    gone = set(workers)
+    return [
+        [k for k, link in enumerate(m) if link not in links and not gone.intersection(link)]
+        for m in matchings
+    ]
+
+
+def _renumbered(matchings: Sequence[Matching], number: dict[int, int]) -> tuple[Matching, ...]:
+    return tuple(tuple((number[i], number[j]) for i, j in m) for m in matchings)
+
+
+def _most_given(process: RoundProcess) -> float:
+    """The most links that a worker has active at once, or the most that they weigh."""
+    schedule = process.schedule
+    if schedule.period is not None or schedule.exclusive:
+        sums = (_given(process, active) for active in schedule.largest)
+        return max((max(given.values(), default=0) for given in sums), default=0)
+    if process.weights is not None:  # sums of unequal weights have no short table of frequencies
+        likely = tuple(j for p, members in schedule.coins if p >= RARE for j in members)
+        return max(_given(process, likely).values(), default=0)
+    often: dict[int, npt.NDArray[np.float64]] = {}  # by worker: of 0, 1, … active links
+    for p, members in schedule.coins:
+        for worker, links in _given(process, members).items():
+            heads = np.zeros(int(links) + 1)
+            heads[0], heads[-1] = 1 - p, p
+            often[worker] = np.convolve(often.get(worker, np.ones(1)), heads)
+    tails = (np.cumsum(counts[::-1])[::-1] for counts in often.values())
+    return max((int(np.flatnonzero(tail >= RARE)[-1]) for tail in tails), default=0)
+
+
+def _given(process: RoundProcess, active: Active) -> dict[int, float]:
+    """Each worker's active links, counted or weighed."""
+    given: dict[int, float] = defaultdict(float)
+    for j in active:
+        shares = repeat(1.0) if process.weights is None else process.weights[j]
+        for link, w in zip(process.matchings[j], shares, strict=False):
+            for worker in link:
+                given[worker] += w
+    return given
 
 
 def _partner(matching: Matching, worker: int) -> int | None:

@@ -19,7 +19,7 @@ from torch import nn
 
 from matcha import Plan, Topology, families, plan
 from matcha.distributed import Gossip, MpiTransport, TorchTransport, Transport
-from matcha.rounds import PushSum
+from matcha.rounds import PushSum, RoundProcess
 from matcha.schedules import Bernoulli, Choice, Cycle, Periodic
 from matcha.timing import Units
 
@@ -93,13 +93,15 @@ def make_plan(strategy: str, mixing: str, seed: int = 3) -> Plan:
         ),
     }[strategy]()
     return Plan(
-        topology=families.paper("er8"),
+        process=RoundProcess(
+            topology=families.paper("er8"),
+            matchings=matchings,
+            schedule=schedule,
+            mixing=mixing,
+            alpha=0.17 if mixing == "laplacian" else 0.5,
+        ),
         strategy=strategy,
         budget=0.5,
-        mixing=mixing,
-        matchings=matchings,
-        alpha=0.17 if mixing == "laplacian" else 0.5,
-        schedule=schedule,
         timing=Units(),
         num_colors=count,
     )

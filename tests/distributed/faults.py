@@ -9,7 +9,6 @@ import os
 import signal
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -101,8 +100,7 @@ def confuse(transport: Transport) -> None:
 
 def run_ahead(transport: Transport, folder: Path) -> None:
     """0 and 1 meet in every round, and so do 2 and 3; 0 goes on only when 2 and 3 have finished."""
-    pairs = replace(
-        PLAN,
+    pairs = PLAN.with_process(
         matchings=(((0, 1), (2, 3)),),
         schedule=Periodic(frequency=1.0, num_matchings=1),
     )

@@ -177,7 +177,7 @@ def test_the_simulator_plays_what_happened(case) -> None:
 
 def test_one_way_messages_cannot_do_without_a_worker() -> None:
     plan = cases.make_plan("greedy", "pairwise")
-    plan = replace(plan, mixing="push")
+    plan = plan.with_process(mixing="push")
 
     def work(transport):
         model = torch.nn.Linear(2, 1)

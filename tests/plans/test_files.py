@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
+import numpy as np
 import pytest
 
 import matcha
 from matcha import families
-from matcha.errors import PlanError
-from matcha.plans import PlanLike, StagedPlan, load_plan
+from matcha.errors import InputError, PlanError
+from matcha.plans import StagedPlan, load_plan
 from matcha.strategies import staged_plan
+from matcha.timing import all_reduce_time
 
 
 @pytest.fixture(scope="module")
@@ -22,13 +27,15 @@ def test_a_file_is_read_as_the_kind_of_plan_that_it_holds(staged, tmp_path):
     again = load_plan(path)
     assert isinstance(again, StagedPlan)
     assert (again, again.digest) == (staged, staged.digest)
-    assert StagedPlan.load(path) == staged
     staged.levels[0].save(tmp_path / "plain.json")
     plain = load_plan(tmp_path / "plain.json")
     assert isinstance(plain, matcha.Plan)
     assert plain == staged.levels[0]
+    assert matcha.Plan.load(tmp_path / "plain.json") == plain
+    with pytest.raises(PlanError, match=r"its schema is .matcha\.staged-plan"):
+        matcha.Plan.load(path)
     with pytest.raises(PlanError, match="not a staged"):
-        StagedPlan.load(tmp_path / "plain.json")
+        StagedPlan.from_json(plain.to_json())
 
 
 def test_a_file_that_was_changed_is_refused(staged, tmp_path):
@@ -40,7 +47,47 @@ def test_a_file_that_was_changed_is_refused(staged, tmp_path):
 
 
 def test_either_kind_has_all_that_engines_ask_for(staged):
-    asked = [name for name in vars(PlanLike) if not name.startswith("_")]
-    assert {"rounds", "level_at", "digest"} <= set(asked)
+    asked = "topology num_workers strategy budget seed timing wire matchings notes digest levels"
+    asked += " level_at round rounds round_time mixing_matrix without summary to_json save"
     for plan in (staged, staged.levels[0]):
-        assert [name for name in asked if not hasattr(plan, name)] == []
+        assert [name for name in asked.split() if not hasattr(plan, name)] == []
+
+
+def test_copies_and_pickles_are_the_same_plan(plan):
+    plan.round(3)
+    for other in (copy.copy(plan), copy.deepcopy(plan), pickle.loads(pickle.dumps(plan))):
+        assert other == plan
+        assert other.digest == plan.digest
+        assert other.rho == plan.rho
+        assert other.round(3) == plan.round(3)
+
+
+@pytest.mark.parametrize("k", [-1, -2])
+def test_no_round_comes_before_the_first(plan, k):
+    """Before, rounds(-2) yielded rounds where round(-1) was refused."""
+    for ask in (plan.round, plan.rounds, plan.mixing_matrix):
+        with pytest.raises(InputError, match="count from 0"):
+            ask(k)
+    with pytest.raises(InputError, match="count from 0"):
+        next(plan.schedule.actives(k, None))
+
+
+def test_the_same_round_is_the_same_object(plan):
+    rounds = list(plan.rounds(0, 300))
+    assert len({id(round_) for round_ in rounds}) == len(set(rounds))
+
+
+def test_the_mixing_matrix_and_the_time_are_the_rounds(plan):
+    x = np.random.default_rng(0).normal(size=(plan.num_workers, 2))
+    for k in (0, 7):
+        round_ = plan.round(k)
+        mixed = round_.mix(x) if round_ else x
+        np.testing.assert_allclose(plan.mixing_matrix(k) @ x, mixed, atol=1e-14)
+        assert plan.round_time(round_) == plan.timing.round_time(round_.matchings)
+    assert str(plan) == plan.summary()
+
+
+def test_an_exact_average_takes_the_time_of_an_all_reduce():
+    plan = matcha.plan(families.ring(6), 0.5, "local")
+    times = {plan.round_time(round_) for round_ in plan.rounds(0, 50)}
+    assert times == {0.0, all_reduce_time(plan.timing, plan.topology)}

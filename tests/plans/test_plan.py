@@ -121,8 +121,8 @@ def test_the_same_rounds_in_a_fresh_process(plan, tmp_path):
 
 
 def test_digest_covers_what_workers_must_agree_on(plan):
-    assert replace(plan, schedule=replace(plan.schedule, seed=4)).digest != plan.digest
-    assert replace(plan, alpha=plan.alpha * (1 + 1e-15)).digest != plan.digest
+    assert plan.with_process(schedule=replace(plan.schedule, seed=4)).digest != plan.digest
+    assert plan.with_process(alpha=plan.alpha * (1 + 1e-15)).digest != plan.digest
     assert replace(plan, notes=("hello",)).digest == plan.digest
 
 

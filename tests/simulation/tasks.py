@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -37,7 +36,7 @@ def er8(strategy="matcha", budget=0.5, mixing=None, seed=0):
     if mixing in (None, plan.mixing):
         return plan
     weight = 0.5 if mixing == "pairwise" else 0.1
-    return replace(plan, mixing=mixing, alpha=weight, weights=None)
+    return plan.with_process(mixing=mixing, alpha=weight, weights=None)
 
 
 def rows(engine):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -12,6 +12,7 @@ from matcha import Plan, families, timing
 from matcha.errors import InputError, PlanError
 from matcha.matchings import decompose
 from matcha.mixing import metropolis_weights
+from matcha.rounds import RoundProcess
 from matcha.schedules import Cycle
 from matcha.strategies import Request
 
@@ -23,13 +24,15 @@ def in_turn(request: Request) -> Plan:
     matchings = decompose(request.topology, seed=request.seed)
     cycle = tuple((j,) for j in range(len(matchings)))
     return Plan(
-        topology=request.topology,
+        process=RoundProcess(
+            topology=request.topology,
+            matchings=matchings,
+            schedule=Cycle(cycle=cycle, num_matchings=len(matchings)),
+            mixing="pairwise",
+            alpha=request.alpha or 0.5,
+        ),
         strategy=request.strategy,
         budget=request.budget,
-        mixing="pairwise",
-        matchings=matchings,
-        alpha=request.alpha or 0.5,
-        schedule=Cycle(cycle=cycle, num_matchings=len(matchings)),
         timing=request.timing,
         num_colors=len(matchings),
     )
@@ -56,7 +59,7 @@ def test_probabilities_of_ones_own():
     assert plan.expected_comm_time == pytest.approx(2.0)
     # The weight is the best for these probabilities.
     for alpha in (0.9 * plan.alpha, 1.1 * plan.alpha):
-        assert replace(plan, alpha=alpha).rho > plan.rho
+        assert plan.with_process(alpha=alpha).rho > plan.rho
     pairs = matcha.plan(ER8, 0.4, matchings=AUTHORS, probabilities=p, mixing="pairwise")
     assert pairs.rho < plan.rho
     one = matcha.plan(ER8, 0.2, "single", matchings=AUTHORS, probabilities=[0.2] * 5)
@@ -106,7 +109,7 @@ def test_alpha_of_ones_own(strategy):
     assert plan.alpha == 0.11
     assert plan.rho != found.rho
     assert any("is yours" in note for note in plan.notes)
-    assert replace(found, alpha=0.11).rho == pytest.approx(plan.rho)
+    assert found.with_process(alpha=0.11).rho == pytest.approx(plan.rho)
     with pytest.raises(InputError, match=r"in \(0, 1\]"):
         matcha.plan(ER8, 0.4, strategy, alpha=-1)
 
@@ -142,7 +145,7 @@ def test_weights_of_ones_own(strategy, tmp_path):
     plan.save(tmp_path / "plan.json")
     again = Plan.load(tmp_path / "plan.json")
     assert (again, again.digest) == (plan, plan.digest)
-    assert plan.digest != replace(plan, weights=None).digest
+    assert plan.digest != plan.with_process(weights=None).digest
 
 
 def test_weights_that_are_none_are_refused():

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 
-from matcha.rounds import Round
+from matcha import families
+from matcha.rounds import Round, RoundProcess
+
+
+def process(matchings, schedule, m, mixing, alpha):
+    """Rounds on a complete graph, which has whatever links they use."""
+    return RoundProcess(
+        topology=families.complete(m),
+        matchings=tuple(matchings),
+        schedule=schedule,
+        mixing=mixing,
+        alpha=alpha,
+    )
 
 
 def matrix(matchings, active, m, mixing, weight):

@@ -7,12 +7,12 @@ from itertools import product
 
 import numpy as np
 import pytest
-from tests.theory.brute import iterate, matrix
+from tests.theory.brute import iterate, matrix, process
 
 from matcha import families
 from matcha.errors import InputError
 from matcha.schedules import Bernoulli, Choice
-from matcha.theory import schedule_error
+from matcha.theory import consensus_error
 from matcha.theory.moments import second_moment
 
 
@@ -26,9 +26,7 @@ def test_independent_coins_against_all_outcomes(mixing):
         active = [j for j in range(5) if heads[j]]
         outcomes.append((chance, matrix(matchings, active, m, mixing, 0.3)))
     brute = iterate(lambda k, X: sum(c * W @ X @ W.T for c, W in outcomes), m, 400)
-    found = schedule_error(
-        matchings, Bernoulli(probabilities=p, seed=0), m, mixing=mixing, weight=0.3
-    )
+    found = consensus_error(process(matchings, Bernoulli(probabilities=p, seed=0), m, mixing, 0.3))
     assert found == pytest.approx(brute, rel=1e-8)
 
 
@@ -46,7 +44,7 @@ def test_grouped_coins_share_their_fate():
         for a, b in product((0, 1), repeat=2)
     ]
     brute = iterate(lambda k, X: sum(c * W @ X @ W.T for c, W in Ws), m, 600)
-    found = schedule_error(matchings, schedule, m, mixing="laplacian", weight=0.25)
+    found = consensus_error(process(matchings, schedule, m, "laplacian", 0.25))
     assert found == pytest.approx(brute, rel=1e-8)
 
 
@@ -57,9 +55,7 @@ def test_choice_against_its_expectation():
     brute = iterate(
         lambda k, X: 0.1 * X + sum(q * W @ X @ W for q, W in zip(p, Ws, strict=True)), m
     )
-    found = schedule_error(
-        matchings, Choice(probabilities=p, seed=0), m, mixing="pairwise", weight=0.5
-    )
+    found = consensus_error(process(matchings, Choice(probabilities=p, seed=0), m, "pairwise", 0.5))
     assert found == pytest.approx(brute, rel=1e-8)
 
 
@@ -67,7 +63,7 @@ def test_too_large_a_weight_diverges():
     topology = families.complete(8)
     matchings = tuple((link,) for link in topology.links)
     schedule = Bernoulli(probabilities=(0.9,) * len(matchings), seed=0)
-    assert schedule_error(matchings, schedule, 8, mixing="laplacian", weight=0.9) == math.inf
+    assert consensus_error(process(matchings, schedule, 8, "laplacian", 0.9)) == math.inf
 
 
 @pytest.mark.parametrize("mixing", ["laplacian", "pairwise"])
@@ -76,7 +72,7 @@ def test_the_adjoint_is_the_transpose_of_the_map(mixing, kind):
     matchings, rng = families.paper_matchings("er8"), np.random.default_rng(0)
     schedule = kind(probabilities=(0.3, 0.2, 0.1, 0.3, 0.1), seed=0)
     there, back = (
-        second_moment(matchings, schedule, 8, mixing=mixing, weight=0.4, adjoint=adjoint)
+        second_moment(process(matchings, schedule, 8, mixing, 0.4), adjoint=adjoint)
         for adjoint in (False, True)
     )
     X, V = (a @ a.T for a in rng.normal(size=(2, 8, 8)))
@@ -88,4 +84,4 @@ def test_the_adjoint_is_the_transpose_of_the_map(mixing, kind):
 def test_pairwise_mixing_has_no_coins_for_groups():
     schedule = Bernoulli(probabilities=(0.5, 0.5), groups=((0, 1),), seed=0)
     with pytest.raises(InputError, match="a coin for each matching"):
-        second_moment((((0, 1),), ((1, 2),)), schedule, 3, mixing="pairwise", weight=0.5)
+        second_moment(process((((0, 1),), ((1, 2),)), schedule, 3, "pairwise", 0.5))

@@ -2,12 +2,11 @@
 
 import numpy as np
 import pytest
+from tests.theory.brute import process
 
-from matcha import Plan, families, theory
+from matcha import families, theory
 from matcha.errors import InputError
 from matcha.schedules import Bernoulli, Choice, Cycle, Periodic
-from matcha.theory import schedule_error
-from matcha.timing import Units
 
 # DESIGN.md section 5: vanilla at its rho-optimal alpha.
 VANILLA = {
@@ -24,14 +23,10 @@ def test_vanilla_gives_the_published_table(name):
     topology = families.paper(name)
     values = np.linalg.eigvalsh(topology.laplacian().toarray())
     matchings = families.paper_matchings(name)
-    found = schedule_error(
-        matchings,
-        Periodic(frequency=1.0, num_matchings=len(matchings)),
-        topology.num_workers,
-        mixing="laplacian",
-        weight=2 / (values[1] + values[-1]),
-    )
-    assert found == pytest.approx(VANILLA[name], abs=0.006)
+    always = Periodic(frequency=1.0, num_matchings=len(matchings))
+    alpha = 2 / (values[1] + values[-1])
+    rounds = process(matchings, always, topology.num_workers, "laplacian", alpha)
+    assert theory.consensus_error(rounds) == pytest.approx(VANILLA[name], abs=0.006)
 
 
 def test_admissible_rate_and_bound():
@@ -68,13 +63,8 @@ def test_nothing_beats_the_doubling_bound_and_a_hypercube_meets_it():
         ((0,), (), (1,), (), (2,), (), (3,), ()),
     ):
         c = 4 / len(rounds)
-        error = schedule_error(
-            matchings,
-            Cycle(cycle=rounds, num_matchings=len(matchings)),
-            16,
-            mixing="pairwise",
-            weight=0.5,
-        )
+        cycle = Cycle(cycle=rounds, num_matchings=len(matchings))
+        error = theory.consensus_error(process(matchings, cycle, 16, "pairwise", 0.5))
         bound = theory.doubling_bound(16, c)
         assert error >= bound - 1e-12
         if c >= 1:
@@ -86,7 +76,7 @@ def test_nothing_beats_the_doubling_bound_and_a_hypercube_meets_it():
 @pytest.mark.parametrize("mixing", ["laplacian", "pairwise"])
 @pytest.mark.parametrize("kind", ["coins", "choice", "cycle", "periodic"])
 def test_drift_against_simulation(mixing, kind):
-    topology, matchings = families.paper("er8"), families.paper_matchings("er8")
+    matchings = families.paper_matchings("er8")
     p = (0.9, 0.5, 0.3, 0.2, 0.7)
     schedule = {
         "coins": Bernoulli(probabilities=p, seed=1),
@@ -94,24 +84,16 @@ def test_drift_against_simulation(mixing, kind):
         "cycle": Cycle(cycle=((0, 2), (), (4, 1), (3,)), num_matchings=5),
         "periodic": Periodic(frequency=0.5, num_matchings=5),
     }[kind]
-    plan = Plan(
-        topology=topology,
-        strategy="matcha",
-        budget=0.5,
-        mixing=mixing,
-        matchings=matchings,
-        alpha=0.3,
-        schedule=schedule,
-        timing=Units(),
-        num_colors=5,
-    )
+    rounds = process(matchings, schedule, 8, mixing, 0.3)
     # All fixed differences at once: column i is the response to a unit gradient at worker i.
     g = np.eye(8) - 1 / 8
     x, total = np.zeros((8, 8)), 0.0
-    for k, round_ in enumerate(plan.rounds(0, 6200)):
+    for k, round_ in enumerate(rounds.rounds(0, 6200)):
         x = round_.mix(x + g) if round_ else x + g
         total += np.square(x).sum() if k >= 200 else 0.0
     random = kind in ("coins", "choice")
-    assert theory.drift_error(plan) == pytest.approx(total / 6000 / 8, rel=0.05 if random else 1e-6)
+    assert theory.drift_error(rounds) == pytest.approx(
+        total / 6000 / 8, rel=0.05 if random else 1e-6
+    )
     # Differences that persist cost more than noise that does not.
-    assert theory.drift_error(plan) > theory.consensus_error(plan)
+    assert theory.drift_error(rounds) > theory.consensus_error(rounds)

@@ -88,28 +88,53 @@ def save_document(document: dict[str, Any], path: Path) -> None:
     write_atomically(path, json.dumps(signed, indent=1) + "\n")
 
 
-def load_document(path: Path) -> dict[str, Any]:
-    """The JSON object in a file, its checksum verified and removed.
+def load_document(path: str | Path, make: Callable[[dict[str, Any]], Value]) -> Value:
+    """Make a value of the JSON object in a file, its checksum verified and removed.
 
     Raises:
-        InputError: The file is missing, not JSON, not ours, or its checksum is wrong.
+        PlanError: The file is missing, not JSON, not ours, damaged, or not what `make` takes.
     """
+    path = Path(path)
     try:
         if path.stat().st_size > MAX_BYTES:
-            raise InputError(f"{str(path)!r} is larger than {MAX_BYTES >> 20} MiB: not a plan.")
+            raise PlanError(f"{str(path)!r} is larger than {MAX_BYTES >> 20} MiB: not a plan.")
         document = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise InputError(f"{str(path)!r} cannot be read: {error.strerror}.") from None
+        raise PlanError(f"{str(path)!r} cannot be read: {error.strerror}.") from None
+    except PlanError:
+        raise
     except (ValueError, RecursionError):
-        raise InputError(
+        raise PlanError(
             f"{str(path)!r} is not JSON: it is truncated, damaged or not a plan."
         ) from None
     if not isinstance(document, dict) or not str(document.get("schema", "")).startswith("matcha."):
-        raise InputError(f"{str(path)!r} is not a matcha plan (no schema name inside).")
+        raise PlanError(f"{str(path)!r} is not a matcha plan (no schema name inside).")
     checksum = document.pop("checksum", None)
     if checksum is not None and checksum != fingerprint(document):
-        raise InputError(f"{str(path)!r} is damaged: its checksum does not match its content.")
-    return document
+        raise PlanError(f"{str(path)!r} is damaged: its checksum does not match its content.")
+    try:
+        return make(document)
+    except PlanError as error:
+        raise PlanError(f"{str(path)!r} is not a usable plan: {error}") from None
+
+
+@contextmanager
+def explain_malformed(kind: type[InputError]) -> Iterator[None]:
+    """Turn whatever goes wrong while a document becomes a value into one sentence.
+
+    Raises:
+        InputError: Of the kind given: it lacks a field, or a part of it is not what it should be.
+    """
+    try:
+        yield
+    except InputError as error:
+        raise kind(str(error)) from None
+    except KeyError as error:
+        raise kind(f"it lacks {error.args[0]!r}.") from None
+    except (ArithmeticError, AttributeError, LookupError, RecursionError) as error:
+        raise kind(f"a part of it is malformed ({error}).") from None
+    except (TypeError, ValueError) as error:
+        raise kind(f"a part of it is malformed ({error}).") from None
 
 
 class Registry(Generic[Value]):

@@ -228,7 +228,7 @@ def _promises(plan: Plan) -> list[tuple[str, str]]:
         ("mixing", f"{plan.mixing}, weight {plan.alpha:.4f}"),
         ("communication", f"{plan.expected_comm_time:.4g} {unit} per iteration"),
     ]
-    bound = error_bound(plan)
+    bound = error_bound(plan.process)
     if bound and error is not None:
         lines.insert(1, ("no schedule goes below", f"{bound:.4g} ({error / bound:.2f} times)"))
     if plan.certificate is not None:

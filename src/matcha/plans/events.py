@@ -14,11 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from matcha.errors import InputError
-from matcha.plans.averaging import all_reduce_time
-from matcha.plans.files import PlanLike
-from matcha.plans.reduced import known_links, known_workers
-from matcha.rounds import Round, check_losable
-from matcha.timing import Timing
+from matcha.plans.staged import PlanLike
+from matcha.rounds import Round, check_losable, known_links, known_workers
+from matcha.timing import Timing, all_reduce_time
 from matcha.topology import Link, Matching, Topology
 
 __all__ = ["Cut", "Events", "Loss", "Return", "Slowdown"]
@@ -139,7 +137,7 @@ class Events:
         usual = plan.round_time(round)
         if not any(link in slower for link in round.links):
             return usual
-        if round.mixing == "average":
+        if round.is_all_reduce:
             return all_reduce_time(plan.timing, plan.topology, slower)
         return usual + sum(_longer(plan.timing, m, slower) for m in round.matchings)
 

@@ -3,56 +3,97 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property, lru_cache
+import operator
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from matcha import theory
-from matcha._io import decode_number, encode_number, fingerprint, load_document
+from matcha._io import (
+    decode_number,
+    encode_number,
+    explain_malformed,
+    fingerprint,
+    load_document,
+    save_document,
+)
 from matcha._numerics.certificates import Certificate
 from matcha.errors import InputError, PlanError
-from matcha.plans.averaging import all_reduce_time
-from matcha.plans.degrees import given_away
-from matcha.plans.figures import Figures
-from matcha.plans.protocol import Members
-from matcha.plans.reduced import kept, known_links, known_workers, numbered_anew
-from matcha.plans.shares import check_alpha, check_shares, kept_shares, shares_from_json, spread
-from matcha.rounds import EXACT, MIXINGS, ONE_WAY, Mixing, Round, Shares, check_separable
+from matcha.rounds import Mixing, Round, RoundProcess, Shares, known_links
 from matcha.schedules import SCHEDULES, Schedule
-from matcha.timing import TIMINGS, Timing
-from matcha.topology import Link, Matching, Topology, check_matchings
+from matcha.timing import TIMINGS, Timing, all_reduce_time
+from matcha.topology import Link, Matching, Topology
 from matcha.wires import Float, Wire, parse_wire
 
 SCHEMA = "matcha.plan/2"
 READABLE = (SCHEMA, "matcha.plan/1")
 """Version 1, of matcha 0.1, had the same members."""
-_KNOWN_ROUNDS = 1 << 16  # rounds repeat; beyond this many different ones, make them anew
 _EXACT_ERROR_LIMIT = 256  # workers; the exact error takes 0.7 s there and 12 s at 512
-_P = TypeVar("_P")
+
+
+class AnyPlan(ABC):
+    """What a plan and a staged plan have in common: rounds on a topology, and a file."""
+
+    @property
+    @abstractmethod
+    def topology(self) -> Topology:
+        """The workers and their links."""
+
+    @abstractmethod
+    def round(self, k: int) -> Round:
+        """The round of iteration k: the same on every worker, in any order of k."""
+
+    @abstractmethod
+    def rounds(self, start: int = 0, stop: int | None = None) -> Iterator[Round]:
+        """The rounds of iterations start, start + 1, … in order; quicker than one by one."""
+
+    @abstractmethod
+    def to_json(self) -> dict[str, Any]:
+        """The plan as plain JSON values."""
+
+    @abstractmethod
+    def summary(self) -> str:
+        """The plan in a few lines of text."""
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers the plan is for."""
+        return self.topology.num_workers
+
+    def mixing_matrix(self, k: int) -> npt.NDArray[np.float64]:
+        """W(k) as a dense matrix: new x = W(k) @ x, rows are workers. For small m."""
+        return self.round(k).matrix(self.num_workers)
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan as JSON, with a checksum, whole or not at all."""
+        save_document(self.to_json(), Path(path))
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy or a pickle holds the parts; what was derived from them is derived again.
+        return {part.name: getattr(self, part.name) for part in fields(self)}  # type: ignore[arg-type]
+
+    def __str__(self) -> str:
+        return self.summary()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan(Members):
-    """A topology, and who talks when on it and with which weights; all else follows from these.
+class Plan(AnyPlan):
+    """Who talks when and with which weights, and how it came about.
 
-    `plan.round(k)` says what happens at iteration k: the same on every worker, in any order of k.
-    `dataclasses.replace` changes parts; what a plan promises (`rho`, …) is derived from its parts.
+    `plan.round(k)` is what happens at iteration k: the same on every worker, in any order of k.
+    What decides the rounds is the plan's `process`; the rest says for what it was made.
     """
 
-    topology: Topology
+    process: RoundProcess
+    """Topology, matchings, schedule and mixing: what theory and engines need."""
     strategy: str
     budget: float
-    mixing: Mixing
-    matchings: tuple[Matching, ...]
-    """The matchings that rounds are made of; disjoint except for `greedy`."""
-    alpha: float
-    """The weight of a neighbour's value: α of eq. 8, or ½ for pairwise mixing."""
-    weights: Shares | None = None
-    """One for each link of each matching, in place of α."""
-    schedule: Schedule
-    """Which of the matchings are active when; it owns their probabilities and the seed."""
     timing: Timing
     num_colors: int
     """M, the matchings of the edge colouring: what the budget is a fraction of."""
@@ -62,42 +103,44 @@ class Plan(Members):
     """How close to optimal the probabilities are known to be."""
     notes: tuple[str, ...] = ()
     """What a user should know about this plan."""
-    figures: Figures = field(default_factory=Figures, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not 0 <= self.budget <= 1:
             raise PlanError(f"the budget is {self.budget!r}, but it is a fraction: 0 to 1.")
-        if self.mixing not in MIXINGS:
-            raise PlanError(f"mixing is {self.mixing!r}, but it is {' or '.join(MIXINGS)}.")
-        if len(self.schedule.probabilities) != len(self.matchings):
-            raise PlanError(
-                f"{len(self.schedule.probabilities)} probabilities were given "
-                f"for {len(self.matchings)} matchings."
-            )
-        if not (math.isfinite(self.alpha) and self.alpha > 0):
-            raise PlanError(f"the mixing weight is {self.alpha!r}, but it must be positive.")
         if self.num_colors < 1:
             raise PlanError(f"the number of colours is {self.num_colors!r}, but it is at least 1.")
-        check_matchings(self.topology, self.matchings, push=self.mixing in ONE_WAY)
-        check_shares(
-            self.weights, self.matchings, self.mixing, repeats=self.schedule.period is not None
-        )
-        check_alpha(self.alpha, self.weights, self.figures.parts[-2:] or None)
-        object.__setattr__(self, "figures", self.figures.held_for(self._deciding))
+
+    # -- its rounds -------------------------------------------------------------------------------
 
     @property
-    def _deciding(self) -> tuple[Any, ...]:
-        """The parts that decide what happens, and so what the plan promises."""
-        return (
-            self.topology,
-            self.matchings,
-            self.schedule,
-            self.mixing,
-            self.alpha,
-            self.weights,
-        )
+    def topology(self) -> Topology:
+        """The workers and their links."""
+        return self.process.topology
 
-    # -- what happens when ----------------------------------------------------------------------
+    @property
+    def matchings(self) -> tuple[Matching, ...]:
+        """The matchings that rounds are made of; disjoint except for `greedy`."""
+        return self.process.matchings
+
+    @property
+    def schedule(self) -> Schedule:
+        """Which of the matchings are active when."""
+        return self.process.schedule
+
+    @property
+    def mixing(self) -> Mixing:
+        """How a round's exchanges become new values: `laplacian`, `pairwise` and others."""
+        return self.process.mixing
+
+    @property
+    def alpha(self) -> float:
+        """The weight of a neighbour's value: α of eq. 8, or ½ for pairwise mixing."""
+        return self.process.alpha
+
+    @property
+    def weights(self) -> Shares | None:
+        """A weight for each link of each matching, in place of α."""
+        return self.process.weights
 
     @property
     def probabilities(self) -> tuple[float, ...]:
@@ -118,31 +161,42 @@ class Plan(Members):
         """The plan in force at iteration k: this one."""
         return self
 
-    def _round(self, k: int) -> Round:
-        return self._made(self.schedule.active(k))
+    def round(self, k: int) -> Round:
+        """The round of iteration k: the same on every worker, in any order of k."""
+        return self.process.round(k)
 
-    def _rounds(self, start: int, stop: int | None) -> Iterator[Round]:
-        return map(self._made, self.schedule.actives(start, stop))
+    def rounds(self, start: int = 0, stop: int | None = None) -> Iterator[Round]:
+        """The rounds of iterations start, start + 1, … in order; quicker than one by one."""
+        return self.process.rounds(start, stop)
 
-    @cached_property
-    def _made(self) -> Callable[[tuple[int, ...]], Round]:
-        matchings, weights = self.matchings, self.weights
-        mixing, weight = self.mixing, self.alpha
+    def round_time(self, round: Round) -> float:
+        """The communication time of a round, in the delay model's unit."""
+        return time_of_round(self.timing, self.topology, round)
 
-        @lru_cache(maxsize=_KNOWN_ROUNDS)
-        def made(active: tuple[int, ...]) -> Round:
-            active = tuple(j for j in active if matchings[j])  # of some nothing may be left
-            return Round.of_active(matchings, active, mixing=mixing, weight=weight, weights=weights)
+    def with_process(self, **changes: Any) -> Plan:
+        """The plan with parts of its process changed, as `dataclasses.replace` changes them.
 
-        return made
+        Raises:
+            PlanError: `alpha` was given to a plan whose links have weights of their own.
+        """
+        if "alpha" in changes and "weights" not in changes and self.weights is not None:
+            raise PlanError(
+                f"alpha was changed to {changes['alpha']!r}, but this plan has a weight for each "
+                "link in its place: give weights=None as well."
+            )
+        return replace(self, process=replace(self.process, **changes))
 
-    # -- for those who are left -------------------------------------------------------------------
+    def with_error_optimal_alpha(self) -> Plan:
+        """The plan with the α that minimises its consensus error; weights per link stay."""
+        if self.weights is not None:
+            return self
+        return self.with_process(alpha=theory.error_optimal_alpha(self.process))
 
     def without(self, workers: Iterable[int]) -> Plan:
-        """The plan of those who are left when some workers are gone; all keep their numbers.
+        """The plan of the workers that are left when some are gone; all keep their numbers.
 
         The rounds are the same but for the meetings of those who are gone, so every worker makes
-        the same plan of it, with one digest. Figures (ρ, …) are of those who are left; where they
+        the same plan of it, with one digest. Figures (ρ, …) are of the workers left; where they
         fall apart into islands there is no consensus over all, and ρ is 1.
 
         >>> import matcha
@@ -154,10 +208,8 @@ class Plan(Members):
         Raises:
             InputError: There is no such worker, or at most one would be left.
         """
-        gone = known_workers(self.topology, workers)
-        if self.num_workers - len(gone) < 2:
-            raise InputError("a plan is for at least two workers, but fewer would be left.")
-        return self._reduced(gone, frozenset()) if gone else self
+        gone = sorted(set(workers))
+        return self._reduced(self.process.without(gone), [f"worker {worker}" for worker in gone])
 
     def without_links(self, links: Iterable[Link]) -> Plan:
         """The plan with some links cut: the same rounds but for the meetings over them.
@@ -166,55 +218,33 @@ class Plan(Members):
             InputError: There is no such link.
         """
         cut = known_links(self.topology, links)
-        return self._reduced(frozenset(), cut) if cut else self
+        lost = [f"link {i}–{j}" for i, j in sorted(cut)]
+        return self._reduced(self.process.without(links=cut), lost)
 
-    def _reduced(self, workers: frozenset[int], links: frozenset[Link]) -> Plan:
-        check_separable(self.mixing)
-        if self.mixing == "push" and not self.topology.directed:
-            links = links | {(j, i) for i, j in links}
-        matchings = kept(self.matchings, workers, links)
-        weights = kept_shares(self.weights, self.matchings, matchings)
-        parts = [f"worker {worker}" for worker in sorted(workers)]
-        parts += [f"link {i}–{j}" for i, j in sorted(links)]
-        note = f"without {', '.join(parts)}."
-        plan = replace(
-            self,
-            matchings=matchings,
-            weights=weights,
-            certificate=None,
-            notes=(*self.notes, note),
-        )
-        rest = numbered_anew(self.topology, matchings, workers)
-        if rest is None or self.num_workers > _EXACT_ERROR_LIMIT:
-            return plan
-        alone = replace(plan, topology=rest[0], matchings=rest[1])
-        figures = Figures(
-            rho=alone.rho,
-            algebraic_connectivity=alone.algebraic_connectivity,
-            consensus_error=alone.consensus_error,
-        )
-        return replace(plan, figures=figures)
+    def _reduced(self, process: RoundProcess, lost: list[str]) -> Plan:
+        if process is self.process:
+            return self
+        notes = (*self.notes, f"without {', '.join(lost)}.")
+        return replace(self, process=process, certificate=None, notes=notes)
 
     # -- what it promises: derived from the parts -------------------------------------------------
 
-    @cached_property
+    @property
     def rho(self) -> float:
-        """‖E[WᵀW] − J‖₂, the contraction of disagreement an iteration; < 1 means consensus."""
-        known = self.figures.rho
-        return theory.contraction(self) if known is None else known
+        """‖E[WᵀW] − J‖₂, the contraction of disagreement per iteration; < 1 means consensus."""
+        return theory.contraction(self.process)
 
     @property
     def rho_kind(self) -> str:
         """What `rho` is of: one `step`, or the mean over a `cycle`; the two do not compare."""
-        return "cycle" if theory.averages_over_cycle(self) else "step"
+        return "cycle" if theory.averages_over_cycle(self.process) else "step"
 
-    @cached_property
+    @property
     def algebraic_connectivity(self) -> float:
         """λ₂ of the expected topology Σ p_j L_j (eq. 5)."""
-        known = self.figures.algebraic_connectivity
-        return theory.connectivity(self) if known is None else known
+        return theory.connectivity(self.process)
 
-    @cached_property
+    @property
     def consensus_error(self) -> float | None:
         """Steady-state disagreement tr(X)/m under unit gradient noise; None where too large.
 
@@ -222,42 +252,25 @@ class Plan(Members):
         values would; in the steady state as much is removed as comes in, so there is 1/(1 − ε) as
         much of it.
         """
-        error = self.figures.consensus_error
-        if error is None:
-            error = theory.consensus_error(self, max_workers=_EXACT_ERROR_LIMIT)
+        error = theory.consensus_error(self.process, max_workers=_EXACT_ERROR_LIMIT)
         return None if error is None else error / (1 - self.wire.residual)
 
     @cached_property
     def expected_comm_time(self) -> float:
         """Communication time per iteration, in the delay model's unit."""
-        if self.mixing == "average":
+        if self.process.is_all_reduce:
             return max(self.probabilities) * all_reduce_time(self.timing, self.topology)
         return self.schedule.expected_time(self.timing, self.matchings)
 
-    @cached_property
+    @property
     def smallest_self_weight(self) -> float:
-        """The least weight that a worker gives its own value in a round that really happens.
+        """The least weight that a worker gives its own value in a round that really happens."""
+        return self.process.smallest_self_weight
 
-        Under Laplacian mixing it is 1 − dα for a worker with d active links; below zero the
-        update extrapolates, which amplifies noise and may diverge at large learning rates. Of
-        rounds that are drawn, those count that come at least once in a million iterations.
-        """
-        if self.mixing in EXACT:
-            return self.alpha
-        if self.mixing != "laplacian":
-            shares = ((self.alpha,),) if self.weights is None else self.weights
-            return 1 - max((w for some in shares for w in some), default=0.0)
-        given = given_away(self.schedule, self.matchings, self.weights)
-        return float(1 - given if self.weights is not None else 1 - self.alpha * given)
-
-    @cached_property
+    @property
     def needs_push_sum(self) -> bool:
-        """Whether messages go one way without coming round, so that x needs a weight ω beside it.
-
-        Where everyone receives as much as it gives away ω stays 1, and nothing extra is sent.
-        """
-        rounds = (self._made(active) for active in self.schedule.largest)
-        return not all(round_.keeps_shares for round_ in rounds)
+        """Whether messages go one way without coming round, so that x needs a weight ω."""
+        return self.process.needs_push_sum
 
     @cached_property
     def omega(self) -> tuple[float, ...] | None:
@@ -268,7 +281,7 @@ class Plan(Members):
         many = self.num_workers > _EXACT_ERROR_LIMIT
         if not self.needs_push_sum or self.schedule.period is None or many:
             return None
-        return theory.push_sum_weights(self)
+        return theory.push_sum_weights(self.process)
 
     @cached_property
     def digest(self) -> str:
@@ -333,73 +346,68 @@ class Plan(Members):
         if document["schema"] not in READABLE:
             raise PlanError(
                 f"its schema is {document['schema']!r}, but {SCHEMA!r} is wanted: "
-                "make it anew with `matcha plan`."
+                "make it again with `matcha plan`."
             )
-        try:
+        with explain_malformed(PlanError):
             return cls._from_fields(document)
-        except InputError as error:
-            raise PlanError(str(error)) from None
-        except KeyError as error:
-            raise PlanError(f"it lacks {error.args[0]!r}.") from None
-        except (TypeError, ValueError, AttributeError) as error:
-            raise PlanError(f"a part of it is malformed ({error}).") from None
 
     @classmethod
     def _from_fields(cls, document: dict[str, Any]) -> Plan:
         topology = Topology.from_json(document["topology"])
         probabilities = tuple(float(p) for p in document["probabilities"])
+        seed, weights = operator.index(document["seed"]), document.get("weights")
         certificate = document["certificate"]
         wire = parse_wire(str(document.get("wire", "float32")))  # 0.1 knew no other
-        error = _optional_float(document["consensus_error"])
-        return cls(
+        process = RoundProcess(
             topology=topology,
+            matchings=tuple(
+                tuple((operator.index(i), operator.index(j)) for i, j in matching)
+                for matching in document["matchings"]
+            ),
+            schedule=SCHEDULES.from_json(document["schedule"], probabilities, seed),
+            mixing=document["mixing"],
+            alpha=float(document["alpha"]),
+            weights=None
+            if weights is None
+            else tuple(tuple(float(w) for w in some) for some in weights),
+        )
+        process.remember(**_read_figures(document, process, 1 - wire.residual))
+        return cls(
+            process=process,
             strategy=str(document["strategy"]),
             budget=float(document["budget"]),
-            mixing=document["mixing"],
-            matchings=tuple(
-                tuple((int(i), int(j)) for i, j in matching) for matching in document["matchings"]
-            ),
-            alpha=float(document["alpha"]),
-            weights=shares_from_json(document.get("weights")),
-            schedule=SCHEDULES.from_json(
-                document["schedule"], probabilities, int(document["seed"])
-            ),
             timing=TIMINGS.from_json(document["timing"], topology),
-            num_colors=int(document["num_colors"]),
+            num_colors=operator.index(document["num_colors"]),
             wire=wire,
-            certificate=None if certificate is None else Certificate(**certificate),
+            certificate=None if certificate is None else _read_certificate(certificate),
             notes=tuple(str(note) for note in document["notes"]),
-            figures=Figures(
-                rho=_optional_float(document["rho"]),
-                algebraic_connectivity=_optional_float(document["algebraic_connectivity"]),
-                consensus_error=None if error is None else error * (1 - wire.residual),
-            ),
         )
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:
-        """Read a plan that `save` wrote.
+        """Read a plan that `save` wrote; `matcha.load_plan` reads staged plans too.
 
         Raises:
             PlanError: The file is missing, foreign, truncated or damaged.
         """
-        return read_plan(path, cls.from_json)
+        return load_document(path, cls.from_json)
 
     def summary(self) -> str:
         """The plan in a few lines of text."""
-        unit = self.timing.unit
+        weight = f"weight {self.alpha:.4f}"
+        if self.weights is not None:
+            every = [w for shares in self.weights for w in shares]
+            weight = f"weights {min(every, default=0.0):.2f} to {max(every, default=0.0):.2f}"
         lines = [
             f"{self.strategy} plan at budget {self.budget:g} for {self.topology}",
-            f"  {len(self.matchings)} matchings, {self.mixing} mixing, "
-            f"{spread(self.weights, self.alpha)}, seed {self.seed}",
+            f"  {len(self.matchings)} matchings, {self.mixing} mixing, {weight}, seed {self.seed}",
             f"  rho {self.rho:.4f} ({self.rho_kind}), "
             f"algebraic connectivity {self.algebraic_connectivity:.4g}",
-            f"  {self.expected_comm_time:.4g} {unit} of communication per iteration",
+            f"  {self.expected_comm_time:.4g} {self.timing.unit} of communication per iteration",
         ]
         if self.wire != Float():
-            lines.append(
-                f"  messages: {self.wire.name}, {1 / self.wire.size_ratio():.1f} times smaller"
-            )
+            smaller = 1 / self.wire.size_ratio()
+            lines.append(f"  messages: {self.wire.name}, {smaller:.1f} times smaller")
         if self.consensus_error is not None:
             lines.insert(2, f"  steady-state consensus error {self.consensus_error:.4g}")
         if self.omega is not None:
@@ -411,20 +419,11 @@ class Plan(Members):
         return "\n".join(lines)
 
 
-def read_plan(path: str | Path, make: Callable[[dict[str, Any]], _P]) -> _P:
-    """What `make` makes of the document in a file.
-
-    Raises:
-        PlanError: The file is missing, foreign, truncated, damaged, or not a valid plan.
-    """
-    try:
-        document = load_document(Path(path))
-    except InputError as error:
-        raise PlanError(str(error)) from None
-    try:
-        return make(document)
-    except PlanError as error:
-        raise PlanError(f"{str(path)!r} is not a usable plan: {error}") from None
+def time_of_round(timing: Timing, topology: Topology, round: Round) -> float:
+    """The communication time of a round, in the delay model's unit."""
+    if round.is_all_reduce and round:
+        return all_reduce_time(timing, topology)
+    return timing.round_time(round.matchings)
 
 
 def check_budget(budget: float) -> None:
@@ -440,5 +439,27 @@ def check_budget(budget: float) -> None:
         )
 
 
-def _optional_float(value: Any) -> float | None:
-    return None if value is None else float(decode_number(value))
+def _read_certificate(document: dict[str, Any]) -> Certificate:
+    numbers = {name: float(value) for name, value in document.items() if name != "iterations"}
+    return Certificate(**numbers, iterations=operator.index(document["iterations"]))
+
+
+def _read_figures(document: dict[str, Any], process: RoundProcess, kept: float) -> dict[str, float]:
+    """What a document says of its plan, refused where no such rounds could have it."""
+    names = {"rho": "rho", "algebraic_connectivity": "connectivity"}
+    names["consensus_error"] = "consensus_error"
+    found = {
+        ours: float(decode_number(document[name]))
+        for name, ours in names.items()
+        if document[name] is not None
+    }
+    for name, ours in names.items():
+        if not found.get(ours, 0.0) >= -1e-9:  # an eigenvalue of 0 may be rounded below it
+            raise PlanError(f"its {name} is {found[ours]!r}, but it is never below 0.")
+    # Only rounds that diverge have a rho above 1: few, so those alone are computed again.
+    rho = found.get("rho", 0.0)
+    if rho > 1 + 1e-9 and not math.isclose(theory.contraction(process), rho, rel_tol=1e-6):
+        raise PlanError(f"its rho is {rho!r}, which is not that of its rounds.")
+    if "consensus_error" in found:
+        found["consensus_error"] *= kept
+    return found

@@ -8,18 +8,19 @@ next one from the same measured link times (`matcha.strategies.next_stage`).
 from __future__ import annotations
 
 import itertools
+import operator
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-from matcha._io import fingerprint
+from matcha._io import explain_malformed, fingerprint, load_document
 from matcha.errors import PlanError
-from matcha.plans.plan import Plan, read_plan
-from matcha.plans.protocol import Members
+from matcha.plans.plan import AnyPlan, Plan, time_of_round
 from matcha.rounds import Round
+from matcha.schedules import check_iteration
 from matcha.timing import Timing
 from matcha.topology import Link, Matching, Topology
 from matcha.wires import Wire
@@ -40,7 +41,7 @@ class Stage:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StagedPlan(Members):
+class StagedPlan(AnyPlan):
     """Several plans for one topology, each in force for a stretch of iterations.
 
     What a plan promises is said of each of its `levels`, not of them together. Communication is
@@ -122,12 +123,18 @@ class StagedPlan(Members):
         """The plan in force at iteration k."""
         return self.levels[self.stages[self._stage_at(k)].level]
 
-    def _round(self, k: int) -> Round:
+    def round(self, k: int) -> Round:
+        """The round of iteration k: the same on every worker, in any order of k."""
+        check_iteration(k)
         stage = self.stages[self._stage_at(k)]
         return self._numbered(self.levels[stage.level].round(k - stage.start), stage.level)
 
-    def _rounds(self, start: int, stop: int | None) -> Iterator[Round]:
-        k = start
+    def rounds(self, start: int = 0, stop: int | None = None) -> Iterator[Round]:
+        """The rounds of iterations start, start + 1, … in order; quicker than one by one."""
+        check_iteration(start)
+        return self._rounds(start, stop)
+
+    def _rounds(self, k: int, stop: int | None) -> Iterator[Round]:
         while stop is None or k < stop:
             place = self._stage_at(k)
             stage = self.stages[place]
@@ -138,8 +145,12 @@ class StagedPlan(Members):
                 yield self._numbered(round_, stage.level)
                 k += 1
 
+    def round_time(self, round: Round) -> float:
+        """The communication time of a round, in the first level's unit."""
+        return time_of_round(self.timing, self.topology, round)
+
     def without(self, workers: Iterable[int]) -> StagedPlan:
-        """The plan of those who are left, as `Plan.without`, in every stage."""
+        """The plan of the workers that are left, as `Plan.without`, in every stage."""
         gone = tuple(workers)
         return replace(self, levels=tuple(level.without(gone) for level in self.levels))
 
@@ -201,26 +212,14 @@ class StagedPlan(Members):
         """
         if not isinstance(document, dict) or document.get("schema") not in READABLE:
             raise PlanError("it is not a staged matcha plan of this version.")
-        try:
+        with explain_malformed(PlanError):
             return cls(
                 levels=tuple(Plan.from_json(level) for level in document["levels"]),
                 stages=tuple(
-                    Stage(start=int(start), level=int(level)) for start, level in document["stages"]
+                    Stage(start=operator.index(start), level=operator.index(level))
+                    for start, level in document["stages"]
                 ),
             )
-        except KeyError as error:
-            raise PlanError(f"it lacks {error.args[0]!r}.") from None
-        except (TypeError, ValueError) as error:
-            raise PlanError(f"a part of it is malformed ({error}).") from None
-
-    @classmethod
-    def load(cls, path: str | Path) -> StagedPlan:
-        """Read a staged plan that `save` wrote.
-
-        Raises:
-            PlanError: The file is missing, foreign, truncated or damaged.
-        """
-        return read_plan(path, cls.from_json)
 
     def summary(self) -> str:
         """The plan in a few lines of text."""
@@ -261,3 +260,22 @@ def _network(level: Plan) -> tuple[object, ...]:
     """What stays the same from stage to stage; how long links take may change."""
     topology = level.topology
     return topology.num_workers, topology.links, topology.directed, level.wire
+
+
+PlanLike: TypeAlias = Plan | StagedPlan
+"""A plan, or several in stages: what engines, records and reports take."""
+
+
+def load_plan(path: str | Path) -> PlanLike:
+    """Read a plan of either kind, from a file that `save` wrote.
+
+    Raises:
+        PlanError: The file is missing, foreign, truncated or damaged.
+    """
+    return load_document(path, read_plan)
+
+
+def read_plan(document: dict[str, Any]) -> PlanLike:
+    """The plan of either kind in a JSON document."""
+    staged = document.get("schema") in READABLE
+    return StagedPlan.from_json(document) if staged else Plan.from_json(document)

@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 
-from matcha.plans import Figures, Plan, all_reduce_time
+from matcha.plans import Plan
 from matcha.schedules import Cycle
 from matcha.strategies.pacing import unrolled
 from matcha.strategies.parts import coloring, finished
 from matcha.strategies.request import Request
+from matcha.timing import all_reduce_time
 
 
 def allreduce(request: Request) -> Plan:
@@ -43,10 +44,10 @@ def _every(request: Request, period: int) -> Plan:
         schedule=Cycle(cycle=cycle, num_matchings=len(matchings), seed=request.seed),
         alpha=1 / m,
         num_colors=len(matchings),
-        figures=Figures(
-            rho=1 - 1 / period,
+        figures={
+            "rho": 1 - 1 / period,
             # Disagreement grows by (m − 1)/m an iteration and is gone after an average.
-            consensus_error=(period - 1) / 2 * (m - 1) / m,
-        ),
+            "consensus_error": (period - 1) / 2 * (m - 1) / m,
+        },
         notes=() if note is None else (note,),
     )

@@ -17,7 +17,7 @@ from matcha.mixing import (
     optimal_contraction,
     vanilla_contraction,
 )
-from matcha.plans import Figures, Plan
+from matcha.plans import Plan
 from matcha.schedules import Bernoulli
 from matcha.strategies.parts import coloring, finished, own_probabilities, spent_within
 from matcha.strategies.recoloring import improve
@@ -65,7 +65,7 @@ def build(request: Request) -> Plan:
         schedule=Bernoulli(probabilities=p, seed=request.seed, groups=parts.groups),
         alpha=best.alpha,
         num_colors=parts.num_colors,
-        figures=Figures(rho=best.rho, algebraic_connectivity=found.certificate.value),
+        figures={"rho": best.rho, "connectivity": found.certificate.value},
         certificate=found.certificate,
         full_time=parts.full_time,
     )
@@ -117,9 +117,7 @@ def _pairwise(request: Request, parts: Subgraphs, found: Activation) -> Plan:
         schedule=Bernoulli(probabilities=p, seed=request.seed),
         alpha=0.5,
         num_colors=parts.num_colors,
-        figures=Figures(
-            rho=best.rho, algebraic_connectivity=laplacian_extremes(expected, topology)[0]
-        ),
+        figures={"rho": best.rho, "connectivity": laplacian_extremes(expected, topology)[0]},
         certificate=found.certificate,
         notes=(
             f"probabilities and order minimise rho itself: {best.rho:.4f}, against "

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 from matcha._numerics.certificates import Certificate
 from matcha.errors import InputError
 from matcha.matchings import decompose
 from matcha.mixing import periodic_contraction
-from matcha.plans import Figures, Plan
-from matcha.rounds import Shares
+from matcha.plans import Plan
+from matcha.rounds import RoundProcess, Shares
 from matcha.schedules import Schedule
 from matcha.strategies.request import Request
 from matcha.topology import Matching
@@ -33,7 +35,7 @@ def finished(
     num_colors: int,
     weights: Shares | None = None,
     budget: float | None = None,
-    figures: Figures | None = None,
+    figures: Mapping[str, float] = MappingProxyType({}),
     certificate: Certificate | None = None,
     notes: tuple[str, ...] = (),
     full_time: float | None = None,
@@ -48,32 +50,35 @@ def finished(
         num_colors: M, the matchings of a full exchange.
         weights: One for each link of each matching, where they differ.
         budget: What the plan's budget is, where not the one asked for.
-        figures: Found on the way, for exactly these parts.
+        figures: `rho`, `connectivity` and `consensus_error` as far as found on the way.
         certificate: Of the probabilities.
         notes: What only the strategy knows.
         full_time: What a full exchange costs, for strategies that compete with periodic ones.
     """
-    plan = Plan(
+    known = dict(figures)
+    if request.alpha is not None:
+        own = f"the mixing weight {request.alpha:.4g} is yours; {alpha:.4g} was found best."
+        alpha, weights, known, notes = request.alpha, None, {}, (*notes, own)
+    if request.weights is not None:
+        weights = tuple(tuple(request.weights[e] for e in links) for links in matchings)
+        known, notes = {}, (*notes, "the weights of links are yours.")
+    process = RoundProcess(
         topology=request.topology,
-        strategy=request.strategy,
-        budget=request.budget if budget is None else budget,
-        mixing=request.mixing,
         matchings=matchings,
+        schedule=schedule,
+        mixing=request.mixing,
         alpha=alpha,
         weights=weights,
-        schedule=schedule,
+    )
+    plan = Plan(
+        process=process.remember(**known),
+        strategy=request.strategy,
+        budget=request.budget if budget is None else budget,
         timing=request.timing,
         num_colors=num_colors,
         certificate=certificate,
         notes=notes,
-        figures=figures or Figures(),
     )
-    if request.alpha is not None:
-        own = f"the mixing weight {request.alpha:.4g} is yours; {alpha:.4g} was found best."
-        plan = replace(plan, alpha=request.alpha, weights=None, notes=(*notes, own))
-    if request.weights is not None:
-        shares = tuple(tuple(request.weights[e] for e in links) for links in matchings)
-        plan = replace(plan, weights=shares, notes=(*notes, "the weights of links are yours."))
     return _annotated(plan, full_time)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from matcha.mixing import laplacian_extremes, periodic_contraction
-from matcha.plans import Figures, Plan
+from matcha.plans import Plan
 from matcha.schedules import Periodic
 from matcha.strategies.parts import coloring, finished
 from matcha.strategies.request import Request
@@ -20,5 +20,5 @@ def build(request: Request) -> Plan:
         schedule=Periodic(frequency=budget, num_matchings=len(matchings), seed=request.seed),
         alpha=best.alpha,
         num_colors=len(matchings),
-        figures=Figures(rho=best.rho, algebraic_connectivity=budget * connectivity),
+        figures={"rho": best.rho, "connectivity": budget * connectivity},
     )

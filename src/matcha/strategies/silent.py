@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from matcha.plans import Figures, Plan
+from matcha.plans import Plan
 from matcha.schedules import Cycle
 from matcha.strategies.parts import coloring, finished
 from matcha.strategies.request import Request
@@ -20,6 +20,6 @@ def build(request: Request) -> Plan:
         schedule=Cycle(cycle=((),), num_matchings=len(matchings), seed=request.seed),
         alpha=0.5,
         num_colors=len(matchings),
-        figures=Figures(rho=1.0, algebraic_connectivity=0.0, consensus_error=math.inf),
+        figures={"rho": 1.0, "connectivity": 0.0, "consensus_error": math.inf},
         notes=("nobody ever talks: a control, not a way to train.",),
     )

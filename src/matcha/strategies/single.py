@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from matcha.activation import optimal_probabilities
 from matcha.mixing import single_contraction
-from matcha.plans import Figures, Plan
+from matcha.plans import Plan
 from matcha.schedules import Choice
 from matcha.strategies.parts import coloring, finished, own_probabilities, spent_within
 from matcha.strategies.request import Request
@@ -36,7 +36,7 @@ def build(request: Request) -> Plan:
         schedule=Choice(probabilities=found.probabilities, seed=request.seed),
         alpha=best.alpha,
         num_colors=len(matchings),
-        figures=Figures(rho=best.rho, algebraic_connectivity=found.certificate.value),
+        figures={"rho": best.rho, "connectivity": found.certificate.value},
         certificate=found.certificate,
         full_time=full_time,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from matcha.mixing import laplacian_extremes, vanilla_contraction
-from matcha.plans import Figures, Plan
+from matcha.plans import Plan
 from matcha.schedules import Periodic
 from matcha.strategies.parts import coloring, finished
 from matcha.strategies.request import Request
@@ -20,8 +20,8 @@ def build(request: Request) -> Plan:
         schedule=Periodic(frequency=1.0, num_matchings=len(matchings), seed=request.seed),
         alpha=best.alpha,
         num_colors=len(matchings),
-        figures=Figures(
-            rho=best.rho,
-            algebraic_connectivity=laplacian_extremes(topology.laplacian(), topology)[0],
-        ),
+        figures={
+            "rho": best.rho,
+            "connectivity": laplacian_extremes(topology.laplacian(), topology)[0],
+        },
     )

@@ -8,7 +8,6 @@ from matcha.theory.bounds import (
     graph_bound,
 )
 from matcha.theory.cyclic_rounds import push_sum_weights
-from matcha.theory.parts import Parts
 from matcha.theory.steady_state import (
     MAX_WORKERS,
     averages_over_cycle,
@@ -17,13 +16,10 @@ from matcha.theory.steady_state import (
     contraction,
     drift_error,
     error_optimal_alpha,
-    schedule_error,
-    with_error_optimal_alpha,
 )
 
 __all__ = [
     "MAX_WORKERS",
-    "Parts",
     "admissible_learning_rate",
     "averages_over_cycle",
     "connectivity",
@@ -36,6 +32,4 @@ __all__ = [
     "gradient_bound",
     "graph_bound",
     "push_sum_weights",
-    "schedule_error",
-    "with_error_optimal_alpha",
 ]

@@ -8,9 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from matcha.errors import InputError
-from matcha.rounds import ONE_WAY
-from matcha.theory.parts import Parts
-from matcha.theory.supports import searched_lengths
+from matcha.rounds import RoundProcess
 from matcha.topology import Topology
 
 _BOUND_UP_TO = 512  # workers; all distances between them are needed
@@ -95,29 +93,29 @@ def doubling_bound(num_workers: int, matchings_per_iteration: float) -> float:
     0.5
     """
     if not matchings_per_iteration > 0:
-        raise InputError("a bound needs a positive number of matchings an iteration.")
+        raise InputError("a bound needs a positive number of matchings per iteration.")
     last = math.ceil(math.log2(num_workers) / matchings_per_iteration)
     ages = np.arange(1, last + 1)
     lengths = np.maximum(2.0 ** (-matchings_per_iteration * ages), 1 / num_workers)
     return float(np.sum(lengths - 1 / num_workers))
 
 
-def error_bound(plan: Parts) -> float | None:
-    """A consensus error that no schedule goes below with as many matchings an iteration as a plan.
+def error_bound(process: RoundProcess) -> float | None:
+    """A consensus error that no schedule goes below with as many matchings per iteration.
 
-    The certificate of plans that exchange in pairs or by one-way messages, however they were made;
-    None for others (all links at once, an all-reduce), for silence, and beyond 512 workers.
+    The certificate of rounds that exchange in pairs or by one-way messages, however they were
+    made; None for others (all links at once, an all-reduce), for silence, and beyond 512 workers.
 
     >>> import matcha
     >>> plan = matcha.plan(matcha.families.complete(8), 1 / 7, "greedy", effort="none")
-    >>> error_bound(plan)
+    >>> error_bound(plan.process)
     0.5
     """
-    pace = float(sum(plan.schedule.uses))
-    paired = plan.mixing == "pairwise" or plan.mixing in ONE_WAY
-    if not paired or not pace > 0 or plan.num_workers > _BOUND_UP_TO:
+    pace = float(sum(process.schedule.uses))
+    paired = process.mixing == "pairwise" or process.is_one_way
+    if not paired or not pace > 0 or process.num_workers > _BOUND_UP_TO:
         return None
-    return graph_bound(plan.topology, pace, one_way=plan.mixing in ONE_WAY)
+    return graph_bound(process.topology, pace, one_way=process.is_one_way)
 
 
 def graph_bound(
@@ -125,7 +123,7 @@ def graph_bound(
     matchings_per_iteration: float,
     *,
     one_way: bool = False,
-    seconds: float = 0.0,
+    searched: Sequence[float] = (),
 ) -> float:
     """A consensus error that no schedule of matchings on this graph goes below, sharper.
 
@@ -139,21 +137,20 @@ def graph_bound(
         topology: The workers and their links.
         matchings_per_iteration: c.
         one_way: Whether messages may go one way: then all rows may be mixed at once.
-        seconds: Search through all choices of the first matchings for at most about this long, as
-            `supports` does; a sharper bound for schedules of matchings. On the paper's graphs of
-            few links a minute is enough for three of them.
+        searched: F(0), F(1), … as far as a search through all choices of matchings found them (as
+            benchmarks/parts/supports.py does): a sharper bound where messages go both ways.
 
     >>> from matcha.topology import families
     >>> graph_bound(families.complete(8), 1.0), round(graph_bound(families.star(8), 1.0), 2)
     (0.5, 3.31)
     """
     if not matchings_per_iteration > 0:
-        raise InputError("a bound needs a positive number of matchings an iteration.")
+        raise InputError("a bound needs a positive number of matchings per iteration.")
     m = topology.num_workers
     one_way = one_way or topology.directed
     lengths = _shortest_lengths(topology, one_way)
-    if seconds > 0 and not one_way:
-        lengths = _sharpened(lengths, searched_lengths(topology, seconds=seconds))
+    if searched and not one_way:
+        lengths = _sharpened(lengths, searched)
     ages = np.arange(1, math.ceil(len(lengths) / matchings_per_iteration) + 1)
     hull = _lower_envelope(lengths)
     found = np.interp(matchings_per_iteration * ages, hull, np.array(lengths)[hull])

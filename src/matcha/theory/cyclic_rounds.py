@@ -1,4 +1,4 @@
-"""The workers' disagreement when rounds repeat: its periodic solution, averaged over a period."""
+"""Rounds that repeat: the workers' steady disagreement, averaged over a period, and its decay."""
 
 from __future__ import annotations
 
@@ -7,45 +7,33 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from matcha.rounds import EXACT, Mixing, Round, Shares
+from matcha.rounds import RoundProcess
+from matcha.schedules import Active
 from matcha.theory import cycles
 from matcha.theory.cycles import Array, Turn
-from matcha.theory.parts import Parts
-from matcha.topology import Matching
 
 _SETTLING = 10_000  # cycles until ω repeats; it contracts like everything else
 
 
-def cycle_error(
-    matchings: Sequence[Matching],
-    rounds: Sequence[tuple[int, ...]],
-    m: int,
-    mixing: Mixing,
-    weight: float,
-    weights: Shares | None = None,
-) -> float:
-    """tr(X)/m averaged over a cycle of rounds; infinite where it never settles."""
-    if mixing == "push" and not all(
-        Round.of_active(
-            matchings, active, mixing=mixing, weight=weight, weights=weights
-        ).keeps_shares
-        for active in set(rounds)
-    ):
-        return push_sum_error(push_turns(matchings, rounds, m, weight, weights), m)
-    if mixing != "laplacian" and mixing not in EXACT:
-        turns_ = _turns(matchings, rounds, mixing, weights)
-        # Without a way between some, nothing settles; rounding must not hide it.
-        joined = cycles.connects(turns_, m)
-        state = cycles.steady_state(turns_, m, weight) if joined else None
+def cycle_error(process: RoundProcess) -> float:
+    """tr(X)/m averaged over a period; infinite where it never settles."""
+    m, period = process.num_workers, period_of(process)
+    if process.needs_push_sum:
+        return push_sum_error(push_turns(process), m)
+    if process.mixing != "laplacian" and not process.is_exact:
+        turns = _turns(process)
+        # Without a path between some workers nothing settles; rounding must not hide it.
+        joined = cycles.connects(turns, m)
+        state = cycles.steady_state(turns, m, process.alpha) if joined else None
         return math.inf if state is None else state.error
-    matrices = mixing_matrices(matchings, rounds, m, mixing, weight, weights)
+    matrices = mixing_matrices(process)
     if len(matrices) == 1:
-        return _commuting_error(rounds, next(iter(matrices.values())), m)
+        return _commuting_error(period, next(iter(matrices.values())), m)
     noise = cycles.centering(m)
 
     def advance(X: Array) -> tuple[Array, float]:
         total = 0.0
-        for active in rounds:
+        for active in period:
             X = X + noise
             if active:
                 W = matrices[active]
@@ -53,12 +41,12 @@ def cycle_error(
             total += float(np.trace(X))
         return X, total
 
-    product = _product(matrices, rounds, m)
+    product = _product(matrices, period, m)
     fixed = cycles.lyapunov(product, advance(np.zeros((m, m)))[0])
-    return math.inf if fixed is None else advance(fixed)[1] / (len(rounds) * m)
+    return math.inf if fixed is None else advance(fixed)[1] / (len(period) * m)
 
 
-def _commuting_error(rounds: Sequence[tuple[int, ...]], W: Array, m: int) -> float:
+def _commuting_error(period: Sequence[Active], W: Array, m: int) -> float:
     """One symmetric W in all active rounds: every eigenvector of W evolves alone."""
     shrink = np.linalg.eigvalsh(W - 1 / m) ** 2
     # J's own direction carries no disagreement; W − J maps it to 0, so drop one zero.
@@ -66,76 +54,59 @@ def _commuting_error(rounds: Sequence[tuple[int, ...]], W: Array, m: int) -> flo
     if shrink.max() > 1 - 1e-12:
         return math.inf
     state, factor = np.zeros(m - 1), np.ones(m - 1)
-    for active in rounds:
+    for active in period:
         state += 1
         if active:
             state *= shrink
             factor *= shrink
     state /= 1 - factor
     total = 0.0
-    for active in rounds:
+    for active in period:
         state += 1
         if active:
             state *= shrink
         total += float(state.sum())
-    return total / (len(rounds) * m)
+    return total / (len(period) * m)
 
 
-def cycle_contraction(
-    matchings: Sequence[Matching],
-    rounds: Sequence[tuple[int, ...]],
-    m: int,
-    mixing: Mixing,
-    weight: float,
-    weights: Shares | None = None,
-) -> float:
-    """ρ of a cycle of rounds: ‖Φ − J‖^(2 / length), Φ the product of its mixing matrices."""
-    if mixing != "laplacian" and mixing not in EXACT:
-        return cycles.contraction(_turns(matchings, rounds, mixing, weights), m, weight)
-    matrices = mixing_matrices(matchings, rounds, m, mixing, weight, weights)
-    steps = (matrices[active] for active in rounds if active)
-    return cycles.rescaled_contraction((step.__matmul__ for step in steps), m, len(rounds))
+def cycle_contraction(process: RoundProcess) -> float:
+    """ρ of rounds that repeat: ‖Φ − J‖^(2 / length), Φ the product of their mixing matrices."""
+    m, period = process.num_workers, period_of(process)
+    if process.mixing != "laplacian" and not process.is_exact:
+        return cycles.contraction(_turns(process), m, process.alpha)
+    matrices = mixing_matrices(process)
+    steps = (matrices[active] for active in period if active)
+    return cycles.rescaled_contraction((step.__matmul__ for step in steps), m, len(period))
 
 
-def _product(
-    matrices: dict[tuple[int, ...], Array], rounds: Sequence[tuple[int, ...]], m: int
-) -> Array:
+def _product(matrices: dict[Active, Array], period: Sequence[Active], m: int) -> Array:
     """Φ − J, what a whole cycle leaves of a disagreement."""
     product = cycles.centering(m)
-    for active in rounds:
+    for active in period:
         if active:
             product = matrices[active] @ product
     return product
 
 
-def mixing_matrices(
-    matchings: Sequence[Matching],
-    rounds: Sequence[tuple[int, ...]],
-    m: int,
-    mixing: Mixing,
-    weight: float,
-    weights: Shares | None = None,
-) -> dict[tuple[int, ...], Array]:
-    """W of every distinct round in which somebody talks."""
-    return {
-        active: Round.of_active(
-            matchings, active, mixing=mixing, weight=weight, weights=weights
-        ).matrix(m)
-        for active in set(rounds)
-        if active
-    }
+def period_of(process: RoundProcess) -> tuple[Active, ...]:
+    """The rounds of one period, of a process whose rounds repeat."""
+    period = process.schedule.period
+    assert period is not None  # rounds that are drawn have no period
+    return period
 
 
-def push_turns(
-    matchings: Sequence[Matching],
-    rounds: Sequence[tuple[int, ...]],
-    m: int,
-    weight: float,
-    weights: Shares | None = None,
-) -> list[tuple[int, Array | None]]:
+def mixing_matrices(process: RoundProcess) -> dict[Active, Array]:
+    """W of every distinct round in which some workers talk."""
+    distinct = set(period_of(process))
+    m = process.num_workers
+    return {active: process.round_of(active).matrix(m) for active in distinct if active}
+
+
+def push_turns(process: RoundProcess) -> list[tuple[int, Array | None]]:
     """A cycle of messages as stretches of iterations, each with the matrix of its last round."""
-    made = mixing_matrices(matchings, rounds, m, "push", weight, weights)
-    return [(wait, made.get(tuple(active))) for wait, active in cycles.turns_of(rounds)]
+    made = mixing_matrices(process)
+    turns = cycles.turns_of(period_of(process))
+    return [(wait, made.get(tuple(active))) for wait, active in turns]
 
 
 def push_sum_error(turns: Sequence[tuple[int, Array | None]], m: int) -> float:
@@ -173,19 +144,16 @@ def push_sum_error(turns: Sequence[tuple[int, Array | None]], m: int) -> float:
     return advance(fixed)[1] / (sum(wait for wait, _ in turns) * m)
 
 
-def push_sum_weights(plan: Parts) -> tuple[float, ...]:
-    """Push-sum's ω of every worker, averaged over a period of a plan of messages that repeat.
+def push_sum_weights(process: RoundProcess) -> tuple[float, ...]:
+    """Push-sum's ω of every worker, averaged over a period of messages that repeat.
 
     >>> import matcha
     >>> rounds = [[[(0, 1)]], [[(1, 0)]]]  # in turn: whoever has sent last holds less
     >>> plan = matcha.plan(matcha.families.path(2), 1.0, rounds=rounds, mixing="push")
-    >>> [round(share, 6) for share in push_sum_weights(plan)]
+    >>> [round(share, 6) for share in push_sum_weights(plan.process)]
     [1.0, 1.0]
     """
-    period = plan.schedule.period
-    assert period is not None  # rounds that are drawn have no period
-    turns = push_turns(plan.matchings, period, plan.num_workers, plan.alpha, plan.weights)
-    return tuple(cycle_weights(turns, plan.num_workers).tolist())
+    return tuple(cycle_weights(push_turns(process), process.num_workers).tolist())
 
 
 def cycle_weights(turns: Sequence[tuple[int, Array | None]], m: int) -> Array:
@@ -211,18 +179,13 @@ def _settled_weights(turns: Sequence[tuple[int, Array | None]], m: int) -> Array
     return omega
 
 
-def _turns(
-    matchings: Sequence[Matching],
-    rounds: Sequence[tuple[int, ...]],
-    mixing: Mixing,
-    weights: Shares | None,
-) -> list[Turn]:
-    shares = weights or (None,) * len(matchings)
+def _turns(process: RoundProcess) -> list[Turn]:
+    shares = process.weights or (None,) * len(process.matchings)
     known = [
-        cycles.step(matching, some, push=mixing == "push")
-        for matching, some in zip(matchings, shares, strict=True)
+        cycles.step(matching, some, push=process.mixing == "push")
+        for matching, some in zip(process.matchings, shares, strict=True)
     ]
     return [
         (iterations, [known[j] for j in active if len(known[j].i)])
-        for iterations, active in cycles.turns_of(rounds)
+        for iterations, active in cycles.turns_of(period_of(process))
     ]

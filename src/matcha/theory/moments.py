@@ -7,68 +7,51 @@ of X ← E[W (X + I − J) Wᵀ] is found without forming that m² × m² map.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from matcha._numerics.spectra import laplacian
 from matcha.errors import InputError
-from matcha.rounds import Mixing, Shares
-from matcha.schedules import Active, Coin, Schedule
+from matcha.rounds import RoundProcess
+from matcha.schedules import Active
 from matcha.theory import cycles
 from matcha.theory.cycles import Array
 from matcha.theory.pairwise import expected_conjugate
-from matcha.topology import Matching
 
 Operator: TypeAlias = Callable[[Array], Array]
 _TOLERANCE = 1e-10
 
 
-def second_moment(
-    matchings: Sequence[Matching],
-    schedule: Schedule,
-    m: int,
-    *,
-    mixing: Mixing,
-    weight: float,
-    weights: Shares | None = None,
-    adjoint: bool = False,
-) -> Operator:
-    """X ↦ E[W X Wᵀ] of a schedule with random rounds, or its adjoint E[Wᵀ X W]."""
-    if schedule.exclusive:
-        return _exclusive(matchings, schedule.coins, weight, weights)
-    if mixing == "laplacian":
-        return _laplacian(matchings, schedule.coins, m, weight, weights)
-    return _pairwise(matchings, schedule.coins, weight, adjoint=adjoint)
+def second_moment(process: RoundProcess, *, adjoint: bool = False) -> Operator:
+    """X ↦ E[W X Wᵀ] of rounds that are drawn, or its adjoint E[Wᵀ X W]."""
+    if process.schedule.exclusive:
+        return _exclusive(process)
+    if process.mixing == "laplacian":
+        return _laplacian(process)
+    return _pairwise(process, adjoint=adjoint)
 
 
-def adds_up(schedule: Schedule, mixing: Mixing) -> bool:
+def adds_up(process: RoundProcess) -> bool:
     """Whether E[W] is I minus a sum over matchings, not a product over them; then W = Wᵀ."""
-    return mixing == "laplacian" or schedule.exclusive
+    return process.mixing == "laplacian" or process.schedule.exclusive
 
 
-def coin_laplacian(
-    matchings: Sequence[Matching], coin: Active, m: int, weights: Shares | None
-) -> Any:
-    """What a coin activates, as one Laplacian; each link by its weight where it has one."""
-    links = [link for j in coin for link in matchings[j]]
-    return laplacian(links, m, None if weights is None else [w for j in coin for w in weights[j]])
+def coin_laplacian(process: RoundProcess, coin: Active) -> Any:
+    """The Laplacian of what a coin activates; each link by its weight where it has one."""
+    links = [link for j in coin for link in process.matchings[j]]
+    shares = process.weights
+    weights = None if shares is None else [w for j in coin for w in shares[j]]
+    return laplacian(links, process.num_workers, weights)
 
 
-def _laplacian(
-    matchings: Sequence[Matching],
-    coins: Sequence[Coin],
-    m: int,
-    alpha: float,
-    weights: Shares | None,
-) -> Operator:
+def _laplacian(process: RoundProcess) -> Operator:
     """W = I − α Σ b_c L_c: mean part plus α² Σ p(1 − p) L_c X L_c."""
     parts = []
-    mean = np.eye(m)
-    alpha = alpha if weights is None else 1.0
-    for p, coin in coins:
-        L = coin_laplacian(matchings, coin, m, weights)
+    mean, alpha = np.eye(process.num_workers), process.link_scale
+    for p, coin in process.schedule.coins:
+        L = coin_laplacian(process, coin)
         mean -= alpha * p * L.toarray()
         if 0 < p < 1:
             parts.append((alpha * alpha * p * (1 - p), L))
@@ -82,32 +65,32 @@ def _laplacian(
     return apply
 
 
-def _pairwise(
-    matchings: Sequence[Matching], coins: Sequence[Coin], weight: float, *, adjoint: bool
-) -> Operator:
+def _pairwise(process: RoundProcess, *, adjoint: bool) -> Operator:
     """W = A_r ··· A_1, one matching at a time."""
+    matchings, coins = process.matchings, process.schedule.coins
     if any(len(coin) > 1 for _, coin in coins):
         raise InputError("pairwise mixing needs a coin for each matching, not one for a group.")
     chain = [(p, cycles.step(matchings[j])) for p, (j,) in coins if p > 0 and matchings[j]]
     if adjoint:
         chain.reverse()
-    return lambda X: expected_conjugate(X, chain, weight)
+    return lambda X: expected_conjugate(X, chain, process.alpha)
 
 
-def _exclusive(
-    matchings: Sequence[Matching], coins: Sequence[Coin], weight: float, weights: Shares | None
-) -> Operator:
+def _exclusive(process: RoundProcess) -> Operator:
     """X ↦ (1 − Σ p_j) X + Σ p_j W_j X W_j; a single matching mixes alike under both rules."""
-    shares = weights or (None,) * len(matchings)
+    matchings = process.matchings
+    shares = process.weights or (None,) * len(matchings)
     steps = [
-        (p, cycles.step(matchings[j], shares[j])) for p, (j,) in coins if p > 0 and matchings[j]
+        (p, cycles.step(matchings[j], shares[j]))
+        for p, (j,) in process.schedule.coins
+        if p > 0 and matchings[j]
     ]
 
     def apply(X: Array) -> Array:
         result: Array = X.copy()
         for p, ends in steps:
             mixed = X.copy()
-            cycles.conjugate(mixed, ends, weight)
+            cycles.conjugate(mixed, ends, process.alpha)
             result += p * (mixed - X)
         return result
 

@@ -117,13 +117,15 @@ def predict(
     # Of a meeting's difference a wire leaves a share, so there is more of it in the steady state.
     kept = 1 / (1 - plan.wire.residual)
     noise = (
-        plan.consensus_error if plan.mixing == "average" else _times(consensus_error(plan), kept)
+        plan.consensus_error
+        if plan.mixing == "average"
+        else _times(consensus_error(plan.process), kept)
     )
     if noise is None:
         # Too large for the exact error: the plan's own estimate, or Theorem 2's bound.
         noise = plan.consensus_error
         noise = kept * plan.rho / (1 - plan.rho) if noise is None else noise
-    drift = _times(drift_error(plan), kept) if problem.dissimilarity > 0 else 0.0
+    drift = _times(drift_error(plan.process), kept) if problem.dissimilarity > 0 else 0.0
     if drift is None:
         drift = kept * plan.rho / (1 - math.sqrt(plan.rho)) ** 2
     iterations, rate = fewest_iterations(problem, plan.num_workers, noise, drift)

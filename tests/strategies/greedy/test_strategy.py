@@ -46,12 +46,12 @@ def test_as_good_as_the_design_says(budget, name):
     plan = matcha.plan(families.paper(name), budget, "greedy")
     assert plan.consensus_error <= DESIGN[budget, name]
     # The report is the exact steady state of what the rounds really do.
-    assert plan.consensus_error == pytest.approx(theory.consensus_error(plan), rel=1e-9)
+    assert plan.consensus_error == pytest.approx(theory.consensus_error(plan.process), rel=1e-9)
     assert plan.expected_comm_time <= budget * plan.num_colors + 1e-12
     assert plan.mixing == "pairwise"
     assert isinstance(plan.schedule, Cycle)
     # A weight for each link: never worse than one for all.
-    assert plan.consensus_error <= dataclasses.replace(plan, weights=None).consensus_error
+    assert plan.consensus_error <= plan.with_process(weights=None).consensus_error
 
 
 @pytest.mark.parametrize("name", ["ring:16", "star:16", "torus:4x4", "barbell:16", "path:5"])
@@ -59,7 +59,7 @@ def test_as_good_as_the_design_says(budget, name):
 def test_never_worse_than_matcha(name, budget):
     topology = families.parse(name)
     ours = matcha.plan(topology, budget, "greedy")
-    paper = theory.with_error_optimal_alpha(matcha.plan(topology, budget, "matcha"))
+    paper = matcha.plan(topology, budget, "matcha").with_error_optimal_alpha()
     assert ours.consensus_error <= paper.consensus_error
 
 
@@ -160,7 +160,7 @@ def test_seconds_are_spent_where_they_gain_most():
     plain = dataclasses.replace(topology, link_times=None)
     for budget in (0.1, 0.3):
         ours = matcha.plan(topology, budget, "greedy")
-        paper = theory.with_error_optimal_alpha(matcha.plan(topology, budget, "matcha"))
+        paper = matcha.plan(topology, budget, "matcha").with_error_optimal_alpha()
         assert ours.timing.unit == "seconds"
         limit = budget * sum(ours.timing.matching_time(m) for m in decompose(topology))
         assert ours.expected_comm_time <= limit * (1 + 1e-9)
@@ -198,6 +198,6 @@ def test_large_graphs_are_sketched_and_say_so():
     assert "sketch" in plan.notes[0]
     assert plan.expected_comm_time <= 0.1 * plan.num_colors
     assert cycles.connects(steps_of(plan), 300)
-    exact = theory.consensus_error(plan)
+    exact = theory.consensus_error(plan.process)
     assert plan.consensus_error == pytest.approx(exact, rel=0.05)
     assert plan.rho == pytest.approx(cycles.contraction(steps_of(plan), 300, plan.alpha), abs=1e-3)

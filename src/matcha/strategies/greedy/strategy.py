@@ -14,7 +14,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from matcha.plans import Figures, Plan
+from matcha.plans import Plan
 from matcha.schedules import Cycle
 from matcha.strategies.greedy import sketch
 from matcha.strategies.greedy.candidates import Candidate, Network
@@ -201,9 +201,9 @@ def _plan(
         alpha=found.weight,
         weights=None if found.weights is None else tuple(weights),
         num_colors=len(colors),
-        figures=Figures(
-            rho=cycles.contraction(found.turns(), m, found.weight),
-            consensus_error=found.error,
-        ),
+        figures={
+            "rho": cycles.contraction(found.turns(), m, found.weight),
+            "consensus_error": found.error,
+        },
         notes=notes,
     )

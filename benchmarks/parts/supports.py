@@ -1,6 +1,6 @@
-"""Supports: whom a worker's value can have reached after a few matchings, over all choices of them.
+"""Supports: which workers a value can have reached after a few matchings, over all choices of them.
 
-`bounds.graph_bound` lets every worker's noise spread as if matchings were made for it alone. Here
+`theory.graph_bound` lets every worker's noise spread as if matchings were made for it alone. Here
 all workers share them. With B the product of some matchings and A one more, of weights in [0, 1],
 
     ‖A B‖² >= Σ_{i–j in A} ½ ‖r_i + r_j‖² + Σ_{others} ‖r_u‖²
@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
-from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +27,6 @@ _MOST_MATCHINGS = 6000
 _MOST_STEPS = 4e9
 
 
-@lru_cache(maxsize=64)
 def searched_lengths(topology: Topology, *, seconds: float = 60.0) -> tuple[float, ...]:
     """Least mean squared lengths of a worker's noise after 0, 1, 2, … matchings, as far as found.
 
@@ -115,7 +113,7 @@ def _heaviest(gains: Floats, links: npt.NDArray[np.int64], m: int) -> float:
 
 
 def _maximal_matchings(topology: Topology) -> npt.NDArray[np.int64] | None:
-    """Everybody's partner (itself where it rests) in every maximal matching; None: too many."""
+    """Each worker's partner (itself where it rests) in every maximal matching; None: too many."""
     around = [set(topology.neighbors(worker)) for worker in range(topology.num_workers)]
     found = []
     for partner in _extended(list(range(topology.num_workers)), around, 0, frozenset()):
