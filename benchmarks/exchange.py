@@ -39,7 +39,9 @@ from torch import nn
 from matcha import Plan, Round, families
 from matcha.distributed import Gossip, Message, TorchTransport, Transport
 from matcha.distributed.collectives import barrier
-from matcha.distributed.exchange.exchange import Exchange, Meeting
+from matcha.distributed.exchange.codecs import FloatCodec
+from matcha.distributed.exchange.exchange import Exchange
+from matcha.distributed.exchange.meeting import Meeting
 from matcha.distributed.launch.local_workers import LocalWorkers
 from matcha.errors import MatchaError
 from matcha.rounds import RoundProcess
@@ -130,7 +132,9 @@ def compare(transport: Transport, megabytes: int, shaped: bool) -> dict[str, Any
     count = megabytes * 1_000_000 // 4
     x, incoming = torch.ones(count), torch.zeros(count)
     buckets = list(torch.split(x, BUCKET_MB * 1_000_000 // 4))
-    exchange = Exchange(transport, buckets, bucket_bytes=BUCKET_MB * 1_000_000, timeout=120)
+    exchange = Exchange(
+        transport, [FloatCodec(buckets, bucket_bytes=BUCKET_MB * 1_000_000)], timeout=120
+    )
     met = [Meeting(0, 1 - transport.rank, 0.5)]
     contenders: dict[str, Callable[[], None]] = {}
     if shaped:

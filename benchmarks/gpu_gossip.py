@@ -114,7 +114,7 @@ def train(transport: Transport, case: dict[str, Any], device: torch.device) -> d
         if device.type == "cuda":
             torch.cuda.synchronize()
         elapsed = time.perf_counter() - started
-        spares = gossip.exchange._spares.values()
+        spares = [block for some in gossip.exchange.spare.blocks.values() for block in some]
         pinned = bool(spares) and all(s.is_pinned() for s in spares if s.device.type == "cpu")
         result = {
             "iteration_ms": 1e3 * elapsed / ITERATIONS,

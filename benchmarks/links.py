@@ -32,7 +32,9 @@ from matcha import Round, Topology, families
 from matcha._io.keys import new_keys
 from matcha.distributed import Keys, LinkTransport, Peers, TorchTransport, Transport
 from matcha.distributed.collectives import barrier
-from matcha.distributed.exchange.exchange import Exchange, meetings
+from matcha.distributed.exchange.codecs import FloatCodec
+from matcha.distributed.exchange.exchange import Exchange
+from matcha.distributed.exchange.meeting import meetings
 from matcha.distributed.launch.local_workers import LocalWorkers
 from matcha.distributed.links.peers import free_ports
 from matcha.errors import MatchaError
@@ -57,7 +59,7 @@ def work(folder: Path, hosts: str, output: Path, repetitions: int) -> None:
         )
     x = torch.ones(MEGABYTES * 250_000)
     exchanges = {
-        name: Exchange(transport, [x], bucket_bytes=25_000_000, timeout=120)
+        name: Exchange(transport, [FloatCodec([x], bucket_bytes=25_000_000)], timeout=120)
         for name, transport in contenders.items()
     }
     times: dict[str, list[float]] = {name: [] for name in contenders}

@@ -26,7 +26,9 @@ from namespaces import Network
 import matcha
 from matcha import Plan, Round, Topology, families
 from matcha.distributed import TorchTransport
-from matcha.distributed.exchange.exchange import Exchange, meetings
+from matcha.distributed.exchange.codecs import FloatCodec
+from matcha.distributed.exchange.exchange import Exchange
+from matcha.distributed.exchange.meeting import meetings
 from matcha.timing import Underlay
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -81,7 +83,7 @@ def work(folder: Path) -> None:
     dist.init_process_group("gloo")
     transport = TorchTransport()
     values = [torch.zeros(MESSAGE // 4)]
-    exchange = Exchange(transport, values, bucket_bytes=4 * MESSAGE, timeout=120)
+    exchange = Exchange(transport, [FloatCodec(values, bucket_bytes=4 * MESSAGE)], timeout=120)
     found: dict[str, Any] = {"alone": [alone(exchange, transport.rank, pair) for pair in PROBED]}
     for path in sorted(folder.glob("plan-*.json")):
         plan = Plan.load(path)

@@ -10,8 +10,8 @@ from typing import Any
 
 from network.faults import Fault
 
-from matcha.distributed.exchange.exchange import Meeting
-from matcha.distributed.exchange.meetings import Outcome
+from matcha.distributed.exchange.elastic_meetings import Outcome
+from matcha.distributed.exchange.meeting import Meeting
 
 STALL = 0.25  # seconds from which on a gap between two iterations is written down
 AROUND = 2.0  # seconds around an absence in which it may hold up others: silence, and news of it
@@ -32,7 +32,7 @@ class Diary:
         self._file.write(json.dumps({"what": what, "time": time.monotonic(), **facts}) + "\n")
 
     def meeting(self, iteration: int, meeting: Meeting, outcome: Outcome, shift: float) -> None:
-        """As `Meetings.on_meeting`."""
+        """As `ElasticMeetings.on_meeting`."""
         if outcome == "held":
             self._met.append(meeting.peer)
         else:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import matcha
-from matcha.distributed.exchange.exchange import meetings
+from matcha.distributed.exchange.meeting import meetings
 from matcha.distributed.itinerary import Itinerary
 from matcha.plans.staged import Stage
 

@@ -10,13 +10,12 @@ import torch
 from matcha.distributed.elastic.replanning import Replanning
 from matcha.distributed.exchange.asynchrony import asynchrony_of
 from matcha.distributed.exchange.buckets import Bucket
-from matcha.distributed.exchange.clipped import Clipped
-from matcha.distributed.exchange.link_times import Timed
-from matcha.distributed.exchange.meetings import Meetings
+from matcha.distributed.exchange.clipping import Clipping
+from matcha.distributed.exchange.elastic_meetings import ElasticMeetings
+from matcha.distributed.exchange.exchange import make_exchange
+from matcha.distributed.exchange.link_times import LinkTimer
 from matcha.distributed.exchange.overlap import Overlap
 from matcha.distributed.exchange.push_sum import push_sum_of
-from matcha.distributed.exchange.turns import Runner
-from matcha.distributed.exchange.wiring import Exchanger, make_exchange
 from matcha.distributed.hooks.momentum import MomentumRules
 from matcha.distributed.itinerary import Itinerary
 from matcha.distributed.links.transport import LinkTransport
@@ -39,7 +38,7 @@ class Equipment:
         following: what momentum does around meetings.
         clipping: bounds what a meeting does, where that was asked for.
         replanning: what a plan that follows the network needs.
-        meetings: holds meetings with whoever is there, in a team that goes on when some are lost.
+        meetings: leaves out meetings with workers that are lost, where training goes on then.
     """
 
     def __init__(
@@ -60,38 +59,26 @@ class Equipment:
         apart = self.push_sum or self.overlap or self.asynchrony
         mixed = apart.mixed if apart else values
         laid = buckets, mixed, self.following.travelling
-        self.exchange: Exchanger = make_exchange(
+        self.exchange = make_exchange(
             plan.wire, seat.transport, *laid, int(options.bucket_mb * 1e6), deadline
         )
         everything = [*mixed, *(tensor for _, tensor in self.following.travelling)]
         self.replanning = Replanning(plan, options.replan or 0, seat, everything, deadline)
-        runner: Runner = self.exchange
-        self.clipping: Clipped | None = None
-        if options.clip is not None:
-            longest = allowance(plan, options.clip)
-            self.clipping = runner = Clipped(runner, seat.transport, mixed, longest)
-        if options.replan:
-            runner = Timed(runner, everything, self.replanning.times)
-        self.meetings: Meetings | None = None
+        self.clipping: Clipping | None = None
+        self.meetings: ElasticMeetings | None = None
         if team is not None:
-            self.meetings = Meetings(runner, team, everything, self.exchange.forget)
-        self._runner: Runner | Meetings = self.meetings or runner
+            self.meetings = ElasticMeetings(self.exchange, team, everything)
+            self.exchange.hooks.append(self.meetings)
+        if options.replan:
+            self.exchange.hooks.append(LinkTimer(self.exchange, self.replanning.times))
+        if options.clip is not None:
+            self.clipping = Clipping(self.exchange, mixed, allowance(plan, options.clip))
+            self.exchange.hooks.append(self.clipping)
         self.has_met = False
         """Whether this worker met somebody in its last round, and not only should have."""
 
     def run(self, now: Itinerary) -> None:
         """This worker's part of the current round; on the overlap's thread where there is one."""
-        # An average of all is no meeting of two.
-        runner = self.exchange if now.round.mixing == "average" else self._runner
         with self.push_sum or nullcontext():
             if now.met:
-                self._hold(runner, now)
-
-    def _hold(self, runner: Runner | Meetings, now: Itinerary) -> None:
-        held = self.meetings.held if self.meetings is not None else 0
-        if self.clipping is not None:
-            self.clipping.open()
-        runner.run(now.round, now.met, now.iteration)
-        self.has_met = runner is not self.meetings or runner.held > held
-        if self.clipping is not None:
-            self.clipping.close(met=self.has_met)
+                self.has_met = self.exchange.run(now.round, now.met, now.iteration) > 0

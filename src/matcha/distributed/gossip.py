@@ -18,7 +18,7 @@ from matcha.distributed.collectives import gather, roll_call
 from matcha.distributed.elastic.membership import Membership
 from matcha.distributed.equipment import Equipment
 from matcha.distributed.exchange.buckets import fill_buckets, layout_digest
-from matcha.distributed.exchange.wiring import alignment
+from matcha.distributed.exchange.exchange import alignment
 from matcha.distributed.hooks.claims import ParameterOwnership
 from matcha.distributed.hooks.misuse import (
     Optimizers,

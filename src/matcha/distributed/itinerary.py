@@ -9,8 +9,8 @@ from functools import lru_cache
 from itertools import repeat
 from typing import Protocol
 
-from matcha.distributed.exchange.exchange import RUNNING, Meeting, meetings
-from matcha.distributed.exchange.wiring import Exchanger
+from matcha.distributed.exchange.exchange import Exchange
+from matcha.distributed.exchange.meeting import RUNNING, Meeting, meetings
 from matcha.distributed.transports.base import Transport
 from matcha.plans import Plan, PlanLike, StagedPlan
 from matcha.rounds import Round
@@ -87,7 +87,7 @@ def _peers_of(level: Plan, rank: int) -> set[int]:
     return {i + j - rank for matching in used for i, j in matching if rank in (i, j)}
 
 
-def answer(exchange: Exchanger, itinerary: Itinerary, take: Callable[[], None]) -> None:
+def answer(exchange: Exchange, itinerary: Itinerary, take: Callable[[], None]) -> None:
     """Come to the meetings of those who still train, without steps of one's own, until none does.
 
     Every meeting tells whether its ends have finished; two that both have do not meet again. So

@@ -13,9 +13,9 @@ from torch import nn
 
 from matcha.distributed.elastic.replanning import Replanning
 from matcha.distributed.exchange.asynchrony import Asynchrony
-from matcha.distributed.exchange.clipped import Clipped
+from matcha.distributed.exchange.clipping import Clipping
+from matcha.distributed.exchange.exchange import Exchange
 from matcha.distributed.exchange.push_sum import PushSumValues
-from matcha.distributed.exchange.wiring import Exchanger
 from matcha.distributed.hooks.momentum import MomentumRules
 from matcha.distributed.hooks.steps import OptimizerHooks
 from matcha.distributed.itinerary import Itinerary
@@ -36,9 +36,9 @@ class Savable(ABC):
     optimizers: tuple[torch.optim.Optimizer, ...]
     transport: Transport
     seat: Seat
-    exchange: Exchanger
+    exchange: Exchange
     following: MomentumRules
-    clipping: Clipped | None
+    clipping: Clipping | None
     push_sum: PushSumValues | None
     replanning: Replanning
     rank: int

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from matcha.distributed.exchange.wiring import Exchanger
+from matcha.distributed.exchange.exchange import Exchange
 from matcha.records import Span, SpanKind
 
 __all__ = ["Stopwatch"]
@@ -36,7 +36,7 @@ class Stopwatch:
         self._emit("compute", iteration, self._free_since, time.perf_counter())
 
     @contextmanager
-    def exchanging(self, exchange: Exchanger, iteration: int) -> Iterator[None]:
+    def exchanging(self, exchange: Exchange, iteration: int) -> Iterator[None]:
         """An exchange runs inside."""
         started, waited = time.perf_counter(), exchange.wait_seconds
         yield

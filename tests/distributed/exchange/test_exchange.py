@@ -11,21 +11,33 @@ from tests.graphs import topologies
 from matcha import Round
 from matcha.distributed import Message, Pending, Transport, run_threads
 from matcha.distributed.collectives import barrier
-from matcha.distributed.exchange.exchange import Exchange, meetings
+from matcha.distributed.exchange.codecs import FloatCodec
+from matcha.distributed.exchange.exchange import Exchange
+from matcha.distributed.exchange.meeting import MeetingHook, meetings
 from matcha.distributed.transports.base import MAX_TAG
 from matcha.errors import ExchangeError
 
 
-def exchanged(round: Round, x: np.ndarray, bucket_bytes: int, **options) -> np.ndarray:
+def float_exchange(transport, values, bucket_bytes, dtype=None) -> Exchange:
+    codec = FloatCodec(values, bucket_bytes=bucket_bytes, dtype=dtype)
+    return Exchange(transport, [codec], timeout=20)
+
+
+def exchanged(
+    round: Round, x: np.ndarray, bucket_bytes: int, dtype=None, *, one_by_one: bool = False
+) -> np.ndarray:
     """`x` after a round over in-memory links; each worker's row in two flat tensors."""
 
     def work(transport):
         values = [torch.from_numpy(part.copy()) for part in np.array_split(x[transport.rank], 2)]
-        exchange = Exchange(transport, values, bucket_bytes=bucket_bytes, timeout=20, **options)
+        exchange = float_exchange(transport, values, bucket_bytes, dtype)
+        if one_by_one:
+            exchange.hooks.append(MeetingHook())
         met = meetings(round, transport.rank)
         if met:
-            exchange.run(round, met, iteration=7)
-        assert exchange.spare_bytes <= 2 * max(bucket_bytes, 16)
+            assert exchange.run(round, met, iteration=7) == len(met)
+        copy = sum(value.nbytes for value in values) if one_by_one else 0
+        assert exchange.spare_bytes <= 2 * max(bucket_bytes, 16) + copy
         return torch.cat(values).numpy()
 
     return np.stack(run_threads(len(x), work))
@@ -72,9 +84,11 @@ def rounds(draw: st.DrawFn) -> tuple[Round, int]:
 @settings(max_examples=60)
 @given(case=rounds(), size=st.integers(2, 40), bucket=st.sampled_from([16, 40, 100, 10_000]))
 def test_an_exchange_is_the_definition_to_the_bit(case, size, bucket) -> None:
+    """Also with hooks, which hold meetings one after another."""
     round, num_workers = case
     x = np.random.default_rng(size).normal(size=(num_workers, size))
     np.testing.assert_array_equal(exchanged(round, x, bucket), round.mix(x))
+    np.testing.assert_array_equal(exchanged(round, x, bucket, one_by_one=True), round.mix(x))
     x = x.astype(np.float32)
     np.testing.assert_array_equal(exchanged(round, x, bucket), round.mix(x))
 
@@ -90,7 +104,7 @@ def test_a_small_wire_format_keeps_the_mass_of_messages_that_go_one_way() -> Non
     matchings = (((0, 1), (1, 2), (3, 0)), ((2, 0), (0, 3)))
     round = Round(matchings=matchings, indices=(0, 1), mixing="push", weight=0.5)
     x = np.random.default_rng(1).normal(size=(4, 500)).astype(np.float32)
-    mixed = exchanged(round, x, 400, wire_dtype=torch.bfloat16)
+    mixed = exchanged(round, x, 400, torch.bfloat16)
     np.testing.assert_allclose(mixed.sum(0), x.sum(0), atol=1e-5)
     assert 0 < np.abs(mixed - round.mix(x)).max() < 0.1
 
@@ -100,7 +114,7 @@ def test_a_small_wire_format_keeps_the_mass_of_messages_that_go_one_way() -> Non
 def test_a_small_wire_format_keeps_the_average(mixing, wire) -> None:
     x = np.random.default_rng(1).normal(size=(8, 500)).astype(np.float32)
     round = cases.make_plan("vanilla", mixing).round(0)
-    mixed = exchanged(round, x, 400, wire_dtype=wire)
+    mixed = exchanged(round, x, 400, wire)
     np.testing.assert_allclose(mixed.mean(0), x.mean(0), atol=1e-6)
     # Nearby, but rounded: one unit in the last place of the wire format a message.
     assert 0 < np.abs(mixed - round.mix(x)).max() < 8 * torch.finfo(wire).eps * np.abs(x).max()
@@ -110,7 +124,7 @@ def test_a_partner_at_another_iteration_is_named() -> None:
     round = Round(matchings=(((0, 1),),), indices=(0,), mixing="pairwise", weight=0.5)
 
     def work(transport) -> str:
-        exchange = Exchange(transport, [torch.ones(3)], bucket_bytes=100, timeout=20)
+        exchange = float_exchange(transport, [torch.ones(3)], 100)
         with pytest.raises(ExchangeError) as caught:
             exchange.run(round, meetings(round, transport.rank), iteration=16 + transport.rank)
         return str(caught.value)
@@ -146,7 +160,7 @@ def test_pairwise_matchings_are_pipelined_over_pieces() -> None:
     matchings = (((0, 1),), ((0, 2),))
     round = Round(matchings=matchings, indices=(0, 1), mixing="pairwise", weight=0.5)
     transport = Recording()
-    exchange = Exchange(transport, [torch.ones(60)], bucket_bytes=80, timeout=1)  # six pieces
+    exchange = float_exchange(transport, [torch.ones(60)], 80)  # six pieces
     exchange.run(round, meetings(round, 0), iteration=0)
     events = transport.events
     second_begins = next(i for i, e in enumerate(events) if e[:2] == ("post", 2))
@@ -169,7 +183,7 @@ def test_tags_stay_within_what_every_mpi_takes() -> None:
         post = transport.post
         transport.post = lambda messages: tags.extend(m.tag for m in messages) or post(messages)
         values = [torch.full((64,), float(transport.rank), dtype=torch.float64)]
-        exchange = Exchange(transport, values, bucket_bytes=128, timeout=20)
+        exchange = float_exchange(transport, values, 128)
         exchange.run(round, meetings(round, transport.rank), iteration=0)
         barrier(transport, 20)
         assert values[0].tolist() == [0.5] * 64

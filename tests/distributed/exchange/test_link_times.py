@@ -1,10 +1,15 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import torch
 
 from matcha import Round
-from matcha.distributed.exchange.exchange import meetings
-from matcha.distributed.exchange.link_times import LinkTimes, Timed
+from matcha.distributed import run_threads
+from matcha.distributed.exchange.codecs import FloatCodec
+from matcha.distributed.exchange.exchange import Exchange
+from matcha.distributed.exchange.link_times import LinkTimer, LinkTimes
+from matcha.distributed.exchange.meeting import Meeting, meetings
 
 
 def test_the_median_of_late_meetings_counts() -> None:
@@ -16,30 +21,29 @@ def test_the_median_of_late_meetings_counts() -> None:
     assert times.take() == {}
 
 
-class Slow:
-    """A runner whose clock is its own: it waits for 3 s and exchanges for 2."""
-
-    timeout = 10.0
-    wait_seconds = 0.0
-
-    def __init__(self, clock) -> None:
-        self.clock = clock
-        self.runs = []
-
-    def run(self, round, met, iteration) -> None:
-        self.runs.append([meeting.peer for meeting in met])
-        self.wait_seconds += 3.0
-        self.clock[0] += 5.0
-
-
 def test_waiting_is_no_part_of_it(monkeypatch) -> None:
+    """Each meeting waits for 3 s and exchanges for 2, by a clock of its own."""
     clock = [0.0]
     monkeypatch.setattr("time.perf_counter", lambda: clock[0])
-    runner, times = Slow(clock), LinkTimes()
-    round = Round(matchings=(((0, 1),), ((0, 2),)), indices=(0, 1), mixing="pairwise", weight=0.5)
-    timed = Timed(runner, [torch.ones(1)], times)
-    timed.run(round, meetings(round, 0), 4)
-    assert runner.runs == [[1], [2]]
+    exchange, times = SimpleNamespace(wait_seconds=0.0), LinkTimes()
+    timer = LinkTimer(exchange, times)
+    for position, peer in enumerate((1, 2)):
+        meeting = Meeting(position, peer, 0.5)
+        assert timer.before(meeting, 4)
+        exchange.wait_seconds += 3.0
+        clock[0] += 5.0
+        timer.after(meeting)
     assert times.take() == {1: 2.0, 2: 2.0}
-    timed.timeout = 7.0
-    assert (timed.timeout, timed.wait_seconds) == (7.0, 6.0)
+
+
+def test_every_meeting_of_a_round_is_timed() -> None:
+    round = Round(matchings=(((0, 1),), ((0, 2),)), indices=(0, 1), mixing="laplacian", weight=0.3)
+
+    def work(transport):
+        exchange = Exchange(transport, [FloatCodec([torch.ones(1)], bucket_bytes=64)], timeout=150)
+        times = LinkTimes()
+        exchange.hooks.append(LinkTimer(exchange, times))
+        exchange.run(round, meetings(round, transport.rank), 4)
+        return times.take().keys()
+
+    assert run_threads(3, work) == [{1, 2}, {0}, {0}]

@@ -62,7 +62,7 @@ def drift(ones: nn.Module) -> float:
 @contextmanager
 def without_exchanges() -> Iterator[None]:
     run = Exchange.run
-    Exchange.run = lambda *_: None  # type: ignore[method-assign]
+    Exchange.run = lambda *_: 1  # type: ignore[method-assign]
     try:
         yield
     finally:

@@ -16,8 +16,8 @@ import torch
 from matcha.distributed.collectives import barrier
 from matcha.distributed.exchange.async_rendezvous import Rendezvous
 from matcha.distributed.exchange.buckets import Bucket
-from matcha.distributed.exchange.exchange import Meeting
-from matcha.distributed.exchange.wiring import Exchanger
+from matcha.distributed.exchange.exchange import Exchange
+from matcha.distributed.exchange.meeting import Meeting
 from matcha.distributed.itinerary import Itinerary
 from matcha.distributed.seats import Seat
 from matcha.distributed.stopwatch import Stopwatch
@@ -57,7 +57,7 @@ class Asynchrony:
         self._wanted_at: int | None = None
         self._on_gpu = any(bucket.data.is_cuda for bucket in buckets)
 
-    def open(self, exchange: Exchanger, stopwatch: Stopwatch, timeout: float) -> None:
+    def open(self, exchange: Exchange, stopwatch: Stopwatch, timeout: float) -> None:
         """Be there for meetings from now on.
 
         Args:

@@ -1,110 +1,91 @@
-"""The exchange: carries out one worker's part of a round on its buckets.
+"""The exchange: carries out one worker's part of a round on its values, whatever the wire.
 
-The definition is `Round.mix`; this file does the same operations in the same order on one worker's
-row, so that float64 results agree to the bit, while messages and arithmetic overlap.
+The definition is `Round.mix`; this does the same operations in the same order on one worker's row,
+so that float64 results agree to the bit, while messages, coding and arithmetic overlap.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import cycle
+from typing import NamedTuple
 
 import torch
 
 from matcha.distributed.collectives import ring_mean_, window_mean_
-from matcha.distributed.transports.base import Message, Pending, Transport, meeting_tag
-from matcha.errors import ExchangeError
-from matcha.rounds import EXACT, ONE_WAY, OneWayRole, Round
+from matcha.distributed.exchange.buckets import Bucket
+from matcha.distributed.exchange.codecs import (
+    Codec,
+    FloatCodec,
+    LowRankCodec,
+    ModuloCodec,
+    Piece,
+    SpareMemory,
+    Transfer,
+)
+from matcha.distributed.exchange.meeting import RUNNING, Handshake, Meeting, MeetingHook
+from matcha.distributed.transports.base import Transport, meeting_tag
+from matcha.errors import ModelError, PeerLostError
+from matcha.rounds import EXACT, Round
+from matcha.wires import Float, LowRank, Modulo, Wire
+from matcha.wires.segments import Segment
+from matcha.wires.wire import BLOCK
 
-__all__ = ["RUNNING", "Exchange", "Meeting", "meetings"]
-
-RUNNING = -1  # in place of the iteration at which a worker finished
-
-_BLOCK = 1 << 17  # elements: three passes over a block stay in the cache, so memory is read once
-_NUM_SPARES = 4  # of half a bucket each: two buckets beyond the model
-
-
-@dataclass(frozen=True, slots=True)
-class Meeting:
-    """One partner of this worker in a round, at one position of the round's matchings."""
-
-    position: int
-    peer: int
-    weight: float
-    """The partner's share."""
-    role: OneWayRole | None = None
-    """Where messages go one way: whom this worker sends to, and hears from."""
+__all__ = ["Exchange", "alignment", "make_exchange"]
 
 
-def meetings(round: Round, worker: int) -> tuple[Meeting, ...]:
-    """Whom a worker meets in a round, in order; empty when it rests."""
-    if round.mixing in ONE_WAY:
-        roles = enumerate(round.one_way_roles(worker))
-        return tuple(Meeting(t, r.peer, r.taken, r) for t, r in roles if r is not None)
-    found = []
-    for t, matching in enumerate(round.matchings):
-        for (i, j), weight in zip(matching, round.shares(t), strict=True):
-            if worker in (i, j):
-                found.append(Meeting(t, j if i == worker else i, weight))
-    return tuple(found)
+class _Part(NamedTuple):
+    """One of the messages that every meeting has."""
+
+    number: int
+    codec: Codec
+    piece: Piece
+    phase: int
 
 
 @dataclass(slots=True)
-class _Piece:
-    """A contiguous part of a bucket: what one message carries."""
+class _RoundState:
+    """What is known of the round that is carried out."""
 
-    index: int
-    values: torch.Tensor
-    wire_dtype: torch.dtype
-
-
-@dataclass(slots=True)
-class _Header:
-    """What the two ends of a meeting tell each other before their values."""
-
-    pending: Pending
-    theirs: torch.Tensor
-    finished: bool
-    """Whether this end said that it had finished: with overlap that may be some time ago."""
-
-
-@dataclass(slots=True)
-class _Flight:
-    """A message each way on its way, for one piece and one meeting."""
-
-    piece: _Piece
-    meeting: Meeting
-    header: _Header | None
-    pending: Pending
-    incoming: torch.Tensor
-    outgoing: torch.Tensor
-    first: bool
-    last: bool
+    iteration: int
+    is_sequential: bool
+    """Whether a matching sees the result of the one before it."""
+    keeps_originals: bool
+    """Whether several partners get the values before the round."""
+    last: Meeting
+    contents: list[torch.Tensor] | None = None
+    """What handshakes carry, by codec; None before the first meeting begins."""
+    handshakes: dict[int, Handshake] = field(default_factory=dict)
+    """By the position of their meeting."""
+    scales: dict[int, dict[Codec, Sequence[torch.Tensor]]] = field(default_factory=dict)
+    """What codecs found in the handshakes that have come."""
+    originals: dict[Piece, torch.Tensor] = field(default_factory=dict)
+    """Memory that holds the values of pieces before the round."""
 
 
 class Exchange:
     """Mixes flat tensors with the partners of a round, in place.
 
     Laplacian rounds send the values before the round to every partner and add up in the order of
-    the matchings. Pairwise rounds take one matching after the other, each seeing the result of the
-    one before; a piece moves on to the next matching while later pieces are still on the wire.
+    the matchings. Pairwise and push rounds take one matching after the other, each seeing the
+    result of the one before; a piece moves on to the next matching while later pieces are still on
+    the wire.
 
-    No order of waiting can deadlock: all workers start and finish messages in one common order
-    (matching, then piece, for pairwise rounds; piece, then matching, for Laplacian ones), so the
-    earliest unfinished message always has both its ends waiting for nothing else.
+    No order of waiting can deadlock. All workers start and finish messages in one common order:
+    matching, codec, phase, piece where matchings follow one another; codec, phase, piece, matching
+    for Laplacian rounds. So the earliest unfinished message always has both its ends waiting for
+    nothing else.
 
     Args:
         transport: carries the messages.
-        values: this worker's flat tensors; every worker has the same sizes and dtypes.
-        bucket_bytes: messages are at most half of this, and spare memory at most twice this.
-        wire_dtype: send floating-point values in this smaller format. What rounding takes away from
-            a message stays in the sender's own values (it moves by weight times the difference of
-            the two messages), so the average over workers is kept.
+        codecs: what messages hold, each for some of the values.
         timeout: seconds to wait for any one message.
 
     Attributes:
+        hooks: done around each meeting; with hooks, meetings are held one after another.
         wait_seconds: spent waiting for partners so far.
         bytes_sent: so far.
         finished_at: the iteration at which this worker's training ended, or `RUNNING`; partners
@@ -112,38 +93,34 @@ class Exchange:
         finished: partners that had finished, as this worker had, when they met last.
     """
 
-    def __init__(
-        self,
-        transport: Transport,
-        values: Sequence[torch.Tensor],
-        *,
-        bucket_bytes: int,
-        wire_dtype: torch.dtype | None = None,
-        timeout: float,
-    ) -> None:
-        self.transport = transport
-        self.timeout = timeout
+    def __init__(self, transport: Transport, codecs: Sequence[Codec], *, timeout: float) -> None:
+        self.transport, self.codecs, self.timeout = transport, tuple(codecs), timeout
+        self.hooks: list[MeetingHook] = []
         self.wait_seconds = 0.0
         self.bytes_sent = 0
         self.finished_at = RUNNING
         self.finished: set[int] = set()
-        self._pieces = tuple(_pieces(values, max(1, bucket_bytes // 2), wire_dtype))
-        self._spares: dict[tuple[int, torch.device], torch.Tensor] = {}
-        self._size = max(p.values.nbytes for p in self._pieces)
+        phases = [(codec, phase) for codec in self.codecs for phase in range(codec.num_phases)]
+        parts = [(codec, piece, phase) for codec, phase in phases for piece in codec.pieces]
+        self._parts = [_Part(number, *part) for number, part in enumerate(parts)]
+        self.spare = SpareMemory()
+        self._largest = {c: max(piece.values.nbytes for piece in c.pieces) for c in self.codecs}
 
     @property
     def spare_bytes(self) -> int:
-        """Memory held beyond the values themselves."""
-        return sum(spare.nbytes for spare in self._spares.values())
+        """Memory held between rounds, beyond the values and what codecs remember."""
+        return self.spare.nbytes + sum(codec.work_bytes for codec in self.codecs)
 
     def state(self) -> Mapping[str, torch.Tensor]:
-        """What later rounds depend on: nothing, with whole values."""
-        return {}
+        """What later rounds depend on."""
+        return {name: value for codec in self.codecs for name, value in codec.state().items()}
 
     def forget(self, peer: int) -> None:
-        """Drop what is remembered of a neighbour: nothing, with whole values."""
+        """Drop what is remembered of a link: its two ends must remember the same."""
+        for codec in self.codecs:
+            codec.forget(peer)
 
-    def run(self, round: Round, met: Sequence[Meeting], iteration: int) -> None:
+    def run(self, round: Round, met: Sequence[Meeting], iteration: int) -> int:
         """Carry out this worker's part of a round.
 
         Args:
@@ -151,283 +128,223 @@ class Exchange:
             met: this worker's `meetings` in it, at least one.
             iteration: travels with the messages; a partner at another one is an error.
 
+        Returns:
+            How many of the meetings took place: all, unless a hook leaves some out.
+
         Raises:
             ExchangeError: a partner is gone, late, or at another iteration. The values are then
                 partly mixed and must not be used.
+            ModelError: a value that cannot be encoded is not finite; nothing was sent.
         """
         self.transport.doing = f"the round of iteration {iteration}"
-        if round.mixing == "push":
-            self._push(met, iteration)
-            return
         if round.mixing in EXACT:
-            values = [piece.values for piece in self._pieces]
-            if round.mixing == "average":
-                self.bytes_sent += ring_mean_(self.transport, values, self.timeout)
-            else:
-                to = [meeting.role.to for meeting in met if meeting.role]
-                self.bytes_sent += window_mean_(self.transport, values, to, self.timeout)
+            self._average(round, met)
+            return len(met)
+        is_sequential = round.mixing != "laplacian"
+        keeps_originals = len(met) > 1 and not is_sequential
+        state = _RoundState(iteration, is_sequential, keeps_originals, met[-1])
+        for hook in self.hooks:
+            hook.begin_round(iteration)
+        num_held = 0
+        for group in [[meeting] for meeting in met] if self.hooks else [met]:
+            try:
+                if all(hook.before(group[0], iteration) for hook in self.hooks):
+                    self._hold(group, state)
+                    for hook in reversed(self.hooks):
+                        hook.after(group[0])
+                    num_held += len(group)
+            except PeerLostError as error:
+                if not any(hook.undo(group[0], error) for hook in self.hooks):
+                    raise
+        if state.contents is not None:
+            for codec in self.codecs:
+                codec.end_round()
+        for hook in self.hooks:
+            hook.end_round(num_held)
+        return num_held
+
+    def _average(self, round: Round, met: Sequence[Meeting]) -> None:
+        """Take the mean of all workers, which is no meeting of two."""
+        values = [piece.values for codec in self.codecs for piece in codec.pieces]
+        if round.mixing == "average":
+            self.bytes_sent += ring_mean_(self.transport, values, self.timeout)
             return
-        pairwise = round.mixing == "pairwise"
-        window = _NUM_SPARES if pairwise or len(met) == 1 else _NUM_SPARES // 2
-        flights: deque[_Flight] = deque()
-        order = _order(self._pieces, met, pairwise)
-        for number, (piece, meeting) in enumerate(order):
-            # A pairwise piece leaves for its next partner only with the last one's values mixed in.
-            while len(flights) >= window or (pairwise and any(f.piece is piece for f in flights)):
-                self._land(flights.popleft(), round, iteration)
-            flights.append(self._launch(piece, meeting, met, iteration, number, pairwise))
-        while flights:
-            self._land(flights.popleft(), round, iteration)
+        to = [meeting.role.to for meeting in met if meeting.role]
+        self.bytes_sent += window_mean_(self.transport, values, to, self.timeout)
 
-    # -- messages that go one way -----------------------------------------------------------------
+    # -- meetings ---------------------------------------------------------------------------------
 
-    def _push(self, met: Sequence[Meeting], iteration: int) -> None:
-        """Send to one and hear from another, one matching after the other, piece by piece.
+    def _hold(self, met: Sequence[Meeting], state: _RoundState) -> None:
+        """Hold meetings together, several transfers under way at a time."""
+        if state.contents is None:
+            self._begin(state)
+        if any(map(len, state.contents or ())):  # which the first message needs: ask for all early
+            for meeting in met:
+                self._greet(meeting, state)
+        under_way: deque[Transfer] = deque()
+        for part, meeting in self._ordered(met, state):
+            window = part.codec.window(several=state.keeps_originals)
+            # A piece leaves for its next partner with the last one's values mixed in, and a phase
+            # begins when the one before it is over.
+            while len(under_way) >= window or any(
+                other.piece is part.piece and (state.is_sequential or other.meeting is meeting)
+                for other in under_way
+            ):
+                self._land(under_way.popleft(), state)
+            under_way.append(self._launch(part, meeting, state))
+        while under_way:
+            self._land(under_way.popleft(), state)
 
-        A worker waits only for what was sent at the same matching and piece, and sends before it
-        waits: the earliest unfinished message always has a sender that waits for nothing.
-        """
-        flights: deque[tuple[_Piece, OneWayRole, Pending, torch.Tensor, torch.Tensor]] = deque()
-        number = 0
-        for meeting in met:
-            role = meeting.role
-            assert role is not None
-            self._meet_at(role, meeting, iteration)
-            for piece in self._pieces:
-                while len(flights) >= _NUM_SPARES or any(f[0] is piece for f in flights):
-                    self._take_in(*flights.popleft())
-                flights.append(self._send(piece, role, meeting, number))
-                number += 1
-        while flights:
-            self._take_in(*flights.popleft())
+    def _ordered(
+        self, met: Sequence[Meeting], state: _RoundState
+    ) -> Iterator[tuple[_Part, Meeting]]:
+        if state.is_sequential:
+            return ((part, meeting) for meeting in met for part in self._parts)
+        return ((part, meeting) for part in self._parts for meeting in met)
 
-    def _send(
-        self, piece: _Piece, role: OneWayRole, meeting: Meeting, number: int
-    ) -> tuple[_Piece, OneWayRole, Pending, torch.Tensor, torch.Tensor]:
-        incoming = self._spare(number % _NUM_SPARES, piece, staged=True)
-        outgoing = piece.values
-        if self._is_staged(piece):
-            outgoing = self._spare(_NUM_SPARES + number % _NUM_SPARES, piece, staged=True)
-            outgoing.copy_(piece.values)
-        tag = self._tag(meeting.position, piece.index)
-        messages = []
-        if role.source is not None:
-            arriving = incoming.view(torch.uint8)
-            messages.append(Message(peer=role.source, tag=tag, incoming=arriving))
-        if role.to is not None:
-            leaving = outgoing.view(torch.uint8)
-            messages.append(Message(peer=role.to, tag=tag, outgoing=leaving))
-            self.bytes_sent += outgoing.nbytes
-        return piece, role, self.transport.post(messages), incoming, outgoing
+    def _begin(self, state: _RoundState) -> None:
+        for codec in self.codecs:
+            if codec.has_scales and not all(_is_finite(piece.values) for piece in codec.pieces):
+                raise ModelError(
+                    f"{self.transport.name(self.transport.rank)} holds a parameter that is not "
+                    f"finite at iteration {state.iteration}: training diverged; a lower learning "
+                    "rate may help."
+                )
+        state.contents = [codec.begin_round() for codec in self.codecs]
 
-    def _take_in(
-        self,
-        piece: _Piece,
-        role: OneWayRole,
-        pending: Pending,
-        incoming: torch.Tensor,
-        outgoing: torch.Tensor,
-    ) -> None:
-        pending.wait(self.timeout)
-        x = piece.values
-        # Both ends work out the share from the same message, so that what one gives the other gets.
-        if role.to is not None:
-            x.sub_(outgoing.to(x.device, x.dtype) * role.given)
-        if role.source is not None:
-            x.add_(incoming.to(x.device, x.dtype) * role.taken)
+    def _greet(self, meeting: Meeting, state: _RoundState) -> None:
+        """Post the handshake of a meeting, once."""
+        if meeting.position not in state.handshakes:
+            content = torch.cat(state.contents or [])
+            tag = self._tag(meeting, len(self._parts))
+            state.handshakes[meeting.position] = Handshake(
+                self.transport, meeting, tag, state.iteration, self.finished_at, content
+            )
+            self.bytes_sent += len(content)
 
-    def _meet_at(self, role: OneWayRole, meeting: Meeting, iteration: int) -> None:
-        """Tell the receiver which iteration this is, and check that the sender is at it too."""
-        device = self.transport.device or torch.device("cpu")
-        tag = self._tag(meeting.position, len(self._pieces))
-        arriving = torch.full((1,), iteration, dtype=torch.int64, device=device)
-        messages = []
-        if role.source is not None:
-            messages.append(Message(peer=role.source, tag=tag, incoming=arriving))
-        if role.to is not None:
-            leaving = torch.full((1,), iteration, dtype=torch.int64, device=device)
-            messages.append(Message(peer=role.to, tag=tag, outgoing=leaving))
-        started = time.perf_counter()
-        self.transport.post(messages).wait(self.timeout)
-        self.wait_seconds += time.perf_counter() - started
-        if role.source is not None:
-            self._check_iteration(role.source, int(arriving), iteration)
+    def _scales(self, meeting: Meeting, state: _RoundState) -> dict[Codec, Sequence[torch.Tensor]]:
+        """Wait for a meeting's handshake, once; what codecs found in it."""
+        if meeting.position not in state.scales:
+            # It comes as soon as the partner is there: waiting ends and exchanging begins.
+            started = time.perf_counter()
+            handshake = state.handshakes[meeting.position]
+            handshake.wait(self.timeout)
+            self.wait_seconds += time.perf_counter() - started
+            if handshake.both_finished:
+                self.finished.add(meeting.peer)
+            answers = torch.split(handshake.answer, [*map(len, state.contents or ())])
+            pairs = zip(self.codecs, answers, strict=True)
+            state.scales[meeting.position] = {codec: codec.agree(part) for codec, part in pairs}
+        return state.scales[meeting.position]
+
+    def _tag(self, meeting: Meeting, number: int) -> int:
+        return meeting_tag(meeting.position * (len(self._parts) + 1) + number)
 
     # -- one message ------------------------------------------------------------------------------
 
-    def _launch(
-        self,
-        piece: _Piece,
-        meeting: Meeting,
-        met: Sequence[Meeting],
-        iteration: int,
-        number: int,
-        pairwise: bool,
-    ) -> _Flight:
-        first = meeting == met[0]
-        header = None
-        if piece.index == 0:
-            tag = self._tag(meeting.position, len(self._pieces))
-            header = self._launch_header(meeting.peer, tag, iteration)
-        multiple = len(met) > 1 and not pairwise
-        slots = _NUM_SPARES // 2 if multiple else _NUM_SPARES
-        incoming = self._spare(number % slots, piece, staged=True)
-        outgoing = piece.values
-        if self._is_staged(piece):
-            # A Laplacian piece is staged once: every partner gets the values before the round.
-            slot = _NUM_SPARES + (piece.index if multiple else number) % slots
-            outgoing = self._spare(slot, piece, staged=True)
-            if pairwise or first:
-                outgoing.copy_(piece.values)
-        message = Message(
-            peer=meeting.peer,
-            tag=self._tag(meeting.position, piece.index),
-            incoming=incoming.view(torch.uint8),
-            outgoing=outgoing.view(torch.uint8),
-        )
-        self.bytes_sent += outgoing.nbytes
-        return _Flight(
+    def _launch(self, part: _Part, meeting: Meeting, state: _RoundState) -> Transfer:
+        self._greet(meeting, state)
+        codec, piece, own = part.codec, part.piece, part.piece.values.device
+        transfer = Transfer(
+            codec=codec,
             piece=piece,
+            phase=part.phase,
             meeting=meeting,
-            header=header,
-            pending=self.transport.post([message]),
-            incoming=incoming,
-            outgoing=outgoing,
-            first=first,
-            last=meeting == met[-1],
+            is_lower=self.transport.rank < meeting.peer,
+            is_sequential=state.is_sequential,
+            original=self._original(codec, piece, state),
+            scales=self._scales(meeting, state)[codec] if codec.has_scales else (),
+            memory=codec.memory(self.spare, own, self.transport.device or own),
         )
+        message = codec.encode(transfer)
+        memory = transfer.memory.incoming
+        transfer.message = message = message.to(memory.device)
+        transfer.arrived = memory[: message.nbytes]
+        if message.nbytes:
+            tag = self._tag(meeting, part.number)
+            outgoing = message.view(-1).view(torch.uint8)
+            messages = meeting.messages(tag, transfer.arrived, outgoing)
+            transfer.pending = self.transport.post(messages)
+            self.bytes_sent += message.nbytes if meeting.sends else 0
+        return transfer
 
-    def _tag(self, position: int, index: int) -> int:
-        return meeting_tag(position * (len(self._pieces) + 1) + index)
+    def _land(self, transfer: Transfer, state: _RoundState) -> None:
+        codec, piece, meeting = transfer.codec, transfer.piece, transfer.meeting
+        self._scales(meeting, state)
+        if transfer.pending is not None:
+            transfer.pending.wait(self.timeout)
+        codec.apply(transfer)
+        self.spare.give(transfer.memory.blocks)
+        if meeting is state.last and transfer.phase == codec.num_phases - 1:
+            block = state.originals.pop(piece, None)
+            self.spare.give([] if block is None else [block])
 
-    def _launch_header(self, peer: int, tag: int, iteration: int) -> _Header:
-        # A small message of its own leaves buckets as they are and tells when the partner came.
-        device = self.transport.device or torch.device("cpu")
-        arriving = torch.empty(2, dtype=torch.int64, device=device)
-        leaving = torch.tensor([iteration, self.finished_at], dtype=torch.int64, device=device)
-        message = Message(peer=peer, tag=tag, incoming=arriving, outgoing=leaving)
-        pending = self.transport.post([message])
-        return _Header(pending, arriving, self.finished_at != RUNNING)
-
-    def _land(self, flight: _Flight, round: Round, iteration: int) -> None:
-        if flight.header is not None:
-            # The header comes as soon as the partner is there: waiting ends and exchanging begins.
-            started = time.perf_counter()
-            flight.header.pending.wait(self.timeout)
-            self.wait_seconds += time.perf_counter() - started
-            self._check_header(flight, iteration)
-        flight.pending.wait(self.timeout)
-        piece = flight.piece
-        x, arrived = piece.values, flight.incoming
-        if piece.wire_dtype != x.dtype:
-            _accumulate(x, x, arrived, flight.outgoing, flight.meeting.weight)
-            return
-        arrived = arrived.to(x.device)
-        if round.mixing == "pairwise":
-            _average(x, arrived, flight.meeting.weight)
-        elif flight.first and flight.last:
-            _accumulate(x, x, arrived, x, flight.meeting.weight)
-        else:
-            # Partners still to come need the values before the round, so the sum grows elsewhere.
-            half = _NUM_SPARES // 2  # such rounds receive into the other half
-            total = self._spare(half + piece.index % half, piece, staged=False)
-            base, out = x if flight.first else total, x if flight.last else total
-            _accumulate(out, base, arrived, x, flight.meeting.weight)
-
-    def _check_header(self, flight: _Flight, iteration: int) -> None:
-        assert flight.header is not None
-        theirs, finished_at = flight.header.theirs.tolist()
-        self._check_iteration(flight.meeting.peer, theirs, iteration)
-        if flight.header.finished and finished_at != RUNNING:
-            self.finished.add(flight.meeting.peer)
-
-    def _check_iteration(self, peer: int, theirs: int, iteration: int) -> None:
-        if theirs != iteration:
-            me = self.transport.name(self.transport.rank)
-            raise ExchangeError(
-                f"{self.transport.name(peer)} is at iteration {theirs}, but {me} is at "
-                f"{iteration}: the workers took different numbers of steps."
-            )
-
-    # -- spare memory -----------------------------------------------------------------------------
-
-    def _is_staged(self, piece: _Piece) -> bool:
-        device = self.transport.device
-        elsewhere = device is not None and piece.values.device != device
-        return elsewhere or piece.wire_dtype != piece.values.dtype
-
-    def _spare(self, slot: int, piece: _Piece, *, staged: bool) -> torch.Tensor:
-        """Spare memory for a piece: where messages live (`staged`), or beside its values."""
-        device = piece.values.device
-        dtype = piece.values.dtype
-        if staged:
-            device = self.transport.device or device
-            dtype = piece.wire_dtype
-        spare = self._spares.get((slot, device))
-        if spare is None or spare.nbytes < piece.values.numel() * dtype.itemsize:
-            size = self._size // piece.values.element_size() * dtype.itemsize
-            # Pinned: the GPU copies to and from it without a detour.
-            pinned = device.type == "cpu" and piece.values.device.type == "cuda"
-            spare = torch.empty(size, dtype=torch.uint8, device=device, pin_memory=pinned)
-            self._spares[slot, device] = spare
-        return spare[: piece.values.numel() * dtype.itemsize].view(dtype)
+    def _original(self, codec: Codec, piece: Piece, state: _RoundState) -> torch.Tensor:
+        """The values that messages are made of; those before the round are copied once."""
+        values = piece.values
+        if not state.keeps_originals:
+            return values
+        if piece in state.originals:
+            return state.originals[piece][: values.nbytes].view(values.dtype).view_as(values)
+        block = state.originals[piece] = self.spare.take(self._largest[codec], values.device)
+        return block[: values.nbytes].view(values.dtype).view_as(values).copy_(values)
 
 
-def _pieces(
-    values: Iterable[torch.Tensor], limit: int, wire_dtype: torch.dtype | None
-) -> Iterator[_Piece]:
-    index = 0
-    for tensor in values:
-        smaller = (
-            wire_dtype is not None
-            and tensor.is_floating_point()
-            and wire_dtype.itemsize < tensor.element_size()
-        )
-        dtype = wire_dtype if smaller and wire_dtype is not None else tensor.dtype
-        for part in torch.split(tensor, max(1, limit // tensor.element_size())):
-            yield _Piece(index, part, dtype)
-            index += 1
+def _is_finite(values: torch.Tensor) -> bool:
+    return bool(torch.isfinite(values.sum()))
 
 
-def _order(
-    pieces: Sequence[_Piece], met: Sequence[Meeting], pairwise: bool
-) -> Iterator[tuple[_Piece, Meeting]]:
-    if pairwise:
-        return ((piece, meeting) for meeting in met for piece in pieces)
-    return ((piece, meeting) for piece in pieces for meeting in met)
+def alignment(wire: Wire) -> int:
+    """At multiples of how many values parameters begin in a bucket."""
+    return 1 if isinstance(wire, Float) else BLOCK
 
 
-# -- arithmetic: the operations of Round.mix, in its order, without fused multiply-adds ------------
+def make_exchange(
+    wire: Wire,
+    transport: Transport,
+    buckets: Sequence[Bucket],
+    values: Sequence[torch.Tensor],
+    besides: Sequence[tuple[Bucket, torch.Tensor]],
+    bucket_bytes: int,
+    timeout: float,
+) -> Exchange:
+    """The exchange for a wire.
+
+    Args:
+        wire: what messages hold.
+        transport: carries them.
+        buckets: where the parameters lie.
+        values: what is mixed, one tensor laid out like each of the buckets; push-sum's weight last.
+        besides: what travels with them, laid out like these buckets.
+        bucket_bytes: bounds messages and spare memory.
+        timeout: seconds to wait for any one message.
+    """
+    pairs = [*zip(cycle(buckets), values, strict=False), *besides]
+    coded = [] if isinstance(wire, Float) else [p for p in pairs if _is_coded(p[0])]
+    whole = [v for bucket, v in pairs if isinstance(wire, Float) or not _is_coded(bucket)]
+    chosen, segments = [v for _, v in coded], [_segments(bucket) for bucket, _ in coded]
+    codecs: list[Codec] = []
+    if chosen and isinstance(wire, LowRank):
+        codecs.append(LowRankCodec(chosen, segments, wire, transport.num_workers))
+    elif chosen and isinstance(wire, Modulo):
+        codecs.append(ModuloCodec(chosen, segments, wire, bucket_bytes=bucket_bytes))
+    if whole:
+        dtype = torch.bfloat16 if wire == Float(name="bfloat16") else None
+        codecs.append(FloatCodec(whole, bucket_bytes=bucket_bytes, dtype=dtype))
+    return Exchange(transport, codecs, timeout=timeout)
 
 
-def _blocks(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
-    if tensors[0].device.type == "cpu" and tensors[0].numel() > _BLOCK:
-        return zip(*(torch.split(tensor, _BLOCK) for tensor in tensors), strict=True)
-    return iter([tensors])
+def _is_coded(bucket: Bucket) -> bool:
+    """Statistics, whole numbers and half precision are sent whole: few, or small already."""
+    exact = bucket.data.dtype in (torch.float32, torch.float64)
+    return exact and bool(bucket.slots) and not bucket.volatile
 
 
-def _average(x: torch.Tensor, arrived: torch.Tensor, weight: float) -> None:
-    """Set x <- (1 - w) x + w arrived; `arrived` is used up."""
-    own = float(1 - torch.tensor(weight, dtype=x.dtype))  # rounded once, as the definition does
-    for mine, theirs in _blocks(x, arrived):
-        if weight == 0.5:  # halving is exact, so it may come last: two passes, not three
-            mine.add_(theirs).mul_(0.5)
-        else:
-            mine.mul_(own).add_(theirs.mul_(weight))
-
-
-def _accumulate(
-    out: torch.Tensor,
-    base: torch.Tensor,
-    arrived: torch.Tensor,
-    origin: torch.Tensor,
-    weight: float,
-) -> None:
-    """Set out <- base + w (arrived - origin), in out's dtype; `arrived` is used up."""
-    for result, start, theirs, mine in _blocks(out, base, arrived, origin):
-        if theirs.dtype == result.dtype:
-            difference = theirs.sub_(mine)
-        else:
-            difference = theirs.to(result.device, result.dtype)
-            difference = difference.sub_(mine.to(result.device, result.dtype))
-        torch.add(start, difference.mul_(weight), out=result)
+def _segments(bucket: Bucket) -> list[Segment]:
+    places = {}
+    for slot in bucket.slots:
+        is_plain = slot.dtype == bucket.data.dtype
+        size = slot.shape.numel() * slot.dtype.itemsize // bucket.data.element_size()
+        shape = tuple(slot.shape) if is_plain and slot.shape else (size,)
+        places[slot.offset] = Segment(offset=slot.offset, shape=shape)
+    return list(places.values())

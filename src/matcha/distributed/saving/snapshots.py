@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 from matcha._io import replace_file
-from matcha.distributed.exchange.clipped import Clipped
+from matcha.distributed.exchange.clipping import Clipping
+from matcha.distributed.exchange.exchange import Exchange
 from matcha.distributed.exchange.push_sum import PushSumValues
 from matcha.distributed.exchange.shards import like, local
-from matcha.distributed.exchange.wiring import Exchanger
 from matcha.distributed.hooks.momentum import MomentumRules
 from matcha.distributed.seats import Seat
 from matcha.distributed.transports.base import Buffer, Transport
@@ -47,10 +47,10 @@ class Worker(Protocol):
     deadline: float
 
     optimizers: tuple[torch.optim.Optimizer, ...]
-    exchange: Exchanger
+    exchange: Exchange
     following: MomentumRules
     push_sum: PushSumValues | None
-    clipping: Clipped | None
+    clipping: Clipping | None
 
     @property
     def iteration(self) -> int:

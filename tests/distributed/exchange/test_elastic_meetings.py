@@ -1,4 +1,4 @@
-"""Meetings over memory; those over links that really fail are in test_membership.py."""
+"""Elastic meetings over memory; those over links that really fail are in test_membership.py."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import torch
 
 from matcha import Round
 from matcha.distributed import MemoryTransport, Pending, run_threads
-from matcha.distributed.exchange.exchange import Exchange, meetings
-from matcha.distributed.exchange.meetings import Meetings
+from matcha.distributed.exchange.codecs import FloatCodec
+from matcha.distributed.exchange.elastic_meetings import ElasticMeetings
+from matcha.distributed.exchange.exchange import Exchange
+from matcha.distributed.exchange.meeting import meetings
 from matcha.distributed.transports.base import Tag
 from matcha.errors import PeerLostError
 
@@ -55,10 +57,12 @@ def held(mixing: str, missing: frozenset[int] = frozenset(), loses: int | None =
         place = Place(transport.network, transport.rank)
         place.missing, place.loses_last_byte = missing, loses == place.rank
         values = torch.from_numpy(VALUES[place.rank].copy())
-        exchange = Exchange(place, [values], bucket_bytes=1000, timeout=20)
-        met = Meetings(exchange, place, [values])
+        exchange = Exchange(place, [FloatCodec([values], bucket_bytes=1000)], timeout=20)
+        met = ElasticMeetings(exchange, place, [values])
+        exchange.hooks.append(met)
         if place.rank not in missing:
-            met.run(round, meetings(round, place.rank), 4)
+            held = exchange.run(round, meetings(round, place.rank), 4)
+            assert held == met.held
         return values.numpy(), met
 
     values, met = zip(*run_threads(3, work), strict=True)

@@ -1,4 +1,4 @@
-"""What every exchange over a coded wire must do, on real links in memory."""
+"""Exchanges over every wire, on links in memory, against the definition."""
 
 from __future__ import annotations
 
@@ -10,40 +10,47 @@ from tests.wires.networks import SHAPES, compact, drift, padded, round_of, segme
 
 from matcha import Round
 from matcha.distributed import run_threads
-from matcha.distributed.exchange.exchange import meetings
-from matcha.distributed.exchange.lowrank import LowRankExchange
-from matcha.distributed.exchange.modulo import ModuloExchange
+from matcha.distributed.exchange.codecs import FloatCodec, LowRankCodec, ModuloCodec
+from matcha.distributed.exchange.exchange import Exchange
+from matcha.distributed.exchange.meeting import MeetingHook, meetings
 from matcha.errors import ModelError
-from matcha.wires import LowRank, parse_wire
+from matcha.wires import Float, LowRank, parse_wire
+
+CODED = ("modulo:8", "modulo:4", "modulo:3", "modulo:2", "lowrank:2")
+BUCKET_BYTES = 10_000
 
 
-def exchange(transport, wire: str, row: torch.Tensor, bucket_bytes: int = 10_000):
+def exchange(transport, wire: str, row: torch.Tensor) -> Exchange:
     """One over a worker's row, cut into two buckets after its second parameter."""
     places = segments()
     cut = places[2].offset
     values = [row[:cut], row[cut:]]
     second = [type(place)(offset=place.offset - cut, shape=place.shape) for place in places[2:]]
     parts, chosen = [places[:2], second], parse_wire(wire)
-    if isinstance(chosen, LowRank):
-        return LowRankExchange(transport, values, parts, chosen, timeout=20)
-    return ModuloExchange(transport, values, parts, chosen, bucket_bytes=bucket_bytes, timeout=20)
+    if isinstance(chosen, Float):
+        dtype = torch.bfloat16 if wire == "bfloat16" else None
+        codec = FloatCodec(values, bucket_bytes=BUCKET_BYTES, dtype=dtype)
+    elif isinstance(chosen, LowRank):
+        codec = LowRankCodec(values, parts, chosen, transport.num_workers)
+    else:
+        codec = ModuloCodec(values, parts, chosen, bucket_bytes=BUCKET_BYTES)
+    return Exchange(transport, [codec], timeout=20)
 
 
-def rounds(wire: str, mixing: str, dtype: str = "float64", *, one_by_one: bool = False):
-    """All workers' rows after each of several rounds."""
+def rounds(wire: str, mixing: str, *, one_by_one: bool = False):
+    """All workers' rows after each of several rounds, and their exchanges."""
 
     def work(transport):
-        row = padded(start(dtype))[transport.rank].clone()
+        row = padded(start("float64"))[transport.rank].clone()
         mixer = exchange(transport, wire, row)
+        if one_by_one:
+            mixer.hooks.append(MeetingHook())
         rows = []
         for k in range(16):
-            row += padded(drift(k, dtype, jump=300.0 if k in (5, 11) else 1.0))[transport.rank]
+            row += padded(drift(k, "float64", jump=300.0 if k in (5, 11) else 1.0))[transport.rank]
             round = round_of(k, mixing)
             met = meetings(round, transport.rank)
-            if one_by_one:
-                for meeting in met:
-                    mixer.run(round, (meeting,), k)
-            elif met:
+            if met:
                 mixer.run(round, met, k)
             rows.append(row.clone())
         return torch.stack(rows), mixer
@@ -52,7 +59,9 @@ def rounds(wire: str, mixing: str, dtype: str = "float64", *, one_by_one: bool =
     return torch.stack([rows for rows, _ in found], 1), [mixer for _, mixer in found]
 
 
-def check_definition(wire: str, mixing: str) -> None:
+@pytest.mark.parametrize("mixing", ["laplacian", "pairwise"])
+@pytest.mark.parametrize("wire", ["float32", "bfloat16", *CODED])
+def test_an_exchange_is_the_definition(wire, mixing) -> None:
     found, mixers = rounds(wire, mixing)
     x = start()
     definition = Definition(parse_wire(wire), SHAPES, x)
@@ -63,18 +72,22 @@ def check_definition(wire: str, mixing: str) -> None:
         np.testing.assert_allclose(compact(rows).sum(0), x.sum(0), rtol=1e-12, atol=1e-12 * 5000)
         x = mixed
         assert padded(compact(rows)).equal(rows)  # padding stays zero
-    expected = parse_wire(wire).message_bytes(SHAPES)
-    count = [sum(len(meetings(round_of(k, mixing), r)) for k in range(16)) for r in range(5)]
-    assert [mixer.bytes_sent for mixer in mixers] == [expected * n for n in count]
+    if wire in CODED:
+        expected = parse_wire(wire).message_bytes(SHAPES)
+        count = [sum(len(meetings(round_of(k, mixing), r)) for k in range(16)) for r in range(5)]
+        assert [mixer.bytes_sent for mixer in mixers] == [expected * n for n in count]
 
 
-def check_one_by_one(wire: str) -> None:
-    whole, _ = rounds(wire, "pairwise")
-    single, _ = rounds(wire, "pairwise", one_by_one=True)
+@pytest.mark.parametrize("mixing", ["laplacian", "pairwise"])
+@pytest.mark.parametrize("wire", ["bfloat16", "modulo:3", "lowrank:2"])
+def test_meetings_one_by_one_are_the_round(wire, mixing) -> None:
+    whole, _ = rounds(wire, mixing)
+    single, _ = rounds(wire, mixing, one_by_one=True)
     assert whole.equal(single)
 
 
-def check_state(wire: str) -> None:
+@pytest.mark.parametrize("wire", ["modulo:4", "lowrank:2"])
+def test_the_state_of_an_exchange_is_all_it_remembers(wire) -> None:
     """Rounds with an exchange that takes over another's state are the same to the bit."""
 
     def work(transport):
@@ -98,7 +111,8 @@ def check_state(wire: str) -> None:
     assert all(run_threads(5, work))
 
 
-def check_finite(wire: str) -> None:
+@pytest.mark.parametrize("wire", ["modulo:4", "lowrank:2"])
+def test_a_value_that_is_not_finite_is_refused_before_anything_is_sent(wire) -> None:
     round = Round(matchings=(((0, 1),),), indices=(0,), mixing="pairwise", weight=0.5)
 
     def work(transport) -> tuple[str, int]:
@@ -112,3 +126,9 @@ def check_finite(wire: str) -> None:
     for rank, (message, sent) in enumerate(run_threads(2, work)):
         assert f"rank {rank} holds a parameter that is not finite at iteration 17" in message
         assert sent == 0
+
+
+@pytest.mark.parametrize("wire", ["float32", "bfloat16", "modulo:3"])
+def test_spare_memory_stays_within_two_buckets(wire) -> None:
+    _, mixers = rounds(wire, "laplacian")
+    assert 0 < max(mixer.spare_bytes for mixer in mixers) <= 2 * BUCKET_BYTES

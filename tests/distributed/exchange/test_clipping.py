@@ -1,4 +1,4 @@
-"""Clipped meetings: opposite among honest ends, short with others, and what the simulator does."""
+"""Clipping: opposite among honest ends, short with others, and what the simulator does."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from tests.distributed import cases
 
 from matcha import Round
 from matcha.distributed import run_threads
-from matcha.distributed.exchange.clipped import Clipped
-from matcha.distributed.exchange.exchange import Exchange, meetings
+from matcha.distributed.exchange.clipping import Clipping
+from matcha.distributed.exchange.codecs import FloatCodec
+from matcha.distributed.exchange.exchange import Exchange
+from matcha.distributed.exchange.meeting import meetings
 from matcha.distributed.training import Training
 from matcha.errors import InputError
 from matcha.simulation import Simulation
@@ -28,13 +30,12 @@ def met(start: np.ndarray, now: np.ndarray, allowance: float) -> tuple[list, Rou
 
     def work(transport):
         values = torch.tensor(start[transport.rank])
-        exchange = Exchange(transport, [values], bucket_bytes=1000, timeout=150)
-        clipped = Clipped(exchange, transport, [values], allowance)
+        exchange = Exchange(transport, [FloatCodec([values], bucket_bytes=1000)], timeout=150)
+        clipping = Clipping(exchange, [values], allowance)
+        exchange.hooks.append(clipping)
         values.copy_(torch.tensor(now[transport.rank]))
-        clipped.open()
-        clipped.run(round, meetings(round, transport.rank), 0)
-        clipped.close(met=True)
-        return values.numpy(), clipped
+        exchange.run(round, meetings(round, transport.rank), 0)
+        return values.numpy(), clipping
 
     return run_threads(2, work), round
 
@@ -58,13 +59,14 @@ def test_what_is_no_number_moves_nobody(garbage) -> None:
 
 
 def test_a_round_without_a_meeting_leaves_nothing_behind() -> None:
-    clipped = Clipped(None, None, [torch.ones(2)], 1.0)
-    clipped._values[0].fill_(3.0)
-    clipped.open()
-    clipped.close(met=False)
-    assert clipped.state()["reach"] == 0
-    clipped.close(met=True)
-    assert clipped.state()["reach"] == 8
+    values = torch.ones(2)
+    clipping = Clipping(None, [values], 1.0)
+    values.fill_(3.0)
+    clipping.begin_round(0)
+    clipping.end_round(0)
+    assert clipping.state()["reach"] == 0
+    clipping.end_round(1)
+    assert clipping.state()["reach"] == 8
 
 
 @pytest.mark.parametrize("mixing", ["pairwise", "laplacian"])

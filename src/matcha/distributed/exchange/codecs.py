@@ -1,0 +1,497 @@
+"""Codecs: what the messages of an exchange hold, one for each kind of wire.
+
+A codec cuts some flat tensors into pieces. For a piece and a partner it encodes a message from the
+values, and applies the partner's to them, once per phase. It knows no transport: `Exchange` does
+the rest. The definition of what a round does is `Round.mix`, and over a coded wire
+tests/wires/definition.py; codecs do the same operations in the same order.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from matcha.distributed.exchange.meeting import Meeting
+from matcha.distributed.transports.base import Pending
+from matcha.wires import LowRank, Modulo
+from matcha.wires.coding import Coded, Coder
+from matcha.wires.lowrank import LowRankRows, renewed
+from matcha.wires.segments import Segment
+from matcha.wires.wire import BLOCK
+
+__all__ = ["Codec", "FloatCodec", "LowRankCodec", "ModuloCodec", "Piece", "SpareMemory", "Transfer"]
+
+_CHUNK = 1 << 17  # elements: three passes over a chunk stay in the cache, so memory is read once
+_PIECE = 1 << 18  # values: a tenth of a second at 10 Mbit/s, and a few milliseconds of encoding
+_HELD = 32  # bytes per value of a piece, over two: memory of four transfers, work, originals
+
+
+@dataclass(slots=True, eq=False)
+class Piece:
+    """A contiguous part of the values: what one message carries."""
+
+    index: int
+    values: torch.Tensor
+    tensor: int = 0
+    """Which of the codec's tensors it is a part of."""
+    start: int = 0
+    """Its first block in that tensor."""
+    padding: list[torch.Tensor] = field(default_factory=list)
+    """What belongs to no parameter, and stays zero."""
+
+
+class SpareMemory:
+    """Blocks of bytes that are kept for the next message: a round allocates nothing large."""
+
+    def __init__(self) -> None:
+        self.blocks: dict[tuple[torch.device, int], list[torch.Tensor]] = defaultdict(list)
+
+    @property
+    def nbytes(self) -> int:
+        """Of the blocks that nothing uses: of all, between rounds."""
+        return sum(block.nbytes for blocks in self.blocks.values() for block in blocks)
+
+    def take(self, nbytes: int, device: torch.device, *, pinned: bool = False) -> torch.Tensor:
+        """A block for one use."""
+        blocks = self.blocks[device, nbytes]
+        if blocks:
+            return blocks.pop()
+        return torch.empty(nbytes, dtype=torch.uint8, device=device, pin_memory=pinned)
+
+    def give(self, blocks: Sequence[torch.Tensor]) -> None:
+        """Keep blocks for their next use."""
+        for block in blocks:
+            self.blocks[block.device, block.nbytes].append(block)
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Spare memory for one transfer."""
+
+    blocks: Sequence[torch.Tensor]
+    incoming: torch.Tensor
+    outgoing: torch.Tensor
+    kept: torch.Tensor
+    """For what the codec must remember of its message."""
+
+
+@dataclass(slots=True, eq=False)
+class Transfer:
+    """A message each way for one piece, in one phase of one meeting."""
+
+    codec: Codec
+    piece: Piece
+    phase: int
+    meeting: Meeting
+    is_lower: bool
+    """Whether this worker is the lower end of the link."""
+    is_sequential: bool
+    """Whether a matching sees the result of the one before it (pairwise, push)."""
+    original: torch.Tensor
+    """The values that messages are made of: those before the round, or as they are."""
+    scales: Sequence[torch.Tensor]
+    """What both ends agreed on when the meeting began."""
+    memory: Memory
+    message: torch.Tensor = field(init=False)
+    """As it is sent."""
+    arrived: torch.Tensor = field(init=False)
+    """The partner's, as bytes."""
+    pending: Pending | None = None
+    """None where the message is empty, which both ends know."""
+    coded: Coded | None = None
+    """What a coder needs to know of its own message."""
+
+    @property
+    def signed_weight(self) -> float:
+        """The weight of the link's difference, upper minus lower end, at this end."""
+        return self.meeting.weight if self.is_lower else -self.meeting.weight
+
+
+class Codec(ABC):
+    """One worker's end of a wire, for some flat tensors.
+
+    Attributes:
+        pieces: what messages carry; the same sizes on every worker.
+        num_phases: messages one after another per piece and meeting; a later one depends on what
+            the earlier one brought.
+        has_scales: whether both ends must agree on scales before they encode. They stand for
+            differences, so a NaN or infinity cannot be encoded.
+    """
+
+    num_phases = 1
+    has_scales = False
+    pieces: Sequence[Piece]
+
+    def window(self, *, several: bool) -> int:
+        """How many transfers may be under way at once; `several` partners need originals too."""
+        return 4
+
+    def begin_round(self) -> torch.Tensor:
+        """Begin a round; returns the bytes that each partner must know before the first piece."""
+        return torch.empty(0, dtype=torch.uint8)
+
+    def agree(self, theirs: torch.Tensor) -> Sequence[torch.Tensor]:
+        """The scales of a link, from the bytes of the partner's `begin_round`."""
+        return ()
+
+    @abstractmethod
+    def memory(self, spare: SpareMemory, own: torch.device, wire: torch.device) -> Memory:
+        """Memory for a transfer of any piece on a device, whose messages live on `wire`."""
+
+    @abstractmethod
+    def encode(self, transfer: Transfer) -> torch.Tensor:
+        """The message; both ends' have the same size. Values and originals are left alone."""
+
+    @abstractmethod
+    def apply(self, transfer: Transfer) -> None:
+        """Change the piece by what has arrived, or prepare the next phase."""
+
+    def end_round(self) -> None:  # noqa: B027
+        """End a round in which this worker has met somebody."""
+
+    def state(self) -> Mapping[str, torch.Tensor]:
+        """What later rounds depend on."""
+        return {}
+
+    def forget(self, peer: int) -> None:  # noqa: B027
+        """Drop what is remembered of a link: its two ends must remember the same."""
+
+    @property
+    def work_bytes(self) -> int:
+        """Memory to work in that is kept, beside that of transfers."""
+        return 0
+
+
+class FloatCodec(Codec):
+    """Whole values, in their own format or rounded to a smaller one.
+
+    Where values are rounded, a worker moves by the weight times the difference of the two messages:
+    what rounding took from a message stays with its sender, so the average over workers is kept.
+
+    Args:
+        values: flat tensors.
+        bucket_bytes: messages are at most half of this, and spare memory at most twice this.
+        dtype: a smaller format for floating-point values.
+    """
+
+    def __init__(
+        self,
+        values: Sequence[torch.Tensor],
+        *,
+        bucket_bytes: int,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        self._dtype = dtype
+        limit = max(1, bucket_bytes // 2)
+        parts = [p for v in values for p in torch.split(v, max(1, limit // v.element_size()))]
+        self.pieces = [Piece(index, part) for index, part in enumerate(parts)]
+
+    def window(self, *, several: bool) -> int:
+        """As `Codec.window`."""
+        return 2 if several else 4
+
+    def memory(self, spare: SpareMemory, own: torch.device, wire: torch.device) -> Memory:
+        """As `Codec.memory`; pinned, so that a GPU copies to and from it without a detour."""
+        pieces = [piece for piece in self.pieces if piece.values.device == own]
+        size = max(piece.values.numel() * self._format(piece).itemsize for piece in pieces)
+        staged = any(self._is_staged(piece, wire) for piece in pieces)
+        pinned = wire.type == "cpu" and own.type == "cuda"
+        block = spare.take(2 * size if staged else size, wire, pinned=pinned)
+        return Memory([block], incoming=block[:size], outgoing=block[size:], kept=block[:0])
+
+    def encode(self, transfer: Transfer) -> torch.Tensor:
+        """As `Codec.encode`; the values themselves where they can be sent as they are."""
+        memory, original = transfer.memory, transfer.original
+        if not self._is_staged(transfer.piece, memory.incoming.device):
+            return original
+        dtype = self._format(transfer.piece)
+        message = memory.outgoing[: original.numel() * dtype.itemsize].view(dtype)
+        return message.copy_(original)
+
+    def apply(self, transfer: Transfer) -> None:
+        """As `Codec.apply`."""
+        x, message, role = transfer.piece.values, transfer.message, transfer.meeting.role
+        arrived, weight = transfer.arrived.view(message.dtype), transfer.meeting.weight
+        if role is not None:
+            # Both ends work out the share from the same message: what one gives, the other gets.
+            if role.to is not None:
+                x.sub_(message.to(x.device, x.dtype) * role.given)
+            if role.source is not None:
+                x.add_(arrived.to(x.device, x.dtype) * role.taken)
+        elif message.dtype != x.dtype:
+            _move(x, arrived, message, weight)
+        elif transfer.is_sequential:
+            _average(x, arrived.to(x.device), weight)
+        else:
+            _move(x, arrived.to(x.device), transfer.original, weight)
+
+    def _format(self, piece: Piece) -> torch.dtype:
+        own, smaller = piece.values.dtype, self._dtype
+        if smaller is None or not own.is_floating_point or smaller.itemsize >= own.itemsize:
+            return own
+        return smaller
+
+    def _is_staged(self, piece: Piece, device: torch.device) -> bool:
+        return piece.values.device != device or self._format(piece) != piece.values.dtype
+
+
+class _ScaledCodec(Codec):
+    """What codecs on grids share: their coders' scales open every meeting."""
+
+    has_scales = True
+
+    def __init__(self, coders: Mapping[str, Coder]) -> None:
+        self._coders = list(coders.values())
+        self._names = list(coders)
+
+    def begin_round(self) -> torch.Tensor:
+        """As `Codec.begin_round`: two bytes per block."""
+        return torch.cat([coder.begin().cpu() for coder in self._coders])
+
+    def agree(self, theirs: torch.Tensor) -> Sequence[torch.Tensor]:
+        """As `Codec.agree`."""
+        parts = torch.split(theirs, [2 * len(coder) for coder in self._coders])
+        # Copied: what follows an odd number of bytes cannot be seen as numbers of two.
+        return [c.common(part.clone()) for c, part in zip(self._coders, parts, strict=True)]
+
+    def _memory(
+        self, num_blocks: int, spare: SpareMemory, own: torch.device, wire: torch.device
+    ) -> Memory:
+        coder = self._coders[0]
+        size = coder.message_bytes(num_blocks)
+        incoming = spare.take(size, wire)
+        block = spare.take(size + num_blocks * coder.block, own)
+        return Memory([incoming, block], incoming, outgoing=block[:size], kept=block[size:])
+
+    def end_round(self) -> None:
+        """As `Codec.end_round`: scales follow what the round has shown."""
+        for coder in self._coders:
+            coder.end()
+
+    def state(self) -> Mapping[str, torch.Tensor]:
+        """As `Codec.state`."""
+        named = zip(self._names, self._coders, strict=True)
+        return {f"scales-{name}": coder.scales for name, coder in named}
+
+    @property
+    def work_bytes(self) -> int:
+        """As `Codec.work_bytes`."""
+        return sum(coder.spare_bytes for coder in self._coders)
+
+
+class ModuloCodec(_ScaledCodec):
+    """Values on a grid as fine as two workers' difference allows, packed bits piece by piece.
+
+    Args:
+        values: flat tensors, whole blocks each.
+        segments: where the parameters lie in each of them.
+        wire: how many bits.
+        bucket_bytes: spare memory is at most twice this, or a few blocks.
+    """
+
+    def __init__(
+        self,
+        values: Sequence[torch.Tensor],
+        segments: Sequence[Sequence[Segment]],
+        wire: Modulo,
+        *,
+        bucket_bytes: int,
+    ) -> None:
+        super().__init__({f"{k}": Coder(wire, v.view(-1, BLOCK)) for k, v in enumerate(values)})
+        limit = max(1, min(_PIECE, bucket_bytes // _HELD) // BLOCK)
+        self.pieces = list(_blocks(values, segments, limit))
+
+    def memory(self, spare: SpareMemory, own: torch.device, wire: torch.device) -> Memory:
+        """As `Codec.memory`."""
+        return self._memory(max(len(piece.values) for piece in self.pieces), spare, own, wire)
+
+    def encode(self, transfer: Transfer) -> torch.Tensor:
+        """As `Codec.encode`."""
+        piece, memory = transfer.piece, transfer.memory
+        coder, common = self._coders[piece.tensor], transfer.scales[piece.tensor]
+        message = memory.outgoing[: coder.message_bytes(len(piece.values))]
+        transfer.coded = coder.encode(
+            transfer.original,
+            piece.start,
+            common,
+            message,
+            lower=transfer.is_lower,
+            kept=memory.kept,
+        )
+        return message
+
+    def apply(self, transfer: Transfer) -> None:
+        """As `Codec.apply`."""
+        piece, lower = transfer.piece, transfer.is_lower
+        coder, common = self._coders[piece.tensor], transfer.scales[piece.tensor]
+        assert transfer.coded is not None
+        for part, difference in coder.decode(
+            transfer.coded, transfer.arrived, piece.start, common, lower=lower
+        ):
+            piece.values[part].add_(difference, alpha=transfer.signed_weight)
+        for gap in piece.padding:
+            gap.zero_()
+
+
+class LowRankCodec(_ScaledCodec):
+    """Two factors of each weight matrix's difference, one per phase; each tensor is a piece.
+
+    A link's directions are remembered from meeting to meeting. In a Laplacian round with several
+    partners the originals are a copy of the values.
+
+    Args:
+        values: flat tensors.
+        segments: where the parameters lie in each of them.
+        wire: the rank.
+        num_workers: how many there may be links to.
+    """
+
+    num_phases = 2
+
+    def __init__(
+        self,
+        values: Sequence[torch.Tensor],
+        segments: Sequence[Sequence[Segment]],
+        wire: LowRank,
+        num_workers: int,
+    ) -> None:
+        self.pieces = [Piece(k, value.view(1, -1), k) for k, value in enumerate(values)]
+        self._rows = [
+            LowRankRows(wire, places, piece.values)
+            for places, piece in zip(segments, self.pieces, strict=True)
+        ]
+        halves = [
+            (f"{piece.index}-{half}", Coder(wire.factors, message[0]))
+            for rows, piece in zip(self._rows, self.pieces, strict=True)
+            for half, message in enumerate(rows.first_messages(piece.values))
+        ]
+        super().__init__(dict(halves))
+        self._peers = range(num_workers)
+        self._directions: dict[tuple[int, int], torch.Tensor] = {}
+        self._between: dict[tuple[int, Meeting], tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def memory(self, spare: SpareMemory, own: torch.device, wire: torch.device) -> Memory:
+        """As `Codec.memory`."""
+        return self._memory(max(len(coder) for coder in self._coders), spare, own, wire)
+
+    def encode(self, transfer: Transfer) -> torch.Tensor:
+        """As `Codec.encode`: first X·q, then Xᵀ·p with the p that both ends found."""
+        k, original, memory = transfer.piece.index, transfer.original, transfer.memory
+        if transfer.phase == 0:
+            half = self._rows[k].first_half(original, self._direction(k, transfer.meeting.peer))
+        else:
+            _, p = self._between[k, transfer.meeting]
+            half = self._rows[k].second_half(original, p)
+        number = 2 * k + transfer.phase
+        coder = self._coders[number]
+        message = memory.outgoing[: coder.message_bytes(len(coder))]
+        scales, lower = transfer.scales[number], transfer.is_lower
+        transfer.coded = coder.encode(half[0], 0, scales, message, lower=lower, kept=memory.kept)
+        return message
+
+    def apply(self, transfer: Transfer) -> None:
+        """As `Codec.apply`."""
+        k, found = transfer.piece.index, self._difference(transfer)
+        rows, x = self._rows[k], transfer.piece.values
+        if transfer.phase == 0:
+            self._between[k, transfer.meeting] = found, rows.sides(found)
+            return
+        first, p = self._between.pop((k, transfer.meeting))
+        s = rows.right.gathered(found) if rows.matrices else None
+        if s is not None:
+            direction = self._direction(k, transfer.meeting.peer)
+            direction.copy_(renewed(direction, s))
+        move = torch.full((1,), transfer.signed_weight, dtype=x.dtype, device=x.device)
+        rows.move(x, first, p, s, move)
+
+    def _difference(self, transfer: Transfer) -> torch.Tensor:
+        """The difference of one half as both ends know it, a flat row."""
+        number = 2 * transfer.piece.index + transfer.phase
+        coder, common = self._coders[number], transfer.scales[number]
+        assert transfer.coded is not None
+        whole = torch.empty(len(coder), coder.block, dtype=coder.dtype, device=coder.device)
+        for here, difference in coder.decode(
+            transfer.coded, transfer.arrived, 0, common, lower=transfer.is_lower
+        ):
+            whole[here] = difference
+        return whole.view(1, -1)
+
+    def state(self) -> Mapping[str, torch.Tensor]:
+        """As `Codec.state`."""
+        ks = [k for k, rows in enumerate(self._rows) if rows.matrices]
+        directions = {f"directions-{k}-{p}": self._direction(k, p) for p in self._peers for k in ks}
+        return {**super().state(), **directions}
+
+    def forget(self, peer: int) -> None:
+        """As `Codec.forget`: the link's directions begin as at first."""
+        for k, rows in enumerate(self._rows):
+            if rows.matrices:
+                self._direction(k, peer).copy_(rows.start.unsqueeze(0))
+
+    def _direction(self, k: int, peer: int) -> torch.Tensor:
+        if (k, peer) not in self._directions:
+            self._directions[k, peer] = self._rows[k].start.unsqueeze(0).clone()
+        return self._directions[k, peer]
+
+
+# -- parts -----------------------------------------------------------------------------------------
+
+
+def _blocks(
+    values: Sequence[torch.Tensor], segments: Sequence[Sequence[Segment]], limit: int
+) -> Iterator[Piece]:
+    """Pieces of at most `limit` blocks."""
+    index = 0
+    for k, (value, places) in enumerate(zip(values, segments, strict=True)):
+        blocks, gaps = value.view(-1, BLOCK), list(_gaps(places, len(value)))
+        for start in range(0, len(blocks), limit):
+            part = blocks[start : start + limit]
+            first, last = start * BLOCK, (start + len(part)) * BLOCK
+            inside = [(max(a, first), min(b, last)) for a, b in gaps if a < last and b > first]
+            yield Piece(index, part, k, start, [value[a:b] for a, b in inside])
+            index += 1
+
+
+def _gaps(places: Sequence[Segment], size: int) -> Iterator[tuple[int, int]]:
+    """Stretches of a flat tensor that belong to no parameter."""
+    end = 0
+    for place in sorted(places, key=lambda place: place.offset):
+        if place.offset > end:
+            yield end, place.offset
+        end = max(end, place.offset + place.size)
+    if end < size:
+        yield end, size
+
+
+# -- arithmetic: the operations of Round.mix, in its order, without fused multiply-adds ------------
+
+
+def _chunks(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
+    if tensors[0].device.type == "cpu" and tensors[0].numel() > _CHUNK:
+        return zip(*(torch.split(tensor, _CHUNK) for tensor in tensors), strict=True)
+    return iter([tensors])
+
+
+def _average(x: torch.Tensor, arrived: torch.Tensor, weight: float) -> None:
+    """Set x <- (1 - w) x + w arrived; `arrived` is used up."""
+    own = float(1 - torch.tensor(weight, dtype=x.dtype))  # rounded once, as the definition does
+    for mine, theirs in _chunks(x, arrived):
+        if weight == 0.5:  # halving is exact, so it may come last: two passes, not three
+            mine.add_(theirs).mul_(0.5)
+        else:
+            mine.mul_(own).add_(theirs.mul_(weight))
+
+
+def _move(x: torch.Tensor, arrived: torch.Tensor, sent: torch.Tensor, weight: float) -> None:
+    """Set x <- x + w (arrived - sent), in x's dtype; `arrived` is used up."""
+    for values, theirs, mine in _chunks(x, arrived, sent):
+        if theirs.dtype == values.dtype:
+            difference = theirs.sub_(mine)
+        else:
+            difference = theirs.to(values.device, values.dtype)
+            difference = difference.sub_(mine.to(values.device, values.dtype))
+        values.add_(difference.mul_(weight))
