@@ -169,6 +169,7 @@ def train(kind: str, mesh: DeviceMesh, folder: Path) -> dict[str, Any]:
         found["distance"] = gossip.consensus_distance()
         with gossip.averaged():
             found["average"] = whole(model)
+        found["state"] = gossip.averaged_state_dict()
         own = whole(model)
         assert np.array_equal(own, found["x"])
         if saved:

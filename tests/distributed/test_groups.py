@@ -28,6 +28,10 @@ def check(num_nodes: int, folder: Path) -> None:
             node = rank * groups.nodes_of(kind, num_nodes) // count
             np.testing.assert_allclose(found["x"], expected[node], rtol=0, atol=1e-10, err_msg=kind)
             np.testing.assert_allclose(found["average"], centre, rtol=0, atol=1e-10, err_msg=kind)
+            names = list(groups.make_model(kind).state_dict())
+            assert list(found["state"]) == names, kind  # and not `module.0.weight`
+            state = torch.cat([found["state"][name].flatten() for name in names])
+            np.testing.assert_allclose(state, centre, rtol=0, atol=1e-10, err_msg=kind)
             assert found["distance"] == pytest.approx(distance, rel=1e-9, abs=1e-18), kind
     # 7·5 + 7 + 7 + 1 = 50 values. Rows are dealt out: the first process has 4 of 7 and all of 1.
     size = {kind: [r[kind]["bytes"] / 8 for r in results[: groups.GPUS]] for kind in kinds}

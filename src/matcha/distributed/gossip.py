@@ -19,6 +19,7 @@ from matcha.distributed.elastic.membership import Membership
 from matcha.distributed.equipment import Equipment
 from matcha.distributed.exchange.buckets import fill_buckets, layout_digest
 from matcha.distributed.exchange.exchange import alignment
+from matcha.distributed.exchange.shards import gathered, is_sharded
 from matcha.distributed.hooks.claims import ParameterOwnership
 from matcha.distributed.hooks.misuse import (
     Optimizers,
@@ -28,6 +29,7 @@ from matcha.distributed.hooks.misuse import (
     check_stepped,
     combine,
     hookable,
+    unwrap,
 )
 from matcha.distributed.hooks.momentum import describe_optimizers
 from matcha.distributed.hooks.steps import OptimizerHooks
@@ -330,10 +332,21 @@ class Gossip(Savable):
         with self.averaged() as model:
             return copy.deepcopy(model)
 
-    def averaged_state_dict(self) -> dict[str, Any]:
-        """The average model's `state_dict()`, in memory of its own. A collective call."""
+    def averaged_state_dict(self, *, full: bool = True) -> dict[str, Any]:
+        """Return the average model's `state_dict()`, in memory of its own. A collective call.
+
+        Its keys are the model's own, also where DDP or `torch.compile` wrap it.
+
+        Args:
+            full: gather parameters that are sharded over the processes of a worker (FSDP, tensor
+                parallelism), on the CPU of each; False leaves shards, for
+                `torch.distributed.checkpoint`.
+        """
         with self.averaged() as model:
-            return copy.deepcopy(getattr(model, "_orig_mod", model).state_dict())
+            state = unwrap(model).state_dict()
+            whole = {name: gathered(t) for name, t in state.items() if full and is_sharded(t)}
+            state.update(whole)
+            return copy.deepcopy(state, {id(tensor): tensor for tensor in whole.values()})
 
     def consensus_distance(self) -> float:
         """(1/m) Σ ‖x_i − x̄‖², how far the workers' parameters are apart. A collective call."""

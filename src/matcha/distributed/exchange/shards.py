@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-__all__ = ["is_sharded", "like", "local", "share"]
+__all__ = ["gathered", "is_sharded", "like", "local", "share"]
 
 
 def _spread(tensor: torch.Tensor) -> Any:
     """The tensor, where it is a DTensor; else None.
 
-    Who has none has not imported them: nor do we, since that takes as long as half of torch.
+    Checked via sys.modules: importing them takes as long as half of torch.
     """
     for home in ("torch.distributed.tensor", "torch.distributed._tensor"):  # the latter in 2.4
         kind = getattr(sys.modules.get(home), "DTensor", None)
@@ -40,6 +40,15 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
         part: torch.Tensor = spread.to_local()
     return part
+
+
+def gathered(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the whole of a sharded tensor, copied to the CPU. A collective call."""
+    spread = _spread(tensor)
+    if spread is None:
+        return tensor
+    whole: torch.Tensor = spread.full_tensor().detach().to("cpu", copy=True)
+    return whole
 
 
 def like(tensor: torch.Tensor, part: torch.Tensor) -> torch.Tensor:

@@ -24,6 +24,7 @@ __all__ = [
     "combine",
     "computes_several_gradients",
     "hookable",
+    "unwrap",
 ]
 
 Optimizers = torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None
@@ -80,6 +81,17 @@ def combine(model: nn.Module, also: Sequence[nn.Module]) -> nn.Module:
         return model
     first, *others = (getattr(module, "_orig_mod", module) for module in (model, *also))
     return nn.ModuleDict({"model": first, "also": nn.ModuleList(others)})
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """Return the module inside `torch.compile` and DistributedDataParallel."""
+    while True:
+        if isinstance(model, DistributedDataParallel):
+            model = model.module
+        elif isinstance(inside := getattr(model, "_orig_mod", None), nn.Module):
+            model = inside
+        else:
+            return model
 
 
 def check_stepped(modules: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
