@@ -27,11 +27,11 @@ FLOORS = (
     ("strategies",),
     ("sweeps",),
     ("tuning",),
-    ("__init__",),
     ("records",),
     ("training",),
     ("zoo",),
     ("simulation", "distributed", "report"),
+    ("__init__",),
     ("cli",),
 )
 """From the top of the house down; a module imports only what stands above it."""

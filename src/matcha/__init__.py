@@ -6,6 +6,10 @@
 2
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from matcha.errors import MatchaError
 from matcha.plans import Plan, StagedPlan, load_plan
 from matcha.rounds import Round
@@ -13,6 +17,9 @@ from matcha.strategies import plan, staged_plan
 from matcha.sweeps import sweep
 from matcha.topology import Topology, families
 from matcha.tuning import tune
+
+if TYPE_CHECKING:
+    from matcha.simulation import simulate
 
 __version__ = "0.2.0"
 __all__ = [
@@ -24,7 +31,16 @@ __all__ = [
     "families",
     "load_plan",
     "plan",
+    "simulate",
     "staged_plan",
     "sweep",
     "tune",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "simulate":  # needs torch, which planning does not
+        from matcha.simulation import simulate
+
+        return simulate
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

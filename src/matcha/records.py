@@ -20,7 +20,7 @@ from typing import IO, Any, Literal, TypeAlias, TypeVar
 
 from matcha._io import decode_number, encode_number, write_atomically
 from matcha.errors import InputError, PackageError
-from matcha.plans import load_plan
+from matcha.plans import PlanLike, load_plan
 
 SCHEMA = "matcha.run/2"
 DIVERGED = 1e8
@@ -141,15 +141,15 @@ class Run:
     """A run read back from its directory."""
 
     header: RunHeader
-    plan: Any
-    """The run's Plan (or staged plan)."""
+    plan: PlanLike | None
     records: tuple[Record, ...]
-    worker_records: dict[int, tuple[Record, ...]]
-    spans: tuple[Span, ...]
-    path: Path
+    worker_records: dict[int, tuple[Record, ...]] = field(default_factory=dict)
+    spans: tuple[Span, ...] = ()
+    path: Path | None = None
+    """Its directory; None where it was kept in memory."""
 
     def to_frame(self) -> Any:
-        """The records over all workers as a pandas DataFrame, one row a record."""
+        """The records over all workers as a pandas DataFrame, one row per record."""
         return to_frame(self.records)
 
 
@@ -189,7 +189,7 @@ class RunWriter:
         self,
         directory: str | Path,
         header: RunHeader,
-        plan: Any,
+        plan: PlanLike,
         *,
         after: int | None = None,
         primary: bool | Callable[[], bool] = True,
@@ -198,7 +198,11 @@ class RunWriter:
         self._files: dict[str, IO[str]] = {}
         self._after = after
         self._is_primary = primary if callable(primary) else lambda: primary
-        self.path.mkdir(parents=True, exist_ok=True)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            reason = f"{str(self.path)!r} cannot be a folder: {error.strerror}."
+            raise InputError(reason) from None
         self._began = self._is_primary()
         if not self._began:
             return

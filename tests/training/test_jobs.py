@@ -12,12 +12,13 @@ from matcha.training.jobs import carry_out, check_free, make_jobs, with_asynchro
 from matcha.training.settings import Settings
 from matcha.zoo.recipes import Choices, recipe
 
+SETTINGS = Settings(epochs=5)
 PLANS = [matcha.plan(matcha.families.ring(4), 0.5, "periodic")]
 
 
 def jobs(output, plans=PLANS, seeds=(0,)):
-    tasks = [recipe("logistic").spec(Choices(num_workers=4), seed=seed) for seed in seeds]
-    return make_jobs(tasks, plans, Settings(epochs=5), output=output)
+    specs = [recipe("logistic").spec(Choices(num_workers=4), seed=seed) for seed in seeds]
+    return [job for spec in specs for job in make_jobs(spec, plans, SETTINGS, output=output)]
 
 
 @dataclass

@@ -5,7 +5,7 @@ import torch
 
 from matcha.errors import InputError
 from matcha.simulation import SGD, Adam
-from matcha.zoo.recipes import optimizer
+from matcha.training.optimizers import make_optimizer
 
 
 def run(mine, theirs, steps=5):
@@ -48,7 +48,7 @@ def test_adam_is_torchs(decay):
 
 @pytest.mark.parametrize("choices", [{}, {"weight_decay": 0.1}, {"weight_decay": 0.0}])
 def test_adamw_is_torchs_and_so_are_its_defaults(choices):
-    run(optimizer("adamw", **choices), lambda rows: torch.optim.AdamW(rows, lr=0.1, **choices))
+    run(make_optimizer("adamw", **choices), lambda rows: torch.optim.AdamW(rows, lr=0.1, **choices))
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
@@ -84,7 +84,7 @@ def test_clipping_is_by_worker():
         (lambda: SGD(weight_decay=-1), "weight_decay"),
         (lambda: Adam(beta1=1.5), "betas"),
         (lambda: Adam(weight_decay=-1), "weight_decay"),
-        (lambda: optimizer("adamw", decoupled=False), "decoupled"),
+        (lambda: make_optimizer("adamw", decoupled=False), "decoupled"),
     ],
 )
 def test_nonsense_is_refused(make, message):

@@ -6,7 +6,8 @@ from tests.simulation.tasks import er8
 
 from matcha.errors import InputError
 from matcha.simulation import Plateau, Settings, Simulation, StepDecay
-from matcha.zoo.recipes import RECIPES, Choices, optimizer, recipe
+from matcha.training.optimizers import make_optimizer
+from matcha.zoo.recipes import RECIPES, Choices, recipe
 
 
 @pytest.mark.parametrize("name", sorted(RECIPES))
@@ -64,9 +65,9 @@ def test_unknown_names():
     with pytest.raises(InputError, match="did you mean 'cifar10'"):
         recipe("cifar")
     with pytest.raises(InputError, match="did you mean 'adam'"):
-        optimizer("adma")
+        make_optimizer("adma")
     with pytest.raises(InputError, match="sgd"):
-        optimizer("sgd", speed=1)
+        make_optimizer("sgd", speed=1)
 
 
 @pytest.mark.parametrize(

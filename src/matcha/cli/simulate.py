@@ -42,7 +42,6 @@ from matcha.cli.output import (
     console,
     keeping,
     loss_in_words,
-    make_folder,
     patient_progress,
     print_json,
 )
@@ -54,10 +53,12 @@ from matcha.topology import families
 from matcha.wires import parse_wire
 
 if TYPE_CHECKING:
+    from rich.progress import TaskID
     from rich.table import Table
 
+    from matcha.records import Record, Run
     from matcha.report.tables import Column
-    from matcha.simulation import Execution
+    from matcha.training.jobs import Job
 
 
 _LEFT_OUT = (
@@ -69,7 +70,6 @@ _LEFT_OUT = (
     "momentum",  # the title does
 )  # a terminal is narrower than a page
 _FIRST_TO_GO = ("time", "consensus_distance", "comm_units", "megabytes_sent", "test_accuracy")
-_ADAM_RATE = 0.001  # recipes' own rates are for SGD, and fifty times too large for Adam
 
 
 @app.command("simulate")
@@ -142,73 +142,50 @@ def simulate_command(
 
       matcha simulate torus:4x4 --task cifar10 --data ~/data --model resnet20 -e 30 --device cuda
     """
-    from matcha.records import read_run
     from matcha.report.figures import check_format
-    from matcha.simulation import Delays, Settings
-    from matcha.simulation.pace import compute_times
-    from matcha.training.jobs import check_free, make_jobs, with_asynchronous
+    from matcha.simulation import Delays, Execution
+    from matcha.training.jobs import make_jobs
     from matcha.zoo.recipes import Choices, recipe
-    from matcha.zoo.recipes import optimizer as make_optimizer
 
     if format == "auto":
         format = "png" if is_installed("matplotlib") else "none"
     if format != "none":
         check_format(Path(f"figure.{format}"))
     chosen = recipe(task)
-    names = words(strategies)
-    messages = [parse_wire(wire).name for wire in words(wires)] or ["float32"]
-    made = [
-        (seed, _plans(plans, topology, names, numbers(budgets), messages, seed)) for seed in seeds
-    ]
-    number = epochs if epochs is not None else chosen.epochs
-    if learning_rate is None and optimizer in ("adam", "adamw"):
-        learning_rate = _ADAM_RATE
-    settings = Settings(
-        epochs=number,
-        schedule=chosen.schedule(number, learning_rate),
-        optimizer=chosen.optimizer if optimizer is None else make_optimizer(optimizer),
+    settings = chosen.settings(
+        epochs=epochs,
+        learning_rate=learning_rate,
+        optimizer=optimizer,
         clip=clip,
         momentum=momentum,
         overlap=overlap,
         evaluate_every=evaluate_every,
-        statistics=statistics,  # type: ignore[arg-type]  # checked by Settings
+        statistics=statistics,
         delays=Delays(
             compute_seconds=compute_time,
             seconds_per_unit=link_time,
             speeds=tuple(numbers([speeds], "--speeds")) if speeds else (),
         ),
-        execution=_execution(device, precision, streams, compile),
+        execution=Execution.auto(device, precision, streams=streams, compile=compile),
     )
-    choices = Choices(
-        num_workers=made[0][1][0].num_workers,
-        data=data,
-        model=model,
-        batch_size=batch_size,
-        partition=partition,  # type: ignore[arg-type]  # checked by partition()
-        concentration=concentration,
-        num_train=num_train,
-        num_test=num_test,
-    )
-    script = Events.read(events) if events is not None else Events()
-    for plan in made[0][1]:
-        script.check(plan)
-    jobs = [
-        job
-        for seed, of_seed in made
-        for job in make_jobs(
-            [chosen.spec(choices, seed=seed)], of_seed, settings, output=output, events=script
+    script = Events.read(events) if events is not None else None
+    messages = [parse_wire(wire).name for wire in words(wires)] or ["float32"]
+    jobs = []
+    for seed in seeds:
+        made = _plans(plans, topology, words(strategies), numbers(budgets), messages, seed)
+        choices = Choices(
+            num_workers=made[0].num_workers,
+            data=data,
+            model=model,
+            batch_size=batch_size,
+            partition=partition,  # type: ignore[arg-type]  # checked by partition()
+            concentration=concentration,
+            num_train=num_train,
+            num_test=num_test,
+            seed=seed,
         )
-    ]
-    if asynchronous:
-        jobs = with_asynchronous(jobs)
-    check_free(jobs, resume=resume)
-    chosen.task(choices)  # a run that cannot start leaves no folder behind
-    for job in jobs:
-        job.header()
-    compute_times(settings.delays, 1.0, choices.num_workers)
-    make_folder(output)
-    _run(jobs, resume)
-    runs = [read_run(job.directory) for job in jobs]
+        jobs += make_jobs(chosen.spec(choices), made, settings, output=output, events=script)
+    runs = _run(jobs, asynchronous, resume)
     with keeping() as keep:
         written = _draw(runs, output, format, keep) if format != "none" else []
         if report:
@@ -256,29 +233,12 @@ def _plans(
     return plans
 
 
-def _execution(device: str, precision: str, streams: int, compile: bool) -> Execution:
-    import torch
-
-    from matcha.simulation import Execution
-
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    if precision == "auto":
-        precision = "bfloat16" if device.startswith("cuda") else "float32"
-    return Execution(
-        device=device,
-        precision=precision,  # type: ignore[arg-type]  # checked by Execution
-        streams=streams,
-        compile=compile,
-    )
-
-
-def _run(jobs: Sequence[Any], resume: bool) -> None:
+def _run(jobs: Sequence[Job], asynchronous: bool, resume: bool) -> list[Run]:
     """Run the jobs under live progress on standard error."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from matcha.simulation import Runner
+    from matcha.simulation import run_jobs
 
     terminal = Console(stderr=True)
     bar = [BarColumn(bar_width=20)] if terminal.width >= 100 else []  # the numbers come first
@@ -291,23 +251,27 @@ def _run(jobs: Sequence[Any], resume: bool) -> None:
         console=terminal,
         disable=not sys.stderr.isatty(),
     )
-    runner = Runner(jobs if resume else ())
+    rows: list[TaskID] = []
+
+    def show(job: Job, record: Record | None) -> None:
+        if record is None:
+            rows.append(progress.add_task(job.label, total=job.settings.epochs, state=""))
+            return
+        state = (
+            f"{loss_in_words(record)}, consensus {record.consensus_distance:.2g}, "
+            f"clock {record.time:,.1f} s"
+        )
+        progress.update(rows[-1], completed=record.epoch, state=state)
+
     try:
         with progress:
-            for job in jobs:
-                row = progress.add_task(job.label, total=job.settings.epochs, state="")
-                for record in runner.run(job, resume=resume):
-                    state = (
-                        f"{loss_in_words(record)}, consensus {record.consensus_distance:.2g}, "
-                        f"clock {record.time:,.1f} s"
-                    )
-                    progress.update(row, completed=record.epoch, state=state)
+            return run_jobs(jobs, asynchronous=asynchronous, resume=resume, on_record=show)
     except KeyboardInterrupt:
         typer.echo("matcha: stopped; the same command with --resume goes on from there.", err=True)
         raise typer.Exit(130) from None
 
 
-def _draw(runs: Sequence[Any], folder: Path, format: str, keep: Keep) -> list[Path]:
+def _draw(runs: Sequence[Run], folder: Path, format: str, keep: Keep) -> list[Path]:
     from matcha.report.figures import save_figure
     from matcha.report.run_figures import draw_curves
 
@@ -322,7 +286,7 @@ def _draw(runs: Sequence[Any], folder: Path, format: str, keep: Keep) -> list[Pa
     return written
 
 
-def _show(runs: Sequence[Any], written: Sequence[Path], as_json: bool) -> None:
+def _show(runs: Sequence[Run], written: Sequence[Path], as_json: bool) -> None:
     from matcha.report import compare
     from matcha.report.conditions import clock_in_words
     from matcha.report.tables import columns

@@ -15,7 +15,6 @@ from pathlib import Path
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-import matcha
 from matcha.distributed.agreement import agree
 from matcha.distributed.collectives import gather
 from matcha.distributed.launch.environment import default_transport, is_alone
@@ -24,6 +23,7 @@ from matcha.distributed.transports.memory import MemoryNetwork
 from matcha.distributed.transports.torch import TorchTransport
 from matcha.errors import InputError
 from matcha.plans import PlanLike
+from matcha.records import versions
 
 __all__ = ["Seat", "take_seat"]
 
@@ -138,6 +138,6 @@ def shared_facts(plan: PlanLike, seat: Seat, options: str, iteration: int) -> di
         "mesh": f"{seat.transport.num_workers} workers of {seat.num_parts} processes",
         "options": options,
         "iteration": str(iteration),
-        "matcha version": matcha.__version__,
+        "matcha version": versions().get("matcha-sgd"),
         "torch version": torch.__version__.split("+")[0],
     }

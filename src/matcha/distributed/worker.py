@@ -66,12 +66,12 @@ def check_resumable(job: Job, network: Network) -> None:
         InputError: It was started with other choices, or there is nothing left to train.
     """
     check_free([replace(job, network=network.describe())], resume=True)
-    records = read_run(job.directory).records if holds_run(job.directory) else ()
+    records = read_run(job.folder).records if holds_run(job.folder) else ()
     if not records:
         return
     losses = [loss for record in records if (loss := record.train_loss) is not None]
     last = records[-1]
-    saved = checkpoints(job.directory / CHECKPOINTS)
+    saved = checkpoints(job.folder / CHECKPOINTS)
     # The last epoch may be recorded and not saved: it is trained again.
     if job.settings.is_over(int(last.epoch), last.worker_loss, losses) and (
         not saved or saved[-1].iteration >= last.iteration
@@ -120,12 +120,12 @@ def run_worker(
         on_loss=network.on_loss,
         replan=network.replan,
     )
-    folder = job.directory / CHECKPOINTS
+    folder = job.folder / CHECKPOINTS
     if resume:
         check_free([job], resume=True)
         training.load(folder)
     records = []
-    with _board(job.directory, wanted=tensorboard and training.rank == 0) as show:
+    with _board(job.folder, wanted=tensorboard and training.rank == 0) as show:
         for record in carry_out(
             job,
             training,
@@ -140,7 +140,7 @@ def run_worker(
                 on_record(record)
     made = training.gossip.plan
     if made is not job.plan and training.rank == transport.members[0]:
-        made.save(job.directory / STAGES)  # what a simulation needs to play the same rounds
+        made.save(job.folder / STAGES)  # what a simulation needs to play the same rounds
     return records
 
 

@@ -131,7 +131,8 @@ def draw_loads(runs: Sequence[Run]) -> Any:
         heights = load.get(kind) or []
         at = [w - 0.4 + (place + 0.5) * width for w in range(len(heights))]
         axes.bar(at, heights, width, color=_color(runs, number), label=labels[number])
-    unit = drawn[0][1].plan.timing.unit if kind == "planned" else "seconds"
+    plan = drawn[0][1].plan
+    unit = plan.timing.unit if kind == "planned" and plan else "seconds"
     axes.set_xlabel("worker")
     axes.set_ylabel(f"{unit} per iteration, {kind}")
     axes.legend(frameon=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from matcha.plans import PlanLike
 from matcha.records import Run, Span
 from matcha.report.series import short
 from matcha.report.summary import worker_comm_seconds
@@ -28,7 +29,7 @@ def timeline(run: Run, limit: int = MAX_SPANS) -> dict[str, Any] | None:
     origin = min(s.start for s in spans)
     return {
         "planned": planned,
-        "unit": run.plan.timing.unit if planned else "seconds",
+        "unit": run.plan.timing.unit if planned and run.plan else "seconds",
         "rounds": [spans[0].iteration, max(s.iteration for s in spans)],
         "worker": [s.worker for s in spans],
         "iteration": [s.iteration for s in spans],
@@ -49,7 +50,7 @@ def worker_loads(run: Run) -> dict[str, list[float | int | None]]:
         rounds = min(iterations or _MAX_ROUNDS, _MAX_ROUNDS)
         busy = [0.0] * run.plan.num_workers
         for round_ in run.plan.rounds(0, rounds):
-            for who, duration in _parts(run, round_):
+            for who, duration in _parts(run.plan, round_):
                 for worker in who:
                     busy[worker] += duration
         loads["planned"] = [short(b / rounds) for b in busy]
@@ -60,14 +61,14 @@ def worker_loads(run: Run) -> dict[str, list[float | int | None]]:
     return loads
 
 
-def _parts(run: Run, round_: Round) -> Iterator[tuple[list[int], float]]:
+def _parts(plan: PlanLike, round_: Round) -> Iterator[tuple[list[int], float]]:
     """Who is busy for how long, one part of a round after another."""
     if round_.mixing == "average" and round_:
-        yield list(range(run.plan.num_workers)), run.plan.round_time(round_)
+        yield list(range(plan.num_workers)), plan.round_time(round_)
         return
     for matching in round_.matchings:
         workers = sorted(end for link in matching for end in link)
-        yield workers, run.plan.timing.matching_time(matching)
+        yield workers, plan.timing.matching_time(matching)
 
 
 def _first_rounds(spans: Sequence[Span], limit: int) -> list[Span]:
@@ -87,7 +88,7 @@ def _planned_spans(run: Run, limit: int) -> list[Span]:
     spans: list[Span] = []
     clock = 0.0
     for k, round_ in enumerate(run.plan.rounds(0, _MAX_ROUNDS)):
-        for workers, duration in _parts(run, round_):
+        for workers, duration in _parts(run.plan, round_):
             spans += [
                 Span(worker=w, iteration=k, kind="exchange", start=clock, end=clock + duration)
                 for w in workers

@@ -3,7 +3,7 @@
 from matcha.simulation.asynchronous import AsynchronousSimulation
 from matcha.simulation.engine import Engine
 from matcha.simulation.run import Simulation
-from matcha.simulation.runner import Runner
+from matcha.simulation.simulate import Runner, run_jobs, simulate
 from matcha.simulation.trials import TaskTrials
 from matcha.training.optimizers import SGD, Adam
 from matcha.training.rates import Constant, Plateau, StepDecay
@@ -26,4 +26,6 @@ __all__ = [
     "StepDecay",
     "Task",
     "TaskTrials",
+    "run_jobs",
+    "simulate",
 ]

@@ -23,9 +23,10 @@ from matcha.wires import Float
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """One run: a task trained by a plan into a directory."""
+    """One run: a task trained by a plan."""
 
-    directory: Path
+    directory: Path | None = None
+    """Where it is recorded; None keeps a simulation's records in memory."""
     task: TaskSpec
     plan: PlanLike
     settings: Settings
@@ -43,6 +44,17 @@ class Job:
                 "events go by iterations, which workers that meet asynchronously do not share: "
                 "leave one of the two out."
             )
+
+    @property
+    def folder(self) -> Path:
+        """The directory, where there must be one.
+
+        Raises:
+            InputError: The job has none.
+        """
+        if self.directory is None:
+            raise InputError("real workers record their runs: give the job a directory.")
+        return self.directory
 
     @property
     def label(self) -> str:
@@ -99,30 +111,29 @@ def stem(plan: PlanLike) -> str:
 
 
 def make_jobs(
-    tasks: Sequence[TaskSpec],
+    task: TaskSpec,
     plans: Sequence[PlanLike],
     settings: Settings,
     *,
-    output: Path,
+    output: Path | None,
     kind: RunKind = "simulation",
     events: Events | None = None,
 ) -> list[Job]:
-    """One job per plan and task, each in its own directory below ``output``.
+    """One job per plan, each in its own directory below ``output`` if there is one.
 
     A plan that is given again is run again, in a directory with a number.
     """
-    places = _numbered([label(plan, task.seed) for task in tasks for plan in plans])
+    names = _numbered([label(plan, task.seed) for plan in plans])
     return [
         Job(
-            directory=output / next(places),
+            directory=None if output is None else output / name,
             task=task,
             plan=plan,
             settings=settings,
             kind=kind,
             events=events or Events(),
         )
-        for task in tasks
-        for plan in plans
+        for plan, name in zip(plans, names, strict=True)
     ]
 
 
@@ -136,7 +147,8 @@ def with_asynchronous(jobs: Sequence[Job]) -> list[Job]:
             found.append(
                 replace(
                     job,
-                    directory=job.directory.with_name(f"{job.directory.name}-asynchronous"),
+                    directory=job.directory
+                    and job.directory.with_name(f"{job.directory.name}-asynchronous"),
                     settings=replace(job.settings, asynchronous=True),
                     name=f"{name}, asynchronous",
                 )
@@ -163,11 +175,11 @@ def check_free(jobs: Sequence[Job], *, resume: bool) -> None:
         InputError: Such a directory exists, two jobs share one, or a run that is to be resumed
             was started with other choices.
     """
-    places = [job.directory for job in jobs]
+    places = [job.directory for job in jobs if job.directory is not None]
     if len(set(places)) != len(places):
         raise InputError("two runs would write to the same directory: name each choice once")
     for job in jobs:
-        if not holds_run(job.directory):
+        if job.directory is None or not holds_run(job.directory):
             continue
         if not resume:
             raise InputError(
@@ -225,7 +237,7 @@ def carry_out(
             may change hands.
     """
     after = trainer.iteration if resume else None
-    with RunWriter(job.directory, job.header(), job.plan, after=after, primary=primary) as writer:
+    with RunWriter(job.folder, job.header(), job.plan, after=after, primary=primary) as writer:
         saved, cost = -math.inf, 0.0
         for entry in trainer:
             # The record first: a crash in between repeats an epoch, and never loses one.

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from matcha.errors import InputError
+from matcha.errors import InputError, unknown_name
 
 
 class Optimizer(Protocol):
@@ -233,3 +233,20 @@ def adamw(*, weight_decay: float = 0.01, **choices: Any) -> Adam:
 
 OPTIMIZERS: Mapping[str, Callable[..., Optimizer]] = {"sgd": SGD, "adam": Adam, "adamw": adamw}
 """Optimizers by the names that PyTorch has for them; choices left out are PyTorch's too."""
+
+
+def make_optimizer(name: str, **choices: Any) -> Optimizer:
+    """An optimizer by name; unknown choices are errors.
+
+    >>> make_optimizer("sgd", momentum=0.9).momentum
+    0.9
+
+    Raises:
+        InputError: No optimizer has this name, or a choice makes no sense.
+    """
+    if name not in OPTIMIZERS:
+        raise unknown_name("optimizer", name, OPTIMIZERS)
+    try:
+        return OPTIMIZERS[name](**choices)
+    except TypeError as error:
+        raise InputError(f"{name}: {error}") from None

@@ -101,6 +101,11 @@ class TaskSpec:
     """What tells it from others of its name, in plain values; specs with the same are equal."""
     make: Callable[[], Task] = field(compare=False)
 
+    @classmethod
+    def of(cls, task: Task) -> TaskSpec:
+        """The spec of a task that was made already."""
+        return cls(name=task.name, seed=task.seed, choices=task.identity(), make=lambda: task)
+
 
 @runtime_checkable
 class KnownLoss(Protocol):

@@ -12,8 +12,9 @@ import numpy as np
 from torch import nn
 
 from matcha.errors import InputError, unknown_name
-from matcha.training.optimizers import OPTIMIZERS, SGD, Optimizer, adamw
+from matcha.training.optimizers import SGD, Optimizer, adamw, make_optimizer
 from matcha.training.rates import Constant, Cosine, Plateau, Schedule, StepDecay
+from matcha.training.settings import Settings
 from matcha.training.task import Task, TaskSpec
 from matcha.zoo import data as sets
 from matcha.zoo.corpus import read_corpus
@@ -24,6 +25,7 @@ from matcha.zoo.partitions import PartitionKind, partition
 from matcha.zoo.quadratics import QuadraticTask
 from matcha.zoo.text import TextTask
 
+_ADAM_RATE = 0.001  # recipes' own rates are for SGD, and fifty times too large for Adam
 _MOMENTUM = SGD(momentum=0.9, nesterov=True, weight_decay=1e-4)
 
 
@@ -104,6 +106,35 @@ class Recipe:
     def examples_per_batch(self, choices: Choices) -> int:
         """The batch size chosen, or else the recipe's."""
         return self.batch_size if choices.batch_size is None else choices.batch_size
+
+    def settings(
+        self,
+        *,
+        epochs: int | None = None,
+        learning_rate: float | None = None,
+        optimizer: str | None = None,
+        **choices: Any,
+    ) -> Settings:
+        """How it is usually trained, with choices of your own.
+
+        Args:
+            epochs: None takes the recipe's.
+            learning_rate: None takes the recipe's, and 0.001 for another optimizer of Adam's kind.
+            optimizer: by name, instead of the recipe's.
+            choices: of `Settings`.
+
+        Raises:
+            InputError: No optimizer has this name, or a choice makes no sense.
+        """
+        if learning_rate is None and optimizer in ("adam", "adamw"):
+            learning_rate = _ADAM_RATE
+        number = self.epochs if epochs is None else epochs
+        return Settings(
+            epochs=number,
+            schedule=self.schedule(number, learning_rate),
+            optimizer=self.optimizer if optimizer is None else make_optimizer(optimizer),
+            **choices,
+        )
 
     def schedule(self, epochs: int, learning_rate: float | None = None) -> Schedule:
         """The learning rate over a run of so many epochs, the paper's decays scaled to it.
@@ -334,20 +365,3 @@ def recipe(name: str) -> Recipe:
     if name not in RECIPES:
         raise unknown_name("task", name, RECIPES)
     return RECIPES[name]
-
-
-def optimizer(name: str, **choices: Any) -> Optimizer:
-    """An optimizer by name; unknown choices are errors.
-
-    >>> optimizer("sgd", momentum=0.9).momentum
-    0.9
-
-    Raises:
-        InputError: No optimizer has this name, or a choice makes no sense.
-    """
-    if name not in OPTIMIZERS:
-        raise unknown_name("optimizer", name, OPTIMIZERS)
-    try:
-        return OPTIMIZERS[name](**choices)
-    except TypeError as error:
-        raise InputError(f"{name}: {error}") from None

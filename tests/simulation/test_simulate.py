@@ -9,7 +9,7 @@ import matcha
 from matcha.errors import InputError
 from matcha.records import read_run
 from matcha.simulation import Constant, Delays, Runner, Settings
-from matcha.simulation.runner import CHECKPOINT
+from matcha.simulation.simulate import CHECKPOINT
 from matcha.training.jobs import Job, check_free, make_jobs
 from matcha.zoo.recipes import Choices, recipe
 
@@ -27,7 +27,7 @@ PLANS = [matcha.plan(matcha.families.ring(4), 0.5, "periodic")]
 def job(output, **changes) -> Job:
     options = {"choices": CHOICES, "settings": SETTINGS} | changes
     task = RECIPE.spec(options["choices"])
-    (made,) = make_jobs([task], PLANS, options["settings"], output=output)
+    (made,) = make_jobs(task, PLANS, options["settings"], output=output)
     return made
 
 
@@ -50,8 +50,9 @@ def test_without_a_checkpoint_a_run_starts_over(tmp_path):
 
 def test_jobs_that_differ_in_their_plan_share_an_engine(tmp_path):
     vanilla = matcha.plan(matcha.families.ring(4), 1.0, "vanilla")
-    tasks = [RECIPE.spec(CHOICES)]
-    jobs = make_jobs(tasks, [*PLANS, vanilla], SETTINGS, output=tmp_path / "together")
+    jobs = make_jobs(
+        RECIPE.spec(CHOICES), [*PLANS, vanilla], SETTINGS, output=tmp_path / "together"
+    )
     runner = Runner()
     together = [list(runner.run(each)) for each in jobs]
     alone = [list(Runner().run(replace(each, directory=tmp_path / each.label))) for each in jobs]
@@ -81,10 +82,44 @@ def test_jobs_share_one_clock_in_any_order_and_when_repeated(tmp_path):
     for number, order in enumerate((plans, plans[::-1])):
         runner = Runner()
         tasks = [RECIPE.spec(Choices(num_workers=8), seed=seed) for seed in (0, 1)]
-        made = make_jobs(tasks, order, Settings(epochs=1), output=tmp_path / str(number))
+        place = tmp_path / str(number)
+        made = [
+            job
+            for task in tasks
+            for job in make_jobs(task, order, Settings(epochs=1), output=place)
+        ]
         records = {each.directory.name: list(runner.run(each))[-1] for each in made}
         assert len(records) == 6
         clocks.append(records)
         seconds = {record.compute_seconds for record in records.values()}
         assert len(seconds) == 1
         assert records["vanilla-1-s0"].time == records["vanilla-1-s0-2"].time
+
+
+@pytest.mark.parametrize("kind", ["name", "spec", "task"])
+def test_a_task_is_simulated_in_memory_as_in_a_directory(tmp_path, kind):
+    chosen = CHOICES if kind != "name" else Choices(num_workers=4)
+    task = {"name": "logistic", "spec": RECIPE.spec(chosen), "task": RECIPE.task(chosen)}[kind]
+    plans = [*PLANS, matcha.plan(matcha.families.ring(4), 1.0, "vanilla")]
+    in_memory = matcha.simulate(task, plans, SETTINGS)
+    on_disk = matcha.simulate(task, plans, SETTINGS, output=tmp_path)
+    assert [run.path for run in in_memory] == [None, None]
+    assert [run.path for run in on_disk] == [
+        tmp_path / "periodic-0.5-s0", tmp_path / "vanilla-1-s0",
+    ]  # fmt: skip
+    for kept, written in zip(in_memory, on_disk, strict=True):
+        assert kept.records == written.records
+        assert kept.plan.digest == written.plan.digest
+        assert kept.header.config["settings"] == written.header.config["settings"]
+    with pytest.raises(InputError, match="already holds a run"):
+        matcha.simulate(task, plans, SETTINGS, output=tmp_path)
+
+
+def test_a_recipes_settings_are_the_default_and_a_tasks_must_be_given():
+    with pytest.raises(InputError, match="give Settings"):
+        matcha.simulate(RECIPE.task(CHOICES), PLANS)
+    with pytest.raises(InputError, match="at least one plan"):
+        matcha.simulate("logistic", [])
+    unfit = replace(SETTINGS, delays=Delays(speeds=(1.0, 2.0)))
+    with pytest.raises(InputError, match="speeds for 4 workers"):
+        matcha.simulate(RECIPE.spec(CHOICES), PLANS, unfit)

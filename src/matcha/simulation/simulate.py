@@ -1,0 +1,163 @@
+"""Simulated runs of a task by one or several plans, in memory or in directories."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from matcha.errors import InputError
+from matcha.plans import Events, PlanLike
+from matcha.records import Record, Run, holds_run, read_run
+from matcha.simulation.asynchronous import AsynchronousSimulation
+from matcha.simulation.engine import Engine
+from matcha.simulation.pace import compute_times
+from matcha.simulation.run import Simulation
+from matcha.training.jobs import Job, carry_out, check_free, make_jobs, with_asynchronous
+from matcha.training.settings import Settings
+from matcha.training.task import Task, TaskSpec
+from matcha.zoo.recipes import Choices, recipe
+
+CHECKPOINT = "checkpoint.pt"
+
+
+def simulate(
+    task: str | Task | TaskSpec,
+    plans: PlanLike | Sequence[PlanLike],
+    settings: Settings | None = None,
+    *,
+    output: str | Path | None = None,
+    events: Events | None = None,
+    resume: bool = False,
+) -> list[Run]:
+    """Train a task by one or several plans, all workers on one device.
+
+    Args:
+        task: a recipe's name, a task, or a recipe's `spec` with choices of your own.
+        plans: who talks when.
+        settings: how to train; None takes the recipe's, where the task is a recipe's name.
+        output: a folder in which each run writes a directory; None keeps records in memory.
+        events: workers lost and links cut, by iteration.
+        resume: go on with runs that `output` holds and that were stopped.
+
+    Returns:
+        One run per plan, in their order, on one clock.
+
+    Raises:
+        InputError: plans, task and settings do not fit together, or a directory holds a run.
+
+    >>> import matcha
+    >>> from matcha.simulation import Constant, Settings
+    >>> settings = Settings(epochs=2, schedule=Constant(base=0.05))
+    >>> (run,) = matcha.simulate("logistic", matcha.plan(matcha.families.ring(4), 0.5), settings)
+    >>> [record.epoch for record in run.records]
+    [1.0, 2.0]
+    """
+    several = list(plans) if isinstance(plans, Sequence) else [plans]
+    if not several:
+        raise InputError("simulating needs at least one plan.")
+    if isinstance(task, str):
+        chosen = recipe(task)
+        settings = settings or chosen.settings()
+        spec = chosen.spec(Choices(num_workers=several[0].num_workers))
+    else:
+        if settings is None:
+            raise InputError("settings may be left out for a recipe's name only: give Settings.")
+        spec = task if isinstance(task, TaskSpec) else TaskSpec.of(task)
+    folder = None if output is None else Path(output)
+    return run_jobs(make_jobs(spec, several, settings, output=folder, events=events), resume=resume)
+
+
+def run_jobs(
+    jobs: Sequence[Job],
+    *,
+    asynchronous: bool = False,
+    resume: bool = False,
+    on_record: Callable[[Job, Record | None], None] | None = None,
+) -> list[Run]:
+    """Run simulated jobs one after another, on one clock.
+
+    Args:
+        jobs: the runs that are compared.
+        asynchronous: beside each job whose workers meet in pairs, run the same asynchronously.
+        resume: go on with runs that were stopped.
+        on_record: called as each job starts, with None, and with each of its records.
+
+    Raises:
+        InputError: a job cannot start; no directory is left behind.
+    """
+    jobs = with_asynchronous(jobs) if asynchronous else list(jobs)
+    check_free(jobs, resume=resume)
+    for job in jobs:
+        job.header()
+        job.events.check(job.plan)
+        compute_times(job.settings.delays, 1.0, job.plan.num_workers)
+    runner = Runner(jobs if resume else ())
+    runs = []
+    for job in jobs:
+        if on_record is not None:
+            on_record(job, None)
+        records = []
+        for record in runner.run(job, resume=resume):
+            records.append(record)
+            if on_record is not None:
+                on_record(job, record)
+        if job.directory is None:
+            runs.append(Run(header=job.header(), plan=job.plan, records=tuple(records)))
+        else:
+            runs.append(read_run(job.directory))
+    return runs
+
+
+class Runner:
+    """Runs jobs one after another; jobs that differ only in their plan share an engine.
+
+    All share one clock: the seconds per gradient are measured once, apart from any run, so that
+    neither the order of the jobs nor what else the machine does favors one of them.
+
+    Args:
+        jobs: those that are compared; runs that are resumed bring their clock.
+    """
+
+    def __init__(self, jobs: Sequence[Job] = ()) -> None:
+        self._made: tuple[TaskSpec, Engine] | None = None
+        self._clock = next((c for job in jobs if (c := _recorded(job)) is not None), None)
+
+    def run(self, job: Job, *, resume: bool = False) -> Iterator[Record]:
+        """Train a job, one record per epoch; a run that was stopped goes on where it stopped."""
+        simulation = self._simulation(job)
+        self._made = (job.task, simulation.engine)
+        if job.directory is None:
+            self._clock = simulation.compute_seconds
+            yield from simulation
+            return
+        checkpoint = job.directory / CHECKPOINT
+        resume = resume and holds_run(job.directory)
+        if resume and checkpoint.exists():
+            simulation.load(checkpoint)
+        self._clock = simulation.compute_seconds
+        yield from carry_out(job, simulation, checkpoint, resume=resume)
+
+    def _simulation(self, job: Job) -> Simulation | AsynchronousSimulation:
+        engine = self._made[1] if self._made is not None and self._made[0] == job.task else None
+        task = job.task.make() if engine is None else engine.task
+        plan, settings, clock = job.plan, job.settings, self._clock
+        if settings.asynchronous:
+            return AsynchronousSimulation(
+                task, plan, settings, engine=engine, compute_seconds=clock
+            )
+        return Simulation(
+            task, plan, settings, events=job.events, engine=engine, compute_seconds=clock
+        )
+
+
+def _recorded(job: Job) -> float | None:
+    """The seconds per gradient in a run that was started before, in step."""
+    if job.directory is None or not holds_run(job.directory) or job.settings.asynchronous:
+        return None
+    records = read_run(job.directory).records
+    first = records[0] if records else None
+    if first is None or first.compute_seconds is None or not first.iteration:
+        return None
+    slowness = [1 / speed for speed in job.settings.delays.speeds]  # its seconds are a mean
+    return first.compute_seconds / first.iteration / statistics.fmean(slowness or [1.0])
