@@ -138,6 +138,6 @@ def shared_facts(plan: PlanLike, seat: Seat, options: str, iteration: int) -> di
         "mesh": f"{seat.transport.num_workers} workers of {seat.num_parts} processes",
         "options": options,
         "iteration": str(iteration),
-        "matcha version": versions().get("matcha-sgd"),
+        "matcha version": versions().get("matcha-sgd", "unknown"),
         "torch version": torch.__version__.split("+")[0],
     }
