@@ -16,9 +16,9 @@ from matcha.distributed.exchange.exchange import make_exchange
 from matcha.distributed.exchange.link_times import LinkTimer
 from matcha.distributed.exchange.overlap import Overlap
 from matcha.distributed.exchange.push_sum import push_sum_of
-from matcha.distributed.hooks.momentum import MomentumRules
 from matcha.distributed.itinerary import Itinerary
 from matcha.distributed.links.transport import LinkTransport
+from matcha.distributed.momentum import MomentumRules
 from matcha.distributed.options import GossipOptions
 from matcha.distributed.seats import Seat
 from matcha.plans import PlanLike

@@ -20,9 +20,15 @@ from matcha.distributed.equipment import Equipment
 from matcha.distributed.exchange.buckets import fill_buckets, layout_digest
 from matcha.distributed.exchange.exchange import alignment
 from matcha.distributed.exchange.shards import gathered, is_sharded
-from matcha.distributed.hooks.claims import ParameterOwnership
-from matcha.distributed.hooks.misuse import (
+from matcha.distributed.itinerary import Itinerary, answer, say_finished
+from matcha.distributed.launch.environment import goes_on, replan_every
+from matcha.distributed.links.transport import LinkTransport
+from matcha.distributed.momentum import describe_optimizers
+from matcha.distributed.optimizer_hooks import OptimizerHooks
+from matcha.distributed.options import GossipOptions, Setup, check_setup, find_exclusion
+from matcha.distributed.ownership import (
     Optimizers,
+    ParameterOwnership,
     as_list,
     check_in_place,
     check_parallel,
@@ -31,12 +37,6 @@ from matcha.distributed.hooks.misuse import (
     hookable,
     unwrap,
 )
-from matcha.distributed.hooks.momentum import describe_optimizers
-from matcha.distributed.hooks.steps import OptimizerHooks
-from matcha.distributed.itinerary import Itinerary, answer, say_finished
-from matcha.distributed.launch.environment import goes_on, replan_every
-from matcha.distributed.links.transport import LinkTransport
-from matcha.distributed.options import GossipOptions, Setup, check_setup, find_exclusion
 from matcha.distributed.savable import Savable
 from matcha.distributed.seats import shared_facts, take_seat
 from matcha.distributed.stopwatch import Stopwatch

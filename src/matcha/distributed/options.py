@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from matcha.distributed.exchange.shards import is_sharded
-from matcha.distributed.hooks.misuse import computes_several_gradients
 from matcha.distributed.links.transport import LinkTransport
+from matcha.distributed.ownership import computes_several_gradients
 from matcha.distributed.transports.base import Transport
 from matcha.errors import InputError
 from matcha.plans import Plan, PlanLike, StagedPlan

@@ -16,9 +16,9 @@ from matcha.distributed.exchange.asynchrony import Asynchrony
 from matcha.distributed.exchange.clipping import Clipping
 from matcha.distributed.exchange.exchange import Exchange
 from matcha.distributed.exchange.push_sum import PushSumValues
-from matcha.distributed.hooks.momentum import MomentumRules
-from matcha.distributed.hooks.steps import OptimizerHooks
 from matcha.distributed.itinerary import Itinerary
+from matcha.distributed.momentum import MomentumRules
+from matcha.distributed.optimizer_hooks import OptimizerHooks
 from matcha.distributed.options import Setup, check_setup
 from matcha.distributed.saving.checkpoint import load_checkpoint, save_checkpoint
 from matcha.distributed.seats import Seat

@@ -18,7 +18,7 @@ from matcha.distributed.exchange.clipping import Clipping
 from matcha.distributed.exchange.exchange import Exchange
 from matcha.distributed.exchange.push_sum import PushSumValues
 from matcha.distributed.exchange.shards import like, local
-from matcha.distributed.hooks.momentum import MomentumRules
+from matcha.distributed.momentum import MomentumRules
 from matcha.distributed.seats import Seat
 from matcha.distributed.transports.base import Buffer, Transport
 from matcha.errors import DataError, InputError

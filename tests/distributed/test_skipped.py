@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.distributed.hooks.test_steps import ALWAYS, backward, batch, halves
 from tests.distributed.perceptrons import Fixed, flat, mlp
+from tests.distributed.test_optimizer_hooks import ALWAYS, backward, batch, halves
 from torch import nn
 
 from matcha.distributed import Gossip, MemoryNetwork, MemoryTransport, run_threads

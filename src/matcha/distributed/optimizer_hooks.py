@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from matcha.distributed.hooks.claims import ParameterOwnership, wrapped_by
+from matcha.distributed.ownership import ParameterOwnership, wrapped_by
 from matcha.errors import InputError
 
 __all__ = ["OptimizerHooks"]

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 from tests.distributed import wire_cases
-from tests.distributed.hooks.test_steps import ALWAYS, backward, batch
 from tests.distributed.perceptrons import flat, mlp
+from tests.distributed.test_optimizer_hooks import ALWAYS, backward, batch
 from tests.simulation.tasks import digits, er8, rows
 from torch import nn
 
@@ -164,4 +164,40 @@ def test_complex_parameters_are_pairs_of_real_ones(momentum, kind) -> None:
     as_complex = run_threads(2, lambda transport: train(transport, True))
     as_real = run_threads(2, lambda transport: train(transport, False))
     for one, other in zip(as_complex, as_real, strict=True):
+        assert torch.allclose(one, other, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
+def test_small_parameters_share_a_rule_and_nothing_changes(kind, monkeypatch) -> None:
+    """Nor do groups of rates of their own, nor, with Adam, a parameter without a gradient yet.
+
+    (SGD's rule fills its memory slowly, and parameters of one rule begin that together.)
+    """
+
+    def work(transport: MemoryTransport) -> tuple[torch.Tensor, list[str]]:
+        model = mlp()
+        model.append(nn.Linear(1, 1).double())
+        with torch.no_grad():
+            model[-1].weight.fill_(1.0)
+            model[-1].bias.fill_(0.0)
+        groups = [
+            {"params": [p for p in model.parameters() if p.ndim == ndim], "lr": rate}
+            for ndim, rate in ((1, 0.05), (2, 0.01))
+        ]
+        extra = {"momentum": 0.9} if kind is torch.optim.SGD else {}
+        optimizer = kind(groups, **extra)
+        late = 0 if kind is torch.optim.SGD else 2
+        options: dict[str, Any] = {"transport": transport, "deadline": 30}
+        with Gossip(model, optimizer, ALWAYS, momentum="quasi-global", **options) as gossip:
+            generator = torch.Generator().manual_seed(transport.rank)
+            for k in range(6):
+                optimizer.zero_grad()
+                model[: -1 if k < late else None](batch(generator)).square().mean().backward()
+                optimizer.step()
+            return flat(model), sorted(gossip.following.state())
+
+    together = run_threads(2, work)
+    monkeypatch.setattr("matcha.distributed.momentum._SMALL", -1)
+    for (one, names), (other, same) in zip(together, run_threads(2, work), strict=True):
+        assert names == same
         assert torch.allclose(one, other, rtol=0, atol=1e-12)

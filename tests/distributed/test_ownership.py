@@ -6,7 +6,7 @@ from tests.distributed.perceptrons import Fixed, double_step, mlp
 from torch import nn
 
 from matcha.distributed import Gossip, MemoryNetwork, MemoryTransport, run_threads
-from matcha.distributed.hooks.claims import ParameterOwnership, wrapped_by
+from matcha.distributed.ownership import ParameterOwnership, wrapped_by
 from matcha.errors import InputError
 
 

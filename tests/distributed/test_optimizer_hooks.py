@@ -279,7 +279,7 @@ def lbfgs_loss() -> float:
 def test_lbfgs_forgets_its_history_at_meetings(monkeypatch) -> None:
     assert lbfgs_loss() < 1  # 0.5 is the targets' variance
     monkeypatch.setattr(
-        "matcha.distributed.hooks.steps.OptimizerHooks.restart_curvature", lambda self: None
+        "matcha.distributed.optimizer_hooks.OptimizerHooks.restart_curvature", lambda self: None
     )
     assert not lbfgs_loss() < 10  # another point's curvature leads astray
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.distributed.hooks.test_steps import ALWAYS, Sam, halves
 from tests.distributed.perceptrons import PLAN, Fixed, double_step, mlp, plain_step
+from tests.distributed.test_optimizer_hooks import ALWAYS, Sam, halves
 from torch import nn
 
 from matcha.distributed import Gossip, MemoryNetwork, MemoryTransport, run_threads

@@ -1,1 +1,0 @@
-"""Hooks: what is told of the user's optimizers, and what is changed about them."""

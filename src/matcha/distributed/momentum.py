@@ -1,0 +1,340 @@
+"""Momentum on real workers: the rules of `matcha.training.momentum` around torch optimizers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
+
+import torch
+
+from matcha.distributed.exchange.buckets import Bucket, Slot
+from matcha.errors import InputError
+from matcha.plans import PlanLike
+from matcha.training.momentum import Momentum, MomentumRule, Tracking, make_rule, resolve_momentum
+from matcha.training.optimizers import SGD, Adam, Optimizer
+from matcha.wires.wire import BLOCK
+
+__all__ = ["MomentumRules", "describe_optimizers"]
+
+_SMALL = 1 << 16
+"""Parameters of up to so many values share a rule: for a rule on each, a step of a hundred small
+ones was 50 times as long; large ones are spared the copies."""
+
+
+class MomentumRules:
+    """What momentum does around each step and round of one worker.
+
+    A step that is left out (a gradient overflowed, a batch was bad) is left out for the rules of
+    its parameters too: they do not see that gradient.
+
+    Args:
+        name: the momentum asked for.
+        optimizers: whose memory is changed.
+        plan: says how often workers meet.
+        buckets: where the parameters lie.
+
+    Raises:
+        InputError: it cannot go with these optimizers.
+    """
+
+    def __init__(
+        self,
+        name: str | Momentum,
+        optimizers: Sequence[torch.optim.Optimizer],
+        plan: PlanLike,
+        buckets: Sequence[Bucket],
+    ) -> None:
+        kind = describe_optimizers(optimizers)
+        self.spec = resolve_momentum(name, kind, plan)
+        self.is_needed = self.spec.kind != "local"
+        self.travelling: list[tuple[Bucket, torch.Tensor]] = []
+        """What is exchanged beside the parameters, laid out like these buckets."""
+        self._parts: list[_Part] = []
+        held = [bucket for bucket in buckets if bucket.slots and not bucket.volatile]
+        if self.spec.kind == "tracking":
+            self._parts = [
+                part for k, b in enumerate(held) for part in self._track(k, b, optimizers)
+            ]
+        elif self.is_needed:
+            self._parts = list(_follow(self.spec, kind, optimizers, held))
+
+    def _track(
+        self, index: int, bucket: Bucket, optimizers: Sequence[torch.optim.Optimizer]
+    ) -> Iterator[_Part]:
+        """Rules whose vector is exchanged: one of them, where one optimizer steps the bucket."""
+        tracked = torch.zeros_like(bucket.data)
+        self.travelling.append((bucket, tracked))
+        owners = _owners(optimizers)
+        alone = optimizers[0] if len(optimizers) == 1 else None
+        for slots in [bucket.slots] if alone else [(slot,) for slot in bucket.slots]:
+            place = tracked if alone else bucket.part(slots[0], tracked)
+            rule = Tracking(self.spec, place)
+            rule.tracked = place
+            offsets = [slot.offset for slot in slots] if alone else [0]
+            names = [str(index)] if alone else [slots[0].name]
+            owner = alone or owners.get(id(slots[0].tensor), (None, 0))[0]
+            yield _Part(names, slots, owner, 0, rule, offsets, place)
+
+    def state(self) -> Mapping[str, torch.Tensor]:
+        """What later iterations depend on beyond the optimizer's own state."""
+        return {
+            f"{name}/{key}": value
+            for part in self._parts
+            for key, value in part.rule.state().items()
+            for name in part.names
+        }
+
+    def reset(self) -> None:
+        """Start again at the parameters' values."""
+        for part in self._parts:
+            part.rule.reset(part.values())
+
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer is about to step; its gradients are there."""
+        if not _unscale(optimizer):
+            return
+        for part in self._parts:
+            if part.optimizer is not optimizer:
+                continue
+            if part.has_stepped and self.travelling:
+                raise InputError(
+                    f"{type(optimizer).__name__} computes several gradients per step, but tracking "
+                    "corrects one: use another momentum."
+                )
+            if part.has_stepped:
+                continue
+            part.has_stepped = True
+            gradients = part.gradients()
+            if gradients is not None:
+                part.rule.adjust_gradient(gradients)
+            if self.travelling:
+                part.put_back("gradients", [slot.tensor.grad for slot in part.slots])
+            else:
+                part.rule.before_step(part.values(), part.memory())
+
+    def after_step(self) -> None:
+        """Between the last step of an iteration and its round."""
+        if self.spec.kind == "quasi-global":
+            for part in self._parts:
+                if part.has_stepped:
+                    part.rule.after_step(part.values())
+
+    def after_round(self, *, met: bool) -> None:
+        """After the round; `met`: whether this worker took part in it."""
+        for part in self._parts:
+            has_stepped, part.has_stepped = part.has_stepped, False
+            if self.spec.kind == "outer":
+                if met:  # the mean is a step of its own, whatever became of this worker's
+                    part.rule.after_round(part.values(), {}, 0.0, None)
+            elif self.spec.kind == "quasi-global" and has_stepped and part.has_memory:
+                memory = part.memory()
+                part.rule.after_round(part.values(), memory, part.rate, None)
+                part.put_back(*part.changed_memory())
+
+
+class _Part:
+    """Parameters that one rule is about.
+
+    A parameter alone is worked on where it is. Several are copied side by side into memory of our
+    own, which a rule passes over as over one vector.
+
+    Args:
+        names: of what `state` holds: a parameter's each, or the bucket's.
+        slots: the parameters.
+        optimizer: what steps them; None where nothing does, and they are mixed alone.
+        group: which of its groups they are in.
+        rule: of their momentum.
+        offsets: where each lies in the copies; None: there are none.
+        like: a vector as long as the copies.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        slots: Sequence[Slot],
+        optimizer: torch.optim.Optimizer | None,
+        group: int,
+        rule: MomentumRule,
+        offsets: Sequence[int] | None = None,
+        like: torch.Tensor | None = None,
+    ) -> None:
+        self.names, self.slots, self.optimizer, self.rule = names, slots, optimizer, rule
+        self.has_stepped = False
+        """In the iteration under way, as far as the rule is concerned."""
+        self._group, self._offsets, self._like = group, offsets, like
+        self._copies: dict[str, tuple[torch.Tensor, list[torch.Tensor]]] = {}
+
+    @property
+    def rate(self) -> float:
+        """The learning rate."""
+        assert self.optimizer is not None
+        return float(self.optimizer.param_groups[self._group]["lr"])
+
+    @property
+    def has_memory(self) -> bool:
+        """Whether the optimizer remembers anything of them yet."""
+        states = self.optimizer.state if self.optimizer is not None else {}
+        return any(states.get(slot.tensor) for slot in self.slots)
+
+    def values(self) -> torch.Tensor:
+        """The parameters, as one tensor of real numbers."""
+        return self._copy("values", [slot.tensor.data for slot in self.slots])
+
+    def gradients(self) -> torch.Tensor | None:
+        """Their gradients; 0 where some have none, None where none has."""
+        found = [slot.tensor.grad for slot in self.slots]
+        return None if all(g is None for g in found) else self._copy("gradients", found)
+
+    def memory(self) -> Mapping[str, torch.Tensor]:
+        """Their state in the optimizer, by the names of `matcha.training.optimizers`."""
+        states = self._states()
+        if not any("exp_avg" in state for state in states):
+            return {"momentum": self._copy("momentum", [s.get("momentum_buffer") for s in states])}
+        device = self.slots[0].tensor.device
+        steps = [torch.as_tensor(s.get("step", 1.0), device=device) for s in states]
+        return {
+            "first": self._copy("first", [state.get("exp_avg") for state in states]),
+            "second": self._copy("second", [state.get("exp_avg_sq") for state in states]),
+            "steps": steps[0] if self._offsets is None else torch.stack(steps)[self._which()],
+        }
+
+    def changed_memory(self) -> tuple[str, list[torch.Tensor | None]]:
+        """What a rule changes in `memory`: its name, and where it belongs."""
+        states = self._states()
+        if any("exp_avg" in state for state in states):
+            return "first", [state.get("exp_avg") for state in states]
+        return "momentum", [state.get("momentum_buffer") for state in states]
+
+    def put_back(self, name: str, tensors: Sequence[torch.Tensor | None]) -> None:
+        """Write what a rule has made of copies to where they are from."""
+        if self._offsets is None:
+            return
+        pairs = zip(tensors, self._copies[name][1], strict=True) if name in self._copies else ()
+        there = [(_as_real(tensor), copy) for tensor, copy in pairs if tensor is not None]
+        if there:
+            torch._foreach_copy_([tensor for tensor, _ in there], [copy for _, copy in there])
+
+    def _states(self) -> list[Mapping[str, torch.Tensor]]:
+        states = self.optimizer.state if self.optimizer is not None else {}
+        return [states.get(slot.tensor, {}) for slot in self.slots]
+
+    def _copy(self, name: str, tensors: Sequence[torch.Tensor | None]) -> torch.Tensor:
+        """The tensors side by side; 0 in place of None. One alone as it is."""
+        if self._offsets is None:
+            (tensor,) = tensors
+            own = self.slots[0].tensor
+            return _as_real(torch.zeros_like(own.data) if tensor is None else tensor)
+        if name not in self._copies:
+            assert self._like is not None
+            flat = torch.zeros_like(self._like)
+            shapes = [_as_real(slot.tensor.data).shape for slot in self.slots]
+            places = zip(self._offsets, shapes, strict=True)
+            views = [flat[k : k + shape.numel()].view(shape) for k, shape in places]
+            self._copies[name] = flat, views
+        flat, views = self._copies[name]
+        there = [
+            (view, _as_real(tensor))
+            for view, tensor in zip(views, tensors, strict=True)
+            if tensor is not None
+        ]
+        if len(there) < len(views):
+            flat.zero_()
+        if there:
+            torch._foreach_copy_([view for view, _ in there], [tensor for _, tensor in there])
+        return flat
+
+    def _which(self) -> torch.Tensor:
+        """For each value of a copy, which parameter it is of."""
+        if "which" not in self._copies:
+            assert self._offsets is not None
+            assert self._like is not None
+            ends = [*self._offsets[1:], len(self._like)]
+            sizes = torch.tensor([b - a for a, b in zip(self._offsets, ends, strict=True)])
+            which = torch.repeat_interleave(torch.arange(len(sizes)), sizes)
+            self._copies["which"] = which.to(self._like.device), []
+        return self._copies["which"][0]
+
+
+def _follow(
+    spec: Momentum,
+    kind: Optimizer,
+    optimizers: Sequence[torch.optim.Optimizer],
+    buckets: Sequence[Bucket],
+) -> Iterator[_Part]:
+    """The parts of a momentum that exchanges nothing of its own; small parameters share one."""
+    owners = _owners(optimizers)
+    small: dict[tuple[object, ...], list[Slot]] = {}
+    for bucket in buckets:
+        # Tied parameters have one place and one rule.
+        for slot in {slot.offset: slot for slot in reversed(bucket.slots)}.values():
+            optimizer, group = owners.get(id(slot.tensor), (None, 0))
+            values = _as_real(slot.tensor.data)
+            if optimizer is None and spec.kind != "outer":
+                continue
+            if spec.kind == "quasi-global" and values.numel() <= _SMALL:
+                key = id(optimizer), group, values.dtype, values.device
+                small.setdefault(key, []).append(slot)
+            else:
+                rule = make_rule(spec, kind, values)
+                yield _Part([slot.name], (slot,), optimizer, group, rule)
+    for slots in small.values():
+        values = _as_real(slots[0].tensor.data)
+        # Each begins a block of its own: rules bound a step block by block.
+        sizes = [-(-_as_real(s.tensor.data).numel() // BLOCK) * BLOCK for s in slots]
+        *offsets, total = accumulate(sizes, initial=0)
+        like = torch.zeros(total, dtype=values.dtype, device=values.device)
+        optimizer, group = owners[id(slots[0].tensor)]
+        names = [slot.name for slot in slots]
+        yield _Part(names, slots, optimizer, group, make_rule(spec, kind, like), offsets, like)
+
+
+def _owners(
+    optimizers: Iterable[torch.optim.Optimizer],
+) -> Mapping[int, tuple[torch.optim.Optimizer, int]]:
+    """The optimizer, and the index of its group, by each parameter's identity."""
+    return {
+        id(parameter): (optimizer, index)
+        for optimizer in optimizers
+        for index, group in enumerate(optimizer.param_groups)
+        for parameter in group["params"]
+    }
+
+
+def _unscale(optimizer: torch.optim.Optimizer) -> bool:
+    """Make the gradients ready for a fused optimizer's step; False where it will leave it out.
+
+    A `GradScaler` leaves it to fused optimizers to divide gradients by the scale and to skip.
+    """
+    found_inf, scale = (getattr(optimizer, name, None) for name in ("found_inf", "grad_scale"))
+    if found_inf is not None and bool(found_inf):
+        return False
+    if scale is not None:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.grad.div_(scale.to(parameter.grad.device))
+        optimizer.grad_scale = None  # type: ignore[attr-defined]
+    return True
+
+
+def _as_real(values: torch.Tensor) -> torch.Tensor:
+    """Complex numbers as pairs of real ones: the rules are about real vectors."""
+    return torch.view_as_real(values) if values.is_complex() else values
+
+
+def describe_optimizers(optimizers: Sequence[torch.optim.Optimizer]) -> Optimizer:
+    """Return the optimizers as values, as far as momentum must know them; plain SGD for others."""
+    kinds = {type(optimizer) for optimizer in optimizers}
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    if kinds == {torch.optim.SGD}:
+        used = {(g["momentum"], g["dampening"], g["maximize"]) for g in groups}
+        if len(used) == 1 and used == {(groups[0]["momentum"], 0, False)}:
+            return SGD(momentum=float(groups[0]["momentum"]))
+    if kinds and kinds <= {torch.optim.Adam, torch.optim.AdamW}:
+        first = groups[0]
+        names = ("betas", "eps", "amsgrad", "maximize")
+        alike = all(group[name] == first[name] for group in groups for name in names)
+        if alike and not first["amsgrad"] and not first["maximize"]:
+            beta1, beta2 = map(float, first["betas"])
+            return Adam(beta1=beta1, beta2=beta2, epsilon=float(first["eps"]))
+    return SGD()
