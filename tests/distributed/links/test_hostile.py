@@ -1,0 +1,370 @@
+"""What a neighbour says may end its link, with a logged reason, and never a worker."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import socket
+import ssl
+import struct
+import threading
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.distributed.elastic.test_membership import wait_until
+from tests.distributed.links.linked import local_peers
+
+from matcha import families
+from matcha._io.keys import new_keys
+from matcha.distributed import Keys, LinkTransport, Message, Peers
+from matcha.distributed.collectives import mean_
+from matcha.distributed.links import connection as connection_module
+from matcha.distributed.links.framing import ClosedError, FrameStream, Kind
+from matcha.distributed.links.link_state import LinkVersions, Update
+from matcha.distributed.links.listener import Hello
+
+TOPOLOGY = families.path(3)
+HOSTILE = 2  # it dials worker 1, its only neighbour; worker 0 is out of its reach
+HEADER = struct.Struct("!BxxxIQ")
+DIGEST = LinkVersions(HOSTILE, TOPOLOGY).tree.digest.encode()
+
+
+def said(links: Any = (), notes: Any = ()) -> bytes:
+    return json.dumps({"links": links, "notes": notes}).encode()
+
+
+class Stranger:
+    """A process with worker 2's place that says whatever it likes."""
+
+    def __init__(self, address: tuple[str, int], network: str, keys: Keys | None = None) -> None:
+        self.address, self.network, self.keys = address, network, keys
+
+    def dial(self, *, running: bool) -> None:
+        """Connect and say hello."""
+        self.socket = socket.create_connection(self.address, timeout=60)
+        if self.keys is not None:
+            self.socket = self.keys.context(server=False).wrap_socket(self.socket)
+        hello = Hello(rank=HOSTILE, to=1, network=self.network, running=running)
+        self.socket.sendall(hello.encode())
+        prefix = self._read(10)
+        self._read(int.from_bytes(prefix[8:], "big"))
+
+    def _read(self, size: int) -> bytes:
+        content = b""
+        while len(content) < size:
+            content += self.socket.recv(size - len(content))
+        return content
+
+    def send(self, kind: int, tag: int = 0, content: bytes = b"", size: int | None = None) -> None:
+        """Send a frame, perhaps with less than it announces."""
+        header = HEADER.pack(kind, tag, len(content) if size is None else size)
+        with suppress(OSError):  # it may have been sent away already
+            self.socket.sendall(header + content)
+
+    def come_up(self, iteration: int = 0) -> None:
+        """Agree on an iteration as a neighbour does."""
+        self.send(Kind.UP, iteration, said([[1, 2, 1]]))
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+@contextmanager
+def besieged(
+    keys: Path | None = None, silence: float = 90.0
+) -> Iterator[tuple[LinkTransport, LinkTransport, Stranger]]:
+    """Two honest workers in a row and a stranger in the place of the third, all of them started."""
+    found = local_peers(3).addresses
+    peers = Peers(addresses=(found[0], found[1], None))  # nobody dials the third
+    honest: dict[int, LinkTransport] = {}
+
+    def start(rank: int) -> None:
+        own = Keys(directory=keys, rank=rank) if keys else None
+        honest[rank] = LinkTransport(TOPOLOGY, rank, peers, keys=own, silence=silence, timeout=150)
+
+    threads = [threading.Thread(target=start, args=(rank,), daemon=True) for rank in (0, 1)]
+    for thread in threads:
+        thread.start()
+    address = found[1]
+    assert address is not None
+    network = hashlib.sha256(repr(TOPOLOGY.links).encode()).hexdigest()[:16]
+    stranger = Stranger(address, network, Keys(directory=keys, rank=HOSTILE) if keys else None)
+
+    def is_there() -> bool:
+        with suppress(OSError):
+            stranger.dial(running=False)
+            return True
+        return False
+
+    wait_until(is_there)
+    stranger.come_up()
+    stranger.send(Kind.REDUCE, 0, DIGEST)  # its part of the first collective call
+    for thread in threads:
+        thread.join(150)
+    zero, one = honest[0], honest[1]
+    try:
+        wait_until(lambda: zero.members == one.members == (0, 1, 2))
+        yield zero, one, stranger
+    finally:
+        stranger.close()
+        for transport in honest.values():
+            transport.close()
+
+
+def exchange(zero: LinkTransport, one: LinkTransport) -> None:
+    """The honest two still hear each other, and average what they have."""
+    into = torch.zeros(1)
+    pending = zero.post([Message(peer=1, tag=3, incoming=into)])
+    one.post([Message(peer=0, tag=3, outgoing=torch.ones(1))]).wait(60)
+    pending.wait(60)
+    assert into.item() == 1.0
+    values = [torch.tensor([2.0]), torch.tensor([4.0])]
+    threads = [
+        threading.Thread(target=mean_, args=(transport, [value], 60.0))
+        for transport, value in zip((zero, one), values, strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(90)
+    assert values[0].item() == values[1].item() == 3.0
+
+
+NONSENSE: dict[str, Callable[[Stranger], None]] = {
+    "unknown kind": lambda s: s.send(99),
+    "heartbeat with content": lambda s: s.send(Kind.HEARTBEAT, 0, b"x" * 100),
+    "update of 3 GiB": lambda s: s.send(Kind.UPDATE, 0, b"{", size=3 << 30),
+    "state of 3 GiB": lambda s: s.send(Kind.STATE, 0, b"{", size=3 << 30),
+    "part beyond any model": lambda s: s.send(Kind.REDUCE, 1, b"x", size=1 << 40),
+    "state that nobody asked for": lambda s: s.send(Kind.STATE, 0, b"x"),
+    "goodbye without an iteration": lambda s: s.send(Kind.GOODBYE, 0, b"never"),
+    "negative goodbye": lambda s: s.send(Kind.GOODBYE, 0, b"-1"),
+    "up again": lambda s: s.come_up(5),
+    "tag too large": lambda s: s.send(Kind.DATA, 40_000, b"1234"),
+    "not JSON": lambda s: s.send(Kind.UPDATE, 0, b"{nonsense"),
+    "not UTF-8": lambda s: s.send(Kind.UPDATE, 0, b"\xff\xfe\xfa"),
+    "deep JSON": lambda s: s.send(Kind.UPDATE, 0, b"[" * 60_000),
+    "a list": lambda s: s.send(Kind.UPDATE, 0, b"[]"),
+    "no notes": lambda s: s.send(Kind.UPDATE, 0, b'{"links": []}'),
+    "float version": lambda s: s.send(Kind.UPDATE, 0, said([[0, 1, 3.5]])),
+    "infinite version": lambda s: s.send(
+        Kind.UPDATE, 0, b'{"links": [[0, 1, Infinity]], "notes": []}'
+    ),
+    "text for a version": lambda s: s.send(Kind.UPDATE, 0, said([[0, 1, "9"]])),
+    "true for a version": lambda s: s.send(Kind.UPDATE, 0, said([[0, 1, True]])),
+    "negative version": lambda s: s.send(Kind.UPDATE, 0, said([[0, 1, -7]])),
+    "digits without end": lambda s: s.send(
+        Kind.UPDATE, 0, b'{"links": [[0, 1, %s]], "notes": []}' % (b"9" * 5000)
+    ),
+    "no such link": lambda s: s.send(Kind.UPDATE, 0, said([[0, 2, 4]])),
+    "float workers": lambda s: s.send(Kind.UPDATE, 0, said([[0.0, 1.0, 4]])),
+    "lists for workers": lambda s: s.send(Kind.UPDATE, 0, said([[[0], [1], 4]])),
+    "note of no worker": lambda s: s.send(Kind.UPDATE, 0, said((), [[7, "away", 1, "yes"]])),
+    "note of half a worker": lambda s: s.send(Kind.UPDATE, 0, said((), [[0.5, "away", 1, ""]])),
+    "note that is a number": lambda s: s.send(Kind.UPDATE, 0, said((), [[0, "away", 1, 5]])),
+    "note with a list as key": lambda s: s.send(Kind.UPDATE, 0, said((), [[0, ["a"], 1, ""]])),
+    "endless note": lambda s: s.send(Kind.UPDATE, 0, said((), [[0, "away", 1, "x" * 5000]])),
+    "half a tree": lambda s: s.send(Kind.REDUCE, 1, b"\xff" * 30),
+    "neither known nor unknown": lambda s: s.send(Kind.RESULT, 1, b"?"),
+}
+
+
+@pytest.mark.parametrize("what", NONSENSE)
+def test_nonsense_ends_the_link_it_came_on_and_nothing_else(what, caplog) -> None:
+    caplog.set_level("INFO", logger="matcha.links")
+    with besieged() as (zero, one, stranger):
+        NONSENSE[what](stranger)
+        wait_until(lambda: zero.members == one.members == (0, 1))
+        assert "link to worker 2 ended: it " in caplog.text
+        assert set(one.connections) == {0}
+        exchange(zero, one)
+
+
+def test_a_flood_of_messages_for_which_nobody_asked_ends_the_link(monkeypatch) -> None:
+    monkeypatch.setattr(connection_module, "_MAX_EARLY", 100)
+    with besieged() as (zero, one, stranger):
+        for tag in range(150):
+            stranger.send(Kind.DATA, tag)
+        wait_until(lambda: zero.members == (0, 1))
+        assert "sent far more" in one.end_reason(HOSTILE)
+        exchange(zero, one)
+
+
+def test_a_version_that_nobody_can_have_counted_up_is_ignored() -> None:
+    with besieged() as (zero, one, stranger):
+        stranger.send(Kind.UPDATE, 0, said([[0, 1, 1 << 50]], [[0, "away", 1 << 50, "yes"]]))
+        stranger.send(Kind.UPDATE, 0, said((), [[2, "away", 1, "yes"]]))  # comes after it
+        wait_until(lambda: zero.get_note(2, "away") == "yes")
+        assert zero.members == one.members == (0, 1, 2)
+        assert one.versions.versions[0, 1] < 1 << 40
+        assert (0, "away") not in one._notes.all
+
+
+def test_notes_of_a_worker_are_few() -> None:
+    with besieged() as (zero, one, stranger):
+        for n in range(40):
+            notes = [[0, f"key {n}-{each}", 1, "x"] for each in range(10)]
+            stranger.send(Kind.UPDATE, 0, said((), notes))
+        stranger.send(Kind.UPDATE, 0, said((), [[2, "last", 1, "yes"]]))
+        wait_until(lambda: zero.get_note(2, "last") == "yes")
+        assert sum(rank == 0 for rank, _ in one._notes.all) <= 64
+
+
+def test_a_larger_part_than_the_model_explains_ends_the_link() -> None:
+    with besieged() as (zero, one, stranger):
+        one.expect_model(1000)
+        stranger.send(Kind.REDUCE, 1, b"x", size=100_000_000)
+        wait_until(lambda: zero.members == (0, 1))
+        assert "announced 100000000 bytes of REDUCE" in one.end_reason(HOSTILE)
+
+
+def test_memory_grows_with_what_arrives_and_not_with_what_is_announced() -> None:
+    near, far = socket.socketpair(socket.AF_UNIX)
+    near_tcp = FrameStream.__new__(FrameStream)
+    near_tcp._socket, near_tcp._secure, near_tcp._is_shut = near, False, False
+    far.sendall(b"some bytes")
+    far.close()
+    tracemalloc.start()
+    try:
+        with pytest.raises(ClosedError, match="closed its connection"):
+            near_tcp.receive(3 << 30)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 24
+    finally:
+        tracemalloc.stop()
+        near.close()
+
+
+def test_a_content_of_many_pieces_arrives_whole() -> None:
+    near, far = socket.socketpair(socket.AF_UNIX)
+    stream = FrameStream.__new__(FrameStream)
+    stream._socket, stream._secure, stream._is_shut = near, False, False
+    content = random.Random(1).randbytes(5_000_001)
+    sender = threading.Thread(target=far.sendall, args=(content,))
+    sender.start()
+    assert stream.receive(len(content)) == content
+    sender.join()
+    far.close()
+    near.close()
+
+
+def test_a_neighbour_that_never_says_up_holds_nobody_up() -> None:
+    with besieged(silence=1.0) as (zero, one, stranger):
+        zero.start_at(0)
+        one.start_at(0)
+        stranger.close()
+        wait_until(lambda: zero.members == (0, 1))
+        stranger.dial(running=True)
+        over = threading.Event()
+
+        def live() -> None:
+            while not over.wait(0.1):
+                stranger.send(Kind.HEARTBEAT)
+
+        beats = threading.Thread(target=live)
+        beats.start()
+        try:
+            wait_until(lambda: HOSTILE in one.connections)
+            answers: list[bool] = []
+            asks = threading.Thread(target=lambda: answers.append(one.meets(HOSTILE, 5)))
+            asks.start()
+            asks.join(60)
+            assert answers == [False]
+            assert "did not say from which iteration" in one.end_reason(HOSTILE)
+            exchange(zero, one)
+        finally:
+            over.set()
+            beats.join()
+
+
+def test_a_state_and_a_result_are_sent_once_however_often_they_are_asked_for() -> None:
+    with besieged() as (_, one, stranger):
+        for _ in range(50):
+            stranger.send(Kind.ASK_STATE)
+        stranger.send(Kind.UPDATE, 0, said((), [[2, "last", 1, "yes"]]))
+        wait_until(lambda: one.get_note(2, "last") == "yes")
+        assert one.state_requests == [HOSTILE]
+        connection = one.connections[HOSTILE]
+        with one.lock:  # the writer waits for this lock
+            for _ in range(50):
+                one.collectives.on_frame(connection, Kind.MISSED, 0, bytearray())
+            queued = [kind for kind, *_ in connection._queue]
+        assert queued.count(Kind.RESULT) <= 2  # one may be on its way
+
+
+def mutated(rng: random.Random) -> tuple[Kind, int, bytes]:
+    """A frame that made sense before some of its bytes were changed."""
+    kind = rng.choice(list(Kind))
+    content = {
+        Kind.UP: said([[1, 2, 3]]),
+        Kind.UPDATE: said(
+            [[0, 1, rng.randint(1, 9)], [1, 2, 2]], [[rng.randint(0, 2), "away", 3, "yes"]]
+        ),
+        Kind.GOODBYE: b"17",
+        Kind.REDUCE: DIGEST + b"part",
+        Kind.RESULT: b"1" + b"result",
+    }.get(kind, b"")
+    changed = bytearray(content)
+    for _ in range(rng.randint(0, 3)):
+        where = rng.randrange(len(changed) + 1)
+        how = rng.randrange(3)
+        if how == 0:
+            changed[where:where] = rng.choice([b"9", b"-", b".", b"[", b"null", b"1e999", b"\xff"])
+        elif how == 1 and changed:
+            changed[where % len(changed)] = rng.randrange(256)
+        else:
+            del changed[where : where + rng.randint(1, 5)]
+    return kind, rng.choice([0, 1, 2, 40_000, 2**32 - 1]), bytes(changed)
+
+
+def test_mutated_frames_leave_a_worker_as_it_was() -> None:
+    rng = random.Random(7)
+    with besieged() as (zero, one, _):
+        refused = 0
+        with one.lock:
+            connection = one.connections[HOSTILE]
+            for n in range(20_000):
+                kind, tag, content = mutated(rng)
+                try:
+                    one._on_frame(connection, kind, tag, bytearray(content))
+                except Exception:  # the reader would end the connection
+                    refused += 1
+                if n % 100 == 0:  # what would be sent on makes sense
+                    update = connection._untold | one.connections[0]._untold
+                    assert Update.decode(update.encode(), TOPOLOGY) == update
+            connection.finished_at = None
+        assert 2_000 < refused < 18_000
+        assert all(type(version) is int for version in one.versions.versions.values())
+        assert one.versions.versions[0, 1] % 2 == 0  # its own link, which it knows best
+        one._end(connection, "was mutated")
+        wait_until(lambda: 1 in zero.members and 0 in one.members)
+
+
+@pytest.mark.parametrize("secure", [False, True], ids=["plain", "tls"])
+def test_mutated_frames_over_a_real_connection_end_links_and_never_workers(
+    secure, tmp_path
+) -> None:
+    keys = None
+    if secure:
+        keys = tmp_path / "keys"
+        new_keys(keys, 3)
+    rng = random.Random(3)
+    with besieged(keys) as (zero, one, stranger):
+        for _ in range(150 if secure else 300):
+            kind, tag, content = mutated(rng)
+            stranger.send(kind, tag, content, size=rng.choice([None, None, None, 5, 1 << 33]))
+            if HOSTILE not in one.connections:
+                stranger.close()
+                with suppress(OSError, ssl.SSLError):
+                    stranger.dial(running=False)
+                    stranger.come_up()
+        stranger.close()
+        wait_until(lambda: zero.members == one.members == (0, 1))
+        number = max(zero.collectives.number, one.collectives.number)
+        zero.collectives.number = one.collectives.number = number
+        exchange(zero, one)
