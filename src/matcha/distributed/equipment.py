@@ -74,8 +74,9 @@ class Equipment:
         if options.clip is not None:
             self.clipping = Clipping(self.exchange, mixed, allowance(plan, options.clip))
             self.exchange.hooks.append(self.clipping)
-        self.has_met = False
-        """Whether this worker met somebody in its last round, and not only should have."""
+        self.has_met = True
+        """Whether this worker met somebody in its last round, and not only should have; at first of
+        the round in a checkpoint."""
 
     def run(self, now: Itinerary) -> None:
         """This worker's part of the current round; on the overlap's thread where there is one."""

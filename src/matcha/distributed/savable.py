@@ -15,6 +15,7 @@ from matcha.distributed.elastic.replanning import Replanning
 from matcha.distributed.exchange.asynchrony import Asynchrony
 from matcha.distributed.exchange.clipping import Clipping
 from matcha.distributed.exchange.exchange import Exchange
+from matcha.distributed.exchange.overlap import Overlap
 from matcha.distributed.exchange.push_sum import PushSumValues
 from matcha.distributed.itinerary import Itinerary
 from matcha.distributed.momentum import MomentumRules
@@ -47,6 +48,7 @@ class Savable(ABC):
     _itinerary: Itinerary
     _hooks: OptimizerHooks
     _asynchrony: Asynchrony | None
+    _overlap: Overlap | None
 
     @property
     def iteration(self) -> int:

@@ -72,6 +72,21 @@ class Overlap:
             bucket.unpack()
         self._task = None
 
+    def pending(self) -> list[torch.Tensor]:
+        """Return the finished exchange's Wx − x, if one waits to be merged; empty otherwise.
+
+        A checkpoint needs it where the wire or a bound remembers exchanges: to repeat this one
+        would count it twice.
+        """
+        return [] if self._task is None else self.mixed
+
+    def restore(self, pending: Sequence[torch.Tensor]) -> None:
+        """Let an exchange from a checkpoint wait to be merged."""
+        for mixed, change in zip(self.mixed, pending, strict=True):
+            mixed.copy_(change)
+        self._task = Future()
+        self._task.set_result(None)
+
     def discard(self) -> None:
         """Wait for the exchange under way and forget it, as if it had not been started."""
         self.finish()

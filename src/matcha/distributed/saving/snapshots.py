@@ -16,6 +16,7 @@ from torch import nn
 from matcha._io import replace_file
 from matcha.distributed.exchange.clipping import Clipping
 from matcha.distributed.exchange.exchange import Exchange
+from matcha.distributed.exchange.overlap import Overlap
 from matcha.distributed.exchange.push_sum import PushSumValues
 from matcha.distributed.exchange.shards import like, local
 from matcha.distributed.momentum import MomentumRules
@@ -36,6 +37,7 @@ __all__ = [
 _ADVICE = "checkpoints hold numbers, text, None, tensors, and dicts, lists and tuples of them."
 
 Generators = Mapping[str, torch.Generator]
+_PENDING = "gossip/overlap/"
 
 
 class Worker(Protocol):
@@ -51,6 +53,7 @@ class Worker(Protocol):
     following: MomentumRules
     push_sum: PushSumValues | None
     clipping: Clipping | None
+    _overlap: Overlap | None
 
     @property
     def iteration(self) -> int:
@@ -87,6 +90,9 @@ def write_snapshot(
     from safetensors.torch import save_file
 
     tensors, document = _collect(gossip, extra, generators)
+    if gossip._overlap is not None and _remembers(gossip):
+        pending = enumerate(gossip._overlap.pending())
+        tensors |= {f"{_PENDING}{k}": change.cpu().clone() for k, change in pending}
     with replace_file(path) as partial:
         save_file(tensors, partial, metadata={"matcha": json.dumps(document)})
 
@@ -100,6 +106,9 @@ def restore_snapshot(path: Path, gossip: Worker, generators: Generators) -> dict
     with _opened(path) as (file, document):
         gossip.follow(document["state"])
         _restore(gossip, file, document, generators)
+        pending = sum(name.startswith(_PENDING) for name in file.keys())  # noqa: SIM118
+        if gossip._overlap is not None and pending:
+            gossip._overlap.restore([file.get_tensor(f"{_PENDING}{k}") for k in range(pending)])
         return _extra(document, file)
 
 
@@ -222,6 +231,11 @@ def _restore(gossip: Worker, file: Any, document: dict[str, Any], generators: Ge
         generator.set_state(file.get_tensor(f"generator/{name}"))
     for name, tensor in _memory(gossip).items():
         tensor.copy_(file.get_tensor(f"gossip/{name}"))
+
+
+def _remembers(gossip: Worker) -> bool:
+    """Whether an exchange changes more than the parameters."""
+    return bool(gossip.exchange.state()) or gossip.clipping is not None
 
 
 def _memory(gossip: Worker) -> dict[str, torch.Tensor]:
