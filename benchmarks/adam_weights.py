@@ -27,6 +27,7 @@ from torch import Tensor, nn
 import matcha
 from matcha import Plan, families
 from matcha.simulation import SGD, Adam, Delays, Engine, Settings, Simulation
+from matcha.strategies import Vanilla
 from matcha.training.optimizers import Optimizer
 from matcha.zoo.data import digits
 from matcha.zoo.images import ImageTask
@@ -49,7 +50,7 @@ def plans() -> dict[str, Plan]:
         "allreduce": matcha.plan(TOPOLOGY, strategy="allreduce"),
         "vanilla": vanilla,
         "vanilla, w ≥ 0": matcha.plan(
-            TOPOLOGY, strategy="vanilla", alpha=vanilla.alpha / (1 - least(vanilla))
+            TOPOLOGY, strategy=Vanilla(alpha=vanilla.alpha / (1 - least(vanilla)))
         ),
         "greedy 0.5": matcha.plan(TOPOLOGY, 0.5, "greedy"),
         "greedy 0.1": matcha.plan(TOPOLOGY, 0.1, "greedy"),

@@ -17,6 +17,7 @@ import time
 from parts import outcome
 
 import matcha
+from matcha.strategies import strategy_with
 
 RESULTS = outcome.RESULTS / "basics.json"
 ROUNDS = 400_000
@@ -53,7 +54,9 @@ def main() -> None:
     repeats, rounds = (1, ROUNDS // 100) if quick else (REPEATS, ROUNDS)
     rows = [("import matcha, seconds", import_seconds(repeats))]
     for strategy in ("matcha", "periodic", "single", "greedy"):
-        plan = matcha.plan(matcha.families.paper("geometric16-d13"), 0.3, strategy, effort="none")
+        plan = matcha.plan(
+            matcha.families.paper("geometric16-d13"), 0.3, strategy_with(strategy, effort="none")
+        )
         rows.append((f"{strategy}: rounds a second in order", rounds_per_second(plan, rounds)))
         rows.append(
             (

@@ -13,6 +13,7 @@ import json
 from parts import outcome
 
 import matcha
+from matcha.strategies import Matcha
 
 GRAPHS = ("er8", "geometric16-d5", "geometric16-d10", "geometric16-d13", "er16")
 EFFORTS = ("none", "default", "high")
@@ -27,7 +28,9 @@ def main() -> None:
     for graph in GRAPHS:
         topology = matcha.families.paper(graph)
         theirs = matcha.plan(topology, BUDGET, matchings=matcha.families.paper_matchings(graph))
-        ours = {effort: matcha.plan(topology, BUDGET, effort=effort).rho for effort in EFFORTS}
+        ours = {
+            effort: matcha.plan(topology, BUDGET, Matcha(effort=effort)).rho for effort in EFFORTS
+        }
         rho = {"authors": theirs.rho, **ours}
         print(f"{graph:<18}" + "".join(f"{value:>10.4f}" for value in rho.values()), flush=True)
         rows.append({"graph": graph, "rho": {name: round(v, 6) for name, v in rho.items()}})

@@ -98,7 +98,7 @@ def train(transport: Transport, case: dict[str, Any], device: torch.device) -> d
     with Gossip(
         model,
         optimizer,
-        make_plan(case["mixing"], case["wire"] or "float32"),
+        make_plan(case["mixing"], case["wire"] or "float32", "matcha"),
         transport=transport,
         overlap=case["overlap"],
         bucket_mb=8,
@@ -162,7 +162,7 @@ def saving(folder: Path) -> dict[str, float]:
     taken = copy.deepcopy(plain)
     optimizer = torch.optim.SGD(taken.parameters(), lr=0.1)
     sizes: dict[str, list[int]] = {}
-    with Gossip(taken, optimizer, make_plan("laplacian"), transport=run_alone()):
+    with Gossip(taken, optimizer, make_plan("laplacian", strategy="matcha"), transport=run_alone()):
         for model in (taken, plain):
             for name, (write, read) in writers().items():
                 path = folder / f"{name}-{len(sizes.get(name, []))}"

@@ -100,7 +100,9 @@ def train(kind: str) -> dict[str, Any]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     gossip = None
     if kind != KINDS[0]:
-        plan = matcha.plan(matcha.families.path(NODES), 1.0)  # the two meet at every iteration
+        plan = matcha.plan(
+            matcha.families.path(NODES), 1.0, "matcha"
+        )  # the two meet at every iteration
         gossip = Gossip(model, optimizer, plan, mesh=mesh["node"], overlap=kind == KINDS[2])
     data = torch.Generator().manual_seed(dist.get_rank())
     seconds = []

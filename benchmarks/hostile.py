@@ -31,6 +31,7 @@ from matcha.distributed.launch.launcher import launch
 from matcha.distributed.training import Training
 from matcha.distributed.transports.base import Message, Transport
 from matcha.simulation import Simulation
+from matcha.strategies import Greedy
 from matcha.training.optimizers import SGD
 from matcha.training.rates import Constant
 from matcha.training.settings import Settings
@@ -148,7 +149,7 @@ def real(epochs: int) -> dict[str, float]:
 
 
 def plan() -> matcha.Plan:
-    return matcha.plan(matcha.families.paper("er8"), 0.3, "greedy", effort="none")
+    return matcha.plan(matcha.families.paper("er8"), 0.3, Greedy(effort="none"))
 
 
 def main() -> None:

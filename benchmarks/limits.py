@@ -28,6 +28,7 @@ from parts.supports import searched_lengths
 import matcha
 from matcha import Topology, families, theory
 from matcha.matchings import decompose
+from matcha.strategies import Greedy, strategy_with
 
 PAPER = ("er8", "geometric16-d5", "geometric16-d10", "geometric16-d13", "er16")
 OTHERS = (
@@ -110,7 +111,7 @@ def units_of(name: str, goal: float, low: float, effort: Any) -> dict[str, Any]:
 
         def error(pace: float, how: Any = mixing) -> float:
             share = min(1.0, pace / colors)
-            made = matcha.plan(topology, share, "greedy", mixing=how, effort=effort)
+            made = matcha.plan(topology, share, Greedy(mixing=how, effort=effort))
             return made.consensus_error or 0.0
 
         units = least(error, goal, 1.02 * low, 4)
@@ -162,7 +163,7 @@ def directed(_: argparse.Namespace) -> list[dict[str, Any]]:
         }
         row: dict[str, Any] = {"workers": m, "no_less": theory.doubling_bound(m, 1.0)}
         row["error"] = {
-            label: matcha.plan(topology, budget, name, mixing=mixing).consensus_error  # type: ignore[arg-type]
+            label: matcha.plan(topology, budget, strategy_with(name, mixing=mixing)).consensus_error  # type: ignore[arg-type]
             for label, (name, mixing) in asked.items()
         }
         row["error"]["ceca, 2 models"] = two_model_ceca_error(m)
@@ -206,7 +207,7 @@ def digits(_: argparse.Namespace) -> list[dict[str, Any]]:
         for seed in range(SEEDS):
             graphs = {"both ways": both, "one way": families.one_way(both, 0.3, seed)}
             for label, graph in graphs.items():
-                plan = matcha.plan(graph, 1 / len(decompose(graph)), "greedy", effort="none")
+                plan = matcha.plan(graph, 1 / len(decompose(graph)), Greedy(effort="none"))
                 row.setdefault("error", {})[label] = plan.consensus_error
                 task = recipe("digits").task(Choices(num_workers=both.num_workers, seed=seed))
                 *_, last = Simulation(task, plan, Settings(epochs=12, evaluate_every=12))

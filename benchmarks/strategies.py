@@ -25,6 +25,7 @@ from parts.outcome import RESULTS
 
 import matcha
 from matcha import Plan, Topology, families, theory
+from matcha.strategies import Greedy, Matcha
 
 BUDGETS = (0.02, 0.1, 0.3, 0.5)
 PAPER = ("er8", "geometric16-d5", "geometric16-d10", "geometric16-d13", "er16")
@@ -62,9 +63,7 @@ def plans(name: str, budget: float) -> dict[str, Plan]:
         "matcha, paper's alpha": by_paper,
         "matcha": by_paper.with_error_optimal_alpha(),
         "matcha, searched": searched.with_error_optimal_alpha(),
-        "matcha, pairwise": matcha.plan(
-            topology, budget, "matcha", mixing="pairwise", matchings=own
-        ),
+        "matcha, pairwise": matcha.plan(topology, budget, Matcha(mixing="pairwise"), matchings=own),
         "greedy": matcha.plan(topology, budget, "greedy"),
     }
 
@@ -211,7 +210,7 @@ def crossings(graphs: Sequence[str]) -> list[dict[str, Any]]:
             return matcha.plan(topology, budget, "matcha", matchings=own)
 
         def greedy(budget: float, topology: Topology = topology) -> Plan:
-            return matcha.plan(topology, budget, "greedy", effort="high")
+            return matcha.plan(topology, budget, Greedy(effort="high"))
 
         row: dict[str, Any] = {
             "graph": name,
@@ -278,7 +277,7 @@ def slow_links(graphs: Sequence[str]) -> list[dict[str, Any]]:
             # Greed that does not know the times, held to the same seconds by a smaller budget.
             blind_budget = budget
             for _ in range(12):
-                blind = matcha.plan(plain, blind_budget, "greedy", effort="none")
+                blind = matcha.plan(plain, blind_budget, Greedy(effort="none"))
                 length = len(blind.schedule.cycle)  # type: ignore[union-attr]
                 seconds = sum(ours.timing.round_time(r.matchings) for r in blind.rounds(0, length))
                 if seconds / length <= ours.expected_comm_time * 1.01:
@@ -339,13 +338,11 @@ def free_links(_: Sequence[str]) -> list[dict[str, Any]]:
                     "workers": m,
                     "units": units,
                     "greedy": greedy.consensus_error,
-                    "plain": matcha.plan(topology, budget, "greedy", effort="none").consensus_error,
+                    "plain": matcha.plan(topology, budget, Greedy(effort="none")).consensus_error,
                     "one_peer": one_peer_exponential_error(m, units),
                     "finite_time": matcha.plan(topology, budget, finite).consensus_error,
                     "ceca": matcha.plan(topology, budget, "ceca").consensus_error,
-                    "one_way": matcha.plan(
-                        topology, budget, "greedy", mixing="push"
-                    ).consensus_error,
+                    "one_way": matcha.plan(topology, budget, Greedy(mixing="push")).consensus_error,
                     "no_less": theory.doubling_bound(m, units),
                 }
             )

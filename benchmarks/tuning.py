@@ -30,6 +30,7 @@ from torch import nn
 import matcha
 from matcha import Plan, families
 from matcha.simulation import SGD, Adam, Constant, Settings, Task, TaskTrials
+from matcha.strategies import strategy_with
 from matcha.training.optimizers import Optimizer
 from matcha.tuning import TunedPoint, Tuning
 from matcha.zoo.data import digits
@@ -105,10 +106,9 @@ class Workload:
             compute_time=self.compute,
             link_time=self.link,
             latency=self.latency,
-            strategies=STRATEGIES,
+            strategies=[strategy_with(name, effort="none") for name in STRATEGIES],
             budgets=budgets,
             wires=wires,
-            effort="none",
             trials=trials,
         )
 
@@ -238,7 +238,9 @@ class Measure:
         if self.workload.latency:
             link, latency = self.workload.link, self.workload.latency
             graph = graph.with_link_times([link] * number, [latency] * number)
-        return matcha.plan(graph, point.budget, point.strategy, wire=point.wire, effort="none")
+        return matcha.plan(
+            graph, point.budget, strategy_with(point.strategy, effort="none"), wire=point.wire
+        )
 
 
 def line(row: dict[str, Any]) -> str:

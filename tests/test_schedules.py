@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 import matcha
 from matcha.errors import InputError, PlanError
 from matcha.schedules import Bernoulli, Choice, Cycle, Periodic, register_schedule
+from matcha.strategies import Greedy
 
 P = (0.1, 0.25, 0.5, 0.75, 0.9)
 GOLDEN_BERNOULLI = [
@@ -140,7 +141,7 @@ def read_backwards(document, probabilities, seed):
 
 
 def test_a_schedule_of_ones_own_is_saved_once_it_is_registered(tmp_path):
-    plan = matcha.plan(matcha.families.ring(4), 0.5, "greedy", effort="none")
+    plan = matcha.plan(matcha.families.ring(4), 0.5, Greedy(effort="none"))
     own = Backwards(cycle=((0,), (1,), ()), num_matchings=len(plan.matchings))
     plan = plan.with_process(schedule=own)
     path = tmp_path / "plan.json"
@@ -159,7 +160,7 @@ def test_a_schedule_of_ones_own_is_saved_once_it_is_registered(tmp_path):
 
 
 def test_a_kind_that_nobody_registered_is_named():
-    document = matcha.plan(matcha.families.ring(4), 0.5).to_json()
+    document = matcha.plan(matcha.families.ring(4), 0.5, "matcha").to_json()
     document["schedule"] = {"kind": "somebody-elses"}
     with pytest.raises(PlanError, match=r"somebody-elses.*register_schedule"):
         matcha.Plan.from_json(document)

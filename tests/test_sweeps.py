@@ -5,6 +5,7 @@ import pytest
 import matcha
 from matcha import families
 from matcha.errors import InputError
+from matcha.strategies import Greedy
 
 
 def test_a_sweep_is_the_plans_it_is_made_of():
@@ -34,8 +35,8 @@ def test_a_sweep_needs_something_to_sweep():
 
 def test_a_budget_buys_more_rounds_over_a_smaller_wire():
     points = matcha.sweep(
-        families.paper("er8"), [0.05, 0.3, 0.6, 1.0], ["greedy", "vanilla", "allreduce"],
-        wires=["float32", "modulo:4"], effort="none",
+        families.paper("er8"), [0.05, 0.3, 0.6, 1.0],
+        [Greedy(effort="none"), "vanilla", "allreduce"], wires=["float32", "modulo:4"],
     )  # fmt: skip
     # All of vanilla's rounds fit into 0.13 of its time: one budget above that is enough.
     assert [p.budget for p in points.of("greedy", "modulo:4")] == [0.05, 0.3]

@@ -7,6 +7,7 @@ import pytest
 import matcha
 from matcha import Topology, families, theory
 from matcha.errors import InputError, PlanError, TopologyError
+from matcha.strategies import Greedy
 from matcha.timing import (
     TIMINGS,
     LinkSeconds,
@@ -138,7 +139,7 @@ def test_greedy_that_knows_the_channels_beats_one_that_does_not():
     timing = two_racks()
     knows = matcha.plan(timing.topology, 0.05, "greedy", timing=timing)
     assert knows.consensus_error == pytest.approx(theory.consensus_error(knows.process), rel=1e-9)
-    blind = matcha.plan(timing.topology, knows.expected_comm_time, "greedy", effort="default")
+    blind = matcha.plan(timing.topology, knows.expected_comm_time, Greedy(effort="default"))
     period = list(blind.rounds(0, len(blind.schedule.cycle)))
     seconds = sum(timing.round_time(round_.matchings) for round_ in period) / len(period)
     # Errors fall about as one over the time: at equal seconds the blind one is far behind.

@@ -9,7 +9,9 @@ import pytest
 import matcha
 from matcha import families, theory
 from matcha.errors import InputError
+from matcha.report.figures import draw_tuning, save_figure
 from matcha.simulation import SGD, Constant, Settings, TaskTrials
+from matcha.strategies import Greedy
 from matcha.tuning import Problem, floor
 from matcha.tuning.trials import _Known, inferred
 from matcha.wires import parse_wire
@@ -23,10 +25,9 @@ def small(**options):
     defaults = {
         "compute_time": 0.1,
         "link_time": 0.05,
-        "strategies": ["greedy", "vanilla"],
+        "strategies": [Greedy(effort="none"), "vanilla"],
         "budgets": [0.05, 0.2, 0.5],
         "wires": ["float32"],
-        "effort": "none",
     }
     return matcha.tune(D10, **(defaults | options))
 
@@ -62,7 +63,7 @@ def test_the_report_is_complete(tmp_path):
     assert table.count("*") == 1
     assert "is predicted to reach the target" in table
     assert "More communication" in table or "Less communication" in table
-    found.plot(tmp_path / "tune.svg")
+    save_figure(draw_tuning(found), tmp_path / "tune.svg")
     assert (tmp_path / "tune.svg").read_text().startswith("<?xml")
     assert json.loads(json.dumps(found.to_json()))["best"]["strategy"] == found.best.strategy
     overlapped = small(overlap=True)
@@ -71,7 +72,7 @@ def test_the_report_is_complete(tmp_path):
 
 def test_a_floor_is_what_simulation_settles_to():
     """Of the workers' own models with all of the coupling; of the average with none of it."""
-    plan, rate, h = matcha.plan(D10, 0.2, "greedy", effort="none"), 0.05, np.geomspace(0.05, 1, 20)
+    plan, rate, h = matcha.plan(D10, 0.2, Greedy(effort="none")), 0.05, np.geomspace(0.05, 1, 20)
     rng = np.random.default_rng(0)
     pulls = rng.standard_normal((16, 20))
     pulls -= pulls.mean(0)
@@ -123,8 +124,8 @@ def test_the_predicted_error_includes_what_a_wire_leaves():
 def test_trials_decide_and_few_are_needed():
     trials = shards()
     found = matcha.tune(
-        ER8, compute_time=0.01, link_time=0.1, budgets=[1e-5, 0.02, 0.1, 0.5], effort="none",
-        strategies=["greedy", "vanilla", "silent"], trials=trials,
+        ER8, compute_time=0.01, link_time=0.1, budgets=[1e-5, 0.02, 0.1, 0.5],
+        strategies=[Greedy(effort="none"), "vanilla", "silent"], trials=trials,
     )  # fmt: skip
     assert 1 <= found.num_tried <= 8 < len(found.points)
     assert found.best.tried
@@ -173,9 +174,7 @@ def test_bad_input_is_explained(options, complaint):
 
 def test_link_times_of_the_topology_are_used():
     timed = D10.with_link_times([0.05] * len(D10.links))
-    found = matcha.tune(
-        timed, compute_time=0.1, strategies=["vanilla"], wires=["float32"], effort="none"
-    )
+    found = matcha.tune(timed, compute_time=0.1, strategies=["vanilla"], wires=["float32"])
     assert found.best.comm_seconds == pytest.approx(0.5)
     with pytest.raises(InputError, match="leave link_time and latency out"):
         matcha.tune(timed, compute_time=0.1, link_time=1.0)

@@ -24,7 +24,7 @@ def draw_tradeoff(data: Data) -> Any:
     """Consensus error against communication, both logarithmic, one panel a graph."""
     from matplotlib.figure import Figure
 
-    from matcha.strategies import look_of
+    from matcha.report.styles import look_of
 
     titles = {
         "er8": "8 workers, the paper's Figure 1",
@@ -38,8 +38,8 @@ def draw_tradeoff(data: Data) -> Any:
             axes.plot(
                 x,
                 y,
-                color=look_of(strategy)[0],
-                marker=look_of(strategy)[1],
+                color=look_of(strategy).color,
+                marker=look_of(strategy).marker,
                 ms=9 if strategy == "vanilla" else 4.5,
                 mew=2 if strategy == "vanilla" else 1,
                 lw=1.8,
@@ -48,7 +48,7 @@ def draw_tradeoff(data: Data) -> Any:
                 zorder=4 if strategy == "vanilla" else 3,
             )
         (vanilla,) = lines["vanilla"]
-        axes.axhline(vanilla[1], color=look_of("vanilla")[0], lw=0.8, ls=":")
+        axes.axhline(vanilla[1], color=look_of("vanilla").color, lw=0.8, ls=":")
         _mark_saving(axes, lines, vanilla)
         axes.set_xscale("log")
         axes.set_yscale("log")

@@ -17,8 +17,14 @@ from typing import Any
 import matcha
 from matcha import families, theory
 from matcha.errors import MatchaError
-from matcha.strategies import STRATEGIES
-from matcha.strategies.request import Effort
+from matcha.strategies import (
+    STRATEGIES,
+    Effort,
+    Greedy,
+    make_strategy,
+    strategy_named,
+    strategy_with,
+)
 from matcha.timing import LinkSeconds, RandomLinks, Scaled, Underlay
 from matcha.topology import Topology
 
@@ -57,7 +63,8 @@ def cases() -> Iterator[tuple[str, Callable[[], Any]]]:
         for strategy in STRATEGIES:
             for budget in (0.1, 0.5):
                 for seed in (0, 1) if small else (0,):
-                    make = partial(matcha.plan, topology, budget, strategy, seed, effort=effort)
+                    chosen = strategy_with(strategy, effort=effort)
+                    make = partial(matcha.plan, topology, budget, chosen, seed)
                     yield f"{graph} {strategy} {budget} {seed}", make
     yield from _options()
 
@@ -68,7 +75,7 @@ def _options() -> Iterator[tuple[str, Callable[[], Any]]]:
     calm: dict[str, Any] = {"effort": "none"}
 
     def case(name: str, topology: Topology, *args: Any, **options: Any) -> Any:
-        return name, partial(matcha.plan, topology, *args, **{**calm, **options})
+        return name, partial(_plan, topology, *args, **{**calm, **options})
 
     for mixing in ("laplacian", "pairwise", "push"):
         for strategy in ("matcha", "single", "periodic", "greedy", "vanilla", "one-peer"):
@@ -105,19 +112,30 @@ def _options() -> Iterator[tuple[str, Callable[[], Any]]]:
     yield from _reduced(er8)
     for graph in (er8, timed):
         budgets = {0: 0.5, 40: 0.1, 90: 0.5}
-        make = partial(matcha.staged_plan, graph, budgets, effort="none")
+        make = partial(matcha.staged_plan, graph, budgets, Greedy(effort="none"))
         yield f"staged {graph.link_times is None}", make
+
+
+def _plan(topology: Topology, budget: float, name: str = "rounds", **options: Any) -> Any:
+    """A plan as 0.2 was asked for it: what a strategy takes goes to the strategy."""
+    rest = {key: options.pop(key) for key in ("timing", "wire") if key in options}
+    known = strategy_named(name)
+    if "effort" not in known.options():
+        options.pop("effort")
+    if "mixing" not in known.options() and options.get("mixing") == known.mixings[0]:
+        options.pop("mixing")
+    return matcha.plan(topology, budget, make_strategy(name, **options), **rest)
 
 
 def _reduced(topology: Topology) -> Iterator[tuple[str, Callable[[], Any]]]:
     def without(strategy: str, *workers: int) -> Any:
-        made = matcha.plan(topology, 0.3, strategy, effort="none")
+        made = matcha.plan(topology, 0.3, strategy_with(strategy, effort="none"))
         for worker in workers:
             made = made.without([worker])
         return made
 
     def without_links(strategy: str) -> Any:
-        made = matcha.plan(topology, 0.3, strategy, effort="none")
+        made = matcha.plan(topology, 0.3, strategy_with(strategy, effort="none"))
         return made.without_links([topology.links[0], topology.links[4]])
 
     for strategy in ("matcha", "greedy", "periodic", "single", "all-reduce", "ceca", "one-peer"):

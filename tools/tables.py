@@ -8,6 +8,9 @@ from statistics import fmean, stdev
 from house import house_table
 from markdown_tables import RESULTS, result, table
 from matcha.distributed.options import EXCLUSIONS
+from matcha.rounds import MIXINGS
+from matcha.strategies import STRATEGIES
+from matcha.wires import WIRES
 from network_tables import (
     headline,
     headline_settings,
@@ -346,6 +349,28 @@ def exclusions() -> str:
     return table(["choice", "does not go with", "since"], rows)
 
 
+def strategies() -> str:
+    """The registry: what each strategy does, mixes by and takes."""
+    rows = [
+        (
+            f"`{name}`",
+            f"`{strategy.__name__}`",
+            strategy.about,
+            ", ".join(f"`{mixing}`" for mixing in strategy.mixings),
+            ", ".join(f"`{option}`" for option in strategy.options()) or "–",
+        )
+        for name, strategy in STRATEGIES.items()
+    ]
+    return table(("name", "class", "what it does", "mixing", "options"), rows)
+
+
+def names() -> str:
+    """Every name that can be asked for, from where the code lists it."""
+    kinds = {"strategies": STRATEGIES, "mixings": MIXINGS, "wires": WIRES}
+    lines = [f"- {kind}: {', '.join(f'`{n}`' for n in known)}" for kind, known in kinds.items()]
+    return "\n".join(lines) + "\n"
+
+
 REGIONS: dict[str, Callable[[], str]] = {
     "one-way": one_way,
     "crossings": crossings,
@@ -357,6 +382,8 @@ REGIONS: dict[str, Callable[[], str]] = {
     "greedy-free": greedy_free,
     "greedy-slow": greedy_slow,
     "headline": headline,
+    "names": names,
+    "strategies": strategies,
     "house": house_table,
     "headline-settings": headline_settings,
     "headline-short": headline_short,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from matcha.strategies import COMPARED, STRATEGIES
+from matcha.report.styles import look_of
+from matcha.strategies import COMPARED
 from reproduction.comparisons import Results
 from reproduction.trials import Result
 
-COLORS = {name: STRATEGIES[name].color for name in COMPARED}
+COLORS = {name: look_of(name).color for name in COMPARED}
 DASHES = {1.0: "-", 0.6: "-", 0.5: "-", 0.4: "-", 0.3: "-", 0.1: "--", 0.02: ":"}
 
 

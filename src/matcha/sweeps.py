@@ -9,7 +9,7 @@ from typing import Any
 from matcha._io import encode_number
 from matcha.errors import InputError
 from matcha.plans import Plan, check_budget
-from matcha.strategies import COMPARED, plan, strategy_named
+from matcha.strategies import COMPARED, Strategy, as_strategy, plan
 from matcha.timing import Timing, default_timing
 from matcha.topology import Topology
 from matcha.wires import parse_wire
@@ -71,7 +71,7 @@ class Sweep:
 def sweep(
     topology: Topology,
     budgets: Sequence[float] = DEFAULT_BUDGETS,
-    strategies: Sequence[str] = COMPARED,
+    strategies: Sequence[str | Strategy] = COMPARED,
     *,
     wires: Sequence[str] = ("float32",),
     progress: Callable[[int, int], None] | None = None,
@@ -84,12 +84,12 @@ def sweep(
     Args:
         topology: The workers and their links.
         budgets: Values of C_b in (0, 1].
-        strategies: Names as for `matcha.plan`.
+        strategies: As for `matcha.plan`: names, or strategies with options.
         wires: Names as for `matcha.plan`: what messages hold. The budget counts time, so over a
             smaller wire it buys more rounds; budgets that buy all rounds are left out but the
             least of them.
         progress: Called with (plans made, plans in all) after each.
-        options: Passed on to `matcha.plan`: seed, mixing, matchings, timing, effort, …
+        options: Passed on to `matcha.plan`: seed, matchings, timing.
 
     Returns:
         ρ, communication time and consensus error for each point.
@@ -116,10 +116,10 @@ def sweep(
 def combinations(
     topology: Topology,
     timing: Timing,
-    strategies: Sequence[str],
+    strategies: Sequence[str | Strategy],
     budgets: Sequence[float],
     wires: Sequence[str],
-) -> list[tuple[str, float, str]]:
+) -> list[tuple[Strategy, float, str]]:
     """Strategies, budgets and wires that make plans of their own.
 
     A budget is time: over a small wire all of vanilla's rounds may fit into a fraction of it, and a
@@ -127,18 +127,24 @@ def combinations(
 
     >>> from matcha.timing import Units
     >>> from matcha.topology import families
-    >>> combinations(families.ring(4), Units(), ["greedy"], [0.1, 0.5, 1.0], ["bfloat16"])
-    [('greedy', 0.1, 'bfloat16'), ('greedy', 0.5, 'bfloat16')]
+    >>> found = combinations(families.ring(4), Units(), ["greedy"], [0.1, 0.5, 1.0], ["bfloat16"])
+    >>> [(strategy.name, budget) for strategy, budget, _ in found]
+    [('greedy', 0.1), ('greedy', 0.5)]
     """
     found = []
-    for name in dict.fromkeys(strategies):
-        strategy = strategy_named(name)
+    names: set[str] = set()
+    for given in strategies:
+        strategy = as_strategy(given)
+        if isinstance(given, str):
+            if given in names:
+                continue
+            names.add(given)
         for wire in dict.fromkeys(wires) if strategy.takes_wire else ("float32",):
             enough = False
             for budget in strategy.budgets(budgets):
                 check_budget(budget)
                 if not enough:
-                    found.append((name, budget, wire))
+                    found.append((strategy, budget, wire))
                 enough = budget_over(topology, timing, parse_wire(wire), budget) >= 1
     return found
 

@@ -158,7 +158,7 @@ plan ring:8 --strategy '' => unknown strategy ''
 plan ring:8 --seed x => Usage
 plan ring:8 --seed -1 => the seed is -1, but it is a whole number from 0 up.
 plan ring:8 --mixing circular => unknown mixing 'circular'
-plan ring:8 --strategy greedy --mixing laplacian => the greedy strategy has pairwise mixing: leave mixing out; lapla
+plan ring:8 --strategy greedy --mixing laplacian => the greedy strategy has pairwise or push mixing, not laplacian
 plan ring:8 --matchings missing.json => 'missing.json' cannot be read: No such file or directory.
 plan ring:8 --matchings authors => --matchings authors goes with a graph of the paper, as paper:er8
 plan ring:8 --matchings matchings.json => matching 0 uses worker 1 twice: links of a matching share no wor
@@ -166,7 +166,7 @@ plan ring:8 --matchings matchings2.json => matchings are lists of pairs of worke
 plan ring:8 --matchings matchings3.json => matchings are lists of pairs of worker numbers, [[(i, j), …], …]
 plan ring:8 --matchings notjson.json => 'notjson.json' is not JSON: matchings are [[[i, j], …], …].
 plan ring:8 --matchings folder => 'folder' cannot be read: Is a directory.
-plan ring:8 --decomposition triangles => unknown decomposition 'triangles': did you mean 'matchings'?
+plan ring:8 -s matcha --decomposition triangles => unknown decomposition 'triangles': did you mean 'matchings'?
 plan ring:8 --effort maximal => unknown effort 'maximal'
 plan ring:8 --delay-exponent 0 => --delay-exponent is 0.0, but t(n) = n^G must increase: G > 0.
 plan ring:8 --delay-exponent nan => --delay-exponent is nan, but t(n) = n^G must increase: G > 0.

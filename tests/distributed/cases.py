@@ -21,6 +21,7 @@ from matcha import Plan, Topology, families, plan
 from matcha.distributed import Gossip, MpiTransport, TorchTransport, Transport
 from matcha.rounds import PushSum, RoundProcess
 from matcha.schedules import Bernoulli, Choice, Cycle, Periodic
+from matcha.strategies import strategy_with
 from matcha.timing import Units
 
 NUM_WORKERS = 8
@@ -53,7 +54,7 @@ def real_plan(strategy: str, mixing: str, num_workers: int = NUM_WORKERS) -> Pla
         topology = families.complete(num_workers)
     budget = 1.0 if strategy in ("vanilla", "rounds") else 0.5
     rounds = one_way_rounds(topology) if strategy == "rounds" else None
-    return plan(topology, budget, strategy, seed=3, mixing=mixing, rounds=rounds)
+    return plan(topology, budget, strategy_with(strategy, mixing=mixing, rounds=rounds), seed=3)
 
 
 def one_way_rounds(topology: Topology) -> list[list[list[tuple[int, int]]]]:

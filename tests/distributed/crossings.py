@@ -24,6 +24,7 @@ from matcha import Plan, families
 from matcha.distributed import Gossip
 from matcha.distributed.options import EXCLUSIONS
 from matcha.errors import InputError
+from matcha.strategies import Matcha
 
 NUM_WORKERS = 3
 DEADLINE = 100.0
@@ -102,7 +103,7 @@ def chosen(combination: Combination) -> dict[str, Any]:
 @cache
 def make_plan(wire: str = "float32") -> Plan:
     ring = families.ring(NUM_WORKERS)
-    return matcha.plan(ring, 0.6, "matcha", seed=2, mixing="pairwise", wire=wire)
+    return matcha.plan(ring, 0.6, Matcha(mixing="pairwise"), seed=2, wire=wire)
 
 
 # -- one worker ------------------------------------------------------------------------------------

@@ -159,7 +159,7 @@ def test_images_train_on_groups_and_save_their_average(tmp_path: Path) -> None:
                 image.new("RGB", (40, 40), (color, color, color - number)).save(
                     folder / f"{number}.png"
                 )
-    matcha.plan(matcha.families.path(2)).save(tmp_path / "plan.json")
+    matcha.plan(matcha.families.path(2), strategy="matcha").save(tmp_path / "plan.json")
     command = [*TORCHRUN, "--standalone", "--nproc-per-node=4"]
     command += [str(EXAMPLES / "train_imagenet.py"), "images", "--plan=plan.json", "--group=2"]
     command += ["--model=small", "--epochs=2", "--batch=2", "--size=32", "--loaders=0"]

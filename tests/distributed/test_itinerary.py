@@ -4,8 +4,9 @@ import matcha
 from matcha.distributed.exchange.meeting import meetings
 from matcha.distributed.itinerary import Itinerary
 from matcha.plans.staged import Stage
+from matcha.strategies import Matcha
 
-PLAN = matcha.plan(matcha.families.ring(4), 0.5, "matcha", effort="none")
+PLAN = matcha.plan(matcha.families.ring(4), 0.5, Matcha(effort="none"))
 
 
 def test_a_worker_comes_through_the_plan_round_by_round():

@@ -7,6 +7,7 @@ from torch import nn
 import matcha
 from matcha.distributed import Gossip, MemoryNetwork
 from matcha.errors import InputError
+from matcha.strategies import Greedy
 
 PATH = matcha.families.path(2)
 
@@ -14,7 +15,7 @@ PATH = matcha.families.path(2)
 def make(topology=PATH):
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    plan = matcha.plan(topology, 0.5, "greedy", effort="none")
+    plan = matcha.plan(topology, 0.5, Greedy(effort="none"))
     return Gossip(model, optimizer, plan, transport=MemoryNetwork(1).transport(0))
 
 
@@ -33,7 +34,7 @@ def test_a_state_between_the_steps_of_an_iteration_says_which_were_taken() -> No
     def make_two():
         model = nn.Linear(2, 1)
         optimizers = [torch.optim.SGD([p], lr=0.1) for p in model.parameters()]
-        plan = matcha.plan(PATH, 0.5, "greedy", effort="none")
+        plan = matcha.plan(PATH, 0.5, Greedy(effort="none"))
         return optimizers, Gossip(model, optimizers, plan, transport=MemoryNetwork(1).transport(0))
 
     (first, _), gossip = make_two()

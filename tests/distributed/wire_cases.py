@@ -15,6 +15,7 @@ from torch import nn
 
 from matcha import Plan, families, plan
 from matcha.distributed import Gossip, MpiTransport, TorchTransport, Transport
+from matcha.strategies import strategy_with
 from matcha.wires import parse_wire
 
 PROCESSES = 4
@@ -36,7 +37,12 @@ STRATEGIES = (
 @cache
 def base(strategy: str, mixing: str, num_workers: int = 8) -> Plan:
     topology = families.paper("er8") if num_workers == 8 else families.ring(num_workers)
-    return plan(topology, 1.0 if strategy == "vanilla" else 0.5, strategy, seed=3, mixing=mixing)
+    return plan(
+        topology,
+        1.0 if strategy == "vanilla" else 0.5,
+        strategy_with(strategy, mixing=mixing),
+        seed=3,
+    )
 
 
 def wired(strategy: str, mixing: str, wire: str, num_workers: int = 8) -> Plan:

@@ -11,6 +11,7 @@ import matcha
 from matcha import families
 from matcha.errors import InputError
 from matcha.plans import Cut, Events, Loss, Return, Slowdown
+from matcha.strategies import Greedy, Rounds
 from matcha.timing import Underlay
 
 RING = families.ring(4)
@@ -47,7 +48,7 @@ def test_a_slower_link_costs_time_while_it_lasts():
 def test_a_slower_link_is_slower_both_ways():
     """Before, a message from its second end to its first took no longer."""
     plan = matcha.plan(
-        RING.with_link_times([1.0] * 4), 1.0, "rounds", rounds=[[[(1, 0)]]], mixing="push"
+        RING.with_link_times([1.0] * 4), 1.0, Rounds(rounds=[[[(1, 0)]]], mixing="push")
     )
     events = Events(slowdowns=(Slowdown(link=(0, 1), at=0, factor=3),))
     assert events.round_time(plan, plan.round(0), 0) == pytest.approx(3.0)
@@ -127,7 +128,7 @@ def test_events_that_cannot_be_are_refused(events, message):
 
 
 def test_one_way_messages_can_be_slower_but_not_lost():
-    plan = matcha.plan(RING, 0.5, "greedy", mixing="push")
+    plan = matcha.plan(RING, 0.5, Greedy(mixing="push"))
     Events(slowdowns=(Slowdown(link=(0, 1), at=0, factor=2),)).check(plan)
     for lost in ({"losses": (Loss(worker=1, at=2),)}, {"cuts": (Cut(link=(0, 1), at=2),)}):
         with pytest.raises(InputError, match="needs meetings of two"):

@@ -17,7 +17,7 @@ import matcha
 from matcha import Plan, families
 from matcha.errors import InputError, PlanError
 from matcha.rounds import ONE_WAY
-from matcha.strategies import STRATEGIES
+from matcha.strategies import STRATEGIES, Matcha, Single, strategy_with
 from matcha.timing import LinkSeconds, Scaled
 
 ER8 = families.paper("er8")
@@ -37,7 +37,7 @@ def plan():
 )
 @settings(max_examples=25)
 def test_saving_and_loading_changes_nothing(tmp_path_factory, topology, budget, strategy, seed):
-    plan = matcha.plan(topology, budget, strategy, seed, effort="none")
+    plan = matcha.plan(topology, budget, strategy_with(strategy, effort="none"), seed)
     path = tmp_path_factory.mktemp("plans") / "plan.json"
     plan.save(path)
     back = Plan.load(path)
@@ -56,9 +56,10 @@ WHERE = {"hypercube": CUBE, "base": NINE, "one-peer": FULL, "ceca": FULL}
 def made(strategy, **options):
     """A plan of any strategy, on a graph that has the links for it."""
     topology = WHERE.get(strategy, ER8)
-    if strategy == "rounds":
-        options["rounds"] = [[], AUTHORS[:2], AUTHORS[2:3], [AUTHORS[4], AUTHORS[3]]]
-    return matcha.plan(topology, 0.4, strategy, effort="none", **options)
+    rounds = [[], AUTHORS[:2], AUTHORS[2:3], [AUTHORS[4], AUTHORS[3]]]
+    return matcha.plan(
+        topology, 0.4, strategy_with(strategy, effort="none", rounds=rounds), **options
+    )
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -79,7 +80,7 @@ def test_rounds_are_random_access_and_average(strategy):
 @given(topology=topologies(max_workers=7), budget=st.floats(0.05, 1.0))
 @settings(max_examples=10)
 def test_activation_frequencies_match_probabilities(topology, budget):
-    plan = matcha.plan(topology, budget, effort="none", seed=1)
+    plan = matcha.plan(topology, budget, Matcha(effort="none"), seed=1)
     n = 4000
     counts = np.zeros(len(plan.matchings))
     for round_ in plan.rounds(0, n):
@@ -131,28 +132,28 @@ def test_delay_models_survive_saving(plan, tmp_path):
     for number, options in enumerate(
         ({"topology": timed}, {"topology": ER8, "timing": Scaled(lambda n: n**0.5, 6)})
     ):
-        made = matcha.plan(budget=0.5, effort="none", **options)
+        made = matcha.plan(budget=0.5, strategy=Matcha(effort="none"), **options)
         made.save(tmp_path / f"{number}.json")
         back = Plan.load(tmp_path / f"{number}.json")
         assert back.expected_comm_time == made.expected_comm_time
         assert back.round_time(back.round(3)) == made.round_time(made.round(3))
-    assert isinstance(matcha.plan(timed, 0.5, effort="none").timing, LinkSeconds)
+    assert isinstance(matcha.plan(timed, 0.5, Matcha(effort="none")).timing, LinkSeconds)
 
 
 @pytest.mark.parametrize("strategy", ["matcha", "periodic", "greedy"])
 def test_long_run_time_is_the_expected_time(strategy):
     timed = ER8.with_link_times([0.1 * (e + 1) for e in range(len(ER8.links))])
-    plan = matcha.plan(timed, 0.4, strategy, seed=2, effort="none")
+    plan = matcha.plan(timed, 0.4, strategy_with(strategy, effort="none"), seed=2)
     n = 6000
     spent = sum(plan.round_time(round_) for round_ in plan.rounds(0, n)) / n
     assert spent == pytest.approx(plan.expected_comm_time, rel=0.06)
 
 
 def test_negative_self_weights_are_told():
-    vanilla = matcha.plan(families.paper("geometric16-d10"), 1.0, "vanilla", effort="none")
+    vanilla = matcha.plan(families.paper("geometric16-d10"), 1.0, "vanilla")
     assert vanilla.smallest_self_weight < 0
     assert any("below zero" in note for note in vanilla.notes)
-    pairwise = matcha.plan(ER8, 0.5, "single", mixing="pairwise", effort="none")
+    pairwise = matcha.plan(ER8, 0.5, Single(mixing="pairwise"))
     assert pairwise.smallest_self_weight == 0.5
 
 
@@ -226,16 +227,13 @@ def test_unreadable_files(tmp_path):
 @pytest.mark.parametrize("budget", [0, -0.1, 1.5, float("nan"), float("inf"), "0.5", True, None])
 def test_bad_budgets(budget):
     with pytest.raises(InputError, match=r"\(0, 1\]"):
-        matcha.plan(ER8, budget)
+        matcha.plan(ER8, budget, "matcha")
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"strategy": "gredy"}, "did you mean 'greedy'"),
-        ({"mixing": "pairwis"}, "did you mean 'pairwise'"),
-        ({"effort": "heroic"}, "effort"),
-        ({"decomposition": "clique"}, "did you mean 'cliques'"),
         ({"seed": -1}, "seed"),
         ({"seed": 1.5}, "seed"),
         ({"matchings": [[(0, 1), (1, 2)]]}, "twice"),
@@ -248,6 +246,20 @@ def test_bad_budgets(budget):
 def test_bad_requests_are_refused_in_one_sentence(options, message):
     with pytest.raises(InputError, match=message) as error:
         matcha.plan(ER8, 0.5, **options)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mixing": "pairwis"}, "did you mean 'pairwise'"),
+        ({"effort": "heroic"}, "effort"),
+        ({"decomposition": "clique"}, "did you mean 'cliques'"),
+    ],
+)
+def test_bad_options_of_a_strategy_are_refused_in_one_sentence(options, message):
+    with pytest.raises(InputError, match=message) as error:
+        Matcha(**options)
     assert "\n" not in str(error.value)
 
 

@@ -17,6 +17,7 @@ from matcha import Plan, families, theory
 from matcha.errors import InputError, PlanError
 from matcha.rounds import RoundProcess
 from matcha.schedules import Bernoulli, Choice, Cycle, Periodic
+from matcha.strategies import Base
 
 ER8 = families.paper("er8")
 AUTHORS = families.paper_matchings("er8")
@@ -153,13 +154,13 @@ def test_links_that_are_left_keep_their_weights():
 def test_a_summary_tells_the_weights():
     plan = make("periodic").with_process(alpha=0.125)
     assert "weight 0.1250" in plan.summary()
-    own = matcha.plan(families.complete(3), 0.5, "base", mixing="pairwise")
+    own = matcha.plan(families.complete(3), 0.5, Base(mixing="pairwise"))
     every = [w for shares in own.weights for w in shares]
     assert f"weights {min(every):.2f} to {max(every):.2f}" in own.summary()
 
 
 def test_alpha_is_not_changed_where_weights_per_link_stand_in_its_place():
-    plan = matcha.plan(matcha.families.complete(3), 0.5, "base", mixing="pairwise")
+    plan = matcha.plan(matcha.families.complete(3), 0.5, Base(mixing="pairwise"))
     assert plan.weights is not None
     with pytest.raises(PlanError, match="weights=None as well"):
         plan.with_process(alpha=0.4)
@@ -171,7 +172,7 @@ def test_alpha_is_not_changed_where_weights_per_link_stand_in_its_place():
 
 
 def test_the_digest_is_of_the_rounds_alone():
-    plan = matcha.plan(matcha.families.complete(3), 0.5, "base", mixing="pairwise")
+    plan = matcha.plan(matcha.families.complete(3), 0.5, Base(mixing="pairwise"))
     document = plan.to_json() | {"alpha": 0.4}  # as a plan that another version wrote
     assert matcha.Plan.from_json(document).digest == plan.digest
 

@@ -7,14 +7,14 @@ import matcha
 from matcha import families
 from matcha.errors import InputError, PlanError
 from matcha.plans import Stage, StagedPlan
-from matcha.strategies import staged_plan
+from matcha.strategies import Greedy, staged_plan
 
 TOPOLOGY = families.paper("er8")
 
 
 @pytest.fixture(scope="module")
 def fixed():
-    return staged_plan(TOPOLOGY, {0: 0.5, 40: 0.1, 100: 0.5}, "greedy", effort="none")
+    return staged_plan(TOPOLOGY, {0: 0.5, 40: 0.1, 100: 0.5}, Greedy(effort="none"))
 
 
 def test_rounds_are_those_of_the_stage_in_force(fixed):

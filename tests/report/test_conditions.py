@@ -22,7 +22,7 @@ def simulated(tmp_path, *, pace=0.005, task="digits", clock="simulated", **confi
     return replace(
         run,
         header=replace(run.header, task=task, clock=clock),
-        plan=matcha.plan(matcha.families.ring(4), 0.5),
+        plan=matcha.plan(matcha.families.ring(4), 0.5, "matcha"),
         records=tuple(replace(record, compute_seconds=pace) for record in records),
     )
 

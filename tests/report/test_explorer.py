@@ -5,6 +5,7 @@ import pytest
 import matcha
 from matcha.report.explorer import _coarse_to_fine, network
 from matcha.report.figures import link_activity
+from matcha.strategies import Greedy, Rounds
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +104,7 @@ def test_one_way_links_are_drawn_as_arrows():
     assert point["mixing"] == "push"
     assert point["matching"] is None
     assert len(point["activation"]) == 4
-    both = matcha.plan(matcha.families.ring(4), 0.5, "greedy", mixing="push", effort="none")
+    both = matcha.plan(matcha.families.ring(4), 0.5, Greedy(mixing="push", effort="none"))
     # Two messages are one exchange, whichever way they go.
     exchanges = sum(p * len(m) for p, m in zip(both.probabilities, both.matchings, strict=True)) / 2
     assert sum(link_activity(both).values()) == pytest.approx(exchanges)
@@ -121,7 +122,7 @@ def test_a_plan_over_a_wire_stands_among_plans_over_it():
 
 def test_push_sum_weights_are_told_where_they_are_not_one():
     ring = matcha.Topology.from_links([(0, 1), (1, 2), (2, 0), (1, 0)], directed=True)
-    own = matcha.plan(ring, 1.0, rounds=[[[(0, 1)]], [[(1, 2)]], [[(2, 0)]], [[(1, 0)]]])
+    own = matcha.plan(ring, 1.0, Rounds(rounds=[[[(0, 1)]], [[(1, 2)]], [[(2, 0)]], [[(1, 0)]]]))
     payload = network(ring, [own], budgets=(0.5,), strategies=("greedy",))
     (point,) = payload["strategies"]["rounds"]
     assert point["omega"] == pytest.approx(own.omega, rel=1e-3)

@@ -6,10 +6,11 @@ import matcha
 from matcha import families
 from matcha.errors import InputError, WriteError
 from matcha.report import figures
+from matcha.strategies import Matcha
 
 
 def test_width_and_colour_say_matching_and_probability(tmp_path):
-    plan = matcha.plan(families.paper("er8"), 0.3, effort="none")
+    plan = matcha.plan(families.paper("er8"), 0.3, Matcha(effort="none"))
     figure = figures.draw_topology(plan)
     lines = figure.axes[0].collections[0]
     widths = dict(zip(plan.topology.links, lines.get_linewidths(), strict=True))
@@ -24,7 +25,7 @@ def test_width_and_colour_say_matching_and_probability(tmp_path):
 
 def test_a_sweep_draws_a_line_for_each_strategy(tmp_path):
     sweep = matcha.sweep(
-        families.ring(4), budgets=[0.5, 1.0], strategies=["matcha", "periodic"], effort="none"
+        families.ring(4), budgets=[0.5, 1.0], strategies=[Matcha(effort="none"), "periodic"]
     )
     figure = figures.draw_sweep(sweep)
     axes = figure.axes[0]
@@ -41,7 +42,7 @@ def test_unknown_formats_are_refused():
 
 
 def test_a_figure_is_written_whole_or_not_at_all(tmp_path, no_room):
-    figure = figures.draw_topology(matcha.plan(families.ring(4), 0.5))
+    figure = figures.draw_topology(matcha.plan(families.ring(4), 0.5, "matcha"))
     with no_room, pytest.raises(WriteError, match="cannot write"):
         figures.save_figure(figure, tmp_path / "plan.PNG")
     assert not list(tmp_path.iterdir())

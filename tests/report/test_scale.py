@@ -10,13 +10,16 @@ from tests.report.browsers import ARTIFACTS, chromium, opened, see_everything
 
 import matcha
 from matcha.report import write_report
+from matcha.strategies import strategy_with
 
 
 @pytest.mark.slow
 def test_a_large_run_gives_a_small_page(tmp_path):
     topology = matcha.families.erdos_renyi(64, 0.12, seed=1)
     for strategy in ("vanilla", "matcha"):
-        plan = matcha.plan(topology, 1.0 if strategy == "vanilla" else 0.3, strategy, effort="none")
+        plan = matcha.plan(
+            topology, 1.0 if strategy == "vanilla" else 0.3, strategy_with(strategy, effort="none")
+        )
         write_quadratic_run(tmp_path / strategy, plan, iterations=2_000, traced_iterations=100)
     path = write_report([tmp_path], tmp_path / "report.html", sweep_seconds=5)
     assert path.stat().st_size < 5_000_000

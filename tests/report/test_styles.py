@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from matcha.report.styles import STYLES, place, style_sheet, styles_of
+from matcha.report.styles import LOOKS, STYLES, look_of, place, style_sheet, styles_of
 from matcha.strategies import STRATEGIES
 
 
@@ -20,10 +20,18 @@ def contrast(one, other):
 
 
 def test_a_strategy_has_the_style_of_its_place():
-    for number, (name, strategy) in enumerate(STRATEGIES.items()):
+    for number, name in enumerate(STRATEGIES):
         assert place(name) == number
-        assert (STYLES[number].light, STYLES[number].dark) == strategy.page_colors
+        look = LOOKS[name]
+        assert (STYLES[number].light, STYLES[number].dark) == (look.light, look.dark)
         assert styles_of([name]) == [number]
+
+
+def test_no_two_strategies_look_the_same():
+    assert LOOKS.keys() == STRATEGIES.keys()
+    for what in ("color", "marker"):
+        assert len({getattr(look, what) for look in LOOKS.values()}) == len(LOOKS)
+    assert look_of("mine") not in LOOKS.values()
 
 
 def test_further_runs_take_spare_styles():

@@ -12,6 +12,7 @@ from matcha import families
 from matcha.errors import InputError
 from matcha.matchings import decompose, is_matching
 from matcha.rounds import Round
+from matcha.strategies import Base
 from matcha.strategies.base import base_rounds, is_power
 
 
@@ -63,7 +64,7 @@ def test_powers_and_products_take_a_round_a_factor(workers, base, rounds):
 def test_pairs_reach_consensus_at_one_matching_an_iteration(workers):
     rounds = base_rounds(workers, 2)
     topology = families.complete(workers) if workers > 2 else families.path(2)
-    plan = matcha.plan(topology, 1 / len(decompose(topology)), "base", mixing="pairwise")
+    plan = matcha.plan(topology, 1 / len(decompose(topology)), Base(mixing="pairwise"))
     assert plan.expected_comm_time == pytest.approx(1.0)
     product = np.eye(workers)
     for round_ in plan.rounds(0, len(rounds)):
@@ -103,4 +104,4 @@ def test_what_cannot_be_is_refused():
     with pytest.raises(InputError, match="bases 2, 3, 4, 5, 6; of base 2 the link"):
         matcha.plan(families.ring(9), 0.5, "base")
     with pytest.raises(InputError, match="bases 2;"):
-        matcha.plan(families.ring(9), 0.5, "base", mixing="pairwise")
+        matcha.plan(families.ring(9), 0.5, Base(mixing="pairwise"))

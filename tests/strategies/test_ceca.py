@@ -16,7 +16,7 @@ from matcha.strategies.ceca import ceca_hops
 @pytest.mark.parametrize("workers", [2, 3, 5, 6, 7, 8, 12, 27, 33])
 def test_any_number_of_workers_has_the_mean_after_the_fewest_hops(workers):
     topology = families.complete(workers) if workers > 2 else families.path(2)
-    plan = matcha.plan(topology, 1 / len(matcha.plan(topology, 1.0).matchings), "ceca")
+    plan = matcha.plan(topology, 1 / len(matcha.plan(topology, 1.0, "matcha").matchings), "ceca")
     hops = math.ceil(math.log2(workers))
     assert len(plan.matchings) == len(ceca_hops(workers)) == hops
     assert plan.expected_comm_time == pytest.approx(1.0)

@@ -6,6 +6,7 @@ import pytest
 import matcha
 from matcha import families, theory
 from matcha.errors import InputError
+from matcha.strategies import Greedy
 from matcha.strategies.finite_time import hypercube_matchings
 from matcha.timing import LinkSeconds
 
@@ -43,7 +44,7 @@ def test_the_budget_is_kept(budget, timed):
 
 @pytest.mark.parametrize("units", [0.5, 1.0, 2.0])
 def test_greedy_on_a_complete_graph_is_no_worse(units):
-    greedy = matcha.plan(families.complete(8), units / 7, "greedy", effort="none")
+    greedy = matcha.plan(families.complete(8), units / 7, Greedy(effort="none"))
     known = matcha.plan(families.complete(8), units / 7, "hypercube")
     assert greedy.expected_comm_time == pytest.approx(known.expected_comm_time)
     assert greedy.consensus_error <= known.consensus_error * (1 + 1e-9)

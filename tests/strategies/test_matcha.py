@@ -9,13 +9,14 @@ import matcha
 from matcha import families
 from matcha.errors import InputError, PlanError
 from matcha.matchings import is_decomposition
+from matcha.strategies import Matcha
 from matcha.timing import Scaled
 
 
 @pytest.mark.parametrize("name", ["er8", "geometric16-d5", "er16"])
 def test_matcha_with_the_whole_budget_is_vanilla(name):
     topology = families.paper(name)
-    full, vanilla = matcha.plan(topology, 1.0), matcha.plan(topology, 1.0, "vanilla")
+    full, vanilla = matcha.plan(topology, 1.0, "matcha"), matcha.plan(topology, 1.0, "vanilla")
     assert (full.alpha, full.rho) == (vanilla.alpha, vanilla.rho)
     assert full.probabilities == vanilla.probabilities == (1.0,) * topology.max_degree
     assert [full.round(k) for k in range(50)] == [vanilla.round(k) for k in range(50)]
@@ -33,7 +34,7 @@ def test_a_decomposition_of_the_users_own_is_taken_as_it_is():
 @pytest.mark.parametrize("decomposition", ["links", "cliques"])
 def test_other_subgraphs_keep_to_the_same_time(decomposition):
     topology = families.paper("geometric16-d10")
-    plan = matcha.plan(topology, 0.5, decomposition=decomposition)
+    plan = matcha.plan(topology, 0.5, Matcha(decomposition=decomposition))
     assert plan.num_colors == 10
     assert plan.expected_comm_time <= 0.5 * 10 + 1e-9
     assert is_decomposition(topology, plan.matchings)
@@ -48,11 +49,13 @@ def test_other_subgraphs_keep_to_the_same_time(decomposition):
 
 def test_an_increasing_delay_bounds_the_number_of_matchings():
     topology = families.paper("er16")
-    plan = matcha.plan(topology, 0.5, timing=Scaled(lambda n: float(n) ** 0.5, 8), effort="none")
+    plan = matcha.plan(
+        topology, 0.5, Matcha(effort="none"), timing=Scaled(lambda n: float(n) ** 0.5, 8)
+    )
     # t(Σp) <= C_b t(M): √Σp = √8 / 2.
     assert sum(plan.probabilities) == pytest.approx(2.0, abs=1e-6)
     cliques = matcha.plan(
-        topology, 0.5, timing=Scaled(lambda n: float(n) ** 0.5, 20), decomposition="cliques"
+        topology, 0.5, Matcha(decomposition="cliques"), timing=Scaled(lambda n: float(n) ** 0.5, 20)
     )
     times = [cliques.round_time(cliques.round(k)) for k in range(4000)]
     error = 4 * np.std(times) / np.sqrt(len(times))
@@ -62,5 +65,7 @@ def test_an_increasing_delay_bounds_the_number_of_matchings():
 def test_cliques_share_coins_which_pairwise_mixing_cannot():
     with pytest.raises(InputError, match="cliques share coins"):
         matcha.plan(
-            families.complete(4), 0.5, decomposition="cliques", mixing="pairwise", effort="none"
+            families.complete(4),
+            0.5,
+            Matcha(decomposition="cliques", mixing="pairwise", effort="none"),
         )

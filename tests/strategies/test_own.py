@@ -14,7 +14,7 @@ from matcha.matchings import decompose
 from matcha.mixing import metropolis_weights
 from matcha.rounds import RoundProcess
 from matcha.schedules import Cycle
-from matcha.strategies import Request
+from matcha.strategies import Matcha, Request, Rounds, Single, Vanilla, make_strategy, strategy_with
 
 ER8 = families.paper("er8")
 AUTHORS = families.paper_matchings("er8")
@@ -52,7 +52,7 @@ def test_a_strategy_of_ones_own(tmp_path):
 
 def test_probabilities_of_ones_own():
     p = [0.9, 0.2, 0.3, 0.4, 0.2]
-    plan = matcha.plan(ER8, 0.4, matchings=AUTHORS, probabilities=p)
+    plan = matcha.plan(ER8, 0.4, Matcha(probabilities=p), matchings=AUTHORS)
     best = matcha.plan(ER8, 0.4, matchings=AUTHORS)
     assert plan.probabilities == tuple(p)
     assert best.rho <= plan.rho < 1
@@ -60,63 +60,65 @@ def test_probabilities_of_ones_own():
     # The weight is the best for these probabilities.
     for alpha in (0.9 * plan.alpha, 1.1 * plan.alpha):
         assert plan.with_process(alpha=alpha).rho > plan.rho
-    pairs = matcha.plan(ER8, 0.4, matchings=AUTHORS, probabilities=p, mixing="pairwise")
+    pairs = matcha.plan(ER8, 0.4, Matcha(probabilities=p, mixing="pairwise"), matchings=AUTHORS)
     assert pairs.rho < plan.rho
-    one = matcha.plan(ER8, 0.2, "single", matchings=AUTHORS, probabilities=[0.2] * 5)
+    one = matcha.plan(ER8, 0.2, Single(probabilities=[0.2] * 5), matchings=AUTHORS)
     assert one.probabilities == (0.2,) * 5
     for budget, strategy, given, message in (
         (0.3, "matcha", p, "more than the budget of 0.3: give budget=0.4"),
         (0.1, "single", [0.2] * 5, "more than the budget"),
         (0.9, "single", [0.5] * 5, "sum to more than 1"),
-        (0.5, "greedy", p, "go with matcha and single"),
+        (0.5, "greedy", p, "takes no probabilities: leave it out, or use matcha, single"),
         (0.5, "matcha", "x", "list of numbers"),
         (0.5, "matcha", [0.1], "1 probabilities were given for 5 matchings"),
         (1.0, "matcha", [float("nan")] * 5, r"in \[0, 1\]"),
     ):
         with pytest.raises(InputError, match=message):
-            matcha.plan(ER8, budget, strategy, matchings=AUTHORS, probabilities=given)
+            matcha.plan(
+                ER8, budget, make_strategy(strategy, probabilities=given), matchings=AUTHORS
+            )
 
 
 def test_rounds_of_ones_own():
     rounds = [[AUTHORS[0]], [], [AUTHORS[1], AUTHORS[2]], [AUTHORS[3], [(1, 0)]]]
-    plan = matcha.plan(ER8, rounds=rounds)
+    plan = matcha.plan(ER8, strategy=Rounds(rounds=rounds))
     assert plan.strategy == "rounds"
     assert [len(plan.round(k).matchings) for k in range(5)] == [1, 0, 2, 2, 1]
     assert plan.expected_comm_time == 5 / 4
-    spread = matcha.plan(ER8, rounds=rounds, mixing="laplacian")
+    spread = matcha.plan(ER8, strategy=Rounds(rounds=rounds, mixing="laplacian"))
     assert spread.smallest_self_weight >= 0
     for given, message in (
         ([[[(0, 1), (1, 2)]]], "twice"),
         ([[[(0, 2)]]], "no link"),
-        ([[], []], "nobody talks"),
+        ([[], []], "no round has a matching"),
         (3, "lists of matchings"),
         ([[3]], "pairs of worker numbers"),
     ):
         with pytest.raises(InputError, match=message):
-            matcha.plan(ER8, rounds=given)
+            matcha.plan(ER8, strategy=Rounds(rounds=given))
     with pytest.raises(InputError, match=r"give budget=0\.6"):
-        matcha.plan(ER8, 0.5, rounds=[AUTHORS[:3]])
-    with pytest.raises(InputError, match="greedy strategy has none to make"):
-        matcha.plan(ER8, 0.5, "greedy", rounds=rounds)
+        matcha.plan(ER8, 0.5, Rounds(rounds=[AUTHORS[:3]]))
+    with pytest.raises(InputError, match=r"greedy strategy takes no rounds: .* use rounds"):
+        make_strategy("greedy", rounds=rounds)
     with pytest.raises(InputError, match="needs rounds="):
         matcha.plan(ER8, 0.5, "rounds")
 
 
 @pytest.mark.parametrize("strategy", ["matcha", "vanilla", "periodic", "single", "greedy"])
 def test_alpha_of_ones_own(strategy):
-    plan = matcha.plan(ER8, 0.4, strategy, alpha=0.11, effort="none")
-    found = matcha.plan(ER8, 0.4, strategy, effort="none")
+    plan = matcha.plan(ER8, 0.4, strategy_with(strategy, alpha=0.11, effort="none"))
+    found = matcha.plan(ER8, 0.4, strategy_with(strategy, effort="none"))
     assert plan.alpha == 0.11
     assert plan.rho != found.rho
     assert any("is yours" in note for note in plan.notes)
     assert found.with_process(alpha=0.11).rho == pytest.approx(plan.rho)
     with pytest.raises(InputError, match=r"in \(0, 1\]"):
-        matcha.plan(ER8, 0.4, strategy, alpha=-1)
+        matcha.plan(ER8, 0.4, strategy_with(strategy, alpha=-1))
 
 
 @pytest.mark.parametrize("strategy", ["matcha", "vanilla", "periodic", "single"])
 def test_weights_of_ones_own(strategy, tmp_path):
-    plan = matcha.plan(ER8, 0.2, strategy, weights="metropolis", effort="none")
+    plan = matcha.plan(ER8, 0.2, strategy_with(strategy, weights="metropolis", effort="none"))
     weights = metropolis_weights(ER8)
     W = np.eye(8)
     for (i, j), w in weights.items():
@@ -126,7 +128,7 @@ def test_weights_of_ones_own(strategy, tmp_path):
         np.testing.assert_allclose(plan.mixing_matrix(0), W, atol=1e-15)
         assert plan.rho == pytest.approx(np.linalg.norm(W - 1 / 8, 2) ** 2)
     assert plan.smallest_self_weight >= W.diagonal().min() - 1e-12
-    same = matcha.plan(ER8, 0.2, strategy, weights=W, effort="none")
+    same = matcha.plan(ER8, 0.2, strategy_with(strategy, weights=W, effort="none"))
     np.testing.assert_allclose(np.concatenate(same.weights), np.concatenate(plan.weights))
     # What theory says is what happens.
     moment, spread = np.zeros((8, 8)), np.zeros(8)
@@ -149,7 +151,7 @@ def test_weights_of_ones_own(strategy, tmp_path):
 
 
 def test_weights_that_are_none_are_refused():
-    W = matcha.plan(ER8, 0.5, "vanilla", weights="metropolis").mixing_matrix(0)
+    W = matcha.plan(ER8, 0.5, Vanilla(weights="metropolis")).mixing_matrix(0)
     for options, message in (
         ({"weights": W[:4]}, "symmetric 8 × 8"),
         ({"weights": 2 * W}, "rows sum to one"),
@@ -159,11 +161,12 @@ def test_weights_that_are_none_are_refused():
         ({"weights": "metropolys"}, "did you mean 'metropolis'"),
         ({"weights": object()}, "a matrix W"),
         ({"weights": W, "alpha": 0.1}, "leave one out"),
-        ({"weights": W, "strategy": "greedy"}, "laplacian mixing"),
+        ({"weights": W, "name": "greedy"}, "takes no weights"),
         ({"weights": W, "mixing": "pairwise"}, "laplacian mixing"),
     ):
+        name = options.pop("name", "matcha")
         with pytest.raises(InputError, match=message):
-            matcha.plan(ER8, 0.5, effort="none", **options)
+            matcha.plan(ER8, 0.5, make_strategy(name, effort="none", **options))
 
 
 @pytest.mark.parametrize(
@@ -177,8 +180,14 @@ def test_weights_that_are_none_are_refused():
 )
 def test_a_decomposition_is_heeded_or_refused(strategy, options):
     """Before, it was silently ignored."""
+    matchings = options.get("matchings")
     with pytest.raises(InputError, match="decomposition"):
-        matcha.plan(ER8, 0.5, strategy, **options)
+        matcha.plan(
+            ER8,
+            0.5,
+            make_strategy(strategy, decomposition=options["decomposition"]),
+            matchings=matchings,
+        )
 
 
 # -- delay models ---------------------------------------------------------------------------------
@@ -210,7 +219,7 @@ def read_crowded(document, topology):
 
 
 def test_a_delay_model_of_ones_own_is_saved_and_loaded(tmp_path):
-    plan = matcha.plan(ER8, 0.4, timing=Crowded(factor=2.0), effort="none")
+    plan = matcha.plan(ER8, 0.4, Matcha(effort="none"), timing=Crowded(factor=2.0))
     assert plan.expected_comm_time == pytest.approx(0.4 * 2 * len(ER8.links), rel=1e-6)
     with pytest.raises(PlanError, match="register_timing"):
         plan.save(tmp_path / "plan.json")

@@ -8,8 +8,8 @@ import matcha
 from matcha import families
 from matcha.errors import InputError
 from matcha.schedules import Cycle
-from matcha.strategies.parts import coloring, finished, own_probabilities, spent_within
-from matcha.strategies.request import Request
+from matcha.strategies.parts import check_affordable, check_probabilities, coloring, finished
+from matcha.strategies.strategy import Request
 from matcha.timing import Units
 
 
@@ -28,12 +28,12 @@ def request(**options):
 
 
 def test_notes_warn_of_negative_weights_and_of_better_alternatives():
-    ring = matcha.plan(families.ring(8), 0.5)
+    ring = matcha.plan(families.ring(8), 0.5, "matcha")
     assert any("below zero" in note for note in ring.notes)
     assert any("periodic" in note for note in ring.notes)
     assert ring.smallest_self_weight < 0
     assert "below zero" in ring.summary()
-    assert matcha.plan(families.path(2), 0.5).notes == ()
+    assert matcha.plan(families.path(2), 0.5, "matcha").notes == ()
 
 
 def test_own_matchings_are_the_full_exchange():
@@ -57,15 +57,15 @@ def test_the_users_weight_takes_the_place_of_the_strategys():
 
 
 def test_what_is_beyond_the_budget_names_the_budget_that_would_do():
-    spent_within(request(), 1.0, 1.0, "the rounds")
+    check_affordable(request(), 1.0, 1.0, "the rounds")
     with pytest.raises(InputError, match=r"the rounds take 0\.75 .* give budget=0\.75"):
-        spent_within(request(), 1.5, 1.0, "the rounds")
+        check_affordable(request(), 1.5, 1.0, "the rounds")
     with pytest.raises(InputError, match="use less"):
-        spent_within(request(), 3.0, 1.0, "the rounds")
+        check_affordable(request(), 3.0, 1.0, "the rounds")
 
 
-def test_probabilities_are_one_a_matching():
-    asked = request(probabilities=(0.5, 0.25))
-    assert own_probabilities(asked, coloring(asked)) == (0.5, 0.25)
+def test_probabilities_are_one_per_matching():
+    matchings = coloring(request())
+    check_probabilities((0.5, 0.25), matchings)
     with pytest.raises(InputError, match="2 probabilities were given for 1 matchings"):
-        own_probabilities(asked, coloring(asked)[:1])
+        check_probabilities((0.5, 0.25), matchings[:1])

@@ -13,6 +13,7 @@ from matcha import families
 from matcha.errors import InputError
 from matcha.matchings import is_decomposition
 from matcha.mixing import is_doubly_stochastic
+from matcha.strategies import Matcha, Single, make_strategy, strategy_with
 from matcha.timing import LinkSeconds
 
 budgets = st.floats(0.01, 1.0)
@@ -21,7 +22,7 @@ budgets = st.floats(0.01, 1.0)
 @settings(max_examples=30)
 @given(topologies(max_workers=10), budgets, st.sampled_from(["matcha", "single", "periodic"]))
 def test_every_plan_contracts_within_its_budget(topology, budget, strategy):
-    plan = matcha.plan(topology, budget, strategy, effort="none")
+    plan = matcha.plan(topology, budget, strategy_with(strategy, effort="none"))
     assert is_decomposition(topology, plan.matchings)
     assert len(plan.matchings) == plan.num_colors <= topology.max_degree + 1
     assert sum(plan.probabilities) <= budget * plan.num_colors + 1e-9
@@ -36,7 +37,7 @@ def test_every_plan_contracts_within_its_budget(topology, budget, strategy):
 @settings(max_examples=15)
 @given(topologies(max_workers=8), budgets)
 def test_empirical_contraction_matches_rho(topology, budget):
-    plan = matcha.plan(topology, budget, effort="none")
+    plan = matcha.plan(topology, budget, Matcha(effort="none"))
     m = plan.num_workers
     number = 4000
     mean = np.zeros((m, m))
@@ -52,7 +53,7 @@ def test_empirical_contraction_matches_rho(topology, budget):
 def test_single_draws_one_matching_and_both_mixings_agree():
     topology = families.paper("er16")
     plan = matcha.plan(topology, 0.5, "single")
-    pairwise = matcha.plan(topology, 0.5, "single", mixing="pairwise")
+    pairwise = matcha.plan(topology, 0.5, Single(mixing="pairwise"))
     assert sum(plan.probabilities) == pytest.approx(1.0, abs=1e-9)
     assert plan.rho == pairwise.rho
     for k in range(50):
@@ -64,8 +65,8 @@ def test_single_draws_one_matching_and_both_mixings_agree():
 
 @pytest.mark.parametrize("strategy", ["vanilla", "periodic"])
 def test_pairwise_mixing_is_refused_where_all_links_talk_at_once(strategy):
-    with pytest.raises(InputError, match="has laplacian mixing"):
-        matcha.plan(families.ring(6), 0.5, strategy, mixing="pairwise")
+    with pytest.raises(InputError, match="takes no mixing: leave it out, or use matcha, greedy"):
+        make_strategy(strategy, mixing="pairwise")
 
 
 @pytest.mark.parametrize("strategy", ["matcha", "single", "periodic", "vanilla"])
@@ -89,7 +90,7 @@ def test_the_smallest_self_weight_is_that_of_the_busiest_worker():
 
 def test_the_seed_decides_everything():
     topology = families.paper("er16")
-    one, same = (matcha.plan(topology, 0.3, seed=4) for _ in range(2))
+    one, same = (matcha.plan(topology, 0.3, "matcha", seed=4) for _ in range(2))
     assert one == same
     assert one.digest == same.digest
 
@@ -106,7 +107,9 @@ def test_the_seed_decides_everything():
 def test_searches_say_how_far_they_are_and_never_go_beyond(topology, strategy, effort, kinds):
     said = []
     graph = families.parse(topology)
-    matcha.plan(graph, 0.3, strategy, effort=effort, progress=lambda *news: said.append(news))
+    matcha.plan(
+        graph, 0.3, strategy_with(strategy, effort=effort), progress=lambda *news: said.append(news)
+    )
     assert all(any(kind in steps for _, _, steps in said) for kind in kinds), said
     for steps in {steps for _, _, steps in said}:
         done = [n for n, _, other in said if other == steps]

@@ -9,6 +9,7 @@ from tests.graphs import topologies
 import matcha
 from matcha import families
 from matcha.matchings import decompose, is_decomposition
+from matcha.strategies import Matcha
 from matcha.strategies.recoloring import _least_of_each, improve
 from matcha.timing import LinkSeconds, Units
 
@@ -23,7 +24,7 @@ BARS = {
 
 @pytest.mark.parametrize("name", BARS)
 def test_from_links_alone_the_plan_is_at_least_this_good(name):
-    plan = matcha.plan(families.paper(name), budget=0.5)
+    plan = matcha.plan(families.paper(name), budget=0.5, strategy="matcha")
     assert len(plan.matchings) == families.paper(name).max_degree
     assert plan.rho <= BARS[name]
 
@@ -43,8 +44,8 @@ def test_improved_decompositions_verify_and_are_never_worse(topology, budget, se
 
 def test_medium_graphs_improve_too():
     topology = families.erdos_renyi(32, 0.2, seed=1)
-    plain = matcha.plan(topology, 0.5, effort="none")
-    better = matcha.plan(topology, 0.5)
+    plain = matcha.plan(topology, 0.5, Matcha(effort="none"))
+    better = matcha.plan(topology, 0.5, "matcha")
     assert better.rho < plain.rho - 0.01
 
 
@@ -59,16 +60,16 @@ def test_effort_none_and_a_full_budget_change_nothing():
 
 def test_more_effort_is_not_worse():
     topology = families.paper("er8")
-    default = matcha.plan(topology, 0.3).rho
-    high = matcha.plan(topology, 0.3, effort="high").rho
+    default = matcha.plan(topology, 0.3, "matcha").rho
+    high = matcha.plan(topology, 0.3, Matcha(effort="high")).rho
     assert high <= default + 1e-6
 
 
 def test_very_many_colors_are_sampled():
     topology = families.complete(26)
-    plan = matcha.plan(topology, 0.5)
+    plan = matcha.plan(topology, 0.5, "matcha")
     assert is_decomposition(topology, plan.matchings)
-    assert plan.rho <= matcha.plan(topology, 0.5, effort="none").rho + 1e-6
+    assert plan.rho <= matcha.plan(topology, 0.5, Matcha(effort="none")).rho + 1e-6
 
 
 def test_slow_links_are_compared_at_equal_seconds():
@@ -78,8 +79,8 @@ def test_slow_links_are_compared_at_equal_seconds():
     timed = topology.with_link_times(times)
     start = decompose(timed)
     seconds = 0.3 * LinkSeconds(timed).round_time(start)
-    plain = matcha.plan(timed, 0.3, effort="none")
-    better = matcha.plan(timed, 0.3)
+    plain = matcha.plan(timed, 0.3, Matcha(effort="none"))
+    better = matcha.plan(timed, 0.3, "matcha")
     assert better.expected_comm_time <= seconds + 1e-9
     assert plain.expected_comm_time <= seconds + 1e-9
     assert better.rho < plain.rho

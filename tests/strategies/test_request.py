@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 
 import matcha
 from matcha import families
-from matcha.errors import InputError
-from matcha.strategies import DECOMPOSITIONS, EFFORTS, Request
+from matcha.strategies import Request, Strategy
 from matcha.strategies.vanilla import build
 from matcha.timing import Units
 
 
 @pytest.fixture
 def asked():
-    """What a strategy of one's own was given, by its options."""
+    """What a strategy of one's own was given, by the arguments of `plan`."""
 
     def ask(**options):
         seen = []
@@ -23,7 +24,7 @@ def asked():
             seen.append(request)
             return build(request)
 
-        plan = matcha.plan(families.ring(4), strategy=mine, mixing="laplacian", **options)
+        plan = matcha.plan(families.ring(4), strategy=mine, **options)
         assert plan.strategy == "mine"
         return seen[0]
 
@@ -32,8 +33,8 @@ def asked():
 
 def test_a_strategy_is_given_what_was_asked_for(asked):
     own = [[(1, 0), (2, 3)], [(0, 3), (2, 1)]]
-    request = asked(budget=0.25, seed=7, alpha=0.1, matchings=own, timing=Units())
-    assert (request.budget, request.seed, request.alpha) == (0.25, 7, 0.1)
+    request = asked(budget=0.25, seed=7, matchings=own, timing=Units())
+    assert (request.budget, request.seed) == (0.25, 7)
     # Links are in order, whichever way they were written.
     assert request.matchings == (((0, 1), (2, 3)), ((0, 3), (1, 2)))
     assert (request.strategy, request.mixing) == ("mine", "laplacian")
@@ -41,8 +42,7 @@ def test_a_strategy_is_given_what_was_asked_for(asked):
 
 def test_what_was_not_asked_for_is_left_to_the_strategy(asked):
     given = asked(budget=0.5)
-    assert given.matchings is given.probabilities is given.rounds is None
-    assert given.alpha is given.weights is None
+    assert given.matchings is given.alpha is given.weights is None
     # A request made by hand is the same as one that `plan` made of nothing but what it must have.
     bare = Request(
         topology=families.ring(4),
@@ -55,9 +55,24 @@ def test_what_was_not_asked_for_is_left_to_the_strategy(asked):
     assert given == bare
 
 
-def test_every_choice_there_is_can_be_asked_for_and_no_other(asked):
-    for name, choices in (("effort", EFFORTS), ("decomposition", DECOMPOSITIONS)):
-        for choice in choices:
-            assert getattr(asked(budget=0.5, **{name: choice}), name) == choice
-        with pytest.raises(InputError, match=name):
-            asked(budget=0.5, **{name: "another"})
+@dataclass(frozen=True, kw_only=True)
+class Scaled(Strategy):
+    """A strategy of one's own with options."""
+
+    name = "scaled"
+    about = "vanilla with a weight of one's own"
+    mixings = ("laplacian",)
+    alpha: float | None = None
+    times: int = 1
+
+    def build(self, request):
+        """As vanilla."""
+        assert self.times == 3
+        return build(request)
+
+
+def test_a_class_of_ones_own_has_its_options_checked_and_heeded():
+    plan = matcha.plan(families.ring(4), 0.5, Scaled(alpha=0.25, times=3))
+    assert (plan.strategy, plan.alpha) == ("scaled", 0.25)
+    with pytest.raises(matcha.MatchaError, match="alpha is 3"):
+        Scaled(alpha=3)

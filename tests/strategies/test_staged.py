@@ -6,6 +6,7 @@ import matcha
 from matcha.errors import InputError
 from matcha.plans import Stage
 from matcha.plans.staged import MOST_STAGES
+from matcha.strategies import Greedy, strategy_with
 from matcha.strategies.staged import check_followable, is_off, next_stage
 
 RING = matcha.families.ring(4)
@@ -34,7 +35,7 @@ def test_stages_are_given_by_iteration():
 @pytest.mark.parametrize("wire", ["float32", "modulo:4"])
 @pytest.mark.parametrize("strategy", ["matcha", "greedy", "single", "periodic"])
 def test_a_slow_link_is_used_less_and_iterations_take_as_long_as_before(strategy, wire):
-    plan = matcha.plan(RING, 0.2, strategy, wire=wire, effort="none")
+    plan = matcha.plan(RING, 0.2, strategy_with(strategy, effort="none"), wire=wire)
     longer = next_stage(plan, SLOW, 40)
     assert longer.levels[0] is plan
     assert longer.stages == (Stage(start=0, level=0), Stage(start=40, level=1))
@@ -47,7 +48,7 @@ def test_a_slow_link_is_used_less_and_iterations_take_as_long_as_before(strategy
 
 
 def test_a_next_stage_starts_from_what_was_asked_for_first():
-    plan = matcha.plan(RING, 0.5, "greedy", effort="none")
+    plan = matcha.plan(RING, 0.5, Greedy(effort="none"))
     worse = next_stage(plan, SLOW, 40)
     better = next_stage(worse, EQUAL, 80)
     assert better.levels[2].budget == plan.budget
@@ -55,7 +56,7 @@ def test_a_next_stage_starts_from_what_was_asked_for_first():
 
 
 def test_many_stages_keep_the_first_and_the_last():
-    staged = next_stage(matcha.plan(RING, 0.5, "greedy", effort="none"), SLOW, 10)
+    staged = next_stage(matcha.plan(RING, 0.5, Greedy(effort="none")), SLOW, 10)
     level = staged.levels[1]
     for start in range(20, 10 * (MOST_STAGES + 5), 10):
         staged = staged.then(start, level)
@@ -66,7 +67,7 @@ def test_many_stages_keep_the_first_and_the_last():
 
 
 def test_only_how_links_compare_puts_a_plan_off():
-    plan = matcha.plan(RING, 0.5, "greedy", effort="none")
+    plan = matcha.plan(RING, 0.5, Greedy(effort="none"))
     assert not is_off(plan, EQUAL)
     assert not is_off(plan, EQUAL | {(0, 1): 0.29})
     assert is_off(plan, EQUAL | {(0, 1): 0.31})
@@ -81,7 +82,7 @@ def test_only_how_links_compare_puts_a_plan_off():
     ("plan", "complaint"),
     [
         (matcha.plan(RING, 1.0, "vanilla"), "cannot follow the network"),
-        (matcha.plan(RING, 0.5, "greedy", mixing="push", effort="none"), "one way"),
+        (matcha.plan(RING, 0.5, Greedy(mixing="push", effort="none")), "one way"),
         (matcha.staged_plan(RING, {0: 0.5}, "periodic"), "stages of its own"),
     ],
 )

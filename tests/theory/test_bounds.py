@@ -7,6 +7,7 @@ import pytest
 import matcha
 from matcha import families, theory
 from matcha.errors import InputError
+from matcha.strategies import Greedy, strategy_with
 from matcha.theory import admissible_learning_rate, doubling_bound, gradient_bound
 
 CASE = {
@@ -58,7 +59,7 @@ def test_more_matchings_leave_less_disagreement():
 @pytest.mark.parametrize("budget", [0.1, 0.5])
 def test_no_schedule_goes_below_the_bound_of_its_graph(name, budget):
     topology = families.parse(name)
-    plan = matcha.plan(topology, budget, "greedy", effort="none")
+    plan = matcha.plan(topology, budget, Greedy(effort="none"))
     pace = plan.expected_comm_time
     sharper = theory.graph_bound(topology, pace)
     assert theory.doubling_bound(topology.num_workers, pace) <= sharper * (1 + 1e-9)
@@ -74,11 +75,13 @@ def test_a_star_can_do_little_at_a_time():
 @pytest.mark.parametrize("strategy", ["one-peer", "base", "ceca", "hypercube", "greedy"])
 def test_every_plan_of_pairs_or_messages_has_a_certificate(strategy):
     mixing = "pairwise" if strategy == "base" else None
-    plan = matcha.plan(families.complete(8), 1 / 7, strategy, mixing=mixing, effort="none")
+    plan = matcha.plan(
+        families.complete(8), 1 / 7, strategy_with(strategy, mixing=mixing, effort="none")
+    )
     bound = theory.error_bound(plan.process)
     assert bound == 0.5
     assert plan.consensus_error >= bound * (1 - 1e-9)
-    triangle = matcha.plan(families.complete(3), 1 / 3, "greedy", effort="none", mixing="push")
+    triangle = matcha.plan(families.complete(3), 1 / 3, Greedy(effort="none", mixing="push"))
     assert (
         theory.error_bound(triangle.process) <= triangle.consensus_error
     )  # circles of three beat pairs

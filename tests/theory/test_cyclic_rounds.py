@@ -11,6 +11,7 @@ from tests.theory.brute import iterate, matrix, process
 import matcha
 from matcha import families
 from matcha.schedules import Cycle, Periodic
+from matcha.strategies import Greedy, Rounds
 from matcha.theory import consensus_error, push_sum_weights
 from matcha.theory.cyclic_rounds import cycle_contraction, mixing_matrices, push_sum_error
 
@@ -66,7 +67,9 @@ def test_contraction_is_the_norm_of_a_cycles_product(mixing):
 
 def test_push_sum_weights_are_those_that_the_rounds_settle_to():
     ring = matcha.Topology.from_links([(0, 1), (1, 2), (2, 0), (1, 0)], directed=True)
-    plan = matcha.plan(ring, 1.0, rounds=[[], [[(0, 1)]], [[(1, 2)]], [[(2, 0)]], [[(1, 0)]]])
+    plan = matcha.plan(
+        ring, 1.0, Rounds(rounds=[[], [[(0, 1)]], [[(1, 2)]], [[(2, 0)]], [[(1, 0)]]])
+    )
     omega, seen = np.ones(3), []
     for k, round_ in enumerate(plan.rounds(0, 5 * 60)):
         omega = round_.mix(omega)
@@ -74,4 +77,4 @@ def test_push_sum_weights_are_those_that_the_rounds_settle_to():
             seen.append(omega)
     np.testing.assert_allclose(push_sum_weights(plan.process), np.mean(seen, axis=0), atol=1e-12)
     assert plan.omega == push_sum_weights(plan.process)
-    assert matcha.plan(ring, 0.5, "greedy", effort="none").omega is None
+    assert matcha.plan(ring, 0.5, Greedy(effort="none")).omega is None

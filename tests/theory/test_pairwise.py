@@ -11,6 +11,7 @@ from matcha import families
 from matcha.activation import optimal_probabilities
 from matcha.errors import InputError
 from matcha.rounds import Round
+from matcha.strategies import Matcha
 from matcha.theory import pairwise
 
 
@@ -78,7 +79,7 @@ def test_never_worse_than_the_connectivity_solution(name, budget):
 def test_matcha_with_pairwise_mixing():
     topology = families.paper("geometric16-d10")
     paper = families.paper_matchings("geometric16-d10")
-    ours = matcha.plan(topology, 0.3, "matcha", mixing="pairwise", matchings=paper)
+    ours = matcha.plan(topology, 0.3, Matcha(mixing="pairwise"), matchings=paper)
     theirs = matcha.plan(topology, 0.3, "matcha", matchings=paper)
     assert ours.mixing == "pairwise"
     assert ours.alpha == 0.5
@@ -93,7 +94,7 @@ def test_matcha_with_pairwise_mixing():
 def test_shared_coins_and_too_many_workers_are_refused():
     topology = families.complete(6)
     with pytest.raises(InputError, match="cliques share coins"):
-        matcha.plan(topology, 0.5, "matcha", mixing="pairwise", decomposition="cliques")
+        matcha.plan(topology, 0.5, Matcha(mixing="pairwise", decomposition="cliques"))
     with pytest.raises(InputError, match="use the greedy strategy"):
         pairwise.optimal_activation([((0, 1),)], [1.0], 5000, 1.0)
 

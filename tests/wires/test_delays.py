@@ -104,7 +104,7 @@ def test_every_delay_model_knows_smaller_messages(timing) -> None:
 def test_a_wire_that_does_not_exist_is_refused() -> None:
     for name in ("modulo:5", "modulo", "lowrank:0", "float8"):
         with pytest.raises(InputError):
-            matcha.plan(ER8, 0.1, wire=name)
+            matcha.plan(ER8, 0.1, "matcha", wire=name)
 
 
 def test_measured_latencies_of_a_topology_are_not_saved_by_a_wire() -> None:

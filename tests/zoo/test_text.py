@@ -155,7 +155,7 @@ def test_a_pass_reads_every_window_once(folder):
 
 def test_stacked_passes_equal_those_one_by_one(folder):
     corpus = read_corpus(folder, vocabulary=257)
-    plan = matcha.plan(matcha.families.ring(4), budget=0.5)
+    plan = matcha.plan(matcha.families.ring(4), budget=0.5, strategy="matcha")
     rows = {}
     for batching in ("loop", "stacked"):
         settings = Settings(

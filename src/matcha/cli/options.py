@@ -9,7 +9,9 @@ from typing import Annotated, TypeAlias
 import typer
 
 from matcha.errors import InputError
-from matcha.strategies import OFFERED
+from matcha.rounds import Mixing
+from matcha.strategies import EFFORTS, OFFERED, STRATEGIES
+from matcha.wires import WIRES
 
 _TOPOLOGY = (
     "Who can talk to whom: [cyan]ring:8[/], [cyan]path:8[/], [cyan]torus:4x4[/], "
@@ -22,6 +24,19 @@ _BUDGET = "C_b in (0, 1]: communication as a fraction of vanilla's"
 _STRATEGY = f"How the plan is made: {', '.join(OFFERED)}"
 _SEVERAL = "several with commas, or the option again."
 
+
+def _mixing_words() -> str:
+    """The mixings that can be asked for, each with the strategies that take it."""
+    found: dict[Mixing, list[str]] = {}
+    for name in OFFERED:
+        strategy = STRATEGIES[name]
+        for mixing in strategy.mixings if "mixing" in strategy.options() else ():
+            found.setdefault(mixing, []).append(name)
+    return "; ".join(f"{mixing} ({', '.join(names)})" for mixing, names in found.items())
+
+
+MIXING_WORDS = f"How exchanges become new weights: {_mixing_words()}"
+
 # -- the network and what may be spent on it -------------------------------------------------------
 
 TopologyArgument: TypeAlias = Annotated[str, typer.Argument(metavar="TOPOLOGY", help=_TOPOLOGY)]
@@ -31,6 +46,12 @@ Budgets: TypeAlias = Annotated[
     list[str], typer.Option("--budget", "-b", metavar="FLOAT,…", help=f"{_BUDGET}; {_SEVERAL}")
 ]
 Strategy: TypeAlias = Annotated[str, typer.Option("--strategy", "-s", help=f"{_STRATEGY}.")]
+StrategyOrNone: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--strategy", "-s", help=f"{_STRATEGY}; by default greedy, or matcha with --matchings."
+    ),
+]
 Strategies: TypeAlias = Annotated[
     list[str], typer.Option("--strategy", "-s", metavar="TEXT,…", help=f"{_STRATEGY}; {_SEVERAL}")
 ]
@@ -40,13 +61,12 @@ Seed: TypeAlias = Annotated[
 Seeds: TypeAlias = Annotated[
     list[int], typer.Option("--seed", help="Of rounds, weights and data; may be given again.")
 ]
-Effort: TypeAlias = Annotated[
-    str, typer.Option("--effort", help="Search for matchings: none, default or high.")
-]
+_EFFORT = f"How long matcha and greedy search: {' or '.join(EFFORTS)}."
+Effort: TypeAlias = Annotated[str, typer.Option("--effort", help=_EFFORT)]
+EffortOrNone: TypeAlias = Annotated[str | None, typer.Option("--effort", help=_EFFORT)]
 
 _WIRE = (
-    "What messages hold: float32, bfloat16, modulo:8, modulo:4, modulo:3, modulo:2 or lowrank:R; "
-    "smaller messages buy more rounds"
+    f"What messages hold: {', '.join(WIRES[:-1])} or lowrank:R; smaller messages buy more rounds"
 )
 Wire: TypeAlias = Annotated[str, typer.Option("--wire", help=f"{_WIRE}.")]
 WireOrPlans: TypeAlias = Annotated[

@@ -11,14 +11,15 @@ from rich.table import Table
 
 from matcha.cli import app
 from matcha.cli.options import (
+    MIXING_WORDS,
     Budget,
-    Effort,
+    EffortOrNone,
     Force,
     Json,
     PlanFile,
     Plot,
     Seed,
-    Strategy,
+    StrategyOrNone,
     TopologyArgument,
     Wire,
 )
@@ -33,8 +34,8 @@ from matcha.cli.output import (
 )
 from matcha.errors import InputError, PlanError
 from matcha.plans import Plan, PlanLike, StagedPlan, load_plan
+from matcha.strategies import make_strategy, staged_plan
 from matcha.strategies import plan as make_plan
-from matcha.strategies import staged_plan
 from matcha.theory import error_bound
 from matcha.timing import Scaled, Timing
 from matcha.topology import Topology, families
@@ -49,18 +50,18 @@ def plan_command(
         metavar="ITERATION:BUDGET",
         help="Another budget from this iteration on, such as [cyan]1000:0.1[/]; may be repeated.",
     ),
-    strategy: Strategy = "matcha",
+    strategy: StrategyOrNone = None,
     seed: Seed = 0,
-    mixing: str | None = typer.Option(
-        None, help="laplacian (the paper's I − αL) or pairwise; by default the strategy's own."
-    ),
+    mixing: str | None = typer.Option(None, help=f"{MIXING_WORDS}; by default the strategy's own."),
     matchings: str | None = typer.Option(
         None,
         help="Your own decomposition: a JSON file [[\\[i, j], …], …], or [cyan]authors[/] for the "
         "paper's graphs.",
     ),
-    decomposition: str = typer.Option("matchings", help="matchings, links or cliques."),
-    effort: Effort = "default",
+    decomposition: str | None = typer.Option(
+        None, help="What matcha splits the links into: matchings (the default), links or cliques."
+    ),
+    effort: EffortOrNone = None,
     wire: Wire = "float32",
     delay_exponent: float | None = typer.Option(
         None, help="A round of n matchings costs n^G instead of n (the paper's t(·))."
@@ -106,12 +107,13 @@ def plan_command(
     else:
         with patient_progress("reading the network"):
             graph = families.parse(topology)
+        own = {"mixing": mixing, "decomposition": decomposition, "effort": effort}
+        default = "greedy" if matchings is None else "matcha"
+        name = default if strategy is None else strategy
+        how = make_strategy(name, **{k: value for k, value in own.items() if value is not None})
         options: dict[str, Any] = {
-            "mixing": mixing,
             "matchings": _matchings(matchings, topology),
-            "decomposition": decomposition,
             "timing": _timing(delay_exponent, graph),
-            "effort": effort,
             "wire": wire,
         }
         budgets = {0: budget} | _stages(stage)
@@ -119,9 +121,9 @@ def plan_command(
             raise InputError("--plot draws one plan, and --stage makes several.")
         with patient_progress("planning") as options["progress"]:
             made = (
-                staged_plan(graph, budgets, strategy, seed, **options)
+                staged_plan(graph, budgets, how, seed, **options)
                 if len(budgets) > 1
-                else make_plan(graph, budget, strategy, seed, **options)
+                else make_plan(graph, budget, how, seed, **options)
             )
     with keeping() as keep:
         if output is not None:

@@ -27,7 +27,7 @@ from matcha.cli.output import (
     print_json,
     rho_in_words,
 )
-from matcha.strategies import COMPARED
+from matcha.strategies import COMPARED, strategy_with
 from matcha.sweeps import DEFAULT_BUDGETS, Sweep, sweep
 from matcha.topology import families
 
@@ -69,10 +69,9 @@ def sweep_command(
         points = sweep(
             graph,
             numbers(budgets),
-            words(strategies),
+            [strategy_with(name, effort=effort) for name in words(strategies)],
             wires=words(wires),
             seed=seed,
-            effort=effort,
             progress=progress,
         )
     with keeping() as keep:

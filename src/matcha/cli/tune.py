@@ -34,6 +34,7 @@ from matcha.cli.options import (
 )
 from matcha.cli.output import check_free, check_page, console, keeping, patient_progress, print_json
 from matcha.errors import InputError
+from matcha.strategies import strategy_with
 from matcha.topology import Topology, families
 from matcha.tuning import (
     DEFAULT_BUDGETS,
@@ -150,12 +151,11 @@ def tune_command(
             link_time=link_time,
             latency=latency,
             problem=problem,
-            strategies=words(strategies),
+            strategies=[strategy_with(name, effort=effort) for name in words(strategies)],
             budgets=numbers(budgets),
             wires=words(wires),
             overlap=overlap,
             seed=seed,
-            effort=effort,  # type: ignore[arg-type]  # checked by `plan`
             trials=measure,
             max_trials=trials,
             progress=progress,
@@ -164,7 +164,8 @@ def tune_command(
         if output is not None:
             output = keep(output, found.plan.save)
         if plot is not None:
-            plot = keep(plot, found.plot)
+            drawn = figures.draw_tuning(found)
+            plot = keep(plot, lambda path: figures.save_figure(drawn, path))
         if page is not None:
             with patient_progress("writing the report") as progress:
                 page = keep(

@@ -13,7 +13,7 @@ from matcha.report.figures import link_activity
 from matcha.report.layouts import layout
 from matcha.report.series import short
 from matcha.rounds import ONE_WAY
-from matcha.strategies import COMPARED, has_budget, plan, strategy_named
+from matcha.strategies import COMPARED, has_budget, plan, strategy_named, strategy_with
 from matcha.topology import Link, Matching, Topology
 from matcha.wires import Float
 
@@ -96,12 +96,12 @@ def _sweep(
                 known[key] = plan(
                     topology,
                     key[1],
-                    name,
+                    strategy_with(
+                        name, effort="default" if topology.num_workers <= CAREFUL_UP_TO else "none"
+                    ),
                     matchings=own_matchings,
                     timing=timing,
-                    # Vanilla is what budgets are shares of: whole models.
                     wire=wire if name != "vanilla" and strategy_named(name).takes_wire else Float(),
-                    effort="default" if topology.num_workers <= CAREFUL_UP_TO else "none",
                 )
             if shared is None and name == "matcha":
                 shared = known[key].matchings

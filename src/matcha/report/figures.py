@@ -14,10 +14,12 @@ from matcha._io import replace_file
 from matcha.errors import InputError, require
 from matcha.plans import Plan
 from matcha.report.layouts import layout
+from matcha.report.styles import look_of
 from matcha.rounds import ONE_WAY
-from matcha.strategies import has_budget, look_of
+from matcha.strategies import has_budget
 from matcha.sweeps import Sweep
 from matcha.topology import Link
+from matcha.tuning import Tuning
 
 FORMATS = (".png", ".svg", ".pdf")
 # Okabe and Ito's palette: told apart by colour-blind readers too.
@@ -133,7 +135,7 @@ def _draw_strategy(axes: Any, sweep: Sweep, strategy: str, wire: str, quantity: 
     known = [p for p in sweep.of(strategy, wire) if _is_drawable(getattr(p, quantity), quantity)]
     if not known:
         return
-    color, marker = look_of(strategy)
+    color, marker, *_ = look_of(strategy)
     budgets = [point.budget for point in known]
     values = [getattr(point, quantity) for point in known]
     # A strategy's wires share its colour and marker; dashes tell them apart.
@@ -142,6 +144,48 @@ def _draw_strategy(axes: Any, sweep: Sweep, strategy: str, wire: str, quantity: 
     axes.plot(budgets, values, color=color, marker=marker, ms=5, lw=1.8, ls=dashes, label=name)
     if not has_budget(strategy):
         axes.axhline(values[-1], color=color, lw=0.8, ls=":")
+
+
+def draw_tuning(tuning: Tuning) -> Any:
+    """Time per iteration against consensus error: seconds to the target, the best marked."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 4.4), layout="constrained")
+    axis = figure.add_subplot()
+    for strategy, wire in dict.fromkeys((p.strategy, p.wire) for p in tuning.points):
+        mine = [p for p in tuning.points if (p.strategy, p.wire) == (strategy, wire)]
+        mine = [p for p in mine if 0 < p.consensus_error < math.inf]
+        axis.plot(
+            [p.iteration_seconds for p in mine],
+            [p.consensus_error for p in mine],
+            color=look_of(strategy).color,
+            marker=look_of(strategy).marker,
+            markersize=4,
+            alpha=1.0 if wire == tuning.best.wire else 0.35,
+            label=strategy if wire == tuning.best.wire else None,
+        )
+        for p in mine if wire == tuning.best.wire else ():
+            axis.annotate(
+                f"{p.seconds:.3g} s" if math.isfinite(p.seconds) else "never",
+                (p.iteration_seconds, p.consensus_error),
+                textcoords="offset points",
+                xytext=(5, 4),
+                fontsize=7,
+            )
+    axis.plot(
+        [tuning.best.iteration_seconds],
+        [tuning.best.consensus_error],
+        "*",
+        markersize=16,
+        color="black",
+        label=f"best: {tuning.best.label}",
+    )
+    axis.set_yscale("log")
+    axis.set_xlabel("time per iteration (s)")
+    axis.set_ylabel("steady-state consensus error")
+    axis.set_title(f"{tuning.topology.name}: time to the target; other wires pale")
+    axis.legend()
+    return figure
 
 
 def _is_drawable(value: float | None, quantity: str) -> bool:

@@ -11,10 +11,10 @@ from matcha.records import Run
 from matcha.report.figures import PALETTE, draw_topology, save_figure
 from matcha.report.groups import label_runs
 from matcha.report.series import curves
+from matcha.report.styles import LOOKS
 from matcha.report.summary import compare
 from matcha.report.targets import diverged_at
 from matcha.report.timeline import KINDS, timeline, worker_loads
-from matcha.strategies import STRATEGIES
 
 _DASHES = ("-", "--", "-.", ":", (0, (6, 2)), (0, (6, 2, 1, 2, 1, 2)))
 _KIND_COLORS = {"compute": "#a9b3a3", "exchange": "#0072B2", "wait": "#e0b050"}
@@ -178,6 +178,6 @@ def _color(runs: Sequence[Run], number: int) -> str:
     """The strategy's own colour, or the next of the palette when it is taken."""
     strategy = runs[number].header.strategy
     earlier = [run.header.strategy for run in runs[:number]]
-    if strategy in STRATEGIES and strategy not in earlier:
-        return STRATEGIES[strategy].color
+    if strategy in LOOKS and strategy not in earlier:
+        return LOOKS[strategy].color
     return PALETTE[(number + 4) % len(PALETTE)]

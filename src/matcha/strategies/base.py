@@ -18,7 +18,7 @@ from matcha.errors import InputError
 from matcha.matchings.decompositions import round_robin
 from matcha.plans import Plan
 from matcha.strategies.finite_time import missing_link, repeated
-from matcha.strategies.request import Request
+from matcha.strategies.strategy import Request
 from matcha.topology import Link, Matching
 
 Exchanges: TypeAlias = list[dict[Link, float]]

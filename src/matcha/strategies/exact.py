@@ -13,7 +13,7 @@ from matcha.plans import Plan
 from matcha.schedules import Cycle
 from matcha.strategies.pacing import unrolled
 from matcha.strategies.parts import coloring, finished
-from matcha.strategies.request import Request
+from matcha.strategies.strategy import Request
 from matcha.timing import all_reduce_time
 
 

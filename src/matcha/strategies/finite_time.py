@@ -15,7 +15,7 @@ from matcha.rounds import Shares
 from matcha.schedules import Cycle
 from matcha.strategies.pacing import LONGEST_CYCLE, simple, timeline, unrolled
 from matcha.strategies.parts import coloring, finished
-from matcha.strategies.request import Request
+from matcha.strategies.strategy import Request
 from matcha.topology import Link, Matching, Topology
 
 _MOST_TURNS = 64

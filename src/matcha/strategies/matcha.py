@@ -19,9 +19,9 @@ from matcha.mixing import (
 )
 from matcha.plans import Plan
 from matcha.schedules import Bernoulli
-from matcha.strategies.parts import coloring, finished, own_probabilities, spent_within
+from matcha.strategies.parts import check_affordable, check_probabilities, coloring, finished
 from matcha.strategies.recoloring import improve
-from matcha.strategies.request import Request
+from matcha.strategies.strategy import Decomposition, Effort, Request
 from matcha.theory.pairwise import optimal_activation
 from matcha.topology import Matching
 
@@ -41,11 +41,18 @@ class Subgraphs:
     full_time: float
 
 
-def build(request: Request) -> Plan:
+def build(
+    request: Request,
+    *,
+    decomposition: Decomposition = "matchings",
+    effort: Effort = "default",
+    probabilities: tuple[float, ...] | None = None,
+) -> Plan:
     """Plan by the paper: decompose, optimise probabilities (eq. 5), then the weight (eq. 9)."""
-    parts = subgraphs(request)
-    if request.probabilities is not None:
-        return _given(request, parts, own_probabilities(request, parts.matchings))
+    parts = subgraphs(request, decomposition, effort)
+    if probabilities is not None:
+        check_probabilities(probabilities, parts.matchings)
+        return _given(request, parts, probabilities)
     found = optimal_probabilities(
         parts.matchings,
         request.topology.num_workers,
@@ -53,7 +60,7 @@ def build(request: Request) -> Plan:
         costs=parts.costs,
         groups=parts.groups,
         seed=request.seed,
-        progress=request.counted("iterations of eq. 5"),
+        progress=request.progress_of("iterations of eq. 5"),
     )
     if request.mixing == "pairwise":
         return _pairwise(request, parts, found)
@@ -75,7 +82,7 @@ def _given(request: Request, parts: Subgraphs, p: tuple[float, ...]) -> Plan:
     """Probabilities that the user brought: only the weight is left to find."""
     schedule = Bernoulli(probabilities=p, seed=request.seed, groups=parts.groups)
     cost = sum(q * c for q, c in zip(p, parts.costs, strict=True))
-    spent_within(request, cost, parts.limit, "the probabilities")
+    check_affordable(request, cost, parts.limit, "the probabilities")
     by_laplacian = request.mixing == "laplacian"
     return finished(
         request,
@@ -128,15 +135,15 @@ def _pairwise(request: Request, parts: Subgraphs, found: Activation) -> Plan:
     )
 
 
-def subgraphs(request: Request) -> Subgraphs:
+def subgraphs(request: Request, decomposition: Decomposition, effort: Effort) -> Subgraphs:
     """Split the links as the user asked; the budget is a fraction of a full exchange's time."""
     colors = coloring(request)
     matchings = colors
     groups: Groups = ()
     if request.matchings is None:
-        if request.decomposition == "links":
+        if decomposition == "links":
             matchings = single_links(request.topology)
-        elif request.decomposition == "cliques":
+        elif decomposition == "cliques":
             matchings, groups = cliques(request.topology)
         else:
             matchings = improve(
@@ -144,9 +151,9 @@ def subgraphs(request: Request) -> Subgraphs:
                 colors,
                 request.timing,
                 request.budget,
-                effort=request.effort,
+                effort=effort,
                 seed=request.seed,
-                progress=request.counted("steps among decompositions"),
+                progress=request.progress_of("steps among decompositions"),
             )
     return Subgraphs(
         matchings=matchings,

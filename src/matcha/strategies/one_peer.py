@@ -10,7 +10,7 @@ from matcha.errors import InputError
 from matcha.plans import Plan
 from matcha.strategies.finite_time import repeated
 from matcha.strategies.greedy.circulant import exponential_hops, messages
-from matcha.strategies.request import Request
+from matcha.strategies.strategy import Request
 
 
 def build(request: Request) -> Plan:

@@ -4,43 +4,55 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from typing import Any
 
-from matcha.errors import InputError
+from matcha.errors import InputError, PlanError
 from matcha.plans import Plan
 from matcha.schedules import Cycle
-from matcha.strategies.parts import coloring, finished, spent_within
-from matcha.strategies.request import Request
-from matcha.topology import Matching
+from matcha.strategies.parts import check_affordable, coloring, finished, sorted_pairs
+from matcha.strategies.strategy import Request
+from matcha.topology import Matching, Topology, check_matchings
 
 
-def build(request: Request) -> Plan:
+def build(request: Request, given: Any) -> Plan:
     """Plan to repeat the rounds that the user brought.
 
     Raises:
         InputError: There are none, or they take more time than the budget allows.
     """
-    if request.rounds is None:
+    if given is None:
         raise InputError("the rounds strategy needs rounds=[[[(i, j), …], …], …].")
+    rounds = _checked(request.topology, given, push=request.mixing == "push")
     places: dict[Matching, int] = {}
     cycle = tuple(
-        tuple(places.setdefault(matching, len(places)) for matching in round_)
-        for round_ in request.rounds
+        tuple(places.setdefault(matching, len(places)) for matching in round_) for round_ in rounds
     )
     if not places:
-        raise InputError("nobody talks in any of the rounds given: give one a matching.")
+        raise InputError("no round has a matching: give at least one round one.")
     matchings, colors = tuple(places), coloring(request)
     schedule = Cycle(cycle=cycle, num_matchings=len(matchings), seed=request.seed)
     limit = request.budget * request.timing.round_time(colors)
     cost = schedule.expected_time(request.timing, matchings)
-    spent_within(request, cost, limit, "the rounds")
+    check_affordable(request, cost, limit, "the rounds")
     return finished(
         request,
         matchings=matchings,
         schedule=schedule,
-        alpha=0.5 if request.mixing != "laplacian" else _laplacian_weight(request.rounds),
+        alpha=0.5 if request.mixing != "laplacian" else _laplacian_weight(rounds),
         num_colors=len(colors),
         notes=("the rounds are yours.",),
     )
+
+
+def _checked(topology: Topology, given: Any, *, push: bool) -> tuple[tuple[Matching, ...], ...]:
+    """The rounds with sorted pairs (messages, for push), verified against the topology."""
+    try:
+        rounds = tuple(sorted_pairs(round_, push=push) for round_ in given)
+    except TypeError:
+        raise PlanError("rounds are lists of matchings, [[[(i, j), …], …], …].") from None
+    matchings = tuple(links for round_ in rounds for links in round_)
+    check_matchings(topology, matchings, push=push)
+    return rounds
 
 
 def _laplacian_weight(rounds: Iterable[tuple[Matching, ...]]) -> float:

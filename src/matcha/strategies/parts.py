@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
+from typing import Any
 
 from matcha._numerics.certificates import Certificate
-from matcha.errors import InputError
+from matcha.errors import InputError, PlanError
 from matcha.matchings import decompose
 from matcha.mixing import periodic_contraction
 from matcha.plans import Plan
 from matcha.rounds import RoundProcess, Shares
 from matcha.schedules import Schedule
-from matcha.strategies.request import Request
+from matcha.strategies.strategy import Request
 from matcha.topology import Matching
 
 _COMPARED_UP_TO = 2000
@@ -82,22 +83,20 @@ def finished(
     return _annotated(plan, full_time)
 
 
-def own_probabilities(request: Request, matchings: tuple[Matching, ...]) -> tuple[float, ...]:
-    """The user's probabilities, one a matching.
+def check_probabilities(p: tuple[float, ...], matchings: tuple[Matching, ...]) -> None:
+    """Refuse probabilities of which there are more or fewer than matchings.
 
     Raises:
-        InputError: There are more or fewer of them than matchings.
+        InputError: Says how many there are of each.
     """
-    assert request.probabilities is not None
-    if len(request.probabilities) != len(matchings):
+    if len(p) != len(matchings):
         raise InputError(
-            f"{len(request.probabilities)} probabilities were given for {len(matchings)} "
+            f"{len(p)} probabilities were given for {len(matchings)} "
             "matchings: give matchings too, so that it is clear whose they are."
         )
-    return request.probabilities
 
 
-def spent_within(request: Request, cost: float, limit: float, what: str) -> None:
+def check_affordable(request: Request, cost: float, limit: float, what: str) -> None:
     """Refuse what the user brought if it takes more time than the budget allows.
 
     Raises:
@@ -107,9 +106,26 @@ def spent_within(request: Request, cost: float, limit: float, what: str) -> None
         needed = request.budget * cost / limit
         do = f"give budget={needed:.4g}" if needed <= 1 else "use less"
         raise InputError(
-            f"{what} take {needed:.4g} of a full exchange's time an iteration, more than the "
+            f"{what} take {needed:.4g} of a full exchange's time per iteration, more than the "
             f"budget of {request.budget:g}: {do}."
         )
+
+
+def sorted_pairs(given: Any, *, push: bool = False) -> tuple[Matching, ...]:
+    """Matchings that the user wrote down, with sorted pairs; for push, as (sender, receiver).
+
+    Raises:
+        PlanError: They are not lists of pairs of worker numbers.
+    """
+    try:
+        pairs = [[(int(i), int(j)) for i, j in matching] for matching in given]
+        if not push:
+            pairs = [[(min(pair), max(pair)) for pair in matching] for matching in pairs]
+        return tuple(tuple(sorted(matching)) for matching in pairs)
+    except (TypeError, ValueError):
+        raise PlanError(
+            "matchings are lists of pairs of worker numbers, [[(i, j), …], …]."
+        ) from None
 
 
 def _annotated(plan: Plan, full_time: float | None) -> Plan:

@@ -6,7 +6,7 @@ from matcha.mixing import laplacian_extremes, periodic_contraction
 from matcha.plans import Plan
 from matcha.schedules import Periodic
 from matcha.strategies.parts import coloring, finished
-from matcha.strategies.request import Request
+from matcha.strategies.strategy import Request
 
 
 def build(request: Request) -> Plan:

@@ -25,7 +25,7 @@ from matcha.activation import optimal_probabilities
 from matcha.matchings import sort_matchings
 from matcha.matchings.coloring import Coloring
 from matcha.mixing import moments, optimal_contraction
-from matcha.strategies.request import stepper
+from matcha.strategies.strategy import stepper
 from matcha.timing import Timing
 from matcha.topology import Link, Matching, Topology
 

@@ -1,239 +1,317 @@
-"""The strategies there are: how each makes its plan, what it takes, and how it is drawn.
-
-The one list: Python, the command line, reports and their pages read it.
-"""
+"""The strategies there are, with their options. The one list: everything else reads it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
 
-from matcha.errors import unknown_name
+import numpy.typing as npt
+
+from matcha.errors import InputError, unknown_name
 from matcha.plans import Plan
-from matcha.rounds import MIXINGS, Mixing
+from matcha.rounds import Mixing
 from matcha.strategies import base, exact, finite_time, own, periodic, silent, vanilla
-from matcha.strategies.request import DECOMPOSITIONS, Decomposition, Request
+from matcha.strategies.strategy import Decomposition, Effort, Request, Strategy
+from matcha.topology import Link
 
-_OWN_COLOR, _OWN_MARKER = "#666666", "o"
-Builder = Callable[[Request], Plan]
+Weights: TypeAlias = Literal["metropolis"] | Mapping[Link, float] | npt.ArrayLike
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Strategy:
-    """One way to make a plan."""
-
-    name: str
-    about: str
-    """In a few words, for help texts."""
-    build: Builder = field(repr=False)
-    mixings: tuple[Mixing, ...]
-    """What it can mix by, its own choice first."""
-    compared: bool = False
-    """Whether sweeps, pages and the demo show it unasked."""
-    needs_rounds: bool = False
-    """Whether the user must bring the rounds: a name alone is not enough."""
-    is_control: bool = False
-    """Whether it is there for comparison only and can win none."""
-    has_budget: bool = True
-    """Whether the budget decides anything; without, its plans stand once in a sweep, at 1."""
-    decompositions: tuple[Decomposition, ...] = ("matchings",)
-    takes_probabilities: bool = False
-    color: str
-    """In figures, on white."""
-    page_colors: tuple[str, str]
-    """On a report's page, light and dark, with contrast enough for both."""
-    marker: str
-    """As matplotlib calls it."""
-
-    @property
-    def takes_wire(self) -> bool:
-        """Whether its messages can be smaller; an exact average's are whole, silence has none."""
-        return not self.is_control and self.mixings != ("average",)
-
-    def budgets(self, wanted: Iterable[float]) -> list[float]:
-        """The budgets of a sweep at which it has a plan of its own, rising."""
-        return sorted(set(wanted)) if self.has_budget else [1.0]
+# Strategies that search import their machinery when they plan: `import matcha` stays quick.
 
 
-def _matcha(request: Request) -> Plan:
-    # These three search; their machinery is imported by those who plan with them only.
-    from matcha.strategies import matcha
+@dataclass(frozen=True, kw_only=True)
+class Vanilla(Strategy):
+    """All links at every iteration.
 
-    return matcha.build(request)
+    Args:
+        alpha: Your own mixing weight; by default the one with the smallest ρ.
+        weights: Your own weights of links: a symmetric matrix W that says what a full exchange
+            does, `{(i, j): w, …}`, or `"metropolis"`.
+    """
 
+    name = "vanilla"
+    about = "all links at every iteration"
+    mixings = ("laplacian",)
+    compared = True
+    has_budget = False
+    alpha: float | None = None
+    weights: Weights | None = None
 
-def _single(request: Request) -> Plan:
-    from matcha.strategies import single
-
-    return single.build(request)
-
-
-def _greedy(request: Request) -> Plan:
-    from matcha.strategies import greedy
-
-    return greedy.build(request)
-
-
-def _one_peer(request: Request) -> Plan:
-    from matcha.strategies import one_peer
-
-    return one_peer.build(request)
+    def build(self, request: Request) -> Plan:
+        """Plan a full exchange at every iteration."""
+        return vanilla.build(request)
 
 
-def _ceca(request: Request) -> Plan:
-    from matcha.strategies import ceca
+@dataclass(frozen=True, kw_only=True)
+class Periodic(Strategy):
+    """All links, every so often.
 
-    return ceca.build(request)
+    Args:
+        alpha: As for `Vanilla`.
+        weights: As for `Vanilla`.
+    """
+
+    name = "periodic"
+    about = "all links, every so often"
+    mixings = ("laplacian",)
+    compared = True
+    alpha: float | None = None
+    weights: Weights | None = None
+
+    def build(self, request: Request) -> Plan:
+        """Plan a full exchange every 1/C_b iterations."""
+        return periodic.build(request)
 
 
-# Colours: Okabe and Ito's palette, told apart by colour-blind readers too.
-_ALL = (
-    Strategy(
-        name="vanilla",
-        compared=True,
-        about="all links at every iteration",
-        build=vanilla.build,
-        mixings=("laplacian",),
-        has_budget=False,
-        color="#000000",
-        page_colors=("#30363d", "#c9d1d9"),
-        marker="x",
-    ),
-    Strategy(
-        name="periodic",
-        compared=True,
-        about="all links, every so often",
-        build=periodic.build,
-        mixings=("laplacian",),
-        color="#D55E00",
-        page_colors=("#d55e00", "#ff9d57"),
-        marker="^",
-    ),
-    Strategy(
-        name="matcha",
-        compared=True,
-        about="each matching by a coin of its own (the paper)",
-        build=_matcha,
-        mixings=("laplacian", "pairwise"),
-        decompositions=DECOMPOSITIONS,
-        takes_probabilities=True,
-        color="#0072B2",
-        page_colors=("#0072b2", "#5fb7ec"),
-        marker="o",
-    ),
-    Strategy(
-        name="greedy",
-        compared=True,
-        about="the matchings that remove most disagreement, as a cycle",
-        build=_greedy,
-        mixings=("pairwise", "push"),
-        color="#009E73",
-        page_colors=("#00875f", "#46cf9f"),
-        marker="s",
-    ),
-    Strategy(
-        name="allreduce",
-        compared=True,
-        about="the exact average at every iteration, as DDP has it",
-        build=exact.allreduce,
-        mixings=("average",),
-        has_budget=False,
-        color="#7A4FBF",
-        page_colors=("#a33b3b", "#f09090"),
-        marker="p",
-    ),
-    Strategy(
-        name="local",
-        compared=True,
-        about="the exact average every so often (local SGD)",
-        build=exact.local,
-        mixings=("average",),
-        color="#A6761D",
-        page_colors=("#8a4b00", "#e0a25e"),
-        marker="h",
-    ),
-    Strategy(
-        name="silent",
-        compared=True,
-        about="no communication at all: a control",
-        build=silent.build,
-        mixings=("pairwise",),
-        has_budget=False,
-        is_control=True,
-        color="#999999",
-        page_colors=("#767b76", "#9aa39a"),
-        marker="+",
-    ),
-    Strategy(
-        name="single",
-        about="at most one matching an iteration, drawn",
-        build=_single,
-        mixings=("laplacian", "pairwise"),
-        takes_probabilities=True,
-        color="#CC79A7",
-        page_colors=("#b3508a", "#f09cca"),
-        marker="D",
-    ),
-    Strategy(
-        name="hypercube",
-        about="one dimension of a hypercube after another: exact consensus every log2(m) rounds",
-        build=finite_time.hypercube,
-        mixings=("pairwise",),
-        color="#E69F00",
-        page_colors=("#8a6d00", "#e3c04b"),
-        marker="v",
-    ),
-    Strategy(
-        name="base",
-        about="groups of at most b: exact consensus in about 2 log_b(m) rounds, for any m",
-        build=base.build,
-        mixings=("laplacian", "pairwise"),
-        color="#56B4E9",
-        page_colors=("#6b4fb5", "#b7a2f5"),
-        marker="P",
-    ),
-    Strategy(
-        name="one-peer",
-        about="everyone sends 1, 2, 4, … places on: the one-peer exponential graph",
-        build=_one_peer,
-        mixings=("push",),
-        color="#F0E442",
-        page_colors=("#6f7d00", "#d4e157"),
-        marker="<",
-    ),
-    Strategy(
-        name="ceca",
-        about="sums that hop: the exact mean of any m by ⌈log2 m⌉ messages at once",
-        build=_ceca,
-        mixings=("windows",),
-        color="#1B9E9E",
-        page_colors=("#0f7c7c", "#5fd3d3"),
-        marker=">",
-    ),
-    Strategy(
-        name="rounds",
-        about="your own list of rounds, repeated",
-        build=own.build,
-        needs_rounds=True,
-        mixings=("pairwise", "laplacian", "push"),
-        has_budget=False,
-        color="#8C6D31",
-        page_colors=("#7a5c3e", "#d0ae8a"),
-        marker="*",
-    ),
+@dataclass(frozen=True, kw_only=True)
+class Matcha(Strategy):
+    """Each matching by a coin of its own: the paper's method.
+
+    Args:
+        mixing: `laplacian` (the paper's I − αL, the default) or `pairwise`.
+        decomposition: What the links are split into: `matchings`, single `links`, `cliques`.
+        effort: How long to search for a good decomposition: `none`, `default` or `high`.
+        probabilities: Your own, one per matching; by default the best.
+        alpha: As for `Vanilla`.
+        weights: As for `Vanilla`, with laplacian mixing.
+    """
+
+    name = "matcha"
+    about = "each matching by a coin of its own (the paper)"
+    mixings = ("laplacian", "pairwise")
+    compared = True
+    mixing: Mixing | None = None
+    decomposition: Decomposition = "matchings"
+    effort: Effort = "default"
+    probabilities: Iterable[float] | None = None
+    alpha: float | None = None
+    weights: Weights | None = None
+
+    def build(self, request: Request) -> Plan:
+        """Decompose, optimise probabilities (eq. 5), then the weight (eq. 9)."""
+        from matcha.strategies import matcha
+
+        return matcha.build(
+            request,
+            decomposition=self.decomposition,
+            effort=self.effort,
+            probabilities=self.probabilities,  # type: ignore[arg-type]  # a tuple once checked
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Greedy(Strategy):
+    """The matchings that remove most disagreement, one after another, as a stored cycle.
+
+    Args:
+        mixing: `pairwise` (the default), or `push` for messages that go one way.
+        effort: How long to search for a good cycle: `none`, `default` or `high`.
+        alpha: Your own weight of every exchange; by default the best found.
+    """
+
+    name = "greedy"
+    about = "the matchings that remove most disagreement, as a cycle"
+    mixings = ("pairwise", "push")
+    compared = True
+    mixing: Mixing | None = None
+    effort: Effort = "default"
+    alpha: float | None = None
+
+    def build(self, request: Request) -> Plan:
+        """Search for a cycle: exactly on small graphs, by sketch on large ones."""
+        from matcha.strategies import greedy
+
+        return greedy.build(request, self.effort)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllReduce(Strategy):
+    """The exact average at every iteration, as DDP has it."""
+
+    name = "allreduce"
+    about = "the exact average at every iteration, as DDP has it"
+    mixings = ("average",)
+    compared = True
+    has_budget = False
+    takes_wire = False
+
+    def build(self, request: Request) -> Plan:
+        """Plan an exact average after every iteration."""
+        return exact.allreduce(request)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Local(Strategy):
+    """The exact average as often as the budget allows: local SGD."""
+
+    name = "local"
+    about = "the exact average every so often (local SGD)"
+    mixings = ("average",)
+    compared = True
+    takes_wire = False
+
+    def build(self, request: Request) -> Plan:
+        """Plan an exact average every H iterations."""
+        return exact.local(request)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Silent(Strategy):
+    """No communication at all: a control."""
+
+    name = "silent"
+    about = "no communication at all: a control"
+    mixings = ("pairwise",)
+    compared = True
+    has_budget = False
+    is_control = True
+    takes_wire = False
+
+    def build(self, request: Request) -> Plan:
+        """Plan no exchange, ever."""
+        return silent.build(request)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Single(Strategy):
+    """At most one matching per iteration, drawn.
+
+    Args:
+        mixing: `laplacian` or `pairwise`: with one matching at a time they are the same.
+        probabilities: Your own, one per matching; by default the best.
+        alpha: As for `Vanilla`.
+        weights: As for `Vanilla`, with laplacian mixing.
+    """
+
+    name = "single"
+    about = "at most one matching per iteration, drawn"
+    mixings = ("laplacian", "pairwise")
+    mixing: Mixing | None = None
+    probabilities: Iterable[float] | None = None
+    alpha: float | None = None
+    weights: Weights | None = None
+
+    def build(self, request: Request) -> Plan:
+        """Optimise the probabilities with which one matching is drawn."""
+        from matcha.strategies import single
+
+        return single.build(request, self.probabilities)  # type: ignore[arg-type]  # a tuple now
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hypercube(Strategy):
+    """One dimension of a hypercube after another, for a power of two workers."""
+
+    name = "hypercube"
+    about = "one dimension of a hypercube after another: exact consensus every log2(m) rounds"
+    mixings = ("pairwise",)
+
+    def build(self, request: Request) -> Plan:
+        """Plan the dimensions in turn."""
+        return finite_time.hypercube(request)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Base(Strategy):
+    """Groups of at most b that average, for any number of workers.
+
+    Args:
+        mixing: `laplacian` (the default), or `pairwise`, which leaves base 2 only.
+    """
+
+    name = "base"
+    about = "groups of at most b: exact consensus in about 2 log_b(m) rounds, for any m"
+    mixings = ("laplacian", "pairwise")
+    mixing: Mixing | None = None
+
+    def build(self, request: Request) -> Plan:
+        """Plan the base that takes least time to agree."""
+        return base.build(request)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnePeer(Strategy):
+    """Each worker sends 1, 2, 4, … places on: the one-peer exponential graph."""
+
+    name = "one-peer"
+    about = "each worker sends 1, 2, 4, … places on: the one-peer exponential graph"
+    mixings = ("push",)
+
+    def build(self, request: Request) -> Plan:
+        """Plan the hops in turn."""
+        from matcha.strategies import one_peer
+
+        return one_peer.build(request)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ceca(Strategy):
+    """Sums that hop: the exact mean of any number of workers."""
+
+    name = "ceca"
+    about = "sums that hop: the exact mean of any m by ⌈log2 m⌉ messages at once"
+    mixings = ("windows",)
+
+    def build(self, request: Request) -> Plan:
+        """Plan all hops at once, as often as the budget allows."""
+        from matcha.strategies import ceca
+
+        return ceca.build(request)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rounds(Strategy):
+    """Your own list of rounds, repeated.
+
+    Args:
+        rounds: Each a list of matchings, which are lists of pairs of worker numbers; an empty round
+            is an iteration without exchanges.
+        mixing: `pairwise` (the default), `laplacian`, or `push` for (sender, receiver).
+        alpha: Your own mixing weight.
+        weights: As for `Vanilla`, with laplacian mixing.
+    """
+
+    name = "rounds"
+    about = "your own list of rounds, repeated"
+    mixings = ("pairwise", "laplacian", "push")
+    needs_rounds = True
+    has_budget = False
+    rounds: Iterable[Iterable[Iterable[Sequence[int]]]] | None = None
+    mixing: Mixing | None = None
+    alpha: float | None = None
+    weights: Weights | None = None
+
+    def build(self, request: Request) -> Plan:
+        """Plan to repeat the rounds."""
+        return own.build(request, self.rounds)
+
+
+_ALL: tuple[type[Strategy], ...] = (
+    Vanilla,
+    Periodic,
+    Matcha,
+    Greedy,
+    AllReduce,
+    Local,
+    Silent,
+    Single,
+    Hypercube,
+    Base,
+    OnePeer,
+    Ceca,
+    Rounds,
 )
 
-STRATEGIES: Mapping[str, Strategy] = {strategy.name: strategy for strategy in _ALL}
+STRATEGIES: Mapping[str, type[Strategy]] = {strategy.name: strategy for strategy in _ALL}
 """By name, in the order in which they are shown."""
-
-
 OFFERED = tuple(strategy.name for strategy in _ALL if not strategy.needs_rounds)
 """What can be asked for by name alone, as on the command line."""
 COMPARED = tuple(strategy.name for strategy in _ALL if strategy.compared)
-"""What is compared where nobody says otherwise."""
+"""What is compared by default."""
 
 
-def strategy_named(name: str) -> Strategy:
+def strategy_named(name: str) -> type[Strategy]:
     """The strategy of a name.
 
     Raises:
@@ -247,25 +325,38 @@ def strategy_named(name: str) -> Strategy:
     return STRATEGIES[name]
 
 
-def own_strategy(name: str, build: Builder) -> Strategy:
-    """A user's function as a strategy; it may use whatever was asked for."""
-    return Strategy(
-        name=name,
-        about="your own",
-        build=build,
-        mixings=MIXINGS,
-        decompositions=DECOMPOSITIONS,
-        takes_probabilities=True,
-        color=_OWN_COLOR,
-        page_colors=("#555c52", "#a9b1a6"),
-        marker=_OWN_MARKER,
-    )
+def make_strategy(name: str, **options: Any) -> Strategy:
+    """A strategy by name, with its options.
+
+    Raises:
+        InputError: There is none of this name, or it does not take one of the options.
+
+    >>> make_strategy("greedy", effort="none")
+    Greedy(mixing=None, effort='none', alpha=None)
+    """
+    chosen = strategy_named(name)
+    for option in options:
+        if option not in chosen.options():
+            able = [some.name for some in _ALL if option in some.options()]
+            raise InputError(
+                f"the {name} strategy takes no {option}: leave it out, or use {', '.join(able)}."
+            )
+    return chosen(**options)
 
 
-def look_of(name: str) -> tuple[str, str]:
-    """The colour and the marker that a strategy is drawn with; grey dots for a user's own."""
-    known = STRATEGIES.get(name)
-    return (_OWN_COLOR, _OWN_MARKER) if known is None else (known.color, known.marker)
+def as_strategy(given: str | Strategy) -> Strategy:
+    """A strategy itself, or by its name."""
+    return given if isinstance(given, Strategy) else make_strategy(given)
+
+
+def strategy_with(name: str, **options: Any) -> Strategy:
+    """A strategy by name, with those of the options that it takes.
+
+    >>> strategy_with("vanilla", effort="none")
+    Vanilla(alpha=None, weights=None)
+    """
+    chosen = strategy_named(name)
+    return chosen(**{key: value for key, value in options.items() if key in chosen.options()})
 
 
 def has_budget(name: str) -> bool:

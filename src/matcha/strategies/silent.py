@@ -7,7 +7,7 @@ import math
 from matcha.plans import Plan
 from matcha.schedules import Cycle
 from matcha.strategies.parts import coloring, finished
-from matcha.strategies.request import Request
+from matcha.strategies.strategy import Request
 
 
 def build(request: Request) -> Plan:

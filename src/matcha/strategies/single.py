@@ -6,12 +6,12 @@ from matcha.activation import optimal_probabilities
 from matcha.mixing import single_contraction
 from matcha.plans import Plan
 from matcha.schedules import Choice
-from matcha.strategies.parts import coloring, finished, own_probabilities, spent_within
-from matcha.strategies.request import Request
+from matcha.strategies.parts import check_affordable, check_probabilities, coloring, finished
+from matcha.strategies.strategy import Request
 from matcha.topology import Matching
 
 
-def build(request: Request) -> Plan:
+def build(request: Request, probabilities: tuple[float, ...] | None = None) -> Plan:
     """Plan at most one matching an iteration; which one is drawn, the best connected way.
 
     Both ends of a link then take their mean, so Laplacian mixing with weight ½ and pairwise
@@ -19,15 +19,16 @@ def build(request: Request) -> Plan:
     """
     matchings = coloring(request)
     full_time = request.timing.round_time(matchings)
-    if request.probabilities is not None:
-        return _given(request, matchings, own_probabilities(request, matchings), full_time)
+    if probabilities is not None:
+        check_probabilities(probabilities, matchings)
+        return _given(request, matchings, probabilities, full_time)
     found = optimal_probabilities(
         matchings,
         request.topology.num_workers,
         1.0,
         costs=_shares(request, matchings),
         seed=request.seed,
-        progress=request.counted("iterations of eq. 5"),
+        progress=request.progress_of("iterations of eq. 5"),
     )
     best = single_contraction(found.certificate.value)
     return finished(
@@ -48,7 +49,7 @@ def _given(
     """The same with probabilities that the user brought."""
     schedule = Choice(probabilities=p, seed=request.seed)
     cost = schedule.expected_time(request.timing, matchings)
-    spent_within(request, cost, request.budget * full_time, "the probabilities")
+    check_affordable(request, cost, request.budget * full_time, "the probabilities")
     return finished(
         request,
         matchings=matchings,

@@ -11,7 +11,8 @@ from typing import Any
 from matcha.errors import InputError
 from matcha.plans import Plan, PlanLike, Stage, StagedPlan
 from matcha.strategies.planning import plan as make_plan
-from matcha.strategies.registry import STRATEGIES
+from matcha.strategies.registry import STRATEGIES, strategy_with
+from matcha.strategies.strategy import Builder, Strategy
 from matcha.topology import Link, Topology
 
 _OFF = 1.5
@@ -21,7 +22,7 @@ _OFF = 1.5
 def staged_plan(
     topology: Topology,
     budgets: Mapping[int, float],
-    strategy: str = "greedy",
+    strategy: str | Strategy | Builder | None = None,
     seed: int = 0,
     **options: Any,
 ) -> StagedPlan:
@@ -130,9 +131,8 @@ def next_level(first: Plan, seconds: Mapping[Link, float]) -> Plan:
     topology = first.topology.with_link_times([t / share for t in times])
     whole = make_plan(topology, 1.0, "vanilla").expected_comm_time
     budget = min(1.0, first.expected_comm_time * pace / whole)
-    return make_plan(
-        topology, budget, first.strategy, first.seed, mixing=first.mixing, wire=first.wire
-    )
+    strategy = strategy_with(first.strategy, mixing=first.mixing)
+    return make_plan(topology, budget, strategy, first.seed, wire=first.wire)
 
 
 def answer() -> None:

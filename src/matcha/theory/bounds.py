@@ -107,7 +107,8 @@ def error_bound(process: RoundProcess) -> float | None:
     made; None for others (all links at once, an all-reduce), for silence, and beyond 512 workers.
 
     >>> import matcha
-    >>> plan = matcha.plan(matcha.families.complete(8), 1 / 7, "greedy", effort="none")
+    >>> from matcha.strategies import Greedy
+    >>> plan = matcha.plan(matcha.families.complete(8), 1 / 7, Greedy(effort="none"))
     >>> error_bound(plan.process)
     0.5
     """

@@ -148,8 +148,9 @@ def push_sum_weights(process: RoundProcess) -> tuple[float, ...]:
     """Push-sum's ω of every worker, averaged over a period of messages that repeat.
 
     >>> import matcha
+    >>> from matcha.strategies import Rounds
     >>> rounds = [[[(0, 1)]], [[(1, 0)]]]  # in turn: whoever has sent last holds less
-    >>> plan = matcha.plan(matcha.families.path(2), 1.0, rounds=rounds, mixing="push")
+    >>> plan = matcha.plan(matcha.families.path(2), 1.0, Rounds(rounds=rounds, mixing="push"))
     >>> [round(share, 6) for share in push_sum_weights(plan.process)]
     [1.0, 1.0]
     """

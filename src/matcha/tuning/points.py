@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 from matcha.plans import Plan
-from matcha.strategies import look_of, with_budget
+from matcha.strategies import with_budget
 from matcha.topology import Topology
 from matcha.tuning.problem import Problem
 
@@ -167,44 +166,3 @@ class Tuning:
             "reasons": list(self.reasons()),
             "points": [plain(point) for point in self.points],
         }
-
-    def plot(self, path: str | Path) -> None:
-        """Draw time an iteration against consensus error, curves of equal time, the best marked."""
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(6.4, 4.4), layout="constrained")
-        axis = figure.add_subplot()
-        for strategy, wire in dict.fromkeys((p.strategy, p.wire) for p in self.points):
-            mine = [p for p in self.points if (p.strategy, p.wire) == (strategy, wire)]
-            mine = [p for p in mine if 0 < p.consensus_error < math.inf]
-            axis.plot(
-                [p.iteration_seconds for p in mine],
-                [p.consensus_error for p in mine],
-                color=look_of(strategy)[0],
-                marker=look_of(strategy)[1],
-                markersize=4,
-                alpha=1.0 if wire == self.best.wire else 0.35,
-                label=strategy if wire == self.best.wire else None,
-            )
-            for p in mine if wire == self.best.wire else ():
-                axis.annotate(
-                    f"{p.seconds:.3g} s" if math.isfinite(p.seconds) else "never",
-                    (p.iteration_seconds, p.consensus_error),
-                    textcoords="offset points",
-                    xytext=(5, 4),
-                    fontsize=7,
-                )
-        axis.plot(
-            [self.best.iteration_seconds],
-            [self.best.consensus_error],
-            "*",
-            markersize=16,
-            color="black",
-            label=f"best: {self.best.label}",
-        )
-        axis.set_yscale("log")
-        axis.set_xlabel("time an iteration (s)")
-        axis.set_ylabel("steady-state consensus error")
-        axis.set_title(f"{self.topology.name}: time to the target; other wires pale")
-        axis.legend()
-        figure.savefig(path)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from matcha.errors import InputError
 from matcha.plans import Plan
-from matcha.strategies import Effort, is_control
+from matcha.strategies import Strategy, is_control
 from matcha.strategies import plan as make_plan
 from matcha.sweeps import combinations
 from matcha.theory import admissible_learning_rate, consensus_error, drift_error
@@ -33,12 +33,11 @@ def tune(
     link_time: float | None = None,
     latency: float = 0.0,
     problem: Problem | None = None,
-    strategies: Sequence[str] = DEFAULT_STRATEGIES,
+    strategies: Sequence[str | Strategy] = DEFAULT_STRATEGIES,
     budgets: Sequence[float] = DEFAULT_BUDGETS,
     wires: Sequence[str] = DEFAULT_WIRES,
     overlap: bool = False,
     seed: int = 0,
-    effort: Effort = "default",
     trials: Trials | None = None,
     max_trials: int = MAX_TRIALS,
     progress: Callable[[int, int], None] | None = None,
@@ -52,12 +51,11 @@ def tune(
             where the topology has link times.
         latency: Those of `link_time` that a message of any size takes: no wire saves them.
         problem: What training looks like; by default a smooth loss of unit noise.
-        strategies: Names as for `matcha.plan`. Controls, as `silent`, are shown and never chosen.
+        strategies: As for `matcha.plan`. Controls, as `silent`, are shown and never chosen.
         budgets: Values of C_b to try.
         wires: Names as for `matcha.plan`: what messages may hold.
         overlap: Whether the exchange runs while the gradient is computed.
         seed: As for `matcha.plan`.
-        effort: As for `matcha.plan`.
         trials: Trains in earnest, as `matcha.simulation.TaskTrials`; None trusts the theory.
         max_trials: Plans to train at most, beside exact averaging.
         progress: Called with (steps done, steps in all) after each plan or trial.
@@ -83,7 +81,7 @@ def tune(
     points: list[TunedPoint] = []
     plans: list[Plan] = []
     for strategy, budget, wire in wanted:
-        plan = make_plan(network, budget, strategy, seed, effort=effort, wire=wire)
+        plan = make_plan(network, budget, strategy, seed, wire=wire)
         seconds = plan.expected_comm_time * unit_seconds
         points.append(predict(plan, problem, compute_time, seconds, overlap=overlap))
         plans.append(plan)

@@ -16,10 +16,11 @@ from matcha.distributed.elastic import replanning
 from matcha.distributed.elastic.replanning import Planner
 from matcha.errors import InputError
 from matcha.plans import StagedPlan
+from matcha.strategies import Greedy
 from matcha.strategies.staged import next_level
 
 RING = matcha.families.ring(4)
-PLAN = matcha.plan(RING, 0.5, "greedy", effort="none")
+PLAN = matcha.plan(RING, 0.5, Greedy(effort="none"))
 SLOW, LAG = {0, 1}, 0.6  # seconds: a loaded machine takes less
 EVERY, ITERATIONS = 4, 11
 SECONDS = dict.fromkeys(RING.links, 0.1) | {(0, 1): 1.0}

@@ -198,7 +198,7 @@ def test_alone_it_trains_as_without():
         ({"momentum": "quasi-global"}, "leave momentum at 'local'"),
         ({"plan": cases.real_plan("greedy", "push", 3)}, "choose a plan of pairs"),
         ({"plan": plan(families.ring(3), 1.0, "allreduce")}, "choose a plan of pairs"),
-        ({"plan": plan(families.ring(3), 0.5, wire="modulo:4")}, "float32 or bfloat16"),
+        ({"plan": plan(families.ring(3), 0.5, "matcha", wire="modulo:4")}, "float32 or bfloat16"),
     ],
 )
 def test_what_cannot_be_right_is_refused_in_a_sentence(options, said):

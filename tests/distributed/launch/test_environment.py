@@ -57,7 +57,9 @@ def test_mpi_without_its_package_says_what_to_install(nobody):
 def gossip(**options):
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return Gossip(model, optimizer, matcha.plan(matcha.families.path(2)), **options)
+    return Gossip(
+        model, optimizer, matcha.plan(matcha.families.path(2), strategy="matcha"), **options
+    )
 
 
 def main():

@@ -10,6 +10,7 @@ from matcha import Topology, families, theory
 from matcha.errors import InputError, PlanError
 from matcha.matchings import decompose
 from matcha.rounds import PushSum
+from matcha.strategies import Greedy, Rounds
 
 
 def digraph(seed, num_workers=8):
@@ -26,7 +27,7 @@ def digraph(seed, num_workers=8):
 def test_at_most_the_error_of_one_peer_exponential_on_complete_graphs(workers):
     topology = families.complete(workers)
     budget = 1 / (workers - 1)
-    ours = matcha.plan(topology, budget, "greedy", mixing="push", effort="none")
+    ours = matcha.plan(topology, budget, Greedy(mixing="push", effort="none"))
     other = matcha.plan(topology, budget, "one-peer")
     assert ours.expected_comm_time <= 1
     assert ours.consensus_error <= other.consensus_error
@@ -38,7 +39,7 @@ def test_at_most_the_error_of_one_peer_exponential_on_complete_graphs(workers):
 def test_never_worse_than_matchings_where_links_go_both_ways(name):
     topology = families.parse(name)
     pairs = matcha.plan(topology, 0.3, "greedy")
-    push = matcha.plan(topology, 0.3, "greedy", mixing="push")
+    push = matcha.plan(topology, 0.3, Greedy(mixing="push"))
     assert push.consensus_error <= pairs.consensus_error * (1 + 1e-9)
     assert push.consensus_error == pytest.approx(theory.consensus_error(push.process), rel=1e-9)
 
@@ -47,7 +48,7 @@ def test_never_worse_than_matchings_where_links_go_both_ways(name):
 @given(seed=st.integers(0, 10**6), budget=st.sampled_from([0.1, 0.5, 1.0]))
 def test_every_strongly_connected_digraph_reaches_consensus(seed, budget):
     topology = digraph(seed)
-    plan = matcha.plan(topology, budget, "greedy", effort="none")
+    plan = matcha.plan(topology, budget, Greedy(effort="none"))
     assert plan.mixing == "push"
     assert 0 <= plan.rho < 1
     assert not plan.needs_push_sum
@@ -63,7 +64,7 @@ def test_every_strongly_connected_digraph_reaches_consensus(seed, budget):
 def test_own_rounds_that_do_not_come_round_need_push_sum(tmp_path):
     topology = digraph(3)
     rounds = [[[link]] for link in topology.links]
-    plan = matcha.plan(topology, 1.0, "rounds", rounds=rounds)
+    plan = matcha.plan(topology, 1.0, Rounds(rounds=rounds))
     assert plan.needs_push_sum
     assert plan.consensus_error == pytest.approx(simulated(plan), rel=0.1)
     plan.save(tmp_path / "plan.json")
@@ -90,12 +91,12 @@ def test_other_strategies_need_links_that_go_both_ways():
         with pytest.raises(InputError, match="carry one way"):
             matcha.plan(digraph(1), 0.5, strategy)
     with pytest.raises(PlanError, match="twice as receiver"):
-        matcha.plan(families.complete(3), 1.0, "rounds", rounds=[[[(0, 1), (2, 1)]]], mixing="push")
+        matcha.plan(families.complete(3), 1.0, Rounds(rounds=[[[(0, 1), (2, 1)]]], mixing="push"))
 
 
 def test_upload_and_download_times_may_differ():
     topology = digraph(5)
     times = [1.0 if i < j else 0.1 for i, j in topology.links]
-    plan = matcha.plan(topology.with_link_times(times), 0.3, "greedy", effort="none")
+    plan = matcha.plan(topology.with_link_times(times), 0.3, Greedy(effort="none"))
     assert plan.timing.unit == "seconds"
     assert plan.expected_comm_time <= plan.timing.round_time(decompose(topology)) * 0.3 + 1e-9

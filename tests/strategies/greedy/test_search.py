@@ -10,6 +10,7 @@ from tests.strategies.greedy.networks import network
 
 import matcha
 from matcha import families
+from matcha.strategies import Greedy
 from matcha.strategies.greedy import search
 from matcha.strategies.greedy.initial_cycles import initial_cycles
 from matcha.theory import cycles, doubling_bound
@@ -50,6 +51,6 @@ def test_the_cycle_costs_nothing_against_endless_greed():
     assert warm > 0
     # Endless: a long run, its beginning (from X = 0) drowned in the rest.
     *_, endless = search.greedy_run(net, weight=0.5, price=price, start=start, count=1500)
-    plan = matcha.plan(topology, 0.1, "greedy", effort="none")
+    plan = matcha.plan(topology, 0.1, Greedy(effort="none"))
     assert plan.consensus_error <= 1.02 * endless
     assert plan.alpha == 0.5

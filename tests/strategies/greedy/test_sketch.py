@@ -11,6 +11,7 @@ from tests.strategies.greedy.networks import network
 import matcha
 from matcha import families
 from matcha.matchings import decompose, is_matching
+from matcha.strategies import Greedy
 from matcha.strategies.greedy import sketch
 from matcha.strategies.greedy.candidates import Candidate
 from matcha.theory import cycles
@@ -45,7 +46,7 @@ def test_the_estimated_error_is_the_exact_one():
 
 def test_one_way_links_are_sketched_as_well():
     topology = families.one_way(families.parse("geometric:48:0.28:1"), 0.3)
-    exact = matcha.plan(topology, 0.2, "greedy", effort="none")
+    exact = matcha.plan(topology, 0.2, Greedy(effort="none"))
     net = network(topology, Fraction(repr(0.2)) * exact.num_colors, directed=True)
     sketched = sketch.sketched_cycle(net, probes=400)
     assert "permutations" in sketched.notes[0]

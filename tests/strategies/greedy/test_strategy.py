@@ -13,6 +13,7 @@ from matcha import families, theory
 from matcha.errors import InputError
 from matcha.matchings import decompose, is_matching
 from matcha.schedules import Cycle
+from matcha.strategies import Greedy
 from matcha.theory import cycles
 from matcha.timing import RandomLinks, Scaled
 
@@ -76,7 +77,7 @@ def test_every_connected_graph_and_budget_reaches_consensus(num_workers, density
         if (num_workers > 3)
         else families.path(num_workers)
     )
-    plan = matcha.plan(topology, budget, "greedy", effort="none")
+    plan = matcha.plan(topology, budget, Greedy(effort="none"))
     assert 0 <= plan.rho < 1
     assert math.isfinite(plan.consensus_error)
     assert plan.expected_comm_time <= budget * plan.num_colors * (1 + 1e-12)
@@ -89,7 +90,7 @@ def test_every_connected_graph_and_budget_reaches_consensus(num_workers, density
 def test_effort_pays():
     topology = families.paper("geometric16-d5")
     errors = [
-        matcha.plan(topology, 0.1, "greedy", effort=effort).consensus_error
+        matcha.plan(topology, 0.1, Greedy(effort=effort)).consensus_error
         for effort in ("none", "default")
     ]
     assert errors[1] < 0.8 * errors[0]
@@ -104,28 +105,28 @@ def test_the_same_plan_every_time():
 
 def test_the_best_attempt_is_kept():
     # Three attempts: 0.57007, then 0.5752 and 0.57383 with longer cycles.
-    plan = matcha.plan(families.paper("er8"), 0.3, "greedy", effort="none")
+    plan = matcha.plan(families.paper("er8"), 0.3, Greedy(effort="none"))
     assert plan.consensus_error < 0.5701
 
 
 def test_the_seed_decides_the_exact_search():
     topology = families.paper("er16")
-    plans = [matcha.plan(topology, 0.1, "greedy", effort="none", seed=seed) for seed in range(3)]
+    plans = [matcha.plan(topology, 0.1, Greedy(effort="none"), seed=seed) for seed in range(3)]
     assert len({plan.matchings for plan in plans}) > 1
-    again = matcha.plan(topology, 0.1, "greedy", effort="none", seed=2)
+    again = matcha.plan(topology, 0.1, Greedy(effort="none"), seed=2)
     assert again.digest == plans[2].digest
 
 
 @pytest.mark.parametrize("budget", [1e-3, 1e-4, 1e-5])
 def test_every_budget_ends(budget):
-    plan = matcha.plan(families.paper("er8"), budget, "greedy", effort="none")
+    plan = matcha.plan(families.paper("er8"), budget, Greedy(effort="none"))
     # What happens in between is noise that piles up: the error grows as the budget shrinks.
     assert plan.consensus_error * budget == pytest.approx(0.29, rel=0.1)
     assert plan.expected_comm_time <= budget * plan.num_colors
 
 
 def test_saved_and_loaded_unchanged(tmp_path):
-    plan = matcha.plan(families.paper("er8"), 0.1, "greedy", effort="none")
+    plan = matcha.plan(families.paper("er8"), 0.1, Greedy(effort="none"))
     plan.save(tmp_path / "plan.json")
     again = matcha.Plan.load(tmp_path / "plan.json")
     assert again.digest == plan.digest
@@ -133,13 +134,13 @@ def test_saved_and_loaded_unchanged(tmp_path):
 
 
 def test_laplacian_mixing_is_refused():
-    with pytest.raises(InputError, match="has pairwise mixing"):
-        matcha.plan(families.ring(4), 0.5, "greedy", mixing="laplacian")
+    with pytest.raises(InputError, match="has pairwise or push mixing, not laplacian"):
+        Greedy(mixing="laplacian")
 
 
 def test_a_hypercube_inside_is_found():
     # On a complete graph of 16 all links tie; nothing can beat the doubling bound.
-    plan = matcha.plan(families.complete(16), 0.2, "greedy", effort="none")
+    plan = matcha.plan(families.complete(16), 0.2, Greedy(effort="none"))
     assert plan.expected_comm_time == 3.0
     hypercube = matcha.plan(families.hypercube(4), 0.25, "greedy")
     assert hypercube.consensus_error == pytest.approx(theory.doubling_bound(16, 1.0))
@@ -179,11 +180,11 @@ def test_random_links_and_scaled_times_stay_in_budget():
     rng = np.random.default_rng(0)
     samples = tuple(tuple(row) for row in rng.uniform(0.5, 1.5, (5, len(topology.links))).tolist())
     timing = RandomLinks(topology, samples)
-    plan = matcha.plan(topology, 0.3, "greedy", timing=timing, effort="none")
+    plan = matcha.plan(topology, 0.3, Greedy(effort="none"), timing=timing)
     limit = timing.allowance(decompose(topology), 0.3)
     assert plan.expected_comm_time <= limit * (1 + 1e-9)
     scaled = Scaled(lambda n: n**0.5, 5)
-    plan = matcha.plan(topology, 0.6, "greedy", timing=scaled, effort="none")
+    plan = matcha.plan(topology, 0.6, Greedy(effort="none"), timing=scaled)
     assert plan.expected_comm_time <= 0.6 * scaled.round_time(decompose(topology)) * (1 + 1e-9)
     assert plan.expected_comm_time >= 0.5 * scaled.round_time(decompose(topology))
 

@@ -20,7 +20,7 @@ from matcha._numerics.spectra import laplacian
 from matcha.strategies.greedy.candidates import Candidate, Network
 from matcha.strategies.greedy.descent import SWEEPS, kicked, refined
 from matcha.strategies.greedy.max_weight import Indices
-from matcha.strategies.request import stepper
+from matcha.strategies.strategy import stepper
 from matcha.theory import cycles
 from matcha.theory.cycles import Array
 

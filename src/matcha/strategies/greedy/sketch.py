@@ -28,7 +28,7 @@ from matcha.strategies.greedy.max_weight import (
     max_weight_permutation,
 )
 from matcha.strategies.greedy.search import window_sizes
-from matcha.strategies.request import stepper
+from matcha.strategies.strategy import stepper
 from matcha.theory import cycles
 from matcha.theory.cycles import Array
 

@@ -23,7 +23,7 @@ from matcha.strategies.greedy.search import HORIZONS, WEIGHTS, Found, best_cycle
 from matcha.strategies.greedy.weights import weighted
 from matcha.strategies.pacing import check_storable, simple, unrolled
 from matcha.strategies.parts import coloring, finished
-from matcha.strategies.request import Effort, Request
+from matcha.strategies.strategy import Effort, Request
 from matcha.theory import cycles
 from matcha.timing import RandomLinks, Scaled, Underlay
 from matcha.topology import Matching, Topology
@@ -50,13 +50,13 @@ _EFFORTS: dict[Effort, _Effort] = {
 }
 
 
-def build(request: Request) -> Plan:
+def build(request: Request, effort: Effort = "default") -> Plan:
     """Plan a cycle of greedily chosen matchings, exactly for small graphs, by sketch for large."""
     colors, m = coloring(request), request.topology.num_workers
-    network, watch = network_of(request, colors), request.counted("matchings of three runs")
+    network, watch = network_of(request, colors), request.progress_of("matchings of three runs")
     check_storable(math.ceil(min(network.times) / network.rate))  # before a search for nothing
     if m <= cycles.EXACT_UP_TO:
-        found, notes = _exact(request, network)
+        found, notes = _exact(request, network, effort)
     elif request.topology.directed:
         sketched = sketch.sketched_cycle(network, seed=request.seed, progress=watch)
         found, notes = sketched.best, sketched.notes
@@ -110,10 +110,10 @@ def _scaled_pace(timing: Scaled, limit: float) -> Fraction:
     return n + Fraction(math.floor(part * 1000), 1000) if part < 1 else Fraction(n + 1)
 
 
-def _exact(request: Request, network: Network) -> tuple[Candidate, tuple[str, ...]]:
+def _exact(request: Request, network: Network, wanted: Effort) -> tuple[Candidate, tuple[str, ...]]:
     """The best cycle by the exact search, and how it compares with never repeating."""
-    effort, m = _EFFORTS[request.effort], network.num_workers
-    if m > 64 and request.effort == "default":
+    effort, m = _EFFORTS[wanted], network.num_workers
+    if m > 64 and wanted == "default":
         effort = replace(effort, weights=(0.55, 0.65), horizons=(4.0,), refine=1, sweeps=3)
     lengths = _cycle_lengths(network, request.topology)
     starts = initial_cycles(request.topology, network)
@@ -121,7 +121,7 @@ def _exact(request: Request, network: Network) -> tuple[Candidate, tuple[str, ..
     if network.directed and not request.topology.directed:
         # Exchanges are circles of two: never worse than greedy over matchings.
         alike = replace(request, mixing="pairwise")
-        pairs = _exact(alike, network_of(alike, coloring(alike)))[0]
+        pairs = _exact(alike, network_of(alike, coloring(alike)), wanted)[0]
         pairs = as_circles(pairs, network)
         starts.append(replace(pairs, weights=None).scored())
     first = max(lengths)
@@ -136,7 +136,7 @@ def _exact(request: Request, network: Network) -> tuple[Candidate, tuple[str, ..
             sweeps=effort.sweeps,
             kicks=effort.kicks if m <= 32 else 0,
             starts=starts,
-            progress=request.counted(f"cycles of about {max(lengths)} matchings"),
+            progress=request.progress_of(f"cycles of about {max(lengths)} matchings"),
         )
         if found is None or other.best.error < found.best.error:
             found = other

@@ -1,0 +1,175 @@
+"""Strategies and requests: how a plan is made, and what is asked of it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from itertools import count
+from typing import Any, ClassVar, Literal, TypeAlias, get_args
+
+from matcha.errors import InputError, unknown_name
+from matcha.plans import Plan
+from matcha.rounds import MIXINGS, Mixing
+from matcha.timing import Timing
+from matcha.topology import Link, Matching, Topology
+
+Effort: TypeAlias = Literal["none", "default", "high"]
+Decomposition: TypeAlias = Literal["matchings", "links", "cliques"]
+
+EFFORTS: tuple[Effort, ...] = get_args(Effort)
+DECOMPOSITIONS: tuple[Decomposition, ...] = get_args(Decomposition)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What `plan` hands to a strategy, checked."""
+
+    topology: Topology
+    budget: float
+    strategy: str
+    """The name that the plan will have."""
+    seed: int
+    mixing: Mixing
+    """The strategy's choice, or its own for links that carry one way."""
+    timing: Timing
+    matchings: tuple[Matching, ...] | None = None
+    """The user's own decomposition; None: find one."""
+    alpha: float | None = None
+    """The user's own mixing weight; None: find the best."""
+    weights: Mapping[Link, float] | None = None
+    """The user's own for each link, in place of a mixing weight."""
+    progress: Callable[[int, int, str], None] | None = None
+    """Called with (steps done, steps at most, what they are)."""
+
+    def progress_of(self, steps: str) -> Callable[[int, int], None] | None:
+        """What calls `progress` for steps of one kind."""
+        progress = self.progress
+        return None if progress is None else lambda done, most: progress(done, most, steps)
+
+
+Builder: TypeAlias = Callable[[Request], Plan]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strategy(ABC):
+    """One way to make a plan, with its options as fields.
+
+    A subclass is a frozen dataclass. Fields called `mixing`, `effort`, `decomposition`,
+    `probabilities` and `alpha` are checked when it is made.
+    """
+
+    name: ClassVar[str]
+    about: ClassVar[str]
+    """In a few words, for help texts."""
+    mixings: ClassVar[tuple[Mixing, ...]]
+    """What it can mix by, its own choice first."""
+    compared: ClassVar[bool] = False
+    """Whether sweeps, pages and the demo show it by default."""
+    needs_rounds: ClassVar[bool] = False
+    """Whether the user must bring the rounds: a name alone is not enough."""
+    is_control: ClassVar[bool] = False
+    """Whether it is there for comparison only and never wins."""
+    has_budget: ClassVar[bool] = True
+    """Whether the budget decides anything; without, its plans stand once in a sweep, at 1."""
+    takes_wire: ClassVar[bool] = True
+    """Whether its messages can be smaller; an exact average's are whole, silence has none."""
+
+    def __post_init__(self) -> None:
+        for option in self.options():
+            value = getattr(self, option)
+            if value is not None and option in _CHECKS:
+                object.__setattr__(self, option, _CHECKS[option](self, value))
+
+    @classmethod
+    def options(cls) -> tuple[str, ...]:
+        """The names of its options."""
+        return tuple(field.name for field in fields(cls))
+
+    @classmethod
+    def budgets(cls, wanted: Iterable[float]) -> list[float]:
+        """The budgets of a sweep at which it has a plan of its own, rising."""
+        return sorted(set(wanted)) if cls.has_budget else [1.0]
+
+    @property
+    def label(self) -> str:
+        """The name that its plans have."""
+        return self.name
+
+    @abstractmethod
+    def build(self, request: Request) -> Plan:
+        """Plan what was asked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnStrategy(Strategy):
+    """A user's function as a strategy."""
+
+    name = "own"
+    about = "your own function from a request to a plan"
+    mixings = MIXINGS
+    function: Builder
+
+    @property
+    def label(self) -> str:
+        """The function's name."""
+        return getattr(self.function, "__name__", type(self.function).__name__)
+
+    def build(self, request: Request) -> Plan:
+        """Ask the function."""
+        return self.function(request)
+
+
+def stepper(most: int, progress: Callable[[int, int], None] | None) -> Callable[[], None]:
+    """What a search calls after each of its steps, of which there are so many at most.
+
+    >>> step = stepper(3, print)
+    >>> step(), step()
+    1 3
+    2 3
+    (None, None)
+    """
+    done = count(1)
+    return lambda: None if progress is None else progress(next(done), most)
+
+
+# -- options, checked -----------------------------------------------------------------------------
+
+
+def _check_mixing(strategy: Strategy, mixing: Any) -> Any:
+    if _check_name("mixing", mixing, MIXINGS) not in strategy.mixings:
+        raise InputError(
+            f"the {strategy.name} strategy has {' or '.join(strategy.mixings)} mixing, not "
+            f"{mixing}: leave mixing out, or choose another strategy."
+        )
+    return mixing
+
+
+def _check_name(kind: str, name: Any, known: Sequence[Any]) -> Any:
+    if name not in known:
+        raise unknown_name(kind, str(name), known)
+    return name
+
+
+def _check_alpha(strategy: Strategy, alpha: Any) -> float:
+    if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not 0 < alpha <= 1:
+        raise InputError(f"alpha is {alpha!r}, but a mixing weight is a number in (0, 1].")
+    if getattr(strategy, "weights", None) is not None:
+        raise InputError("alpha and weights were both given: leave one out.")
+    return float(alpha)
+
+
+def _check_probabilities(strategy: Strategy, given: Any) -> tuple[float, ...]:
+    try:
+        return tuple(float(p) for p in given)
+    except (TypeError, ValueError):
+        raise InputError("probabilities are a list of numbers, one per matching.") from None
+
+
+_CHECKS: Mapping[str, Callable[[Strategy, Any], Any]] = {
+    "mixing": _check_mixing,
+    "effort": lambda _, effort: _check_name("effort", effort, EFFORTS),
+    "decomposition": lambda _, name: _check_name("decomposition", name, DECOMPOSITIONS),
+    "alpha": _check_alpha,
+    "probabilities": _check_probabilities,
+}
