@@ -241,6 +241,27 @@ def compare(kind: str, folder: str) -> list[dict[str, Any]]:
     return rows
 
 
+def describe(document: dict[str, Any]) -> str:
+    """The result as text: a line per case."""
+    header = f"{'over':<5}{'mixing':<11}{'overlap':<9}{'dtype':<10}{'wire':<10}"
+    header += f"{'difference':>11}{'tolerance':>11}{'ms/iter':>9}{'exchange':>9}  equal pinned"
+    lines = [
+        f"four processes share one {document['device']} over gloo, against the CPU run",
+        "",
+        header,
+    ]
+    for row in document["rows"]:
+        line = f"{row['over']:<5}{row['mixing']:<11}{row['overlap']!s:<9}{row['dtype']:<10}"
+        line += f"{row['wire'] or '-':<10}{row['relative_difference']:>11.1e}"
+        line += f"{row['tolerance']:>11.0e}{row['iteration_ms']:>9.1f}{row['exchange_ms']:>9.1f}"
+        lines.append(f"{line}  {row['equal']!s:<5} {row['pinned']!s}")
+    if document["nccl"] != "ran":
+        lines.append(document["nccl"])
+    said = ", ".join(f"{n} {ratio:.4f}" for n, ratio in document["saved_bytes_over_plain"].items())
+    lines.append(f"bytes that others save of a model on the GPU, over the model by itself: {said}")
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, default=None)
@@ -276,21 +297,7 @@ def main() -> None:
         "saved_bytes_over_plain": sizes,
         "rows": rows,
     }
-    header = f"{'over':<5}{'mixing':<11}{'rule':<10}{'dtype':<10}{'wire':<10}"
-    header += f"{'difference':>11}{'tolerance':>11}{'ms/iter':>9}{'exchange':>9}"
-    print(header + "  equal pinned")
-    for row in rows:
-        rule = "footnote" if row["overlap"] else "eq2"
-        print(
-            f"{row['over']:<5}{row['mixing']:<11}{rule:<10}{row['dtype']:<10}"
-            f"{row['wire'] or '-':<10}{row['relative_difference']:>11.1e}{row['tolerance']:>11.0e}"
-            f"{row['iteration_ms']:>9.1f}{row['exchange_ms']:>9.1f}  "
-            f"{row['equal']!s:<5} {row['pinned']!s}"
-        )
-    if skipped:
-        print(skipped)
-    said = ", ".join(f"{name} {ratio:.4f}" for name, ratio in sizes.items())
-    print(f"bytes that others save of a model on the GPU, over the model by itself: {said}")
+    print(describe(document))
     if options.output:
         options.output.write_text(json.dumps(document, indent=1) + "\n")
     if any(ratio > 1.01 for ratio in sizes.values()):

@@ -342,14 +342,15 @@ _KEPT = (
 def collect(files: Sequence[Path], folder: Path) -> None:
     """Write the runs of several files as one result, with what tables and charts use.
 
-    Of a run that is in several files, the last counts.
+    Of a run that is in several files, the last counts. A line may have a note, which tables show:
+    how it differs from others of the same words.
     """
     runs = {}
     for line in _lines(*files):
         records = [{k: r[k] for k in _KEPT if r.get(k) is not None} for r in line["records"]]
         kept = [r for r in records if {"test_loss", "predicted_consensus"} & r.keys()]
         runs[Run(**line["run"]).key()] = {
-            k: line[k] for k in ("run", "momentum", "device", "seconds")
+            k: line[k] for k in ("run", "momentum", "device", "seconds", "note") if k in line
         } | {"records": kept or records[-1:]}
     document = {"benchmark": "wires_gpu", "runs": list(runs.values())}
     (folder / "wires_h200.json").write_text(json.dumps(document, indent=1) + "\n")

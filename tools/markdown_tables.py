@@ -16,6 +16,11 @@ def result(name: str) -> Data:
     return json.loads((RESULTS / name).read_text(encoding="utf-8"))
 
 
+def result_lines(name: str) -> list[Data]:
+    """A committed result file with one document per line."""
+    return [json.loads(line) for line in (RESULTS / name).read_text("utf-8").splitlines()]
+
+
 def table(headings: Sequence[str], rows: Iterable[Sequence[object]], align: str = "") -> str:
     """A Markdown table; `align` has l or r for each column, all left by default."""
     marks = {"l": "---", "r": "---:"}

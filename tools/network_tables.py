@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import fmean, stdev
 from typing import Any
 
-from markdown_tables import result, table
+from markdown_tables import result, result_lines, table
 from matcha.wires import parse_wire
 from matcha.zoo.models import build
 
@@ -70,10 +70,14 @@ _CODERS = {"a core": "", "an H200": "_cuda"}
 
 def wires_short() -> str:
     """CIFAR-100 at both lengths: what has three seeds, and the paper's."""
-    kept = [row for row in _scores("cifar100", 36) if row[-1] >= 3 and row[3] != "local"]
+    kept: dict[tuple[str, ...], list[Any]] = {}
+    for share, strategy, wire, *rest in _scores("cifar100", 36):
+        if rest[-1] >= 3 and rest[0] != "local":  # the newest coder's come first
+            name = wire.partition(",")[0]
+            kept.setdefault((share, strategy, name), [share, strategy, name, *rest])
     rows = [
         [epochs, *row]
-        for epochs, some in ((36, kept), (200, _scores("cifar100", 200)))
+        for epochs, some in ((36, kept.values()), (200, _scores("cifar100", 200)))
         for row in some
     ]
     headings = ["epochs", "bytes", "strategy", "wire", "momentum", "test accuracy", "seeds"]
@@ -85,12 +89,45 @@ def _scores(task: str, epochs: int, images: int = 0) -> list[list[Any]]:
     for line in result("wires_h200.json")["runs"]:
         run, last = line["run"], line["records"][-1]
         if (run["task"], run["epochs"], run.get("images", 0)) == (task, epochs, images):
-            key = (run["bytes"], run["strategy"], run["wire"], run["momentum"])
+            strategy, wire = run["strategy"], f"`{run['wire']}`"
+            if note := line.get("note"):
+                named = strategy == "vanilla"
+                strategy = f"{strategy}, {note}" if named else strategy
+                wire = wire if named else f"{wire}, {note}"
+            key = (run["bytes"], strategy, wire, run["momentum"])
             found.setdefault(key, []).append(last.get("test_accuracy") or last.get("test_loss"))
     return [
-        [f"{share:g}", strategy, f"`{wire}`", momentum, _mean_and_spread(scores), len(scores)]
+        [f"{share:g}", strategy, wire, momentum, _mean_and_spread(scores), len(scores)]
         for (share, strategy, wire, momentum), scores in sorted(found.items(), reverse=True)
     ]
+
+
+def cifar100_long() -> str:
+    """CIFAR-100 at the paper's length by whole messages, silence among them."""
+    rows = []
+    for line in result_lines("reproduction/cifar100_long.jsonl"):
+        run, last = line["item"], line["records"][-1]
+        named = run["strategy"] in ("allreduce", "silent")
+        foreseen = last["predicted_consensus"] / last["consensus_distance"] if not named else None
+        rows.append(
+            [
+                run["strategy"] if named else f"{run['strategy']} {run['budget']:g}",
+                f"{last['comm_units'] / last['iteration']:.2f}",
+                f"{last['megabytes_sent'] / 1e3:.0f}",
+                f"{100 * last['test_accuracy']:.1f} %",
+                f"{last['train_loss']:.3f}",
+                "–" if foreseen is None else f"{foreseen:.2f}",
+            ]
+        )
+    headings = [
+        "strategy",
+        "units per iteration (vanilla: 5)",
+        "GB sent per worker",
+        "test accuracy",
+        "training loss",
+        "consensus, forecast / measured",
+    ]
+    return table(headings, rows, "lrrrrr")
 
 
 def _mean_and_spread(scores: list[float | None]) -> str:

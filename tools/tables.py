@@ -12,6 +12,7 @@ from matcha.rounds import MIXINGS
 from matcha.strategies import STRATEGIES
 from matcha.wires import WIRES
 from network_tables import (
+    cifar100_long,
     headline,
     headline_settings,
     headline_short,
@@ -393,6 +394,7 @@ REGIONS: dict[str, Callable[[], str]] = {
     "wires": wires,
     "wires-short": wires_short,
     "wires-long": lambda: wires(epochs=200),
+    "cifar100-long": cifar100_long,
     "wires-differ": lambda: wires("cifar10", 40),
     "wires-differ-part": lambda: wires("cifar10", 40, 16_000),
     "wires-lstm": lambda: wires("ptb", 8),
