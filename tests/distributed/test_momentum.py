@@ -17,6 +17,8 @@ from torch import nn
 from matcha.distributed import Gossip, MemoryTransport, run_threads
 from matcha.errors import InputError
 from matcha.simulation import SGD, Execution, Settings, Simulation
+from matcha.training.momentum import Momentum, make_rule
+from matcha.training.optimizers import Adam
 from matcha.training.rates import Constant
 from matcha.wires import parse_wire
 
@@ -201,3 +203,29 @@ def test_small_parameters_share_a_rule_and_nothing_changes(kind, monkeypatch) ->
     for (one, names), (other, same) in zip(together, run_threads(2, work), strict=True):
         assert names == same
         assert torch.allclose(one, other, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("optimizer", [SGD(momentum=0.9), Adam()])
+def test_a_silent_round_leaves_what_a_round_that_moves_nothing_leaves(optimizer) -> None:
+    generator = torch.Generator().manual_seed(0)
+    spec = Momentum(kind="quasi-global", follow=0.5, pause=4.0)
+    x = torch.randn(700, generator=generator, dtype=torch.float64)
+    start = [optimizer.state(x) for _ in range(2)]
+    rules = [make_rule(spec, optimizer, x) for _ in start]
+    values = [x.clone(), x.clone()]
+    for _ in range(3):
+        gradient = torch.randn(700, generator=generator, dtype=torch.float64)
+        for k, (rule, memory) in enumerate(zip(rules, start, strict=True)):
+            rule.adjust_gradient(gradient.clone())
+            rule.before_step(values[k], memory)
+            direction = gradient.clone()
+            optimizer.direct(values[k], direction, memory)
+            values[k].add_(direction, alpha=-0.1)
+            if k:
+                rule.after_silent_round(values[k], memory, 0.1)
+            else:
+                rule.after_step(values[k])
+                rule.after_round(values[k], memory, 0.1, None)
+    assert torch.equal(*values)
+    for key, value in start[0].items():
+        assert torch.equal(value, start[1][key])

@@ -50,6 +50,8 @@ class MomentumRules:
         self.travelling: list[tuple[Bucket, torch.Tensor]] = []
         """What is exchanged beside the parameters, laid out like these buckets."""
         self._parts: list[_Part] = []
+        self._is_silent = False
+        self._follows_meetings_alone = isinstance(kind, Adam)
         held = [bucket for bucket in buckets if bucket.slots and not bucket.volatile]
         if self.spec.kind == "tracking":
             self._parts = [
@@ -89,9 +91,13 @@ class MomentumRules:
         for part in self._parts:
             part.rule.reset(part.values())
 
-    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer is about to step; its gradients are there."""
-        if not _unscale(optimizer):
+    def before_step(self, optimizer: torch.optim.Optimizer, *, meets: bool) -> None:
+        """An optimizer is about to step; its gradients are there.
+
+        `meets`: whether this worker's round has meetings; without any, rules have less to do.
+        """
+        self._is_silent = self.spec.kind == "quasi-global" and not meets
+        if (self._is_silent and self._follows_meetings_alone) or not _unscale(optimizer):
             return
         for part in self._parts:
             if part.optimizer is not optimizer:
@@ -104,7 +110,7 @@ class MomentumRules:
             if part.has_stepped:
                 continue
             part.has_stepped = True
-            gradients = part.gradients()
+            gradients = None if self._is_silent else part.gradients()
             if gradients is not None:
                 part.rule.adjust_gradient(gradients)
             if self.travelling:
@@ -114,7 +120,7 @@ class MomentumRules:
 
     def after_step(self) -> None:
         """Between the last step of an iteration and its round."""
-        if self.spec.kind == "quasi-global":
+        if self.spec.kind == "quasi-global" and not self._is_silent:
             for part in self._parts:
                 if part.has_stepped:
                     part.rule.after_step(part.values())
@@ -127,8 +133,11 @@ class MomentumRules:
                 if met:  # the mean is a step of its own, whatever became of this worker's
                     part.rule.after_round(part.values(), {}, 0.0, None)
             elif self.spec.kind == "quasi-global" and has_stepped and part.has_memory:
-                memory = part.memory()
-                part.rule.after_round(part.values(), memory, part.rate, None)
+                values, memory = part.values(), part.memory()
+                if self._is_silent:
+                    part.rule.after_silent_round(values, memory, part.rate)
+                else:
+                    part.rule.after_round(values, memory, part.rate, None)
                 part.put_back(*part.changed_memory())
 
 

@@ -181,6 +181,11 @@ class MomentumRule:
     ) -> None:
         """After both. `met`: which rows took part in the round; None: all."""
 
+    def after_silent_round(
+        self, x: Tensor, memory: Mapping[str, Tensor], rate: Tensor | float
+    ) -> None:
+        """In place of `after_step` and `after_round`, where nobody was to be met."""
+
 
 class QuasiGlobal(MomentumRule):
     """The buffer follows the worker's displacement, mixing included (Lin et al., 2021).
@@ -247,8 +252,7 @@ class QuasiGlobal(MomentumRule):
         self._second.sub_(x)
         pause = max(1.0, self.spec.pause)
         if self.hat is not None:
-            self.age.add_(1.0)
-            keep = (self.age / (self.age + self.spec.warmup)).clamp_(max=self.spec.memory)
+            keep = self._grow_old()
             followed = self.mixing.mul_(self._follow(keep) * self.spec.follow)
             limit = self._lengths * (rate * (pause / (1 - self.optimizer.momentum)))
             _shorten_blocks(followed, limit.add_(_block_lengths(x), alpha=_SWING))
@@ -261,6 +265,23 @@ class QuasiGlobal(MomentumRule):
         _shorten_blocks(followed, limit.add_(_block_lengths(x), alpha=_SWING))
         scale = self.optimizer.denominator(memory).mul_((1 - self.optimizer.beta1) / rate)
         memory["first"].addcmul_(followed, scale)
+
+    def after_silent_round(
+        self, x: Tensor, memory: Mapping[str, Tensor], rate: Tensor | float
+    ) -> None:
+        """Fold the step alone into SGD's memory; Adam's follows meetings only.
+
+        What `after_round` does where the round moved nothing, without its bounds on what it moved.
+        """
+        if self.hat is not None:
+            keep = self._grow_old()
+            torch.mul(self.hat, keep, out=memory["momentum"])
+            memory["momentum"].add_(self.local.sub_(x).mul_((1 - keep) / rate))
+
+    def _grow_old(self) -> Tensor:
+        """Count an iteration; what the buffer keeps of itself in it."""
+        self.age.add_(1.0)
+        return (self.age / (self.age + self.spec.warmup)).clamp_(max=self.spec.memory)
 
     def _follow(self, keep: Tensor) -> Tensor:
         """The share of what μ can hold that a shorter memory can: less, as it comes back sooner."""
