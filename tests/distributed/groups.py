@@ -163,7 +163,7 @@ def train(kind: str, mesh: DeviceMesh, folder: Path) -> dict[str, Any]:
             loss(model, batch(node, number, k)).backward()
             optimizer.step()
         gossip.settle()
-        meetings = sum(len(gossip._itinerary._met(chosen.round(k))) for k in range(STEPS))
+        meetings = sum(len(gossip._cursor._met(chosen.round(k))) for k in range(STEPS))
         found["bytes"] = gossip.exchange.bytes_sent / meetings
         found["x"] = whole(model)
         found["distance"] = gossip.consensus_distance()

@@ -11,7 +11,7 @@ import torch
 from tests.distributed import faults
 
 from matcha.distributed import run_threads
-from matcha.distributed.saving.checkpoint import checkpoints
+from matcha.distributed.checkpoint.checkpoint import checkpoints
 
 OTHERS = [rank for rank in range(faults.NUM_WORKERS) if rank != faults.VICTIM]
 

@@ -12,7 +12,7 @@ from torch import nn
 import matcha
 from matcha import families
 from matcha.distributed import Gossip, run_threads
-from matcha.distributed.itinerary import Itinerary
+from matcha.distributed.exchange.plan_cursor import PlanCursor
 
 PLANS = {
     2: [
@@ -138,13 +138,13 @@ def test_no_round_is_gone_through_in_vain(topology, budget, strategy, monkeypatc
     """Where a plan never pairs two neighbours it went through 100,000 empty rounds."""
     plan = matcha.plan(topology, budget, strategy)
     advanced: list[int] = []
-    advance = Itinerary.advance
+    advance = PlanCursor.advance
 
-    def counted(self: Itinerary) -> None:
+    def counted(self: PlanCursor) -> None:
         advanced.append(self.iteration)
         advance(self)
 
-    monkeypatch.setattr(Itinerary, "advance", counted)
+    monkeypatch.setattr(PlanCursor, "advance", counted)
 
     def work(transport) -> None:
         worker = Worker(transport, plan)

@@ -130,7 +130,7 @@ def test_a_bad_combination_is_refused_before_any_transport_is_opened(monkeypatch
     def opened(*_: object) -> None:
         raise AssertionError("a transport was opened")
 
-    monkeypatch.setattr("matcha.distributed.gossip.take_seat", opened)
+    monkeypatch.setattr("matcha.distributed.gossip.find_placement", opened)
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(InputError, match="overlap=True does not go with asynchronous=True"):

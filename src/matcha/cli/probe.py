@@ -16,7 +16,7 @@ from matcha.errors import InputError
 from matcha.topology import Topology, families
 
 if TYPE_CHECKING:
-    from matcha.distributed.probe import LinkMeasure
+    from matcha.distributed.elastic.probe import LinkMeasure
 
 MAX_MB = 1e5
 """The largest message that is sent to measure a link: a hundred gigabytes."""
@@ -56,9 +56,9 @@ def probe_command(
         raise InputError(f"--repetitions is {repetitions}, but it must be 1 or more.")
     check_free(output, force=False)
     graph = families.parse(topology)
+    from matcha.distributed.elastic.probe import probe
     from matcha.distributed.launch.environment import is_worker, worker_transport
     from matcha.distributed.launch.launcher import launch
-    from matcha.distributed.probe import probe
 
     if not is_worker():
         launch(this_command(), graph.num_workers)

@@ -8,7 +8,8 @@ are there; elsewhere they take a binomial tree of all workers.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
@@ -20,7 +21,17 @@ from matcha.distributed.transports.base import (
 )
 from matcha.errors import ExchangeError, InputError
 
-__all__ = ["barrier", "broadcast", "gather", "mean_", "ring_mean_", "roll_call", "window_mean_"]
+__all__ = [
+    "agree",
+    "barrier",
+    "broadcast",
+    "differences",
+    "gather",
+    "mean_",
+    "ring_mean_",
+    "roll_call",
+    "window_mean_",
+]
 
 
 def broadcast(transport: Transport, tensors: list[torch.Tensor], timeout: float) -> None:
@@ -156,6 +167,46 @@ def gather(transport: Transport, value: bytes, timeout: float) -> list[bytes]:
         joined.copy_(torch.tensor(list(b"".join(values)), dtype=torch.uint8))
     broadcast(transport, [joined], timeout)
     return [bytes(part.tolist()) for part in torch.split(joined, sizes.tolist())]
+
+
+def agree(transport: Transport, facts: Mapping[str, str], timeout: float) -> None:
+    """Compare facts with all workers, and learn their host names. A collective call.
+
+    Args:
+        transport: its `hosts` are filled in.
+        facts: what must be the same everywhere, by the words a person would use for it.
+        timeout: seconds to wait for any one worker.
+
+    Raises:
+        InputError: on every worker, naming which rank differs in what.
+    """
+    me = {"rank": transport.rank, "host": transport.host(), "facts": dict(facts)}
+    answers = [json.loads(answer) for answer in gather(transport, json.dumps(me).encode(), timeout)]
+    hosts = {answer["rank"]: answer["host"] for answer in answers}  # some may be missing already
+    transport.hosts = tuple(hosts.get(r, "unknown") for r in range(transport.num_workers))
+    found = differences([answer["facts"] for answer in answers])
+    if found:
+        ranks = [answer["rank"] for answer in answers]
+        listed = "; ".join(f"{transport.name(ranks[place])} has {what}" for place, what in found)
+        raise InputError(f"the workers do not agree: {listed}.")
+
+
+def differences(facts: Sequence[Mapping[str, str]]) -> list[tuple[int, str]]:
+    """Return who differs from the majority, and in what; in a tie the lowest rank's side wins.
+
+    >>> differences([{"plan": "a"}, {"plan": "a"}, {"plan": "b"}])
+    [(2, "another plan ('b', others 'a')")]
+    """
+    found = []
+    for name in {name: None for worker in facts for name in worker}:
+        values = [worker.get(name, "nothing") for worker in facts]
+        usual, _ = Counter(values).most_common(1)[0]
+        found += [
+            (rank, f"another {name} ({value!r}, others {usual!r})")
+            for rank, value in enumerate(values)
+            if value != usual
+        ]
+    return sorted(found)
 
 
 def roll_call(transport: Transport, call: str, timeout: float) -> None:

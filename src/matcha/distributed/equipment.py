@@ -13,14 +13,14 @@ from matcha.distributed.exchange.buckets import Bucket
 from matcha.distributed.exchange.clipping import Clipping
 from matcha.distributed.exchange.elastic_meetings import ElasticMeetings
 from matcha.distributed.exchange.exchange import make_exchange
-from matcha.distributed.exchange.link_times import LinkTimer
 from matcha.distributed.exchange.overlap import Overlap
+from matcha.distributed.exchange.plan_cursor import PlanCursor
 from matcha.distributed.exchange.push_sum import push_sum_of
-from matcha.distributed.itinerary import Itinerary
+from matcha.distributed.exchange.timers import LinkTimer
+from matcha.distributed.launch.placement import Placement
 from matcha.distributed.links.transport import LinkTransport
 from matcha.distributed.momentum import MomentumRules
 from matcha.distributed.options import GossipOptions
-from matcha.distributed.seats import Seat
 from matcha.plans import PlanLike
 from matcha.training.clipping import allowance
 
@@ -44,7 +44,7 @@ class Equipment:
     def __init__(
         self,
         plan: PlanLike,
-        seat: Seat,
+        placement: Placement,
         buckets: Sequence[Bucket],
         optimizers: tuple[torch.optim.Optimizer, ...],
         team: LinkTransport | None,
@@ -53,17 +53,17 @@ class Equipment:
         values = [bucket.data for bucket in buckets]
         overlap, deadline = options.overlap, options.deadline
         self.overlap = Overlap(buckets) if overlap else None
-        self.asynchrony = asynchrony_of(plan, seat, buckets, options.asynchronous)
+        self.asynchrony = asynchrony_of(plan, placement, buckets, options.asynchronous)
         self.following = MomentumRules(options.momentum, optimizers, plan, buckets)
         self.push_sum = push_sum_of(plan, values)
         apart = self.push_sum or self.overlap or self.asynchrony
         mixed = apart.mixed if apart else values
         laid = buckets, mixed, self.following.travelling
         self.exchange = make_exchange(
-            plan.wire, seat.transport, *laid, int(options.bucket_mb * 1e6), deadline
+            plan.wire, placement.transport, *laid, int(options.bucket_mb * 1e6), deadline
         )
         everything = [*mixed, *(tensor for _, tensor in self.following.travelling)]
-        self.replanning = Replanning(plan, options.replan or 0, seat, everything, deadline)
+        self.replanning = Replanning(plan, options.replan or 0, placement, everything, deadline)
         self.clipping: Clipping | None = None
         self.meetings: ElasticMeetings | None = None
         if team is not None:
@@ -78,7 +78,7 @@ class Equipment:
         """Whether this worker met somebody in its last round, and not only should have; at first of
         the round in a checkpoint."""
 
-    def run(self, now: Itinerary) -> None:
+    def run(self, now: PlanCursor) -> None:
         """This worker's part of the current round; on the overlap's thread where there is one."""
         with self.push_sum or nullcontext():
             if now.met:

@@ -13,15 +13,17 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from matcha.distributed.averaging import Averaging
 from matcha.distributed.collectives import gather, roll_call
 from matcha.distributed.elastic.membership import Membership
 from matcha.distributed.equipment import Equipment
+from matcha.distributed.exchange.averaging import Averaging
 from matcha.distributed.exchange.buckets import fill_buckets, layout_digest
 from matcha.distributed.exchange.exchange import alignment
+from matcha.distributed.exchange.plan_cursor import PlanCursor, answer, say_finished
 from matcha.distributed.exchange.shards import gathered, is_sharded
-from matcha.distributed.itinerary import Itinerary, answer, say_finished
+from matcha.distributed.exchange.timers import Stopwatch
 from matcha.distributed.launch.environment import goes_on, replan_every
+from matcha.distributed.launch.placement import find_placement, shared_facts
 from matcha.distributed.links.transport import LinkTransport
 from matcha.distributed.momentum import describe_optimizers
 from matcha.distributed.optimizer_hooks import OptimizerHooks
@@ -38,8 +40,6 @@ from matcha.distributed.ownership import (
     unwrap,
 )
 from matcha.distributed.savable import Savable
-from matcha.distributed.seats import shared_facts, take_seat
-from matcha.distributed.stopwatch import Stopwatch
 from matcha.distributed.transports.base import Transport
 from matcha.errors import InputError
 from matcha.plans import PlanLike
@@ -131,9 +131,9 @@ class Gossip(Savable):
             {n: p for n, p in self.modules.named_parameters() if p.requires_grad}, self.optimizers
         )
         self.deadline = deadline = options.deadline
-        self.seat = take_seat(plan, transport, mesh, deadline)
-        self.transport = self.seat.transport
-        self.setup = replace(setup, transport=self.transport, num_parts=self.seat.num_parts)
+        self.placement = find_placement(plan, transport, mesh, deadline)
+        self.transport = self.placement.transport
+        self.setup = replace(setup, transport=self.transport, num_parts=self.placement.num_parts)
         check_setup(self.setup)
         self.rank = self.transport.rank
         alone = self.transport.num_workers == 1
@@ -148,27 +148,27 @@ class Gossip(Savable):
         )
         values = (*self.modules.parameters(), *self.modules.buffers())
         self.transport.expect_model(sum(value.nbytes for value in values))
-        self._averaging = Averaging(self.seat, self.modules, self.buckets, deadline)
+        self._averaging = Averaging(self.placement, self.modules, self.buckets, deadline)
         self.layout = layout_digest(self.buckets)
         self._frozen = [p for p in self.modules.parameters() if not p.requires_grad]
         how = replace(options, momentum=setup.momentum, replan=0 if alone else options.replan)
-        facts = shared_facts(plan, self.seat, options.describe(), iteration)
+        facts = shared_facts(plan, self.placement, options.describe(), iteration)
         team = self.transport if isinstance(self.transport, LinkTransport) and continues else None
         if team is None or not team.needs_state:
-            self.seat.agree(facts, self.layout, deadline)
+            self.placement.agree(facts, self.layout, deadline)
             self._averaging.start_equal()
 
-        tools = Equipment(plan, self.seat, self.buckets, self.optimizers, team, how)
+        tools = Equipment(plan, self.placement, self.buckets, self.optimizers, team, how)
         self._tools, self.exchange, self.meetings = tools, tools.exchange, tools.meetings
         self.following, self.replanning = tools.following, tools.replanning
         self.clipping = tools.clipping
         self._overlap, self._asynchrony = tools.overlap, tools.asynchrony
         self.push_sum = self._averaging.push_sum = tools.push_sum
         self._stopwatch = Stopwatch(self.rank, on_span)
-        self._itinerary = Itinerary(plan, self.rank, iteration, alone=alone)
+        self._cursor = PlanCursor(plan, self.rank, iteration, alone=alone)
         if self._asynchrony is not None:
             self._asynchrony.open(self.exchange, self._stopwatch, deadline)
-        bye = self.transport, self._itinerary, self._asynchrony
+        bye = self.transport, self._cursor, self._asynchrony
         self._farewell = weakref.finalize(self, say_finished, *bye)
         self._is_checked = self._is_detached = False
         self._hooks = OptimizerHooks(
@@ -195,13 +195,13 @@ class Gossip(Savable):
                 "leave the with statement first."
             )
         if self._asynchrony is not None:
-            self._asynchrony.want(self._itinerary)
-        elif self._overlap is not None and self._itinerary.met:
+            self._asynchrony.want(self._cursor)
+        elif self._overlap is not None and self._cursor.met:
             self._overlap.start(self._run)  # does nothing when already on its way
 
     def _change(self, optimizer: torch.optim.Optimizer | None) -> None:
         if not self._is_checked:  # a wrapper may have come after us, so not at construction
-            check_parallel(self.model, group_size=self.seat.num_parts)
+            check_parallel(self.model, group_size=self.placement.num_parts)
             self._is_checked = True
         if self._stopwatch.listens:
             self._stopwatch.computed(self.iteration)
@@ -213,7 +213,7 @@ class Gossip(Savable):
     def _end(self) -> None:
         if self.following.is_needed:
             self.following.after_step()
-        moved = bool(self._itinerary.met or self.push_sum)
+        moved = bool(self._cursor.met or self.push_sum)
         if moved or self._asynchrony is not None:
             check_in_place(self.buckets, self._frozen)
             if self._asynchrony is not None:
@@ -229,8 +229,8 @@ class Gossip(Savable):
             if moved:
                 self._hooks.restart_curvature()
         if self.following.is_needed:
-            self.following.after_round(met=bool(self._itinerary.met) and self._tools.has_met)
-        self._itinerary.advance()
+            self.following.after_round(met=bool(self._cursor.met) and self._tools.has_met)
+        self._cursor.advance()
         if self._membership is not None:
             self._membership.tend()
         self._look()
@@ -240,11 +240,11 @@ class Gossip(Savable):
 
     def _run(self) -> None:
         with self._stopwatch.exchanging(self.exchange, self.iteration):
-            self._tools.run(self._itinerary)
+            self._tools.run(self._cursor)
 
     def _look(self) -> None:
         if self.replanning.look(self.iteration):
-            self._itinerary.follow(self.plan)
+            self._cursor.follow(self.plan)
 
     # -- for the script ---------------------------------------------------------------------------
 
@@ -256,7 +256,7 @@ class Gossip(Savable):
     @property
     def round(self) -> Round:
         """The round that comes next."""
-        return self._itinerary.round
+        return self._cursor.round
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
@@ -366,7 +366,7 @@ class Gossip(Savable):
         last = self.iteration
         if self.num_workers > 1 and self._asynchrony is None:  # there nobody is waited for
             self.exchange.timeout = _FOREVER  # who still trains may take its time
-            answer(self.exchange, self._itinerary, self._hooks.take)
+            answer(self.exchange, self._cursor, self._hooks.take)
             self.exchange.timeout = self.deadline
         roll_call(self.transport, "join()", _FOREVER)
         # Rounds after the last step of anybody were only there to say goodbye.
@@ -395,7 +395,7 @@ class Gossip(Savable):
         if self._asynchrony is not None:
             self._asynchrony.close()
         self.replanning.close()
-        self.seat.close()
+        self.placement.close()
 
     def __enter__(self) -> Gossip:
         return self

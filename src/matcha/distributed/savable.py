@@ -11,18 +11,18 @@ from typing import Any
 import torch
 from torch import nn
 
+from matcha.distributed.checkpoint.checkpoint import load_checkpoint, save_checkpoint
 from matcha.distributed.elastic.replanning import Replanning
 from matcha.distributed.exchange.asynchrony import Asynchrony
 from matcha.distributed.exchange.clipping import Clipping
 from matcha.distributed.exchange.exchange import Exchange
 from matcha.distributed.exchange.overlap import Overlap
+from matcha.distributed.exchange.plan_cursor import PlanCursor
 from matcha.distributed.exchange.push_sum import PushSumValues
-from matcha.distributed.itinerary import Itinerary
+from matcha.distributed.launch.placement import Placement
 from matcha.distributed.momentum import MomentumRules
 from matcha.distributed.optimizer_hooks import OptimizerHooks
 from matcha.distributed.options import Setup, check_setup
-from matcha.distributed.saving.checkpoint import load_checkpoint, save_checkpoint
-from matcha.distributed.seats import Seat
 from matcha.distributed.transports.base import Transport
 from matcha.errors import InputError
 
@@ -36,7 +36,7 @@ class Savable(ABC):
     setup: Setup
     optimizers: tuple[torch.optim.Optimizer, ...]
     transport: Transport
-    seat: Seat
+    placement: Placement
     exchange: Exchange
     following: MomentumRules
     clipping: Clipping | None
@@ -45,7 +45,7 @@ class Savable(ABC):
     rank: int
     deadline: float
     layout: str
-    _itinerary: Itinerary
+    _cursor: PlanCursor
     _hooks: OptimizerHooks
     _asynchrony: Asynchrony | None
     _overlap: Overlap | None
@@ -53,11 +53,11 @@ class Savable(ABC):
     @property
     def iteration(self) -> int:
         """Of the round that comes next: how many steps this worker has taken."""
-        return self._itinerary.iteration
+        return self._cursor.iteration
 
     def seek(self, iteration: int) -> None:
         """Go on at another iteration of the plan, as every worker must."""
-        self._itinerary.seek(iteration)
+        self._cursor.seek(iteration)
 
     @abstractmethod
     def settle(self) -> None:
@@ -98,7 +98,7 @@ class Savable(ABC):
     def follow(self, state: Mapping[str, Any]) -> None:
         """Go on by the stages that a saved state's plan had."""
         self.replanning.load(state.get("replanning", {"asked_at": 0, "stages": None}))
-        self._itinerary.follow(self.replanning.plan)
+        self._cursor.follow(self.replanning.plan)
         self._hooks.stepped = state.get("stepped", [])
 
     def save(
@@ -110,7 +110,7 @@ class Savable(ABC):
         keep: int = 2,
     ) -> Path:
         """Write a checkpoint of all workers; see `saving.checkpoint`. Collective."""
-        directory = self.seat.folder(directory)
+        directory = self.placement.folder(directory)
         return save_checkpoint(self, directory, extra=extra, generators=generators, keep=keep)
 
     def load(
@@ -122,7 +122,7 @@ class Savable(ABC):
         generators: Mapping[str, torch.Generator] | None = None,
     ) -> dict[str, Any]:
         """Continue from a checkpoint; see `saving.checkpoint`. Collective."""
-        directory = self.seat.folder(directory)
+        directory = self.placement.folder(directory)
         return load_checkpoint(
             self, directory, iteration=iteration, average=average, generators=generators
         )

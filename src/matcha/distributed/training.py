@@ -16,10 +16,9 @@ import torch
 from torch import nn
 
 from matcha._io import fingerprint
-from matcha.distributed.agreement import agree
-from matcha.distributed.collectives import gather
+from matcha.distributed.checkpoint.checkpoint import load_checkpoint, save_checkpoint
+from matcha.distributed.collectives import agree, gather
 from matcha.distributed.gossip import Gossip
-from matcha.distributed.saving.checkpoint import load_checkpoint, save_checkpoint
 from matcha.distributed.transports.base import Transport
 from matcha.distributed.transports.slow_links import SlowLinks
 from matcha.errors import InputError

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from matcha.distributed.saving.checkpoint import checkpoints
+from matcha.distributed.checkpoint.checkpoint import checkpoints
 from matcha.distributed.training import Training
 from matcha.distributed.transports.base import Transport
 from matcha.distributed.transports.slow_links import SlowLinks

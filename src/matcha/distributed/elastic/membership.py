@@ -9,8 +9,8 @@ from collections.abc import Callable
 from statistics import median
 from typing import Any
 
+from matcha.distributed.checkpoint.snapshot import Worker, dump_snapshot, load_snapshot
 from matcha.distributed.links.transport import LinkTransport
-from matcha.distributed.saving.snapshots import Worker, dump_snapshot, load_snapshot
 
 __all__ = ["Membership"]
 

@@ -22,9 +22,9 @@ from typing import Any
 import torch
 
 from matcha.distributed.collectives import gather
-from matcha.distributed.exchange.link_times import LinkTimes
-from matcha.distributed.probe import exchange_time
-from matcha.distributed.seats import Seat
+from matcha.distributed.elastic.probe import exchange_time
+from matcha.distributed.exchange.timers import LinkTimes
+from matcha.distributed.launch.placement import Placement
 from matcha.errors import PeerLostError
 from matcha.plans import Plan, PlanLike, StagedPlan
 from matcha.strategies.staged import in_stages, is_off, next_level
@@ -93,7 +93,7 @@ class Replanning:
     Args:
         plan: The plan as it was asked for, in force until links turn out to be otherwise.
         every: Iterations after which workers tell each other what links took; 0 is never.
-        seat: How all workers are reached.
+        placement: How all workers are reached.
         values: What is exchanged, for the size of a message.
         deadline: Seconds to wait for any one worker.
 
@@ -107,14 +107,14 @@ class Replanning:
         self,
         plan: PlanLike,
         every: int,
-        seat: Seat,
+        placement: Placement,
         values: Sequence[torch.Tensor],
         deadline: float,
     ) -> None:
         self.plan = self.given = plan
         self.every = every
         self.times = LinkTimes()
-        self._seat, self._deadline = seat, deadline
+        self._placement, self._deadline = placement, deadline
         self._bytes = sum(value.nbytes for value in values) * plan.wire.size_ratio()
         self._asked_at = 0
         self._next: NextStage | None = None
@@ -169,7 +169,7 @@ class Replanning:
             self._planner = Planner(self._first, seconds)
 
     def _is_planner(self) -> bool:
-        everyone = self._seat.everyone
+        everyone = self._placement.everyone
         return everyone.rank == everyone.members[0]
 
     @property
@@ -188,9 +188,9 @@ class Replanning:
             mine = json.dumps(planner.plan().to_json()).encode()
         elif self._is_planner():  # the one that planned is gone
             mine = json.dumps(next_level(self._first, coming.seconds).to_json()).encode()
-        found = gather(self._seat.everyone, mine, self._deadline)
+        found = gather(self._placement.everyone, mine, self._deadline)
         planned = next((content for content in found if content), None)
-        if len(found) < self._seat.everyone.num_workers or planned is None:
+        if len(found) < self._placement.everyone.num_workers or planned is None:
             _log.warning("iteration %d: a worker is away; the plan stays", iteration)
             return False
         level = Plan.from_json(json.loads(planned))
@@ -205,7 +205,7 @@ class Replanning:
         pace = (now - self._since) / max(1, iteration - self._asked_at)
         answers = self._gather({"links": self._by_link(self.times.take()), "pace": pace})
         found = _slowest(answers)
-        complete = len(answers) == self._seat.everyone.num_workers
+        complete = len(answers) == self._placement.everyone.num_workers
         idle = [link for link in self.plan.topology.links if link not in found]
         if idle and complete:
             found |= _slowest(self._gather({"links": self._probed(idle)}))
@@ -215,10 +215,10 @@ class Replanning:
 
     def _gather(self, mine: dict[str, Any]) -> list[dict[str, Any]]:
         content = json.dumps(mine).encode()
-        return [json.loads(a) for a in gather(self._seat.everyone, content, self._deadline)]
+        return [json.loads(a) for a in gather(self._placement.everyone, content, self._deadline)]
 
     def _by_link(self, seconds: Mapping[int, float]) -> list[tuple[Link, float]]:
-        rank = self._seat.transport.rank
+        rank = self._placement.transport.rank
         return [((min(rank, peer), max(rank, peer)), s) for peer, s in seconds.items()]
 
     def _probed(self, idle: Sequence[Link]) -> list[tuple[Link, float]]:
@@ -226,7 +226,7 @@ class Replanning:
 
         All take them in the same order, so none waits in a circle.
         """
-        transport, found = self._seat.transport, {}
+        transport, found = self._placement.transport, {}
         size = max(1, min(_MAX_PROBED, int(self._bytes)))
         for i, j in idle:
             if transport.rank in (i, j):

@@ -18,9 +18,9 @@ from matcha.distributed.exchange.async_rendezvous import Rendezvous
 from matcha.distributed.exchange.buckets import Bucket
 from matcha.distributed.exchange.exchange import Exchange
 from matcha.distributed.exchange.meeting import Meeting
-from matcha.distributed.itinerary import Itinerary
-from matcha.distributed.seats import Seat
-from matcha.distributed.stopwatch import Stopwatch
+from matcha.distributed.exchange.plan_cursor import PlanCursor
+from matcha.distributed.exchange.timers import Stopwatch
+from matcha.distributed.launch.placement import Placement
 from matcha.distributed.transports.base import Transport
 from matcha.plans import PlanLike
 from matcha.rounds import Round
@@ -71,16 +71,16 @@ class Asynchrony:
 
     # -- the script's thread ----------------------------------------------------------------------
 
-    def want(self, itinerary: Itinerary) -> None:
+    def want(self, cursor: PlanCursor) -> None:
         """Want the partners of the current round; again for the same iteration does nothing."""
-        if itinerary.iteration == self._wanted_at:
+        if cursor.iteration == self._wanted_at:
             return
-        self._wanted_at = itinerary.iteration
-        if itinerary.met:
+        self._wanted_at = cursor.iteration
+        if cursor.met:
             if not self._is_fresh:
                 with self._lock:
                     self._publish()
-            self.rendezvous.want({meeting.peer: meeting.weight for meeting in itinerary.met})
+            self.rendezvous.want({meeting.peer: meeting.weight for meeting in cursor.met})
 
     def merge(self) -> bool:
         """A step has ended: add to the parameters what meetings have moved; whether any has."""
@@ -152,7 +152,7 @@ class Asynchrony:
 
 def asynchrony_of(
     plan: PlanLike,
-    seat: Seat,
+    placement: Placement,
     buckets: Sequence[Bucket],
     wanted: bool,
 ) -> Asynchrony | None:
@@ -160,10 +160,12 @@ def asynchrony_of(
 
     Args:
         plan: who talks when.
-        seat: this process's place.
+        placement: this process's place.
         buckets: the parameters.
         wanted: whether meetings are to be asynchronous.
     """
-    if not wanted or seat.transport.num_workers == 1:
+    if not wanted or placement.transport.num_workers == 1:
         return None
-    return Asynchrony(buckets, seat.transport, plan.topology.neighbors(seat.transport.rank))
+    return Asynchrony(
+        buckets, placement.transport, plan.topology.neighbors(placement.transport.rank)
+    )

@@ -13,7 +13,7 @@ from matcha.distributed.collectives import broadcast, mean_
 from matcha.distributed.exchange.buckets import Bucket
 from matcha.distributed.exchange.push_sum import PushSumValues
 from matcha.distributed.exchange.shards import local, share
-from matcha.distributed.seats import Seat
+from matcha.distributed.launch.placement import Placement
 
 __all__ = ["Averaging"]
 
@@ -29,9 +29,9 @@ class Averaging:
     """
 
     def __init__(
-        self, seat: Seat, model: nn.Module, buckets: Sequence[Bucket], deadline: float
+        self, placement: Placement, model: nn.Module, buckets: Sequence[Bucket], deadline: float
     ) -> None:
-        self._seat = seat
+        self._placement = placement
         self._model = model
         self._buckets = buckets
         self._deadline = deadline
@@ -45,7 +45,7 @@ class Averaging:
         outside = [local(t.data) for t in others if id(t) not in inside]
         self._pack()
         values = [bucket.data for bucket in self._buckets] + [t for t in outside if t.numel()]
-        broadcast(self._seat.transport, values, self._deadline)
+        broadcast(self._placement.transport, values, self._deadline)
         self._unpack()
 
     @contextmanager
@@ -65,7 +65,7 @@ class Averaging:
             self._pack()
             for bucket in self._buckets:
                 bucket.data.mul_(self._share)
-            mean_(self._seat.transport, tensors, self._deadline)
+            mean_(self._placement.transport, tensors, self._deadline)
             self._unpack()
         self.is_open = True
         try:
@@ -89,21 +89,21 @@ class Averaging:
         for bucket in self._buckets:
             if not bucket.volatile:
                 centre = bucket.data * self._share
-                mean_(self._seat.transport, [centre], self._deadline)
+                mean_(self._placement.transport, [centre], self._deadline)
                 squares = (bucket.data - centre).double().square_()
                 total += self._weighted(bucket, squares)
-        return self._seat.sum(total, self._deadline)
+        return self._placement.sum(total, self._deadline)
 
     def _weighted(self, bucket: Bucket, squares: torch.Tensor) -> float:
         """The sum, with what several processes of a worker hold counted once."""
-        shares = {share(slot.tensor, self._seat.num_parts) for slot in bucket.slots}
+        shares = {share(slot.tensor, self._placement.num_parts) for slot in bucket.slots}
         if len(shares) == 1:
             return shares.pop() * float(squares.sum())
         total = 0.0
         for slot in bucket.slots:
             size = slot.shape.numel() * slot.dtype.itemsize // bucket.data.element_size()
             part = squares[slot.offset : slot.offset + size]
-            total += share(slot.tensor, self._seat.num_parts) * float(part.sum())
+            total += share(slot.tensor, self._placement.num_parts) * float(part.sum())
         return total
 
     def _pack(self) -> None:
@@ -123,7 +123,7 @@ class Averaging:
         outside = [part for part in parts if part.is_floating_point()]
         if not outside:
             return []
-        transport = self._seat.transport
+        transport = self._placement.transport
         own = torch.tensor([_fingerprint(part) for part in outside])
         first = own.clone()
         broadcast(transport, [first], self._deadline)
@@ -148,7 +148,7 @@ class Averaging:
         inside = {s.tensor.data_ptr() for b in self._buckets for s in b.slots}
         shares = [self._share if mean.data_ptr() in inside else 1.0 for mean, _ in pairs]
         centres = [mean * share for (mean, _), share in zip(pairs, shares, strict=True)]
-        mean_(self._seat.transport, centres, self._deadline)
+        mean_(self._placement.transport, centres, self._deadline)
         for (mean, variance), centre in zip(pairs, centres, strict=True):
             variance.add_((mean - centre).square())
 

@@ -12,7 +12,7 @@ from tests.distributed.perceptrons import Fixed, double_step, mlp
 from torch import nn
 
 from matcha.distributed import Gossip, MemoryNetwork, run_threads
-from matcha.distributed.saving.snapshots import (
+from matcha.distributed.checkpoint.snapshot import (
     average_snapshots,
     checksum,
     dump_snapshot,

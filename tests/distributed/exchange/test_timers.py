@@ -8,8 +8,8 @@ from matcha import Round
 from matcha.distributed import run_threads
 from matcha.distributed.exchange.codecs import FloatCodec
 from matcha.distributed.exchange.exchange import Exchange
-from matcha.distributed.exchange.link_times import LinkTimer, LinkTimes
 from matcha.distributed.exchange.meeting import Meeting, meetings
+from matcha.distributed.exchange.timers import LinkTimer, LinkTimes, Stopwatch
 
 
 def test_the_median_of_late_meetings_counts() -> None:
@@ -47,3 +47,25 @@ def test_every_meeting_of_a_round_is_timed() -> None:
         return times.take().keys()
 
     assert run_threads(3, work) == [{1, 2}, {0}, {0}]
+
+
+def test_waiting_and_exchanging_are_told_apart():
+    spans = []
+    watch = Stopwatch(3, spans.append)
+    exchange = SimpleNamespace(wait_seconds=5.0)
+    watch.computed(7)
+    with watch.exchanging(exchange, 7):
+        exchange.wait_seconds += 0.0
+    assert [span.kind for span in spans] == ["compute", "wait", "exchange"]
+    assert {(span.worker, span.iteration) for span in spans} == {(3, 7)}
+    compute, wait, exchanging = spans
+    assert compute.start <= compute.end <= wait.start == wait.end == exchanging.start
+    assert watch.exchange_seconds == exchanging.end - wait.start
+
+
+def test_exchanges_are_counted_where_nobody_listens():
+    watch = Stopwatch(0, None)
+    assert not watch.listens
+    with watch.exchanging(SimpleNamespace(wait_seconds=0.0), 0):
+        pass
+    assert watch.exchange_seconds > 0

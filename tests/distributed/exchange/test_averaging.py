@@ -10,19 +10,21 @@ from tests.distributed.perceptrons import Fixed, double_step, flat, mlp
 from torch import nn
 
 from matcha.distributed import Gossip, MemoryTransport, run_threads
-from matcha.distributed.averaging import Averaging, _fingerprint
+from matcha.distributed.exchange.averaging import Averaging, _fingerprint
 from matcha.distributed.exchange.buckets import fill_buckets
-from matcha.distributed.seats import Seat
+from matcha.distributed.launch.placement import Placement
 
 
 def averaging(transport):
     """Worker r has the weights (r, 2r, 0) and BatchNorm's running mean r."""
-    seat = Seat(transport=transport, everyone=transport)
+    placement = Placement(transport=transport, everyone=transport)
     model = nn.Sequential(nn.Linear(3, 1, bias=False), nn.BatchNorm1d(1))
     with torch.no_grad():
         model[0].weight.copy_(torch.tensor([[1.0, 2.0, 0.0]]) * transport.rank)
         model[1].running_mean.fill_(transport.rank)
-    return model, Averaging(seat, model, fill_buckets(model, bucket_bytes=100, buffers=False), 20)
+    return model, Averaging(
+        placement, model, fill_buckets(model, bucket_bytes=100, buffers=False), 20
+    )
 
 
 def test_inside_is_the_average_and_after_are_the_own_values():

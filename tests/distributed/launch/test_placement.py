@@ -11,7 +11,7 @@ from torch import nn
 
 from matcha import families, plan
 from matcha.distributed import Gossip, MemoryNetwork, run_threads
-from matcha.distributed.seats import Seat, take_seat
+from matcha.distributed.launch.placement import Placement, find_placement
 from matcha.errors import InputError
 
 LAUNCHERS = ("RANK", "WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MPI_LOCALNRANKS")
@@ -44,19 +44,23 @@ def test_a_process_alone_trains_as_without_gossip(monkeypatch, caplog) -> None:
 def test_another_number_of_workers_is_refused() -> None:
     ring = plan(families.ring(4), 1.0, "vanilla")
     with pytest.raises(InputError, match="the plan is for 4 workers, but 3 were started"):
-        take_seat(ring, MemoryNetwork(3).transport(0), None, 10)
-    assert take_seat(ring, MemoryNetwork(4).transport(2), None, 10).transport.rank == 2
+        find_placement(ring, MemoryNetwork(3).transport(0), None, 10)
+    assert find_placement(ring, MemoryNetwork(4).transport(2), None, 10).transport.rank == 2
 
 
 def test_a_workers_parts_add_up_and_keep_apart() -> None:
     """Four processes, two a worker: a sum over each worker's own, 1 + 2 and 3 + 4, on average."""
 
     def work(transport) -> tuple[float, Path]:
-        seat = Seat(transport=transport, everyone=transport, part=transport.rank % 2, num_parts=2)
-        return seat.sum(1.0 + transport.rank, 10), seat.folder("saved")
+        placement = Placement(
+            transport=transport, everyone=transport, part=transport.rank % 2, num_parts=2
+        )
+        return placement.sum(1.0 + transport.rank, 10), placement.folder("saved")
 
     sums, folders = zip(*run_threads(4, work), strict=True)
     assert sums == (5.0,) * 4
     assert folders[0] == folders[2] != folders[1] == folders[3]
-    whole = Seat(transport=MemoryNetwork(1).transport(0), everyone=MemoryNetwork(1).transport(0))
+    whole = Placement(
+        transport=MemoryNetwork(1).transport(0), everyone=MemoryNetwork(1).transport(0)
+    )
     assert whole.folder("saved") == Path("saved")

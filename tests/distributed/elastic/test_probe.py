@@ -4,7 +4,7 @@ import pytest
 
 from matcha import families
 from matcha.distributed import SlowLinks, run_threads
-from matcha.distributed.probe import LinkMeasure, fit, probe
+from matcha.distributed.elastic.probe import LinkMeasure, fit, probe
 from matcha.errors import InputError
 
 

@@ -19,8 +19,8 @@ from matcha.distributed.exchange.exchange import Exchange
 from matcha.distributed.exchange.overlap import Overlap
 from matcha.distributed.exchange.push_sum import PushSumValues
 from matcha.distributed.exchange.shards import like, local
+from matcha.distributed.launch.placement import Placement
 from matcha.distributed.momentum import MomentumRules
-from matcha.distributed.seats import Seat
 from matcha.distributed.transports.base import Buffer, Transport
 from matcha.errors import DataError, InputError
 
@@ -45,7 +45,7 @@ class Worker(Protocol):
 
     modules: nn.Module
     transport: Transport
-    seat: Seat
+    placement: Placement
     deadline: float
 
     optimizers: tuple[torch.optim.Optimizer, ...]

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from matcha._io import fingerprint, write_atomically
-from matcha.distributed.collectives import gather
-from matcha.distributed.saving.snapshots import (
+from matcha.distributed.checkpoint.snapshot import (
     Generators,
     Worker,
     average_snapshots,
@@ -26,6 +25,7 @@ from matcha.distributed.saving.snapshots import (
     restore_snapshot,
     write_snapshot,
 )
+from matcha.distributed.collectives import gather
 from matcha.errors import DataError, ExchangeError, InputError, MatchaError, WriteError
 from matcha.training.progress import check_identity, check_schema
 
@@ -272,17 +272,17 @@ def _together(
         outcome = {"result": work()}
     except Exception as error:  # whatever it is: the others must not wait for this worker
         cause, outcome = error, {"error": str(error)}
-    seat = gossip.seat
-    told = {"rank": seat.everyone.rank, "part": seat.part, **outcome}
-    answers = gather(seat.everyone, json.dumps(told).encode(), gossip.deadline)
+    placement = gossip.placement
+    told = {"rank": placement.everyone.rank, "part": placement.part, **outcome}
+    answers = gather(placement.everyone, json.dumps(told).encode(), gossip.deadline)
     outcomes = [json.loads(answer) for answer in answers]
     for found in outcomes:
         if "error" in found:
-            name = seat.everyone.name(found["rank"])
+            name = placement.everyone.name(found["rank"])
             raise kind(f"{name} could not {deed}: {found['error']}") from cause
     if every_part:
         return [(found["rank"], found["part"], found["result"]) for found in outcomes]
-    return [found["result"] for found in outcomes if found["part"] == seat.part]
+    return [found["result"] for found in outcomes if found["part"] == placement.part]
 
 
 def _check_iteration(gossip: Worker) -> None:
@@ -291,7 +291,7 @@ def _check_iteration(gossip: Worker) -> None:
     by_rank = {rank: iteration for rank, _, iteration in found}
     if len(set(by_rank.values())) > 1:
         ends = min(by_rank, key=by_rank.__getitem__), max(by_rank, key=by_rank.__getitem__)
-        name = gossip.seat.everyone.name
+        name = gossip.placement.everyone.name
         low, high = (f"{name(rank)} is at iteration {by_rank[rank]}" for rank in ends)
         raise ExchangeError(
             f"nothing is saved: {low} and {high}. Save where all have taken as many steps: "
@@ -310,7 +310,7 @@ def _choose(gossip: Worker, root: Path, iteration: int | None, average: bool) ->
 
     answers = _together(gossip, "look for checkpoints", list_mine, every_part=True)
     found = [(part, dict(listed)) for _, part, listed in answers]
-    everybodys = [listed for part, listed in found if part == gossip.seat.part]
+    everybodys = [listed for part, listed in found if part == gossip.placement.part]
 
     def is_common(k: int) -> bool:
         """Whether the processes of each part have the same list of it."""

@@ -18,10 +18,10 @@ from torch import nn
 
 import matcha
 from matcha.distributed import Gossip, MemoryNetwork, MemoryTransport, run_threads
+from matcha.distributed.checkpoint import checkpoint
+from matcha.distributed.checkpoint.checkpoint import SCHEMA, checkpoints
 from matcha.distributed.collectives import gather
-from matcha.distributed.saving import checkpoint
-from matcha.distributed.saving.checkpoint import SCHEMA, checkpoints
-from matcha.distributed.seats import Seat
+from matcha.distributed.launch.placement import Placement
 from matcha.errors import DataError, ExchangeError, InputError, WriteError
 from matcha.plans import Plan
 
@@ -395,13 +395,13 @@ def test_parts_of_workers_load_the_same_iteration(tmp_path: Path, monkeypatch) -
     """Two workers of two processes: what one part lacks, none loads."""
     everyone, teams = MemoryNetwork(4), [MemoryNetwork(2), MemoryNetwork(2)]
     plan = matcha.plan(matcha.families.path(2), 1.0, "vanilla")
-    seats = threading.local()
-    monkeypatch.setattr("matcha.distributed.gossip.take_seat", lambda *_: seats.mine)
+    placements = threading.local()
+    monkeypatch.setattr("matcha.distributed.gossip.find_placement", lambda *_: placements.mine)
 
     def process(all_of_them: MemoryTransport) -> int:
         part = all_of_them.rank % 2
         counterparts = teams[part].transport(all_of_them.rank // 2)
-        seats.mine = Seat(
+        placements.mine = Placement(
             transport=counterparts,
             everyone=everyone.transport(all_of_them.rank),
             part=part,

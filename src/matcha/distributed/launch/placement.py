@@ -1,4 +1,4 @@
-"""Seats: which worker a process belongs to, and which part of that worker it is.
+"""Placement: which worker a process belongs to, and which part of that worker it is.
 
 A worker may be a group of processes, such as the GPUs of a node with DDP, FSDP or tensor
 parallelism between them. Each process then meets its counterparts, the processes that hold the same
@@ -15,8 +15,7 @@ from pathlib import Path
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from matcha.distributed.agreement import agree
-from matcha.distributed.collectives import gather
+from matcha.distributed.collectives import agree, gather
 from matcha.distributed.launch.environment import default_transport, is_alone
 from matcha.distributed.transports.base import Transport
 from matcha.distributed.transports.memory import MemoryNetwork
@@ -25,14 +24,14 @@ from matcha.errors import InputError
 from matcha.plans import PlanLike
 from matcha.records import versions
 
-__all__ = ["Seat", "take_seat"]
+__all__ = ["Placement", "find_placement"]
 
 _log = logging.getLogger("matcha")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seat:
-    """One process's place among all."""
+class Placement:
+    """One process's place among all workers."""
 
     transport: Transport
     """To the counterparts, one a worker."""
@@ -61,14 +60,14 @@ class Seat:
         return root if self.num_parts == 1 else root / f"part-{self.part:03d}"
 
     def close(self) -> None:
-        """Give back what was opened for this seat."""
+        """Give back what was opened for this placement."""
         for transport in self.owned:
             transport.close()
 
 
-def take_seat(
+def find_placement(
     plan: PlanLike, transport: Transport | None, mesh: DeviceMesh | None, timeout: float
-) -> Seat:
+) -> Placement:
     """Find this process's place, with as many workers as the plan has.
 
     Args:
@@ -81,17 +80,17 @@ def take_seat(
         InputError: the numbers do not fit.
     """
     if mesh is not None:
-        seat = _seat_in(mesh, timeout)
+        placement = _seat_in(mesh, timeout)
     elif transport is not None:
-        seat = Seat(transport=transport, everyone=transport)
+        placement = Placement(transport=transport, everyone=transport)
     else:
         own = MemoryNetwork(1).transport(0) if is_alone() else default_transport(plan.topology)
-        seat = Seat(transport=own, everyone=own, owned=(own,))
-    _check_workers(plan, seat.transport.num_workers)
-    return seat
+        placement = Placement(transport=own, everyone=own, owned=(own,))
+    _check_workers(plan, placement.transport.num_workers)
+    return placement
 
 
-def _seat_in(mesh: DeviceMesh, timeout: float) -> Seat:
+def _seat_in(mesh: DeviceMesh, timeout: float) -> Placement:
     if mesh.ndim != 1:
         raise InputError(
             f"mesh= has {mesh.ndim} dimensions, {mesh.mesh_dim_names}: give the one along which "
@@ -106,7 +105,7 @@ def _seat_in(mesh: DeviceMesh, timeout: float) -> Seat:
     if len(counts) > 1:
         raise InputError("mesh= gives workers of different sizes: each needs as many processes.")
     part = places[: everyone.rank].count(transport.rank)
-    return Seat(
+    return Placement(
         transport=transport,
         everyone=everyone,
         part=part,
@@ -130,12 +129,14 @@ def _check_workers(plan: PlanLike, found: int) -> None:
         )
 
 
-def shared_facts(plan: PlanLike, seat: Seat, options: str, iteration: int) -> dict[str, str]:
+def shared_facts(
+    plan: PlanLike, placement: Placement, options: str, iteration: int
+) -> dict[str, str]:
     """What every worker must have alike before it meets another."""
     return {
         "plan": plan.digest[:12],
         "seed": str(plan.seed),
-        "mesh": f"{seat.transport.num_workers} workers of {seat.num_parts} processes",
+        "mesh": f"{placement.transport.num_workers} workers of {placement.num_parts} processes",
         "options": options,
         "iteration": str(iteration),
         "matcha version": versions().get("matcha-sgd", "unknown"),

@@ -1,4 +1,4 @@
-"""The itinerary: where a worker is in a plan, and whom it meets there."""
+"""The plan cursor: where a worker is in a plan, and whom it meets there."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from matcha.distributed.transports.base import Transport
 from matcha.plans import Plan, PlanLike, StagedPlan
 from matcha.rounds import Round
 
-__all__ = ["Itinerary", "answer", "say_finished"]
+__all__ = ["PlanCursor", "answer", "say_finished"]
 
 _KNOWN_ROUNDS = 1 << 14  # rounds repeat; beyond this many different ones, look again
 _NEVER = 1e-6  # a matching that is active more rarely is not waited for
@@ -29,14 +29,14 @@ class Leaver(Protocol):
         """Say goodbye."""
 
 
-class Itinerary:
-    """One worker's way through a plan, a round at a time; a worker alone meets nobody.
+class PlanCursor:
+    """One worker's position in a plan, round by round; a worker alone has no meetings.
 
     Attributes:
         iteration: of the round that comes next.
         round: that round.
-        met: whom this worker meets in it; empty when it rests.
-        passed: workers that are not met any more.
+        met: this worker's meetings in it; empty when it rests.
+        passed: workers that it does not meet any more.
     """
 
     def __init__(self, plan: PlanLike, rank: int, iteration: int, *, alone: bool = False) -> None:
@@ -87,33 +87,33 @@ def _peers_of(level: Plan, rank: int) -> set[int]:
     return {i + j - rank for matching in used for i, j in matching if rank in (i, j)}
 
 
-def answer(exchange: Exchange, itinerary: Itinerary, take: Callable[[], None]) -> None:
+def answer(exchange: Exchange, cursor: PlanCursor, take: Callable[[], None]) -> None:
     """Come to the meetings of those who still train, without steps of one's own, until none does.
 
     Every meeting tells whether its ends have finished; two that both have do not meet again. So
     this needs no word from workers that are never met.
     """
-    exchange.finished_at = itinerary.iteration
-    itinerary.passed = exchange.finished
-    while not exchange.finished.issuperset(itinerary.partners()):
-        if itinerary.met:
+    exchange.finished_at = cursor.iteration
+    cursor.passed = exchange.finished
+    while not exchange.finished.issuperset(cursor.partners()):
+        if cursor.met:
             take()
         else:
-            itinerary.advance()
+            cursor.advance()
     exchange.finished_at = RUNNING
     exchange.finished.clear()
 
 
-def say_finished(transport: Transport, itinerary: Itinerary, team: Leaver | None = None) -> None:
+def say_finished(transport: Transport, cursor: PlanCursor, team: Leaver | None = None) -> None:
     """Let others know that this worker has come to a good end, should they wait for it.
 
     Args:
         transport: where it is noted.
-        itinerary: how far this worker came.
+        cursor: how far this worker came.
         team: where meetings may be under way at any time, said goodbye to first.
     """
     # An error that nobody caught is none, nor is one of ours.
     if getattr(sys, "last_value", None) is None and not transport.failed:
         if team is not None:
             team.leave()
-        transport.set_note(f"finished/{transport.period}", str(itinerary.iteration))
+        transport.set_note(f"finished/{transport.period}", str(cursor.iteration))

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from matcha.distributed.agreement import agree
-from matcha.distributed.collectives import barrier, gather
+from matcha.distributed.collectives import agree, barrier, gather
 from matcha.distributed.transports.base import Message, Transport
 from matcha.errors import InputError
 from matcha.matchings import decompose
