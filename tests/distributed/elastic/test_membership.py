@@ -26,7 +26,7 @@ MOMENTUM = 0.9
 
 
 def wait_until(condition, seconds: float = 150.0) -> None:
-    end = time.monotonic() + min(seconds, 20)
+    end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not come to pass"
         time.sleep(0.002)

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.distributed import cases
 from tests.distributed.links.linked import HOST, local_peers, run_linked
 
 from matcha import Topology, families
@@ -26,24 +25,6 @@ def keys(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("keys") / "run"
     new_keys(folder, 8)
     return folder
-
-
-@pytest.mark.parametrize(
-    ("strategy", "mixing", "rule", "secure"),
-    [
-        ("vanilla", "laplacian", "eq2", False),
-        ("greedy", "pairwise", "footnote", False),
-        ("greedy", "pairwise", "eq2", True),
-    ],
-)
-def test_training_over_links_equals_the_definition(strategy, mixing, rule, secure, keys) -> None:
-    plan = cases.make_plan(strategy, mixing)
-    results = run_linked(
-        plan.topology,
-        lambda transport: cases.train(transport, plan, rule),
-        keys=keys if secure else None,
-    )
-    cases.check(results, plan, rule)
 
 
 @pytest.mark.parametrize("secure", [False, True], ids=["plain", "tls"])

@@ -153,7 +153,7 @@ class LinkTransport(Transport):
         self._first_ups: dict[Link, int] = {}
         self._end_reasons: dict[int, str] = {}
         self.barred: set[int] = set()
-        self._finished: set[int] = set()
+        self._finished: dict[int, Connection] = {}
         self._revocations = Revocations(keys)
         self._context = keys.context(server=False) if keys else None
         try:
@@ -203,7 +203,8 @@ class LinkTransport(Transport):
         with self.lock:
             for m in messages:
                 if m.incoming is not None:
-                    way = self._connection_to(m.peer)
+                    # What a neighbour sent before it finished has arrived, and still counts.
+                    way = self._connection_to(m.peer) or self._finished.get(m.peer)
                     transfers.append((m.peer, way.receive(m.tag, m.incoming) if way else None))
             for m in messages:
                 if m.outgoing is not None:
@@ -394,7 +395,7 @@ class LinkTransport(Transport):
             guard = self.lock, self.changed, self._limits
             connection = Connection(peer, stream, *guard, self._on_frame, self._end, theirs)
             self.connections[peer] = connection
-            self._finished.discard(peer)
+            self._finished.pop(peer, None)
             running = self.phase is Phase.RUNNING
             if theirs and not mine and not running:
                 self.phase = Phase.NEEDS_STATE
@@ -557,7 +558,7 @@ class LinkTransport(Transport):
             connection.end(reason)
             self._end_reasons[connection.peer] = reason
             if connection.finished_at is not None:
-                self._finished.add(connection.peer)
+                self._finished[connection.peer] = connection
             if self.connections.get(connection.peer) is connection:
                 del self.connections[connection.peer]
                 self._vacant.notify_all()
