@@ -159,7 +159,7 @@ def _matching_of(made: Plan) -> list[int] | None:
     number: dict[Link, int] = {}
     for j, matching in enumerate(made.matchings):
         for link in matching:
-            if link in number or made.mixing in ONE_WAY:
+            if link in number or made.process.is_one_way:
                 return None
             number[link] = j
     return [number.get(link, -1) for link in made.topology.links]

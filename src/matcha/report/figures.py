@@ -15,7 +15,6 @@ from matcha.errors import InputError, require
 from matcha.plans import Plan
 from matcha.report.layouts import layout
 from matcha.report.styles import look_of
-from matcha.rounds import ONE_WAY
 from matcha.strategies import has_budget
 from matcha.sweeps import Sweep
 from matcha.topology import Link
@@ -47,7 +46,7 @@ def link_activity(plan: Plan) -> dict[Link, float]:
     """How often each link is used, in exchanges an iteration; in messages, of a one-way link."""
     activity = dict.fromkeys(plan.topology.links, 0.0)
     # Where links carry both ways a message is half an exchange, whichever way it goes.
-    part = 0.5 if plan.mixing in ONE_WAY and not plan.topology.directed else 1.0
+    part = 0.5 if plan.process.is_one_way and not plan.topology.directed else 1.0
     for matching, p in zip(plan.matchings, plan.probabilities, strict=True):
         for i, j in matching:
             activity[(i, j) if (i, j) in activity else (j, i)] += part * p

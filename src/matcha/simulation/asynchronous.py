@@ -227,7 +227,7 @@ class AsynchronousSimulation:
 
 def _check(plan: PlanLike, simulation: Simulation) -> None:
     problem = None
-    if not {level.mixing for level in plan.levels} <= {"laplacian", "pairwise"}:
+    if not all(level.process.has_meetings for level in plan.levels):
         problem = "workers meet in pairs: choose a plan of pairs, with both ways on every link"
     elif not is_whole(simulation.plan.wire):
         problem = "messages hold whole values: choose the wire float32"

@@ -194,7 +194,7 @@ class LinkClock:
         """
         computed = [time + own for time, own in zip(self.times, self.compute, strict=True)]
         free = list(self.times if self._beside else computed)
-        if round.mixing == "average" and round:
+        if round.is_all_reduce and round:
             free = [max(free) + average] * len(free)
         else:
             for matching in round.matchings:

@@ -16,7 +16,7 @@ from matcha._io import replace_file
 from matcha.errors import InputError
 from matcha.plans import Events, PlanLike
 from matcha.records import Record
-from matcha.rounds import ONE_WAY, Round
+from matcha.rounds import Round
 from matcha.simulation.engine import Engine
 from matcha.simulation.flat import mean_squared_deviation
 from matcha.simulation.forecast import Forecast
@@ -182,7 +182,7 @@ class Simulation:
             self._clock = self._new_clock()
         before = max(self._clock.times)
         for round in rounds:
-            average = self.plan.round_time(round) if round.mixing == "average" else 0.0
+            average = self.plan.round_time(round) if round.is_all_reduce else 0.0
             self._clock.iterate(round, self.settings.delays.of(average, self.plan.timing.unit))
         compute = len(rounds) * statistics.fmean(self._clock.compute)
         return compute, max(self._clock.times) - before - compute
@@ -200,9 +200,9 @@ class Simulation:
     def _messages(self, round: Round) -> float:
         """What a worker sends in a round, in the mean over workers and in messages of a meeting."""
         m = self.task.num_workers
-        if round.mixing == "average" and round:
+        if round.is_all_reduce and round:
             return 2 * (m - 1) / m  # parts of 1/m go twice around a ring
-        return (1 if round.mixing in ONE_WAY else 2) * len(round.links) / m
+        return (1 if round.is_one_way else 2) * len(round.links) / m
 
     def _measure(self) -> float:
         """Seconds of one gradient on this device, after a warm-up; the state is left as it was."""

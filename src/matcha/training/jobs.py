@@ -142,7 +142,7 @@ def with_asynchronous(jobs: Sequence[Job]) -> list[Job]:
     found = []
     for job in jobs:
         found.append(job)
-        if {level.mixing for level in job.plan.levels} <= {"laplacian", "pairwise"}:
+        if all(level.process.has_meetings for level in job.plan.levels):
             name = with_budget(job.plan.strategy, job.plan.budget)
             found.append(
                 replace(

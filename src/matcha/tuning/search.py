@@ -116,7 +116,7 @@ def predict(
     kept = 1 / (1 - plan.wire.residual)
     noise = (
         plan.consensus_error
-        if plan.mixing == "average"
+        if plan.process.is_all_reduce
         else _times(consensus_error(plan.process), kept)
     )
     if noise is None:

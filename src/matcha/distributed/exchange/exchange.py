@@ -29,7 +29,7 @@ from matcha.distributed.exchange.codecs import (
 from matcha.distributed.exchange.meeting import RUNNING, Handshake, Meeting, MeetingHook
 from matcha.distributed.transports.base import Transport, meeting_tag
 from matcha.errors import ModelError, PeerLostError
-from matcha.rounds import EXACT, Round
+from matcha.rounds import Round
 from matcha.wires import Float, LowRank, Modulo, Wire
 from matcha.wires.segments import Segment
 from matcha.wires.wire import BLOCK
@@ -137,7 +137,7 @@ class Exchange:
             ModelError: a value that cannot be encoded is not finite; nothing was sent.
         """
         self.transport.doing = f"the round of iteration {iteration}"
-        if round.mixing in EXACT:
+        if round.is_exact:
             self._average(round, met)
             return len(met)
         is_sequential = round.mixing != "laplacian"
@@ -166,7 +166,7 @@ class Exchange:
     def _average(self, round: Round, met: Sequence[Meeting]) -> None:
         """Take the mean of all workers, which is no meeting of two."""
         values = [piece.values for codec in self.codecs for piece in codec.pieces]
-        if round.mixing == "average":
+        if round.is_all_reduce:
             self.bytes_sent += ring_mean_(self.transport, values, self.timeout)
             return
         to = [meeting.role.to for meeting in met if meeting.role]
