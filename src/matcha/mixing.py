@@ -212,7 +212,7 @@ def link_weights(given: Any, topology: Topology) -> dict[Link, float]:
         return metropolis_weights(topology)
     found = dict(given) if isinstance(given, Mapping) else _entries(given, topology)
     for link in found.keys() - set(topology.links):
-        raise InputError(f"weights name {link}, which is no link of the topology (i < j).")
+        raise InputError(f"weights name {link}, which is not a link of the topology (i < j).")
     weights = {link: float(found.get(link, 0.0)) for link in topology.links}
     for link, w in weights.items():
         if not 0 <= w <= 1:

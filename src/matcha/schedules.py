@@ -9,6 +9,7 @@ compared as integers, so no rounding can differ.
 from __future__ import annotations
 
 import math
+import operator
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -422,7 +423,7 @@ class Cycle(_Repeated):
 def _read_bernoulli(
     document: dict[str, Any], probabilities: tuple[float, ...], seed: int
 ) -> Bernoulli:
-    groups = tuple(tuple(group) for group in document["groups"])
+    groups = tuple(tuple(map(operator.index, group)) for group in document["groups"])
     return Bernoulli(probabilities=probabilities, seed=seed, groups=groups)
 
 
@@ -433,11 +434,13 @@ def _read_choice(_: dict[str, Any], probabilities: tuple[float, ...], seed: int)
 def _read_periodic(
     document: dict[str, Any], probabilities: tuple[float, ...], seed: int
 ) -> Periodic:
-    return Periodic(frequency=document["frequency"], num_matchings=len(probabilities), seed=seed)
+    return Periodic(
+        frequency=float(document["frequency"]), num_matchings=len(probabilities), seed=seed
+    )
 
 
 def _read_cycle(document: dict[str, Any], probabilities: tuple[float, ...], seed: int) -> Cycle:
-    cycle = tuple(tuple(active) for active in document["cycle"])
+    cycle = tuple(tuple(map(operator.index, active)) for active in document["cycle"])
     return Cycle(cycle=cycle, num_matchings=len(probabilities), seed=seed)
 
 

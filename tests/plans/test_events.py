@@ -99,8 +99,12 @@ def test_a_file_says_the_same(tmp_path):
     for text, message in (
         ("{", "is not JSON"),
         ("{}", "does not hold a list"),
-        ('[{"worker": 1, "lots": 2}]', "is no event"),
-        ("[3]", "is no event"),
+        ('[{"worker": 1, "lots": 2}]', "is not an event"),
+        ("[3]", "is not an event"),
+        ('[{"worker": 1, "lost": "x"}]', "is not an event"),
+        ('[{"worker": null, "lost": [1]}]', "is not an event"),
+        ('[{"link": [1, 2], "cut": 1.5}]', "is not an event"),
+        ('[{"link": [1, 2], "slower": "fast", "from": 1}]', "is not an event"),
     ):
         path.write_text(text)
         with pytest.raises(InputError, match=message):

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import io
 import json
 import os
+from functools import partial
 
 import networkx as nx
 import numpy as np
@@ -9,6 +11,15 @@ import pytest
 
 from matcha import Topology, families
 from matcha.errors import TopologyError
+
+
+def _npy():
+    buffer = io.BytesIO()
+    np.save(buffer, np.eye(3))
+    return buffer.getvalue()
+
+
+NPY = _npy()
 
 
 def test_saved_topologies_come_back_unchanged(tmp_path):
@@ -55,8 +66,8 @@ def test_edge_lists_carry_labels_and_seconds(tmp_path):
         ("a.json", b'{"schema": "other/3", "links": []}', "other/3"),
         ("a.json", b'{"nodes": []}', "neither a list of links"),
         ("a.json", b"[[0, 1, 2, 3]]", "pair of workers"),
-        ("a.json", b'[[0, 1, "fast"]]', "no number"),
-        ("a.json", b"[[0, [1]]]", "no name"),
+        ("a.json", b'[[0, 1, "fast"]]', "not a number"),
+        ("a.json", b"[[0, [1]]]", "not a name"),
         ("a.json", b"[[0, null]]", "names a worker None"),
         ("a.json", b"[[0, 1, 0.1], [1, 2]]", "give all links their seconds"),
         ("a.json", b"[[0, 1, 1e308], [1, 2, 0.1]]", "at most 1e"),
@@ -66,7 +77,13 @@ def test_edge_lists_carry_labels_and_seconds(tmp_path):
         ("a.edges", b"0 1 0.1\n1 2\n", "give all links their seconds"),
         ("a.graphml", b"<graphml", "could not be read as graphml"),
         ("a.npy", b"not numpy", "could not be read as npy"),
-        ("a.csv", b"1,x\n", "could not be read as csv"),
+        ("a.csv", b"1,x,y,z\n", "a table is an adjacency matrix"),
+        ("a.csv", b"0,1\n1,2,0.5\n", "differ in length"),
+        ("a.csv", b"source,target,time\n0,1,soon\n", "could not convert"),
+        ("a.csv", b"a,b,weight\nx,y,1\ny,z,2\n", "weight='time'"),
+        ("a.csv", b"# nothing\n", "it is empty"),
+        ("a.npy", NPY.replace(b"(3, 3)", b"(3, 3("), "could not be read as npy"),
+        ("a.graphml", b'<?xml version="1.0" encoding="zz"?><graphml/>', "unknown encoding"),
         ("a.csv", b"0,1\n0,0\n", "not strongly connected"),
         ("a.edges", b"0 -> 1\n1 2\n", "line 2"),
         ("a.csv", b"0,-1\n-1,0\n", "negative"),
@@ -113,8 +130,71 @@ def test_weights_that_nobody_could_heed_are_refused(tmp_path):
     graph.add_edge(0, 1, weight=3)
     graph.add_edge(1, 2, weight=5)
     nx.write_graphml(graph, tmp_path / "w.graphml")
-    with pytest.raises(TopologyError, match="rename it 'time'"):
-        Topology.read(tmp_path / "w.graphml")
+    linked = json.dumps(nx.node_link_data(graph, edges="links"))
+    (tmp_path / "w.json").write_text(linked)
+    for read in (Topology.from_networkx, *(partial(_read, tmp_path / n) for n in WEIGHED)):
+        with pytest.raises(TopologyError, match="rename it 'time'"):
+            read(graph)
+        assert read(graph, weight="time").link_times == (3.0, 5.0)
+        assert read(graph, weight="ignore").link_times is None
+    nx.set_edge_attributes(graph, 1, "weight")
+    assert Topology.from_networkx(graph).link_times is None  # all alike: they say nothing
+
+
+WEIGHED = ("w.graphml", "w.json")
+
+
+def _read(path, graph, **options):
+    return Topology.read(path, **options)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "source,target,time\nberlin,paris,0.25\nparis,rome,0.5\n",
+        "Source;Target;Seconds\nberlin;paris;0.25\nparis;rome;0.5\n",
+        ",from,to,time\n0,berlin,paris,0.25\n1,paris,rome,0.5\n",  # a frame with its index
+        "time,target,source\n0.25,paris,berlin\n0.5,rome,paris\n",
+        "berlin,paris,0.25\nparis,rome,0.5\n",
+        "berlin\tparis\t0.25\nparis\trome\t0.5\n",
+        '"berlin","paris","0.25"\n"paris","rome","0.5"\n',
+        "# sites\n\nberlin , paris , 0.25\nparis , rome , 0.5\n",
+        ",berlin,paris,rome\nberlin,0,0.25,0\nparis,0.25,0,0.5\nrome,0,0.5,0\n",
+        "berlin,paris,rome\n0,0.25,0\n0.25,0,0.5\n0,0.5,0\n",
+    ],
+)
+def test_tables_as_people_have_them(text, tmp_path):
+    (tmp_path / "t.csv").write_text(text)
+    topology = Topology.read(tmp_path / "t.csv")
+    assert topology.labels == ("berlin", "paris", "rome")
+    assert topology.links == ((0, 1), (1, 2))
+    assert topology.link_times == (0.25, 0.5)
+
+
+def test_tables_of_numbers_are_matrices_where_they_can_be(tmp_path):
+    path = tmp_path / "t.csv"
+    for text, links in (
+        ("0,1\n1,2\n2,0\n", ((0, 1), (0, 2), (1, 2))),
+        ("0,1\n1,2\n", ((0, 1), (1, 2))),  # square, but no worker has a link to itself
+        ("0,1,0\n1,0,1\n0,1,0\n", ((0, 1), (1, 2))),
+        (",0,1,2\n0,0,1,0\n1,1,0,1\n2,0,1,0\n", ((0, 1), (1, 2))),
+    ):
+        path.write_text(text)
+        assert Topology.read(path).links == links, text
+    path.write_text("source,target,weight\n0,1,3\n1,2,5\n")
+    assert Topology.read(path, weight="time").link_times == (3.0, 5.0)
+    assert Topology.read(path, weight="ignore").link_times is None
+
+
+@pytest.mark.parametrize("ending", ["csv", "edges"])
+def test_names_with_blanks_and_commas_are_names(ending, tmp_path):
+    path = tmp_path / f"t.{ending}"
+    path.write_text('New York, "Paris, Texas", 0.5\n"Paris, Texas", "São Paulo", 1.5\n')
+    assert Topology.read(path).labels == ("New York", "Paris, Texas", "São Paulo")
+    if ending == "edges":
+        path.write_text('"New York" Paris 0.5\nParis -> Rome\n')
+        with pytest.raises(TopologyError, match="line 2 differs"):
+            Topology.read(path)
 
 
 def test_times_of_only_some_edges_are_refused():
@@ -158,7 +238,7 @@ def test_node_link_data_by_hand_is_a_simple_graph(tmp_path):
         ("num_workers", -3, "a whole number from 2 up"),
         ("links", {"0": 1}, "they are a list"),
         ("labels", 5, "they are a list"),
-        ("labels", [{}, {}], "no name"),
+        ("labels", [{}, {}], "not a name"),
         ("link_times", 5, "they are a list"),
         ("link_times", [None], "they are numbers"),
         ("link_times", [10**400], "too large"),

@@ -1,13 +1,14 @@
-"""Events: what happens to a network while it trains, by iteration; a script for either engine.
+"""Events: a script of what happens to a network while it trains, by iteration, for either engine.
 
-A lost worker's meetings are left out from an iteration on; when it comes back it takes a
-neighbour's state as it is then, and takes part from that iteration on. A cut link's meetings are
-left out. A slower link only costs time.
+Meetings of a lost worker are left out; when the worker returns it takes the state that a neighbour
+then has, and takes part from that iteration on. Meetings over a cut link are left out. A slower
+link only costs time.
 """
 
 from __future__ import annotations
 
 import json
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,13 +25,13 @@ __all__ = ["Cut", "Events", "Loss", "Return", "Slowdown"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """A worker is gone from iteration `at` on, and back at `back`, if ever."""
+    """A worker that is gone from iteration `at` on, and back at iteration `back`, if ever."""
 
     worker: int
     at: int
     back: int | None = None
     donor: int | None = None
-    """Whose state it takes then; None: the lowest-ranked neighbour that is there."""
+    """The worker whose state it takes then; None: the lowest-ranked neighbour that is present."""
 
     def holds(self, k: int) -> bool:
         """Whether the worker is gone at iteration k."""
@@ -39,7 +40,7 @@ class Loss:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """A link carries nothing from iteration `at` on, until it is mended, if ever."""
+    """A link that carries nothing from iteration `at` on, until it is mended, if ever."""
 
     link: Link
     at: int
@@ -52,14 +53,14 @@ class Cut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slowdown(Cut):
-    """A link takes so many times as long."""
+    """A link that takes `factor` times as long."""
 
     factor: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Return:
-    """A worker comes back with another's state."""
+    """A worker that comes back with the state of another."""
 
     worker: int
     donor: int
@@ -89,7 +90,7 @@ class Events:
                 raise InputError(f"a link cannot take {slowdown.factor!r} times as long.")
 
     def check(self, plan: PlanLike) -> None:
-        """Refuse events of workers or links that the plan lacks, that leave nobody, or one-way."""
+        """Refuse events that do not fit a plan: of unknown workers, or leaving no worker."""
         topology = plan.topology
         for level in plan.levels if self.losses or self.cuts else ():
             check_losable(level.mixing, "a script that loses workers or cuts links")
@@ -105,16 +106,16 @@ class Events:
     # -- what holds when --------------------------------------------------------------------------
 
     def gone(self, k: int) -> frozenset[int]:
-        """Who is not there at iteration k."""
+        """The workers that are away at iteration k."""
         return frozenset(loss.worker for loss in self.losses if loss.holds(k))
 
     def cut(self, k: int) -> frozenset[Link]:
-        """Which links carry nothing at iteration k."""
+        """The links that carry nothing at iteration k."""
         links = (cut.link for cut in self.cuts if cut.holds(k))
         return frozenset(pair for i, j in links for pair in ((i, j), (j, i)))
 
     def changes(self, start: int, stop: int) -> list[list[int]]:
-        """Who goes and comes in some iterations: iteration, worker, and 1 where it comes.
+        """Losses and returns in some iterations: iteration, worker, and 1 for a return.
 
         >>> Events(losses=(Loss(worker=1, at=2, back=5),)).changes(0, 9)
         [[2, 1, 0], [5, 1, 1]]
@@ -142,7 +143,7 @@ class Events:
         return usual + sum(_longer(plan.timing, m, slower) for m in round.matchings)
 
     def returns(self, k: int, topology: Topology) -> tuple[Return, ...]:
-        """Who comes back at the beginning of iteration k, and with whose state."""
+        """The workers that come back at the beginning of iteration k, and whose state they take."""
         return tuple(
             Return(worker=loss.worker, donor=self._donor(loss, topology))
             for loss in self.losses
@@ -150,7 +151,7 @@ class Events:
         )
 
     def renewed(self, k: int, topology: Topology) -> frozenset[Link]:
-        """The links that are new connections at iteration k: mended, or of a worker that is back.
+        """The links that are new connections at iteration k: mended, or of a returning worker.
 
         >>> ring = Topology.from_links([(0, 1), (1, 2), (2, 0)])
         >>> sorted(Events(losses=(Loss(worker=1, at=2, back=5),)).renewed(5, ring))
@@ -209,7 +210,7 @@ class Events:
 
 
 def _longer(timing: Timing, matching: Matching, slower: Mapping[Link, float]) -> float:
-    """What slower links add to a matching's time; what queues on shared wires stays as it is."""
+    """What slower links add to a matching's time; queues on shared channels stay as they are."""
     alone = {link: timing.matching_time((link,)) for link in matching}
     now = max(seconds * slower.get(link, 1.0) for link, seconds in alone.items())
     return now - max(alone.values())
@@ -220,16 +221,21 @@ def _event(entry: Any) -> Loss | Cut:
         fields = dict(entry)
         if "worker" in fields:
             names = {"worker": "worker", "lost": "at", "back": "back", "state_of": "donor"}
-            return Loss(**{names[key]: value for key, value in fields.items()})
-        i, j = fields.pop("link")
+            return Loss(**{names[key]: _whole(value) for key, value in fields.items()})
+        i, j = map(operator.index, fields.pop("link"))
         link = (min(i, j), max(i, j))
         if "cut" in fields:
             names = {"cut": "at", "mended": "until"}
-            return Cut(link=link, **{names[key]: value for key, value in fields.items()})
-        names = {"slower": "factor", "from": "at", "until": "until"}
-        return Slowdown(link=link, **{names[key]: value for key, value in fields.items()})
-    except (KeyError, TypeError, ValueError):
+            return Cut(link=link, **{names[key]: _whole(value) for key, value in fields.items()})
+        names, factor = {"from": "at", "until": "until"}, float(fields.pop("slower"))
+        span = {names[key]: _whole(value) for key, value in fields.items()}
+        return Slowdown(link=link, factor=factor, **span)
+    except (KeyError, OverflowError, TypeError, ValueError):
         raise InputError(
-            f"{entry!r} is no event: it is a worker lost (and back), a link cut (and mended), or "
-            "a link slower from an iteration (until another)."
+            f"{entry!r:.200} is not an event: events are a worker lost (and back), a link cut "
+            "(and mended), or a link slower from an iteration (until another)."
         ) from None
+
+
+def _whole(value: Any) -> Any:
+    return None if value is None else operator.index(value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,12 @@ import numpy.typing as npt
 from matcha.errors import TopologyError
 
 SCHEMA = "matcha.topology/1"
+Weight: TypeAlias = Literal["time", "ignore"]
+"""What the weight of a link means: the seconds of one exchange, or nothing."""
+WEIGHTS = (
+    "its links carry 'weight', which may mean anything: say weight='time' if it is the seconds of "
+    "one exchange (or rename it 'time'), or weight='ignore'."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,11 +34,12 @@ class LinkList:
     directed: bool = False
 
 
-def from_networkx(graph: Any, name: str | None = None) -> LinkList:
+def from_networkx(graph: Any, name: str | None = None, weight: Weight | None = None) -> LinkList:
     """The links of a networkx graph, with edges' `time` and, where all have it, nodes' `pos`.
 
     Raises:
-        TopologyError: The graph is a multigraph, or only some edges have a time.
+        TopologyError: The graph is a multigraph, only some edges have a time, or edges have
+            different weights and nothing says what they mean.
     """
     if graph.is_multigraph():
         raise TopologyError(
@@ -40,6 +47,11 @@ def from_networkx(graph: Any, name: str | None = None) -> LinkList:
             "pass networkx.Graph(graph), or DiGraph where links carry one way."
         )
     edges = list(graph.edges(data=True))
+    key = "weight" if weight == "time" else "time"
+    timed = any("time" in data for _, _, data in edges)
+    differ = len({data.get("weight") for _, _, data in edges}) > 1
+    if weight is None and differ and not timed:
+        raise TopologyError(WEIGHTS)  # seconds, a bandwidth or a likeness: its author knows
     points = [data.get("pos") for _, data in graph.nodes(data=True)]
     nodes = list(graph.nodes)
     if are_worker_numbers(nodes):
@@ -48,29 +60,11 @@ def from_networkx(graph: Any, name: str | None = None) -> LinkList:
     return LinkList(
         links=[(a, b) for a, b, _ in edges],
         labels=nodes,
-        link_times=times_of_all([((a, b), data.get("time")) for a, b, data in edges]),
+        link_times=times_of_all([((a, b), data.get(key)) for a, b, data in edges]),
         positions=None if any(p is None for p in points) else points,
         name=name or str(graph.name or "networkx"),
         directed=graph.is_directed(),
     )
-
-
-def without_weights(graph: Any) -> Any:
-    """The graph, unless its file gives links a `weight` that nobody could heed.
-
-    A weight may be seconds, a bandwidth or a likeness: which one, only its author knows.
-
-    Raises:
-        TopologyError: Weights differ, and no `time` says what a link costs.
-    """
-    edges = list(graph.edges(data=True))
-    weights = {data.get("weight") for _, _, data in edges}
-    if len(weights) > 1 and not any("time" in data for _, _, data in edges):
-        raise TopologyError(
-            "its edges carry 'weight', which may mean anything: rename it 'time' if it is the "
-            "seconds of one exchange, or leave it out."
-        )
-    return graph
 
 
 def times_of_all(
@@ -123,7 +117,7 @@ def from_adjacency(matrix: npt.NDArray[Any], name: str) -> LinkList:
     )
 
 
-def from_json(document: Any) -> LinkList:
+def from_json(document: Any, weight: Weight | None = None) -> LinkList:
     """The links in a JSON document: ours, networkx's node-link data, or a plain list of links.
 
     A link of the list is a pair of workers, or a pair and its seconds.
@@ -137,7 +131,7 @@ def from_json(document: Any) -> LinkList:
     if not isinstance(document, dict) or not {"links", "edges"} & document.keys():
         raise TopologyError('it is neither a list of links nor an object with "links".')
     if "nodes" in document:
-        return _from_node_link(document)
+        return _from_node_link(document, weight)
     if "links" not in document:
         raise TopologyError('it has "edges" but no "nodes": node-link data has both.')
     schema = document.get("schema", SCHEMA)
@@ -212,7 +206,7 @@ def _label(name: Any) -> Hashable:
     if isinstance(name, list):
         return tuple(_label(part) for part in name)
     if not isinstance(name, (str, int, float)):
-        raise TopologyError(f"its labels hold {name!r:.60}, which is no name.")
+        raise TopologyError(f"its labels hold {name!r:.60}, which is not a name.")
     return name
 
 
@@ -230,7 +224,7 @@ def _count(value: Any, num_links: int) -> int | None:
     return value
 
 
-def _from_node_link(document: dict[str, Any]) -> LinkList:
+def _from_node_link(document: dict[str, Any], weight: Weight | None) -> LinkList:
     """What `networkx.node_link_data` wrote, with its links under "edges" or "links"."""
     import networkx as nx
 
@@ -248,7 +242,7 @@ def _from_node_link(document: dict[str, Any]) -> LinkList:
     strange = [node for node in graph.nodes if node not in known]
     if strange:
         raise TopologyError(f"a link names {strange[0]!r}, which is not among its nodes.")
-    return from_networkx(without_weights(graph))
+    return from_networkx(graph, weight=weight)
 
 
 def _hashable(value: Any) -> Any:
@@ -262,7 +256,7 @@ def _timed_link(entry: Any) -> tuple[tuple[Any, Any], float | None]:
         return _link(entry), None
     seconds = entry[2]
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
-        raise TopologyError(f"link {entry!r} ends in its seconds, but {seconds!r} is no number.")
+        raise TopologyError(f"link {entry!r} ends in its seconds, but {seconds!r} is not a number.")
     return _link(entry[:2]), float(seconds)
 
 

@@ -16,6 +16,7 @@ from matcha._io import write_atomically
 from matcha._numerics.spectra import laplacian
 from matcha.errors import PlanError, TopologyError
 from matcha.topology import files, graphs
+from matcha.topology.graphs import Weight
 
 MAX_SECONDS = 1e9
 """The longest time of a link: thirty years. Beyond it sums overflow before anybody waits."""
@@ -123,25 +124,38 @@ class Topology:
         )
 
     @classmethod
-    def from_networkx(cls, graph: Any, *, name: str | None = None) -> Topology:
+    def from_networkx(
+        cls, graph: Any, *, name: str | None = None, weight: Weight | None = None
+    ) -> Topology:
         """A topology from a networkx graph, directed or not; labels may be anything hashable.
 
         Edge attribute `time` (seconds) becomes the link time, and node attribute `pos` the
-        position; other attributes, `weight` too, are not read.
+        position.
+
+        Args:
+            graph: A networkx graph.
+            name: What to call the topology; by default the graph's own name.
+            weight: What edge attribute `weight` means: `"time"`, the seconds of one exchange, or
+                `"ignore"`. Without it, weights that differ are refused.
 
         Raises:
             TopologyError: The graph is a multigraph, or not a valid topology.
         """
-        return cls._of(graphs.from_networkx(graph, name))
+        return cls._of(graphs.from_networkx(graph, name, weight))
 
     @classmethod
-    def read(cls, path: str | Path) -> Topology:
-        """A topology from a file: JSON, GraphML, an edge list, or a csv/npy adjacency matrix.
+    def read(cls, path: str | Path, *, weight: Weight | None = None) -> Topology:
+        """A topology from a file: JSON, GraphML, CSV, an edge list, or an npy adjacency matrix.
+
+        Args:
+            path: The file; its ending says which format it is in.
+            weight: What a link's `weight` means, as in `from_networkx`.
 
         Raises:
             TopologyError: The file is missing, unreadable, or does not hold a valid topology.
         """
-        return files.read(Path(path), cls._of)
+        with files.explain(Path(path)):
+            return cls._of(files.read(Path(path), weight))
 
     @classmethod
     def from_json(cls, document: Any) -> Topology:
@@ -288,7 +302,7 @@ def check_matchings(
         busy: set[tuple[int, str]] = set()
         for i, j in matching:
             if (i, j) not in links:
-                raise PlanError(f"matching {number} uses link ({i}, {j}), which is no link.")
+                raise PlanError(f"matching {number} uses link ({i}, {j}), which is not a link of the topology.")
             for end in (i, "sender"), (j, "receiver" if push else "sender"):
                 if end in busy:
                     way = f" as {end[1]}" if push else ""
@@ -307,7 +321,7 @@ def _pair(link: Sequence[Any]) -> tuple[Any, Any]:
         raise TopologyError(f"a link is a pair of workers, but {link!r} is not.")
     for end in link:
         if end is None or isinstance(end, bool) or not isinstance(end, Hashable):
-            raise TopologyError(f"link {link!r} names a worker {end!r}, which is no name.")
+            raise TopologyError(f"link {link!r} names a worker {end!r}, which is not a name.")
     return link[0], link[1]
 
 
