@@ -80,7 +80,7 @@ def test_edge_lists_carry_labels_and_seconds(tmp_path):
         ("a.csv", b"1,x,y,z\n", "a table is an adjacency matrix"),
         ("a.csv", b"0,1\n1,2,0.5\n", "differ in length"),
         ("a.csv", b"source,target,time\n0,1,soon\n", "could not convert"),
-        ("a.csv", b"a,b,weight\nx,y,1\ny,z,2\n", "weight='time'"),
+        ("a.csv", b"from,to,weight\nx,y,1\ny,z,2\n", "weight='time'"),
         ("a.csv", b"# nothing\n", "it is empty"),
         ("a.npy", NPY.replace(b"(3, 3)", b"(3, 3("), "could not be read as npy"),
         ("a.graphml", b'<?xml version="1.0" encoding="zz"?><graphml/>', "unknown encoding"),

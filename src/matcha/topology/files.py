@@ -22,8 +22,8 @@ _UNREADABLE = (
     *(SyntaxError, TypeError, ValueError, tokenize.TokenError),
 )
 """What readers of common formats raise where a file was changed."""
-_SOURCES = ("source", "src", "from", "start", "u", "i", "node1", "worker1", "a")
-_TARGETS = ("target", "dst", "to", "end", "v", "j", "node2", "worker2", "b", "destination")
+_SOURCES = ("source", "src", "from", "start", "node1", "worker1")
+_TARGETS = ("target", "dst", "destination", "to", "end", "node2", "worker2")
 _SECONDS = ("time", "times", "seconds", "link_time")
 _EXPECTED = (
     "a table is an adjacency matrix, with or without names in its first row and column, or a list "

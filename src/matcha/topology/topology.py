@@ -302,7 +302,9 @@ def check_matchings(
         busy: set[tuple[int, str]] = set()
         for i, j in matching:
             if (i, j) not in links:
-                raise PlanError(f"matching {number} uses link ({i}, {j}), which is not a link of the topology.")
+                raise PlanError(
+                    f"matching {number} uses link ({i}, {j}), which is not a link of the topology."
+                )
             for end in (i, "sender"), (j, "receiver" if push else "sender"):
                 if end in busy:
                     way = f" as {end[1]}" if push else ""
