@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from matcha.distributed import run_threads
+from matcha.distributed import MemoryTransport, run_threads
 from matcha.distributed.collectives import (
     agree,
     barrier,
@@ -13,6 +13,7 @@ from matcha.distributed.collectives import (
     mean_,
     ring_mean_,
 )
+from matcha.distributed.transports.torch import _is_sign
 from matcha.errors import InputError
 
 
@@ -78,3 +79,22 @@ def test_every_worker_hears_who_differs_in_what() -> None:
 
 def test_in_a_tie_the_lowest_rank_is_right() -> None:
     assert [rank for rank, _ in differences([{"a": "1"}, {"a": "2"}])] == [1]
+
+
+def test_all_wait_first_for_a_sign_of_life_while_a_worker_is_away() -> None:
+    """Gloo waits patiently for one number; twelve sizes were no such sign, and ended the group."""
+
+    def work(transport: MemoryTransport) -> list[bool]:
+        waits = []
+        post = transport.post
+
+        def recording(messages):
+            waits.extend(_is_sign(message) for message in messages if message.incoming is not None)
+            return post(messages)
+
+        transport.post = recording
+        gather(transport, b"ok", 10)
+        return waits
+
+    _, *others = run_threads(12, work)
+    assert all(waits[0] for waits in others)

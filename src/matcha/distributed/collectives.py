@@ -13,12 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
-from matcha.distributed.transports.base import (
-    Buffer,
-    Message,
-    Tag,
-    Transport,
-)
+from matcha.distributed.transports.base import Buffer, Message, Tag, Transport
 from matcha.errors import ExchangeError, InputError
 
 __all__ = [
@@ -160,9 +155,11 @@ def gather(transport: Transport, value: bytes, timeout: float) -> list[bytes]:
             values[peer] = _receive_bytes(transport, peer, timeout)
     else:
         _send_bytes(transport, 0, value, timeout)
-    sizes = torch.tensor([len(v) for v in values], dtype=torch.int64)
-    broadcast(transport, [sizes], timeout)
-    joined = torch.zeros(int(sizes.sum()), dtype=torch.uint8)
+    # A single number first: a sign of life, for which transports wait while a worker is away.
+    total = torch.tensor([sum(map(len, values))])
+    sizes = torch.tensor([len(v) for v in values])
+    broadcast(transport, [total, sizes], timeout)
+    joined = torch.zeros(int(total), dtype=torch.uint8)
     if transport.rank == 0:
         joined.copy_(torch.tensor(list(b"".join(values)), dtype=torch.uint8))
     broadcast(transport, [joined], timeout)
@@ -255,37 +252,17 @@ def _mean_by_tree(transport: Transport, tensors: list[torch.Tensor], timeout: fl
 
 
 def _gather_by_tree(transport: Transport, value: bytes, timeout: float) -> list[bytes]:
-    def collected(parts: dict[int, memoryview]) -> bytes:
-        values = {transport.rank: value}
+    def joined(parts: dict[int, memoryview]) -> bytes:
+        values = {str(transport.rank): value.decode("latin-1")}  # a character per byte
         for part in parts.values():
-            values |= unpack(part)
-        return pack(values)
+            values |= json.loads(bytes(part))
+        return json.dumps(values).encode()
 
     result = transport.tree_call(
-        lambda parts: (collected(parts),), lambda parts, _: collected(parts), timeout
+        lambda parts: (joined(parts),), lambda parts, _: joined(parts), timeout
     )
-    values = unpack(result)
-    return [values[other] for other in sorted(values)]
-
-
-def pack(values: dict[int, bytes]) -> bytes:
-    """Workers' values as one string of bytes."""
-    head = json.dumps([[rank, len(value)] for rank, value in sorted(values.items())]).encode()
-    return len(head).to_bytes(4, "big") + head + b"".join(values[rank] for rank in sorted(values))
-
-
-def unpack(content: Buffer) -> dict[int, bytes]:
-    """The values that `pack` joined.
-
-    >>> unpack(pack({3: b"x", 1: b""}))
-    {1: b'', 3: b'x'}
-    """
-    start = 4 + int.from_bytes(content[:4], "big")
-    values = {}
-    for rank, size in json.loads(bytes(content[4:start])):
-        values[rank] = bytes(content[start : start + size])
-        start += size
-    return values
+    values = json.loads(bytes(result))
+    return [values[rank].encode("latin-1") for rank in sorted(values, key=int)]
 
 
 def _joined(tensors: list[torch.Tensor]) -> bytes:
@@ -339,11 +316,8 @@ def _send_bytes(transport: Transport, peer: int, value: bytes, timeout: float) -
 
 
 def _receive_bytes(transport: Transport, peer: int, timeout: float) -> bytes:
-    def receive(buffer: torch.Tensor) -> list[int]:
-        moved = _movable(transport, buffer)
-        transport.post([Message(peer=peer, tag=Tag.GATHER, incoming=moved)]).wait(timeout)
-        values: list[int] = moved.tolist()
-        return values
-
-    (size,) = receive(torch.zeros(1, dtype=torch.int64))
-    return bytes(receive(torch.empty(size, dtype=torch.uint8)))
+    size = _movable(transport, torch.zeros(1, dtype=torch.int64))
+    transport.post([Message(peer=peer, tag=Tag.GATHER, incoming=size)]).wait(timeout)
+    value = _movable(transport, torch.empty(int(size), dtype=torch.uint8))
+    transport.post([Message(peer=peer, tag=Tag.GATHER, incoming=value)]).wait(timeout)
+    return bytes(value.tolist())

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import traceback
+
 import numpy as np
 import pytest
 import torch
@@ -166,6 +168,31 @@ def test_pairwise_matchings_are_pipelined_over_pieces() -> None:
     second_begins = next(i for i, e in enumerate(events) if e[:2] == ("post", 2))
     first_ends = max(i for i, e in enumerate(events) if e[:2] == ("wait", 1))
     assert second_begins < first_ends
+
+
+@pytest.mark.parametrize("hooks", [[], [MeetingHook(), MeetingHook()]])
+def test_few_frames_stand_between_a_round_and_its_messages(hooks) -> None:
+    """run, the loop, one transfer; hooks add none."""
+    round = Round(matchings=(((0, 1),),), indices=(0,), mixing="pairwise", weight=0.5)
+    transport = Recording()
+    exchange = float_exchange(transport, [torch.ones(8)], 64)
+    exchange.hooks.extend(hooks)
+    depths = []
+    post = transport.post
+
+    def deep_post(messages) -> Pending:
+        if messages[0].incoming.dtype == torch.uint8:  # values, and not the handshake
+            names = [frame.name for frame in traceback.extract_stack()]
+            depths.append(len(names) - names.index("run_here") - 2)  # without that and this
+        return post(messages)
+
+    transport.post = deep_post
+
+    def run_here() -> None:
+        exchange.run(round, meetings(round, 0), iteration=0)
+
+    run_here()
+    assert max(depths) <= 3
 
 
 def test_tags_stay_within_what_every_mpi_takes() -> None:

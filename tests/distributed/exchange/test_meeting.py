@@ -15,7 +15,6 @@ from matcha.rounds import OneWayRole, Round
 def shake(transport, iteration: int = 3, content: torch.Tensor | None = None) -> Handshake:
     """Two workers' handshake, once the other's has come."""
     meeting = Meeting(position=0, peer=1 - transport.rank, weight=0.5)
-    content = torch.empty(0, dtype=torch.uint8) if content is None else content
     handshake = Handshake(transport, meeting, 7, iteration, RUNNING, content)
     handshake.wait(timeout=20)
     return handshake
@@ -41,7 +40,7 @@ class Recording(MemoryTransport):
 @pytest.mark.parametrize("size", [0, 5])
 def test_a_handshake_begins_with_a_sign_that_is_watched_for_while_a_worker_is_away(size) -> None:
     transport = Recording(MemoryNetwork(2), 0)
-    content = torch.zeros(size, dtype=torch.uint8)
+    content = torch.zeros(size, dtype=torch.uint8) if size else None
     Handshake(transport, Meeting(position=0, peer=1, weight=0.5), 7, 3, RUNNING, content)
     sign, *others = transport.posted
     assert _is_sign(sign)

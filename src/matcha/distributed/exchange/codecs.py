@@ -131,12 +131,12 @@ class Codec(ABC):
         return 4
 
     def begin_round(self) -> torch.Tensor:
-        """Begin a round; returns the bytes that each partner must know before the first piece."""
-        return torch.empty(0, dtype=torch.uint8)
+        """Begin a round; returns this worker's scales as bytes, where there are any."""
+        raise NotImplementedError
 
     def agree(self, theirs: torch.Tensor) -> Sequence[torch.Tensor]:
         """The scales of a link, from the bytes of the partner's `begin_round`."""
-        return ()
+        raise NotImplementedError
 
     @abstractmethod
     def memory(self, spare: SpareMemory, own: torch.device, wire: torch.device) -> Memory:
@@ -186,6 +186,7 @@ class FloatCodec(Codec):
         dtype: torch.dtype | None = None,
     ) -> None:
         self._dtype = dtype
+        self._sizes: dict[torch.device, tuple[int, int]] = {}
         limit = max(1, bucket_bytes // 2)
         parts = [p for v in values for p in torch.split(v, max(1, limit // v.element_size()))]
         self.pieces = [Piece(index, part) for index, part in enumerate(parts)]
@@ -196,11 +197,13 @@ class FloatCodec(Codec):
 
     def memory(self, spare: SpareMemory, own: torch.device, wire: torch.device) -> Memory:
         """As `Codec.memory`; pinned, so that a GPU copies to and from it without a detour."""
-        pieces = [piece for piece in self.pieces if piece.values.device == own]
-        size = max(piece.values.numel() * self._format(piece).itemsize for piece in pieces)
-        staged = any(self._is_staged(piece, wire) for piece in pieces)
-        pinned = wire.type == "cpu" and own.type == "cuda"
-        block = spare.take(2 * size if staged else size, wire, pinned=pinned)
+        if own not in self._sizes:
+            pieces = [piece for piece in self.pieces if piece.values.device == own]
+            size = max(piece.values.numel() * self._format(piece).itemsize for piece in pieces)
+            staged = any(self._is_staged(piece, wire) for piece in pieces)
+            self._sizes[own] = size, 2 * size if staged else size
+        size, total = self._sizes[own]
+        block = spare.take(total, wire, pinned=wire.type == "cpu" and own.type == "cuda")
         return Memory([block], incoming=block[:size], outgoing=block[size:], kept=block[:0])
 
     def encode(self, transfer: Transfer) -> torch.Tensor:
@@ -478,12 +481,13 @@ def _chunks(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
 
 def _average(x: torch.Tensor, arrived: torch.Tensor, weight: float) -> None:
     """Set x <- (1 - w) x + w arrived; `arrived` is used up."""
+    if weight == 0.5:  # halving is exact, so it may come last: two passes, not three
+        for mine, theirs in _chunks(x, arrived):
+            mine.add_(theirs).mul_(0.5)
+        return
     own = float(1 - torch.tensor(weight, dtype=x.dtype))  # rounded once, as the definition does
     for mine, theirs in _chunks(x, arrived):
-        if weight == 0.5:  # halving is exact, so it may come last: two passes, not three
-            mine.add_(theirs).mul_(0.5)
-        else:
-            mine.mul_(own).add_(theirs.mul_(weight))
+        mine.mul_(own).add_(theirs.mul_(weight))
 
 
 def _move(x: torch.Tensor, arrived: torch.Tensor, sent: torch.Tensor, weight: float) -> None:

@@ -56,8 +56,10 @@ class _RoundState:
     keeps_originals: bool
     """Whether several partners get the values before the round."""
     last: Meeting
-    contents: list[torch.Tensor] | None = None
-    """What handshakes carry, by codec; None before the first meeting begins."""
+    has_begun: bool = False
+    """Whether codecs know of it: not before the first meeting begins."""
+    contents: list[torch.Tensor] = field(default_factory=list)
+    """What handshakes carry, by codec with scales."""
     handshakes: dict[int, Handshake] = field(default_factory=dict)
     """By the position of their meeting."""
     scales: dict[int, dict[Codec, Sequence[torch.Tensor]]] = field(default_factory=dict)
@@ -103,6 +105,7 @@ class Exchange:
         phases = [(codec, phase) for codec in self.codecs for phase in range(codec.num_phases)]
         parts = [(codec, piece, phase) for codec, phase in phases for piece in codec.pieces]
         self._parts = [_Part(number, *part) for number, part in enumerate(parts)]
+        self._scaled = [codec for codec in self.codecs if codec.has_scales]
         self.spare = SpareMemory()
         self._largest = {c: max(piece.values.nbytes for piece in c.pieces) for c in self.codecs}
 
@@ -156,7 +159,7 @@ class Exchange:
             except PeerLostError as error:
                 if not any(hook.undo(group[0], error) for hook in self.hooks):
                     raise
-        if state.contents is not None:
+        if state.has_begun:
             for codec in self.codecs:
                 codec.end_round()
         for hook in self.hooks:
@@ -176,11 +179,10 @@ class Exchange:
 
     def _hold(self, met: Sequence[Meeting], state: _RoundState) -> None:
         """Hold meetings together, several transfers under way at a time."""
-        if state.contents is None:
+        if not state.has_begun:
             self._begin(state)
-        if any(map(len, state.contents or ())):  # which the first message needs: ask for all early
-            for meeting in met:
-                self._greet(meeting, state)
+        for meeting in met if state.contents else ():  # which the first message needs
+            self._greet(meeting, state)
         under_way: deque[Transfer] = deque()
         for part, meeting in self._ordered(met, state):
             window = part.codec.window(several=state.keeps_originals)
@@ -203,24 +205,25 @@ class Exchange:
         return ((part, meeting) for part in self._parts for meeting in met)
 
     def _begin(self, state: _RoundState) -> None:
-        for codec in self.codecs:
-            if codec.has_scales and not all(_is_finite(piece.values) for piece in codec.pieces):
+        for codec in self._scaled:
+            if not all(bool(torch.isfinite(piece.values.sum())) for piece in codec.pieces):
                 raise ModelError(
                     f"{self.transport.name(self.transport.rank)} holds a parameter that is not "
                     f"finite at iteration {state.iteration}: training diverged; a lower learning "
                     "rate may help."
                 )
-        state.contents = [codec.begin_round() for codec in self.codecs]
+        state.contents = [codec.begin_round() for codec in self._scaled]
+        state.has_begun = True
 
     def _greet(self, meeting: Meeting, state: _RoundState) -> None:
         """Post the handshake of a meeting, once."""
         if meeting.position not in state.handshakes:
-            content = torch.cat(state.contents or [])
+            content = torch.cat(state.contents) if state.contents else None
             tag = self._tag(meeting, len(self._parts))
             state.handshakes[meeting.position] = Handshake(
                 self.transport, meeting, tag, state.iteration, self.finished_at, content
             )
-            self.bytes_sent += len(content)
+            self.bytes_sent += 0 if content is None else len(content)
 
     def _scales(self, meeting: Meeting, state: _RoundState) -> dict[Codec, Sequence[torch.Tensor]]:
         """Wait for a meeting's handshake, once; what codecs found in it."""
@@ -232,9 +235,11 @@ class Exchange:
             self.wait_seconds += time.perf_counter() - started
             if handshake.both_finished:
                 self.finished.add(meeting.peer)
-            answers = torch.split(handshake.answer, [*map(len, state.contents or ())])
-            pairs = zip(self.codecs, answers, strict=True)
-            state.scales[meeting.position] = {codec: codec.agree(part) for codec, part in pairs}
+            scales = state.scales[meeting.position] = {}
+            if handshake.answer is not None:
+                parts = torch.split(handshake.answer, [len(part) for part in state.contents])
+                for codec, part in zip(self._scaled, parts, strict=True):
+                    scales[codec] = codec.agree(part)
         return state.scales[meeting.position]
 
     def _tag(self, meeting: Meeting, number: int) -> int:
@@ -288,10 +293,6 @@ class Exchange:
             return state.originals[piece][: values.nbytes].view(values.dtype).view_as(values)
         block = state.originals[piece] = self.spare.take(self._largest[codec], values.device)
         return block[: values.nbytes].view(values.dtype).view_as(values).copy_(values)
-
-
-def _is_finite(values: torch.Tensor) -> bool:
-    return bool(torch.isfinite(values.sum()))
 
 
 def alignment(wire: Wire) -> int:

@@ -71,7 +71,7 @@ class Handshake:
         tag: of the message.
         iteration: at which this worker is.
         finished_at: the iteration at which it finished training, or `RUNNING`.
-        content: bytes of the codecs; both ends send equally many.
+        content: bytes of the codecs, if any; both ends send equally many.
 
     Attributes:
         answer: the partner's content, once it has come.
@@ -85,7 +85,7 @@ class Handshake:
         tag: int,
         iteration: int,
         finished_at: int,
-        content: torch.Tensor,
+        content: torch.Tensor | None,
     ) -> None:
         self._transport, self._meeting, self._iteration = transport, meeting, iteration
         self._has_finished = finished_at != RUNNING
@@ -95,7 +95,7 @@ class Handshake:
         self._position = position.clone()  # stays so where nothing is received
         messages = [*meeting.messages(tag, self._position, position)]
         self.answer = content
-        if len(content):
+        if content is not None:
             content = content.to(device)
             self.answer = torch.empty_like(content)
             messages += meeting.messages(tag, self.answer, content)

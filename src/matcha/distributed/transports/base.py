@@ -55,6 +55,9 @@ class Tag(IntEnum):
     """When two workers have time for an asynchronous meeting."""
 
 
+_NUM_MEETING_TAGS = min(Tag)
+
+
 def meeting_tag(number: int) -> int:
     """The tag of a meeting's message with some number, which may be large.
 
@@ -64,7 +67,7 @@ def meeting_tag(number: int) -> int:
     >>> meeting_tag(7), meeting_tag(40_000) <= MAX_TAG
     (7, True)
     """
-    return number % min(Tag)
+    return number % _NUM_MEETING_TAGS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
