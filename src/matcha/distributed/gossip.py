@@ -208,7 +208,7 @@ class Gossip(Savable):
         if self._overlap is not None:
             self._overlap.finish()
         if self.following.is_needed and optimizer is not None:
-            self.following.before_step(optimizer, meets=bool(self._itinerary.met))
+            self.following.before_step(optimizer, meets=bool(self._cursor.met))
 
     def _end(self) -> None:
         if self.following.is_needed:
