@@ -164,3 +164,12 @@ def test_a_kind_that_nobody_registered_is_named():
     document["schedule"] = {"kind": "somebody-elses"}
     with pytest.raises(PlanError, match=r"somebody-elses.*register_schedule"):
         matcha.Plan.from_json(document)
+
+
+@pytest.mark.parametrize("k", [1.5, "3", None])
+def test_rounds_are_counted_in_whole_numbers(k):
+    plan = matcha.plan(matcha.families.ring(4), 0.5, "periodic")
+    for ask in (plan.round, plan.rounds, plan.mixing_matrix):
+        with pytest.raises(InputError, match="iterations are whole numbers"):
+            ask(k)
+    assert plan.round(np.int64(3)) == plan.round(3)

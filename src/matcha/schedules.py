@@ -94,11 +94,13 @@ def check_seed(seed: int) -> None:
 
 
 def check_iteration(k: int) -> None:
-    """Refuse an iteration before the first.
+    """Refuse an iteration before the first, or between two.
 
     Raises:
-        InputError: k is below 0.
+        InputError: k is below 0, or not a whole number.
     """
+    if not hasattr(k, "__index__"):
+        raise InputError(f"iterations are whole numbers, but round {k!r} was asked for.")
     if k < 0:
         raise InputError(f"iterations count from 0, but round {k} was asked for.")
 

@@ -12,6 +12,7 @@ from matcha.plans import Plan, check_budget
 from matcha.strategies import COMPARED, Strategy, as_strategy, plan
 from matcha.timing import Timing, default_timing
 from matcha.topology import Topology
+from matcha.topology.families import TopologyLike, as_topology
 from matcha.wires import parse_wire
 from matcha.wires.delays import budget_over
 
@@ -69,7 +70,7 @@ class Sweep:
 
 
 def sweep(
-    topology: Topology,
+    topology: TopologyLike,
     budgets: Sequence[float] = DEFAULT_BUDGETS,
     strategies: Sequence[str | Strategy] = COMPARED,
     *,
@@ -82,7 +83,7 @@ def sweep(
     Strategies without a budget, as `vanilla`, appear once, at 1.
 
     Args:
-        topology: The workers and their links.
+        topology: As for `matcha.plan`.
         budgets: Values of C_b in (0, 1].
         strategies: As for `matcha.plan`: names, or strategies with options.
         wires: Names as for `matcha.plan`: what messages hold. The budget counts time, so over a
@@ -103,6 +104,7 @@ def sweep(
         raise InputError("a sweep takes wires=[…], one or several.")
     if not budgets or not strategies or not wires:
         raise InputError("a sweep needs at least one budget, one strategy and one wire.")
+    topology = as_topology(topology)
     timing = options.get("timing") or default_timing(topology)
     wanted = combinations(topology, timing, strategies, budgets, wires)
     plans = []

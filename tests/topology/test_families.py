@@ -3,9 +3,11 @@ from __future__ import annotations
 import networkx as nx
 import pytest
 
+import matcha
 from matcha import families
 from matcha.errors import InputError, TopologyError
 from matcha.matchings import check_decomposition
+from matcha.topology.families import as_topology
 
 
 @pytest.mark.parametrize(
@@ -118,3 +120,35 @@ def test_some_links_carry_one_way(share):
     assert families.one_way(topology, share, seed=1) == directed
     with pytest.raises(TopologyError, match="cannot lose a way"):
         families.one_way(families.path(4), 0.5)
+
+
+def test_whatever_stands_for_a_topology_is_one(tmp_path):
+    ring = families.ring(4)
+    ring.save(tmp_path / "ring.json")
+    for given in (ring, "ring:4", str(tmp_path / "ring.json"), tmp_path / "ring.json"):
+        assert as_topology(given) == ring
+    assert as_topology(ring.to_networkx()).links == ring.links
+    for links in (ring.links, list(map(list, ring.links)), iter(ring.links), ring.link_array):
+        assert as_topology(links).links == ring.links
+    assert as_topology([("a", "b", 0.5), ("b", "c", 0.25)]).link_times == (0.5, 0.25)
+
+
+@pytest.mark.parametrize("given", [None, 3, {}, {"links": [[0, 1]]}, ["ring:4"], [3], [[0]]])
+def test_what_stands_for_no_topology_is_refused(given):
+    with pytest.raises(InputError, match=r"a Topology, a name such as|pair of workers"):
+        as_topology(given)
+
+
+def test_every_planner_takes_what_stands_for_a_topology():
+    ring, networkx = families.ring(4), nx.cycle_graph(4)
+    assert matcha.plan("ring:4", 0.5, "periodic") == matcha.plan(ring, 0.5, "periodic")
+    links = [(0, 1), (1, 2), (2, 3), (3, 0)]
+    digest = matcha.plan(ring, 0.5, "greedy").digest
+    assert matcha.plan(networkx, 0.5, "greedy").digest == digest
+    assert matcha.plan(links, 0.5, "greedy").digest == digest
+    assert matcha.staged_plan("ring:4", {0: 0.5}, "periodic").topology == ring
+    assert matcha.sweep("ring:4", [0.5], ["periodic"]).topology == ring
+    found = matcha.tune(
+        "ring:4", compute_time=1, link_time=1, strategies=["vanilla"], wires=["float32"]
+    )
+    assert found.plan.topology == ring

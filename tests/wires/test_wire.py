@@ -34,3 +34,9 @@ def test_ranks_and_bits_have_bounds() -> None:
     for name in ("lowrank:65", "modulo:1", "modulo:x", "zip"):
         with pytest.raises(InputError):
             parse_wire(name)
+
+
+@pytest.mark.parametrize("wire", [None, 3, ["float32"]])
+def test_what_is_no_wire_is_refused_in_a_sentence(wire):
+    with pytest.raises(InputError, match=r"the wire is .* one of float32, bfloat16"):
+        parse_wire(wire)

@@ -16,12 +16,13 @@ from matcha.strategies.registry import STRATEGIES, Greedy, Matcha, as_strategy
 from matcha.strategies.strategy import Builder, OwnStrategy, Request, Strategy
 from matcha.timing import Timing, default_timing
 from matcha.topology import Link, Topology
+from matcha.topology.families import TopologyLike, as_topology
 from matcha.wires import Float, Wire, parse_wire
 from matcha.wires.delays import budget_over, timing_over
 
 
 def plan(
-    topology: Topology,
+    topology: TopologyLike,
     budget: float = 0.5,
     strategy: str | Strategy | Builder | None = None,
     seed: int = 0,
@@ -34,7 +35,8 @@ def plan(
     """Plan the communication of decentralized SGD on a topology within a budget.
 
     Args:
-        topology: The workers and their links.
+        topology: The workers and their links: a `Topology`, a name such as `"ring:8"`, a file, a
+            networkx graph, or a list of links.
         budget: C_b in (0, 1]: expected communication time per iteration as a fraction of vanilla's.
         strategy: One of `matcha.strategies.STRATEGIES`, such as `Greedy(effort="high")`; its name
             alone, for a strategy without options; or your own function from a `Request` to a
@@ -57,6 +59,7 @@ def plan(
     >>> plan(families.ring(4), budget=1.0, strategy="vanilla").expected_comm_time
     2.0
     """
+    topology = as_topology(topology)
     chosen = _chosen(strategy, has_matchings=matchings is not None)
     mixing = _mixing(chosen, topology)
     message, whole = parse_wire(wire), timing or default_timing(topology)

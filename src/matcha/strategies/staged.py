@@ -13,14 +13,15 @@ from matcha.plans import Plan, PlanLike, Stage, StagedPlan
 from matcha.strategies.planning import plan as make_plan
 from matcha.strategies.registry import STRATEGIES, strategy_with
 from matcha.strategies.strategy import Builder, Strategy
-from matcha.topology import Link, Topology
+from matcha.topology import Link
+from matcha.topology.families import TopologyLike, as_topology
 
 _OFF = 1.5
 """A link's time that is so many times another says that a plan made for the other is off."""
 
 
 def staged_plan(
-    topology: Topology,
+    topology: TopologyLike,
     budgets: Mapping[int, float],
     strategy: str | Strategy | Builder | None = None,
     seed: int = 0,
@@ -29,7 +30,7 @@ def staged_plan(
     """Plan several stages: budgets by their first iteration.
 
     Args:
-        topology: The workers and their links.
+        topology: As for `matcha.plan`.
         budgets: By iteration, `{0: 0.5, 1000: 0.1}`.
         strategy: As for `matcha.plan`.
         seed: As for `matcha.plan`.
@@ -40,7 +41,7 @@ def staged_plan(
     """
     if not isinstance(budgets, Mapping):
         raise InputError("stages are budgets by iteration: {0: 0.5, 1000: 0.1}.")
-    wanted = sorted(set(budgets.values()))
+    topology, wanted = as_topology(topology), sorted(set(budgets.values()))
     levels = tuple(make_plan(topology, budget, strategy, seed, **options) for budget in wanted)
     stages = tuple(
         Stage(start=start, level=wanted.index(budgets[start])) for start in sorted(budgets)

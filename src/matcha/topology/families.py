@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from importlib import resources
+from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -247,6 +248,34 @@ def parse(text: str) -> Topology:
     if Path(text).exists() or Path(text).suffix or "/" in text:
         return Topology.read(text)
     raise unknown_name("topology family", family, _FAMILIES)
+
+
+TopologyLike: TypeAlias = Topology | str | PathLike[str] | Iterable[Any]
+"""What is taken wherever a topology is: one, its name, a file, a networkx graph, or its links."""
+
+
+def as_topology(given: TopologyLike) -> Topology:
+    """The topology that a value stands for.
+
+    >>> as_topology("ring:4").num_workers, as_topology([(0, 1), (1, 2)]).links
+    (4, ((0, 1), (1, 2)))
+
+    Raises:
+        InputError: It is none of `TopologyLike`, or not a valid topology.
+    """
+    if isinstance(given, Topology):
+        return given
+    if isinstance(given, str | PathLike):
+        return parse(str(given))
+    if hasattr(given, "is_multigraph"):
+        return Topology.from_networkx(given)
+    if isinstance(given, Mapping) or not isinstance(given, Iterable):
+        raise InputError(
+            f"the topology is {given!r:.60}, but it is a Topology, a name such as 'ring:8', a "
+            "file, a networkx graph, or a list of links."
+        )
+    pairs = (link.tolist() if isinstance(link, np.ndarray) else link for link in given)
+    return Topology.from_json(list(pairs))
 
 
 # -- helpers ------------------------------------------------------------------------------------

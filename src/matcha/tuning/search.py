@@ -14,6 +14,7 @@ from matcha.sweeps import combinations
 from matcha.theory import admissible_learning_rate, consensus_error, drift_error
 from matcha.timing import default_timing
 from matcha.topology import Topology
+from matcha.topology.families import TopologyLike, as_topology
 from matcha.topology.topology import MAX_SECONDS
 from matcha.tuning.points import TunedPoint, Tuning
 from matcha.tuning.problem import Problem, fewest_iterations
@@ -27,7 +28,7 @@ only where hardly anything may be sent."""
 
 
 def tune(
-    topology: Topology,
+    topology: TopologyLike,
     *,
     compute_time: float,
     link_time: float | None = None,
@@ -45,7 +46,7 @@ def tune(
     """Choose the strategy, budget and wire whose average model reaches a target soonest.
 
     Args:
-        topology: The workers and their links, with link times where they are known.
+        topology: As for `matcha.plan`, with link times where they are known.
         compute_time: Seconds that a worker computes in an iteration.
         link_time: Seconds of one matching that exchanges whole float32 models; may be left out
             where the topology has link times.
@@ -72,7 +73,7 @@ def tune(
     >>> found.best.strategy, found.best.budget
     ('vanilla', 1.0)
     """
-    problem = problem or Problem()
+    topology, problem = as_topology(topology), problem or Problem()
     network, unit_seconds = _network(topology, compute_time, link_time, latency)
     wanted = combinations(network, default_timing(network), strategies, budgets, wires)
     if not wanted or max_trials < 1:

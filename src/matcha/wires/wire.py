@@ -219,8 +219,12 @@ def parse_wire(name: str | Wire) -> Wire:
     Raises:
         InputError: No wire has this name.
     """
-    if not isinstance(name, str):
+    if isinstance(name, Wire):
         return name
+    if not isinstance(name, str):
+        raise InputError(
+            f"the wire is {name!r}, but it is one of {', '.join(WIRES)}; leave it out for float32."
+        )
     kind, _, number = name.partition(":")
     if name == "float32":
         return Float()
