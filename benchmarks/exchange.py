@@ -1,7 +1,7 @@
 """The exchange against the fastest thing that could carry the same bytes.
 
     sudo python benchmarks/exchange.py --output benchmarks/results/exchange
-    python benchmarks/exchange.py --silent        # the silent step alone: a minute
+    python benchmarks/exchange.py --silent --output benchmarks/results/silent_step
 
 Four questions, one table:
 - on a link shaped to 200 Mbit/s, how does a one-matching exchange compare with raw duplex sockets;
@@ -342,6 +342,7 @@ def silent_table(result: dict[str, Any]) -> str:
         for key, unit in (("milliseconds", "whole, ms"), ("optimizer_microseconds", "step(), µs")):
             values = "".join(f"{row[key][kind]:>22.2f}" for kind in kinds)
             lines.append(f"{row['model']:<19}{unit:>11}{values}")
+    lines.append("medians of 300 steps, each kind in turn; nothing and again are the same thing")
     return "\n".join(lines)
 
 
@@ -374,14 +375,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, help="write OUTPUT.json and OUTPUT.txt")
     parser.add_argument("--worker", nargs=2, metavar=("KIND", "FILE"))
-    parser.add_argument("--silent", action="store_true", help="only the silent step; print it")
+    parser.add_argument("--silent", action="store_true", help="only the silent step: a minute")
     options = parser.parse_args()
     if options.worker:
         work(options.worker[0], Path(options.worker[1]))
         return
     if options.silent:
         with tempfile.TemporaryDirectory() as folder:
-            print(silent_table(measure_silent(Path(folder))))
+            result = measure_silent(Path(folder))
+        print(silent_table(result))
+        if options.output:
+            write(options.output, result, silent_table(result))
         return
     with tempfile.TemporaryDirectory() as folder:
         result = measure(Path(folder))
