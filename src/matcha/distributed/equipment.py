@@ -8,12 +8,11 @@ from contextlib import nullcontext
 import torch
 
 from matcha.distributed.elastic.replanning import Replanning
-from matcha.distributed.exchange.asynchrony import asynchrony_of
+from matcha.distributed.exchange.background import Overlap, asynchrony_of
 from matcha.distributed.exchange.buckets import Bucket
 from matcha.distributed.exchange.clipping import Clipping
 from matcha.distributed.exchange.elastic_meetings import ElasticMeetings
 from matcha.distributed.exchange.exchange import make_exchange
-from matcha.distributed.exchange.overlap import Overlap
 from matcha.distributed.exchange.plan_cursor import PlanCursor
 from matcha.distributed.exchange.push_sum import push_sum_of
 from matcha.distributed.exchange.timers import LinkTimer

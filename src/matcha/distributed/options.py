@@ -43,7 +43,7 @@ class GossipOptions:
     stale; parameters must then change only in `optimizer.step()`."""
     asynchronous: bool = False
     """Meet when both ends have time, instead of waiting for a slow partner: what a meeting moves is
-    added at each end's next step (see `exchange.asynchrony`)."""
+    added at each end's next step (see `exchange.background`)."""
     momentum: str | Momentum = "local"
     """Momentum around meetings: `local`, `quasi-global`, `outer`, `tracking` or `auto`."""
     buffers: Literal["local", "average"] = "local"

@@ -13,10 +13,9 @@ from torch import nn
 
 from matcha.distributed.checkpoint.checkpoint import load_checkpoint, save_checkpoint
 from matcha.distributed.elastic.replanning import Replanning
-from matcha.distributed.exchange.asynchrony import Asynchrony
+from matcha.distributed.exchange.background import Asynchrony, Overlap
 from matcha.distributed.exchange.clipping import Clipping
 from matcha.distributed.exchange.exchange import Exchange
-from matcha.distributed.exchange.overlap import Overlap
 from matcha.distributed.exchange.plan_cursor import PlanCursor
 from matcha.distributed.exchange.push_sum import PushSumValues
 from matcha.distributed.launch.placement import Placement

@@ -123,7 +123,7 @@ def test_what_was_wanted_before_a_pause_is_forgotten_at_both_ends(seed):
             rendezvous.want({p: 0.5 for p in neighbors if rng.random() < 0.5})
             rendezvous.pause()
             barrier(transport, PATIENCE)
-            rendezvous.void()
+            rendezvous.reset()
             assert not rendezvous.is_open
             barrier(transport, PATIENCE)
             if transport.rank == 0:  # nobody may begin one while others still look

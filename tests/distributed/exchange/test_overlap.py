@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from matcha.distributed.exchange.background import Overlap
 from matcha.distributed.exchange.buckets import fill_buckets
-from matcha.distributed.exchange.overlap import Overlap
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 from matcha._io import replace_file
+from matcha.distributed.exchange.background import Overlap
 from matcha.distributed.exchange.clipping import Clipping
 from matcha.distributed.exchange.exchange import Exchange
-from matcha.distributed.exchange.overlap import Overlap
 from matcha.distributed.exchange.push_sum import PushSumValues
 from matcha.distributed.exchange.shards import like, local
 from matcha.distributed.launch.placement import Placement

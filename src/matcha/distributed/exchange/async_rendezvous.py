@@ -1,11 +1,12 @@
-"""Rendezvous: two workers meet when both want to; nobody waits for one who does not yet.
+"""Asynchronous rendezvous: two workers meet when both have time, and never wait for each other.
 
-A worker marks whom it wants and goes on; a thread does the rest. On every link the higher rank says
-that it is ready, and the lower one, when it wants to as well, calls: then both hold the meeting.
+A worker marks the neighbours that it wants to meet and goes on; a thread does the rest. On each
+link the higher rank says READY, and the lower one CALLs when it wants to meet as well: then both
+hold the meeting.
 
-A worker holds one meeting at a time, and still no two can block each other: who calls waits for a
-higher rank only, and that one is free, or was called (then both ends of its meeting are there and
-it ends), or calls a higher rank itself. So every chain of waiting goes upwards and ends.
+A worker holds one meeting at a time, and still no two can block each other: a worker that has
+called waits only for a higher rank, and that one is free, or was called (then both ends of its
+meeting are there and it ends), or has called a still higher rank. So every chain of waiting ends.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from matcha.errors import ExchangeError
 __all__ = ["Hold", "Rendezvous"]
 
 Hold: TypeAlias = Callable[[int, float, int], None]
-"""Holds a meeting: with whom, at which weight, and the how-manieth of the two it is."""
+"""Holds a meeting: peer, weight, and how many meetings the two have held."""
 
-_RESTS = 5e-3, 2e-2  # seconds between two looks at most: while somebody is wanted, and else
+_RESTS = 5e-3, 2e-2  # most seconds between two looks: while a neighbour is wanted, and else
 _FIRST_PROBE = 1.0  # seconds; each further one comes when twice as much has passed
 
 
@@ -40,8 +41,8 @@ class Word(IntEnum):
 
 
 @dataclass(slots=True, eq=False)
-class _Line:
-    """This worker's end of what is said on a link."""
+class _LinkEnd:
+    """What this worker knows of one link."""
 
     peer: int
     arriving: torch.Tensor
@@ -85,7 +86,7 @@ class Rendezvous:
         self._paused = self._leaves = self._stops = False
         self._period = 0
         self._error: BaseException | None = None
-        self._lines = [_Line(peer, *self._listen(peer)) for peer in sorted(neighbors)]
+        self._lines = [_LinkEnd(peer, *self._listen(peer)) for peer in sorted(neighbors)]
         name = f"matcha-meetings-{transport.rank}"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -93,7 +94,7 @@ class Rendezvous:
     # -- for the script's thread ------------------------------------------------------------------
 
     def want(self, weights: Mapping[int, float]) -> None:
-        """Meet these workers as soon as they want to; who is wanted already stays so."""
+        """Meet these workers as soon as they want to; wishes from before stay."""
         with self._changed:
             for line in self._lines:
                 if line.peer in weights and line.wanted is None and not line.heard_bye:
@@ -114,17 +115,17 @@ class Rendezvous:
             raise self._error
 
     def pause(self) -> None:
-        """Call nobody any more, and let a meeting that this worker called end."""
+        """Make no more calls, and let a meeting that this worker called end."""
         with self._changed:
             self._paused = True
             self._wait(lambda: not self._calling, "a meeting to end")
 
-    def void(self) -> None:
-        """When all have paused: let the last meeting end, forget who is wanted, and go on.
+    def reset(self) -> None:
+        """Once all workers have paused: let the last meeting end, drop all wishes, and go on.
 
-        A worker that has paused has none of its calls unanswered, so after all have nobody is
-        called any more, and what is under way has both its ends there. What was said before
-        belongs to an earlier period from now on, at every worker alike.
+        A worker that has paused has no unanswered call. So once all have, no worker is called any
+        more, and a meeting under way has both its ends there. What was said before belongs to an
+        earlier period from now on, at every worker alike.
         """
         with self._changed:
             self._wait(lambda: not self._meeting, "a meeting to end")
@@ -134,13 +135,13 @@ class Rendezvous:
                 line.wanted = line.offered = None
 
     def wait_for_all(self) -> None:
-        """Return once nobody is wanted; only where the neighbours will want this worker too."""
+        """Wait until all wishes are met; only where the neighbours will want this worker too."""
         with self._changed:
             self._wait(lambda: all(line.wanted is None for line in self._lines), "its partners")
             self._wait(lambda: not self._meeting, "a meeting to end")
 
     def leave(self) -> None:
-        """Say goodbye on all links, and hold what was agreed before; may be called twice."""
+        """Say BYE on all links, and hold what was agreed before; may be called twice."""
         with self._changed:
             self._leaves = True
             self._changed.notify_all()
@@ -150,7 +151,7 @@ class Rendezvous:
             raise ExchangeError(f"no goodbye from {self._silent()} in {self._timeout:g} s.")
 
     def stop(self) -> None:
-        """End the thread without a word."""
+        """End the thread without saying BYE."""
         with self._changed:
             self._stops = True
             self._changed.notify_all()
@@ -198,8 +199,8 @@ class Rendezvous:
             if line.leaving is not None and not self._stops:
                 line.leaving[0].wait(self._timeout)
 
-    def _hear(self, line: _Line) -> bool:
-        """Take in what the other end has said, if it has."""
+    def _hear(self, line: _LinkEnd) -> bool:
+        """Handle what the other end has said, if anything."""
         if line.heard_bye:
             return False
         if not line.pending.has_come():
@@ -223,7 +224,7 @@ class Rendezvous:
         self._meet(line, (offered + _weight(bits)) / 2)
         return True
 
-    def _speak(self, line: _Line) -> bool:
+    def _speak(self, line: _LinkEnd) -> bool:
         """Say what there is to say on a link."""
         if line.said_bye:
             return False
@@ -251,7 +252,7 @@ class Rendezvous:
             self._meet(line, (weight + theirs) / 2)
         return True
 
-    def _meet(self, line: _Line, weight: float) -> None:
+    def _meet(self, line: _LinkEnd, weight: float) -> None:
         self._hold(line.peer, weight, line.number)
         with self._changed:
             line.number += 1
@@ -267,7 +268,7 @@ class Rendezvous:
             [Message(peer=peer, tag=Tag.RENDEZVOUS, incoming=arriving)]
         )
 
-    def _say(self, line: _Line, word: Word, weight: float, period: int) -> None:
+    def _say(self, line: _LinkEnd, word: Word, weight: float, period: int) -> None:
         if line.leaving is not None:
             line.leaving[0].wait(self._timeout)
         bits = int(torch.tensor(weight, dtype=torch.float64).view(torch.int64))
@@ -275,8 +276,8 @@ class Rendezvous:
         message = Message(peer=line.peer, tag=Tag.RENDEZVOUS, outgoing=said)
         line.leaving = self._transport.post([message]), said
 
-    def _probe(self, line: _Line) -> None:
-        """A neighbour that is wanted may take long, but must be there; look ever more rarely."""
+    def _probe(self, line: _LinkEnd) -> None:
+        """Check ever more rarely that a wanted neighbour is still there; it may take long."""
         now = time.monotonic()
         if now < line.probe_at or (line.wanted is None and not self._leaves):
             return

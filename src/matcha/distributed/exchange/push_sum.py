@@ -1,4 +1,4 @@
-"""Push-sum at one worker: where messages go one way and shares do not come back.
+"""Push-sum at one worker: for messages that go one way and are not balanced by others.
 
 The parameters are z = x/ω, at which gradients are taken; x and ω are kept beside them and are what
 is exchanged. The definition is `matcha.rounds.PushSum`.
@@ -41,7 +41,7 @@ class PushSumValues:
         return {"omega": self._omega, **{f"x{k}": x for k, x in enumerate(self._x)}}
 
     def reset(self) -> None:
-        """Start afresh from what the parameters are now."""
+        """Start again from the current parameters."""
         self._omega.fill_(1.0)
         for x, z in zip(self._x, self._values, strict=True):
             x.copy_(z)
@@ -52,7 +52,7 @@ class PushSumValues:
             x.add_(z - x / self.omega)
 
     def __exit__(self, *_: object) -> None:
-        """After it z follows what the exchange made of x and ω."""
+        """After it z is what the exchange made of x and ω."""
         for x, z in zip(self._x, self._values, strict=True):
             torch.div(x, self.omega, out=z)
 

@@ -1,15 +1,11 @@
-"""Asynchrony: meetings happen when both ends have time, and move parameters at the next step.
-
-What a worker holds is y = x + moves: x are the parameters, at which gradients are computed and
-which change only when a step ends; moves are what meetings since then have added. A meeting takes y
-at both ends and adds ±w(y_j − y_i) to the moves: opposite amounts, so the sum over workers is kept,
-and a gradient is stale by no more than the meetings of its own iteration (AD-PSGD on a plan).
-"""
+"""Exchanges on a thread of their own: in step with the gradient, or when both ends have time."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 
 import torch
 
@@ -25,11 +21,101 @@ from matcha.distributed.transports.base import Transport
 from matcha.plans import PlanLike
 from matcha.rounds import Round
 
-__all__ = ["Asynchrony", "asynchrony_of"]
+__all__ = ["Asynchrony", "Overlap", "asynchrony_of"]
+
+
+class Overlap:
+    """The exchange of a round, while the gradient is computed; it works on a copy of the buckets.
+
+    x ← Wx − ηg, the paper's footnote to eq. 2: the exchange reads the parameters at which the
+    gradient is taken, and both changes are added. Nothing is stale, so nothing about convergence
+    changes.
+
+    Parameters do not change between two steps, so the copy is made, mixed and turned into Wx − x on
+    the thread. Volatile buckets (BatchNorm's statistics) do change; they are copied before.
+    """
+
+    def __init__(self, buckets: Sequence[Bucket]) -> None:
+        self.mixed = [bucket.data.clone() for bucket in buckets]
+        self._buckets = buckets
+        self._before = [b.data.clone() if b.volatile else b.data for b in buckets]
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="matcha-exchange")
+        self._task: Future[None] | None = None
+        on_gpu = any(bucket.data.is_cuda for bucket in buckets)
+        self._stream = torch.cuda.Stream() if on_gpu else None  # type: ignore[no-untyped-call]
+
+    def start(self, run: Callable[[], None]) -> None:
+        """Begin an exchange, unless one is under way or waits to be merged."""
+        if self._task is not None:
+            return
+        for bucket, before in zip(self._buckets, self._before, strict=True):
+            bucket.pack()
+            if bucket.volatile:
+                before.copy_(bucket.data)
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream())
+        self._task = self._thread.submit(self._work, run)
+
+    def _work(self, run: Callable[[], None]) -> None:
+        with torch.cuda.stream(self._stream) if self._stream is not None else nullcontext():
+            for mixed, before in zip(self.mixed, self._before, strict=True):
+                mixed.copy_(before)
+            run()
+            for mixed, before in zip(self.mixed, self._before, strict=True):
+                mixed.sub_(before)
+
+    def finish(self) -> None:
+        """Wait for the exchange under way, if any; its error is raised here.
+
+        Must come before the optimizer changes the parameters.
+        """
+        if self._task is not None:
+            self._task.result()
+            if self._stream is not None:
+                torch.cuda.current_stream().wait_stream(self._stream)
+
+    def merge(self) -> None:
+        """Add the finished exchange's Wx − x to the buckets."""
+        self.finish()
+        for bucket, change in zip(self._buckets, self.mixed, strict=True):
+            bucket.pack()
+            bucket.data.add_(change)
+            bucket.unpack()
+        self._task = None
+
+    def pending(self) -> list[torch.Tensor]:
+        """Return the finished exchange's Wx − x, if one waits to be merged; empty otherwise.
+
+        A checkpoint needs it where the wire or a bound remembers exchanges: to repeat this one
+        would count it twice.
+        """
+        return [] if self._task is None else self.mixed
+
+    def restore(self, pending: Sequence[torch.Tensor]) -> None:
+        """Let an exchange from a checkpoint wait to be merged."""
+        for mixed, change in zip(self.mixed, pending, strict=True):
+            mixed.copy_(change)
+        self._task = Future()
+        self._task.set_result(None)
+
+    def discard(self) -> None:
+        """Wait for the exchange under way and forget it, as if it had not been started."""
+        self.finish()
+        self._task = None
+
+    def close(self) -> None:
+        """End the thread."""
+        self._thread.shutdown()
 
 
 class Asynchrony:
-    """One worker's y, and the thread on which its meetings are held.
+    """Meetings that happen when both ends have time, and move parameters at the next step.
+
+    A worker holds y = x + moves: x are the parameters, at which gradients are computed and which
+    change only when a step ends; moves are what meetings since then have added. A meeting takes y
+    at both ends and adds ±w(y_j − y_i) to the moves: opposite amounts, so the sum over workers is
+    kept, and a gradient is stale by no more than the meetings of its own iteration (AD-PSGD on a
+    plan).
 
     It costs four copies of the parameters.
 
@@ -58,7 +144,7 @@ class Asynchrony:
         self._on_gpu = any(bucket.data.is_cuda for bucket in buckets)
 
     def open(self, exchange: Exchange, stopwatch: Stopwatch, timeout: float) -> None:
-        """Be there for meetings from now on.
+        """Start to hold meetings.
 
         Args:
             exchange: of whole values, over `mixed`.
@@ -83,7 +169,7 @@ class Asynchrony:
             self.rendezvous.want({meeting.peer: meeting.weight for meeting in cursor.met})
 
     def merge(self) -> bool:
-        """A step has ended: add to the parameters what meetings have moved; whether any has."""
+        """After a step: add to the parameters what meetings have moved; whether any has."""
         self.rendezvous.check()
         with self._lock:
             moved, self._has_moves = self._has_moves, False
@@ -99,16 +185,16 @@ class Asynchrony:
     def settle(self) -> None:
         """End all meetings at both ends alike, and add what they moved. A collective call.
 
-        Whoever was wanted and did not come is not wanted any more.
+        Wishes for meetings that did not take place are dropped.
         """
         self.rendezvous.pause()
         barrier(self._transport, self._timeout)
-        self.rendezvous.void()
+        self.rendezvous.reset()
         self.merge()
         self._wanted_at = None
 
     def leave(self) -> None:
-        """Say goodbye to the neighbours: no meeting is left half held."""
+        """Say goodbye to the neighbours, so that no meeting breaks off."""
         self.rendezvous.leave()
 
     def close(self) -> None:
@@ -145,25 +231,15 @@ class Asynchrony:
             self._synchronize()
 
     def _synchronize(self) -> None:
-        """Two threads have two streams: what one leaves under the lock is there for the other."""
+        """Two threads have two streams: each must see what the other wrote under the lock."""
         if self._on_gpu:
             torch.cuda.current_stream().synchronize()
 
 
 def asynchrony_of(
-    plan: PlanLike,
-    placement: Placement,
-    buckets: Sequence[Bucket],
-    wanted: bool,
+    plan: PlanLike, placement: Placement, buckets: Sequence[Bucket], wanted: bool
 ) -> Asynchrony | None:
-    """What asynchronous meetings need, where they are wanted and there is somebody to meet.
-
-    Args:
-        plan: who talks when.
-        placement: this process's place.
-        buckets: the parameters.
-        wanted: whether meetings are to be asynchronous.
-    """
+    """What asynchronous meetings need; None where they are not wanted, or a worker is alone."""
     if not wanted or placement.transport.num_workers == 1:
         return None
     return Asynchrony(
