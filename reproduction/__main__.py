@@ -114,7 +114,7 @@ def _pages(results: Sequence[Result], output: Path, figure: str) -> list[Path]:
             runs = [
                 run_of(r) for r in results if (r.trial.task, r.trial.topology) == (task, topology)
             ]
-            written.append(write_report(runs, page, sweep_seconds=2, progress=progress))
+            written.append(write_report(runs, page, progress=progress))
     return written
 
 

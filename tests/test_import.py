@@ -42,7 +42,7 @@ WITHOUT_TORCH = (
     "bench",
     "keys new keys --workers 2",
     "plan ring:4 -b 0.5 -o plan.json",
-    "report {plan} -o page.html --sweep-time 0",
+    "report {plan} -o page.html",
     "sweep ring:4 -s matcha -b 0.5",
     "tune ring:4 -s matcha,vanilla --wire float32 --compute-time 0.1 --link-time 0.1",
 )

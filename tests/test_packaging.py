@@ -232,7 +232,7 @@ def test_core_commands_work_in_a_bare_install(bare, tmp_path):
     command("sweep", "ring:4", "-b", "0.5", "--effort", "none", "--json")
     times = ("--compute-time", "0.1", "--link-time", "0.1", "--effort", "none")
     command("tune", "ring:4", "-b", "0.5", "-s", "greedy,vanilla", *times)
-    command("report", "plan.json", "--sweep-time", "0")
+    command("report", "plan.json")
     assert "[plot]" in command("plan", "plan.json", "--plot", "plan.svg", code=4).stderr
     assert "[torch]" in command("simulate", "ring:4", code=4).stderr
     assert "[torch]" in command("train", "digits", code=4).stderr

@@ -261,7 +261,6 @@ report plan.json => 'plan.json' is not a usable plan: it lacks 'topology'.
 report missing.json => 'missing.json' cannot be read: No such file or directory.
 report folder --format doc => unknown format 'doc'
 report run --target-loss nan => --target-loss is nan, but it must be a number.
-report run --sweep-time -1 => --sweep-time is -1.0, but it must be seconds from 0 up.
 report afile => 'afile' holds no run (no run.json there or below).
 train digits --topology ring:4 --strategy vanilla --replan 5 => a vanilla plan cannot follow the network
 train nothing => unknown task 'nothing'

@@ -21,7 +21,7 @@ def runs(tmp_path_factory):
 
 def test_a_page_is_written_once_and_again_only_with_force(runs, tmp_path):
     page = tmp_path / "report.html"
-    done = matcha_command("report", runs, "-o", page, "--sweep-time", 0)
+    done = matcha_command("report", runs, "-o", page)
     assert done.returncode == 0, done.stderr
     assert "wrote" in done.stdout
     again = matcha_command("report", runs, "-o", page)
@@ -31,7 +31,7 @@ def test_a_page_is_written_once_and_again_only_with_force(runs, tmp_path):
 
 def test_the_comparison_comes_as_json(runs, tmp_path):
     page = tmp_path / "report.html"
-    done = matcha_command("report", runs, "-o", page, "--json", "--sweep-time", 0)
+    done = matcha_command("report", runs, "-o", page, "--json")
     document = json.loads(done.stdout)
     assert [row["strategy"] for row in document["rows"]] == ["vanilla", "periodic"]
     assert document["written"] == [str(page)]
@@ -74,7 +74,7 @@ def test_bad_input_is_one_sentence_and_exit_code_2(tmp_path, arguments, sentence
 def test_a_plan_can_be_explored(tmp_path):
     plan = tmp_path / "plan.json"
     matcha.plan(matcha.families.ring(4), 0.5, "matcha").save(plan)
-    done = matcha_command("report", plan, "-o", tmp_path / "page.html", "--sweep-time", 0)
+    done = matcha_command("report", plan, "-o", tmp_path / "page.html")
     assert done.returncode == 0, done.stderr
     assert "ring:4" in (tmp_path / "page.html").read_text(encoding="utf-8")
     refused = matcha_command("report", plan, "--format", "svg", "-o", tmp_path / "figures")
@@ -84,6 +84,6 @@ def test_a_plan_can_be_explored(tmp_path):
 
 def test_a_staged_plan_can_be_explored(staged_file, tmp_path):
     page = tmp_path / "plan.html"
-    done = matcha_command("report", staged_file, "-o", page, "--sweep-time", 0)
+    done = matcha_command("report", staged_file, "-o", page)
     assert done.returncode == 0, done.stderr
     assert "ring:3" in page.read_text(encoding="utf-8")

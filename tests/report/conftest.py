@@ -25,6 +25,4 @@ def run_folders(tmp_path_factory):
 @pytest.fixture(scope="session")
 def report_page(run_folders, tmp_path_factory):
     """Their report."""
-    return write_report(
-        run_folders, tmp_path_factory.mktemp("page") / "report.html", sweep_seconds=5
-    )
+    return write_report(run_folders, tmp_path_factory.mktemp("page") / "report.html", explore=True)

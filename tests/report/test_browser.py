@@ -105,10 +105,11 @@ def test_the_strategies_stand_side_by_side_at_the_sliders_budget(page):
         cells = page.locator(f"#side-by-side tr[data-strategy={strategy}] td").all_text_contents()
         point = points[2] if len(points) > 1 else points[0]
         if strategy == "silent":  # never settles
-            assert (cells[0], point["error"]) == ("–", None)
+            assert (cells[1], point["error"]) == ("–", None)
             continue
-        assert float(cells[0]) == pytest.approx(point["error"], rel=1e-3)
-        rho, over = cells[2].split()
+        assert float(cells[0]) == point["budget"]
+        assert float(cells[1]) == pytest.approx(point["error"], rel=1e-3)
+        rho, over = cells[3].split()
         assert float(rho) == pytest.approx(point["rho"], abs=6e-5)
         assert over in ("step", "cycle")
 
@@ -352,7 +353,7 @@ def test_paper_gets_the_light_theme_and_every_chart(browser, report_page):
 
 def test_a_page_of_plans_alone_explores_without_complaints(browser, tmp_path):
     plan = matcha.plan(matcha.families.ring(5), 0.5, "matcha")
-    path = write_report([], tmp_path / "plans.html", plans=[plan], sweep_seconds=1)
+    path = write_report([], tmp_path / "plans.html", plans=[plan])
     with opened(browser, path) as page:
         see_everything(page)
         assert page.complaints == []
@@ -364,7 +365,7 @@ def test_a_diverged_run_leaves_the_charts_to_the_others(browser, run_folders, tm
     runs = [read_run(folder) for folder in run_folders]
     ends = [replace(runs[0].records[-1], train_loss=value) for value in (1e12, float("nan"))]
     broken = replace(runs[0], records=(*runs[0].records, *ends))
-    path = write_report([broken, *runs[1:]], tmp_path / "diverged.html", sweep_seconds=1)
+    path = write_report([broken, *runs[1:]], tmp_path / "diverged.html")
     highest = max(record.train_loss for run in runs[1:] for record in run.records)
     top = "document.getElementById('chart-epoch')._fullLayout.yaxis.range[1]"
     with opened(browser, path) as page:

@@ -8,7 +8,7 @@ import pytest
 from tests.report.runs import run_of
 
 import matcha
-from matcha.report.conditions import clock_in_words, unlike
+from matcha.report.groups import clock_in_words, unlike
 from matcha.report.summary import compare
 
 DELAYS = {"compute_seconds": None, "seconds_per_unit": 0.01}

@@ -3,16 +3,18 @@ from __future__ import annotations
 import pytest
 
 import matcha
-from matcha.report.explorer import _coarse_to_fine, network
+from matcha.report.explorer import network
 from matcha.report.figures import link_activity
 from matcha.strategies import Greedy, Rounds
+from matcha.sweeps import DEFAULT_BUDGETS
 
 
 @pytest.fixture(scope="module")
 def er8():
     topology = matcha.families.paper("er8")
     own = matcha.plan(topology, 0.33, "matcha")
-    return own, network(topology, [own], strategies=("vanilla", "periodic", "matcha"))
+    strategies = ("vanilla", "periodic", "matcha")
+    return own, network(topology, [own], strategies=strategies, budgets=DEFAULT_BUDGETS)
 
 
 def test_every_stop_holds_the_plan_of_its_budget(er8):
@@ -60,17 +62,26 @@ def test_time_over_a_wire_is_a_share_of_whole_models_time(strategy):
     assert share == pytest.approx(0.1, rel=0.03)
 
 
-def test_out_of_time_still_gives_a_slider():
+def test_without_strategies_only_what_was_run_is_shown():
     topology = matcha.families.ring(6)
-    net = network(topology, strategies=("vanilla", "periodic", "matcha"), seconds=0)
-    assert len(net["budgets"]) == 1
-    assert net["strategies"]["matcha"][0]["rho"] < 1
+    rich, poor = (matcha.plan(topology, b, "periodic") for b in (0.5, 0.25))
+    vanilla = matcha.plan(topology, strategy="vanilla")
+    net = network(topology, [poor, rich, vanilla, matcha.plan(topology, 0.5, "matcha")])
+    assert net["budgets"] == [0.25, 0.5]
+    assert list(net["strategies"]) == ["periodic", "vanilla", "matcha"]
+    assert [point["budget"] for point in net["strategies"]["periodic"]] == [0.25, 0.5]
+    assert net["strategies"]["matcha"][0] is None
+    assert net["strategies"]["vanilla"][0]["budget"] == 1
+    assert net["vanilla_time"] == 2
 
 
-def test_coarse_to_fine_visits_everything_once_ends_first():
-    order = list(_coarse_to_fine([0.1, 0.2, 0.3, 0.4, 0.5]))
-    assert order[:2] == [0.5, 0.1]
-    assert sorted(order) == [0.1, 0.2, 0.3, 0.4, 0.5]
+def test_nothing_is_planned_for_a_page_of_runs(monkeypatch):
+    own = matcha.plan(matcha.families.ring(6), 0.1, "greedy")
+    monkeypatch.setattr("matcha.report.explorer.plan", None)  # a call would fail
+    net = network(own.topology, [own])
+    assert net["budgets"] == [0.1]
+    assert net["start"] == {"strategy": "greedy", "budget": 0.1}
+    assert net["vanilla_time"] is None
 
 
 def test_positions_fit_the_page_and_own_positions_keep_their_shape():

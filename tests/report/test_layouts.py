@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import matcha
-from matcha.report.layouts import layout
+from matcha.report.figures import layout
 
 
 @pytest.mark.parametrize("topology", [matcha.families.ring(6), matcha.families.star(70)])

@@ -82,7 +82,7 @@ def test_a_run_without_plan_or_losses_still_has_a_page(tmp_path):
 
 def test_plans_alone_make_a_page_to_explore(tmp_path):
     plan = matcha.plan(matcha.families.ring(4), 0.5, "matcha")
-    page = write_report([], tmp_path / "page.html", plans=[plan], sweep_seconds=0)
+    page = write_report([], tmp_path / "page.html", plans=[plan])
     payload = payload_of(page)
     assert payload["runs"] == []
     assert payload["networks"][0]["start"] == {"strategy": "matcha", "budget": 0.5}

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from tests.report.runs import run_of
 
-from matcha.report.presence import presence
+from matcha.report.series import presence
 
 
 def test_changes_become_stretches_away(tmp_path) -> None:

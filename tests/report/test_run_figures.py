@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from matcha.records import read_run
-from matcha.report.run_figures import draw_curves, draw_loads, draw_timeline, write_figures
-from matcha.report.timeline import timeline, worker_loads
+from matcha.report.figures import draw_curves, draw_loads, draw_timeline, write_figures
+from matcha.report.series import timeline, worker_loads
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ def test_a_large_run_gives_a_small_page(tmp_path):
             topology, 1.0 if strategy == "vanilla" else 0.3, strategy_with(strategy, effort="none")
         )
         write_quadratic_run(tmp_path / strategy, plan, iterations=2_000, traced_iterations=100)
-    path = write_report([tmp_path], tmp_path / "report.html", sweep_seconds=5)
+    path = write_report([tmp_path], tmp_path / "report.html")
     assert path.stat().st_size < 5_000_000
     with chromium() as browser, opened(browser, path) as page:
         session = page.context.new_cdp_session(page)

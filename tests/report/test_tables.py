@@ -7,12 +7,12 @@ from tests.quadratics import write_quadratic_run
 
 import matcha
 from matcha.records import read_run
-from matcha.report.payload import build_payload
+from matcha.report.page import build_payload
 from matcha.report.tables import columns, details, results_table
 
 
 def test_the_best_of_a_column_is_marked_in_words_and_only_there(run_folders):
-    payload = build_payload([read_run(folder) for folder in run_folders], sweep_seconds=0)
+    payload = build_payload([read_run(folder) for folder in run_folders])
     table = results_table(payload)
     times = [row["time_to_target"] for row in payload["summaries"]]
     marked = re.findall(r'<strong>([\d.]+) s<span class="sr"> \(best\)', table)
@@ -23,7 +23,7 @@ def test_the_best_of_a_column_is_marked_in_words_and_only_there(run_folders):
 def test_columns_that_no_run_can_fill_are_left_out(tmp_path):
     plan = matcha.plan(matcha.families.ring(4), 1.0, "vanilla")
     run = read_run(write_quadratic_run(tmp_path / "run", plan, iterations=10))
-    summaries = build_payload([run], sweep_seconds=0)["summaries"]
+    summaries = build_payload([run])["summaries"]
     assert "test_loss" not in {column.key for column in columns(summaries)}
     bare = [dict.fromkeys(summaries[0]) | {"unit": "units"}]
     assert columns(bare) == []

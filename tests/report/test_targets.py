@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 from tests.report.runs import run_of
 
-from matcha.report.summary import compare
-from matcha.report.targets import Moment, common_target, lowest_held, reached
+from matcha.report.summary import Moment, common_target, compare, lowest_held, reached
 
 
 def test_one_evaluation_below_the_target_is_not_enough(tmp_path):

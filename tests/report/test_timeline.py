@@ -7,7 +7,7 @@ from tests.quadratics import EXCHANGE_SECONDS, write_quadratic_run
 
 import matcha
 from matcha.records import read_run
-from matcha.report.timeline import timeline, worker_loads
+from matcha.report.series import timeline, worker_loads
 
 
 @pytest.fixture(scope="module")

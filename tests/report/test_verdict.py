@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from matcha.report.rows import Summary
-from matcha.report.verdict import judge
+from matcha.report.verdict import Summary, judge
 
 
 def row(strategy="greedy", time_to_target=2.0, accuracy=0.95, error=0.01, **more):

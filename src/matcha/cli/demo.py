@@ -215,7 +215,6 @@ def demo_command(
                     path,
                     title=f"Digits on {num_workers} workers over {link_mbps:g} Mbit/s links",
                     target=target_loss,
-                    sweep_seconds=6,
                     progress=progress,
                 ),
             )

@@ -101,9 +101,11 @@ LinkTimeOrNone: TypeAlias = Annotated[float | None, typer.Option("--link-time", 
 Deadline: TypeAlias = Annotated[
     float, typer.Option("--deadline", help="Seconds before a silent worker is an error.")
 ]
-SweepSeconds: TypeAlias = Annotated[
-    float,
-    typer.Option("--sweep-time", help="Seconds to spend at most on planning the slider's stops."),
+Explore: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--explore", help="Plan all compared strategies at many budgets, for a slider on the page."
+    ),
 ]
 
 # -- training --------------------------------------------------------------------------------------

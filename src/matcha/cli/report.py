@@ -8,7 +8,7 @@ from pathlib import Path
 import typer
 
 from matcha.cli import app
-from matcha.cli.options import Force, Json, SweepSeconds
+from matcha.cli.options import Explore, Force, Json
 from matcha.cli.output import (
     check_free,
     check_page,
@@ -38,14 +38,14 @@ def report_command(
         None,
         help="Compare at this loss; by default the lowest that every run but the diverged reached.",
     ),
-    sweep_time: SweepSeconds = 20.0,
+    explore: Explore = False,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
     """Turn runs into one self-contained page, or into figures for a paper.
 
-    The page opens offline in any browser: results, curves, the topology with a budget slider,
-    timelines, and what it takes to do it all again.
+    The page opens offline in any browser: results, curves, the topology with the plans that were
+    run, timelines, and what it takes to do it all again. With --explore, a slider over budgets.
 
     [bold]Examples[/]
 
@@ -58,8 +58,6 @@ def report_command(
 
     if target_loss is not None and not math.isfinite(target_loss):
         raise InputError(f"--target-loss is {target_loss}, but it must be a number.")
-    if not 0 <= sweep_time < math.inf:
-        raise InputError(f"--sweep-time is {sweep_time}, but it must be seconds from 0 up.")
     if format not in FORMATS:
         raise unknown_name("format", format, FORMATS)
     if format != "html":
@@ -74,17 +72,17 @@ def report_command(
 
     def write(path: Path) -> list[Path]:
         if format != "html":
-            from matcha.report.run_figures import write_figures
+            from matcha.report.figures import write_figures
 
             return write_figures(found, path, format, target=target_loss)
-        with patient_progress("planning the slider") as progress:
+        with patient_progress("writing the report") as progress:
             write_report(
                 found,
                 path,
                 plans=plans,
                 title=title,
                 target=target_loss,
-                sweep_seconds=sweep_time,
+                explore=explore,
                 progress=progress,
             )
         return [path]

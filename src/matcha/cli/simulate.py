@@ -194,7 +194,7 @@ def simulate_command(
             with patient_progress("writing the report") as progress:
                 page = keep(
                     output / "report.html",
-                    lambda path: write_report(runs, path, sweep_seconds=2, progress=progress),
+                    lambda path: write_report(runs, path, progress=progress),
                 )
             written.append(page)
         _show(runs, written, as_json)
@@ -272,8 +272,7 @@ def _run(jobs: Sequence[Job], asynchronous: bool, resume: bool) -> list[Run]:
 
 
 def _draw(runs: Sequence[Run], folder: Path, format: str, keep: Keep) -> list[Path]:
-    from matcha.report.figures import save_figure
-    from matcha.report.run_figures import draw_curves
+    from matcha.report.figures import draw_curves, save_figure
 
     wanted = [("train_loss", "epoch"), ("train_loss", "time"), ("consensus_distance", "epoch")]
     if any(record.gradient_norm is not None for run in runs for record in run.records):
@@ -288,7 +287,7 @@ def _draw(runs: Sequence[Run], folder: Path, format: str, keep: Keep) -> list[Pa
 
 def _show(runs: Sequence[Run], written: Sequence[Path], as_json: bool) -> None:
     from matcha.report import compare
-    from matcha.report.conditions import clock_in_words
+    from matcha.report.groups import clock_in_words
     from matcha.report.tables import columns
 
     comparison = compare(runs)

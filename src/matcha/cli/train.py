@@ -328,7 +328,7 @@ def _report(directory: Path, keep: Keep, *, quiet: bool) -> None:
     with patient_progress("writing the report") as progress:
         page = keep(
             directory / "report.html",
-            lambda path: write_report([directory], path, sweep_seconds=2, progress=progress),
+            lambda path: write_report([directory], path, progress=progress),
         )
     if not quiet:
         console.print(f"report in [cyan]{page}[/]")

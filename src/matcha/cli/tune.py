@@ -95,7 +95,7 @@ def tune_command(
     effort: Effort = "default",
     output: PlanFile = None,
     plot: Plot = None,
-    page: Path | None = typer.Option(None, help="Write a page (.html) to explore the plan."),
+    page: Path | None = typer.Option(None, help="Write a page (.html) that shows the plan."),
     force: Force = False,
     as_json: Json = False,
 ) -> None:

@@ -1,26 +1,23 @@
-"""The plan explorer: a topology planned ahead at many budgets, for the page's slider."""
+"""The plan explorer: plans that were run, or a topology planned ahead at many budgets."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from matcha.plans import Plan
-from matcha.report.figures import link_activity
-from matcha.report.layouts import layout
+from matcha.report.figures import layout, link_activity
 from matcha.report.series import short
 from matcha.rounds import ONE_WAY
-from matcha.strategies import COMPARED, has_budget, plan, strategy_named, strategy_with
+from matcha.strategies import has_budget, plan, strategy_named, strategy_with
 from matcha.topology import Link, Matching, Topology
 from matcha.wires import Float
 
-BUDGETS = (0.02, *(round(0.05 * i, 2) for i in range(1, 21)))
 # Beyond this a drawing is a hairball and its numbers would fill the page.
 MAX_LINKS = 2_000
-# Above this the search for a better cycle takes seconds a stop and moves ρ by a few per cent.
+# Above this the search for a better cycle takes seconds per stop and moves ρ by a few per cent.
 CAREFUL_UP_TO = 32
 
 
@@ -28,25 +25,24 @@ def network(
     topology: Topology,
     plans: Sequence[Plan] = (),
     *,
-    strategies: Sequence[str] = COMPARED,
-    budgets: Sequence[float] = BUDGETS,
+    strategies: Sequence[str] = (),
+    budgets: Sequence[float] = (),
     start: Plan | None = None,
-    seconds: float = 20.0,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
-    """What the page needs to draw a topology and move its budget slider.
+    """What the page needs to draw a topology, its plans, and a slider over their budgets.
 
-    One decomposition serves the whole slider, so that a colour means the same matching at every
-    budget; the plans of real runs are shown as they were.
+    Without strategies, only the plans that were run are shown. With strategies, each is planned at
+    each budget; one decomposition serves all stops, so that a colour means the same matching at
+    every budget, and the plans of real runs are shown as they were.
 
     Args:
         topology: The workers and their links.
-        plans: Plans that were run; they stand in the sweep at their own budgets.
+        plans: Plans that were run, each at its own budget.
         strategies: What to plan beside them.
-        budgets: The slider's stops. The runs' own are added.
-        start: The plan to open on; by default a run's, MATCHA's before others'.
-        seconds: Stop planning after this long; the stops made by then are spread evenly.
-        progress: Called with (stops made, stops in all).
+        budgets: At which budgets, beside those of the plans.
+        start: The plan to open on; by default a run's, `matcha`'s before others'.
+        progress: Called with (stops planned, stops in all).
     """
     positions = layout(topology) if len(topology.links) <= MAX_LINKS else None
     return {
@@ -58,77 +54,90 @@ def network(
         "num_links": len(topology.links),
         "directed": topology.directed,
         "degrees": list(topology.degrees) if positions is not None else [],
-        **_sweep(topology, plans, strategies, budgets, start, seconds, progress),
+        **_stops(topology, plans, strategies, budgets, start, progress),
     }
 
 
-def _sweep(
+def _stops(
     topology: Topology,
     plans: Sequence[Plan],
     strategies: Sequence[str],
     budgets: Sequence[float],
     start: Plan | None,
-    seconds: float,
     progress: Callable[[int, int], None] | None,
 ) -> dict[str, Any]:
     known = {(p.strategy, _stop(p)): p for p in plans}
-    names = [*strategies, *(p.strategy for p in plans if p.strategy not in strategies)]
-    names = list(dict.fromkeys(names))
-    if topology.directed:
-        run = {p.strategy for p in plans}
-        names = [n for n in names if n in run or n == "greedy" or _is_one_way(n)]
-        names = names or ["greedy"]
-    own = {_stop(p) for p in plans if has_budget(p.strategy)}
-    stops = [*sorted(own), *_coarse_to_fine(sorted(set(budgets) - own))]
-    # A plan's delay model is of its own messages; over a wire the slider starts from whole ones.
-    wire = plans[0].wire if plans else Float()
-    timing = plans[0].timing if plans and wire == Float() else None
-    shared = _shared_matchings(plans)
-    deadline = time.monotonic() + seconds
-    made: set[float] = set()
-    for done, budget in enumerate(stops):
-        if made and time.monotonic() > deadline:
-            break
-        for name in names:
-            key = (name, budget if has_budget(name) else 1.0)
-            if key not in known:
-                own_matchings = None if name == "greedy" else shared
-                known[key] = plan(
-                    topology,
-                    key[1],
-                    strategy_with(
-                        name, effort="default" if topology.num_workers <= CAREFUL_UP_TO else "none"
-                    ),
-                    matchings=own_matchings,
-                    timing=timing,
-                    wire=wire if name != "vanilla" and strategy_named(name).takes_wire else Float(),
-                )
-            if shared is None and name == "matcha":
-                shared = known[key].matchings
-        made.add(budget)
-        if progress is not None:
-            progress(done + 1, len(stops))
-    shown = sorted(made)
+    names = list(dict.fromkeys([*strategies, *(p.strategy for p in plans)]))
+    stops = sorted({_stop(p) for p in plans if has_budget(p.strategy)} | set(budgets)) or [1.0]
     whole = known.get(("vanilla", 1.0))
-    if whole is not None and whole.wire != Float():  # run over a wire: budgets are of whole models
-        whole = plan(topology, 1.0, "vanilla", matchings=shared, timing=timing)
+    if strategies:
+        whole = _explore(topology, plans, names, stops, known, progress)
+        names = list(dict.fromkeys(name for name in names if any(n == name for n, _ in known)))
+    elif whole is not None and whole.wire != Float():
+        whole = None  # budgets are fractions of whole models' time, which was not run
     start = start or next((p for n in ("matcha", "greedy") for p in plans if p.strategy == n), None)
     return {
         "unit": next(iter(known.values())).timing.unit,
-        "budgets": shown,
+        "budgets": stops,
         "vanilla_time": None if whole is None else short(whole.expected_comm_time),
         "strategies": {
             name: [
-                _point(known[name, budget if has_budget(name) else 1.0])
-                for budget in (shown if has_budget(name) else [1.0])
+                None if (made := known.get((name, budget))) is None else _point(made)
+                for budget in (stops if has_budget(name) else [1.0])
             ]
             for name in names
         },
         "start": {
             "strategy": start.strategy if start else "matcha" if "matcha" in names else names[0],
-            "budget": _stop(start) if start else min(shown, key=lambda b: abs(b - 0.3)),
+            "budget": _start(start, stops),
         },
     }
+
+
+def _explore(
+    topology: Topology,
+    plans: Sequence[Plan],
+    names: Sequence[str],
+    stops: Sequence[float],
+    known: dict[tuple[str, float], Plan],
+    progress: Callable[[int, int], None] | None,
+) -> Plan | None:
+    """Plan every strategy at every stop where it was not run; vanilla with whole models."""
+    if topology.directed:
+        run = {p.strategy for p in plans}
+        names = [n for n in names if n in run or n == "greedy" or _is_one_way(n)] or ["greedy"]
+    # A plan's delay model is of its own messages; over a wire the slider starts from whole ones.
+    wire = plans[0].wire if plans else Float()
+    timing = plans[0].timing if plans and wire == Float() else None
+    shared = _shared_matchings(plans)
+    effort = "default" if topology.num_workers <= CAREFUL_UP_TO else "none"
+    for done, budget in enumerate(stops):
+        for name in names:
+            key = (name, budget if has_budget(name) else 1.0)
+            if key not in known:
+                known[key] = plan(
+                    topology,
+                    key[1],
+                    strategy_with(name, effort=effort),
+                    matchings=None if name == "greedy" else shared,
+                    timing=timing,
+                    wire=wire if name != "vanilla" and strategy_named(name).takes_wire else Float(),
+                )
+            if shared is None and name == "matcha":
+                shared = known[key].matchings
+        if progress is not None:
+            progress(done + 1, len(stops))
+    whole = known.get(("vanilla", 1.0))
+    if whole is not None and whole.wire != Float():  # run over a wire: budgets are of whole models
+        whole = plan(topology, 1.0, "vanilla", matchings=shared, timing=timing)
+    return whole
+
+
+def _start(start: Plan | None, stops: Sequence[float]) -> float:
+    """The stop to open on: the plan's own, or one in the lower middle."""
+    if start is not None and _stop(start) in stops:
+        return _stop(start)
+    return min(stops, key=lambda b: abs(b - 0.3))
 
 
 def _is_one_way(name: str) -> bool:
@@ -141,6 +150,7 @@ def _point(made: Plan) -> dict[str, Any]:
     drawn = len(made.topology.links) <= MAX_LINKS
     colors = _matching_of(made) if drawn else None
     return {
+        "budget": short(made.budget),
         "rho": short(made.rho),
         "rho_kind": made.rho_kind,
         "error": short(made.consensus_error),
@@ -172,21 +182,6 @@ def _shared_matchings(plans: Iterable[Plan]) -> tuple[Matching, ...] | None:
 
 def _stop(made: Plan) -> float:
     return float(f"{made.budget:.4g}") if has_budget(made.strategy) else 1.0
-
-
-def _coarse_to_fine(values: Sequence[float]) -> Iterator[float]:
-    """The values in an order whose every prefix is spread out: ends first, then bisecting."""
-    if not values:
-        return
-    yield values[-1]
-    step, last = len(values), len(values) - 1
-    seen = {last}
-    while step >= 1:
-        for i in range(0, last, step):
-            if i not in seen:
-                seen.add(i)
-                yield values[i]
-        step //= 2
 
 
 def _page_box(

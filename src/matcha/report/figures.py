@@ -1,4 +1,4 @@
-"""Figures for papers and `--plot`: topologies and sweeps, drawn with matplotlib.
+"""Figures for papers and `--plot`, drawn with matplotlib: topologies, sweeps, tuning, runs.
 
 Figures are objects, never pyplot state: drawing one leaves nothing behind.
 """
@@ -6,19 +6,83 @@ Figures are objects, never pyplot state: drawing one leaves nothing behind.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from matcha._io import replace_file
 from matcha.errors import InputError, require
 from matcha.plans import Plan
-from matcha.report.layouts import layout
-from matcha.report.styles import look_of
+from matcha.records import Run
+from matcha.report.groups import label_runs
+from matcha.report.series import KINDS, curves, timeline, worker_loads
+from matcha.report.styles import LOOKS, look_of
+from matcha.report.summary import compare, diverged_at
 from matcha.strategies import has_budget
 from matcha.sweeps import Sweep
-from matcha.topology import Link
+from matcha.topology import Link, Topology
 from matcha.tuning import Tuning
+
+Points = npt.NDArray[np.float64]
+_CAREFUL = 64
+"""Up to this many workers several layouts are tried and the clearest is kept."""
+_NEAR = 0.11
+"""A link that passes a worker closer than this (in a unit square) looks attached to it."""
+
+
+def layout(topology: Topology) -> Points:
+    """A point for each worker: the topology's own, or one that shows its structure."""
+    if topology.positions is not None:
+        return np.array(topology.positions, dtype=np.float64)
+    import networkx as nx
+
+    graph = nx.Graph(topology.links)
+    if topology.num_workers > _CAREFUL:
+        return _array(nx.spring_layout(graph, seed=0, iterations=50), topology)
+    candidates = [nx.kamada_kawai_layout(graph), nx.circular_layout(range(topology.num_workers))]
+    for seed in range(12):
+        start = nx.spring_layout(graph, seed=seed)
+        candidates += [start, nx.kamada_kawai_layout(graph, pos=start)]
+    drawn = [_array(points, topology) for points in candidates]
+    return min(drawn, key=lambda points: _confusion(points, topology))
+
+
+def _array(points: Any, topology: Topology) -> Points:
+    return np.array([points[i] for i in range(topology.num_workers)], dtype=np.float64)
+
+
+def _confusion(points: Points, topology: Topology) -> float:
+    """How hard a drawing is to read: links through workers, workers in a heap, links that cross."""
+    span = np.ptp(points, axis=0).max() or 1.0
+    unit = points / span
+    starts, ends = unit[topology.link_array[:, 0]], unit[topology.link_array[:, 1]]
+    along = ends - starts
+    offset = unit[:, None, :] - starts[None]
+    t = (offset * along).sum(-1) / np.maximum((along**2).sum(-1), 1e-12)
+    foot = starts[None] + np.clip(t, 0, 1)[..., None] * along
+    distance = np.linalg.norm(unit[:, None, :] - foot, axis=-1)
+    m = topology.num_workers
+    own = (topology.link_array[None] == np.arange(m)[:, None, None]).any(-1)
+    through = np.clip(_NEAR - distance, 0, None)[~own].sum() / _NEAR
+    apart = np.linalg.norm(unit[:, None] - unit[None], axis=-1) + 9 * np.eye(m)
+    heaped = np.clip(2 * _NEAR - apart, 0, None).sum() / _NEAR
+    return float(4 * through + 2 * heaped + 0.5 * _crossings(starts, ends))
+
+
+def _crossings(starts: Points, ends: Points) -> int:
+    def side(a: Points, b: Points, c: Points) -> npt.NDArray[np.float64]:
+        left: npt.NDArray[np.float64] = (b[..., 0] - a[..., 0]) * (c[..., 1] - a[..., 1]) - (
+            b[..., 1] - a[..., 1]
+        ) * (c[..., 0] - a[..., 0])
+        return left
+
+    a, b, c, d = starts[:, None], ends[:, None], starts[None], ends[None]
+    cross = (side(a, b, c) * side(a, b, d) < -1e-12) & (side(c, d, a) * side(c, d, b) < -1e-12)
+    return int(cross.sum()) // 2
+
 
 FORMATS = (".png", ".svg", ".pdf")
 # Okabe and Ito's palette: told apart by colour-blind readers too.
@@ -234,3 +298,170 @@ def _palette(j: int) -> Any:
 
     r, g, b = to_rgb(PALETTE[j % len(PALETTE)])
     return (0.5 + r / 2, 0.5 + g / 2, 0.5 + b / 2)
+
+
+_RUN_DASHES = ("-", "--", "-.", ":", (0, (6, 2)), (0, (6, 2, 1, 2, 1, 2)))
+_KIND_COLORS = {"compute": "#a9b3a3", "exchange": "#0072B2", "wait": "#e0b050"}
+_NAMES = {
+    "train_loss": "training loss",
+    "test_accuracy": "test accuracy",
+    "test_loss": "test loss",
+    "consensus_distance": "consensus distance",
+    "gradient_norm": "average squared gradient norm",
+    "epoch": "epochs",
+    "time": "seconds",
+    "iteration": "iterations",
+    "megabytes_sent": "megabytes sent by a worker",
+}
+_FORESEEN = {
+    "consensus_distance": ("predicted_consensus", "thin: forecast, mostly within a factor of 3"),
+    "gradient_norm": ("gradient_bound", "thin: Theorem 2's bound"),
+}
+"""What theory says of a metric, drawn beside it."""
+
+
+def write_figures(
+    runs: Sequence[Run], folder: str | Path, format: str = "pdf", *, target: float | None = None
+) -> list[Path]:
+    """Write every figure that these runs can fill, and say which.
+
+    Args:
+        runs: The runs to compare.
+        folder: Where to write; made if missing.
+        format: png, svg or pdf.
+        target: The loss to mark, as for `compare`.
+    """
+    comparison = compare(runs, target)
+    objective = comparison.objective
+    figures: dict[str, Any] = {}
+    if objective is not None:
+        for axis in ("epoch", "time"):
+            figures[f"{objective}-{axis}"] = draw_curves(runs, objective, axis, comparison.target)
+    sent = [run.records[-1].megabytes_sent if run.records else None for run in runs]
+    if None not in sent and any(sent):
+        known = [curves(run.records) for run in runs]
+        metric = "test_accuracy" if any("test_accuracy" in c for c in known) else objective
+        if metric is not None:
+            figures[f"{metric}-megabytes"] = draw_curves(runs, metric, "megabytes_sent")
+    if any("consensus_distance" in curves(run.records) for run in runs):
+        figures["consensus"] = draw_curves(runs, "consensus_distance", "iteration")
+    if any(worker_loads(run) for run in runs):
+        figures["workers"] = draw_loads(runs)
+    for run, label in zip(runs, label_runs(runs), strict=True):
+        name = label.replace(" ", "-").replace(",", "")
+        if timeline(run) is not None:
+            figures[f"timeline-{name}"] = draw_timeline(run, label)
+        if isinstance(run.plan, Plan):
+            figures[f"topology-{name}"] = draw_topology(run.plan)
+    written = []
+    for name, figure in figures.items():
+        path = Path(folder) / f"{name}.{format}"
+        save_figure(figure, path)
+        written.append(path)
+    return written
+
+
+def draw_curves(runs: Sequence[Run], metric: str, axis: str, target: float | None = None) -> Any:
+    """One line a run: a metric against epochs, time or iterations, on a logarithmic scale."""
+    figure, axes = _axes()
+    foreseen, explained = _FORESEEN.get(metric, (None, ""))
+    is_foreseen = False
+    sound: list[float] = []
+    is_any_diverged = False
+    for number, (run, label) in enumerate(zip(runs, label_runs(runs), strict=True)):
+        known = curves(run.records)
+        if metric not in known:
+            continue
+        style = {"color": _color(runs, number), "ls": _RUN_DASHES[number % len(_RUN_DASHES)]}
+        if diverged_at(run, "train_loss") is not None:
+            label += " (diverged)"
+            is_any_diverged = True
+        else:
+            sound += [y for y in known[metric]["y"] if y is not None and y > 0]
+        axes.plot(known[metric][axis], known[metric]["y"], lw=1.6, label=label, **style)
+        if foreseen in known:
+            told = known[foreseen]
+            axes.plot(told[axis], told["y"], lw=0.8, color=style["color"])
+            is_foreseen = True
+    if is_foreseen:
+        axes.plot([], [], lw=0.8, color="#555555", label=explained)
+    if target is not None:
+        axes.axhline(target, color="#555555", lw=0.8, ls=":")
+    if metric != "test_accuracy":
+        axes.set_yscale("log")
+    if is_any_diverged and sound:  # the last values of a diverged run would flatten all others
+        axes.set_ylim(min(sound) / 1.15, max(sound) * 1.15)
+    if axis == "megabytes_sent":
+        axes.set_xscale("log")  # what is compared differs by orders of magnitude
+    elif axis != "time":
+        axes.xaxis.get_major_locator().set_params(integer=True)
+    is_simulated = axis == "time" and all(run.header.clock == "simulated" for run in runs)
+    axes.set_xlabel(f"simulated {_NAMES[axis]}" if is_simulated else _NAMES[axis])
+    axes.set_ylabel(_NAMES[metric])
+    axes.grid(alpha=0.25)
+    axes.legend(frameon=False)
+    return figure
+
+
+def draw_loads(runs: Sequence[Run]) -> Any:
+    """Each worker's communication an iteration, one bar a run (Figure 1b)."""
+    figure, axes = _axes()
+    drawn = [(n, run, worker_loads(run)) for n, run in enumerate(runs)]
+    drawn = [(n, run, load) for n, run, load in drawn if load]
+    kind = "planned" if all("planned" in load for _, _, load in drawn) else "measured"
+    labels = label_runs(runs)
+    width = 0.8 / len(drawn)
+    for place, (number, _, load) in enumerate(drawn):
+        heights = load.get(kind) or []
+        at = [w - 0.4 + (place + 0.5) * width for w in range(len(heights))]
+        axes.bar(at, heights, width, color=_color(runs, number), label=labels[number])
+    plan = drawn[0][1].plan
+    unit = plan.timing.unit if kind == "planned" and plan else "seconds"
+    axes.set_xlabel("worker")
+    axes.set_ylabel(f"{unit} per iteration, {kind}")
+    axes.legend(frameon=False)
+    return figure
+
+
+def draw_timeline(run: Run, label: str, rounds: int = 12) -> Any:
+    """The first rounds, one row a worker: computing, talking, waiting."""
+    lines = timeline(run)
+    assert lines is not None, "the caller asks only for runs that have a timeline"
+    figure, axes = _axes(height=1.2 + 0.22 * run.header.num_workers)
+    last = lines["rounds"][0] + rounds
+    for number, kind in enumerate(KINDS):
+        mine = [
+            i for i, k in enumerate(lines["kind"]) if k == number and lines["iteration"][i] < last
+        ]
+        axes.barh(
+            [lines["worker"][i] for i in mine],
+            [lines["length"][i] for i in mine],
+            left=[lines["start"][i] for i in mine],
+            color=_KIND_COLORS[kind],
+            edgecolor="white",
+            linewidth=0.3,
+            hatch="////" if kind == "wait" else None,
+            label=kind if mine else None,
+        )
+    axes.invert_yaxis()
+    axes.set_xlabel(f"{lines['unit']}, {'as planned' if lines['planned'] else 'as recorded'}")
+    axes.set_ylabel("worker")
+    axes.set_title(f"{label}: first {rounds} rounds", fontsize=10)
+    axes.legend(frameon=False, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.22))
+    return figure
+
+
+def _axes(height: float = 3.4) -> tuple[Any, Any]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.2, height), layout="constrained")
+    return figure, figure.add_subplot()
+
+
+def _color(runs: Sequence[Run], number: int) -> str:
+    """The strategy's own colour, or the next of the palette when it is taken."""
+    strategy = runs[number].header.strategy
+    earlier = [run.header.strategy for run in runs[:number]]
+    if strategy in LOOKS and strategy not in earlier:
+        return LOOKS[strategy].color
+    return PALETTE[(number + 4) % len(PALETTE)]

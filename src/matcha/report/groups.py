@@ -1,16 +1,123 @@
-"""Groups: runs that differ only in their seed, shown as one with its spread."""
+"""Groups: runs of one choice over its seeds, their labels, and whether runs can be compared."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from matcha.records import Run, RunHeader
+from matcha.report import words
 from matcha.strategies import with_budget
+
+_SAME_CLOCK = 1.01  # times that runs of one command share differ by less
+
+
+class _Condition(NamedTuple):
+    """A noun for sentences, what a run says of it, and what to do where two say different."""
+
+    noun: str
+    of: Callable[[Run], Any]
+    advice: str
+
+
+def unlike(runs: Sequence[Run]) -> str | None:
+    """Why times of these runs do not compare, for a sentence; None where they do."""
+    for condition in _CONDITIONS:
+        found = dict.fromkeys(str(value) for run in runs if (value := condition.of(run)))
+        if len(found) > 1:
+            said = words.listed(list(found))
+            return f"the runs differ in their {condition.noun} ({said}): {condition.advice}"
+    paces = [pace for run in runs if (pace := _measured(run)) is not None]
+    if len({_work(run) for run in runs}) == 1 and paces and max(paces) > _SAME_CLOCK * min(paces):
+        return (
+            f"computing was measured apart, {words.seconds(min(paces))} to "
+            f"{words.seconds(max(paces))} per iteration: simulate the runs with one command, or "
+            "give each the same --compute-time"
+        )
+    return None
+
+
+def clock_in_words(runs: Sequence[Run]) -> str | None:
+    """What a simulated clock counts, where all runs' count alike; None for other clocks."""
+    if not runs or {run.header.clock for run in runs} != {"simulated"} or unlike(runs):
+        return None
+    pace, links = _measured(runs[0]), _links(runs[0])
+    given = _delays(runs[0]).get("compute_seconds")
+    parts = []
+    if given is not None:
+        parts.append(f"{words.seconds(given)} of computing per iteration")
+    elif pace is not None:
+        parts.append(f"{words.seconds(pace)} of computing per iteration, as measured")
+    if links is not None:
+        parts.append(f"{links} per matching")
+    return "; ".join(parts) or None
+
+
+def _data(run: Run) -> str | None:
+    """Whose share of the data is whose, and of how much."""
+    partition, number = run.header.setting("partition"), run.header.setting("num_train")
+    if partition == "dirichlet":
+        partition = f"dirichlet {run.header.setting('concentration')}"
+    return f"{partition} of {number}" if number else partition
+
+
+def _links(run: Run) -> str | None:
+    """How long an exchange takes, where the run's plan or its network do not say it."""
+    if run.header.clock == "wall":
+        speed = str(run.header.setting("link_mbps") or "").removesuffix(" (emulated)")
+        return f"{speed} Mbit/s" if speed else "as they are"
+    counts = run.plan is not None and run.plan.timing.unit == "units"
+    unit = _delays(run).get("seconds_per_unit")
+    return words.seconds(unit) if counts and unit else None
+
+
+def _computing(run: Run) -> str | None:
+    delays = _delays(run)
+    if not delays:
+        return None
+    given, speeds = delays.get("compute_seconds"), delays.get("speeds")
+    pace = "as measured" if given is None else f"{words.seconds(given)} per iteration"
+    return f"{pace}, at speeds {', '.join(map(str, speeds))}" if speeds else pace
+
+
+def _delays(run: Run) -> dict[str, Any]:
+    """What a simulated clock is made of; a real one asks nobody."""
+    found = run.header.setting("delays") if run.header.clock == "simulated" else None
+    return found if isinstance(found, dict) else {}
+
+
+def _measured(run: Run) -> float | None:
+    """Seconds of computing per iteration on a simulated clock whose pace was measured."""
+    delays = _delays(run)
+    if not run.records or not delays or delays.get("compute_seconds") is not None:
+        return None
+    if delays.get("speeds") or run.header.setting("asynchronous"):
+        return None
+    spent = [record.compute_seconds for record in run.records]
+    known = [seconds for seconds in spent if seconds is not None]
+    iterations = run.records[-1].iteration
+    return sum(known) / iterations if len(known) == len(spent) and iterations else None
+
+
+def _work(run: Run) -> Hashable:
+    """What computing a gradient depends on: other work rightly takes other times."""
+    header = run.header
+    return header.setting("batch_size"), str(header.setting("execution")), header.num_workers
+
+
+_CONDITIONS = (
+    _Condition("tasks", lambda run: run.header.task, "report on each by itself"),
+    _Condition("models", lambda run: run.header.setting("model"), "report on each by itself"),
+    _Condition("data", _data, "report on each by itself"),
+    _Condition("clocks", lambda run: run.header.clock, "report on each by itself"),
+    _Condition("links", _links, "give each the same speed of links"),
+    _Condition("computing", _computing, "give each the same --compute-time and --speeds"),
+)
+
 
 _SEED = re.compile(r"[-, ]+s(eed )?\d+$")
 

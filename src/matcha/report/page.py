@@ -5,7 +5,9 @@ from __future__ import annotations
 import html
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from datetime import datetime, timezone
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -15,12 +17,135 @@ from matcha.errors import InputError
 from matcha.plans import PlanLike
 from matcha.records import Run, find_runs, read_run
 from matcha.report import words
-from matcha.report.conditions import clock_in_words
-from matcha.report.groups import label_runs
-from matcha.report.payload import Progress, build_payload
-from matcha.report.styles import place, style_sheet
+from matcha.report.explorer import network
+from matcha.report.groups import Group, clock_in_words, label_runs
+from matcha.report.series import mean_curves, presence, short, timeline, worker_loads
+from matcha.report.styles import STYLES, place, style_sheet, styles_of
+from matcha.report.summary import Comparison, compare
 from matcha.report.tables import details, results_table
-from matcha.strategies import has_budget
+from matcha.report.verdict import Summary
+from matcha.strategies import COMPARED, STRATEGIES, has_budget
+from matcha.sweeps import DEFAULT_BUDGETS
+from matcha.topology import Topology
+
+Progress = Callable[[int, int], None]
+
+
+def build_payload(
+    runs: Sequence[Run],
+    plans: Sequence[PlanLike] = (),
+    *,
+    title: str | None = None,
+    target: float | None = None,
+    explore: bool = False,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Everything the page shows.
+
+    Args:
+        runs: The runs, in the order to show them.
+        plans: Plans to explore that were not run; of a staged one, each level.
+        title: The page's heading; by default made from the task and topology.
+        target: The loss at which runs are compared, as for `compare`.
+        explore: Plan every compared strategy at many budgets, for the slider; by default only the
+            plans of the runs are shown.
+        progress: Called with (steps done, steps in all) while the sweeps are planned.
+    """
+    comparison = compare(runs, target)
+    given = [*(run.plan for run in runs if run.plan is not None), *plans]
+    every = [level for plan in given for level in plan.levels]
+    topologies = _distinct(plan.topology for plan in every)
+    networks = []
+    winner = comparison.winner
+    opened = None if winner is None else comparison.groups[winner].plan
+    first = [] if opened is None else opened.levels
+    for number, topology in enumerate(topologies):
+        networks.append(
+            network(
+                topology,
+                [plan for plan in every if _alike(plan.topology, topology)],
+                start=next((plan for plan in first if _alike(plan.topology, topology)), None),
+                strategies=COMPARED if explore else (),
+                budgets=DEFAULT_BUDGETS if explore else (),
+                progress=_share(progress, number, len(topologies)),
+            )
+        )
+    styles = styles_of([row.strategy for row in comparison.rows])
+    shown = [
+        {
+            "label": row.label,
+            "style": style,
+            "strategy": row.strategy,
+            "budget": row.budget,
+            "clock": row.clock,
+            "unit": row.unit,
+            "seeds": row.seeds,
+            "diverged": row.diverged_at is not None,
+            "network": None if group.plan is None else _place(group, topologies),
+            "curves": mean_curves(group.runs),
+            "hit": _hit(row, comparison),
+            "timeline": timeline(group.runs[0]),
+            "presence": presence(group.runs[0]),
+            "workers": group.runs[0].header.num_workers,
+            "loads": worker_loads(group.runs[0]),
+        }
+        for group, row, style in zip(comparison.groups, comparison.rows, styles, strict=True)
+    ]
+    return {
+        "title": title or words.title(runs, plans),
+        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "objective": comparison.objective,
+        "target": short(comparison.target),
+        "target_given": comparison.given,
+        "winner": winner,
+        "verdict": comparison.verdict.sentence,
+        "summaries": [_rounded(asdict(row)) for row in comparison.rows],
+        "strategies": list(STRATEGIES),
+        "styles": [asdict(style) for style in STYLES],
+        "runs": shown,
+        "networks": networks,
+    }
+
+
+def _hit(row: Summary, comparison: Comparison) -> dict[str, Any] | None:
+    """Where the target was reached, to mark on the curves."""
+    if row.time_to_target is None:
+        return None
+    return {
+        "epoch": short(row.epochs_to_target),
+        "time": short(row.time_to_target),
+        "y": short(comparison.target),
+    }
+
+
+def _distinct(topologies: Any) -> list[Topology]:
+    found: list[Topology] = []
+    for topology in topologies:
+        if not any(_alike(topology, other) for other in found):
+            found.append(topology)
+    return found
+
+
+def _alike(a: Topology, b: Topology) -> bool:
+    return (a.num_workers, a.links, a.link_times) == (b.num_workers, b.links, b.link_times)
+
+
+def _place(group: Group, topologies: Sequence[Topology]) -> int:
+    return next(i for i, t in enumerate(topologies) if _alike(group.plan.topology, t))
+
+
+def _share(progress: Progress | None, number: int, count: int) -> Progress | None:
+    if progress is None:
+        return None
+    return lambda done, total: progress(number * total + done, count * total)
+
+
+def _rounded(value: Any) -> Any:
+    """Numbers as a page needs them, at any depth."""
+    if isinstance(value, dict):
+        return {key: _rounded(inner) for key, inner in value.items()}
+    return short(value) if isinstance(value, float) else value
+
 
 MAX_BYTES = 5_000_000
 _SCRIPTS = (
@@ -42,7 +167,7 @@ def write_report(
     plans: Sequence[PlanLike] = (),
     title: str | None = None,
     target: float | None = None,
-    sweep_seconds: float = 20.0,
+    explore: bool = False,
     progress: Progress | None = None,
 ) -> Path:
     """Write one self-contained HTML page about some runs.
@@ -54,7 +179,8 @@ def write_report(
         title: Its heading.
         target: The loss at which the runs are compared; by default what their configuration calls
             `target_loss`, or else the lowest that all of them reached.
-        sweep_seconds: The longest to spend on planning the budget slider's stops.
+        explore: Plan every compared strategy at many budgets, for a slider; by default only the
+            plans of the runs are shown.
         progress: Called with (steps done, steps in all).
 
     Returns:
@@ -69,7 +195,7 @@ def write_report(
         plans,
         title=title,
         target=target,
-        sweep_seconds=sweep_seconds,
+        explore=explore,
         progress=progress,
     )
     page = render(payload, found)

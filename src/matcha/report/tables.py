@@ -11,7 +11,7 @@ from typing import Any
 
 from matcha.records import Run
 from matcha.report import words
-from matcha.report.rows import is_idle
+from matcha.report.verdict import is_idle
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from rich.text import Text
 from matcha.errors import InputError
 from matcha.records import Record, Run, find_runs, has_diverged, read_run
 from matcha.report import words
-from matcha.report.targets import reached
+from matcha.report.summary import reached
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _METRICS = (

@@ -1,9 +1,13 @@
 // The slider: activation, rho, consensus error and time move together over the sweep.
 const explorer = { net: null, links: [], stop: 0, strategy: null };
 
+// A strategy that was not planned at a stop shows its plan at the nearest one, with its budget.
 const pointOf = (name) => {
   const points = explorer.net.strategies[name];
-  return points.length === 1 ? points[0] : points[explorer.stop];
+  if (points.length === 1) return points[0];
+  const distance = (i) => Math.abs(explorer.net.budgets[i] - explorer.net.budgets[explorer.stop]);
+  const known = points.map((_, i) => i).filter((i) => points[i]);
+  return points[known.reduce((best, i) => (distance(i) < distance(best) ? i : best))];
 };
 const styleOf = (name) => Math.max(0, data.strategies.indexOf(name));
 
@@ -60,7 +64,7 @@ const update = () => {
     const p = pointOf(name);
     const title = element("th", { scope: "row" }, swatch(styleOf(name)), ` ${name}`);
     const row = element("tr", name === strategy ? { class: "chosen" } : {}, title,
-      ...[p.error, p.time].map((v) => element("td", {}, v === null ? "–" : number(v))),
+      ...[p.budget, p.error, p.time].map((v) => element("td", {}, v === null ? "–" : number(v))),
       element("td", {}, number(p.rho), element("span", { class: "kind" },
         p.rho_kind === "cycle" ? " cycle" : " step")));
     row.dataset.strategy = name;
@@ -90,8 +94,8 @@ const sweepTraces = (key) => Object.entries(explorer.net.strategies).map(([name,
   const style = styleOf(name);
   return { type: "scatter", mode: flat ? "lines" : "lines+markers", name, line: lineOf(style),
     x: flat ? [0, 1] : explorer.net.budgets, y: flat ? [points[0][key], points[0][key]]
-      : points.map((p) => p[key]),
-    connectgaps: false, marker: { symbol: SYMBOLS[style], size: 5.5, color: css(`--s${style}`) },
+      : points.map((p) => (p ? p[key] : null)),
+    connectgaps: true, marker: { symbol: SYMBOLS[style], size: 5.5, color: css(`--s${style}`) },
     hovertemplate: `<b>${name}</b> at %{x}<br>%{y:.4g}<extra></extra>` };
 });
 const cursor = (budget) => [{ type: "line", yref: "paper", y0: 0, y1: 1, x0: budget, x1: budget,
@@ -113,6 +117,7 @@ const showNetwork = (index) => {
   explorer.strategy = net.start.strategy;
   explorer.stop = net.budgets.indexOf(net.start.budget);
   $("budget").max = net.budgets.length - 1;
+  $("budget").disabled = net.budgets.length < 2;
   $("budget").value = explorer.stop;
   $("comm-title").textContent = `${net.unit} per iteration`;
   $("side-unit").textContent = net.unit === "units" ? "units/iteration" : "s/iteration";
@@ -138,8 +143,8 @@ if (data.networks.length) {
   showNetwork(0);
   dataTables.sweep = () => ({
     head: ["strategy", "budget", "consensus error", explorer.net.unit, "rho"],
-    rows: Object.entries(explorer.net.strategies).flatMap(([name, points]) => points.map((p, i) =>
-      [name, points.length === 1 ? 1 : explorer.net.budgets[i], p.error, p.time, p.rho])),
+    rows: Object.entries(explorer.net.strategies).flatMap(([name, points]) =>
+      points.filter((p) => p).map((p) => [name, p.budget, p.error, p.time, p.rho])),
   });
   dataTables.links = () => ({
     head: ["link", "matching", "exchanges per iteration", "width"],
