@@ -31,6 +31,16 @@ def test_bad_input_is_one_sentence_and_exit_code_2(tmp_path: Path, arguments, se
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    "option", [["--tensorboard"], ["--watch"], ["--target-loss", "1"], ["--checkpoint-every", "2"]]
+)
+def test_options_that_a_script_would_not_hear_of_are_refused(tmp_path: Path, option) -> None:
+    (tmp_path / "mine.py").touch()
+    done = matcha_command("train", "mine.py", *option, cwd=tmp_path)
+    assert done.returncode == 2
+    assert f"{option[0]} is for tasks: a script trains by itself" in done.stderr
+
+
 @pytest.mark.slow
 def test_a_task_trains_and_resumes(tmp_path: Path) -> None:
     arguments = ["train", "quadratic", "-t", "path:2", "-s", "greedy", "-b", "0.5", "-o", "run"]

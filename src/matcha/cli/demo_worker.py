@@ -7,7 +7,7 @@ from pathlib import Path
 
 from matcha.cli.demo import Demo
 from matcha.distributed.launch.environment import worker_transport
-from matcha.distributed.worker import Network, run_worker
+from matcha.distributed.train import Network, run_worker
 from matcha.plans import Plan
 from matcha.training.jobs import Job
 from matcha.training.settings import Settings

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import shlex
-import sys
-import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
 
 import typer
 
@@ -41,26 +37,39 @@ from matcha.cli.output import (
     free_directory,
     keeping,
     loss_in_words,
-    make_folder,
     patient_progress,
     print_json,
-    this_command,
 )
 from matcha.errors import InputError
 from matcha.plans import PlanLike, load_plan
-from matcha.records import COMMAND_VARIABLE, Record
+from matcha.records import Record, holds_run, read_run
 from matcha.strategies import plan as make_plan
 from matcha.topology import families
 from matcha.wires import parse_wire
 
-if TYPE_CHECKING:
-    from matcha.distributed.launch.launcher import Hosts
-    from matcha.distributed.worker import Network
-    from matcha.training.jobs import Job
+_TASK_OPTIONS = (
+    "epochs",
+    "learning_rate",
+    "batch_size",
+    "momentum",
+    "model",
+    "partition",
+    "data",
+    "target_loss",
+    "overlap",
+    "link_mbps",
+    "clip",
+    "deadline",
+    "checkpoint_every",
+    "resume",
+    "tensorboard",
+    "watch",
+)
 
 
 @app.command("train", context_settings={"allow_interspersed_args": True})
 def train_command(
+    context: typer.Context,
     target: str = typer.Argument(
         ..., metavar="SCRIPT|TASK", help="Your training script (.py), or a task such as digits."
     ),
@@ -145,46 +154,47 @@ def train_command(
 
       torchrun --nproc-per-node=8 -m matcha.cli train digits --plan plan.json -o runs/first
     """
+    is_script = target.endswith(".py")
+    if is_script:
+        if not Path(target).is_file():
+            raise InputError(f"there is no script {target!r}.")
+        _refuse_task_options(context)
+    elif arguments:
+        raise InputError(f"a task takes no arguments of its own: {' '.join(arguments)!r}.")
     if resume and output is None:
         raise InputError("--resume needs --output: the directory of the run to go on with.")
-    if resume and plan_file is None and output is not None:
-        plan_file = output / "plan.json"
-    is_script = target.endswith(".py")
-    if is_script and not Path(target).is_file():
-        raise InputError(f"there is no script {target!r}.")
-    if arguments and not is_script:
-        raise InputError(f"a task takes no arguments of its own: {' '.join(arguments)!r}.")
+    if rank is not None and peers is None:
+        raise InputError("--rank needs --peers: who the other workers are.")
     if not is_script:
         _check_task(target, momentum)
-    from matcha.distributed.launch.environment import REPLAN_VARIABLE, is_worker
+    from matcha.distributed.launch.environment import LinkAddress, is_worker
     from matcha.distributed.launch.launcher import Hosts
-    from matcha.strategies.staged import check_followable
+    from matcha.distributed.launch.main import show_links
+    from matcha.distributed.train import Network, launch_script, train_job
 
-    _set_links(peers, rank, keys, links=links, elastic=elastic)
-    machines = Hosts(number=hosts, rendezvous=rendezvous, rank=host_rank)
+    if keys is not None and not (links or elastic or peers or LinkAddress.from_environment()):
+        raise InputError("--keys needs --links, --elastic or --peers: other links have no keys.")
+    network = Network(
+        deadline=deadline,
+        link_mbps=link_mbps,
+        on_loss="continue" if elastic else None,
+        restarts=restarts if elastic else 0,
+        replan=replan or None,
+        links=links or elastic,
+        keys=keys,
+        hosts=Hosts(number=hosts, rendezvous=rendezvous, rank=host_rank),
+        address=None if peers is None else LinkAddress(peers=peers, rank=rank, keys=keys),
+    )
+    if resume and plan_file is None and output is not None:
+        plan_file = output / "plan.json"
     plan = _plan(plan_file, topology, strategy, budget, seed, wire)
-    machines.share(plan.num_workers)  # refused before anything is made
-    if replan:
-        check_followable(plan)
-        os.environ[REPLAN_VARIABLE] = str(replan)  # where workers, this process or others, look
     if is_script:
-        if is_worker():
-            raise InputError("a script that is one worker is started by itself: python SCRIPT.")
-        how = Launching(machines, links or elastic, keys, restarts if elastic else 0)
-        _launch([target, *(arguments or [])], plan, plan_file, how)
+        launch_script([target, *(arguments or [])], plan, network, plan_file)
         return
-    from matcha.distributed.worker import Network, check_resumable
-    from matcha.records import read_run
-    from matcha.report import compare
     from matcha.training.jobs import Job, stem
-    from matcha.training.settings import Settings
     from matcha.zoo.recipes import Choices, recipe
 
-    directory = output or free_directory(Path("runs"), f"{target}-{stem(plan)}")
-    if checkpoint_every < 0:
-        raise InputError(f"--checkpoint-every is {checkpoint_every}, but it is 0 or more epochs.")
     chosen = recipe(target)
-    number = chosen.epochs if epochs is None else epochs
     choices = Choices(
         num_workers=plan.num_workers,
         data=data,
@@ -193,15 +203,15 @@ def train_command(
         partition=partition,  # type: ignore[arg-type]
         seed=seed,
     )
-    settings = Settings(
-        epochs=number,
-        schedule=chosen.schedule(number, learning_rate),
-        optimizer=chosen.optimizer,
+    settings = chosen.settings(
+        epochs=epochs,
+        learning_rate=learning_rate,
         clip=clip,
         momentum=momentum,
         overlap=overlap,
         target_loss=target_loss,
     )
+    directory = output or free_directory(Path("runs"), f"{target}-{stem(plan)}")
     job = Job(
         directory=directory,
         task=chosen.spec(choices),
@@ -210,116 +220,58 @@ def train_command(
         kind="training",
         name=directory.name,
     )
-    network = Network(
-        deadline=deadline,
-        link_mbps=link_mbps,
+    one_of_many = is_worker(network.address)
+    if one_of_many and (peers is not None or os.environ.get("RANK", "0") == "0"):
+        show_links()
+    train_job(
+        job,
+        network,
+        resume=resume,
+        checkpoint_every=checkpoint_every,
+        tensorboard=tensorboard,
+        on_record=None if as_json or watch else partial(show_record, settings.epochs),
+        meanwhile=partial(_watch, directory) if watch and hosts == 1 else None,
     )
-    if not is_worker():
-        if (directory / "run.json").exists() and not resume:
-            raise InputError(f"{str(directory)!r} already holds a run: choose another --output.")
-        chosen.task(choices)  # what is wrong with it is said once, not by every worker
-        job.header()
-        if resume:
-            check_resumable(job, network)
-        make_folder(directory)
-        command = this_command("--output", str(directory))
-        how = Launching(machines, links or elastic, keys, restarts if elastic else 0)
-        _launch(command, plan, plan_file, how, watched=directory if watch else None)
-        with keeping() as keep:
-            if report and (directory / "run.json").exists():
-                _report(directory, keep, quiet=as_json)
-            if as_json:
-                print_json(compare([read_run(directory)]).to_json())
-            else:
-                console.print(f"records in [cyan]{directory}[/]")
+    if one_of_many:
         return
+    with keeping() as keep:
+        if report and holds_run(directory):
+            _report(directory, keep, quiet=as_json)
+        if as_json:
+            from matcha.report import compare
 
-    _work(job, network, resume, checkpoint_every, tensorboard, quiet=as_json)
-
-
-class Launching(NamedTuple):
-    """How workers are started and talk."""
-
-    hosts: Hosts
-    links: bool
-    keys: Path | None
-    restarts: int
+            print_json(compare([read_run(directory)]).to_json())
+        else:
+            console.print(f"records in [cyan]{directory}[/]")
 
 
-def _set_links(
-    peers: str | None, rank: int | None, keys: Path | None, *, links: bool, elastic: bool
-) -> None:
-    """Leave what was said about links where workers, this process or its children, look for it."""
-    from matcha.distributed.launch.environment import (
-        KEYS_VARIABLE,
-        LOSS_VARIABLE,
-        PEERS_VARIABLE,
-    )
-
-    if rank is not None and peers is None:
-        raise InputError("--rank needs --peers: who the other workers are.")
-    if keys is not None and not (links or elastic or peers or PEERS_VARIABLE in os.environ):
-        raise InputError("--keys needs --links, --elastic or --peers: other links have no keys.")
-    if peers is not None:  # this process is one worker: nobody else tells whom it waits for
-        _show_links()
-    said = {
-        PEERS_VARIABLE: peers,
-        "RANK": None if rank is None else str(rank),
-        KEYS_VARIABLE: None if keys is None else str(keys),
-        LOSS_VARIABLE: "continue" if elastic else None,
-    }
-    os.environ.update({name: value for name, value in said.items() if value is not None})
+def _refuse_task_options(context: typer.Context) -> None:
+    """Refuse what a script would have to do itself: it would be ignored."""
+    sources = {name: context.get_parameter_source(name) for name in _TASK_OPTIONS}
+    given = [name for name, source in sources.items() if source and source.name == "COMMANDLINE"]
+    if given:
+        raise InputError(
+            f"--{given[0].replace('_', '-')} is for tasks: a script trains by itself, so give it "
+            "options of its own after --."
+        )
 
 
-def _show_links() -> None:
-    """Say who comes and goes, and who cannot be reached."""
-    logging.basicConfig(format="%(message)s")
-    logging.getLogger("matcha.links").setLevel(logging.INFO)
-
-
-def _launch(
-    command: list[str],
-    plan: PlanLike,
-    plan_file: Path | None,
-    how: Launching,
-    watched: Path | None = None,
-) -> None:
-    """Start the workers, each with the plan's path, and wait for them."""
-    from matcha.distributed.launch.launcher import PLAN_VARIABLE, launch, local_links
+def _watch(directory: Path, ended: Callable[[], bool]) -> None:
     from matcha.report.watch import watch
 
-    with tempfile.TemporaryDirectory(prefix="matcha-") as folder:
-        path = plan_file or Path(folder) / "plan.json"
-        if plan_file is None:
-            plan.save(path)
-        environment = {
-            PLAN_VARIABLE: str(path.resolve()),
-            COMMAND_VARIABLE: shlex.join(["matcha", *sys.argv[1:]]),
-        }
-        hosts = how.hosts
-        if how.links:
-            if hosts.number > 1:
-                raise InputError("links across machines: start each worker with --peers, --rank.")
-            environment |= local_links(plan.num_workers, Path(folder), how.keys)
-        if watched is None or hosts.number > 1:
-            launch(
-                command,
-                plan.num_workers,
-                environment=environment,
-                hosts=hosts,
-                restarts=how.restarts,
-            )
-            return
-        logs = watched / "logs"
-        console.print(f"starting {plan.num_workers} workers; their words go to {logs}")
-        launch(
-            command,
-            plan.num_workers,
-            environment=environment,
-            logs=logs,
-            meanwhile=lambda ended: watch(watched, until=ended),
-            restarts=how.restarts,
-        )
+    console.print(f"what workers print goes to {directory / 'logs'}")
+    watch(directory, until=ended)
+
+
+def show_record(epochs: int, record: Record) -> None:
+    """Print a line about a record."""
+    parts = [f"epoch {record.epoch:g}/{epochs}", loss_in_words(record)]
+    if record.test_accuracy is not None:
+        parts.append(f"test accuracy {record.test_accuracy:.1%}")
+    if record.consensus_distance is not None:
+        parts.append(f"consensus distance {record.consensus_distance:.2e}")
+    parts.append(f"{record.time:.1f} s")
+    console.print("  ".join(parts), highlight=False)
 
 
 def _report(directory: Path, keep: Keep, *, quiet: bool) -> None:
@@ -334,50 +286,6 @@ def _report(directory: Path, keep: Keep, *, quiet: bool) -> None:
         console.print(f"report in [cyan]{page}[/]")
 
 
-def _work(
-    job: Job,
-    network: Network,
-    resume: bool,
-    checkpoint_every: int,
-    tensorboard: bool,
-    *,
-    quiet: bool,
-) -> None:
-    """Be one worker."""
-    from matcha.distributed.launch.environment import worker_transport
-    from matcha.distributed.worker import run_worker
-
-    with worker_transport(job.plan.topology) as transport:
-        show = None
-        if transport.rank == 0:
-            show = (lambda _: None) if quiet else _progress(job.settings.epochs)
-            _show_links()
-        records = run_worker(
-            job,
-            transport,
-            network,
-            resume=resume,
-            checkpoint_every=checkpoint_every,
-            tensorboard=tensorboard,
-            on_record=show,
-        )
-    if show is not None and not records:
-        raise InputError("there was nothing left to train: the run is at its last epoch already.")
-
-
-def _progress(total: int) -> Callable[[Record], None]:
-    def show(record: Record) -> None:
-        parts = [f"epoch {record.epoch:g}/{total}", loss_in_words(record)]
-        if record.test_accuracy is not None:
-            parts.append(f"test accuracy {record.test_accuracy:.1%}")
-        if record.consensus_distance is not None:
-            parts.append(f"consensus distance {record.consensus_distance:.2e}")
-        parts.append(f"{record.time:.1f} s")
-        console.print("  ".join(parts), highlight=False)
-
-    return show
-
-
 def _check_task(name: str, momentum: str) -> None:
     from matcha.training.momentum import parse_momentum
     from matcha.zoo.recipes import recipe
@@ -387,29 +295,15 @@ def _check_task(name: str, momentum: str) -> None:
 
 
 def _plan(
-    plan_file: Path | None,
-    topology: str,
-    strategy: str,
-    budget: float,
-    seed: int,
-    wire: str | None,
+    plan_file: Path | None, topology: str, strategy: str, budget: float, seed: int, wire: str | None
 ) -> PlanLike:
-    from matcha.distributed.launch.launcher import PLAN_VARIABLE
-
-    path = plan_file or os.environ.get(PLAN_VARIABLE)
-    if path is not None:
-        made = load_plan(path)
+    if plan_file is not None:
+        made = load_plan(plan_file)
         if wire is not None and parse_wire(wire) != made.wire:
             raise InputError(
-                f"the plan's messages hold {made.wire.name}: leave --wire out, or plan anew."
+                f"the plan's messages hold {made.wire.name}: leave --wire out, or plan again."
             )
         return made
+    graph = families.parse(topology)
     with patient_progress("planning") as progress:
-        return make_plan(
-            families.parse(topology),
-            budget,
-            strategy,
-            seed,
-            wire=wire or "float32",
-            progress=progress,
-        )
+        return make_plan(graph, budget, strategy, seed, wire=wire or "float32", progress=progress)

@@ -12,6 +12,7 @@ from matcha.distributed.launch.environment import default_transport
 from matcha.distributed.links.peers import Peers, read_peers
 from matcha.distributed.links.transport import LinkTransport
 from matcha.distributed.options import GossipOptions
+from matcha.distributed.train import Network, run_worker, train
 from matcha.distributed.training import Training
 from matcha.distributed.transports.base import Message, Pending, Transport
 from matcha.distributed.transports.memory import (
@@ -22,7 +23,6 @@ from matcha.distributed.transports.memory import (
 from matcha.distributed.transports.mpi import MpiTransport
 from matcha.distributed.transports.slow_links import SlowLinks
 from matcha.distributed.transports.torch import TorchTransport
-from matcha.distributed.worker import Network, run_worker
 
 __all__ = [
     "Gossip",
@@ -44,4 +44,5 @@ __all__ = [
     "read_peers",
     "run_threads",
     "run_worker",
+    "train",
 ]

@@ -29,7 +29,7 @@ from matcha.training.progress import Progress, identity
 from matcha.training.settings import Delays, Execution, Settings
 from matcha.training.task import Task
 
-__all__ = ["Training"]
+__all__ = ["Training", "check_trainable"]
 
 
 class Training:
@@ -64,7 +64,7 @@ class Training:
         traced_iterations: int = 40,
         **options: Any,
     ) -> None:
-        _check(task, plan, settings)
+        check_trainable(task, plan, settings)
         self.task, self.plan, self.settings = task, plan, settings
         self.traced_iterations = traced_iterations
         self.device = torch.device(settings.execution.device)
@@ -297,7 +297,12 @@ class Training:
         return {"torch": torch.default_generator}
 
 
-def _check(task: Task, plan: PlanLike, settings: Settings) -> None:
+def check_trainable(task: Task, plan: PlanLike, settings: Settings) -> None:
+    """Refuse a task for another number of workers, and settings that only a simulation has.
+
+    Raises:
+        InputError: says what does not fit.
+    """
     if task.num_workers != plan.num_workers:
         raise InputError(
             f"the plan is for {plan.num_workers} workers and the task for {task.num_workers}."

@@ -71,6 +71,12 @@ class Recipe:
     """``steps`` (÷ 10 after half and three quarters, warmed up), ``plateau`` (÷ 4), ``cosine`` (to
     a tenth, warmed up) or ``none``."""
 
+    def __reduce__(self) -> tuple[Callable[[str], Recipe], tuple[str]]:
+        """Travel to other processes by name: what makes a task is code."""
+        if RECIPES.get(self.name) is not self:
+            raise TypeError(f"the recipe {self.name!r} is not one that another process can find")
+        return recipe, (self.name,)
+
     def task(self, choices: Choices) -> Task:
         """Build the task.
 

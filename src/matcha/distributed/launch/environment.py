@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -33,6 +34,7 @@ __all__ = [
     "LOSS_VARIABLE",
     "PEERS_VARIABLE",
     "REPLAN_VARIABLE",
+    "LinkAddress",
     "default_transport",
     "goes_on",
     "is_alone",
@@ -57,13 +59,46 @@ _GROUPS = itertools.count()
 _MPI_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "MPI_LOCALRANKID")
 
 
-def is_worker() -> bool:
-    """Whether a launcher (torchrun, srun with PMI, mpirun) started this process as one of many."""
-    return (
-        {"RANK", "WORLD_SIZE"} <= os.environ.keys()
-        or _started_by_mpi()
-        or (PEERS_VARIABLE in os.environ and _rank() is not None)
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkAddress:
+    """Which worker this process is over links of our own, and where it finds the others."""
+
+    peers: str
+    """A peers file, `slurm`, `rendezvous`, or a pattern of names with `{rank}`."""
+    rank: int | None = None
+    """This worker's number; None: as the launcher's variables or the host's name say."""
+    keys: Path | None = None
+    """A directory of keys; None is plain TCP."""
+
+    @classmethod
+    def from_environment(cls) -> LinkAddress | None:
+        """What a launcher's variables say; None where they name no peers."""
+        if PEERS_VARIABLE not in os.environ:
+            return None
+        keys = os.environ.get(KEYS_VARIABLE)
+        return cls(peers=os.environ[PEERS_VARIABLE], keys=Path(keys) if keys else None)
+
+    def find_rank(self) -> int | None:
+        """This worker's number; a pod of a StatefulSet has it at the end of its host's name."""
+        if self.rank is not None:
+            return self.rank
+        for name in _RANKS:
+            if name in os.environ:
+                return int(os.environ[name])
+        ordinal = socket.gethostname().rpartition("-")[2]
+        return int(ordinal) if "{rank}" in self.peers and ordinal.isdigit() else None
+
+
+def is_worker(address: LinkAddress | None = None) -> bool:
+    """Whether this process is one of many, which a launcher (torchrun, srun, mpirun) started.
+
+    Args:
+        address: its own, where it was not left in the environment.
+    """
+    if {"RANK", "WORLD_SIZE"} <= os.environ.keys() or _started_by_mpi():
+        return True
+    address = address or LinkAddress.from_environment()
+    return address is not None and address.find_rank() is not None
 
 
 def is_alone() -> bool:
@@ -95,18 +130,21 @@ def replan_every(asked: int | None) -> int:
     return int(chosen)
 
 
-def default_transport(topology: Topology | None = None) -> Transport:
+def default_transport(
+    topology: Topology | None = None, address: LinkAddress | None = None
+) -> Transport:
     """torch.distributed where it is initialised or torchrun started us, else MPI under `mpirun`.
 
-    A process group that had to be started for it ends with the transport. Where the environment
-    names peers (MATCHA_PEERS), links of our own for the topology.
+    A process group that had to be started for it ends with the transport. With an address, or where
+    the environment names peers (MATCHA_PEERS), links of our own for the topology.
 
     Raises:
         InputError: nothing says that there are other workers.
         PackageError: MPI started us, but mpi4py is not installed.
     """
-    if topology is not None and PEERS_VARIABLE in os.environ:
-        return _links(topology, os.environ[PEERS_VARIABLE])
+    address = address or LinkAddress.from_environment()
+    if topology is not None and address is not None:
+        return _links(topology, address)
     if not dist.is_initialized() and not {"RANK", "WORLD_SIZE"} <= os.environ.keys():
         if _started_by_mpi():
             from matcha.distributed.transports.mpi import MpiTransport
@@ -125,27 +163,29 @@ def default_transport(topology: Topology | None = None) -> Transport:
 
 
 @contextmanager
-def worker_transport(topology: Topology | None = None) -> Iterator[Transport]:
+def worker_transport(
+    topology: Topology | None = None, address: LinkAddress | None = None
+) -> Iterator[Transport]:
     """The transport of a process that is one worker and nothing else; closed when all went well.
 
     After an error partners may be gone: closing together with them would hide it.
     """
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    transport = default_transport(topology)
+    transport = default_transport(topology, address)
     yield transport
     transport.close()
 
 
-def _links(topology: Topology, peers: str) -> LinkTransport:
-    rank = _rank()
+def _links(topology: Topology, address: LinkAddress) -> LinkTransport:
+    rank = address.find_rank()
     if rank is None:
         raise InputError("this worker has no number: set RANK, or give --rank.")
-    folder = os.environ.get(KEYS_VARIABLE)
-    keys = Keys(directory=Path(folder), rank=rank) if folder else None
-    return LinkTransport(topology, rank, _peers(peers, rank, topology.num_workers), keys=keys)
+    keys = None if address.keys is None else Keys(directory=address.keys, rank=rank)
+    peers = _find_peers(address.peers, rank, topology.num_workers)
+    return LinkTransport(topology, rank, peers, keys=keys)
 
 
-def _peers(where: str, rank: int, num_workers: int) -> Peers:
+def _find_peers(where: str, rank: int, num_workers: int) -> Peers:
     if where == "slurm":
         return from_slurm()
     if where == "rendezvous":
@@ -159,28 +199,18 @@ def _peers(where: str, rank: int, num_workers: int) -> Peers:
     return read_peers(where)
 
 
-def _rank() -> int | None:
-    """This worker's number; a pod of a StatefulSet has it at the end of its host's name."""
-    for name in _RANKS:
-        if name in os.environ:
-            return int(os.environ[name])
-    ordinal = socket.gethostname().rpartition("-")[2]
-    named = "{rank}" in os.environ.get(PEERS_VARIABLE, "")
-    return int(ordinal) if named and ordinal.isdigit() else None
-
-
 def _start_group() -> None:
     # torch itself lets two groups, one after the other, read each other's addresses from the store;
     # so do processes that torchrun starts again while its store still holds the first ones'
     # addresses. Each group gets a name of its own, by what all workers count alike.
-    store, rank, num_workers = _meeting()
+    store, rank, num_workers = _rendezvous()
     restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     named = PrefixStore(f"matcha/{restarts}/{next(_GROUPS)}", store)
     dist.init_process_group(_backend(), store=named, rank=rank, world_size=num_workers)
 
 
 @cache
-def _meeting() -> tuple[Store, int, int]:
+def _rendezvous() -> tuple[Store, int, int]:
     """The store that the launcher's variables lead to, kept for as long as the process."""
     store, rank, num_workers = next(rendezvous("env://"))
     return store, rank, num_workers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import runpy
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from matcha.errors import ExchangeError, MatchaError
 
-__all__ = ["ERROR_VARIABLE", "read_error", "run_main"]
+__all__ = ["ERROR_VARIABLE", "read_error", "report_error", "run_main", "show_links"]
 
 ERROR_VARIABLE = "MATCHA_ERROR_FILE"
 """Where a worker leaves the last lines of an error of its own."""
@@ -40,19 +41,30 @@ def run_main(arguments: list[str]) -> None:
             sys.last_value = error
         raise
     except Exception as error:
-        _write_error(error)
+        _leave(traceback.format_exception(error))
         raise
 
 
-def _write_error(error: Exception) -> None:
+def report_error(error: MatchaError) -> None:
+    """Let the launcher say what is wrong, once for all workers; without one, say so here."""
+    if not _leave([str(error)]):
+        print(f"matcha: {error}", file=sys.stderr)
+
+
+def _leave(text: list[str]) -> bool:
+    """Leave the last lines for the launcher; whether there is one that looks."""
     file = os.environ.get(ERROR_VARIABLE)
     if file is None:
-        return
-    if isinstance(error, MatchaError):
-        lines = [str(error)]
-    else:
-        lines = "".join(traceback.format_exception(error)).rstrip().splitlines()[-_LINES:]
+        return False
+    lines = "".join(text).rstrip().splitlines()[-_LINES:]
     Path(file).write_text(json.dumps(lines), encoding="utf-8")
+    return True
+
+
+def show_links() -> None:
+    """Print which workers come and go, and which cannot be reached."""
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("matcha.links").setLevel(logging.INFO)
 
 
 def read_error(file: Path) -> list[str]:

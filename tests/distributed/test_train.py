@@ -1,15 +1,19 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+import matcha
 from matcha import families, plan
-from matcha.distributed import Network, run_threads, run_worker
+from matcha.distributed import Network, run_threads, run_worker, train
+from matcha.distributed.launch.launcher import Hosts
 from matcha.errors import InputError
 from matcha.records import Record, read_run
 from matcha.simulation import Constant, Settings, Simulation
 from matcha.training.jobs import Job
+from matcha.training.task import TaskSpec
 from matcha.zoo.recipes import Choices, recipe
 
 NUM_WORKERS = 4
@@ -33,13 +37,13 @@ def job(directory: Path, task: str = "logistic", plan_=None, choices_=None, **se
     )
 
 
-def train(job_: Job, network: Network = NETWORK, **options) -> list[list[Record]]:
+def train_all(job_: Job, network: Network = NETWORK, **options) -> list[list[Record]]:
     return run_threads(NUM_WORKERS, lambda t: run_worker(job_, t, network, **options))
 
 
 def test_a_resumed_run_ends_where_an_uninterrupted_one_does(tmp_path: Path) -> None:
     def part(name: str, epochs: int, **options) -> list[Record]:
-        return train(job(tmp_path / name, epochs=epochs), checkpoint_every=1, **options)[0]
+        return train_all(job(tmp_path / name, epochs=epochs), checkpoint_every=1, **options)[0]
 
     whole = part("whole", 4)
     part("parts", 2)
@@ -67,7 +71,7 @@ def test_resuming_drops_what_the_checkpoint_does_not_cover(tmp_path: Path) -> No
 
     run_threads(NUM_WORKERS, work)
     assert len(read_run(tmp_path).records) == 3
-    train(wanted, checkpoint_every=2, resume=True)
+    train_all(wanted, checkpoint_every=2, resume=True)
     run = read_run(tmp_path)
     assert [record.epoch for record in run.records] == [1, 2, 3, 4]
     for records in run.worker_records.values():
@@ -83,7 +87,7 @@ def test_resuming_drops_what_the_checkpoint_does_not_cover(tmp_path: Path) -> No
     ],
 )
 def test_a_run_is_resumed_only_as_it_was(tmp_path: Path, change, sentence) -> None:
-    train(job(tmp_path, epochs=1), checkpoint_every=1)
+    train_all(job(tmp_path, epochs=1), checkpoint_every=1)
     other = job(tmp_path, **{"epochs": 2} | change)
 
     def work(transport) -> None:
@@ -133,7 +137,7 @@ def test_the_digits_curves_coincide_with_the_simulators(tmp_path: Path, overlap)
     digits = recipe("digits")
     wanted = job(tmp_path, "digits", epochs=3, schedule=digits.schedule(3), overlap=overlap)
     simulated = list(Simulation(digits.task(choices()), wanted.plan, wanted.settings))
-    trained = train(wanted)
+    trained = train_all(wanted)
     assert all(records == trained[0] for records in trained)
     for real, ideal in zip(trained[0], simulated, strict=True):
         assert real.iteration == ideal.iteration
@@ -151,3 +155,43 @@ def test_the_digits_curves_coincide_with_the_simulators(tmp_path: Path, overlap)
     assert run.header.setting("overlap") == overlap
     assert {span.worker for span in run.spans} == set(range(NUM_WORKERS))
     assert {span.kind for span in run.spans} == {"compute", "wait", "exchange"}
+
+
+# -- as a library ----------------------------------------------------------------------------------
+
+
+def settings() -> Settings:
+    return Settings(epochs=1, schedule=Constant(base=0.02))
+
+
+@pytest.mark.slow
+def test_a_task_trains_by_a_call_and_continues(tmp_path: Path) -> None:
+    pair = plan(families.path(2), 1.0, "vanilla")
+    options = {"output": tmp_path / "run", "checkpoint_every": 1}
+    run = train("quadratic", pair, settings(), **options)
+    assert [record.epoch for record in run.records] == [1.0]
+    assert sorted(run.worker_records) == [0, 1]
+    two = Settings(epochs=2, schedule=Constant(base=0.02))
+    run = matcha.distributed.train("quadratic", pair, two, resume=True, **options)
+    assert [record.epoch for record in run.records] == [1.0, 2.0]
+
+
+def refused(sentence: str, output: Path, *arguments, **options) -> None:
+    with pytest.raises(InputError, match=sentence):
+        train(*arguments, output=output, **options)
+    assert not output.exists(), "a directory was left behind"
+
+
+def test_what_every_worker_would_find_wrong_is_said_before_any_is_started(tmp_path: Path) -> None:
+    output, ring = tmp_path / "run", plan(RING, 1.0, "vanilla")
+    quadratic = recipe("quadratic")
+    refused("did you mean 'quadratic'", output, "quadratics", ring)
+    other = quadratic.spec(Choices(num_workers=3))
+    refused("for 4 workers and the task for 3", output, other, ring, settings())
+    staged = replace(settings(), momentum="tracking", overlap=True)
+    refused("overlap=True does not go with", output, "quadratic", ring, staged)
+    refused("give Settings", output, quadratic.spec(choices()), ring)
+    three = Network(hosts=Hosts(number=3, rendezvous="a:1"))
+    refused("split evenly", output, "quadratic", ring, settings(), network=three)
+    here = TaskSpec.of(quadratic.task(Choices(num_workers=4)))
+    refused("cannot be sent to them", output, here, ring, settings())
