@@ -26,9 +26,9 @@ CALLS = {
     "matcha.distributed.gossip": ("Gossip", "__init__ step detach"),
     "matcha.distributed.links.transport": (
         "LinkTransport",
-        "__init__ post set_note start_at give_state ask_for_state close "
-        "_add_connection _on_frame _end _end_all",
+        "__init__ post set_note start_at close _add_connection _on_frame _end _end_all",
     ),
+    "matcha.distributed.links.state_transfer": ("StateTransfer", "ask give"),
     "matcha.distributed.links.connection": ("Connection", "send receive end"),
     "matcha.distributed.links.framing": (
         "FrameStream",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 import torch
 
@@ -33,8 +34,8 @@ def broadcast(transport: Transport, tensors: list[torch.Tensor], timeout: float)
     """Overwrite every worker's tensors with worker 0's, or with the lowest rank's that is there."""
     if transport.has_tree:
         own = _joined(tensors)
-        result = transport.tree_call(lambda _: (), lambda *_: own, timeout)
-        return _overwrite(tensors, result)
+        read = partial(_overwrite, tensors)
+        return transport.tree_call(lambda _: (), lambda *_: own, read, timeout)
     parent, children = _tree(transport.rank, transport.num_workers)
     for tensor in tensors:
         moved = _movable(transport, tensor)
@@ -247,21 +248,30 @@ def _mean_by_tree(transport: Transport, tensors: list[torch.Tensor], timeout: fl
                 tensor.div_(count)
         return _joined(sums)
 
-    result = transport.tree_call(lambda parts: (_joined(total(parts)),), mean, timeout)
-    _overwrite(tensors, result)
+    read = partial(_overwrite, tensors)
+    transport.tree_call(lambda parts: (_joined(total(parts)),), mean, read, timeout)
 
 
 def _gather_by_tree(transport: Transport, value: bytes, timeout: float) -> list[bytes]:
+    known = {str(rank) for rank in range(transport.num_workers)}
+
+    def read(content: Buffer) -> dict[str, str]:
+        values = json.loads(bytes(content))
+        if not isinstance(values, dict) or not known.issuperset(values):
+            raise ValueError("values of workers that do not exist")
+        for text in values.values():
+            text.encode("latin-1")
+        return values
+
     def joined(parts: dict[int, memoryview]) -> bytes:
         values = {str(transport.rank): value.decode("latin-1")}  # a character per byte
         for part in parts.values():
-            values |= json.loads(bytes(part))
+            values |= read(part)
         return json.dumps(values).encode()
 
-    result = transport.tree_call(
-        lambda parts: (joined(parts),), lambda parts, _: joined(parts), timeout
+    values = transport.tree_call(
+        lambda parts: (joined(parts),), lambda parts, _: joined(parts), read, timeout
     )
-    values = json.loads(bytes(result))
     return [values[rank].encode("latin-1") for rank in sorted(values, key=int)]
 
 

@@ -18,6 +18,7 @@ from tests.distributed.links.linked import cut_off, local_peers, mend, run_linke
 import matcha.distributed
 from matcha import families
 from matcha.distributed import Gossip, LinkTransport, run_threads
+from matcha.distributed.elastic import membership
 from matcha.distributed.elastic.membership import Pace
 from matcha.errors import ExchangeError, InputError
 
@@ -320,3 +321,39 @@ def test_a_pace_is_that_of_iterations_whatever_else_happens() -> None:
     assert pace.seconds == pytest.approx(0.1)
     pace.note(50, 15.3)  # a neighbour's state: far ahead at once
     assert pace.seconds == pytest.approx(0.1)
+
+
+def test_a_state_that_cannot_be_used_is_refused_and_another_neighbour_asked(
+    monkeypatch, caplog
+) -> None:
+    plan = cases.make_plan("greedy", "pairwise")
+    topology = plan.topology
+    peers = local_peers(topology.num_workers)
+    donors: list[int] = []
+    arrived, back = threading.Barrier(topology.num_workers), threading.Event()
+    dump = membership.dump_snapshot
+
+    def spoil(worker, extra) -> bytes:
+        donors.append(worker.rank)  # the first one that is asked gives garbage
+        return b"garbage" if worker.rank == donors[0] else dump(worker, extra)
+
+    monkeypatch.setattr(membership, "dump_snapshot", spoil)
+
+    def work(transport):
+        worker = Worker(transport, plan)
+        worker.run(LOST)
+        arrived.wait(150)
+        if transport.rank == 3:
+            vanish(transport)
+            transport = LinkTransport(topology, 3, peers, silence=90.0, timeout=150.0)
+            worker = Worker(transport, plan)
+            back.set()
+        else:
+            worker.tend_until(back)
+        worker.run(ITERATIONS)
+        worker.gossip.detach()
+        transport.close()
+        return worker.gossip._membership.donor
+
+    assert run_linked(topology, work, peers=peers)[3] not in (None, donors[0])
+    assert f"worker {donors[0]} gave a state that cannot be used" in caplog.text

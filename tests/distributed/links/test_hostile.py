@@ -288,7 +288,7 @@ def test_a_state_and_a_result_are_sent_once_however_often_they_are_asked_for() -
             stranger.send(Kind.ASK_STATE)
         stranger.send(Kind.UPDATE, 0, said((), [[2, "last", 1, "yes"]]))
         wait_until(lambda: one.get_note(2, "last") == "yes")
-        assert one.state_requests == [HOSTILE]
+        assert one.states.requests == {HOSTILE}
         connection = one.connections[HOSTILE]
         with one.lock:  # the writer waits for this lock
             for _ in range(50):
@@ -368,3 +368,42 @@ def test_mutated_frames_over_a_real_connection_end_links_and_never_workers(
         number = max(zero.collectives.number, one.collectives.number)
         zero.collectives.number = one.collectives.number = number
         exchange(zero, one)
+
+
+def mean_of(transport: LinkTransport, value: float, found: dict[int, float]) -> threading.Thread:
+    """Average in a thread."""
+
+    def body() -> None:
+        tensor = torch.tensor([value])
+        mean_(transport, [tensor], 90.0)
+        found[transport.rank] = tensor.item()
+
+    thread = threading.Thread(target=body)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("part", [b"", b"12345", b"x" * 4000])
+def test_a_part_that_cannot_be_used_ends_its_link_and_the_call_goes_on(part) -> None:
+    with besieged() as (zero, one, stranger):
+        found: dict[int, float] = {}
+        threads = [mean_of(zero, 2.0, found), mean_of(one, 4.0, found)]
+        stranger.send(Kind.REDUCE, 1, DIGEST + part)
+        for thread in threads:
+            thread.join(120)
+        assert found == {0: 3.0, 1: 3.0}
+        assert "a part" in one.end_reason(HOSTILE)
+
+
+@pytest.mark.parametrize("result", [b"1", b"112345", b"1" + b"x" * 4000])
+def test_a_result_that_cannot_be_used_ends_its_link_and_the_call_goes_on(result) -> None:
+    with besieged() as (zero, one, stranger):
+        found: dict[int, float] = {}
+        stranger.send(Kind.RESULT, 1, result)
+        stranger.send(Kind.UPDATE, 0, said((), [[2, "last", 1, "yes"]]))
+        wait_until(lambda: one.get_note(2, "last") == "yes")
+        threads = [mean_of(one, 4.0, found), mean_of(zero, 2.0, found)]
+        for thread in threads:
+            thread.join(120)
+        assert found == {0: 3.0, 1: 3.0}
+        assert "a result" in one.end_reason(HOSTILE)

@@ -178,14 +178,14 @@ def test_a_neighbour_that_is_held_up_is_not_the_only_one_asked_for_a_state() -> 
             assert done.wait(150)
         elif transport.rank == 1:
             while not done.is_set():
-                if transport.state_requests:
-                    transport.give_state([b"of worker 1"])
+                if transport.states.requests:
+                    transport.states.give([b"of worker 1"])
                 time.sleep(0.01)
         else:
             transport.close()
             late = LinkTransport(topology, 2, peers, silence=90.0, timeout=150.0)
             try:
-                return late.ask_for_state(150.0)
+                return late.states.ask(150.0)
             finally:
                 done.set()
                 late.close()
@@ -197,10 +197,10 @@ def test_a_neighbour_that_is_held_up_is_not_the_only_one_asked_for_a_state() -> 
 def test_those_who_have_no_state_are_not_asked_for_one() -> None:
     def work(transport):
         with pytest.raises(ExchangeError, match="no neighbour gave its state"):
-            transport.ask_for_state(0.5)
-        return transport.state_requests
+            transport.states.ask(0.5)
+        return transport.states.requests
 
-    assert run_linked(families.complete(4), work) == [[]] * 4
+    assert run_linked(families.complete(4), work) == [set()] * 4
 
 
 def test_that_a_neighbour_which_has_finished_is_gone_is_no_news(caplog) -> None:

@@ -77,10 +77,10 @@ class Worker:
             return own + b"".join(bytes(part) for part in parts.values())
 
         result = self.collectives.call(
-            lambda parts: [joined(parts)], lambda parts, _: joined(parts), PATIENCE
+            lambda parts: [joined(parts)], lambda parts, _: joined(parts), bytes, PATIENCE
         )
         assert result is not None
-        return bytes(result)
+        return result
 
 
 def test_a_result_returns_to_the_children_it_came_from_though_the_tree_has_changed() -> None:

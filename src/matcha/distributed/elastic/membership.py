@@ -85,13 +85,23 @@ class Membership:
         """Take a neighbour's state and go on from there."""
         started = time.monotonic()
         rank = self._transport.rank
-        self.donor, content = self._transport.ask_for_state(self._deadline)
-        extra = load_snapshot(content, self._worker)
+        refused: set[int] = set()
+        while True:
+            self.donor, content = self._transport.states.ask(self._deadline, refused)
+            try:
+                extra = load_snapshot(content, self._worker)
+                num_calls, self._taken = int(extra["calls"]), extra["carried"]
+                self._take(self._taken)
+                break
+            except Exception as error:  # the donor's fault, unless all states are of no use here
+                refused.add(self.donor)
+                problem = f"gave a state that cannot be used ({error})"
+                if not self._transport.states.refuse(self.donor, problem, refused):
+                    raise
+                _log.warning("worker %d: worker %d %s", rank, self.donor, problem)
         for peer in range(self._transport.num_workers):  # the donor's links are not its own
             self._worker.exchange.forget(peer)
-        self._transport.collectives.number = int(extra["calls"])
-        self._taken = extra["carried"]
-        self._take(self._taken)
+        self._transport.collectives.number = num_calls
         self._transport.start_at(self._worker.iteration)
         self.returns += 1
         self._returned.append([self._worker.iteration, rank, 1])
@@ -123,9 +133,9 @@ class Membership:
         self._pace.note(self._worker.iteration, time.perf_counter())
         if self._pace.seconds is not None:
             transport.max_lag = max(_MIN_LAG, _MAX_LAG_SECONDS / self._pace.seconds)
-        if transport.state_requests:
+        if transport.states.requests:
             extra = {"calls": transport.collectives.number, "carried": self._give()}
-            transport.give_state([dump_snapshot(self._worker, extra)])
+            transport.states.give([dump_snapshot(self._worker, extra)])
         if transport.is_behind:
             transport.leave()
             self.join()

@@ -25,7 +25,7 @@ from matcha.distributed.collectives import gather
 from matcha.distributed.elastic.probe import exchange_time
 from matcha.distributed.exchange.timers import LinkTimes
 from matcha.distributed.launch.placement import Placement
-from matcha.errors import PeerLostError
+from matcha.errors import MatchaError, PeerLostError
 from matcha.plans import Plan, PlanLike, StagedPlan
 from matcha.strategies.staged import in_stages, is_off, next_level
 from matcha.topology import Link
@@ -193,8 +193,14 @@ class Replanning:
         if len(found) < self._placement.everyone.num_workers or planned is None:
             _log.warning("iteration %d: a worker is away; the plan stays", iteration)
             return False
-        level = Plan.from_json(json.loads(planned))
-        self.plan = in_stages(self.plan).then(iteration, level)
+        try:
+            level = Plan.from_json(json.loads(planned))
+            self.plan = in_stages(self.plan).then(iteration, level)
+        except (MatchaError, ValueError, TypeError, LookupError) as error:
+            _log.warning(
+                "iteration %d: the stage cannot be used; the plan stays: %s", iteration, error
+            )
+            return False
         self._report(self.plan, coming.seconds)
         self._since = time.perf_counter()
         return True

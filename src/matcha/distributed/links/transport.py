@@ -28,6 +28,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import TypeVar
 
 from matcha._io.keys import Keys
 from matcha.distributed.links.connection import Connection, Limits, LinkState, Transfer
@@ -49,6 +50,7 @@ from matcha.distributed.links.listener import (
     keep_running,
 )
 from matcha.distributed.links.peers import Peers, dials
+from matcha.distributed.links.state_transfer import StateTransfer
 from matcha.distributed.links.tree_collectives import TreeCollectives
 from matcha.distributed.transports.base import (
     Buffer,
@@ -63,11 +65,12 @@ from matcha.topology import Link, Topology
 
 __all__ = ["LinkTransport", "Phase"]
 
+T = TypeVar("T")
+
 _log = logging.getLogger("matcha.links")
 _HEARTBEATS = 5  # within the longest silence
 _START_SILENCE = 20.0  # seconds: imports and first calls may hold a worker up while it starts
 _UNHURRIED = 1.0  # seconds that an update may wait which only a failed start needs
-_ASK_ANOTHER = 2.0  # seconds after which another neighbour is asked for a state as well
 
 
 class Phase(enum.Enum):
@@ -101,7 +104,7 @@ class LinkTransport(Transport):
         is_behind: Whether this worker was away for so long that it should take another's state.
         max_lag: How many iterations behind all its neighbours a worker may go on by itself.
         next_iteration: The first iteration whose round has not begun here.
-        state_requests: Neighbors that wait for this worker's state.
+        states: Whole states that travel between neighbours.
         finds_cause: Whether the error for a lost neighbour names the first cause, which takes time.
 
     Raises:
@@ -132,7 +135,6 @@ class LinkTransport(Transport):
         self.is_behind = False
         self.max_lag = float("inf")
         self.next_iteration = 0
-        self.state_requests: list[int] = []
         self.finds_cause = True
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
@@ -141,6 +143,7 @@ class LinkTransport(Transport):
             self.changed, self.versions, self.live_connections, self._anyone_is_away, self.name
         )
         self.connections: dict[int, Connection] = {}
+        self.states = StateTransfer(self.changed, self.connections, self.name)
         self.listener: Listener | None = None
         self._topology, self._peers, self._silence = topology, peers, silence
         self._neighbors = frozenset(topology.neighbors(rank))
@@ -243,11 +246,11 @@ class LinkTransport(Transport):
         if peer is not None:
             super().report_waiting_on(peer)
 
-    def tree_call(self, combine: Combine, conclude: Conclude, timeout: float) -> Buffer:
+    def tree_call(
+        self, combine: Combine, conclude: Conclude, read: Callable[[Buffer], T], timeout: float
+    ) -> T:
         """One collective call of all members."""
-        result = self.collectives.call(combine, conclude, timeout)
-        assert result is not None
-        return result
+        return self.collectives.call(combine, conclude, read, timeout)  # type: ignore[return-value]
 
     # -- meetings and states ----------------------------------------------------------------------
 
@@ -284,50 +287,6 @@ class LinkTransport(Transport):
         """The connection to a neighbour; another one after each break."""
         with self.lock:
             return self.connections.get(peer)
-
-    def ask_for_state(self, timeout: float) -> tuple[int, bytearray]:
-        """A neighbour's state and that neighbour; for a worker that needs one.
-
-        Raises:
-            ExchangeError: No neighbour gave one in time.
-        """
-        end = time.monotonic() + timeout
-        asked: list[Connection] = []
-        again = 0.0
-        with self.lock:
-            while (now := time.monotonic()) < end:
-                for connection in asked:
-                    if connection.given_state is not None:
-                        return connection.peer, connection.given_state
-                self._check_not_over(asked)
-                asked = [each for each in asked if each.state is not LinkState.ENDED]
-                # Two that come back together have nothing to give each other, and would wait
-                # for each other. One that has a state may be held up: then ask the next, too.
-                able = [each for _, each in sorted(self.connections.items()) if each.peer_has_state]
-                other = next((each for each in able if each not in asked), None)
-                is_due = now > again and not any(each.is_giving for each in asked)
-                if other is not None and (is_due or not asked):
-                    other.is_asked = True
-                    other.send(Kind.ASK_STATE)
-                    asked.append(other)
-                    again = now + _ASK_ANOTHER
-                self.changed.wait(0.2)
-        raise ExchangeError(f"no neighbour gave its state within {timeout:g} s.")
-
-    def _check_not_over(self, asked: Sequence[Connection]) -> None:
-        gone = [each for each in asked if each.end_reason and each.finished_at is not None]
-        if gone and len(gone) == len(asked):
-            peer = self.name(gone[0].peer)
-            raise ExchangeError(f"the run is over: {peer} {gone[0].end_reason}.")
-
-    def give_state(self, contents: Sequence[Buffer]) -> None:
-        """Answer all neighbours that asked for this worker's state."""
-        with self.lock:
-            for peer in self.state_requests:
-                connection = self.connections.get(peer)
-                if connection is not None and not connection.is_up:
-                    connection.send(Kind.STATE, 0, contents)
-            self.state_requests.clear()
 
     def leave(self) -> None:
         """Stop taking part: this worker fell far behind and needs a state like a new one."""
@@ -430,10 +389,12 @@ class LinkTransport(Transport):
         try:
             left = end - time.monotonic()
             give_up = lambda: self.needs_state  # noqa: E731
-            result = self.collectives.call(lambda _: (), lambda *_: b"", left, give_up)
+            over = self.collectives.call(
+                lambda _: (), lambda *_: b"", lambda _: True, left, give_up
+            )
         except ExchangeError:
             raise ExchangeError(self._missing(timeout)) from None
-        if result is not None:
+        if over:
             with self.lock:
                 self.versions.complete()
                 self._note_members()
@@ -463,8 +424,7 @@ class LinkTransport(Transport):
             if connection.state is LinkState.ENDED:
                 return
             if kind is Kind.ASK_STATE:
-                if connection.peer not in self.state_requests:
-                    self.state_requests.append(connection.peer)
+                self.states.requests |= {connection.peer}
             elif kind is Kind.STATE:
                 connection.given_state = content
             elif kind is Kind.GOODBYE:

@@ -14,6 +14,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
+from typing import TypeVar
 
 from matcha.distributed.links.connection import Connection
 from matcha.distributed.links.framing import Kind
@@ -22,6 +23,8 @@ from matcha.distributed.transports.base import Buffer, Combine, Conclude
 from matcha.errors import ExchangeError
 
 __all__ = ["TreeCollectives"]
+
+T = TypeVar("T")
 
 _log = logging.getLogger("matcha.links")
 _KNOWN, _UNKNOWN = b"1", b"0"
@@ -54,7 +57,7 @@ class TreeCollectives:
         self.number = 0
         """How many calls this worker has finished; one that comes back takes a neighbour's."""
         self._parts: dict[int, dict[int, tuple[str, memoryview]]] = {}
-        self._results: dict[int, memoryview | None] = {}
+        self._results: dict[int, tuple[int, memoryview | None]] = {}
         self._askers: dict[int, int] = {}
         self._below: set[int] = set()  # children in any tree along which this call was tried
         self._last: Buffer = b""
@@ -63,14 +66,18 @@ class TreeCollectives:
         self,
         combine: Combine,
         conclude: Conclude,
+        read: Callable[[Buffer], T],
         timeout: float,
         give_up: Callable[[], bool] = lambda: False,
-    ) -> Buffer | None:
-        """Make one collective call: the result, or None after `give_up`.
+    ) -> T | None:
+        """Make one collective call: what is read from the result, or None after `give_up`.
+
+        A part or a result that raises ends the connection on which it came.
 
         Args:
             combine: This worker's part joined with its children's, for its parent.
             conclude: At the root: the result, from the children's parts and the number of members.
+            read: Takes in the result.
             timeout: Seconds after which to raise.
             give_up: Whether to leave the call without its result.
 
@@ -78,21 +85,33 @@ class TreeCollectives:
             ExchangeError: The members did not all come in time; those missing are named.
         """
         end = time.monotonic() + timeout
-        result: Buffer | None = None
-        while result is None:
+        while True:
             with self._changed:
                 if give_up():
                     return None
-                is_over = self.number in self._results
-                result = self._results.get(self.number)
-            if is_over and result is None:
+                sender, result = self._results.get(self.number, (None, None))
+            own = sender is None
+            found: Buffer | None = result
+            if sender is not None and result is None:
                 # An island that comes back may be several calls behind: it answers them alone.
                 _log.warning("call %d was over long ago: answered alone", self.number)
-                result = conclude({}, 1)
-            elif not is_over:
-                result = self._attempt(combine, conclude, end, give_up)
-        self._finish(result)
-        return result
+                own, found = True, conclude({}, 1)
+            elif own:
+                found = self._attempt(combine, conclude, end, give_up)
+            if found is None:
+                continue
+            try:
+                value = read(found)
+            except Exception as error:
+                if own:
+                    raise
+                assert sender is not None
+                with self._changed:
+                    del self._results[self.number]
+                self._refuse(sender, f"a result ({error})")
+                continue
+            self._finish(found)
+            return value
 
     def _attempt(
         self, combine: Combine, conclude: Conclude, end: float, give_up: Callable[[], bool]
@@ -107,13 +126,37 @@ class TreeCollectives:
             return None
         with self._changed:
             parts = {child: self._parts[child][self.number][1] for child in tree.children}
-        if tree.parent is None:
-            return conclude(parts, len(tree.members))
-        part = [tree.digest.encode(), *combine(parts)]
+        try:
+            if tree.parent is None:
+                return conclude(parts, len(tree.members))
+            part = [tree.digest.encode(), *combine(parts)]
+        except Exception:
+            if not self._refuse_parts(combine, parts):
+                raise
+            return None
         with self._changed:
             self._send([tree.parent], Kind.REDUCE, self.number, part)
         self._wait(tree, lambda: False, end, give_up)  # for the result, which comes from above
         return None
+
+    def _refuse_parts(self, combine: Combine, parts: dict[int, memoryview]) -> bool:
+        """End the connections to children whose parts cannot be used; whether there are any."""
+        refused = False
+        for child, part in parts.items():
+            try:
+                combine({child: part})
+            except Exception as error:
+                refused = True
+                self._refuse(child, f"a part ({error})")
+        return refused
+
+    def _refuse(self, peer: int, what: str) -> None:
+        with self._changed:
+            connection = self._connection(peer)
+            if connection is not None:
+                reason = f"sent {what} of a collective call that cannot be used"
+                _log.warning("worker %d %s", peer, reason)
+                connection.on_end(connection, reason)
 
     def _part(self, child: int, tree: Tree) -> bool:
         found = self._parts.get(child, {}).get(self.number)
@@ -190,7 +233,8 @@ class TreeCollectives:
         if kind is Kind.RESULT:
             if number >= self.number:
                 view = memoryview(content)
-                self._results[number] = view[1:] if view[:1] == _KNOWN else None
+                result = view[1:] if view[:1] == _KNOWN else None
+                self._results[number] = connection.peer, result
         elif number < self.number:  # this worker has finished that call: it sends the result
             known = number == self.number - 1
             if not connection.will_send(Kind.RESULT, number):

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, unique
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import torch
 
@@ -29,6 +29,8 @@ __all__ = [
     "Transport",
     "meeting_tag",
 ]
+
+T = TypeVar("T")
 
 MAX_TAG = 32_767
 """The largest tag that every MPI library accepts (MPI standard, MPI_TAG_UB)."""
@@ -148,12 +150,15 @@ class Transport(ABC):
     def post(self, messages: Sequence[Message]) -> Pending:
         """Start messages and return at once; every receive is posted before any send."""
 
-    def tree_call(self, combine: Combine, conclude: Conclude, timeout: float) -> Buffer:
+    def tree_call(
+        self, combine: Combine, conclude: Conclude, read: Callable[[Buffer], T], timeout: float
+    ) -> T:
         """What the root of a spanning tree concludes from all workers' parts, on every worker.
 
         Args:
             combine: Makes the part that this worker sends to its parent.
             conclude: Makes the result at the root.
+            read: Takes in the result; what it raises is a fault of the worker that sent it.
             timeout: Seconds after which to give up.
         """
         raise NotImplementedError
