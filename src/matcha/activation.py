@@ -45,12 +45,12 @@ _WHOLE_BASIS, _WHOLE_LIMIT = 24, 400
 """Workers up to which all directions are used from the start, or where a few will not do."""
 _MULTIPLICITY_LIMIT = 1500
 _GATHERED = 4_000_000
-"""Numbers, one a link and direction, that may be gathered at once."""
+"""Numbers, one per link and direction, that may be gathered at once."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Activation:
-    """Activation probabilities, one a matching, and their certificate."""
+    """Activation probabilities, one per matching, and their certificate."""
 
     probabilities: tuple[float, ...]
     certificate: Certificate

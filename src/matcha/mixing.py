@@ -48,7 +48,7 @@ class Contraction:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Moments:
-    """What eq. 9 needs to know of a random Laplacian: E[L] and E[L²] − E[L]², both sparse."""
+    """The moments of a random Laplacian in eq. 9: E[L] and E[L²] − E[L]², both sparse."""
 
     mean: Any
     variance: Any
@@ -74,7 +74,7 @@ def moments(
 
     Args:
         matchings: The decomposition.
-        probabilities: One a matching; matchings of a group must have the same.
+        probabilities: One per matching; matchings of a group must have the same.
         num_workers: m.
         groups: Matchings, by position, that share one coin; without groups each has its own.
         weights: One for each link of each matching; without, all are 1.
@@ -115,7 +115,7 @@ def contraction_factor(of: Moments, alpha: float, *, seed: int = 0) -> float:
 
 @on_one_thread
 def optimal_contraction(of: Moments, *, tolerance: float = 1e-9, seed: int = 0) -> Contraction:
-    """The α of eq. 9, which makes ρ least, and that ρ.
+    """Find the α of eq. 9, which minimises ρ, and that ρ.
 
     Only the parabolas of a few vectors matter near the minimum: those of the slowest directions
     of L̄ and of the busiest workers. So keep the vectors found so far, minimise over their span
@@ -163,7 +163,7 @@ def periodic_contraction(topology: Topology, budget: float, *, seed: int = 0) ->
 
 
 def single_contraction(algebraic_connectivity: float) -> Contraction:
-    """At most one matching an iteration, drawn with probability p_j: α = 1/2, ρ = 1 − λ₂/2.
+    """At most one matching per iteration, drawn with probability p_j: α = 1/2, ρ = 1 − λ₂/2.
 
     Then E[L²] = Σ p_j L_j² = 2L̄, so ρ(α) = 1 − 2α(1 − α)λ₂(L̄): both ends of each link take
     their mean.
@@ -185,9 +185,9 @@ def laplacian_extremes(matrix: Any, topology: Topology, *, seed: int = 0) -> tup
 
 
 def metropolis_weights(topology: Topology) -> dict[Link, float]:
-    """A weight for each link that needs no more than its ends' degrees: 1/(1 + max(d_i, d_j)).
+    """Metropolis weights, from the degrees of a link's ends alone: 1/(1 + max(d_i, d_j)).
 
-    With all links active no worker's own weight is below 1/(1 + d_i): nothing extrapolates.
+    With all links active no worker gives itself less than 1/(1 + d_i), so nothing extrapolates.
 
     >>> from matcha.topology.families import star
     >>> metropolis_weights(star(3))
@@ -198,14 +198,14 @@ def metropolis_weights(topology: Topology) -> dict[Link, float]:
 
 
 def link_weights(given: Any, topology: Topology) -> dict[Link, float]:
-    """The weight of each link: of `"metropolis"`, of a mapping, or of a mixing matrix W.
+    """The weight of each link, from `"metropolis"`, a mapping, or a mixing matrix W.
 
     Raises:
         InputError: W is not symmetric, its rows do not sum to one, it has an entry where there is
             no link, or a weight is not in [0, 1].
     """
     if topology.directed:
-        raise InputError("own weights go with links that carry both ways.")
+        raise InputError("weights of your own need links that carry both ways.")
     if isinstance(given, str):
         if given != "metropolis":
             raise unknown_name("weights", given, ("metropolis",))
@@ -216,19 +216,19 @@ def link_weights(given: Any, topology: Topology) -> dict[Link, float]:
     weights = {link: float(found.get(link, 0.0)) for link in topology.links}
     for link, w in weights.items():
         if not 0 <= w <= 1:
-            raise InputError(f"the weight of link {link} is {w!r}, but it is in [0, 1].")
+            raise InputError(f"the weight of link {link} is {w!r}, but it must be in [0, 1].")
     return weights
 
 
 def _entries(given: Any, topology: Topology) -> dict[Link, float]:
-    """What W gives each link; checked as a whole."""
+    """The weight that W gives each link, once W is checked."""
     m = topology.num_workers
     try:
         W = np.asarray(given, dtype=np.float64)
     except (TypeError, ValueError):
-        raise InputError("weights are 'metropolis', {(i, j): w, …}, or a matrix W.") from None
+        raise InputError("weights must be 'metropolis', {(i, j): w, …}, or a matrix W.") from None
     if W.shape != (m, m) or not is_doubly_stochastic(W) or not np.allclose(W, W.T, atol=1e-12):
-        raise InputError(f"W is a symmetric {m} × {m} matrix whose rows sum to one.")
+        raise InputError(f"W must be a symmetric {m} × {m} matrix whose rows sum to one.")
     across = {
         (int(i), int(j)): float(W[i, j]) for i, j in zip(*np.nonzero(W), strict=True) if i < j
     }

@@ -39,20 +39,20 @@ _LONGEST_PERIOD = 2000
 class Schedule(Protocol):
     """Which matchings, by their positions in the plan, are active at iteration k.
 
-    What theory and plans ask of a schedule, it answers itself: no one else tells kinds apart.
+    Theory and plans ask these members; nothing else tells kinds of schedules apart.
     """
 
     @property
     def seed(self) -> int:
-        """What decides the draws; where nothing is drawn, what the search for it began with."""
+        """The seed of the draws; where nothing is drawn, of the search that made the schedule."""
 
     @property
     def probabilities(self) -> tuple[float, ...]:
-        """In which share of the iterations each matching is used."""
+        """The share of iterations in which each matching is used."""
 
     @property
     def uses(self) -> tuple[float, ...]:
-        """How many times an iteration each matching is used, on average."""
+        """How many times per iteration each matching is used, on average."""
 
     @property
     def period(self) -> tuple[Active, ...] | None:
@@ -64,11 +64,11 @@ class Schedule(Protocol):
 
     @property
     def exclusive(self) -> bool:
-        """Whether at most one coin falls heads at a time, instead of each independently."""
+        """Whether at most one coin falls heads per iteration, instead of each independently."""
 
     @property
     def largest(self) -> tuple[Active, ...]:
-        """Rounds of which every round is a part."""
+        """Rounds of which every round is a subset."""
 
     def active(self, k: int) -> Active:
         """The matchings of iteration k, in the order of exchange."""
@@ -109,7 +109,7 @@ def check_iteration(k: int) -> None:
 
 
 class _Drawn(ABC):
-    """What schedules of random rounds share."""
+    """Common parts of schedules of random rounds."""
 
     probabilities: tuple[float, ...]
     seed: int
@@ -136,7 +136,7 @@ class Bernoulli(_Drawn):
     """
 
     probabilities: tuple[float, ...]
-    """One a matching; equal within a group."""
+    """One per matching; equal within a group."""
     seed: int
     groups: tuple[tuple[int, ...], ...] = ()
 
@@ -154,13 +154,13 @@ class Bernoulli(_Drawn):
 
     @cached_property
     def coins(self) -> tuple[Coin, ...]:
-        """One a group, or one a matching."""
+        """One per group, or one per matching."""
         groups = self.groups or tuple((j,) for j in range(len(self.probabilities)))
         return tuple((self.probabilities[group[0]], group) for group in groups)
 
     @cached_property
     def period(self) -> tuple[Active, ...] | None:
-        """The same round for ever, where no coin leaves anything to chance."""
+        """The one round, where every probability is 0 or 1."""
         certain = all(p in (0.0, 1.0) for p in self.probabilities)
         return self.largest if certain else None
 
@@ -179,7 +179,7 @@ class Bernoulli(_Drawn):
         return self._members(heads)
 
     def actives(self, start: int, stop: int | None) -> Iterator[Active]:
-        """The same in order, drawn a block at a time; rounds that are alike are worked out once."""
+        """The same in order, drawn in blocks; equal rounds are built once."""
         width = len(self.coins)
 
         @lru_cache(maxsize=_KNOWN)
@@ -219,7 +219,7 @@ class Bernoulli(_Drawn):
 
 @dataclass(frozen=True)
 class Choice(_Drawn):
-    """At most one matching an iteration: matching j with probability p_j, Σ p_j <= 1.
+    """At most one matching per iteration: matching j with probability p_j, Σ p_j <= 1.
 
     >>> Choice(probabilities=(0.0, 1.0), seed=0).active(5)
     (1,)
@@ -237,7 +237,7 @@ class Choice(_Drawn):
 
     @cached_property
     def coins(self) -> tuple[Coin, ...]:
-        """One a matching."""
+        """One per matching."""
         return tuple((p, (j,)) for j, p in enumerate(self.probabilities))
 
     @cached_property
@@ -256,7 +256,7 @@ class Choice(_Drawn):
         return self._drawn(_random_bits(self.seed, k, 1, 1)[:, 0])[0]
 
     def actives(self, start: int, stop: int | None) -> Iterator[Active]:
-        """The same in order, drawn a block at a time."""
+        """The same in order, drawn in blocks."""
         for k, size in _blocks(start, stop):
             yield from self._drawn(_random_bits(self.seed, k, size, 1)[:, 0])
 
@@ -279,7 +279,7 @@ class Choice(_Drawn):
 
 
 class _Repeated(ABC):
-    """What schedules of rounds that repeat share: nothing is drawn."""
+    """Common parts of schedules of rounds that repeat: nothing is drawn."""
 
     exclusive = False
     coins: tuple[Coin, ...] = ()
@@ -305,7 +305,7 @@ class _Repeated(ABC):
 
 @dataclass(frozen=True)
 class Periodic(_Repeated):
-    """Every matching, in a fraction `frequency` of the iterations, evenly spaced.
+    """All matchings, in a fraction `frequency` of the iterations, evenly spaced.
 
     >>> schedule = Periodic(frequency=0.5, num_matchings=2)
     >>> [schedule.active(k) for k in range(4)]
@@ -333,7 +333,7 @@ class Periodic(_Repeated):
 
     @cached_property
     def period(self) -> tuple[Active, ...]:
-        """One period; of a frequency without a short one, that of its nearest neighbour.
+        """One period; where that is long, the period of the nearest frequency with a short one.
 
         >>> Periodic(frequency=0.4, num_matchings=2).period
         ((), (), (0, 1), (), (0, 1))
@@ -366,7 +366,7 @@ class Periodic(_Repeated):
 
 @dataclass(frozen=True)
 class Cycle(_Repeated):
-    """A finite list of rounds, repeated for ever.
+    """A finite list of rounds, repeated without end.
 
     >>> schedule = Cycle(cycle=((0,), (), (1, 0)), num_matchings=2)
     >>> schedule.active(5)
@@ -384,7 +384,7 @@ class Cycle(_Repeated):
         if not self.cycle:
             raise PlanError("a cycle needs at least one round.")
         if any(not 0 <= j < self.num_matchings for active in self.cycle for j in active):
-            raise PlanError("its cycle names a matching that is not there.")
+            raise PlanError("its cycle names a matching that does not exist.")
 
     @cached_property
     def probabilities(self) -> tuple[float, ...]:
@@ -393,7 +393,7 @@ class Cycle(_Repeated):
 
     @cached_property
     def uses(self) -> tuple[float, ...]:
-        """Uses a round, where some rounds use a matching more than once."""
+        """Uses per round, where some rounds use a matching more than once."""
         return self._shares(j for active in self.cycle for j in active)
 
     def _shares(self, used: Iterable[int]) -> tuple[float, ...]:
@@ -472,7 +472,7 @@ def _threshold(p: float) -> int:
 def _random_bits(seed: int, k: int, count: int, width: int) -> npt.NDArray[np.uint64]:
     """53 random bits for each of `width` coins at iterations k, …, k + count − 1.
 
-    Each iteration owns ⌈width / 4⌉ counters of Philox4x64, which gives four words a counter.
+    Each iteration owns ⌈width / 4⌉ counters of Philox4x64, which gives four words per counter.
     """
     counters = -(-width // 4)
     first = k * counters

@@ -82,8 +82,8 @@ def test_the_digest_is_of_the_rounds(plan):
         (lambda: Choice(probabilities=(math.nan,), seed=0), r"in \[0, 1\]"),
         (lambda: Periodic(frequency=math.nan, num_matchings=1), r"in \(0, 1\]"),
         (lambda: Periodic(frequency=0.0, num_matchings=1), r"in \(0, 1\]"),
-        (lambda: Cycle(cycle=((0, 5),), num_matchings=5), "not there"),
-        (lambda: Cycle(cycle=((-1,),), num_matchings=5), "not there"),
+        (lambda: Cycle(cycle=((0, 5),), num_matchings=5), "does not exist"),
+        (lambda: Cycle(cycle=((-1,),), num_matchings=5), "does not exist"),
         (lambda: Cycle(cycle=((0,),), num_matchings=5, seed=-1), "seed"),
     ],
 )

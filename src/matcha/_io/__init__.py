@@ -26,7 +26,7 @@ def write_atomically(path: Path, text: str) -> None:
     last to finish wins.
 
     Raises:
-        WriteError: Says what the operating system said.
+        WriteError: With the operating system's reason.
     """
     with replace_file(path) as partial:
         partial.write_text(text, encoding="utf-8")
@@ -34,10 +34,10 @@ def write_atomically(path: Path, text: str) -> None:
 
 @contextmanager
 def replace_file(path: Path) -> Iterator[Path]:
-    """A temporary file that takes a file's place once it is written and on the disk.
+    """Yield a temporary file that takes a file's place once it is written and on the disk.
 
     Raises:
-        WriteError: Says what the operating system said; the old file is left as it was.
+        WriteError: With the operating system's reason; the old file is left as it was.
     """
     with explain_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -56,7 +56,7 @@ def replace_file(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def explain_write_errors(path: Path) -> Iterator[None]:
-    """Turn what the operating system says of a file that cannot be written into one sentence.
+    """Turn an operating system's error about a file that cannot be written into one sentence.
 
     Raises:
         WriteError: With the file's name and the reason.
@@ -70,7 +70,7 @@ def explain_write_errors(path: Path) -> Iterator[None]:
             raise
         # PyTorch's writer of archives keeps what the operating system said to itself.
         raise WriteError(
-            f"cannot write {str(path)!r}: its disk took a part only; make room there or choose "
+            f"cannot write {str(path)!r}: only a part could be written; make room there or choose "
             "another place."
         ) from None
     except OSError as error:
@@ -144,7 +144,7 @@ class Registry(Generic[Value]):
         noun: What they are, as sentences say it.
         field: Which field of a document names the kind.
         public: The function by which users register theirs, as sentences say it.
-        readers: How each kind is read: of a document, and of whatever stands beside it.
+        readers: How each kind is read, from a document and what is stored beside it.
 
     >>> colors = Registry("colour", "model", "paint.register", {"grey": lambda doc: doc["share"]})
     >>> colors.from_json({"model": "grey", "share": 0.5})
@@ -167,16 +167,16 @@ class Registry(Generic[Value]):
             raise InputError(f"a {self._noun} {name!r} is registered already: choose another name.")
 
     def to_json(self, value: Value) -> dict[str, Any]:
-        """What its `to_json` says, once it is sure that `from_json` can read that.
+        """The value as JSON, after checking that `from_json` can read it back.
 
         Raises:
-            PlanError: Nobody could read it: its kind is not registered.
+            PlanError: Its kind is not registered, so it could not be read back.
         """
         document: dict[str, Any] = value.to_json() if hasattr(value, "to_json") else {}
         if document.get(self._field) not in self._readers:
             raise PlanError(
                 f"the {self._noun} {type(value).__name__} cannot be saved: give it a to_json with "
-                f"a {self._field!r}, and register that with {self._public}."
+                f"a {self._field!r}, and register it with {self._public}."
             )
         return document
 
@@ -191,7 +191,7 @@ class Registry(Generic[Value]):
         name = document.get(self._field)
         if not isinstance(name, str) or name not in self._readers:
             raise PlanError(
-                f"its {self._noun} {name!r} is unknown: one of your own is registered with "
+                f"its {self._noun} {name!r} is unknown: register one of your own with "
                 f"{self._public} before loading."
             )
         return self._readers[name](document, *beside)
@@ -231,7 +231,7 @@ def _sync(path: Path) -> None:
 
 
 def _umask() -> int:
-    # There is no way to read it but to set it; threads of ours write with the default mode only.
+    # It can only be read by setting it; threads of ours write with the default mode only.
     mask = os.umask(0o022)
     os.umask(mask)
     return mask

@@ -1,4 +1,4 @@
-"""Keys: an authority a run and a certificate a worker, so that links know who is there.
+"""Keys: an authority a run and a certificate a worker, so that links know who is at the other end.
 
 A directory of keys holds `authority.pem` and `authority.key`, `worker-3.pem` and `worker-3.key` for
 each worker, and `revoked.txt`. A worker needs `authority.pem`, its own two files and, if there is
@@ -42,7 +42,7 @@ class Certificate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keys:
-    """One worker's view of a directory of keys: who it is, whom it trusts.
+    """One worker's view of a directory of keys: its identity and the authority that it trusts.
 
     Raises:
         InputError: a file is missing or cannot be used.
@@ -71,7 +71,7 @@ class Keys:
         context.check_hostname = False  # a worker is known by its number, not by where it runs
         context.verify_mode = ssl.CERT_REQUIRED
         if server:
-            context.num_tickets = 0  # nobody resumes a session: a new link is a new handshake
+            context.num_tickets = 0  # no session is resumed: a new link is a new handshake
         try:
             context.load_verify_locations(self.directory / f"{_AUTHORITY}.pem")
             context.load_cert_chain(
@@ -79,17 +79,17 @@ class Keys:
             )
         except (ssl.SSLError, OSError) as error:
             raise InputError(
-                f"the keys in {str(self.directory)!r} are of no use: {error}."
+                f"the keys in {str(self.directory)!r} cannot be used: {error}."
             ) from None
         return context
 
     def revoked(self) -> frozenset[str]:
-        """Fingerprints that are refused now; read anew each time, so a list can be replaced."""
+        """Fingerprints that are refused; read again each time, so the list can be replaced."""
         return _revoked(self.directory)
 
 
 def worker_of(certificate: Any) -> int | None:
-    """The worker that a verified certificate (`SSLSocket.getpeercert()`) is for; None: nobody's.
+    """The worker that a verified certificate (`SSLSocket.getpeercert()`) is for; None: no worker.
 
     >>> worker_of({"subjectAltName": (("URI", "matcha:worker:3"),)})
     3
@@ -104,7 +104,7 @@ def new_keys(directory: str | Path, num_workers: int, *, days: float = 365.0) ->
     """Make an authority and a certificate for each worker.
 
     Raises:
-        InputError: there are keys already, or nobody to make them for.
+        InputError: there are keys already, or no workers to make them for.
     """
     root = Path(directory)
     if num_workers < 1:

@@ -32,11 +32,11 @@ class Coloring:
             )
         self.num_colors = num_colors
         self.partner = [[_NOBODY] * num_colors for _ in range(num_workers)]
-        """partner[i][c]: whom worker i meets in colour c, or −1."""
+        """partner[i][c]: the worker that i meets in colour c, or −1."""
 
     @classmethod
     def from_matchings(cls, matchings: Sequence[Matching], num_workers: int) -> Coloring:
-        """The colouring whose classes are some matchings."""
+        """The colouring whose classes are the matchings."""
         coloring = cls(num_workers, len(matchings))
         for color, matching in enumerate(matchings):
             for link in matching:

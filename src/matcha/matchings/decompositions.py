@@ -40,8 +40,8 @@ def decompose(topology: Topology, *, seed: int = 0) -> tuple[Matching, ...]:
     >>> decompose(families.ring(4))
     (((0, 1), (2, 3)), ((0, 3), (1, 2)))
 
-    One-way links are split into Δ sets in which everyone sends at most once and receives at most
-    once (König): they too can all talk at the same time.
+    One-way links are split into Δ sets in which every worker sends at most once and receives at
+    most once (König): they too can all talk at once.
 
     >>> decompose(Topology.from_links([(0, 1), (1, 2), (2, 0)], directed=True))
     (((0, 1), (1, 2), (2, 0)),)
@@ -209,7 +209,7 @@ def _fewest_colors(topology: Topology, order: Sequence[Link], seed: int) -> tupl
 
 
 def round_robin(num_workers: int) -> tuple[Matching, ...]:
-    """A tournament: everyone meets everyone, in matchings of ⌊m/2⌋ links each (circle method).
+    """A tournament in which all workers meet, in matchings of ⌊m/2⌋ links each (circle method).
 
     >>> round_robin(3)
     (((1, 2),), ((0, 2),), ((0, 1),))

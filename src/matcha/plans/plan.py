@@ -84,10 +84,10 @@ class AnyPlan(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class Plan(AnyPlan):
-    """Who talks when and with which weights, and how it came about.
+    """Which links talk when, with which weights, and what that was planned for.
 
     `plan.round(k)` is what happens at iteration k: the same on every worker, in any order of k.
-    What decides the rounds is the plan's `process`; the rest says for what it was made.
+    Its `process` decides the rounds; the rest says what they were planned for.
     """
 
     process: RoundProcess
@@ -149,7 +149,7 @@ class Plan(AnyPlan):
 
     @property
     def seed(self) -> int:
-        """What the draws, and the searches on the way, began with."""
+        """The seed of the draws, and of the searches on the way."""
         return self.schedule.seed
 
     @property
@@ -195,9 +195,9 @@ class Plan(AnyPlan):
     def without(self, workers: Iterable[int]) -> Plan:
         """The plan of the workers that are left when some are gone; all keep their numbers.
 
-        The rounds are the same but for the meetings of those who are gone, so every worker makes
-        the same plan of it, with one digest. Figures (ρ, …) are of the workers left; where they
-        fall apart into islands there is no consensus over all, and ρ is 1.
+        The rounds are the same except for the meetings of the workers that are gone, so every
+        worker derives the same plan, with one digest. Figures (ρ, …) are of the workers left; where
+        they fall apart into islands there is no consensus over all, and ρ is 1.
 
         >>> import matcha
         >>> plan = matcha.plan(matcha.families.complete(4), 0.5, "periodic")
@@ -212,7 +212,7 @@ class Plan(AnyPlan):
         return self._reduced(self.process.without(gone), [f"worker {worker}" for worker in gone])
 
     def without_links(self, links: Iterable[Link]) -> Plan:
-        """The plan with some links cut: the same rounds but for the meetings over them.
+        """The plan with some links cut: the same rounds except for the meetings over them.
 
         Raises:
             InputError: There is no such link.
@@ -287,11 +287,11 @@ class Plan(AnyPlan):
     def digest(self) -> str:
         """A fingerprint of what decides the rounds: what workers must agree on.
 
-        Figures are no part of it, so that none depends on the last bit of an eigenvalue; nor is
-        the seed where rounds repeat and nothing is drawn.
+        Figures are not part of it, so that it never depends on the last bit of an eigenvalue; nor
+        is the seed where rounds repeat and nothing is drawn.
         """
         drawn = self.schedule.period is None
-        # Weights a link stand in α's place, which then decides nothing.
+        # Weights per link replace α, which then decides nothing.
         own = {"weight": self.alpha} if self.weights is None else {"weights": self.weights}
         return fingerprint(
             own

@@ -1,4 +1,4 @@
-"""Theorem 2: the admissible learning rate and its bound; and what no schedule goes below."""
+"""Theorem 2's learning rate and bound, and lower bounds that hold for every schedule."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def gradient_bound(
 ) -> float:
     """Theorem 2: a bound on the average of E‖∇F(x̄)‖² over the first K iterations.
 
-    It covers every sequence of doubly stochastic mixing matrices with contraction ρ an iteration;
+    It covers every sequence of doubly stochastic mixing matrices with contraction ρ per iteration;
     for a cycle, which is not i.i.d., ρ is the contraction of the whole cycle per iteration and
     the bound holds up to the factor by which a part of a cycle may lag behind.
 
@@ -87,7 +87,7 @@ def doubling_bound(num_workers: int, matchings_per_iteration: float) -> float:
 
     After a matchings, one worker's noise has reached at most 2^a workers, so it still has squared
     length max(2^-a, 1/m); and by convexity no timing beats an even one. Hence
-    tr(X)/m >= Σ_{n>=1} (max(2^{-cn}, 1/m) − 1/m) at c matchings an iteration.
+    tr(X)/m >= Σ_{n>=1} (max(2^{-cn}, 1/m) − 1/m) at c matchings per iteration.
 
     >>> doubling_bound(8, 1.0)
     0.5

@@ -2,8 +2,8 @@
 
 Disagreement has covariance X. An iteration adds I − J (unit gradient noise, its mean removed) and
 then conjugates X with each step's A. Of a matching it is I − Σ w_e (e_i − e_j)(e_i − e_j)ᵀ; where
-messages go one way round a cycle of workers, I − w (I − P) there with P the shift. Both touch a few
-rows and columns a link: nothing here costs more than O(m²) a step.
+messages go one way around a cycle of workers, I − w (I − P) there with P the shift. Both touch a
+few rows and columns per link: nothing here costs more than O(m²) per step.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Step(NamedTuple):
 Turn: TypeAlias = tuple[int, Sequence[Step]]
 """Some iterations, in the last of which these matchings are exchanged, in order; often one."""
 Turns: TypeAlias = Sequence[Turn]
-"""A cycle. A stretch in which nobody talks is one turn, so a small budget costs no time here."""
+"""A cycle. A stretch in which no worker talks is one turn, so a small budget costs no time here."""
 
 EXACT_UP_TO = 256
 """Workers up to which products of whole cycles are formed."""
@@ -114,7 +114,7 @@ def conjugate_back(adjoint: Array, ends: Step, weight: float) -> None:
 
 
 def turns_of(rounds: Iterable[Sequence[_T]]) -> list[tuple[int, Sequence[_T]]]:
-    """Rounds, one an iteration, with each stretch of empty ones put before what follows it.
+    """Join each stretch of empty rounds with the round that follows it, one round per iteration.
 
     >>> turns_of([[], [], [0], [1, 2], []])
     [(3, [0]), (1, [1, 2]), (1, [])]
@@ -210,7 +210,7 @@ def steady_adjoint(turns: Turns, num_workers: int, weight: float) -> Array | Non
 
 
 def contraction(turns: Turns, num_workers: int, weight: float) -> float:
-    """‖Φ − J‖^(2 / cycle length): the contraction of squared disagreement an iteration.
+    """‖Φ − J‖^(2 / cycle length): the contraction of squared disagreement per iteration.
 
     It is below 1 exactly when the links of the cycle connect all workers, because a step with
     0 < w < 1 preserves the length of a vector only where the two ends of each link agree.

@@ -1,4 +1,4 @@
-"""The topology: who can talk to whom."""
+"""The topology: workers, and the links over which they can talk."""
 
 from matcha.topology.topology import Link, Matching, Topology, check_matchings
 

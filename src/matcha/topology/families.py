@@ -22,7 +22,7 @@ _MAX_DRAWS = 1000
 
 
 def ring(num_workers: int) -> Topology:
-    """Each worker talks to the one before and the one after.
+    """Each worker talks to the one before and the one after it.
 
     >>> ring(4).links
     ((0, 1), (0, 3), (1, 2), (2, 3))
@@ -78,7 +78,7 @@ def hypercube(dimension: int) -> Topology:
 
 
 def star(num_workers: int) -> Topology:
-    """Worker 0 talks to everyone; nobody else talks to each other.
+    """Worker 0 talks to all others, which do not talk to one another.
 
     >>> star(4).degrees
     (3, 1, 1, 1)
@@ -91,7 +91,7 @@ def star(num_workers: int) -> Topology:
 
 
 def complete(num_workers: int) -> Topology:
-    """Everyone can talk to everyone.
+    """Every worker can talk to every other.
 
     >>> len(complete(5).links)
     10
@@ -169,13 +169,13 @@ def geometric(num_workers: int, radius: float, seed: int = 0) -> Topology:
 
 
 def one_way(topology: Topology, share: float, seed: int = 0) -> Topology:
-    """The topology with a share of its links carrying one way only, everyone still in reach.
+    """The topology with a share of its links carrying one way only, still strongly connected.
 
     >>> one_way(ring(4), 1.0).links
     ((0, 3), (1, 0), (2, 1), (3, 2))
 
     Raises:
-        TopologyError: The share is no fraction, or so many links cannot lose a way.
+        TopologyError: The share is not a fraction, or that many links cannot lose a direction.
     """
     if not 0 <= share <= 1 or topology.directed:
         raise TopologyError(

@@ -167,7 +167,7 @@ def _as_links(rows: list[list[str]], name: str, weight: Weight | None) -> LinkLi
 
 
 def _columns(header: list[str]) -> tuple[int, int, int | None, bool] | None:
-    """Where a header has both ends, and the seconds or the weight; None: it is no header."""
+    """Where a header has both ends, and the seconds or the weight; None: it is not a header."""
     names = [cell.lower() for cell in header]
 
     def place(known: tuple[str, ...]) -> int | None:

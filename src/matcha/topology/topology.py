@@ -19,7 +19,7 @@ from matcha.topology import files, graphs
 from matcha.topology.graphs import Weight
 
 MAX_SECONDS = 1e9
-"""The longest time of a link: thirty years. Beyond it sums overflow before anybody waits."""
+"""The longest time of a link, thirty years. Beyond it sums overflow."""
 Link = tuple[int, int]
 Matching = tuple[Link, ...]
 
@@ -30,7 +30,7 @@ class Topology:
 
     Workers are numbered 0..m-1; `labels[i]` is the user's own name for worker i. The value is
     validated when it is made and never changes. Links carry both ways, unless the topology is
-    directed: then (i, j) carries from i to j alone, and everyone must reach everyone.
+    directed: then (i, j) carries from i to j alone, and every worker must reach every other.
 
     >>> topology = Topology.from_links([(0, 1), (1, 2), (2, 0)])
     >>> topology.num_workers, topology.links
@@ -45,7 +45,7 @@ class Topology:
     link_times: tuple[float, ...] | None = None
     """Seconds that one exchange of the model takes over each link, parallel to `links`."""
     link_latencies: tuple[float, ...] | None = None
-    """Those of a link's seconds that a message of any size takes: smaller ones save the rest."""
+    """The part of a link's seconds that a message of any size takes; smaller ones save the rest."""
     positions: tuple[tuple[float, float], ...] | None = field(default=None, repr=False)
     """Where to draw each worker."""
     name: str = "custom"
@@ -213,8 +213,8 @@ class Topology:
         """The same topology with seconds for each link, by pair of labels or in link order.
 
         Args:
-            link_times: of an exchange of whole models.
-            latencies: those of them that a message of any size takes; None: nothing is known.
+            link_times: Of an exchange of whole models.
+            latencies: the part that a message of any size takes; None: unknown.
         """
         pairs = [(self.labels[i], self.labels[j]) for i, j in self.links]
         times, waits = (
@@ -291,8 +291,8 @@ def check_matchings(
 ) -> None:
     """Refuse matchings that use links the topology lacks, or a worker twice.
 
-    With `push` the pairs are messages (sender, receiver), of which everyone sends one and hears
-    one at most.
+    With `push` the pairs are messages (sender, receiver); each worker sends at most one and
+    receives at most one.
 
     Raises:
         PlanError: Names the offending matching and link.
@@ -423,7 +423,7 @@ def _check_links(topology: Topology) -> None:
     if waits is not None and not (
         len(waits) == len(times) and all(0 <= w <= t for w, t in zip(waits, times, strict=False))
     ):
-        raise TopologyError("link latencies are seconds, one a link, a part of the link's time.")
+        raise TopologyError("link latencies need one value per link, a part of the link's time.")
 
 
 def _check_connected(topology: Topology) -> None:
@@ -436,7 +436,7 @@ def _check_connected(topology: Topology) -> None:
                 f"{labels[min(unreached)]!r}; add a link between their parts."
             )
         return
-    # Everyone reaches everyone where worker 0 reaches all, and all reach worker 0.
+    # All workers reach one another where worker 0 reaches all, and all reach worker 0.
     back = _unreached([(j, i) for i, j in topology.arrows], topology.num_workers)
     for found in (unreached, back):
         if found:
@@ -448,7 +448,7 @@ def _check_connected(topology: Topology) -> None:
 
 
 def _unreached(arrows: Iterable[Link], num_workers: int) -> set[int]:
-    """The workers to whom no path leads from worker 0."""
+    """The workers that no path from worker 0 reaches."""
     after: list[list[int]] = [[] for _ in range(num_workers)]
     for i, j in arrows:
         after[i].append(j)
