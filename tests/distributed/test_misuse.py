@@ -177,5 +177,30 @@ def test_parameters_added_later_are_refused() -> None:
     assert late.eq(1).all()
 
 
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (
+            lambda model: model.to(memory_format=torch.channels_last),
+            r"model \('0.weight, float32 \(8, 3, 3, 3\), stride \(27, 1, 9, 3\)', others '0.weight",
+        ),
+        (lambda model: model.append(nn.Linear(2, 2)), r"'2.weight, .*', others 'no more param"),
+        (lambda model: model[1].half(), r"others '1.weight, float32"),
+    ],
+)
+def test_the_first_parameter_that_differs_between_workers_is_named(change, sentence) -> None:
+    """They were shown as digests; a memory format permutes weights, so it is a difference."""
+
+    def work(transport: MemoryTransport) -> None:
+        model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 3))
+        if transport.rank == 1:
+            change(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with pytest.raises(InputError, match=rf"rank 1 .* has another {sentence}|{sentence}"):
+            Gossip(model, optimizer, ALWAYS, transport=transport, deadline=20)
+
+    run_threads(2, work)
+
+
 def alone() -> MemoryTransport:
     return MemoryNetwork(1).transport(0)

@@ -17,7 +17,7 @@ from matcha.distributed.collectives import gather, roll_call
 from matcha.distributed.elastic.membership import Membership
 from matcha.distributed.equipment import Equipment
 from matcha.distributed.exchange.averaging import Averaging
-from matcha.distributed.exchange.buckets import fill_buckets, layout_digest
+from matcha.distributed.exchange.buckets import describe_layout, fill_buckets, layout_digest
 from matcha.distributed.exchange.exchange import alignment
 from matcha.distributed.exchange.plan_cursor import PlanCursor, answer, say_finished
 from matcha.distributed.exchange.shards import gathered, is_sharded
@@ -155,7 +155,8 @@ class Gossip(Savable):
         facts = shared_facts(plan, self.placement, options.describe(), iteration)
         team = self.transport if isinstance(self.transport, LinkTransport) and continues else None
         if team is None or not team.needs_state:
-            self.placement.agree(facts, self.layout, deadline)
+            parameters = describe_layout(self.buckets)
+            self.placement.agree(facts, self.layout, parameters, deadline)
             self._averaging.start_equal()
 
         tools = Equipment(plan, self.placement, self.buckets, self.optimizers, team, how)

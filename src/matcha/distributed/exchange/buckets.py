@@ -22,7 +22,7 @@ from torch.utils.dlpack import from_dlpack
 from matcha.distributed.exchange.shards import is_sharded, local
 from matcha.errors import InputError
 
-__all__ = ["Bucket", "Slot", "fill_buckets", "layout_digest"]
+__all__ = ["Bucket", "Slot", "describe_layout", "fill_buckets", "layout_digest"]
 
 _Place = tuple[int, tuple[int, ...]]  # address and shape: where a tensor's values are
 _Tied = list[tuple[str, torch.Tensor]]  # names and tensors that share one place
@@ -247,6 +247,16 @@ def _check_flattenable(name: str, tensor: torch.Tensor, sharded: bool) -> None:
             f"parameter {name!r} ({tensor.layout}, {tensor.device}) holds no dense values: "
             "materialise it before Gossip."
         )
+
+
+def describe_layout(buckets: Iterable[Bucket]) -> list[str]:
+    """Say of each parameter what must be the same on all workers, for people."""
+    return [
+        f"{slot.name}, {str(slot.dtype).removeprefix('torch.')} {tuple(slot.shape)}, "
+        f"stride {slot.stride}"
+        for bucket in buckets
+        for slot in bucket.slots
+    ]
 
 
 def layout_digest(buckets: Iterable[Bucket]) -> str:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 
 import torch
@@ -43,11 +45,27 @@ class Placement:
     owned: tuple[Transport, ...] = ()
     """What must be closed in the end."""
 
-    def agree(self, facts: dict[str, str], layout: str, timeout: float) -> None:
-        """Check that all processes run the same thing, and counterparts hold the same part."""
+    def agree(
+        self, facts: dict[str, str], layout: str, parameters: Sequence[str], timeout: float
+    ) -> None:
+        """Check that all processes run the same thing, and counterparts hold the same part.
+
+        Args:
+            facts: what they run.
+            layout: a digest of the part that this process holds.
+            parameters: what is in it, to name the first that differs.
+            timeout: seconds to wait for any one process.
+        """
         if self.everyone is not self.transport:
             agree(self.everyone, facts, timeout)
-        agree(self.transport, {**facts, "model": layout[:12]}, timeout)
+        model = layout[:12]
+        if len(set(gather(self.transport, layout.encode(), timeout))) > 1:
+            found = gather(self.transport, json.dumps(list(parameters)).encode(), timeout)
+            rows = zip_longest(*map(json.loads, found), fillvalue="no more parameters")
+            place = next((k for k, row in enumerate(rows) if len(set(row)) > 1), None)
+            if place is not None:
+                model = parameters[place] if place < len(parameters) else "no more parameters"
+        agree(self.transport, {**facts, "model": model}, timeout)
 
     def sum(self, value: float, timeout: float) -> float:
         """The sum of a value over a worker's processes, on average over the workers there are."""
