@@ -10,11 +10,12 @@ from tests.wires.networks import SHAPES, compact, drift, padded, round_of, segme
 
 from matcha import Round
 from matcha.distributed import run_threads
-from matcha.distributed.exchange.codecs import FloatCodec, LowRankCodec, ModuloCodec
+from matcha.distributed.exchange.codecs import Codec, FloatCodec, LowRankCodec, ModuloCodec
 from matcha.distributed.exchange.exchange import Exchange
 from matcha.distributed.exchange.meeting import MeetingHook, meetings
 from matcha.errors import ModelError
-from matcha.wires import Float, LowRank, parse_wire
+from matcha.wires import Float, LowRank, Modulo, parse_wire
+from matcha.wires.segments import Segment
 
 CODED = ("modulo:8", "modulo:4", "modulo:3", "modulo:2", "lowrank:2")
 BUCKET_BYTES = 10_000
@@ -126,6 +127,38 @@ def test_a_value_that_is_not_finite_is_refused_before_anything_is_sent(wire) -> 
     for rank, (message, sent) in enumerate(run_threads(2, work)):
         assert f"rank {rank} holds a parameter that is not finite at iteration 17" in message
         assert sent == 0
+
+
+@pytest.mark.parametrize("mixing", ["laplacian", "pairwise"])
+@pytest.mark.parametrize("wire", ["modulo:3", "lowrank:2"])
+def test_codecs_side_by_side_do_what_each_does_alone(wire, mixing) -> None:
+    """As with coded parameters and whole statistics; a bucket of vectors has no second factor."""
+    places = [Segment(offset=0, shape=(256,)), Segment(offset=256, shape=(1,))]
+
+    def codec(kind: str, values: torch.Tensor, num_workers: int) -> Codec:
+        if kind == "float32":
+            return FloatCodec([values], bucket_bytes=1000)
+        if kind == "lowrank:2":
+            return LowRankCodec([values], [places], LowRank(rank=2), num_workers)
+        return ModuloCodec([values], [places], Modulo(bits=3), bucket_bytes=BUCKET_BYTES)
+
+    def work(transport):
+        whole, code = torch.zeros(2, 2, 512, dtype=torch.float64)
+        for k, one in enumerate((whole, code)):  # alone, and then both together
+            one[:2, :257] = torch.from_numpy(drift(k)[transport.rank, :257])
+        kinds = [["float32"], [wire], ["float32", wire]]
+        rows = [[whole[0]], [code[0]], [whole[1], code[1]]]
+        for names, values in zip(kinds, rows, strict=True):
+            count = transport.num_workers
+            codecs = [codec(n, v, count) for n, v in zip(names, values, strict=True)]
+            mixer = Exchange(transport, codecs, timeout=20)
+            for k in range(4):
+                met = meetings(round_of(k, mixing), transport.rank)
+                if met:
+                    mixer.run(round_of(k, mixing), met, k)
+        return whole[0].equal(whole[1]), code[0].equal(code[1])
+
+    assert run_threads(5, work) == [(True, True)] * 5
 
 
 @pytest.mark.parametrize("wire", ["float32", "bfloat16", "modulo:3"])

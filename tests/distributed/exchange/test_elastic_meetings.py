@@ -5,15 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from tests.distributed.exchange import test_codecs
+from tests.wires.definition import Definition
+from tests.wires.networks import SHAPES, compact, drift, padded, round_of, start
 
 from matcha import Round
-from matcha.distributed import MemoryTransport, Pending, run_threads
+from matcha.distributed import MemoryNetwork, MemoryTransport, Pending, run_threads
 from matcha.distributed.exchange.codecs import FloatCodec
 from matcha.distributed.exchange.elastic_meetings import ElasticMeetings
 from matcha.distributed.exchange.exchange import Exchange
-from matcha.distributed.exchange.meeting import meetings
+from matcha.distributed.exchange.meeting import Meeting, meetings
 from matcha.distributed.transports.base import Tag
 from matcha.errors import PeerLostError
+from matcha.wires import parse_wire
 
 VALUES = np.array([[1.0, 5.0], [2.0, -4.0], [9.0, 0.0]])
 MATCHINGS = (((0, 1),), ((1, 2),))
@@ -92,3 +96,45 @@ def test_a_lost_last_byte_shifts_the_sum_by_no_more_than_is_counted() -> None:
     shift = np.linalg.norm(found.sum(0) - VALUES.sum(0))
     assert (met[0].held, met[0].left_out, met[0].uncertain) == (0, 1, 1)
     assert met[0].shift == pytest.approx(shift)
+
+
+@pytest.mark.parametrize("mixing", ["laplacian", "pairwise"])
+@pytest.mark.parametrize("wire", ["bfloat16", "modulo:3", "lowrank:2"])
+def test_over_every_wire_the_others_do_what_the_definition_says(wire, mixing) -> None:
+    """Worker 3 is missing from the sixth round on; who then meets nobody stays as it is."""
+
+    def work(transport):
+        place = Place(transport.network, transport.rank)
+        row = padded(start())[place.rank].clone()
+        exchange = test_codecs.exchange(place, wire, row)
+        exchange.hooks.append(ElasticMeetings(exchange, place, [row]))
+        for k in range(12):
+            place.missing = frozenset({3}) if k >= 6 else frozenset()
+            row += padded(drift(k))[place.rank]
+            met = meetings(round_of(k, mixing), place.rank)
+            if met and place.rank not in place.missing:
+                exchange.run(round_of(k, mixing), met, k)
+        return row
+
+    found = compact(torch.stack(run_threads(5, work)))
+    x = start()
+    definition = Definition(parse_wire(wire), SHAPES, x)
+    for k in range(12):
+        round = round_of(k, mixing)
+        x = definition.mix(round.without([3]) if k >= 6 else round, x + drift(k))
+    np.testing.assert_allclose(found, x, rtol=0, atol=1e-10)
+
+
+def test_a_link_that_broke_begins_without_a_past() -> None:
+    """Directions of a low-rank link must be the same at both ends, and one end may be new."""
+    place = Place(MemoryNetwork(2), 0)
+    exchange = test_codecs.exchange(place, "lowrank:2", padded(start())[0].clone())
+    elastic = ElasticMeetings(exchange, place, [])
+    directions = exchange.state()["directions-0-1"]
+    first = directions.clone()
+    meeting = Meeting(position=0, peer=1, weight=0.5)
+    for k, (connection, expected) in enumerate([("a", 9.0), ("a", 9.0), ("b", None)]):
+        directions.fill_(9.0)
+        place.connection = lambda peer, connection=connection: connection
+        elastic.before(meeting, k)
+        assert directions.equal(first if expected is None else torch.full_like(first, expected))
