@@ -173,7 +173,7 @@ def refused(num_workers: int = 8, sentence: str = "", plan: Any = PLAN, **option
     def work(transport: MemoryTransport) -> None:
         model = mlp()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        chosen = plan(transport.rank, strategy="matcha") if callable(plan) else plan
+        chosen = plan(transport.rank) if callable(plan) else plan
         with pytest.raises((InputError, ExchangeError), match=sentence):
             Gossip(model, optimizer, chosen, transport=transport, deadline=10, **options)
 

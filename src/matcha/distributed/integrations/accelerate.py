@@ -20,7 +20,7 @@ def without_ddp(accelerator: _Accelerator) -> _Accelerator:
         ```python
         accelerator = without_ddp(Accelerator())
         model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-        gossip = Gossip(model, optimizer, plan)
+        gossip = Gossip(model, optimizer, plan, scaler=accelerator.scaler)
         ```
     """
     prepare: Any = accelerator.prepare_model  # type: ignore[attr-defined]
