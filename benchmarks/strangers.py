@@ -90,7 +90,7 @@ def measure(folder: Path, windows: int, seconds: float, strangers: int) -> dict[
     ratios = [s / c for c, s in zip(rates["calm"], rates["siege"], strict=True)]
     log = (folder / "logs" / "worker-1.log").read_text()
     return {"rates": rates, "ratio": statistics.median(ratios), "ratios": ratios,
-            "refusals_logged": log.count("refused a visitor")}  # fmt: skip
+            "refusals_logged": log.count("refused a client")}  # fmt: skip
 
 
 def _window(seconds: float) -> tuple[float, float]:

@@ -18,7 +18,7 @@ from tests.distributed.links.linked import cut_off, local_peers, mend, run_linke
 import matcha.distributed
 from matcha import families
 from matcha.distributed import Gossip, LinkTransport, run_threads
-from matcha.distributed.elastic import membership
+from matcha.distributed.checkpoint.snapshot import dump_snapshot
 from matcha.distributed.elastic.membership import Pace
 from matcha.errors import ExchangeError, InputError
 
@@ -331,13 +331,12 @@ def test_a_state_that_cannot_be_used_is_refused_and_another_neighbour_asked(
     peers = local_peers(topology.num_workers)
     donors: list[int] = []
     arrived, back = threading.Barrier(topology.num_workers), threading.Event()
-    dump = membership.dump_snapshot
 
     def spoil(worker, extra) -> bytes:
         donors.append(worker.rank)  # the first one that is asked gives garbage
-        return b"garbage" if worker.rank == donors[0] else dump(worker, extra)
+        return b"garbage" if worker.rank == donors[0] else dump_snapshot(worker, extra)
 
-    monkeypatch.setattr(membership, "dump_snapshot", spoil)
+    monkeypatch.setattr("matcha.distributed.elastic.membership.dump_snapshot", spoil)
 
     def work(transport):
         worker = Worker(transport, plan)

@@ -37,9 +37,7 @@ from matcha.distributed.transports.base import MAX_TAG, Buffer
 __all__ = ["Connection", "Limits", "LinkState", "Transfer"]
 
 _log = logging.getLogger("matcha.links")
-_SMALL = (
-    1 << 16
-)  # bytes: a message that arrives before its receive is posted is kept if it is small
+_SMALL = 1 << 16  # bytes of a message that is kept if it arrives before its receive is posted
 _MAX_EARLY_BYTES, _MAX_EARLY = 1 << 26, 1 << 14  # of such messages: bytes, and how many
 _MIN_LIMIT = 1 << 26  # bytes of a collective call or a state, whatever the model
 _MAX_WORDS = 64  # bytes of a frame that says next to nothing
