@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 
@@ -20,6 +21,7 @@ from matcha.timing import (
     default_timing,
     transfer_times,
 )
+from matcha.wires.delays import Wired
 
 PATH = Topology.from_links([(0, 1), (1, 2), (2, 3)], link_times=[1.0, 2.0, 4.0])
 MATCHINGS = (((0, 1), (2, 3)), ((1, 2),))
@@ -109,6 +111,23 @@ def test_foreign_timing_is_refused():
         TIMINGS.from_json({"model": "sundial"}, PATH)
     with pytest.raises(PlanError, match="not an object"):
         TIMINGS.from_json(3, PATH)
+
+
+def test_times_over_wires_are_read_as_0_2_wrote_them():
+    topology = PATH.with_link_times([0.1] * len(PATH.links))
+    timing = LinkSeconds(topology, size_ratio=0.25, num_phases=2)
+    document = timing.to_json()
+    assert TIMINGS.from_json(document, topology) == timing
+    old = {"model": "link-seconds", "share": 0.25, "halves": 2}
+    assert TIMINGS.from_json(old, topology) == timing
+    with pytest.raises(InputError, match="both must be positive"):
+        TIMINGS.from_json(old | {"share": math.nan}, topology)
+    scaled = Scaled(lambda n: n, 3)
+    wired = Wired(base=scaled, size_ratio=0.25)
+    document = wired.to_json()
+    assert TIMINGS.from_json(document, PATH) == wired
+    document["share"] = document.pop("size_ratio")
+    assert TIMINGS.from_json(document, PATH) == wired
 
 
 # -- links that share channels ---------------------------------------------------------------------

@@ -29,6 +29,7 @@ from matcha.timing import LinkSeconds, RandomLinks, Scaled, Underlay
 from matcha.topology import Topology
 
 _ROUNDS = 300
+_RENAMED = {"wires": "channels", "share": "size_ratio", "halves": "num_phases"}
 _FIGURES = ("rho", "algebraic_connectivity", "consensus_error", "expected_comm_time")
 _OTHERS = ("rho_kind", "smallest_self_weight", "needs_push_sum", "omega", "alpha", "digest")
 
@@ -195,13 +196,14 @@ def compare(one: Path, other: Path) -> int:
 
 
 def _timeless(row: Any) -> Any:
-    """A row without the seconds that a search took, and with today's name of shared channels."""
+    """A row without the seconds that a search took, and with today's names."""
     if isinstance(row, dict):
         for level in row["json"].get("levels", [row["json"]]):
             if level["certificate"] is not None:
                 level["certificate"]["seconds"] = 0.0
-            if "wires" in level["timing"]:
-                level["timing"]["channels"] = level["timing"].pop("wires")
+            for old, new in _RENAMED.items():
+                if old in level["timing"]:
+                    level["timing"][new] = level["timing"].pop(old)
     return row
 
 

@@ -6,6 +6,7 @@ Matchings of a round are exchanged one after another; the links of a matching al
 from __future__ import annotations
 
 import math
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -163,8 +164,8 @@ class Scaled:
 class LinkSeconds(Additive):
     """Every link has its own time; a matching costs its slowest link.
 
-    Where the topology knows latencies, a message that is a `share` of the whole model saves that
-    share of what is beyond them, and pays them once for each of its `halves`.
+    Where the topology knows latencies, a message whose size is `size_ratio` of the whole model's
+    saves in proportion what is beyond them, and pays them once in each of its `num_phases`.
 
     >>> topology = Topology.from_links([(0, 1), (1, 2)], link_times=[0.5, 2.0])
     >>> LinkSeconds(topology).round_time([((0, 1),), ((1, 2),)])
@@ -172,9 +173,9 @@ class LinkSeconds(Additive):
     """
 
     topology: Topology = field(repr=False)
-    share: float = 1.0
-    """Of a whole float32 model, what a message holds."""
-    halves: int = 1
+    size_ratio: float = 1.0
+    """The size of a message over that of a whole float32 model."""
+    num_phases: int = 1
     """Messages one after another in a meeting."""
     unit: str = field(default="seconds", init=False)
 
@@ -183,6 +184,11 @@ class LinkSeconds(Additive):
             raise TopologyError(
                 "the topology has no link times: give them with with_link_times or `matcha probe`."
             )
+        if not (0 < self.size_ratio < math.inf and self.num_phases >= 1):
+            raise InputError(
+                f"messages have {self.size_ratio!r} of a model's size and {self.num_phases!r} "
+                "phases: both must be positive."
+            )
 
     @cached_property
     def seconds(self) -> Mapping[Link, float]:
@@ -190,7 +196,7 @@ class LinkSeconds(Additive):
         assert self.topology.link_times is not None
         waits = self.topology.link_latencies or (0.0,) * len(self.topology.links)
         each = zip(self.topology.links, self.topology.link_times, waits, strict=True)
-        times = {link: self.halves * w + self.share * (t - w) for link, t, w in each}
+        times = {link: self.num_phases * w + self.size_ratio * (t - w) for link, t, w in each}
         return (
             times if self.topology.directed else times | {(j, i): t for (i, j), t in times.items()}
         )
@@ -201,9 +207,13 @@ class LinkSeconds(Additive):
 
     def to_json(self) -> dict[str, Any]:
         """The model as plain JSON values; the times are the topology's."""
-        if (self.share, self.halves) == (1.0, 1):
+        if (self.size_ratio, self.num_phases) == (1.0, 1):
             return {"model": "link-seconds"}
-        return {"model": "link-seconds", "share": self.share, "halves": self.halves}
+        return {
+            "model": "link-seconds",
+            "size_ratio": self.size_ratio,
+            "num_phases": self.num_phases,
+        }
 
 
 @dataclass(frozen=True)
@@ -404,8 +414,9 @@ def transfer_times(
 
 
 def _read_link_seconds(document: dict[str, Any], topology: Topology) -> Timing:
-    share, halves = float(document.get("share", 1.0)), int(document.get("halves", 1))
-    return LinkSeconds(topology, share, halves)
+    size_ratio = document.get("size_ratio", document.get("share", 1.0))  # as 0.2 wrote it
+    num_phases = document.get("num_phases", document.get("halves", 1))
+    return LinkSeconds(topology, float(size_ratio), operator.index(num_phases))
 
 
 def _read_scaled(document: dict[str, Any], topology: Topology) -> Timing:

@@ -22,15 +22,15 @@ from matcha.wires.wire import Wire
 
 @dataclass(frozen=True, kw_only=True)
 class Wired(Additive):
-    """Another delay model whose messages are a share of a whole float32 model.
+    """Another delay model whose messages are a fraction of a whole float32 model.
 
     >>> from matcha.timing import Units
-    >>> Wired(base=Units(), share=0.1).round_time([((0, 1),), ((1, 2),)])
+    >>> Wired(base=Units(), size_ratio=0.1).round_time([((0, 1),), ((1, 2),)])
     0.2
     """
 
     base: Timing
-    share: float
+    size_ratio: float
 
     @property
     def unit(self) -> str:
@@ -38,31 +38,31 @@ class Wired(Additive):
         return self.base.unit
 
     def matching_time(self, matching: Matching) -> float:
-        """The share of the base model's time."""
-        return self.share * self.base.matching_time(matching)
+        """The base model's time, times the size ratio."""
+        return self.size_ratio * self.base.matching_time(matching)
 
     def round_time(self, matchings: Sequence[Matching]) -> float:
-        """The share of the base model's time."""
-        return self.share * self.base.round_time(matchings)
+        """The base model's time, times the size ratio."""
+        return self.size_ratio * self.base.round_time(matchings)
 
     def to_json(self) -> dict[str, Any]:
         """The model as plain JSON values."""
-        return {"model": "wired", "share": self.share, "base": TIMINGS.to_json(self.base)}
+        return {"model": "wired", "size_ratio": self.size_ratio, "base": TIMINGS.to_json(self.base)}
 
 
 def timing_over(timing: Timing, wire: Wire) -> Timing:
     """A delay model of whole float32 models as it is with a wire's messages."""
-    share = wire.size_ratio()
-    if share == 1:
+    ratio = wire.size_ratio()
+    if ratio == 1:
         return timing
     if isinstance(timing, LinkSeconds):
-        return replace(timing, share=share, halves=wire.num_phases)
+        return replace(timing, size_ratio=ratio, num_phases=wire.num_phases)
     if isinstance(timing, Scaled):
-        return Scaled(lambda n: share * timing.t(n), timing.num_matchings)
+        return Scaled(lambda n: ratio * timing.t(n), timing.num_matchings)
     if isinstance(timing, RandomLinks):
-        rows = tuple(tuple(share * v for v in row) for row in timing.samples)
+        rows = tuple(tuple(ratio * v for v in row) for row in timing.samples)
         return replace(timing, samples=rows)
-    return Wired(base=timing, share=share)
+    return Wired(base=timing, size_ratio=ratio)
 
 
 def budget_over(topology: Topology, timing: Timing, wire: Wire, budget: float) -> float:
@@ -92,7 +92,8 @@ def _transfers(document: dict[str, Any], topology: Topology) -> Timing:
 
 def _wired(document: dict[str, Any], topology: Topology) -> Timing:
     base = TIMINGS.from_json(document["base"], topology)
-    return Wired(base=base, share=float(document["share"]))
+    ratio = document["size_ratio"] if "size_ratio" in document else document["share"]  # by 0.2
+    return Wired(base=base, size_ratio=float(ratio))
 
 
 register_timing("wired", _wired)
