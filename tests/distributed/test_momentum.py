@@ -229,3 +229,44 @@ def test_a_silent_round_leaves_what_a_round_that_moves_nothing_leaves(optimizer)
     assert torch.equal(*values)
     for key, value in start[0].items():
         assert torch.equal(value, start[1][key])
+
+
+@pytest.mark.parametrize("by_two", [False, True])
+@pytest.mark.parametrize("momentum", ["quasi-global", "outer", "tracking"])
+def test_training_goes_on_from_a_checkpoint_between_two_optimizers_steps(
+    momentum, by_two, tmp_path
+) -> None:
+    def train(transport: MemoryTransport, stops: bool) -> torch.Tensor:
+        def make() -> tuple[nn.Module, list[torch.optim.Optimizer], Gossip]:
+            model = mlp()
+            parts = [list(model.parameters())]
+            if by_two:
+                parts = [[p for p in model.parameters() if p.ndim == ndim] for ndim in (2, 1)]
+            optimizers = [torch.optim.SGD(part, lr=0.05, momentum=0.9) for part in parts]
+            options: dict[str, Any] = {"transport": transport, "deadline": 30}
+            return (
+                model,
+                optimizers,
+                Gossip(model, optimizers, ALWAYS, momentum=momentum, **options),
+            )
+
+        model, optimizers, gossip = make()
+        generator = torch.Generator().manual_seed(transport.rank)
+        for k in range(12):
+            backward(model, batch(generator))
+            optimizers[k % len(optimizers)].step()
+            if k == 6 and stops and momentum == "quasi-global" and by_two:
+                with pytest.raises(InputError, match="between the steps of an iteration"):
+                    gossip.save(tmp_path / momentum)
+            elif k == 6 and stops:
+                gossip.save(tmp_path / momentum)
+                gossip.detach()
+                model, optimizers, gossip = make()
+                gossip.load(tmp_path / momentum)
+        gossip.detach()
+        return flat(model)
+
+    whole = run_threads(2, lambda transport: train(transport, False))
+    resumed = run_threads(2, lambda transport: train(transport, True))
+    for one, other in zip(whole, resumed, strict=True):
+        assert torch.equal(one, other)

@@ -86,6 +86,23 @@ class MomentumRules:
             for name in part.names
         }
 
+    def forget_steps(self) -> None:
+        """Drop what is known of the iteration under way: another state takes its place."""
+        for part in self._parts:
+            part.has_stepped = False
+
+    def check_saving(self) -> None:
+        """Refuse to save between the steps of an iteration what only its end would settle.
+
+        Raises:
+            InputError: an optimizer has stepped, and its displacement is not folded in yet.
+        """
+        if self.spec.kind == "quasi-global" and any(part.has_stepped for part in self._parts):
+            raise InputError(
+                "save() came between the steps of an iteration, whose displacement quasi-global "
+                "momentum still has to follow: save once all optimizers have stepped."
+            )
+
     def reset(self) -> None:
         """Start again at the parameters' values."""
         for part in self._parts:

@@ -99,6 +99,7 @@ class Savable(ABC):
         self.replanning.load(state.get("replanning", {"asked_at": 0, "stages": None}))
         self._cursor.follow(self.replanning.plan)
         self._hooks.stepped = state.get("stepped", [])
+        self.following.forget_steps()
 
     def save(
         self,
@@ -109,6 +110,7 @@ class Savable(ABC):
         keep: int = 2,
     ) -> Path:
         """Write a checkpoint of all workers; see `saving.checkpoint`. Collective."""
+        self.following.check_saving()
         directory = self.placement.folder(directory)
         return save_checkpoint(self, directory, extra=extra, generators=generators, keep=keep)
 
