@@ -11,7 +11,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from matcha.strategies.ceca import ceca_hops
+from matcha.strategies.finite_time import ceca_hops
 from matcha.strategies.pacing import timeline, unrolled
 from matcha.theory import cycles
 from matcha.theory.cycles import Array

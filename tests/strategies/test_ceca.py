@@ -10,7 +10,7 @@ import pytest
 import matcha
 from matcha import Topology, families
 from matcha.errors import InputError
-from matcha.strategies.ceca import ceca_hops
+from matcha.strategies.finite_time import ceca_hops
 
 
 @pytest.mark.parametrize("workers", [2, 3, 5, 6, 7, 8, 12, 27, 33])

@@ -8,8 +8,7 @@ import pytest
 
 import matcha
 from matcha import families
-from matcha.strategies import Request, Strategy
-from matcha.strategies.vanilla import build
+from matcha.strategies import Request, Strategy, Vanilla
 from matcha.timing import Units
 
 
@@ -22,7 +21,7 @@ def asked():
 
         def mine(request):
             seen.append(request)
-            return build(request)
+            return Vanilla().build(request)
 
         plan = matcha.plan(families.ring(4), strategy=mine, **options)
         assert plan.strategy == "mine"
@@ -68,7 +67,7 @@ class Scaled(Strategy):
     def build(self, request):
         """As vanilla."""
         assert self.times == 3
-        return build(request)
+        return Vanilla().build(request)
 
 
 def test_a_class_of_ones_own_has_its_options_checked_and_heeded():

@@ -1,23 +1,17 @@
 """Strategies: how a plan is made from a topology and a budget. One registry, one file each."""
 
+from matcha.strategies.base import Base
+from matcha.strategies.finite_time import Ceca, Hypercube, OnePeer
+from matcha.strategies.fixed import AllReduce, Local, Periodic, Silent, Vanilla
+from matcha.strategies.own import Rounds
 from matcha.strategies.planning import plan
 from matcha.strategies.registry import (
     COMPARED,
     OFFERED,
     STRATEGIES,
-    AllReduce,
-    Base,
-    Ceca,
     Greedy,
-    Hypercube,
-    Local,
     Matcha,
-    OnePeer,
-    Periodic,
-    Rounds,
-    Silent,
     Single,
-    Vanilla,
     as_strategy,
     has_budget,
     is_control,

@@ -1,7 +1,7 @@
 """Base-(k+1): exact consensus in about 2 log_b(m) rounds for any number of workers, b = k + 1.
 
-In a round nobody has more than k partners. A number of workers whose factors are at most b takes
-one round a factor: workers that differ in one digit form a group, which averages (the k-peer
+In a round no worker has more than k partners. A number of workers whose factors are at most b takes
+one round per factor: workers that differ in one digit form a group, which averages (the k-peer
 hyper-hypercube). Any other number is a sum of such blocks a·b^p, as its digits in base b say:
 first each block agrees within itself; then every worker of the smaller blocks meets one worker of
 each of the largest block's a parts, with weights that bring every part's mean to the mean of all;
@@ -11,14 +11,15 @@ then each part agrees within itself, while the smaller blocks do the same among 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from matcha.errors import InputError
 from matcha.matchings.decompositions import round_robin
 from matcha.plans import Plan
+from matcha.rounds import Mixing
 from matcha.strategies.finite_time import missing_link, repeated
-from matcha.strategies.strategy import Request
+from matcha.strategies.strategy import Request, Strategy
 from matcha.topology import Link, Matching
 
 Exchanges: TypeAlias = list[dict[Link, float]]
@@ -27,35 +28,48 @@ Exchanges: TypeAlias = list[dict[Link, float]]
 LARGEST_BASE = 6
 
 
-def build(request: Request) -> Plan:
-    """Plan the sequence, of those whose links are there, that takes least time to agree.
+@dataclass(frozen=True, kw_only=True)
+class Base(Strategy):
+    """Groups of at most b that average, for any number of workers.
 
-    Base 2 is a matching a round and mixes pairwise. In larger bases all of a group average at once,
-    by Laplacian mixing; they are left out where pairwise mixing is asked for.
-
-    Raises:
-        InputError: No base has all its links in the topology.
+    Args:
+        mixing: `laplacian` (the default), or `pairwise`, which leaves base 2 only.
     """
-    m = request.topology.num_workers
-    larger = range(3, min(LARGEST_BASE, m) + 1) if request.mixing == "laplacian" else range(0)
-    powers = [b for b in range(LARGEST_BASE + 1, m) if is_power(m, b)] if larger else []
-    tried, found = [2, *larger, *powers], []
-    lacking: object = None
-    for b in tried:
-        rounds = base_rounds(m, b)
-        missing = missing_link(request.topology, _links(rounds))
-        if missing is None:
-            time = sum(request.timing.round_time(round_) for round_ in _links(rounds))
-            found.append((time, b, rounds))
-        lacking = lacking or missing
-    if not found:
-        raise InputError(
-            f"the topology lacks links of every sequence for {m} workers (bases "
-            f"{', '.join(map(str, tried))}; of base 2 the link {lacking}): add links, or use "
-            "greedy, which works anywhere."
-        )
-    _, b, rounds = min(found, key=lambda known: known[:2])
-    return _planned(request, b, rounds)
+
+    name = "base"
+    about = "groups of at most b: exact consensus in about 2 log_b(m) rounds, for any m"
+    mixings = ("laplacian", "pairwise")
+    mixing: Mixing | None = None
+
+    def build(self, request: Request) -> Plan:
+        """Plan the sequence, of those whose links are there, that takes least time to agree.
+
+        Base 2 is one matching per round and mixes pairwise. In larger bases all of a group average
+        at once, by Laplacian mixing; they are left out where pairwise mixing is asked for.
+
+        Raises:
+            InputError: No base has all its links in the topology.
+        """
+        m = request.topology.num_workers
+        larger = range(3, min(LARGEST_BASE, m) + 1) if request.mixing == "laplacian" else range(0)
+        powers = [b for b in range(LARGEST_BASE + 1, m) if is_power(m, b)] if larger else []
+        tried, found = [2, *larger, *powers], []
+        lacking: object = None
+        for b in tried:
+            rounds = base_rounds(m, b)
+            missing = missing_link(request.topology, _links(rounds))
+            if missing is None:
+                time = sum(request.timing.round_time(round_) for round_ in _links(rounds))
+                found.append((time, b, rounds))
+            lacking = lacking or missing
+        if not found:
+            raise InputError(
+                f"the topology lacks links of every sequence for {m} workers (bases "
+                f"{', '.join(map(str, tried))}; of base 2 the link {lacking}): add links, or use "
+                "greedy, which works anywhere."
+            )
+        _, b, rounds = min(found, key=lambda known: known[:2])
+        return _planned(request, b, rounds)
 
 
 def _planned(request: Request, b: int, rounds: Sequence[Exchanges]) -> Plan:

@@ -1,11 +1,27 @@
 """Sequences that reach exact consensus in finitely many rounds, on graphs with the links for it.
 
-For m = 2^d workers, d matchings leave every worker with the mean: in matching t everyone meets the
-worker whose number differs in bit t. Other numbers of workers: `base`, `one_peer`, `ceca`.
+*Hypercube.* For m = 2^d workers, d matchings leave every worker with the mean: in matching t each
+meets the worker whose number differs in bit t. `base` does the same for other numbers of workers.
+
+*One-peer exponential.* Each worker sends to the one 1, 2, 4, … places further on, in turn. One
+message out and one in per round, each with another peer: as long as a matching where links carry
+both ways at once. For a power of two, log2(m) rounds leave every worker with the mean.
+
+*CECA.* The exact mean of any number of workers after ⌈log2 m⌉ messages each, and no fewer can do.
+Each worker holds two sums: over the n workers before it, and the same with itself. A message from
+the worker n + 1 places back with its own sum makes n grow to 2n + 1; one from n places back with
+the sum before it makes n grow to 2n. The bits of m − 1, highest first, say which comes when; after
+the last, n + 1 = m and each holds the sum of all (Ding et al., 2023: the two-port variant).
+
+The two sums live within one round, so that a worker holds one model between iterations, as with any
+other plan: messages are saved up and all sent in the iteration in which the last of them is due.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate
 
@@ -15,30 +31,82 @@ from matcha.rounds import Shares
 from matcha.schedules import Cycle
 from matcha.strategies.pacing import LONGEST_CYCLE, simple, timeline, unrolled
 from matcha.strategies.parts import coloring, finished
-from matcha.strategies.strategy import Request
+from matcha.strategies.strategy import Request, Strategy
 from matcha.topology import Link, Matching, Topology
 
 _MOST_TURNS = 64
 
 
-def hypercube(request: Request) -> Plan:
-    """Plan to average with the neighbour across one dimension of a hypercube after another.
+@dataclass(frozen=True, kw_only=True)
+class Hypercube(Strategy):
+    """One dimension of a hypercube after another, for a power of two workers."""
 
-    Raises:
-        InputError: The number of workers is not a power of two, or links are missing.
-    """
-    m = request.topology.num_workers
-    groups = tuple((matching,) for matching in hypercube_matchings(m))
-    if not groups:
-        raise InputError(f"a hypercube needs a power of 2 workers, not {m}.")
-    missing = missing_link(request.topology, groups)
-    if missing is not None:
-        raise InputError(
-            f"a hypercube needs the link {missing}, which the topology does not have: number the "
-            "workers so that neighbours differ in one bit, or use greedy, which works anywhere."
-        )
-    note = f"exact consensus after {len(groups)} rounds of base 2."
-    return repeated(request, groups, alpha=0.5, note=note)
+    name = "hypercube"
+    about = "one dimension of a hypercube after another: exact consensus every log2(m) rounds"
+    mixings = ("pairwise",)
+
+    def build(self, request: Request) -> Plan:
+        """Plan to average with the neighbour across one dimension of a hypercube after another.
+
+        Raises:
+            InputError: The number of workers is not a power of two, or links are missing.
+        """
+        m = request.topology.num_workers
+        groups = tuple((matching,) for matching in hypercube_matchings(m))
+        if not groups:
+            raise InputError(f"a hypercube needs a power of 2 workers, not {m}.")
+        missing = missing_link(request.topology, groups)
+        if missing is not None:
+            raise InputError(
+                f"a hypercube needs the link {missing}, which the topology does not have: number "
+                "the workers so that neighbours differ in one bit, or use greedy, which works "
+                "anywhere."
+            )
+        note = f"exact consensus after {len(groups)} rounds of base 2."
+        return repeated(request, groups, alpha=0.5, note=note)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnePeer(Strategy):
+    """Each worker sends 1, 2, 4, … places on: the one-peer exponential graph."""
+
+    name = "one-peer"
+    about = "each worker sends 1, 2, 4, … places on: the one-peer exponential graph"
+    mixings = ("push",)
+
+    def build(self, request: Request) -> Plan:
+        """Plan to hop 1, 2, 4, … places, again and again.
+
+        Raises:
+            InputError: Links are missing.
+        """
+        m = request.topology.num_workers
+        rounds = tuple((messages(m, hop),) for hop in exponential_hops(m))
+        _check_arrows(self.name, request.topology, [links for (links,) in rounds])
+        exact = "; exact consensus after all of them" if m & (m - 1) == 0 else ""
+        note = f"hops of {len(rounds)} rounds{exact}."
+        return repeated(request, rounds, alpha=0.5, note=note)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ceca(Strategy):
+    """Sums that hop: the exact mean of any number of workers."""
+
+    name = "ceca"
+    about = "sums that hop: the exact mean of any m by ⌈log2 m⌉ messages at once"
+    mixings = ("windows",)
+
+    def build(self, request: Request) -> Plan:
+        """Plan an exact mean by hops, as often as the budget allows.
+
+        Raises:
+            InputError: Links are missing.
+        """
+        m = request.topology.num_workers
+        hops = tuple(messages(m, hop) for hop in ceca_hops(m))
+        _check_arrows(self.name, request.topology, hops)
+        note = f"exact consensus by {len(hops)} hops at once, of sums over ever more workers."
+        return repeated(request, (hops,), alpha=1 / m, note=note)
 
 
 def hypercube_matchings(num_workers: int) -> tuple[Matching, ...]:
@@ -55,11 +123,49 @@ def hypercube_matchings(num_workers: int) -> tuple[Matching, ...]:
     )
 
 
+def messages(num_workers: int, hop: int) -> tuple[Link, ...]:
+    """Each worker's message (sender, receiver) at a hop."""
+    return tuple((i, (i + hop) % num_workers) for i in range(num_workers))
+
+
+def exponential_hops(num_workers: int) -> tuple[int, ...]:
+    """1, 2, 4, … below m: the one-peer exponential graph.
+
+    >>> exponential_hops(12)
+    (1, 2, 4, 8)
+    """
+    return tuple(2**t for t in range(max(1, math.ceil(math.log2(num_workers)))))
+
+
+def ceca_hops(num_workers: int) -> tuple[int, ...]:
+    """How many places on each worker sends, message by message.
+
+    >>> ceca_hops(8), ceca_hops(12), ceca_hops(27)
+    ((1, 2, 4), (1, 1, 3, 6), (1, 2, 3, 7, 13))
+    """
+    hops, count = [], 0
+    for bit in f"{num_workers - 1:b}":
+        hop = count + int(bit)
+        hops.append(hop)
+        count += hop
+    return tuple(hops)
+
+
 def missing_link(topology: Topology, groups: tuple[tuple[Matching, ...], ...]) -> Link | None:
     """A link that rounds need and the topology lacks; None where it has all of them."""
     links = set(topology.links)
     needed = (link for round_ in groups for matching in round_ for link in matching)
     return next((link for link in needed if link not in links), None)
+
+
+def _check_arrows(name: str, topology: Topology, hops: Iterable[Matching]) -> None:
+    arrows = set(topology.arrows)
+    missing = next((arrow for hop in hops for arrow in hop if arrow not in arrows), None)
+    if missing is not None:
+        raise InputError(
+            f"{name} needs the link from worker {missing[0]} to {missing[1]}, which the topology "
+            "does not have: use greedy, which works anywhere."
+        )
 
 
 def repeated(

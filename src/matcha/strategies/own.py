@@ -3,45 +3,70 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from matcha.errors import InputError, PlanError
 from matcha.plans import Plan
+from matcha.rounds import Mixing
 from matcha.schedules import Cycle
 from matcha.strategies.parts import check_affordable, coloring, finished, sorted_pairs
-from matcha.strategies.strategy import Request
+from matcha.strategies.strategy import Request, Strategy, Weights
 from matcha.topology import Matching, Topology, check_matchings
 
 
-def build(request: Request, given: Any) -> Plan:
-    """Plan to repeat the rounds that the user brought.
+@dataclass(frozen=True, kw_only=True)
+class Rounds(Strategy):
+    """Your own list of rounds, repeated.
 
-    Raises:
-        InputError: There are none, or they take more time than the budget allows.
+    Args:
+        rounds: Each a list of matchings, which are lists of pairs of worker numbers; an empty round
+            is an iteration without exchanges.
+        mixing: `pairwise` (the default), `laplacian`, or `push` for (sender, receiver).
+        alpha: Your own mixing weight.
+        weights: As for `Vanilla`, with laplacian mixing.
     """
-    if given is None:
-        raise InputError("the rounds strategy needs rounds=[[[(i, j), …], …], …].")
-    rounds = _checked(request.topology, given, push=request.mixing == "push")
-    places: dict[Matching, int] = {}
-    cycle = tuple(
-        tuple(places.setdefault(matching, len(places)) for matching in round_) for round_ in rounds
-    )
-    if not places:
-        raise InputError("no round has a matching: give at least one round one.")
-    matchings, colors = tuple(places), coloring(request)
-    schedule = Cycle(cycle=cycle, num_matchings=len(matchings), seed=request.seed)
-    limit = request.budget * request.timing.round_time(colors)
-    cost = schedule.expected_time(request.timing, matchings)
-    check_affordable(request, cost, limit, "the rounds")
-    return finished(
-        request,
-        matchings=matchings,
-        schedule=schedule,
-        alpha=0.5 if request.mixing != "laplacian" else _laplacian_weight(rounds),
-        num_colors=len(colors),
-        notes=("the rounds are yours.",),
-    )
+
+    name = "rounds"
+    about = "your own list of rounds, repeated"
+    mixings = ("pairwise", "laplacian", "push")
+    needs_rounds = True
+    has_budget = False
+    rounds: Iterable[Iterable[Iterable[Sequence[int]]]] | None = None
+    mixing: Mixing | None = None
+    alpha: float | None = None
+    weights: Weights | None = None
+
+    def build(self, request: Request) -> Plan:
+        """Plan to repeat the rounds that the user brought.
+
+        Raises:
+            InputError: There are none, or they take more time than the budget allows.
+        """
+        if self.rounds is None:
+            raise InputError("the rounds strategy needs rounds=[[[(i, j), …], …], …].")
+        rounds = _checked(request.topology, self.rounds, push=request.mixing == "push")
+        places: dict[Matching, int] = {}
+        cycle = tuple(
+            tuple(places.setdefault(matching, len(places)) for matching in round_)
+            for round_ in rounds
+        )
+        if not places:
+            raise InputError("no round has a matching: give at least one round one.")
+        matchings, colors = tuple(places), coloring(request)
+        schedule = Cycle(cycle=cycle, num_matchings=len(matchings), seed=request.seed)
+        limit = request.budget * request.timing.round_time(colors)
+        cost = schedule.expected_time(request.timing, matchings)
+        check_affordable(request, cost, limit, "the rounds")
+        return finished(
+            request,
+            matchings=matchings,
+            schedule=schedule,
+            alpha=0.5 if request.mixing != "laplacian" else _laplacian_weight(rounds),
+            num_colors=len(colors),
+            notes=("the rounds are yours.",),
+        )
 
 
 def _checked(topology: Topology, given: Any, *, push: bool) -> tuple[tuple[Matching, ...], ...]:

@@ -2,66 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
-
-import numpy.typing as npt
+from typing import Any
 
 from matcha.errors import InputError, unknown_name
 from matcha.plans import Plan
 from matcha.rounds import Mixing
-from matcha.strategies import base, exact, finite_time, own, periodic, silent, vanilla
-from matcha.strategies.strategy import Decomposition, Effort, Request, Strategy
-from matcha.topology import Link
+from matcha.strategies.base import Base
+from matcha.strategies.finite_time import Ceca, Hypercube, OnePeer
+from matcha.strategies.fixed import AllReduce, Local, Periodic, Silent, Vanilla
+from matcha.strategies.own import Rounds
+from matcha.strategies.strategy import Decomposition, Effort, Request, Strategy, Weights
 
-Weights: TypeAlias = Literal["metropolis"] | Mapping[Link, float] | npt.ArrayLike
-
-# Strategies that search import their machinery when they plan: `import matcha` stays quick.
-
-
-@dataclass(frozen=True, kw_only=True)
-class Vanilla(Strategy):
-    """All links at every iteration.
-
-    Args:
-        alpha: Your own mixing weight; by default the one with the smallest ρ.
-        weights: Your own weights of links: a symmetric matrix W that says what a full exchange
-            does, `{(i, j): w, …}`, or `"metropolis"`.
-    """
-
-    name = "vanilla"
-    about = "all links at every iteration"
-    mixings = ("laplacian",)
-    compared = True
-    has_budget = False
-    alpha: float | None = None
-    weights: Weights | None = None
-
-    def build(self, request: Request) -> Plan:
-        """Plan a full exchange at every iteration."""
-        return vanilla.build(request)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Periodic(Strategy):
-    """All links, every so often.
-
-    Args:
-        alpha: As for `Vanilla`.
-        weights: As for `Vanilla`.
-    """
-
-    name = "periodic"
-    about = "all links, every so often"
-    mixings = ("laplacian",)
-    compared = True
-    alpha: float | None = None
-    weights: Weights | None = None
-
-    def build(self, request: Request) -> Plan:
-        """Plan a full exchange every 1/C_b iterations."""
-        return periodic.build(request)
+# These three search, and import their machinery when they plan: `import matcha` stays quick. The
+# others stand in files of their own.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,54 +81,6 @@ class Greedy(Strategy):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AllReduce(Strategy):
-    """The exact average at every iteration, as DDP has it."""
-
-    name = "allreduce"
-    about = "the exact average at every iteration, as DDP has it"
-    mixings = ("average",)
-    compared = True
-    has_budget = False
-    takes_wire = False
-
-    def build(self, request: Request) -> Plan:
-        """Plan an exact average after every iteration."""
-        return exact.allreduce(request)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Local(Strategy):
-    """The exact average as often as the budget allows: local SGD."""
-
-    name = "local"
-    about = "the exact average every so often (local SGD)"
-    mixings = ("average",)
-    compared = True
-    takes_wire = False
-
-    def build(self, request: Request) -> Plan:
-        """Plan an exact average every H iterations."""
-        return exact.local(request)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Silent(Strategy):
-    """No communication at all: a control."""
-
-    name = "silent"
-    about = "no communication at all: a control"
-    mixings = ("pairwise",)
-    compared = True
-    has_budget = False
-    is_control = True
-    takes_wire = False
-
-    def build(self, request: Request) -> Plan:
-        """Plan no exchange, ever."""
-        return silent.build(request)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Single(Strategy):
     """At most one matching per iteration, drawn.
 
@@ -194,97 +101,9 @@ class Single(Strategy):
 
     def build(self, request: Request) -> Plan:
         """Optimise the probabilities with which one matching is drawn."""
-        from matcha.strategies import single
+        from matcha.strategies import matcha
 
-        return single.build(request, self.probabilities)  # type: ignore[arg-type]  # a tuple now
-
-
-@dataclass(frozen=True, kw_only=True)
-class Hypercube(Strategy):
-    """One dimension of a hypercube after another, for a power of two workers."""
-
-    name = "hypercube"
-    about = "one dimension of a hypercube after another: exact consensus every log2(m) rounds"
-    mixings = ("pairwise",)
-
-    def build(self, request: Request) -> Plan:
-        """Plan the dimensions in turn."""
-        return finite_time.hypercube(request)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Base(Strategy):
-    """Groups of at most b that average, for any number of workers.
-
-    Args:
-        mixing: `laplacian` (the default), or `pairwise`, which leaves base 2 only.
-    """
-
-    name = "base"
-    about = "groups of at most b: exact consensus in about 2 log_b(m) rounds, for any m"
-    mixings = ("laplacian", "pairwise")
-    mixing: Mixing | None = None
-
-    def build(self, request: Request) -> Plan:
-        """Plan the base that takes least time to agree."""
-        return base.build(request)
-
-
-@dataclass(frozen=True, kw_only=True)
-class OnePeer(Strategy):
-    """Each worker sends 1, 2, 4, … places on: the one-peer exponential graph."""
-
-    name = "one-peer"
-    about = "each worker sends 1, 2, 4, … places on: the one-peer exponential graph"
-    mixings = ("push",)
-
-    def build(self, request: Request) -> Plan:
-        """Plan the hops in turn."""
-        from matcha.strategies import one_peer
-
-        return one_peer.build(request)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ceca(Strategy):
-    """Sums that hop: the exact mean of any number of workers."""
-
-    name = "ceca"
-    about = "sums that hop: the exact mean of any m by ⌈log2 m⌉ messages at once"
-    mixings = ("windows",)
-
-    def build(self, request: Request) -> Plan:
-        """Plan all hops at once, as often as the budget allows."""
-        from matcha.strategies import ceca
-
-        return ceca.build(request)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rounds(Strategy):
-    """Your own list of rounds, repeated.
-
-    Args:
-        rounds: Each a list of matchings, which are lists of pairs of worker numbers; an empty round
-            is an iteration without exchanges.
-        mixing: `pairwise` (the default), `laplacian`, or `push` for (sender, receiver).
-        alpha: Your own mixing weight.
-        weights: As for `Vanilla`, with laplacian mixing.
-    """
-
-    name = "rounds"
-    about = "your own list of rounds, repeated"
-    mixings = ("pairwise", "laplacian", "push")
-    needs_rounds = True
-    has_budget = False
-    rounds: Iterable[Iterable[Iterable[Sequence[int]]]] | None = None
-    mixing: Mixing | None = None
-    alpha: float | None = None
-    weights: Weights | None = None
-
-    def build(self, request: Request) -> Plan:
-        """Plan to repeat the rounds."""
-        return own.build(request, self.rounds)
+        return matcha.single(request, self.probabilities)  # type: ignore[arg-type]  # a tuple now
 
 
 _ALL: tuple[type[Strategy], ...] = (

@@ -8,6 +8,8 @@ from dataclasses import dataclass, fields
 from itertools import count
 from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
+import numpy.typing as npt
+
 from matcha.errors import InputError, unknown_name
 from matcha.plans import Plan
 from matcha.rounds import MIXINGS, Mixing
@@ -16,6 +18,8 @@ from matcha.topology import Link, Matching, Topology
 
 Effort: TypeAlias = Literal["none", "default", "high"]
 Decomposition: TypeAlias = Literal["matchings", "links", "cliques"]
+
+Weights: TypeAlias = Literal["metropolis"] | Mapping[Link, float] | npt.ArrayLike
 
 EFFORTS: tuple[Effort, ...] = get_args(Effort)
 DECOMPOSITIONS: tuple[Decomposition, ...] = get_args(Decomposition)

@@ -9,8 +9,9 @@ import pytest
 from tests.strategies.greedy.networks import network
 
 from matcha import families
+from matcha.strategies.finite_time import messages
 from matcha.strategies.greedy.candidates import Candidate
-from matcha.strategies.greedy.circulant import best_hops, hops_error, messages, possible_hops
+from matcha.strategies.greedy.circulant import best_hops, hops_error, possible_hops
 
 
 def test_only_hops_with_all_their_links_are_possible():

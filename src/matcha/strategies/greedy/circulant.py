@@ -1,4 +1,4 @@
-"""Hops: rounds in which everybody sends to the worker a fixed number of places further on.
+"""Hops: rounds in which each worker sends to the one a fixed number of places further on.
 
 On a complete graph, or any graph that has the links, such rounds are circulant matrices: they share
 their eigenvectors, so a cycle's error is a sum of products of a few numbers, and hops can be tried
@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from matcha.strategies.pacing import timeline
-from matcha.topology import Link, Topology
+from matcha.topology import Topology
 
 Array = npt.NDArray[np.float64]
 _MOST_STEPS = 64
@@ -27,20 +27,6 @@ def possible_hops(topology: Topology) -> tuple[int, ...]:
     """The hops h for which every worker i has a link to i + h."""
     m, arrows = topology.num_workers, set(topology.arrows)
     return tuple(h for h in range(1, m) if all((i, (i + h) % m) in arrows for i in range(m)))
-
-
-def messages(num_workers: int, hop: int) -> tuple[Link, ...]:
-    """Everybody's message (sender, receiver) at a hop."""
-    return tuple((i, (i + hop) % num_workers) for i in range(num_workers))
-
-
-def exponential_hops(num_workers: int) -> tuple[int, ...]:
-    """1, 2, 4, … below m: the one-peer exponential graph.
-
-    >>> exponential_hops(12)
-    (1, 2, 4, 8)
-    """
-    return tuple(2**t for t in range(max(1, math.ceil(math.log2(num_workers)))))
 
 
 def hops_error(hops: npt.NDArray[np.int64], num_workers: int, rate: Fraction) -> Array:

@@ -7,9 +7,9 @@ from fractions import Fraction
 
 import numpy as np
 
-from matcha.strategies.finite_time import hypercube_matchings
+from matcha.strategies.finite_time import exponential_hops, hypercube_matchings, messages
 from matcha.strategies.greedy.candidates import Candidate, Network
-from matcha.strategies.greedy.circulant import best_hops, exponential_hops, messages, possible_hops
+from matcha.strategies.greedy.circulant import best_hops, possible_hops
 from matcha.strategies.greedy.max_weight import Indices
 from matcha.topology import Matching, Topology
 

@@ -1,0 +1,172 @@
+"""Strategies with a fixed schedule: all links, exact averages, silence.
+
+What people run today, as strategies like others: an all-reduce costs what a ring takes on these
+links, and `local` averages as often as the budget allows.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+
+from matcha.mixing import (
+    Contraction,
+    laplacian_extremes,
+    periodic_contraction,
+    vanilla_contraction,
+)
+from matcha.plans import Plan
+from matcha.schedules import Cycle
+from matcha.schedules import Periodic as PeriodicSchedule
+from matcha.strategies.pacing import unrolled
+from matcha.strategies.parts import coloring, finished
+from matcha.strategies.strategy import Request, Strategy, Weights
+from matcha.timing import all_reduce_time
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vanilla(Strategy):
+    """All links at every iteration.
+
+    Args:
+        alpha: Your own mixing weight; by default the one with the smallest ρ.
+        weights: Your own weights of links: a symmetric matrix W that says what a full exchange
+            does, `{(i, j): w, …}`, or `"metropolis"`.
+    """
+
+    name = "vanilla"
+    about = "all links at every iteration"
+    mixings = ("laplacian",)
+    compared = True
+    has_budget = False
+    alpha: float | None = None
+    weights: Weights | None = None
+
+    def build(self, request: Request) -> Plan:
+        """Plan a full exchange at every iteration, whatever the budget: C_b = 1."""
+        return _all_links(request, 1.0, vanilla_contraction(request.topology))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Periodic(Strategy):
+    """All links, every so often.
+
+    Args:
+        alpha: As for `Vanilla`.
+        weights: As for `Vanilla`.
+    """
+
+    name = "periodic"
+    about = "all links, every so often"
+    mixings = ("laplacian",)
+    compared = True
+    alpha: float | None = None
+    weights: Weights | None = None
+
+    def build(self, request: Request) -> Plan:
+        """Plan a full exchange in a fraction C_b of the iterations, evenly spaced."""
+        best = periodic_contraction(request.topology, request.budget)
+        return _all_links(request, request.budget, best)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllReduce(Strategy):
+    """The exact average at every iteration, as DDP has it."""
+
+    name = "allreduce"
+    about = "the exact average at every iteration, as DDP has it"
+    mixings = ("average",)
+    compared = True
+    has_budget = False
+    takes_wire = False
+
+    def build(self, request: Request) -> Plan:
+        """Plan an exact average after every iteration, whatever the budget."""
+        return _averages(request, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Local(Strategy):
+    """The exact average as often as the budget allows: local SGD."""
+
+    name = "local"
+    about = "the exact average every so often (local SGD)"
+    mixings = ("average",)
+    compared = True
+    takes_wire = False
+
+    def build(self, request: Request) -> Plan:
+        """Plan an exact average every H iterations, for the smallest H that the budget allows."""
+        full = request.timing.round_time(coloring(request))
+        once = all_reduce_time(request.timing, request.topology)
+        # In exact numbers: of the smallest budgets a float would be 0, or the quotient infinite.
+        ratio = Fraction(once) / (Fraction(request.budget) * Fraction(full))
+        return _averages(request, max(1, math.ceil(ratio - Fraction(1, 10**9))))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Silent(Strategy):
+    """No communication at all: a control."""
+
+    name = "silent"
+    about = "no communication at all: a control"
+    mixings = ("pairwise",)
+    compared = True
+    has_budget = False
+    is_control = True
+    takes_wire = False
+
+    def build(self, request: Request) -> Plan:
+        """Plan no exchange at all: C_b = 0."""
+        matchings = coloring(request)
+        return finished(
+            request,
+            budget=0.0,
+            matchings=matchings,
+            schedule=Cycle(cycle=((),), num_matchings=len(matchings), seed=request.seed),
+            alpha=0.5,
+            num_colors=len(matchings),
+            figures={"rho": 1.0, "connectivity": 0.0, "consensus_error": math.inf},
+            notes=("nobody ever talks: a control, not a way to train.",),
+        )
+
+
+def _all_links(request: Request, frequency: float, best: Contraction) -> Plan:
+    """The plan that exchanges over all links in a fraction of the iterations."""
+    topology, matchings = request.topology, coloring(request)
+    connectivity = laplacian_extremes(topology.laplacian(), topology)[0]
+    return finished(
+        request,
+        budget=frequency,
+        matchings=matchings,
+        schedule=PeriodicSchedule(
+            frequency=frequency, num_matchings=len(matchings), seed=request.seed
+        ),
+        alpha=best.alpha,
+        num_colors=len(matchings),
+        figures={"rho": best.rho, "connectivity": frequency * connectivity},
+    )
+
+
+def _averages(request: Request, period: int) -> Plan:
+    """The plan that averages exactly every so many iterations."""
+    m, matchings = request.topology.num_workers, coloring(request)
+    full = request.timing.round_time(matchings)
+    cycle = unrolled([(period, tuple(range(len(matchings))))])
+    spent = all_reduce_time(request.timing, request.topology) / (period * full)
+    note = f"an exact average every {period} iterations." if period > 1 else None
+    return finished(
+        request,
+        budget=request.budget if request.strategy == "local" else min(1.0, spent),
+        matchings=matchings,
+        schedule=Cycle(cycle=cycle, num_matchings=len(matchings), seed=request.seed),
+        alpha=1 / m,
+        num_colors=len(matchings),
+        figures={
+            "rho": 1 - 1 / period,
+            # Disagreement grows by (m − 1)/m per iteration and is gone after an average.
+            "consensus_error": (period - 1) / 2 * (m - 1) / m,
+        },
+        notes=() if note is None else (note,),
+    )
