@@ -197,7 +197,7 @@ EDITS = [
     ({"schedule": {"kind": "cycle", "cycle": [[99]]}}, "not there"),
     ({"timing": {"model": "sundial"}}, "sundial"),
     ({"matchings": [[[0, 1], [1, 2]]] * 5}, "twice"),
-    ({"matchings": [[[0, 2]]] * 5}, "no link"),
+    ({"matchings": [[[0, 2]]] * 5}, "not a link"),
     ({"matchings": "x"}, "malformed"),
     ({"topology": {"links": [[0, 1], [2, 3]]}}, "not connected"),
 ]
@@ -240,7 +240,7 @@ def test_bad_budgets(budget):
         ({"matchings": [[(0, 1)]]}, "in no matching"),
         ({"matchings": 3}, "pairs of worker numbers"),
         ({"matchings": [*AUTHORS, [(0, 1)]]}, "two matchings"),
-        ({"matchings": [[(0, 2)]]}, "no link"),
+        ({"matchings": [[(0, 2)]]}, "not a link"),
     ],
 )
 def test_bad_requests_are_refused_in_one_sentence(options, message):

@@ -89,7 +89,7 @@ def test_rounds_of_ones_own():
     assert spread.smallest_self_weight >= 0
     for given, message in (
         ([[[(0, 1), (1, 2)]]], "twice"),
-        ([[[(0, 2)]]], "no link"),
+        ([[[(0, 2)]]], "not a link"),
         ([[], []], "no round has a matching"),
         (3, "lists of matchings"),
         ([[3]], "pairs of worker numbers"),
@@ -155,9 +155,9 @@ def test_weights_that_are_none_are_refused():
     for options, message in (
         ({"weights": W[:4]}, "symmetric 8 × 8"),
         ({"weights": 2 * W}, "rows sum to one"),
-        ({"weights": np.full((8, 8), 1 / 8)}, "no link"),
+        ({"weights": np.full((8, 8), 1 / 8)}, "not a link"),
         ({"weights": {(0, 1): 1.5}}, r"in \[0, 1\]"),
-        ({"weights": {(0, 2): 0.5}}, "no link"),
+        ({"weights": {(0, 2): 0.5}}, "not a link"),
         ({"weights": "metropolys"}, "did you mean 'metropolis'"),
         ({"weights": object()}, "a matrix W"),
         ({"weights": W, "alpha": 0.1}, "leave one out"),
