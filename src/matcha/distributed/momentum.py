@@ -17,7 +17,7 @@ from matcha.wires.wire import BLOCK
 __all__ = ["MomentumRules", "describe_optimizers"]
 
 _SMALL = 1 << 16
-"""Parameters of up to so many values share a rule: for a rule on each, a step of a hundred small
+"""Parameters of up to so many values share a rule: with a rule for each, a step of a hundred small
 ones was 50 times as long; large ones are spared the copies."""
 
 

@@ -223,7 +223,7 @@ def _refuse_added(optimizer: torch.optim.Optimizer, count: int) -> None:
 
 
 def _refuse_unknown_scaler(optimizer: torch.optim.Optimizer) -> None:
-    """Refuse a step that comes through a GradScaler which nobody watches.
+    """Refuse a step that comes through a GradScaler that Gossip was not given.
 
     Fused optimizers are stepped at every overflow too, and skip it by themselves.
     """

@@ -4,7 +4,7 @@ An exchange is then a few large messages and the mixing a few passes over contig
 is packed, unpacked or pickled. The parameters keep their identity, shape and strides, so that
 optimizers, compiled models and references held elsewhere go on working.
 
-To everybody else each parameter is an ordinary tensor with a storage of its own, exactly its size:
+To all other code each parameter is an ordinary tensor with a storage of its own, exactly its size:
 whoever saves a model (safetensors, Accelerate, torch.save) takes tensors of one storage for copies
 of one another, or writes the whole storage for each. Only we know that the storages are neighbours.
 """
@@ -120,7 +120,7 @@ def fill_buckets(
     """Move a model's trainable parameters into buckets, grouped by dtype and device.
 
     Tied parameters get one place. Frozen parameters stay where they are: they start equal on all
-    workers and nobody changes them. A parameter larger than a bucket gets a bucket of its own.
+    workers and stay so. A parameter larger than a bucket gets a bucket of its own.
 
     Args:
         model: its parameters move in; values, shapes and strides stay.
