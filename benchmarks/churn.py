@@ -95,9 +95,9 @@ def work(folder: Path, name: str, iterations: int, pace: float) -> None:
     chosen, task = Plan.load(folder / "plan.json"), make_task(name)
     transport = default_transport(chosen.topology)
     gossip = join(transport, chosen, task)
-    assert gossip.meetings is not None
+    assert gossip.state.elastic is not None
     diary = Diary(folder, transport.rank)
-    gossip.meetings.on_meeting = diary.meeting
+    gossip.state.elastic.on_meeting = diary.meeting
     diary.note("joined", iteration=gossip.iteration)
     train(gossip, task, iterations, pace, diary.step)
     sockets = transport.num_sockets()  # type: ignore[attr-defined]
@@ -123,13 +123,13 @@ def train(
             epoch = k // steps
             tables = {name: torch.from_numpy(t) for name, t in task.tables(epoch).items()}
         inputs, targets = task.batch({name: table[k % steps] for name, table in tables.items()})
-        for group in gossip.optimizer.param_groups:
+        for group in gossip.state.optimizers[0].param_groups:
             # Down to nothing, or the last batches would decide a loss to the last per cent.
             group["lr"] = RATES[task.name] * min(1.0, (iterations - k) / (0.8 * iterations))
         loss, _ = task.loss(gossip.model, inputs[gossip.rank], targets[gossip.rank], ())
-        gossip.optimizer.zero_grad()
+        gossip.state.optimizers[0].zero_grad()
         loss.backward()
-        gossip.optimizer.step()
+        gossip.state.optimizers[0].step()
         now = time.monotonic()
         note(now - last, gossip.iteration)
         time.sleep(max(0.0, pace - (now - last)))
@@ -140,7 +140,7 @@ def wait_for_all(gossip: Gossip) -> None:
     """A slow machine may still be starting the last one again when training is nearly over."""
     end = time.monotonic() + 200
     while len(gossip.members) < NUM_WORKERS and time.monotonic() < end:
-        gossip.tend()
+        gossip.membership.tend()
         time.sleep(0.01)
 
 

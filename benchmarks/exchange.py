@@ -185,7 +185,7 @@ def empty_round(transport: Transport) -> dict[str, Any]:
     def run(times: int = 20_000) -> float:
         started = time.perf_counter()
         for _ in range(times):
-            gossip.skip_step()  # both hooks, and no step between them
+            gossip.step()  # both hooks, and no step between them
         return (time.perf_counter() - started) / times
 
     run(1000)
@@ -269,9 +269,11 @@ def memory(transport: Transport, overlap: bool) -> dict[str, Any]:
         with Gossip(model, optimizer, twice, transport=transport, overlap=overlap) as gossip:
             for _ in range(2):
                 optimizer.step()
-            gossip.settle()
-            copies = sum(t.nbytes for t in gossip._overlap.mixed) if gossip._overlap else 0
-            largest = max(largest, gossip.exchange.spare_bytes + copies)
+            gossip.state.settle()
+            copies = (
+                sum(t.nbytes for t in gossip.state.overlap.mixed) if gossip.state.overlap else 0
+            )
+            largest = max(largest, gossip.state.exchange.spare_bytes + copies)
     return {
         "rule": "footnote" if overlap else "eq2",
         "model_megabytes": 100.0,

@@ -110,15 +110,15 @@ def train(transport: Transport, case: dict[str, Any], device: torch.device) -> d
             optimizer.zero_grad()
             (model(batch).float() - 1).square().mean().backward()
             optimizer.step()
-        gossip.settle()
+        gossip.state.settle()
         if device.type == "cuda":
             torch.cuda.synchronize()
         elapsed = time.perf_counter() - started
-        spares = [block for some in gossip.exchange.spare.blocks.values() for block in some]
+        spares = [block for some in gossip.state.exchange.spare.blocks.values() for block in some]
         pinned = bool(spares) and all(s.is_pinned() for s in spares if s.device.type == "cpu")
         result = {
             "iteration_ms": 1e3 * elapsed / ITERATIONS,
-            "exchange_ms": 1e3 * gossip.exchange_seconds / ITERATIONS,
+            "exchange_ms": 1e3 * gossip.state.stopwatch.exchange_seconds / ITERATIONS,
             "pinned": pinned,
         }
     flat = torch.cat([p.detach().float().cpu().flatten() for p in model.parameters()])

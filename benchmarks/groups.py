@@ -79,12 +79,12 @@ def loopback_bytes() -> int:
 
 def round_bytes(gossip: Gossip) -> int:
     """What crosses the loopback device in one round of all workers, without a step."""
-    gossip.settle()
+    gossip.state.settle()
     dist.barrier()
     before = loopback_bytes()
     dist.barrier()
-    gossip.skip_step()
-    gossip.settle()
+    gossip.step()
+    gossip.state.settle()
     dist.barrier()
     return loopback_bytes() - before
 
@@ -115,7 +115,7 @@ def train(kind: str) -> dict[str, Any]:
         optimizer.step()
         seconds.append(time.perf_counter() - started)
     if gossip is not None:
-        gossip.settle()
+        gossip.state.settle()
     locals_ = [p.to_local() if isinstance(p, DTensor) else p for p in model.parameters()]
     shard = sum(p.nbytes for p in locals_)
     result = {
@@ -128,11 +128,11 @@ def train(kind: str) -> dict[str, Any]:
     }
     if gossip is not None:
         meetings = STEPS + (kind == KINDS[2])  # overlap has started the next one
-        copies = [bucket.data for bucket in gossip.buckets]
-        copies += gossip._overlap.mixed if gossip._overlap else []
-        held = sum(copy.nbytes for copy in copies) + gossip.exchange.spare_bytes
+        copies = [bucket.data for bucket in gossip.state.buckets]
+        copies += gossip.state.overlap.mixed if gossip.state.overlap else []
+        held = sum(copy.nbytes for copy in copies) + gossip.state.exchange.spare_bytes
         result["gossip_mb"] = held / 1e6
-        result["sent_bytes"] = gossip.exchange.bytes_sent / meetings
+        result["sent_bytes"] = gossip.state.exchange.bytes_sent / meetings
         result["loopback_bytes"] = round_bytes(gossip)
         result["distance"] = gossip.consensus_distance()
         gossip.detach()

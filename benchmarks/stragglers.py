@@ -127,7 +127,7 @@ def train(
         values.append(_flat(model))
     gossip.detach()
     barrier(transport, 120)
-    return {"times": times, "values": np.stack(values), "sent": gossip.exchange.bytes_sent}
+    return {"times": times, "values": np.stack(values), "sent": gossip.state.exchange.bytes_sent}
 
 
 def _flat(model: nn.Module) -> np.ndarray:

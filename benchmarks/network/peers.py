@@ -81,7 +81,7 @@ class Ours(Plain):
 
     def settle(self) -> None:
         """Wait for an exchange beside the gradient."""
-        self.gossip.settle()
+        self.gossip.state.settle()
 
     def close(self) -> None:
         """Take the hooks off."""

@@ -40,8 +40,8 @@ def train(transport: Transport) -> dict[str, Any]:
         optimizer.step()
         if k == 5:
             gossip.consensus_distance()
-    assert gossip._asynchrony is not None
-    rendezvous = gossip._asynchrony.rendezvous
+    assert gossip.state.asynchrony is not None
+    rendezvous = gossip.state.asynchrony.rendezvous
     rendezvous.want(dict.fromkeys(PLAN.topology.neighbors(rank), 0.5))
     rendezvous.wait_for_all()
     gossip.detach()

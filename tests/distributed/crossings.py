@@ -230,7 +230,7 @@ class Worker:
         return self.result()
 
     def result(self) -> Result:
-        self.gossip.settle()
+        self.gossip.state.settle()
         end = flat(self.model)
         with self.gossip.averaged() as model:
             average = flat(model)

@@ -162,9 +162,9 @@ def train(kind: str, mesh: DeviceMesh, folder: Path) -> dict[str, Any]:
             optimizer.zero_grad()
             loss(model, batch(node, number, k)).backward()
             optimizer.step()
-        gossip.settle()
-        meetings = sum(len(gossip._cursor._met(chosen.round(k))) for k in range(STEPS))
-        found["bytes"] = gossip.exchange.bytes_sent / meetings
+        gossip.state.settle()
+        meetings = sum(len(gossip.state.cursor._met(chosen.round(k))) for k in range(STEPS))
+        found["bytes"] = gossip.state.exchange.bytes_sent / meetings
         found["x"] = whole(model)
         found["distance"] = gossip.consensus_distance()
         with gossip.averaged():

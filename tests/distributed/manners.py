@@ -80,11 +80,11 @@ def away(transport: Transport) -> int:
                 stay_away(transport, (1, 2), 7)
         else:
             wait_for_note(transport)
-            gossip.exchange.timeout = 5.0
+            gossip.state.exchange.timeout = 5.0
         for _ in range(8):
             step(model, optimizer, transport.rank)
             if not transport.get_note(0, "away"):
-                gossip.exchange.timeout = DEADLINE
+                gossip.state.exchange.timeout = DEADLINE
         return gossip.iteration
 
 

@@ -66,10 +66,10 @@ class Player:
             deadline=150,
             on_loss="continue",
         )
-        if self.gossip.overlaps:
+        if self.gossip.state.overlaps:
             # The next round's exchange begins when a step ends, before the script can act: let it
             # wait for the gradient, which changes nothing else.
-            self.gossip._begin = lambda: None
+            self.gossip._hooks.begin = lambda: None
 
     def run(self, stop: int) -> None:
         steps, task, rank = self.task.steps_per_epoch, self.task, self.gossip.rank
@@ -83,7 +83,7 @@ class Player:
 
     def wait_for(self, *peers: int) -> None:
         def are_up() -> bool:
-            self.gossip.tend()
+            self.gossip.membership.tend()
             with self.transport.lock:
                 return set(peers) <= {c.peer for c in self.transport.live_connections()}
 
@@ -118,7 +118,7 @@ class Player:
         self.run(EPOCHS * self.task.steps_per_epoch)
         named = sorted(self.gossip.model.named_parameters())
         flat = torch.cat([p.detach().flatten() for _, p in named])
-        donor = self.gossip._membership.donor
+        donor = self.gossip.membership.donor
         self.gossip.detach()
         transport.close()
         return flat.numpy().copy(), donor

@@ -90,7 +90,7 @@ def test_tied_frozen_and_mixed_parameters() -> None:
     first = trained[0][0]
     for model, gossip in trained:
         assert model.inner.weight is model.outer.weight
-        assert {b.data.dtype for b in gossip.buckets} == {torch.float32, torch.bfloat16}
+        assert {b.data.dtype for b in gossip.state.buckets} == {torch.float32, torch.bfloat16}
         assert torch.equal(model.frozen, first.frozen)  # equal by the first broadcast
         assert not torch.equal(model.inner.weight, torch.zeros(4, 4))
         # Constant full rounds: workers stay near one another though their data differ.
@@ -124,7 +124,7 @@ def test_a_step_left_out_by_hand_takes_part_by_skip_step() -> None:
         with Gossip(model, optimizer, PLAN, transport=transport, deadline=30) as gossip:
             for k in range(3):
                 if transport.rank == k:
-                    gossip.skip_step()
+                    gossip.step()
                 else:
                     double_step(model, optimizer, torch.ones(2, 4))
             return gossip.iteration
@@ -200,7 +200,7 @@ def test_another_model_is_refused_by_name() -> None:
 def test_after_detach_the_model_trains_alone() -> None:
     trained = train(mlp, double_step, steps=2)
     model, gossip = trained[0]
-    optimizer = gossip.optimizer
+    optimizer = gossip.state.optimizers[0]
     gossip.detach()
     before = flat(model)
     double_step(model, optimizer, torch.ones(2, 4))
@@ -219,10 +219,10 @@ def test_local_sgd_gives_everybody_the_same_model_when_it_averages(overlap) -> N
         found = train(lambda: nn.Linear(4, 2), plan=plan, steps=steps, overlap=overlap)
         weights = [model.weight.detach() for model, _ in found]
         assert all(torch.equal(w, weights[0]) for w in weights) is same
-    assert found[0][1].exchange.bytes_sent >= 2 * 7 / 8 * 10 * 4
+    assert found[0][1].state.exchange.bytes_sent >= 2 * 7 / 8 * 10 * 4
 
 
 def test_silence_sends_nothing() -> None:
     plan = matcha.plan(families.ring(cases.NUM_WORKERS), 0.5, "silent")
     found = train(lambda: nn.Linear(4, 2), plan=plan)
-    assert all(gossip.exchange.bytes_sent == 0 for _, gossip in found)
+    assert all(gossip.state.exchange.bytes_sent == 0 for _, gossip in found)

@@ -108,9 +108,9 @@ def test_workers_meet_in_every_epoch(overlap) -> None:
         sent = []
         with worker.gossip as gossip:
             for epoch in range(4):
-                before = gossip.exchange.bytes_sent
+                before = gossip.state.exchange.bytes_sent
                 worker.train(epoch)
-                sent.append(gossip.exchange.bytes_sent - before)
+                sent.append(gossip.state.exchange.bytes_sent - before)
         return sent
 
     for sent in run_threads(3, work):

@@ -83,7 +83,7 @@ def test_a_wrapped_optimizer_is_taken_out_of_its_wrapper() -> None:
         model = mlp()
         optimizer = Wrapper(torch.optim.SGD(model.parameters(), lr=0.1))
         with Gossip(model, optimizer, ALWAYS, transport=transport, deadline=30) as gossip:
-            assert gossip.optimizer is optimizer.optimizer
+            assert gossip.state.optimizers[0] is optimizer.optimizer
             for _ in range(3):
                 double_step(model, optimizer, torch.ones(2, 4))
             return gossip.iteration

@@ -196,7 +196,7 @@ def test_small_parameters_share_a_rule_and_nothing_changes(kind, monkeypatch) ->
                 optimizer.zero_grad()
                 model[: -1 if k < late else None](batch(generator)).square().mean().backward()
                 optimizer.step()
-            return flat(model), sorted(gossip.following.state())
+            return flat(model), sorted(gossip.state.momentum.state())
 
     together = run_threads(2, work)
     monkeypatch.setattr("matcha.distributed.momentum._SMALL", -1)

@@ -173,7 +173,7 @@ def test_a_step_inside_averaged_is_refused() -> None:
                 with pytest.raises(InputError, match=r"step inside averaged\(\) would be lost"):
                     optimizer.step()
                 with pytest.raises(InputError, match=r"step inside averaged\(\)"):
-                    gossip.skip_step()
+                    gossip.step()
             optimizer.step()
             assert gossip.iteration == 1
 
@@ -279,7 +279,7 @@ def lbfgs_loss() -> float:
 def test_lbfgs_forgets_its_history_at_meetings(monkeypatch) -> None:
     assert lbfgs_loss() < 1  # 0.5 is the targets' variance
     monkeypatch.setattr(
-        "matcha.distributed.optimizer_hooks.OptimizerHooks.restart_curvature", lambda self: None
+        "matcha.distributed.optimizer_hooks.OptimizerHooks._restart_curvature", lambda self: None
     )
     assert not lbfgs_loss() < 10  # another point's curvature leads astray
 

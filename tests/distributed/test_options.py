@@ -97,7 +97,7 @@ def test_options_are_given_whole_or_by_keyword() -> None:
             model = nn.Linear(2, 1)
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
             with Gossip(model, optimizer, PAIRS, transport=transport, **given) as gossip:
-                found.append(gossip.setup.options.describe())
+                found.append(gossip.state.options.describe())
         return found
 
     for found in run_threads(3, work):
@@ -121,7 +121,7 @@ def test_automatic_momentum_is_local_where_another_is_excluded(option) -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         chosen = {"transport": transport, "momentum": "auto", **option}
         with Gossip(model, optimizer, PAIRS, **chosen) as gossip:
-            return gossip.setup.momentum.kind
+            return gossip.state.momentum.spec.kind
 
     assert set(run_threads(3, work)) == {"local" if option else "quasi-global"}
 

@@ -6,7 +6,8 @@ from tests.distributed.perceptrons import Fixed, double_step, mlp
 from torch import nn
 
 from matcha.distributed import Gossip, MemoryNetwork, MemoryTransport, run_threads
-from matcha.distributed.ownership import ParameterOwnership, wrapped_by
+from matcha.distributed.optimizer_hooks import ParameterOwnership
+from matcha.distributed.options import wrapped_by
 from matcha.errors import InputError
 
 

@@ -122,7 +122,7 @@ def test_loading_while_training_is_seen_by_the_next_exchange(assign: bool) -> No
                     else:
                         parameter.copy_(saved[name])
             optimizer.step()
-            assert gossip.buckets[0].moved() is None
+            assert gossip.state.buckets[0].moved() is None
         return model.weight.detach().clone()
 
     found = torch.stack(run_threads(8, work))[:, 0, 0].numpy()

@@ -80,15 +80,15 @@ def test_overlap_hides_the_exchange_behind_the_gradient() -> None:
         slow = SlowLinks(transport, mbps=0.4)  # 424 bytes: about 8 ms
         with Gossip(model, optimizer, plan, transport=slow, overlap=True, deadline=30) as gossip:
             double_step(model, optimizer, torch.ones(2, 4))
-            started = gossip.exchange_seconds
+            started = gossip.state.stopwatch.exchange_seconds
             blocked = 0.0
             for _ in range(5):
                 time.sleep(0.05)  # the gradient
                 before = time.perf_counter()
-                gossip.settle()
+                gossip.state.settle()
                 blocked += time.perf_counter() - before
                 double_step(model, optimizer, torch.ones(2, 4))
-            return blocked, gossip.exchange_seconds - started
+            return blocked, gossip.state.stopwatch.exchange_seconds - started
 
     for blocked, exchanging in run_threads(2, work):
         assert exchanging > 0.03

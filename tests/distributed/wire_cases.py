@@ -90,7 +90,7 @@ def train(transport: Transport, plan: Plan, rule: str) -> np.ndarray:
     with Gossip(model, optimizer, plan, transport=transport, **options) as gossip:
         for _ in range(ITERATIONS):
             step(model, optimizer)
-        assert gossip.exchange.bytes_sent > 0
+        assert gossip.state.exchange.bytes_sent > 0
     return model.flat()
 
 

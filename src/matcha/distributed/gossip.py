@@ -3,48 +3,53 @@
 from __future__ import annotations
 
 import copy
+import sys
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from matcha.distributed.checkpoint.checkpoint import load_checkpoint, save_checkpoint
 from matcha.distributed.collectives import gather, roll_call
 from matcha.distributed.elastic.membership import Membership
-from matcha.distributed.equipment import Equipment
 from matcha.distributed.exchange.averaging import Averaging
+from matcha.distributed.exchange.background import Asynchrony
 from matcha.distributed.exchange.buckets import describe_layout, fill_buckets, layout_digest
 from matcha.distributed.exchange.exchange import alignment
-from matcha.distributed.exchange.plan_cursor import PlanCursor, answer, say_finished
+from matcha.distributed.exchange.meeting import RUNNING
+from matcha.distributed.exchange.plan_cursor import PlanCursor
 from matcha.distributed.exchange.shards import gathered, is_sharded
 from matcha.distributed.exchange.timers import Stopwatch
 from matcha.distributed.launch.environment import goes_on, replan_every
 from matcha.distributed.launch.placement import find_placement, shared_facts
 from matcha.distributed.links.transport import LinkTransport
 from matcha.distributed.momentum import describe_optimizers
-from matcha.distributed.optimizer_hooks import OptimizerHooks
-from matcha.distributed.options import GossipOptions, Setup, check_setup, find_exclusion
-from matcha.distributed.ownership import (
-    Optimizers,
+from matcha.distributed.optimizer_hooks import (
+    OptimizerHooks,
     ParameterOwnership,
-    as_list,
-    check_in_place,
-    check_parallel,
     check_stepped,
+)
+from matcha.distributed.options import (
+    GossipOptions,
+    Optimizers,
+    Setup,
+    as_list,
+    check_setup,
     combine,
+    find_exclusion,
     hookable,
     unwrap,
 )
-from matcha.distributed.savable import Savable
 from matcha.distributed.transports.base import Transport
-from matcha.errors import InputError
+from matcha.distributed.worker_state import WorkerState, make_worker_state
 from matcha.plans import PlanLike
 from matcha.records import Span
-from matcha.rounds import Round
 from matcha.training.momentum import Momentum, automatic, parse_momentum
 
 __all__ = ["Gossip"]
@@ -52,7 +57,7 @@ __all__ = ["Gossip"]
 _FOREVER = 1e6  # seconds
 
 
-class Gossip(Savable):
+class Gossip:
     """Consensus after every `optimizer.step()`: decentralized SGD on a plan.
 
     Each worker is one process with a whole model. After a step it mixes its parameters with the
@@ -77,10 +82,14 @@ class Gossip(Savable):
             out still takes part in its round.
         also: further modules whose parameters the optimizer steps (a criterion with weights of its
             own) or that follow the model (an EMA model): exchanged, averaged and saved like it.
-        iteration: where to start in the plan, when resuming by hand.
         on_span: called with a `Span` (in seconds of `time.perf_counter`) for each stretch of time.
         options: how to exchange.
         **keywords: fields of `GossipOptions`, in place of `options` or beside it.
+
+    Attributes:
+        model: the module that trains.
+        state: buckets, exchange, position in the plan: for tools and tests, not for scripts.
+        membership: of a team that goes on when some are lost; None with `on_loss="stop"`.
 
     Raises:
         InputError: the plan is for another number of workers, the optimizer cannot be used, choices
@@ -100,7 +109,6 @@ class Gossip(Savable):
         mesh: DeviceMesh | None = None,
         scaler: torch.amp.GradScaler | None = None,
         also: Sequence[nn.Module] = (),
-        iteration: int = 0,
         on_span: Callable[[Span], None] | None = None,
         options: GossipOptions | None = None,
         **keywords: Any,
@@ -113,7 +121,7 @@ class Gossip(Savable):
             replan=replan_every(options.replan),
         )
         given = as_list(optimizer)
-        self.optimizers = hookable(given)
+        optimizers = hookable(given)
         setup = Setup(
             options=options,
             plan=plan,
@@ -122,201 +130,147 @@ class Gossip(Savable):
             has_mesh=mesh is not None,
             transport_given=transport is not None,
         )
-        setup = _decide_momentum(setup, self.optimizers)
+        setup = _decide_momentum(setup, optimizers)
         check_setup(setup)
         self.model = model
-        self.modules = combine(model, also)
-        check_stepped(self.modules, self.optimizers)
+        modules = combine(model, also)
+        check_stepped(modules, optimizers)
         ownership = ParameterOwnership(
-            {n: p for n, p in self.modules.named_parameters() if p.requires_grad}, self.optimizers
+            {n: p for n, p in modules.named_parameters() if p.requires_grad}, optimizers
         )
-        self.deadline = deadline = options.deadline
-        self.placement = find_placement(plan, transport, mesh, deadline)
-        self.transport = self.placement.transport
-        self.setup = replace(setup, transport=self.transport, num_parts=self.placement.num_parts)
-        check_setup(self.setup)
-        self.rank = self.transport.rank
-        alone = self.transport.num_workers == 1
-        self.transport.period += 1
+        placement = find_placement(plan, transport, mesh, options.deadline)
+        transport = placement.transport
+        self._setup = replace(setup, transport=transport, num_parts=placement.num_parts)
+        check_setup(self._setup)
+        transport.period += 1
 
-        self.buckets = fill_buckets(
-            self.modules,
+        buckets = fill_buckets(
+            modules,
             bucket_bytes=int(options.bucket_mb * 1e6),
             buffers=options.buffers == "average",
             sharded=mesh is not None,
             alignment=alignment(plan.wire),
         )
-        values = (*self.modules.parameters(), *self.modules.buffers())
-        self.transport.expect_model(sum(value.nbytes for value in values))
-        self._averaging = Averaging(self.placement, self.modules, self.buckets, deadline)
-        self.layout = layout_digest(self.buckets)
-        self._frozen = [p for p in self.modules.parameters() if not p.requires_grad]
-        how = replace(options, momentum=setup.momentum, replan=0 if alone else options.replan)
-        facts = shared_facts(plan, self.placement, options.describe(), iteration)
-        team = self.transport if isinstance(self.transport, LinkTransport) and continues else None
+        values = (*modules.parameters(), *modules.buffers())
+        transport.expect_model(sum(value.nbytes for value in values))
+        averaging = Averaging(placement, modules, buckets, options.deadline)
+        layout = layout_digest(buckets)
+        team = transport if isinstance(transport, LinkTransport) and continues else None
         if team is None or not team.needs_state:
-            parameters = describe_layout(self.buckets)
-            self.placement.agree(facts, self.layout, parameters, deadline)
-            self._averaging.start_equal()
-
-        tools = Equipment(plan, self.placement, self.buckets, self.optimizers, team, how)
-        self._tools, self.exchange, self.meetings = tools, tools.exchange, tools.meetings
-        self.following, self.replanning = tools.following, tools.replanning
-        self.clipping = tools.clipping
-        self._overlap, self._asynchrony = tools.overlap, tools.asynchrony
-        self.push_sum = self._averaging.push_sum = tools.push_sum
-        self._stopwatch = Stopwatch(self.rank, on_span)
-        self._cursor = PlanCursor(plan, self.rank, iteration, alone=alone)
-        if self._asynchrony is not None:
-            self._asynchrony.open(self.exchange, self._stopwatch, deadline)
-        bye = self.transport, self._cursor, self._asynchrony
-        self._farewell = weakref.finalize(self, say_finished, *bye)
-        self._is_checked = self._is_detached = False
-        self._hooks = OptimizerHooks(
-            self.optimizers,
-            ownership,
-            begin=self._begin,
-            change=self._change,
-            end=self._end,
-            scaler=scaler,
+            facts = shared_facts(plan, placement, options.describe())
+            placement.agree(facts, layout, describe_layout(buckets), options.deadline)
+            averaging.start_equal()
+        self.state: WorkerState = make_worker_state(
+            modules,
+            optimizers,
+            plan,
+            placement,
+            replace(options, momentum=setup.momentum),
+            buckets=buckets,
+            layout=layout,
+            averaging=averaging,
+            stopwatch=Stopwatch(transport.rank, on_span),
         )
-        self._membership: Membership | None = None
+        self._hooks = OptimizerHooks(self.state, ownership, scaler)
+        if self.state.asynchrony is not None:
+            self.state.asynchrony.open(self.state.exchange, self.state.stopwatch, options.deadline)
+        # The optimizers keep their hooks: dropping this object alone ends nothing.
+        leaving = transport, self.state.cursor, self.state.asynchrony
+        self._farewell = weakref.finalize(self._hooks, _say_finished, *leaving)
+        self._is_detached = False
+        self.membership: Membership | None = None
         if team is not None:
-            self._membership = Membership(self, team, deadline)
-            self._membership.start(iteration)
-            if self._membership.returns:
-                self._look()
+            self.membership = Membership(self.state, team, options.deadline)
+            self._hooks.membership = self.membership
+            self.membership.start(0)
+            if self.membership.returns:
+                self.state.follow_network()
 
-    # -- the hot path -----------------------------------------------------------------------------
-
-    def _begin(self) -> None:
-        if self._averaging.is_open:
-            raise InputError(
-                "a step inside averaged() would be lost when the workers' own values come back: "
-                "leave the with statement first."
-            )
-        if self._asynchrony is not None:
-            self._asynchrony.want(self._cursor)
-        elif self._overlap is not None and self._cursor.met:
-            self._overlap.start(self._run)  # does nothing when already on its way
-
-    def _change(self, optimizer: torch.optim.Optimizer | None) -> None:
-        if not self._is_checked:  # a wrapper may have come after us, so not at construction
-            check_parallel(self.model, group_size=self.placement.num_parts)
-            self._is_checked = True
-        if self._stopwatch.listens:
-            self._stopwatch.computed(self.iteration)
-        if self._overlap is not None:
-            self._overlap.finish()
-        if self.following.is_needed and optimizer is not None:
-            self.following.before_step(optimizer, meets=bool(self._cursor.met))
-
-    def _end(self) -> None:
-        if self.following.is_needed:
-            self.following.after_step()
-        moved = bool(self._cursor.met or self.push_sum)
-        if moved or self._asynchrony is not None:
-            check_in_place(self.buckets, self._frozen)
-            if self._asynchrony is not None:
-                moved = self._asynchrony.merge()
-            elif self._overlap is not None:
-                self._overlap.merge()
-            else:
-                for bucket in self.buckets:
-                    bucket.pack()
-                self._run()
-                for bucket in self.buckets:
-                    bucket.unpack()
-            if moved:
-                self._hooks.restart_curvature()
-        if self.following.is_needed:
-            self.following.after_round(met=bool(self._cursor.met) and self._tools.has_met)
-        self._cursor.advance()
-        if self._membership is not None:
-            self._membership.tend()
-        self._look()
-        self._begin()
-        if self._stopwatch.listens:
-            self._stopwatch.restart()
-
-    def _run(self) -> None:
-        with self._stopwatch.exchanging(self.exchange, self.iteration):
-            self._tools.run(self._cursor)
-
-    def _look(self) -> None:
-        if self.replanning.look(self.iteration):
-            self._cursor.follow(self.plan)
-
-    # -- for the script ---------------------------------------------------------------------------
+    # -- where this worker is ---------------------------------------------------------------------
 
     @property
     def plan(self) -> PlanLike:
         """Who talks when: as given, or in stages where the plan follows the network."""
-        return self.replanning.plan
+        return self.state.plan
 
     @property
-    def round(self) -> Round:
-        """The round that comes next."""
-        return self._cursor.round
-
-    @property
-    def optimizer(self) -> torch.optim.Optimizer:
-        """The optimizer, or the first of several."""
-        return self.optimizers[0]
+    def rank(self) -> int:
+        """This worker's number."""
+        return self.state.rank
 
     @property
     def num_workers(self) -> int:
         """How many workers train together."""
-        return self.transport.num_workers
+        return self.state.transport.num_workers
 
     @property
     def members(self) -> tuple[int, ...]:
         """The workers that are there now, as far as this one knows."""
-        return self.transport.members
+        return self.state.transport.members
 
     @property
-    def changes(self) -> list[list[int]]:
-        """Who went or came so far, as far as this worker knows: iteration, worker, 1 if it came."""
-        return [] if self._membership is None else self._membership.changes()
+    def iteration(self) -> int:
+        """Of the round that comes next: how many steps this worker has taken."""
+        return self.state.iteration
 
-    @property
-    def overlaps(self) -> bool:
-        """Whether exchanges run beside the gradient."""
-        return self._overlap is not None or self._asynchrony is not None
-
-    @property
-    def exchange_seconds(self) -> float:
-        """Spent in exchanges so far, waiting for partners included."""
-        return self._stopwatch.exchange_seconds
-
-    def restart_clock(self) -> None:
-        """Count the next stretch of computing from now."""
-        self._stopwatch.restart()
+    # -- steps ------------------------------------------------------------------------------------
 
     def step(self) -> None:
-        """End an iteration whose update was written by hand, with `Gossip(model, None, plan)`."""
-        self._hooks.take()
+        """Take part in an iteration without a step of an optimizer.
 
-    def skip_step(self) -> None:
-        """Take part in this iteration's round without a step of the optimizer (a bad batch).
-
-        Every worker must come to every round. With GradScaler this happens by itself.
+        With `Gossip(model, None, plan)` it follows each update that the script makes. With an
+        optimizer it stands for a step that is left out (a bad batch): every worker must come to
+        every round. With a `GradScaler` given to Gossip this happens by itself.
         """
         self._hooks.take()
 
-    def carry(
-        self, give: Callable[[], dict[str, Any]], take: Callable[[dict[str, Any]], None]
-    ) -> bool:
-        """Let something of the script's own (plain JSON) travel with the state of a late worker.
+    @contextmanager
+    def join(self) -> Iterator[None]:
+        """Train inside it when workers have unequal amounts of data, for an epoch or for all.
 
-        Returns whether this worker came late; then `take` was called with a neighbour's.
+        A worker that leaves it early takes part in the rounds of those who still train, without a
+        step of its own. In the end all go on at the iteration of the worker that took most steps.
+        A collective call.
         """
-        return self._membership is not None and self._membership.carry(give, take)
+        check_setup(replace(self._setup, call="join"))
+        yield
+        state, last = self.state, self.iteration
+        if self.num_workers > 1 and state.asynchrony is None:  # there no partner waits
+            self._answer_partners()
+        roll_call(state.transport, "join()", _FOREVER)
+        # Rounds after the last step of any worker were only there to say goodbye.
+        ends = gather(state.transport, str(last).encode(), _FOREVER)
+        state.cursor.seek(max(map(int, ends)))
 
-    def tend(self) -> None:
-        """Answer workers that came back, as every step does: for where none is taken for long."""
-        if self._membership is not None:
-            self._membership.tend()
+    def _answer_partners(self) -> None:
+        """Come to the meetings of those who still train, until none does.
+
+        Each meeting tells both ends whether the other has finished; two that have do not meet
+        again. So this needs no word from workers that are never met.
+        """
+        exchange, cursor = self.state.exchange, self.state.cursor
+        exchange.timeout = _FOREVER  # those who still train may take their time
+        exchange.finished_at = cursor.iteration
+        cursor.passed = exchange.finished
+        while not exchange.finished.issuperset(cursor.partners()):
+            if cursor.met:
+                self._hooks.take()
+            else:
+                cursor.advance()
+        exchange.timeout = self.state.deadline
+        exchange.finished_at = RUNNING
+        exchange.finished.clear()
+
+    @contextmanager
+    def away(self) -> Iterator[None]:
+        """Do long work on this worker alone inside it: others wait beyond their deadline."""
+        self.state.transport.set_note("away", "yes")
+        try:
+            yield
+        finally:
+            self.state.transport.set_note("away", "")
+
+    # -- averages ---------------------------------------------------------------------------------
 
     @contextmanager
     def averaged(self) -> Iterator[nn.Module]:
@@ -325,7 +279,7 @@ class Gossip(Savable):
         A collective call; own values come back after.
         """
         self._meet_all("averaged()")
-        with self._averaging.averaged():
+        with self.state.averaging.averaged():
             yield self.model
 
     def averaged_model(self) -> nn.Module:
@@ -352,51 +306,65 @@ class Gossip(Savable):
     def consensus_distance(self) -> float:
         """(1/m) Σ ‖x_i − x̄‖², how far the workers' parameters are apart. A collective call."""
         self._meet_all("consensus_distance()")
-        return self._averaging.consensus_distance()
+        return self.state.averaging.consensus_distance()
 
-    @contextmanager
-    def join(self) -> Iterator[None]:
-        """Train inside it when workers have unequal amounts of data, for an epoch or for all.
+    def _meet_all(self, call: str) -> None:
+        self.state.settle()
+        when = "" if self.state.asynchrony is not None else f" at iteration {self.iteration}"
+        roll_call(self.state.transport, f"{call}{when}", self.state.deadline)
 
-        A worker that leaves it early takes part in the rounds of those who still train, without a
-        step of its own. In the end all go on at the iteration of the worker that took most steps.
-        A collective call.
+    # -- saving -----------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where in which plan this worker is, in plain values; for scripts that save by themselves.
+
+        Save it beside the model's and optimizer's own state, and give it to `load_state_dict`.
         """
-        check_setup(replace(self.setup, call="join"))
-        yield
-        last = self.iteration
-        if self.num_workers > 1 and self._asynchrony is None:  # there nobody is waited for
-            self.exchange.timeout = _FOREVER  # who still trains may take its time
-            answer(self.exchange, self._cursor, self._hooks.take)
-            self.exchange.timeout = self.deadline
-        roll_call(self.transport, "join()", _FOREVER)
-        # Rounds after the last step of anybody were only there to say goodbye.
-        ends = gather(self.transport, str(last).encode(), _FOREVER)
-        self.seek(max(map(int, ends)))
+        return self.state.state_dict()
 
-    @contextmanager
-    def away(self) -> Iterator[None]:
-        """Do long work on this worker alone inside it: others wait beyond their deadline."""
-        self.transport.set_note("away", "yes")
-        try:
-            yield
-        finally:
-            self.transport.set_note("away", "")
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where `state_dict` was taken; model and optimizer are the script's to load.
+
+        Raises:
+            InputError: it was taken under another plan, model or number of workers.
+        """
+        check_setup(replace(self._setup, call="load_state_dict"))
+        self.state.load_state_dict(state)
+
+    def save(
+        self,
+        directory: str | Path,
+        *,
+        extra: Mapping[str, Any] | None = None,
+        generators: Mapping[str, torch.Generator] | None = None,
+        keep: int = 2,
+    ) -> Path:
+        """Write a checkpoint of all workers; see `checkpoint.checkpoint`. A collective call."""
+        self.state.momentum.check_saving()
+        return save_checkpoint(self.state, directory, extra=extra, generators=generators, keep=keep)
+
+    def load(
+        self,
+        directory: str | Path,
+        *,
+        iteration: int | None = None,
+        average: bool = False,
+        generators: Mapping[str, torch.Generator] | None = None,
+    ) -> dict[str, Any]:
+        """Continue from a checkpoint; see `checkpoint.checkpoint`. A collective call."""
+        return load_checkpoint(
+            self.state, directory, iteration=iteration, average=average, generators=generators
+        )
+
+    # -- the end ----------------------------------------------------------------------------------
 
     def detach(self) -> None:
         """Stop exchanging; the model and optimizer go on as ordinary ones. May be called twice."""
-        if self._is_detached:
-            return
-        self._is_detached = True
-        self._hooks.detach()
-        self._farewell()
-        if self._overlap is not None:
-            self._overlap.discard()
-            self._overlap.close()
-        if self._asynchrony is not None:
-            self._asynchrony.close()
-        self.replanning.close()
-        self.placement.close()
+        if not self._is_detached:
+            self._is_detached = True
+            self._hooks.detach()
+            self._farewell()
+            self.state.close()
 
     def __enter__(self) -> Gossip:
         return self
@@ -407,32 +375,17 @@ class Gossip(Savable):
             self.detach()
             return
         self._farewell.detach()
-        if self._asynchrony is not None:
-            self._asynchrony.rendezvous.stop()
+        if self.state.asynchrony is not None:
+            self.state.asynchrony.rendezvous.stop()
 
-    # -- parts ------------------------------------------------------------------------------------
 
-    def _meet_all(self, call: str) -> None:
-        self.settle()
-        when = "" if self._asynchrony is not None else f" at iteration {self.iteration}"
-        roll_call(self.transport, f"{call}{when}", self.deadline)
-
-    def settle(self) -> None:
-        """Let the exchange under way end: collective calls must not run beside it.
-
-        With `asynchronous=True` a collective call itself: meetings end at both ends alike.
-        """
-        if self._asynchrony is not None:
-            self._asynchrony.settle()
-        elif self._overlap is not None:
-            self._overlap.finish()
-
-    def forget(self) -> None:
-        """Drop the exchange under way: the values it started from are about to be replaced."""
-        if self._asynchrony is not None:
-            self._asynchrony.settle()
-        elif self._overlap is not None:
-            self._overlap.discard()
+def _say_finished(transport: Transport, cursor: PlanCursor, asynchrony: Asynchrony | None) -> None:
+    """Note that this worker has finished, for workers that wait for it."""
+    # After an uncaught error it has not, nor after one of ours.
+    if getattr(sys, "last_value", None) is None and not transport.failed:
+        if asynchrony is not None:
+            asynchrony.leave()
+        transport.set_note(f"finished/{transport.period}", str(cursor.iteration))
 
 
 def _decide_momentum(setup: Setup, optimizers: Sequence[torch.optim.Optimizer]) -> Setup:

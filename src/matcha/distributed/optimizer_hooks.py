@@ -1,26 +1,52 @@
-"""Hooks on one or several optimizers: they turn steps into iterations of the plan."""
+"""Hooks on one or several optimizers: they turn steps into iterations of the plan.
+
+What happens in an iteration is `OptimizerHooks.begin`, `change` and `end_iteration`.
+"""
 
 from __future__ import annotations
 
+import gc
 import sys
+import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
+from weakref import ReferenceType, WeakSet, ref
 
 import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.weak import WeakTensorKeyDictionary
 
-from matcha.distributed.ownership import ParameterOwnership, wrapped_by
+from matcha.distributed.elastic.membership import Membership
+from matcha.distributed.options import wrapped_by
+from matcha.distributed.worker_state import WorkerState
 from matcha.errors import InputError
 
-__all__ = ["OptimizerHooks"]
+__all__ = ["OptimizerHooks", "ParameterOwnership", "check_stepped"]
 
 _Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 _SCALED_STEP = torch.amp.GradScaler.step.__code__
 
 
+@dataclass(slots=True, kw_only=True)
+class _Hooked:
+    """One optimizer."""
+
+    index: int
+    optimizer: torch.optim.Optimizer
+    num_groups: int
+    was_called: bool = False
+    """In the scaler's step under way."""
+    is_checked: bool = False
+
+
 class OptimizerHooks:
-    """Turns the steps of a model's optimizers into iterations: begin, change, end.
+    """Turns the steps of a model's optimizers into iterations.
 
     An iteration holds at most one step of each optimizer, so that between two rounds no parameter
     is stepped twice. It ends once all optimizers have stepped, or when one is about to step again
@@ -31,163 +57,153 @@ class OptimizerHooks:
     given scaler, and of no other, is wrapped; the scaler's decisions stay its own.
 
     Args:
-        optimizers: whose steps make iterations; without any, the script calls `take` itself.
-        ownership: of the parameters they step.
-        begin: called when the gradient of an iteration is about to be computed, at the latest when
-            it is there; may come several times.
-        change: called before an optimizer changes its parameters, with that optimizer; with None
-            where an iteration ends without a step.
-        end: called at the end of each iteration.
+        state: of the worker; without optimizers, the script calls `take` itself.
+        ownership: of the parameters that they step.
         scaler: through which the optimizers step.
+
+    Attributes:
+        membership: where workers may come and go.
     """
 
     def __init__(
         self,
-        optimizers: Sequence[torch.optim.Optimizer],
+        state: WorkerState,
         ownership: ParameterOwnership,
-        *,
-        begin: Callable[[], None],
-        change: Callable[[torch.optim.Optimizer | None], None],
-        end: Callable[[], None],
         scaler: torch.amp.GradScaler | None = None,
     ) -> None:
-        self._begin, self._change, self._end = begin, change, end
-        self._ownership = ownership
-        self._hooks = [_Hook(optimizer, self) for optimizer in optimizers]
-        self._missing = len(self._hooks)
+        self._state, self._ownership = state, ownership
+        self.membership: Membership | None = None
+        self._is_checked = False
+        self._hooked = {
+            id(o): _Hooked(index=k, optimizer=o, num_groups=len(o.param_groups))
+            for k, o in enumerate(state.optimizers)
+        }
+        self._handles = [o.register_step_pre_hook(self._before) for o in state.optimizers]
+        self._handles += [o.register_step_post_hook(self._after) for o in state.optimizers]
         self._unwatch = None if scaler is None else _watch(scaler, self)
         ownership.take()
 
-    @property
-    def stepped(self) -> list[int]:
-        """Which optimizers have stepped in the iteration under way."""
-        return [k for k, hook in enumerate(self._hooks) if hook.has_stepped]
+    # -- an iteration -----------------------------------------------------------------------------
 
-    @stepped.setter
-    def stepped(self, indices: Sequence[int]) -> None:
-        for k, hook in enumerate(self._hooks):
-            hook.has_stepped = k in indices
-        self._missing = len(self._hooks) - len(indices)
+    def begin(self) -> None:
+        """Start an iteration: its gradient is about to be computed, or there. May come again."""
+        if self._state.averaging.is_open:
+            raise InputError(
+                "a step inside averaged() would be lost when the workers' own values come back: "
+                "leave the with statement first."
+            )
+        self._state.begin_round()
 
-    def before(
-        self, hook: _Hook, args: tuple[Any, ...], kwargs: dict[str, Any]
+    def change(self, optimizer: torch.optim.Optimizer | None) -> None:
+        """An optimizer is about to change its parameters; None: an iteration without a step."""
+        state = self._state
+        if not self._is_checked:  # a wrapper may have come after us, so not at construction
+            _check_parallel(state.modules, group_size=state.placement.num_parts)
+            self._is_checked = True
+        if state.stopwatch.listens:
+            state.stopwatch.computed(state.iteration)
+        state.finish_overlap()
+        if state.momentum.is_needed and optimizer is not None:
+            state.momentum.before_step(optimizer, meets=bool(state.cursor.met))
+
+    def end_iteration(self) -> None:
+        """Mix, advance in the plan, and start what runs beside the next gradient."""
+        state = self._state
+        state.stepped.clear()
+        if state.momentum.is_needed:
+            state.momentum.after_step()
+        if state.mix():
+            self._restart_curvature()
+        if state.momentum.is_needed:
+            state.momentum.after_round(met=bool(state.cursor.met) and state.has_met)
+        state.cursor.advance()
+        if self.membership is not None:
+            self.membership.tend()
+        state.follow_network()
+        self.begin()
+        if state.stopwatch.listens:
+            state.stopwatch.restart()
+
+    def take(self) -> None:
+        """Take part in an iteration without an optimizer's step."""
+        self.begin()
+        self.change(None)
+        self.end_iteration()
+
+    # -- what optimizers and the scaler tell ------------------------------------------------------
+
+    def _before(
+        self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> _Arguments | None:
         """An optimizer begins to step; the arguments, as torch gives them, begin with itself."""
-        self._prepare(hook)
+        hooked = self._hooked[id(optimizer)]
+        hooked.was_called = True
+        if not hooked.is_checked:
+            hooked.is_checked = True
+            if self._unwatch is None:
+                _refuse_unknown_scaler(optimizer)
+        if len(optimizer.param_groups) != hooked.num_groups:
+            _refuse_added(optimizer, hooked.num_groups)
+        self._prepare(hooked)
         self._ownership.is_stepping = True
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
-            self._change(hook.optimizer)
+            self.change(optimizer)
             return None
 
         # The closure computes the gradient: parameters change only when it has returned.
         def then_change() -> Any:
             loss = closure()
-            self._change(hook.optimizer)
+            self.change(optimizer)
             return loss
 
         if len(args) > 1:
             return (args[0], then_change, *args[2:]), kwargs
         return args, {**kwargs, "closure": then_change}
 
-    def _prepare(self, hook: _Hook) -> None:
-        self._begin()
-        if hook.has_stepped:
-            self._finish()
+    def _prepare(self, hooked: _Hooked) -> None:
+        self.begin()
+        if hooked.index in self._state.stepped:
+            self.end_iteration()
 
-    def after(self, hook: _Hook) -> None:
+    def _after(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         """An optimizer has stepped, or was kept from it."""
         self._ownership.is_stepping = False
-        hook.has_stepped = True
-        self._missing -= 1
-        if not self._missing:
-            self._finish()
-
-    def skipped(self, hook: _Hook) -> None:
-        """An optimizer was kept from stepping."""
-        self._prepare(hook)
-        self._change(None)
-        self.after(hook)
-
-    def take(self) -> None:
-        """End an iteration without an optimizer's step."""
-        self._begin()
-        self._change(None)
-        self._finish()
-
-    def _finish(self) -> None:
-        self._missing = len(self._hooks)
-        for hook in self._hooks:
-            hook.has_stepped = False
-        self._end()
+        stepped = self._state.stepped
+        stepped.add(self._hooked[id(optimizer)].index)
+        if len(stepped) == len(self._hooked):
+            self.end_iteration()
 
     def scaled_step(self, step: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         """Step by a scaler, and notice when it leaves the optimizer's step out."""
         inside = optimizer
-        while inside is not None:
-            for hook in self._hooks:
-                if hook.optimizer is inside:
-                    hook.was_called = False
-                    result = step(optimizer, *args, **kwargs)
-                    if not hook.was_called:
-                        self.skipped(hook)
-                    return result
+        while inside is not None and id(inside) not in self._hooked:
             inside = wrapped_by(inside)
-        return step(optimizer, *args, **kwargs)
+        if inside is None:
+            return step(optimizer, *args, **kwargs)
+        hooked = self._hooked[id(inside)]
+        hooked.was_called = False
+        result = step(optimizer, *args, **kwargs)
+        if not hooked.was_called:
+            self._prepare(hooked)
+            self.change(None)
+            self._after(hooked.optimizer, (), {})
+        return result
 
-    @property
-    def knows_scaler(self) -> bool:
-        """Whether a scaler was given, so that steps it leaves out are noticed."""
-        return self._unwatch is not None
-
-    def restart_curvature(self) -> None:
+    def _restart_curvature(self) -> None:
         """Forget what LBFGS knows of the loss around parameters that have jumped since."""
-        for hook in self._hooks:
-            if isinstance(hook.optimizer, torch.optim.LBFGS):
-                hook.optimizer.state.clear()
+        for optimizer in self._state.optimizers:
+            if isinstance(optimizer, torch.optim.LBFGS):
+                optimizer.state.clear()
 
     def detach(self) -> None:
         """Leave the optimizers, the scaler and the parameters alone."""
-        hooks, self._hooks = self._hooks, []
-        for hook in hooks:
-            hook.remove()
+        for handle in self._handles:
+            handle.remove()
+        self._hooked = {}  # another Gossip's wrapper of the scaler may still call this one
         if self._unwatch is not None:
             self._unwatch()
         self._ownership.release()
-
-
-class _Hook:
-    """The hooks on one optimizer."""
-
-    def __init__(self, optimizer: torch.optim.Optimizer, hooks: OptimizerHooks) -> None:
-        self.optimizer = optimizer
-        self.has_stepped = False
-        """In the iteration under way."""
-        self.was_called = False
-        self._is_checked = False
-        self._num_groups = len(optimizer.param_groups)
-        self._hooks = hooks
-        self._handles = [
-            optimizer.register_step_pre_hook(self._before),
-            optimizer.register_step_post_hook(self._after),
-        ]
-
-    def _before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
-        self.was_called = True
-        if not self._is_checked:
-            self._is_checked = True
-            if not self._hooks.knows_scaler:
-                _refuse_unknown_scaler(optimizer)
-        if len(optimizer.param_groups) != self._num_groups:
-            _refuse_added(optimizer, self._num_groups)
-        return self._hooks.before(self, args, kwargs)
-
-    def _after(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        self._hooks.after(self)
-
-    def remove(self) -> None:
-        for handle in self._handles:
-            handle.remove()
 
 
 def _watch(scaler: torch.amp.GradScaler, hooks: OptimizerHooks) -> Callable[[], None]:
@@ -238,3 +254,158 @@ def _refuse_unknown_scaler(optimizer: torch.optim.Optimizer) -> None:
                 "Gossip(..., scaler=scaler)."
             )
         frame = frame.f_back
+
+
+# -- ownership -------------------------------------------------------------------------------------
+
+
+class ParameterOwnership:
+    """One Gossip's ownership of the parameters it exchanges, and of the optimizers that step them.
+
+    An optimizer constructed after Gossip is an object that Gossip has never seen, and would train
+    without a single exchange. PyTorch offers one place to notice it, a hook on the steps of all
+    optimizers; it stands only while a Gossip with optimizers does, and changes nothing.
+
+    Args:
+        parameters: by name; no other Gossip may own them.
+        optimizers: the only ones that may step them; with none, anything may change them.
+
+    Attributes:
+        is_stepping: whether one of the optimizers is in its step, in which it may call others.
+
+    Raises:
+        InputError: another Gossip owns a parameter.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, torch.Tensor],
+        optimizers: Sequence[torch.optim.Optimizer],
+    ) -> None:
+        self.is_stepping = False
+        self._parameters = list(parameters.values())
+        self._optimizers = list(optimizers)
+        for name, parameter in parameters.items():
+            if _owner(parameter) is not None:
+                gc.collect()  # a Gossip that is no longer referenced owns nothing
+            if _owner(parameter) is not None:
+                raise InputError(
+                    f"parameter {name!r} already belongs to another Gossip: use that one, or call "
+                    "its detach() before you construct a new one."
+                )
+
+    def take(self) -> None:
+        """Own the parameters from now on."""
+        for parameter in self._parameters:
+            _owners[parameter] = ref(self)
+        _known.update(self._optimizers)
+        _harmless.clear()
+        _watch_optimizers()
+
+    @property
+    def is_exclusive(self) -> bool:
+        """Whether optimizers that were not named must leave the parameters alone."""
+        return bool(self._optimizers)
+
+    def release(self) -> None:
+        """Give the parameters up."""
+        for parameter in self._parameters:
+            _owners.pop(parameter, None)
+        for optimizer in self._optimizers:
+            _known.discard(optimizer)
+        _watch_optimizers()
+
+
+_owners: Any = WeakTensorKeyDictionary()  # parameter -> reference to its ParameterOwnership
+_known: WeakSet[torch.optim.Optimizer] = WeakSet()
+_harmless: WeakSet[torch.optim.Optimizer] = WeakSet()  # checked since parameters were last taken
+_watching: list[Any] = []  # the hook's handle, while it stands
+
+
+def _owner(parameter: torch.Tensor) -> ParameterOwnership | None:
+    found: ReferenceType[ParameterOwnership] | None = _owners.get(parameter)
+    return found() if found is not None else None
+
+
+def _watch_optimizers() -> None:
+    if _known and not _watching:
+        _watching.append(register_optimizer_step_pre_hook(_before_any_step))
+    elif not _known and _watching:
+        _watching.pop().remove()
+
+
+def _before_any_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    if optimizer in _known or optimizer in _harmless:
+        return
+    if wrapped_by(optimizer) in _known:
+        return
+    parameters = (p for group in optimizer.param_groups for p in group["params"])
+    owners = [owner for owner in map(_owner, parameters) if owner is not None]
+    if any(owner.is_exclusive and not owner.is_stepping for owner in owners):
+        raise InputError(
+            f"an optimizer that Gossip does not know ({type(optimizer).__name__}) steps the "
+            "parameters that Gossip exchanges: construct Gossip after the optimizer, and give it "
+            "all that step this model: Gossip(model, [first, second], plan)."
+        )
+    if not owners:
+        _harmless.add(optimizer)
+
+
+# -- misuse ----------------------------------------------------------------------------------------
+
+
+def check_stepped(modules: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    """Refuse optimizers of other parameters than the modules'; warn of those never stepped."""
+    stepped = {
+        id(p): (p, o) for o in optimizers for group in o.param_groups for p in group["params"]
+    }
+    own = {id(p) for p in modules.parameters()}
+    for optimizer in optimizers:
+        if not any(id(p) in own for group in optimizer.param_groups for p in group["params"]):
+            raise InputError(
+                "the optimizer steps none of the model's parameters: give it this model's."
+            )
+    others = [(p, o) for key, (p, o) in stepped.items() if key not in own]
+    if others:
+        parameter, optimizer = others[0]
+        raise InputError(
+            f"{type(optimizer).__name__} steps {_count(others, 'parameter')} that the model does "
+            f"not hold, the first of shape {tuple(parameter.shape)}, so no other worker would see "
+            "what they learn: give Gossip their modules too, Gossip(..., also=[criterion]), or "
+            "also=[nn.ParameterList([temperature])]."
+        )
+    forgotten = [
+        n for n, p in modules.named_parameters() if p.requires_grad and id(p) not in stepped
+    ]
+    if forgotten and optimizers:
+        more = f" and {len(forgotten) - 1} more" if len(forgotten) > 1 else ""
+        warnings.warn(
+            f"no optimizer of this Gossip steps {forgotten[0]!r}{more}: give it all optimizers, "
+            "Gossip(model, [first, second], plan), or freeze what does not train.",
+            stacklevel=4,
+        )
+
+
+def _count(found: Sequence[Any], noun: str) -> str:
+    return f"{len(found)} {noun}s" if len(found) > 1 else f"a {noun}"
+
+
+def _check_parallel(model: nn.Module, group_size: int) -> None:
+    """Refuse a model that DistributedDataParallel averages beyond the group that is one worker.
+
+    DDP leaves no mark on a model or its parameters, and may wrap it after Gossip is constructed, so
+    the objects of the process are searched, once, at the first step.
+    """
+    if not dist.is_available() or not dist.is_initialized():
+        return
+    first = next(model.parameters())
+    for found in gc.get_objects():
+        # By its type: asking lazy objects for their class would load them.
+        if issubclass(type(found), DistributedDataParallel):
+            inside = any(p is first for p in found.parameters())
+            if inside and found.process_group.size() != group_size:
+                raise InputError(
+                    "the model is inside DistributedDataParallel, which makes all workers' "
+                    "gradients equal: leave that out; Gossip takes its place. (For groups of GPUs "
+                    "as workers see mesh=.)"
+                )

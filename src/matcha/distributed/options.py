@@ -5,16 +5,16 @@ Errors are raised from `EXCLUSIONS`, and the table in docs/limits.md is made fro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from matcha.distributed.exchange.shards import is_sharded
 from matcha.distributed.links.transport import LinkTransport
-from matcha.distributed.ownership import computes_several_gradients
 from matcha.distributed.transports.base import Transport
 from matcha.errors import InputError
 from matcha.plans import Plan, PlanLike, StagedPlan
@@ -24,7 +24,21 @@ from matcha.training.clipping import check_clip
 from matcha.training.momentum import Momentum, parse_momentum
 from matcha.wires import Float
 
-__all__ = ["EXCLUSIONS", "Exclusion", "GossipOptions", "Setup", "check_setup", "find_exclusion"]
+__all__ = [
+    "EXCLUSIONS",
+    "Exclusion",
+    "GossipOptions",
+    "Optimizers",
+    "Setup",
+    "as_list",
+    "check_setup",
+    "combine",
+    "computes_several_gradients",
+    "find_exclusion",
+    "hookable",
+    "unwrap",
+    "wrapped_by",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -356,3 +370,82 @@ EXCLUSIONS = (
     Exclusion(MESH, TRANSPORT, "mesh makes transports of its own: leave transport out"),
 )
 """What does not go together. The first that a setup runs into is the error."""
+
+
+# -- what a script gives ---------------------------------------------------------------------------
+
+_ATTRIBUTES = ("base_optimizer", "optimizer", "_optimizer")  # SAM's; Accelerate's; Lightning's
+Optimizers = torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None
+
+
+def as_list(given: Optimizers) -> list[Any]:
+    """Return the optimizers that a script gave: none, one or several."""
+    if given is None:
+        return []
+    return list(given) if isinstance(given, Iterable) else [given]
+
+
+def hookable(given: Iterable[Any]) -> tuple[torch.optim.Optimizer, ...]:
+    """Return the optimizers whose `step()` changes parameters, taken out of their wrappers.
+
+    Raises:
+        InputError: the steps of one cannot be followed.
+    """
+    return tuple(_unwrapped(optimizer) for optimizer in given)
+
+
+def computes_several_gradients(optimizer: object) -> bool:
+    """Whether it computes gradients at several points per step, as LBFGS and SAM do."""
+    return isinstance(optimizer, torch.optim.LBFGS) or _perturbs(optimizer)
+
+
+def _perturbs(optimizer: object) -> bool:
+    """Whether it is like SAM: a first step away, a second back and on by an optimizer inside."""
+    return hasattr(optimizer, "first_step") and hasattr(optimizer, "second_step")
+
+
+def _unwrapped(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    hooked = hasattr(optimizer, "_optimizer_step_pre_hooks") and not _perturbs(optimizer)
+    if hooked:
+        return optimizer
+    inside = wrapped_by(optimizer)
+    if inside is not None:
+        return _unwrapped(inside)
+    raise InputError(
+        f"the steps of {type(optimizer).__name__} cannot be followed: give Gossip the "
+        "torch.optim.Optimizer inside it, or None and call gossip.step() after each update."
+    )
+
+
+def combine(model: nn.Module, also: Sequence[nn.Module]) -> nn.Module:
+    """Return the model and further modules as one module, or the model itself if it is alone."""
+    for module in also:
+        if not isinstance(module, nn.Module):
+            raise InputError(
+                f"also= holds a {type(module).__name__}, but it takes modules: for a parameter "
+                "alone, nn.ParameterList([parameter])."
+            )
+    if not also:
+        return model
+    first, *others = (getattr(module, "_orig_mod", module) for module in (model, *also))
+    return nn.ModuleDict({"model": first, "also": nn.ModuleList(others)})
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """Return the module inside `torch.compile` and DistributedDataParallel."""
+    while True:
+        if isinstance(model, DistributedDataParallel):
+            model = model.module
+        elif isinstance(inside := getattr(model, "_orig_mod", None), nn.Module):
+            model = inside
+        else:
+            return model
+
+
+def wrapped_by(optimizer: Any) -> Any:
+    """The optimizer that another one holds and hands steps on to; None where it holds none."""
+    for name in _ATTRIBUTES:
+        inside = getattr(optimizer, name, None)
+        if inside is not None and hasattr(inside, "param_groups"):
+            return inside
+    return None

@@ -87,10 +87,13 @@ class Training:
         self.rank = self.gossip.rank
         self.progress = Progress()
         self._changes: list[list[int]] = []
-        self.came_late = self.gossip.carry(lambda: asdict(self.progress), self._resume)
+        membership = self.gossip.membership
+        self.came_late = membership is not None and membership.carry(
+            lambda: asdict(self.progress), self._resume
+        )
         if not self.came_late:
             facts = {part: fingerprint(self.identity[part])[:12] for part in ("task", "settings")}
-            agree(transport, facts, self.gossip.deadline)
+            agree(transport, facts, self.gossip.state.deadline)
 
     @property
     def iteration(self) -> int:
@@ -122,7 +125,7 @@ class Training:
 
     def _off_the_clock(self) -> AbstractContextManager[None]:
         """What the run's clock does not count, an emulated link does not slow down."""
-        transport = self.gossip.transport
+        transport = self.gossip.state.transport
         return transport.at_full_speed() if isinstance(transport, SlowLinks) else nullcontext()
 
     # -- one epoch --------------------------------------------------------------------------------
@@ -136,9 +139,9 @@ class Training:
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         rate = 0.0
         self.model.train()
-        exchanged, started = self.gossip.exchange_seconds, time.perf_counter()
-        sent = self.gossip.exchange.bytes_sent
-        self.gossip.restart_clock()
+        exchanged, started = self.gossip.state.stopwatch.exchange_seconds, time.perf_counter()
+        sent = self.gossip.state.exchange.bytes_sent
+        self.gossip.state.stopwatch.restart()
         done, epoch = 0, self.progress.epoch
         # By the plan's count, not by a loop's own: who comes back starts in the middle.
         while (k := self.gossip.iteration - epoch * steps) < steps and self.progress.epoch == epoch:
@@ -148,17 +151,17 @@ class Training:
             with self.settings.execution.autocast():
                 loss, state = task.loss(self.model, inputs[self.rank], targets[self.rank], state)
             state = tuple(tensor.detach() for tensor in state)
-            units = self.plan.round_time(self.gossip.round)
+            units = self.plan.round_time(self.gossip.state.cursor.round)
             self._step(loss)
             total += loss.detach()
             done += 1
             if self.gossip.iteration == epoch * steps + k + 1:  # or it took a neighbour's state
                 self.progress.comm_units += units
-        self.gossip.settle()
+        self.gossip.state.settle()
         elapsed = time.perf_counter() - started
         self.progress.seconds += elapsed
-        self.progress.megabytes += (self.gossip.exchange.bytes_sent - sent) / 1e6
-        comm = self.gossip.exchange_seconds - exchanged
+        self.progress.megabytes += (self.gossip.state.exchange.bytes_sent - sent) / 1e6
+        comm = self.gossip.state.stopwatch.exchange_seconds - exchanged
         return float(total) / done if done else None, rate, elapsed, comm
 
     def _set_rate(self, epoch: float) -> float:
@@ -188,7 +191,7 @@ class Training:
             comm_units=self.progress.comm_units,
             megabytes_sent=self.progress.megabytes,
             time=self.progress.seconds,
-            compute_seconds=elapsed if self.gossip.overlaps else max(0.0, elapsed - comm),
+            compute_seconds=elapsed if self.gossip.state.overlaps else max(0.0, elapsed - comm),
             comm_seconds=comm,
         )
 
@@ -220,7 +223,9 @@ class Training:
         )
 
     def _new_changes(self) -> list[list[int]] | None:
-        found = [change for change in self.gossip.changes if change not in self._changes]
+        membership = self.gossip.membership
+        changes = [] if membership is None else membership.changes()
+        found = [change for change in changes if change not in self._changes]
         self._changes += found
         return sorted(found) or None
 
@@ -244,7 +249,9 @@ class Training:
 
     def _gather(self, value: Any) -> list[Any]:
         """Every worker's plain value, on every worker."""
-        answers = gather(self.gossip.transport, json.dumps(value).encode(), self.gossip.deadline)
+        answers = gather(
+            self.gossip.state.transport, json.dumps(value).encode(), self.gossip.state.deadline
+        )
         return [json.loads(answer) for answer in answers]
 
     def _trace(self, span: Span) -> None:
@@ -267,7 +274,7 @@ class Training:
         """Write a checkpoint of all workers into a folder. Collective."""
         with self._off_the_clock():
             save_checkpoint(
-                self.gossip,
+                self.gossip.state,
                 path,
                 extra=asdict(self.progress),
                 generators=self._generators(),
@@ -283,7 +290,7 @@ class Training:
         """
         with self._off_the_clock():
             extra = load_checkpoint(
-                self.gossip, path, generators=self._generators(), identity=self.identity
+                self.gossip.state, path, generators=self._generators(), identity=self.identity
             )
         self._resume(extra)
 

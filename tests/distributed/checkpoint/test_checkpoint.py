@@ -59,7 +59,7 @@ class Worker:
             self.optimizer.step()
 
     def state(self) -> list[torch.Tensor]:
-        self.gossip.settle()
+        self.gossip.state.settle()
         tensors = [*self.model.parameters(), *self.model.buffers()]
         for state in self.optimizer.state.values():
             tensors += [value for value in state.values() if isinstance(value, torch.Tensor)]
@@ -356,7 +356,7 @@ def test_workers_at_different_iterations_save_nothing(saved: Path) -> None:
     before = sorted(saved.rglob("*"))
 
     def work(worker: Worker) -> int:
-        worker.gossip.seek(100 + worker.gossip.rank)  # as if saving went by a clock
+        worker.gossip.state.cursor.seek(100 + worker.gossip.rank)  # as if saving went by a clock
         with pytest.raises(ExchangeError, match=r"rank 0.* is at iteration 100 and rank 7.* is at"):
             worker.gossip.save(saved, keep=1)
         worker.gossip.load(saved)

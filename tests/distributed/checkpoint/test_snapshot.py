@@ -20,23 +20,24 @@ from matcha.distributed.checkpoint.snapshot import (
     restore_snapshot,
     write_snapshot,
 )
+from matcha.distributed.worker_state import WorkerState
 from matcha.errors import DataError, InputError, WriteError
 
 PLAN = Fixed(2)
 
 
-def worker(steps: int = 0, value: float = 1.0) -> Gossip:
+def worker(steps: int = 0, value: float = 1.0) -> WorkerState:
     """One that has trained for some steps, with momentum to remember."""
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     gossip = Gossip(model, optimizer, PLAN, transport=MemoryNetwork(1).transport(0))
     for _ in range(steps):
         double_step(model, optimizer, torch.full((2, 4), value))
-    return gossip
+    return gossip.state
 
 
-def weights(gossip: Gossip) -> torch.Tensor:
-    return nn.utils.parameters_to_vector(gossip.model.parameters()).detach()
+def weights(state: WorkerState) -> torch.Tensor:
+    return nn.utils.parameters_to_vector(state.modules.parameters()).detach()
 
 
 def test_a_worker_takes_over_anothers_state_and_place() -> None:
@@ -44,16 +45,16 @@ def test_a_worker_takes_over_anothers_state_and_place() -> None:
     extra = load_snapshot(dump_snapshot(old, {"epoch": 7}), new)
     assert extra == {"epoch": 7}
     assert new.iteration == 3
-    for gossip in (old, new):  # the momentum came along too
-        double_step(gossip.model, gossip.optimizers[0], torch.ones(2, 4))
+    for state in (old, new):  # the momentum came along too
+        double_step(state.modules, state.optimizers[0], torch.ones(2, 4))
     assert torch.equal(weights(old), weights(new))
 
 
 def test_the_average_of_files_is_that_of_their_models(tmp_path: Path) -> None:
     saved = [worker(2, value) for value in (0.5, 1.0, 1.5)]
     paths = [tmp_path / f"{k}.safetensors" for k in range(3)]
-    for k, (path, gossip) in enumerate(zip(paths, saved, strict=True)):
-        write_snapshot(path, gossip, {"first": k == 0}, {})
+    for k, (path, state) in enumerate(zip(paths, saved, strict=True)):
+        write_snapshot(path, state, {"first": k == 0}, {})
     fresh = worker(1)
     assert average_snapshots(paths, fresh) == {"first": True}
     torch.testing.assert_close(weights(fresh), torch.stack([*map(weights, saved)]).mean(0))

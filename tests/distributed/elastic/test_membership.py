@@ -60,7 +60,7 @@ class Worker:
         """Answer those who come back until all of them say that they are there."""
 
         def are_there() -> bool:
-            self.gossip.tend()
+            self.gossip.membership.tend()
             return all(event.is_set() for event in events)
 
         wait_until(are_there)
@@ -69,7 +69,7 @@ class Worker:
         """Until the links to these neighbours are up again, answering them meanwhile."""
 
         def are_up() -> bool:
-            self.gossip.tend()
+            self.gossip.membership.tend()
             with self.transport.lock:
                 return set(peers) <= {c.peer for c in self.transport.live_connections()}
 
@@ -122,7 +122,7 @@ def test_a_link_that_is_cut_and_mended(strategy, mixing) -> None:
         worker.wait_for(*mine)
         worker.run(ITERATIONS)
         worker.gossip.detach()
-        return worker.model.flat()["float64"], worker.gossip.meetings
+        return worker.model.flat()["float64"], worker.gossip.state.elastic
 
     found, meetings = zip(*run_linked(plan.topology, work), strict=True)
     np.testing.assert_allclose(np.stack(found), expected(plan, cut=cut), rtol=0, atol=1e-10)
@@ -157,7 +157,7 @@ def test_a_worker_that_is_lost_and_comes_back(strategy, mixing, victim) -> None:
             worker.wait_for(*[victim] if transport.rank in around else [])
         worker.run(ITERATIONS)
         distance = worker.gossip.consensus_distance()
-        facts = distance, worker.gossip._membership.donor, transport.changes
+        facts = distance, worker.gossip.membership.donor, transport.changes
         worker.gossip.detach()
         transport.close()
         return worker.model.flat()["float64"], *facts
@@ -188,7 +188,7 @@ def test_all_but_one_are_gone_and_it_goes_on() -> None:
         with worker.gossip.averaged():
             assert worker.gossip.consensus_distance() == 0.0
         worker.gossip.detach()
-        return worker.gossip.meetings.left_out
+        return worker.gossip.state.elastic.left_out
 
     assert run_linked(plan.topology, work)[2] > 0
 
@@ -296,7 +296,7 @@ def test_a_clock_that_jumps_changes_nothing(monkeypatch) -> None:
         worker = Worker(transport, plan)
         worker.run(ITERATIONS)
         worker.gossip.detach()
-        return worker.model.flat()["float64"], worker.gossip.meetings.left_out
+        return worker.model.flat()["float64"], worker.gossip.state.elastic.left_out
 
     found, left_out = zip(*run_linked(plan.topology, work), strict=True)
     np.testing.assert_allclose(np.stack(found), expected(plan), rtol=0, atol=1e-10)
@@ -352,7 +352,7 @@ def test_a_state_that_cannot_be_used_is_refused_and_another_neighbour_asked(
         worker.run(ITERATIONS)
         worker.gossip.detach()
         transport.close()
-        return worker.gossip._membership.donor
+        return worker.gossip.membership.donor
 
     assert run_linked(topology, work, peers=peers)[3] not in (None, donors[0])
     assert f"worker {donors[0]} gave a state that cannot be used" in caplog.text

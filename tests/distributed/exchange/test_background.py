@@ -50,8 +50,8 @@ def step(model, optimizer, rank, k):
 
 def meet_first(gossip):
     """Hold all meetings of the current round; only where everybody does, at every iteration."""
-    gossip._begin()
-    gossip._asynchrony.rendezvous.wait_for_all()
+    gossip._hooks.begin()
+    gossip.state.asynchrony.rendezvous.wait_for_all()
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -78,7 +78,7 @@ def test_the_sum_is_kept_whatever_the_speeds(seed):
                 with gossip.averaged() as average:
                     middle = flat(average), start + steps
         # However loaded the machine, each has met each neighbour in the end.
-        rendezvous, neighbors = gossip._asynchrony.rendezvous, ER8.neighbors(transport.rank)
+        rendezvous, neighbors = gossip.state.asynchrony.rendezvous, ER8.neighbors(transport.rank)
         rendezvous.want(dict.fromkeys(neighbors, 0.5))
         rendezvous.wait_for_all()
         gossip.detach()
@@ -107,8 +107,10 @@ def test_in_step_it_is_the_overlapped_exchange():
                 model().backward()
                 meet_first(gossip)
                 optimizer.step()
-            gossip._asynchrony.rendezvous.wait_for_all()
-            gossip._asynchrony._moves = [torch.zeros_like(m) for m in gossip._asynchrony._moves]
+            gossip.state.asynchrony.rendezvous.wait_for_all()
+            gossip.state.asynchrony._moves = [
+                torch.zeros_like(m) for m in gossip.state.asynchrony._moves
+            ]
             return model.flat()  # without the meetings of a step that does not come
 
     cases.check(run_threads(8, work), chosen, "footnote")
@@ -130,7 +132,7 @@ def test_a_slow_worker_holds_up_nobody():
             for k in range(20 if transport.rank < 7 else 2):
                 step(model, optimizer, transport.rank, k)
             transport.set_note("done", "yes")
-            return gossip._asynchrony.rendezvous.held
+            return gossip.state.asynchrony.rendezvous.held
 
     assert len(run_threads(8, work)) == 8
 

@@ -65,7 +65,7 @@ def test_resuming_continues_to_the_same_bits_with_omega(tmp_path: Path) -> None:
         worker = Worker(transport)
         worker.train(4)
         worker.gossip.save(tmp_path)
-        omega = worker.gossip.push_sum.omega
+        omega = worker.gossip.state.push_sum.omega
         worker.train(5)
         return omega, worker.model.flat()
 
@@ -73,7 +73,7 @@ def test_resuming_continues_to_the_same_bits_with_omega(tmp_path: Path) -> None:
         worker = Worker(transport)
         worker.train(1)  # whatever happened before loading is forgotten
         worker.gossip.load(tmp_path)
-        omega = worker.gossip.push_sum.omega
+        omega = worker.gossip.state.push_sum.omega
         worker.train(5)
         return omega, worker.model.flat()
 
@@ -89,14 +89,14 @@ def test_the_average_is_of_x_and_not_of_z(tmp_path: Path) -> None:
     def work(transport):
         worker = Worker(transport)
         worker.train(4)
-        own, omega = worker.model.flat()["float64"], worker.gossip.push_sum.omega
+        own, omega = worker.model.flat()["float64"], worker.gossip.state.push_sum.omega
         with worker.gossip.averaged():
             average = worker.model.flat()["float64"]
         distance = worker.gossip.consensus_distance()
         assert np.array_equal(worker.model.flat()["float64"], own)
         worker.gossip.save(tmp_path)
         worker.gossip.load(tmp_path, average=True)
-        assert worker.gossip.push_sum.omega == 1.0
+        assert worker.gossip.state.push_sum.omega == 1.0
         return own, omega, average, distance, worker.model.flat()["float64"]
 
     found = run_threads(3, work)

@@ -19,13 +19,13 @@ from typing import Any
 from matcha._io import fingerprint, write_atomically
 from matcha.distributed.checkpoint.snapshot import (
     Generators,
-    Worker,
     average_snapshots,
     checksum,
     restore_snapshot,
     write_snapshot,
 )
 from matcha.distributed.collectives import gather
+from matcha.distributed.worker_state import WorkerState
 from matcha.errors import DataError, ExchangeError, InputError, MatchaError, WriteError
 from matcha.training.progress import check_identity, check_schema
 
@@ -90,7 +90,7 @@ def checkpoints(directory: str | Path) -> list[CheckpointInfo]:
 
 
 def save_checkpoint(
-    gossip: Worker,
+    state: WorkerState,
     directory: str | Path,
     *,
     extra: Mapping[str, Any] | None = None,
@@ -101,7 +101,7 @@ def save_checkpoint(
     """Write a checkpoint of all workers: model, optimizer, position in the plan. Collective.
 
     Args:
-        gossip: whose state to write.
+        state: to write.
         directory: shared by all workers, or one on each host.
         extra: a worker's own, such as the state of a learning-rate schedule or the position in its
             data: numbers, text, tensors, and dicts, lists and tuples of them.
@@ -116,21 +116,21 @@ def save_checkpoint(
         ExchangeError: workers are at different iterations: nothing is written.
         WriteError: on every worker, when one could not write.
     """
-    gossip.settle()
-    _check_iteration(gossip)
-    root = Path(directory)
-    folder = root / _folder_name(gossip.iteration)
-    name = _file_name(gossip.rank)
+    state.settle()
+    _check_iteration(state)
+    root = state.placement.folder(directory)
+    folder = root / _folder_name(state.iteration)
+    name = _file_name(state.rank)
 
     def write_mine() -> Any:
-        write_snapshot(folder / name, gossip, extra or {}, generators or {})
+        write_snapshot(folder / name, state, extra or {}, generators or {})
         return name, (folder / name).stat().st_size, checksum(folder / name)
 
     # A round trip to everybody: the list is written only when all files are there, and older
     # checkpoints go only when all have the list. Who fails says so there: the others must not wait.
-    written = _together(gossip, "write its part of the checkpoint", write_mine, WriteError)
+    written = _together(state, "write its part of the checkpoint", write_mine, WriteError)
     files = {name: (size, crc) for name, size, crc in written}
-    manifest = {"schema": SCHEMA, **gossip.state_dict(), "files": files, "identity": identity}
+    manifest = {"schema": SCHEMA, **state.state_dict(), "files": files, "identity": identity}
     text = json.dumps(manifest, indent=1) + "\n"
 
     def write_list() -> list[tuple[int, bool]]:
@@ -139,20 +139,20 @@ def save_checkpoint(
         return [(old.iteration, old.is_whole) for old in older]
 
     # Whether a folder is shared or not: what anybody has too many of, everybody removes.
-    listed = _together(gossip, "list a checkpoint's files", write_list, WriteError)
+    listed = _together(state, "list a checkpoint's files", write_list, WriteError)
     known = sorted({iteration for older in listed for iteration, _ in older})
     surplus = known[: max(0, len(known) + 1 - max(1, keep))]
-    if len(files) < gossip.transport.num_workers:
+    if len(files) < state.transport.num_workers:
         # Somebody is away, so this one does not load for all: the last that does must stay.
         whole = [k for k in known if all((k, True) in map(tuple, older) for older in listed)]
         surplus = [k for k in surplus if k not in whole[-1:]]
     for iteration in surplus:
-        _remove(root / _folder_name(iteration), gossip)
+        _remove(root / _folder_name(iteration), state)
     return folder
 
 
 def load_checkpoint(
-    gossip: Worker,
+    state: WorkerState,
     directory: str | Path,
     *,
     iteration: int | None = None,
@@ -163,7 +163,7 @@ def load_checkpoint(
     """Continue from a checkpoint, to the same bits as an uninterrupted run on CPU. Collective.
 
     Args:
-        gossip: of a model and optimizer like those that were saved.
+        state: of a model and optimizer like those that were saved.
         directory: where `save_checkpoint` wrote.
         iteration: which checkpoint; by default the newest that all workers have.
         average: start a new team from an old one: every worker takes the average of the saved
@@ -179,31 +179,31 @@ def load_checkpoint(
         DataError: no checkpoint, or a damaged one; an intact earlier one is offered.
         InputError: the checkpoint is of another plan, model or number of workers.
     """
-    info = _choose(gossip, Path(directory), iteration, average)
+    info = _choose(state, state.placement.folder(directory), iteration, average)
     if identity is not None:
         check_identity(info.path, info.identity, identity)
-    _check_fit(gossip, info, average)
-    gossip.forget()
+    _check_fit(state, info, average)
+    state.forget()
     if average:
-        extra = average_snapshots([info.path / name for name in sorted(info.files)], gossip)
+        extra = average_snapshots([info.path / name for name in sorted(info.files)], state)
     else:
-        file = info.path / _file_name(gossip.rank)
-        extra = restore_snapshot(file, gossip, generators or {})
-    gossip.seek(info.iteration)
+        file = info.path / _file_name(state.rank)
+        extra = restore_snapshot(file, state, generators or {})
+    state.cursor.seek(info.iteration)
     return extra
 
 
 # -- files -----------------------------------------------------------------------------------------
 
 
-def _remove(folder: Path, gossip: Worker) -> None:
+def _remove(folder: Path, state: WorkerState) -> None:
     """Remove this worker's file; whoever is last on a host takes the folder with it."""
-    team = range(gossip.transport.num_workers)
-    names = {_file_name(gossip.rank)}
+    team = range(state.transport.num_workers)
+    names = {_file_name(state.rank)}
     # Others may be done already, and what cannot be removed is no reason to stop training.
     with suppress(OSError):
         (folder / _MANIFEST).unlink(missing_ok=True)  # first: without it the rest does not count
-        if gossip.rank == 0:  # of a larger team that was here before
+        if state.rank == 0:  # of a larger team that was here before
             present = {file.name for file in folder.iterdir() if file.suffix == ".safetensors"}
             names |= present - {_file_name(rank) for rank in team}
         for name in names:
@@ -251,7 +251,7 @@ def _info(folder: Path, document: dict[str, Any]) -> CheckpointInfo:
 
 
 def _together(
-    gossip: Worker,
+    state: WorkerState,
     deed: str,
     work: Callable[[], Any],
     kind: type[MatchaError] = DataError,
@@ -272,9 +272,9 @@ def _together(
         outcome = {"result": work()}
     except Exception as error:  # whatever it is: the others must not wait for this worker
         cause, outcome = error, {"error": str(error)}
-    placement = gossip.placement
+    placement = state.placement
     told = {"rank": placement.everyone.rank, "part": placement.part, **outcome}
-    answers = gather(placement.everyone, json.dumps(told).encode(), gossip.deadline)
+    answers = gather(placement.everyone, json.dumps(told).encode(), state.deadline)
     outcomes = [json.loads(answer) for answer in answers]
     for found in outcomes:
         if "error" in found:
@@ -285,21 +285,21 @@ def _together(
     return [found["result"] for found in outcomes if found["part"] == placement.part]
 
 
-def _check_iteration(gossip: Worker) -> None:
+def _check_iteration(state: WorkerState) -> None:
     """A checkpoint is of one iteration, or nothing could go on from it."""
-    found = _together(gossip, "say its iteration", lambda: gossip.iteration, every_part=True)
+    found = _together(state, "say its iteration", lambda: state.iteration, every_part=True)
     by_rank = {rank: iteration for rank, _, iteration in found}
     if len(set(by_rank.values())) > 1:
         ends = min(by_rank, key=by_rank.__getitem__), max(by_rank, key=by_rank.__getitem__)
-        name = gossip.placement.everyone.name
+        name = state.placement.everyone.name
         low, high = (f"{name(rank)} is at iteration {by_rank[rank]}" for rank in ends)
         raise ExchangeError(
             f"nothing is saved: {low} and {high}. Save where all have taken as many steps: "
-            "by iterations and not by the clock, and after `gossip.join()` where data are uneven."
+            "by iterations and not by the clock, and after `state.join()` where data are uneven."
         )
 
 
-def _choose(gossip: Worker, root: Path, iteration: int | None, average: bool) -> CheckpointInfo:
+def _choose(state: WorkerState, root: Path, iteration: int | None, average: bool) -> CheckpointInfo:
     """The newest checkpoint that all workers have, intact; whatever one finds, all hear."""
     mine: dict[int, CheckpointInfo] = {}
 
@@ -308,9 +308,9 @@ def _choose(gossip: Worker, root: Path, iteration: int | None, average: bool) ->
         mine.update({info.iteration: info for info in found})
         return [(info.iteration, info.digest) for info in found]
 
-    answers = _together(gossip, "look for checkpoints", list_mine, every_part=True)
+    answers = _together(state, "look for checkpoints", list_mine, every_part=True)
     found = [(part, dict(listed)) for _, part, listed in answers]
-    everybodys = [listed for part, listed in found if part == gossip.placement.part]
+    everybodys = [listed for part, listed in found if part == state.placement.part]
 
     def is_common(k: int) -> bool:
         """Whether the processes of each part have the same list of it."""
@@ -323,34 +323,32 @@ def _choose(gossip: Worker, root: Path, iteration: int | None, average: bool) ->
         common = [info for info in common if info.iteration <= iteration]
     if not common or iteration not in (None, common[-1].iteration):
         which = "" if iteration is None else f" of iteration {iteration}"
-        raise DataError(
-            f"{root} holds no complete checkpoint{which}{_missing(gossip, everybodys)}."
-        )
+        raise DataError(f"{root} holds no complete checkpoint{which}{_missing(state, everybodys)}.")
     *earlier, chosen = common
-    look = partial(_verdict, gossip, chosen, average)
-    for _, _, verdict in _together(gossip, "read its checkpoint", look, every_part=True):
+    look = partial(_verdict, state, chosen, average)
+    for _, _, verdict in _together(state, "read its checkpoint", look, every_part=True):
         if verdict:
-            raise DataError(f"{verdict} {_offer(gossip, chosen, earlier, average)}")
+            raise DataError(f"{verdict} {_offer(state, chosen, earlier, average)}")
     return chosen
 
 
-def _missing(gossip: Worker, everybodys: list[dict[int, str]]) -> str:
+def _missing(state: WorkerState, everybodys: list[dict[int, str]]) -> str:
     """Who has none, where others have some."""
     without = [rank for rank, theirs in enumerate(everybodys) if not theirs]
     if not without or len(without) == len(everybodys):
         return ""
-    return f" that every worker has; {gossip.transport.name(without[0])} has none"
+    return f" that every worker has; {state.transport.name(without[0])} has none"
 
 
-def _verdict(gossip: Worker, info: CheckpointInfo, average: bool) -> str:
+def _verdict(state: WorkerState, info: CheckpointInfo, average: bool) -> str:
     """What is wrong with the files that this worker reads; nothing, where they are intact."""
     names = sorted(info.files)
     if average:
-        names = names[gossip.rank :: gossip.transport.num_workers]  # each is read by everybody
+        names = names[state.rank :: state.transport.num_workers]  # each is read by everybody
     else:
-        names = [_file_name(gossip.rank)]
+        names = [_file_name(state.rank)]
         if names[0] not in info.files:
-            return f"{info.path} has no file of worker {gossip.rank}, which was away at that time."
+            return f"{info.path} has no file of worker {state.rank}, which was away at that time."
     try:
         info.check(*names)
     except DataError as error:
@@ -359,11 +357,11 @@ def _verdict(gossip: Worker, info: CheckpointInfo, average: bool) -> str:
 
 
 def _offer(
-    gossip: Worker, chosen: CheckpointInfo, earlier: list[CheckpointInfo], average: bool
+    state: WorkerState, chosen: CheckpointInfo, earlier: list[CheckpointInfo], average: bool
 ) -> str:
     for info in reversed(earlier):
-        look = partial(_verdict, gossip, info, average)
-        found = _together(gossip, "read its checkpoint", look, every_part=True)
+        look = partial(_verdict, state, info, average)
+        found = _together(state, "read its checkpoint", look, every_part=True)
         if not any(verdict for _, _, verdict in found):
             return (
                 f"The one before, iteration {info.iteration}, is intact: ask for that iteration, "
@@ -380,15 +378,15 @@ def _file_name(rank: int) -> str:
     return f"worker-{rank:03d}.safetensors"
 
 
-def _check_fit(gossip: Worker, info: CheckpointInfo, average: bool) -> None:
-    state = gossip.state_dict()
+def _check_fit(state: WorkerState, info: CheckpointInfo, average: bool) -> None:
+    own = state.state_dict()
     advice = "to start this team from the average of the saved models, ask for average=True."
-    if info.layout_digest != state["layout_digest"]:
+    if info.layout_digest != own["layout_digest"]:
         raise InputError(f"the checkpoint in {info.path} is of another model.")
-    if info.num_workers != state["num_workers"] and not average:
+    if info.num_workers != own["num_workers"] and not average:
         raise InputError(
             f"the checkpoint in {info.path} is of {info.num_workers} workers, but there are "
-            f"{state['num_workers']}; {advice}"
+            f"{own['num_workers']}; {advice}"
         )
-    if info.plan_digest != state["plan_digest"] and not average:
+    if info.plan_digest != own["plan_digest"] and not average:
         raise InputError(f"the checkpoint in {info.path} is of another plan; {advice}")

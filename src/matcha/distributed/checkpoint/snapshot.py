@@ -8,24 +8,17 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch import nn
 
 from matcha._io import replace_file
-from matcha.distributed.exchange.background import Overlap
-from matcha.distributed.exchange.clipping import Clipping
-from matcha.distributed.exchange.exchange import Exchange
-from matcha.distributed.exchange.push_sum import PushSumValues
 from matcha.distributed.exchange.shards import like, local
-from matcha.distributed.launch.placement import Placement
-from matcha.distributed.momentum import MomentumRules
-from matcha.distributed.transports.base import Buffer, Transport
+from matcha.distributed.transports.base import Buffer
+from matcha.distributed.worker_state import WorkerState
 from matcha.errors import DataError, InputError
 
 __all__ = [
-    "Worker",
     "average_snapshots",
     "checksum",
     "dump_snapshot",
@@ -40,88 +33,46 @@ Generators = Mapping[str, torch.Generator]
 _PENDING = "gossip/overlap/"
 
 
-class Worker(Protocol):
-    """What is saved, and what saving needs of a `Gossip`."""
-
-    modules: nn.Module
-    transport: Transport
-    placement: Placement
-    deadline: float
-
-    optimizers: tuple[torch.optim.Optimizer, ...]
-    exchange: Exchange
-    following: MomentumRules
-    push_sum: PushSumValues | None
-    clipping: Clipping | None
-    _overlap: Overlap | None
-
-    @property
-    def iteration(self) -> int:
-        """Finished iterations."""
-
-    @property
-    def rank(self) -> int:
-        """This worker's number."""
-
-    def settle(self) -> None:
-        """Finish an exchange that is under way."""
-
-    def forget(self) -> None:
-        """Drop what is known of rounds to come."""
-
-    def seek(self, iteration: int) -> None:
-        """Go on from an iteration."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Position and digests."""
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over a position."""
-
-    def follow(self, state: Mapping[str, Any]) -> None:
-        """Go on by the stages that a saved state's plan had."""
-
-
 def write_snapshot(
-    path: Path, gossip: Worker, extra: Mapping[str, Any], generators: Generators
+    path: Path, state: WorkerState, extra: Mapping[str, Any], generators: Generators
 ) -> None:
     """Write model, optimizer, place in the plan and `extra`; on the disk before it has its name."""
     # Imported where used: a worker that writes no checkpoint needs no safetensors.
     from safetensors.torch import save_file
 
-    tensors, document = _collect(gossip, extra, generators)
-    if gossip._overlap is not None and _remembers(gossip):
-        pending = enumerate(gossip._overlap.pending())
+    tensors, document = _collect(state, extra, generators)
+    if state.overlap is not None and _remembers(state):
+        pending = enumerate(state.overlap.pending())
         tensors |= {f"{_PENDING}{k}": change.cpu().clone() for k, change in pending}
     with replace_file(path) as partial:
         save_file(tensors, partial, metadata={"matcha": json.dumps(document)})
 
 
-def restore_snapshot(path: Path, gossip: Worker, generators: Generators) -> dict[str, Any]:
+def restore_snapshot(path: Path, state: WorkerState, generators: Generators) -> dict[str, Any]:
     """Set a worker as it was; returns its `extra`.
 
     Raises:
         DataError: the file cannot be read.
     """
     with _opened(path) as (file, document):
-        gossip.follow(document["state"])
-        _restore(gossip, file, document, generators)
+        state.follow(document["state"])
+        _restore(state, file, document, generators)
         pending = sum(name.startswith(_PENDING) for name in file.keys())  # noqa: SIM118
-        if gossip._overlap is not None and pending:
-            gossip._overlap.restore([file.get_tensor(f"{_PENDING}{k}") for k in range(pending)])
+        if state.overlap is not None and pending:
+            state.overlap.restore([file.get_tensor(f"{_PENDING}{k}") for k in range(pending)])
         return _extra(document, file)
 
 
-def dump_snapshot(gossip: Worker, extra: Mapping[str, Any]) -> bytes:
+def dump_snapshot(state: WorkerState, extra: Mapping[str, Any]) -> bytes:
     """What `write_snapshot` writes, for another worker that has no state."""
     from safetensors.torch import save
 
-    tensors, document = _collect(gossip, extra, {})
+    tensors, document = _collect(state, extra, {})
     content: bytes = save(tensors, metadata={"matcha": json.dumps(document)})
     return content
 
 
-def load_snapshot(content: Buffer, gossip: Worker) -> dict[str, Any]:
+def load_snapshot(content: Buffer, state: WorkerState) -> dict[str, Any]:
     """Set a worker as another one is that gave `dump_snapshot`, place included; its `extra`.
 
     Raises:
@@ -132,9 +83,9 @@ def load_snapshot(content: Buffer, gossip: Worker) -> dict[str, Any]:
     raw = bytes(content)
     size = int.from_bytes(raw[:8], "little")
     document = json.loads(json.loads(raw[8 : 8 + size])["__metadata__"]["matcha"])
-    gossip.load_state_dict(document["state"])
+    state.load_state_dict(document["state"])
     file = _Loaded(load(raw))
-    _restore(gossip, file, document, {})
+    _restore(state, file, document, {})
     return _extra(document, file)
 
 
@@ -148,15 +99,15 @@ class _Loaded:
         return self._tensors[name]
 
 
-def average_snapshots(paths: Sequence[Path], gossip: Worker) -> dict[str, Any]:
+def average_snapshots(paths: Sequence[Path], state: WorkerState) -> dict[str, Any]:
     """Give a worker the average of saved models and a fresh optimizer; returns the first `extra`.
 
     Raises:
         DataError: a file cannot be read.
     """
-    for optimizer in gossip.optimizers:
+    for optimizer in state.optimizers:
         optimizer.state.clear()
-    targets = _named(gossip)
+    targets = _named(state)
     means = {
         name: torch.zeros(t.shape, dtype=torch.complex128 if t.is_complex() else torch.float64)
         for name, t in targets.items()
@@ -177,9 +128,9 @@ def average_snapshots(paths: Sequence[Path], gossip: Worker) -> dict[str, Any]:
             if centres.get(key) in means:
                 value = value - means[centres[key]].square()
             target.copy_(value)
-    gossip.following.reset()
-    if gossip.push_sum is not None:
-        gossip.push_sum.reset()
+    state.momentum.reset()
+    if state.push_sum is not None:
+        state.push_sum.reset()
     with _opened(paths[0]) as (file, document):
         return _extra(document, file)
 
@@ -204,53 +155,44 @@ def checksum(path: Path) -> int:
 
 
 def _collect(
-    gossip: Worker, extra: Mapping[str, Any], generators: Generators
+    state: WorkerState, extra: Mapping[str, Any], generators: Generators
 ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    tensors = {f"model/{name}": tensor for name, tensor in _named(gossip).items()}
-    states = [optimizer.state_dict() for optimizer in gossip.optimizers]
+    tensors = {f"model/{name}": tensor for name, tensor in _named(state).items()}
+    states = [optimizer.state_dict() for optimizer in state.optimizers]
     # One is written as it always was; several as a list.
     optimizer = _flatten(states[0] if len(states) == 1 else states, "optimizer", tensors)
     kept = _flatten(dict(extra), "extra", tensors)
     tensors |= {f"generator/{name}": g.get_state() for name, g in generators.items()}
-    tensors |= {f"gossip/{name}": tensor for name, tensor in _memory(gossip).items()}
+    tensors |= {f"gossip/{name}": tensor for name, tensor in state.memory().items()}
     # Parameters are views of buckets; the format wants tensors of their own.
     alone = {name: t.detach().cpu().clone().contiguous() for name, t in tensors.items()}
-    document = {"state": gossip.state_dict(), "optimizer": optimizer, "kept": kept}
+    document = {"state": state.state_dict(), "optimizer": optimizer, "kept": kept}
     return alone, document
 
 
-def _restore(gossip: Worker, file: Any, document: dict[str, Any], generators: Generators) -> None:
+def _restore(
+    state: WorkerState, file: Any, document: dict[str, Any], generators: Generators
+) -> None:
     with torch.no_grad():
-        for name, tensor in _named(gossip).items():
+        for name, tensor in _named(state).items():
             tensor.copy_(file.get_tensor(f"model/{name}"))
     found = _unflatten(document["optimizer"], file)
     states = found if isinstance(found, list) else [found]
-    for optimizer, state in zip(gossip.optimizers, states, strict=True):
-        optimizer.load_state_dict(_spread(state, optimizer))
+    for optimizer, saved in zip(state.optimizers, states, strict=True):
+        optimizer.load_state_dict(_spread(saved, optimizer))
     for name, generator in generators.items():
         generator.set_state(file.get_tensor(f"generator/{name}"))
-    for name, tensor in _memory(gossip).items():
+    for name, tensor in state.memory().items():
         tensor.copy_(file.get_tensor(f"gossip/{name}"))
 
 
-def _remembers(gossip: Worker) -> bool:
+def _remembers(state: WorkerState) -> bool:
     """Whether an exchange changes more than the parameters."""
-    return bool(gossip.exchange.state()) or gossip.clipping is not None
+    return bool(state.exchange.state()) or state.clipping is not None
 
 
-def _memory(gossip: Worker) -> dict[str, torch.Tensor]:
-    """What wire, momentum, push-sum and clipping remember from round to round."""
-    named = {f"wire/{name}": tensor for name, tensor in gossip.exchange.state().items()}
-    named |= {f"momentum/{k}": v for k, v in gossip.following.state().items()}
-    if gossip.push_sum is not None:
-        named |= {f"push-sum/{k}": v for k, v in gossip.push_sum.state().items()}
-    if gossip.clipping is not None:
-        named |= {f"clip/{name}": tensor for name, tensor in gossip.clipping.state().items()}
-    return named
-
-
-def _named(gossip: Worker) -> dict[str, torch.Tensor]:
-    modules = getattr(gossip.modules, "_orig_mod", gossip.modules)
+def _named(state: WorkerState) -> dict[str, torch.Tensor]:
+    modules = getattr(state.modules, "_orig_mod", state.modules)
     named = {**dict(modules.named_parameters()), **dict(modules.named_buffers())}
     return {name: local(tensor) for name, tensor in named.items()}
 

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from statistics import median
 from typing import Any
 
-from matcha.distributed.checkpoint.snapshot import Worker, dump_snapshot, load_snapshot
+from matcha.distributed.checkpoint.snapshot import dump_snapshot, load_snapshot
 from matcha.distributed.links.transport import LinkTransport
+from matcha.distributed.worker_state import WorkerState
 
 __all__ = ["Membership"]
 
@@ -59,14 +60,14 @@ class Membership:
         donor: Whose state it took last.
     """
 
-    def __init__(self, worker: Worker, transport: LinkTransport, deadline: float) -> None:
-        self._worker, self._transport, self._deadline = worker, transport, deadline
+    def __init__(self, state: WorkerState, transport: LinkTransport, deadline: float) -> None:
+        self._state, self._transport, self._deadline = state, transport, deadline
         self.returns = 0
         self.donor: int | None = None
         self._give: Callable[[], dict[str, Any]] = dict
         self._take: Callable[[dict[str, Any]], None] = lambda _: None
         self._taken: dict[str, Any] = {}
-        self._pace = Pace(worker.iteration)
+        self._pace = Pace(state.iteration)
         self._returned: list[list[int]] = []
         self._known = 0
         transport.finds_cause = False  # the others go on without the one that is lost
@@ -89,7 +90,7 @@ class Membership:
         while True:
             self.donor, content = self._transport.states.ask(self._deadline, refused)
             try:
-                extra = load_snapshot(content, self._worker)
+                extra = load_snapshot(content, self._state)
                 num_calls, self._taken = int(extra["calls"]), extra["carried"]
                 self._take(self._taken)
                 break
@@ -100,27 +101,35 @@ class Membership:
                     raise
                 _log.warning("worker %d: worker %d %s", rank, self.donor, problem)
         for peer in range(self._transport.num_workers):  # the donor's links are not its own
-            self._worker.exchange.forget(peer)
+            self._state.exchange.forget(peer)
         self._transport.collectives.number = num_calls
-        self._transport.start_at(self._worker.iteration)
+        self._transport.start_at(self._state.iteration)
         self.returns += 1
-        self._returned.append([self._worker.iteration, rank, 1])
+        self._returned.append([self._state.iteration, rank, 1])
         _log.info(
             "worker %d: goes on from worker %d's state at iteration %d, after %.2f s",
-            rank, self.donor, self._worker.iteration, time.monotonic() - started,
+            rank, self.donor, self._state.iteration, time.monotonic() - started,
         )  # fmt: skip
 
     def carry(
         self, give: Callable[[], dict[str, Any]], take: Callable[[dict[str, Any]], None]
     ) -> bool:
-        """As `Gossip.carry`."""
+        """Let something of the script's own travel with the state of a late worker.
+
+        Args:
+            give: returns it; what a checkpoint's `extra` may hold.
+            take: called with a neighbour's.
+
+        Returns:
+            Whether this worker came late: then `take` was called.
+        """
         self._give, self._take = give, take
         if self.returns:
             take(self._taken)
         return self.returns > 0
 
     def changes(self) -> list[list[int]]:
-        """As `Gossip.changes`: others' as this worker learnt it, and its own returns."""
+        """Return who went or came, as this worker learnt it: iteration, worker, 1 if it came."""
         others = self._transport.changes[self._known :]
         return [
             *self._returned,
@@ -128,14 +137,17 @@ class Membership:
         ]
 
     def tend(self) -> None:
-        """Between two rounds: give states to those that ask; catch up when far behind."""
+        """Between two rounds: give states to those that ask; catch up when far behind.
+
+        Every step does so; call it where none is taken for long.
+        """
         transport = self._transport
-        self._pace.note(self._worker.iteration, time.perf_counter())
+        self._pace.note(self._state.iteration, time.perf_counter())
         if self._pace.seconds is not None:
             transport.max_lag = max(_MIN_LAG, _MAX_LAG_SECONDS / self._pace.seconds)
         if transport.states.requests:
             extra = {"calls": transport.collectives.number, "carried": self._give()}
-            transport.states.give([dump_snapshot(self._worker, extra)])
+            transport.states.give([dump_snapshot(self._state, extra)])
         if transport.is_behind:
             transport.leave()
             self.join()

@@ -16,12 +16,10 @@ from matcha.distributed.exchange.exchange import Exchange
 from matcha.distributed.exchange.meeting import Meeting
 from matcha.distributed.exchange.plan_cursor import PlanCursor
 from matcha.distributed.exchange.timers import Stopwatch
-from matcha.distributed.launch.placement import Placement
 from matcha.distributed.transports.base import Transport
-from matcha.plans import PlanLike
 from matcha.rounds import Round
 
-__all__ = ["Asynchrony", "Overlap", "asynchrony_of"]
+__all__ = ["Asynchrony", "Overlap"]
 
 
 class Overlap:
@@ -234,14 +232,3 @@ class Asynchrony:
         """Two threads have two streams: each must see what the other wrote under the lock."""
         if self._on_gpu:
             torch.cuda.current_stream().synchronize()
-
-
-def asynchrony_of(
-    plan: PlanLike, placement: Placement, buckets: Sequence[Bucket], wanted: bool
-) -> Asynchrony | None:
-    """What asynchronous meetings need; None where they are not wanted, or a worker is alone."""
-    if not wanted or placement.transport.num_workers == 1:
-        return None
-    return Asynchrony(
-        buckets, placement.transport, plan.topology.neighbors(placement.transport.rank)
-    )

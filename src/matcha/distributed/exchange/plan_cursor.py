@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 from bisect import bisect_right
-from collections.abc import Callable
 from functools import lru_cache
 from itertools import repeat
-from typing import Protocol
 
-from matcha.distributed.exchange.exchange import Exchange
-from matcha.distributed.exchange.meeting import RUNNING, Meeting, meetings
-from matcha.distributed.transports.base import Transport
+from matcha.distributed.exchange.meeting import Meeting, meetings
 from matcha.plans import Plan, PlanLike, StagedPlan
 from matcha.rounds import Round
 
-__all__ = ["PlanCursor", "answer", "say_finished"]
+__all__ = ["PlanCursor"]
 
 _KNOWN_ROUNDS = 1 << 14  # rounds repeat; beyond this many different ones, look again
 _NEVER = 1e-6  # a matching that is active more rarely is not waited for
 _REST = Round(matchings=(), indices=(), mixing="pairwise", weight=0.5)
-
-
-class Leaver(Protocol):
-    """Something that is not ended without a goodbye."""
-
-    def leave(self) -> None:
-        """Say goodbye."""
 
 
 class PlanCursor:
@@ -85,35 +73,3 @@ def _peers_of(level: Plan, rank: int) -> set[int]:
     """The workers that a plan of one stage ever pairs with this one."""
     used = (m for m, p in zip(level.matchings, level.probabilities, strict=True) if p > _NEVER)
     return {i + j - rank for matching in used for i, j in matching if rank in (i, j)}
-
-
-def answer(exchange: Exchange, cursor: PlanCursor, take: Callable[[], None]) -> None:
-    """Come to the meetings of those who still train, without steps of one's own, until none does.
-
-    Every meeting tells whether its ends have finished; two that both have do not meet again. So
-    this needs no word from workers that are never met.
-    """
-    exchange.finished_at = cursor.iteration
-    cursor.passed = exchange.finished
-    while not exchange.finished.issuperset(cursor.partners()):
-        if cursor.met:
-            take()
-        else:
-            cursor.advance()
-    exchange.finished_at = RUNNING
-    exchange.finished.clear()
-
-
-def say_finished(transport: Transport, cursor: PlanCursor, team: Leaver | None = None) -> None:
-    """Let others know that this worker has come to a good end, should they wait for it.
-
-    Args:
-        transport: where it is noted.
-        cursor: how far this worker came.
-        team: where meetings may be under way at any time, said goodbye to first.
-    """
-    # An error that nobody caught is none, nor is one of ours.
-    if getattr(sys, "last_value", None) is None and not transport.failed:
-        if team is not None:
-            team.leave()
-        transport.set_note(f"finished/{transport.period}", str(cursor.iteration))

@@ -147,16 +147,13 @@ def _check_workers(plan: PlanLike, found: int) -> None:
         )
 
 
-def shared_facts(
-    plan: PlanLike, placement: Placement, options: str, iteration: int
-) -> dict[str, str]:
-    """What every worker must have alike before it meets another."""
+def shared_facts(plan: PlanLike, placement: Placement, options: str) -> dict[str, str]:
+    """Return what must be the same on every worker before it meets another."""
     return {
         "plan": plan.digest[:12],
         "seed": str(plan.seed),
         "mesh": f"{placement.transport.num_workers} workers of {placement.num_parts} processes",
         "options": options,
-        "iteration": str(iteration),
         "matcha version": versions().get("matcha-sgd", "unknown"),
         "torch version": torch.__version__.split("+")[0],
     }

@@ -5,11 +5,12 @@ import torch
 from torch import nn
 
 import matcha
-from matcha.distributed import Gossip, MemoryNetwork
+from matcha.distributed import Gossip, MemoryNetwork, run_threads
 from matcha.errors import InputError
 from matcha.strategies import Greedy
 
 PATH = matcha.families.path(2)
+PERIODIC = matcha.plan(PATH, 0.5, "periodic")
 
 
 def make(topology=PATH):
@@ -25,7 +26,7 @@ def test_a_state_of_0_1_has_no_stages() -> None:
     gossip = make()
     gossip.load_state_dict(state)
     assert gossip.iteration == 7
-    assert gossip.plan is gossip.replanning.given
+    assert gossip.plan is gossip.state.replanning.given
 
 
 def test_a_state_between_the_steps_of_an_iteration_says_which_were_taken() -> None:
@@ -49,3 +50,20 @@ def test_a_state_between_the_steps_of_an_iteration_says_which_were_taken() -> No
 def test_a_state_of_another_plan_is_refused() -> None:
     with pytest.raises(InputError, match="another plan_digest"):
         make().load_state_dict(make(matcha.families.ring(3)).state_dict())
+
+
+def test_a_round_without_a_meeting_is_none_met() -> None:
+    def work(transport):
+        model = nn.Linear(2, 1)
+        gossip = Gossip(model, torch.optim.SGD(model.parameters(), lr=0.1), PERIODIC,
+                        transport=transport, deadline=150.0)  # fmt: skip
+        state, found = gossip.state, []
+        for _ in range(4):
+            state.has_met = False
+            gossip.step()
+            found.append(state.has_met)
+        gossip.detach()
+        return found
+
+    busy = [bool(PERIODIC.round(k)) for k in range(4)]
+    assert run_threads(2, work) == [busy, busy]
