@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,63 +22,46 @@ from matcha.errors import InputError, TopologyError
 from matcha.topology import Link, Matching, Topology
 
 
-class Timing(Protocol):
-    """A delay model: the time of one matching, and of a round of several."""
+class Timing(ABC):
+    """A delay model: the time of one matching, and of a round of several.
+
+    For one of your own, say what a matching takes, in which `unit`, and how it is saved. The rest
+    follows where times add up: the constraint is Σ p_j c_j <= C_b Σ c_j.
+    """
 
     @property
     def unit(self) -> str:
         """`"units"` or `"seconds"`."""
-
-    def matching_time(self, matching: Matching) -> float:
-        """The time of one matching alone."""
-
-    def round_time(self, matchings: Sequence[Matching]) -> float:
-        """The time of matchings exchanged one after another."""
-
-    def expected_time(self, matchings: Sequence[Matching], probabilities: Sequence[float]) -> float:
-        """The expected time of a round in which each matching is active independently."""
-
-    def allowance(self, matchings: Sequence[Matching], budget: float) -> float:
-        """The most that Σ p_j · cost_j may be within the budget, for cost_j of `costs`."""
-
-    def costs(self, matchings: Sequence[Matching]) -> tuple[float, ...]:
-        """What each matching weighs in the budget constraint Σ p_j · cost_j <= allowance."""
-
-    def to_json(self) -> dict[str, Any]:
-        """The model as plain JSON values."""
-
-
-class Additive(ABC):
-    """Matchings whose times add up: the constraint is Σ p_j c_j <= C_b Σ c_j.
-
-    The base of a delay model of your own: it says what a matching takes, in which `unit`, and how
-    it is saved; the rest follows.
-    """
+        return "units"
 
     @abstractmethod
     def matching_time(self, matching: Matching) -> float:
         """The time of one matching alone."""
 
+    def to_json(self) -> dict[str, Any]:
+        """The model as plain JSON values; plans with a model that has none cannot be saved."""
+        return {}
+
     def round_time(self, matchings: Sequence[Matching]) -> float:
-        """The sum over the matchings."""
+        """The time of matchings exchanged one after another."""
         return float(sum(self.matching_time(matching) for matching in matchings))
 
     def expected_time(self, matchings: Sequence[Matching], probabilities: Sequence[float]) -> float:
-        """The sum of p_j times its time."""
+        """The expected time of a round in which each matching is active independently."""
         times = (self.matching_time(matching) for matching in matchings)
         return float(sum(p * t for p, t in zip(probabilities, times, strict=True)))
 
-    def allowance(self, matchings: Sequence[Matching], budget: float) -> float:
-        """The budget's share of all costs."""
-        return budget * sum(self.costs(matchings))
-
     def costs(self, matchings: Sequence[Matching]) -> tuple[float, ...]:
-        """Their times."""
+        """What each matching weighs in the budget constraint Σ p_j · cost_j <= allowance."""
         return tuple(self.matching_time(matching) for matching in matchings)
+
+    def allowance(self, matchings: Sequence[Matching], budget: float) -> float:
+        """The largest Σ p_j · cost_j within the budget."""
+        return budget * sum(self.costs(matchings))
 
 
 @dataclass(frozen=True, slots=True)
-class Units(Additive):
+class Units(Timing):
     """Every matching costs one unit of time (the paper's t(Δ) = Δ).
 
     >>> Units().round_time([((0, 1),), ((1, 2),)])
@@ -97,7 +80,7 @@ class Units(Additive):
 
 
 @dataclass(frozen=True)
-class Scaled:
+class Scaled(Timing):
     """A round of n matchings costs t(n), for any increasing t (section 3, "Extension").
 
     The budget constraint becomes t(Σ p_j) <= C_b · t(M). Only the values t(0), t(1), … matter to
@@ -161,7 +144,7 @@ class Scaled:
 
 
 @dataclass(frozen=True)
-class LinkSeconds(Additive):
+class LinkSeconds(Timing):
     """Every link has its own time; a matching costs its slowest link.
 
     Where the topology knows latencies, a message whose size is `size_ratio` of the whole model's
@@ -217,7 +200,7 @@ class LinkSeconds(Additive):
 
 
 @dataclass(frozen=True)
-class RandomLinks(Additive):
+class RandomLinks(Timing):
     """Link times vary: a matching costs the mean, over samples, of its slowest link.
 
     `samples` has a row for each measurement of the whole network, a column for each link.
@@ -268,7 +251,7 @@ class SharedChannel:
 
 
 @dataclass(frozen=True)
-class Underlay(Additive):
+class Underlay(Timing):
     """Links that share channels: a matching takes as long as its slowest link or busiest channel.
 
     Where two of a matching's links run over one channel, their messages queue there: the channel
@@ -377,7 +360,7 @@ def all_reduce_time(
     m = topology.num_workers
     factors = tuple(sorted(slower.items())) if slower else ()
     # Delay models are values.
-    hop: float = _slowest_hop(timing, topology, factors)  # type: ignore[arg-type]
+    hop: float = _slowest_hop(timing, topology, factors)
     return 2 * (m - 1) / m * hop
 
 

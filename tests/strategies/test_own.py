@@ -194,7 +194,7 @@ def test_a_decomposition_is_heeded_or_refused(strategy, options):
 
 
 @dataclass(frozen=True)
-class Crowded(timing.Additive):
+class Crowded(timing.Timing):
     """A matching costs its number of links."""
 
     factor: float
@@ -207,7 +207,7 @@ class Crowded(timing.Additive):
         return {"model": "tests-crowded", "factor": self.factor}
 
 
-class Unsavable(timing.Additive):
+class Unsavable(timing.Timing):
     unit = "units"
 
     def matching_time(self, matching):

@@ -9,7 +9,6 @@ from typing import Any
 from matcha.errors import InputError
 from matcha.timing import (
     TIMINGS,
-    Additive,
     LinkSeconds,
     RandomLinks,
     Scaled,
@@ -21,7 +20,7 @@ from matcha.wires.wire import Wire
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wired(Additive):
+class Wired(Timing):
     """Another delay model whose messages are a fraction of a whole float32 model.
 
     >>> from matcha.timing import Units
