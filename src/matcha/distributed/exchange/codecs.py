@@ -130,6 +130,10 @@ class Codec(ABC):
         """How many transfers may be under way at once; `several` partners need originals too."""
         return 4
 
+    def is_finite(self) -> bool:
+        """Whether all values are finite, where codecs with scales need that."""
+        return True
+
     def begin_round(self) -> torch.Tensor:
         """Begin a round; returns this worker's scales as bytes, where there are any."""
         raise NotImplementedError
@@ -247,9 +251,14 @@ class _ScaledCodec(Codec):
 
     has_scales = True
 
-    def __init__(self, coders: Mapping[str, Coder]) -> None:
+    def __init__(self, values: Sequence[torch.Tensor], coders: Mapping[str, Coder]) -> None:
+        self._values = list(values)
         self._coders = list(coders.values())
         self._names = list(coders)
+
+    def is_finite(self) -> bool:
+        """As `Codec.is_finite`."""
+        return all(bool(torch.isfinite(value.sum())) for value in self._values)
 
     def begin_round(self) -> torch.Tensor:
         """As `Codec.begin_round`: two bytes per block."""
@@ -304,7 +313,8 @@ class ModuloCodec(_ScaledCodec):
         *,
         bucket_bytes: int,
     ) -> None:
-        super().__init__({f"{k}": Coder(wire, v.view(-1, BLOCK)) for k, v in enumerate(values)})
+        coders = {f"{k}": Coder(wire, v.view(-1, BLOCK)) for k, v in enumerate(values)}
+        super().__init__(values, coders)
         limit = max(1, min(_PIECE, bucket_bytes // _HELD) // BLOCK)
         self.pieces = list(_blocks(values, segments, limit))
 
@@ -372,7 +382,7 @@ class LowRankCodec(_ScaledCodec):
             for rows, piece in zip(self._rows, self.pieces, strict=True)
             for half, message in enumerate(rows.first_messages(piece.values))
         ]
-        super().__init__(dict(halves))
+        super().__init__(values, dict(halves))
         self._peers = range(num_workers)
         self._directions: dict[tuple[int, int], torch.Tensor] = {}
         self._between: dict[tuple[int, Meeting], tuple[torch.Tensor, torch.Tensor]] = {}

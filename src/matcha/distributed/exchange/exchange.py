@@ -206,7 +206,7 @@ class Exchange:
 
     def _begin(self, state: _RoundState) -> None:
         for codec in self._scaled:
-            if not all(bool(torch.isfinite(piece.values.sum())) for piece in codec.pieces):
+            if not codec.is_finite():
                 raise ModelError(
                     f"{self.transport.name(self.transport.rank)} holds a parameter that is not "
                     f"finite at iteration {state.iteration}: training diverged; a lower learning "
