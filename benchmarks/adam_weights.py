@@ -2,7 +2,7 @@
 
     python benchmarks/adam_weights.py      # about four minutes of one core
 
-The weight that minimises ρ gives vanilla's W eigenvalues w down to −0.81. Along such an eigenvector
+The weight that minimizes ρ gives vanilla's W eigenvalues w down to −0.81. Along such an eigenvector
 and where the curvature is h, a step of Adam overshoots the mean by more than the workers differed
 once ηh/√v > (1 − w)/|w|, and W turns what is left back to where it was: workers lock in opposition
 to one another. That makes Adam's second moment v larger and does not quite cancel in the mean of
@@ -14,14 +14,13 @@ Writes benchmarks/results/adam_weights.json and .txt.
 
 from __future__ import annotations
 
-import argparse
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from parts.outcome import RESULTS, write
+from harness import Column, Row, finish, parser, table
 from torch import Tensor, nn
 
 import matcha
@@ -44,7 +43,7 @@ OPTIMIZERS: Mapping[str, tuple[Optimizer, tuple[float, ...]]] = {
 
 
 def plans() -> dict[str, Plan]:
-    """The weight that minimises ρ against others."""
+    """The weight that minimizes ρ against others."""
     vanilla = matcha.plan(TOPOLOGY, strategy="vanilla")
     return {
         "allreduce": matcha.plan(TOPOLOGY, strategy="allreduce"),
@@ -130,39 +129,48 @@ def measured(seeds: Sequence[int]) -> list[dict[str, Any]]:
     return rows
 
 
-def table(rows: Sequence[Mapping[str, Any]], seeds: int) -> str:
-    """A line for each optimizer and rate, a column for each plan."""
+def describe(document: Mapping[str, Any]) -> str:
+    """A line per optimizer and rate, a column per plan."""
+    rows = document["rows"]
     labels = list(dict.fromkeys(row["run"] for row in rows))
-    lines = [
-        f"Training loss of the average model after {EPOCHS} epochs, {seeds} seeds; in brackets",
-        "Adam's denominator (mean of √v at half of the epochs) over that of all-reduce.",
-        "Locked: cosine of vanilla's deviation, along the eigenvector of its least w, with that of",
-        "the iteration before; mixing alone makes it -1. -: no longer finite.",
-        "",
-        f"{'optimizer':10s} {'rate':>6s}" + "".join(f"{name:>17s}" for name in labels) + "  locked",
-    ]
-    for name, rate in dict.fromkeys((row["optimizer"], row["rate"]) for row in rows):
-        some = {r["run"]: r for r in rows if (r["optimizer"], r["rate"]) == (name, rate)}
-        line = f"{name:10s} {rate:6g}"
-        for label in labels:
+
+    def cell(label: str) -> Callable[[Row], str]:
+        def text(some: Row) -> str:
             loss, own = some[label]["loss"], some[label]["denominator"]
-            cell = "-" if loss is None else f"{loss:.3f}"
-            if own and cell != "-":
-                cell += f" ({own / some['allreduce']['denominator']:.2f})"
-            line += f"{cell:>17s}"
-        cosine = some["vanilla"]["cosine"]
-        lines.append(line + ("       -" if cosine is None else f"{cosine:8.2f}"))
-    return "\n".join(lines)
+            if loss is None:
+                return "–"
+            ratio = f" ({own / some['allreduce']['denominator']:.2f})" if own else ""
+            return f"{loss:.3f}{ratio}"
+
+        return text
+
+    columns = [
+        Column("optimizer", "optimizer"),
+        Column("rate", "rate", "g"),
+        *(Column(label, cell(label), ">s") for label in labels),
+        Column("locked", lambda some: some["vanilla"]["cosine"], ".2f"),
+    ]
+    found: dict[tuple[str, float], dict[str, Any]] = {}
+    for row in rows:
+        key = {"optimizer": row["optimizer"], "rate": row["rate"]}
+        found.setdefault(tuple(key.values()), key)[row["run"]] = row
+    lines = [
+        f"Training loss of the average model after {EPOCHS} epochs, {document['seeds']} seeds; in",
+        "brackets Adam's denominator (mean of √v at half of the epochs) over that of all-reduce.",
+        "Locked: cosine of vanilla's deviation, along the eigenvector of its least w, with that of",
+        "the iteration before; mixing alone makes it -1. –: no longer finite.",
+        "",
+    ]
+    return "\n".join([*lines, table(columns, found.values())])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", type=int, default=3)
-    seeds = parser.parse_args().seeds
-    rows = measured(range(seeds))
-    text = table(rows, seeds)
-    print(text)
-    write(RESULTS / "adam_weights", {"graph": "paper:er8", "epochs": EPOCHS, "rows": rows}, text)
+    options = parser(__doc__, output="adam_weights")
+    options.add_argument("--seeds", type=int, default=3)
+    args = options.parse_args()
+    document = {"graph": "paper:er8", "epochs": EPOCHS, "seeds": args.seeds}
+    document["rows"] = measured(range(args.seeds))
+    finish(args.output, document, describe(document))
 
 
 if __name__ == "__main__":

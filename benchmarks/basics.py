@@ -1,4 +1,4 @@
-"""How quickly matcha starts, and how many rounds a second a plan gives.
+"""How quickly matcha starts, and how many rounds per second a plan gives.
 
 Usage: python benchmarks/basics.py      (prints one table, writes benchmarks/results/basics.json)
        python benchmarks/basics.py --quick     (a hundredth of the rounds)
@@ -6,20 +6,16 @@ Usage: python benchmarks/basics.py      (prints one table, writes benchmarks/res
 
 from __future__ import annotations
 
-import argparse
-import json
-import platform
 import statistics
 import subprocess
 import sys
 import time
+from typing import Any
 
-from parts import outcome
+from harness import Column, finish, machine, parser, table
 
 import matcha
-from matcha.strategies import strategy_with
 
-RESULTS = outcome.RESULTS / "basics.json"
 ROUNDS = 400_000
 REPEATS = 5
 
@@ -47,29 +43,29 @@ def random_access_per_second(plan: matcha.Plan, rounds: int) -> float:
     return rounds / (time.perf_counter() - start)
 
 
+COLUMNS = [Column("", "name"), Column("", lambda row: float(f"{row['value']:.4g}"), ",g")]
+
+
+def describe(document: dict[str, Any]) -> str:
+    """A line per figure."""
+    rows = [{"name": n, "value": v} for n, v in document.items() if n != "machine"]
+    return table(COLUMNS, rows).lstrip("\n")
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true")
-    quick = parser.parse_args().quick
-    repeats, rounds = (1, ROUNDS // 100) if quick else (REPEATS, ROUNDS)
-    rows = [("import matcha, seconds", import_seconds(repeats))]
-    for strategy in ("matcha", "periodic", "single", "greedy"):
-        plan = matcha.plan(
-            matcha.families.paper("geometric16-d13"), 0.3, strategy_with(strategy, effort="none")
-        )
-        rows.append((f"{strategy}: rounds a second in order", rounds_per_second(plan, rounds)))
-        rows.append(
-            (
-                f"{strategy}: rounds a second by random access",
-                random_access_per_second(plan, rounds // 40),
-            )
-        )
-    for name, value in rows:
-        print(f"{name:<48}{value:>14,.3f}" if value < 10 else f"{name:<48}{value:>14,.0f}")
-    RESULTS.write_text(
-        json.dumps({"machine": platform.processor() or platform.machine(), **dict(rows)}, indent=1)
-        + "\n"
-    )
+    options = parser(__doc__, output="basics")
+    options.add_argument("--quick", action="store_true")
+    args = options.parse_args()
+    repeats, rounds = (1, ROUNDS // 100) if args.quick else (REPEATS, ROUNDS)
+    document: dict[str, Any] = {"machine": machine()}
+    document["import matcha, seconds"] = import_seconds(repeats)
+    for name in ("matcha", "periodic", "single", "greedy"):
+        plan = matcha.plan(matcha.families.paper("geometric16-d13"), 0.3, name, effort="none")
+        in_order = rounds_per_second(plan, rounds)
+        document[f"{name}: rounds per second in order"] = in_order
+        at_random = random_access_per_second(plan, rounds // 40)
+        document[f"{name}: rounds per second by random access"] = at_random
+    finish(args.output, document, describe(document))
 
 
 if __name__ == "__main__":

@@ -43,11 +43,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import harness
 import torch
 from network.faults import Fault, Who, disturb, victims
 from network.namespaces import Network
 from parts.diaries import Diary, judge
-from parts.outcome import write
 
 from matcha import Plan, Topology, families, plan
 from matcha._io.keys import new_keys
@@ -277,7 +277,7 @@ def _wait_for_start(folder: Path, failed: Callable[[], bool]) -> None:
         time.sleep(0.1)
 
 
-def table(result: dict[str, Any]) -> str:
+def describe(result: dict[str, Any]) -> str:
     what = f"{NUM_WORKERS} workers, {result['task']}, {result['seconds']:g} s"
     lines = [f"{what}, fault: {result['fault']}; {result['machine']}", ""]
     lines += [f"{'loss undisturbed':<20}{_shown(result['undisturbed']['loss']):>26}"]
@@ -298,7 +298,7 @@ def _shown(value: Any) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = harness.parser(__doc__)
     parser.add_argument("--fault", choices=["kill", "stop", "cut", "sever", "none"], default="kill")
     parser.add_argument("--seconds", type=float, default=300.0)
     parser.add_argument("--period", type=float, default=10.0, help="seconds between faults")
@@ -308,7 +308,6 @@ def main() -> None:
     parser.add_argument("--task", choices=[*RATES], default="logistic")
     parser.add_argument("--nudges", type=int, default=0, help="undisturbed runs from nearby")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output", type=Path, help="write OUTPUT.json and OUTPUT.txt")
     parser.add_argument("--worker", nargs=4, metavar=("FOLDER", "TASK", "ITERATIONS", "PACE"))
     options = parser.parse_args()
     if options.worker:
@@ -336,10 +335,7 @@ def main() -> None:
         "disturbed": disturbed,
         "loss_ratio": disturbed["loss"] / undisturbed,
     }
-    text = table(result)
-    print(text)
-    if options.output:
-        write(options.output, result, text)
+    harness.finish(options.output, result, describe(result))
 
 
 if __name__ == "__main__":

@@ -8,9 +8,9 @@ Nothing is timed: searches count steps, so the numbers are the same on every mac
 
 from __future__ import annotations
 
-import json
+from typing import Any
 
-from parts import outcome
+from harness import Column, finish, parser, table
 
 import matcha
 from matcha.strategies import Matcha
@@ -18,21 +18,29 @@ from matcha.strategies import Matcha
 GRAPHS = ("er8", "geometric16-d5", "geometric16-d10", "geometric16-d13", "er16")
 EFFORTS = ("none", "default", "high")
 BUDGET = 0.5
-RESULT = outcome.RESULTS / "decompositions.json"
+
+
+COLUMNS = [
+    Column("graph", "graph"),
+    *(Column(who, lambda row, who=who: row["rho"][who], ".4f") for who in ("authors", *EFFORTS)),
+]
+
+
+def describe(document: dict[str, Any]) -> str:
+    """ρ per graph, by the authors' decomposition and by ours."""
+    return table(COLUMNS, document["rows"])
 
 
 def main() -> None:
     """Plan, print one table, write the result."""
+    output = parser(__doc__, output="decompositions").parse_args().output
     rows = []
-    print(f"{'graph':<18}{'authors':>10}" + "".join(f"{effort:>10}" for effort in EFFORTS))
     for graph in GRAPHS:
         topology = matcha.families.paper(graph)
         theirs = matcha.plan(topology, BUDGET, matchings=matcha.families.paper_matchings(graph))
-        ours = {
-            effort: matcha.plan(topology, BUDGET, Matcha(effort=effort)).rho for effort in EFFORTS
-        }
-        rho = {"authors": theirs.rho, **ours}
-        print(f"{graph:<18}" + "".join(f"{value:>10.4f}" for value in rho.values()), flush=True)
+        rho = {"authors": theirs.rho}
+        for effort in EFFORTS:
+            rho[effort] = matcha.plan(topology, BUDGET, Matcha(effort=effort)).rho
         rows.append({"graph": graph, "rho": {name: round(v, 6) for name, v in rho.items()}})
     document = {
         "command": "python benchmarks/decompositions.py",
@@ -40,7 +48,7 @@ def main() -> None:
         "budget": BUDGET,
         "rows": rows,
     }
-    RESULT.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    finish(output, document, describe(document))
 
 
 if __name__ == "__main__":

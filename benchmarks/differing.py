@@ -1,4 +1,4 @@
-"""Data that differ, on digits: what wires and momentum that follows meetings are worth.
+"""Heterogeneous data on digits: what wires and momentum that follows meetings are worth.
 
     python benchmarks/differing.py      # prints a table, writes benchmarks/results/differing.json
 
@@ -9,18 +9,15 @@ run again, so it can be stopped and run in pieces. `--runs N` ends after so many
 
 from __future__ import annotations
 
-import argparse
-import json
 from itertools import product
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import torch
-from parts.outcome import RESULTS, write
+from harness import Column, earlier, parser, table, write
 
 from matcha import families, plan
-from matcha.simulation import Settings, Simulation
+from matcha.simulation import Simulation
 from matcha.zoo.recipes import Choices, recipe
 
 EPOCHS = 10
@@ -43,13 +40,7 @@ def run(strategy: str, budget: float, wire: str, momentum: str, seed: int) -> di
     )
     spent = budget / 2 if momentum == "tracking" else budget
     made = plan(families.paper("er8"), spent, strategy, seed=seed, wire=wire)
-    settings = Settings(
-        epochs=EPOCHS,
-        schedule=how.schedule(EPOCHS),
-        optimizer=how.optimizer,
-        momentum=momentum,
-        evaluate_every=EPOCHS,
-    )
+    settings = how.settings(epochs=EPOCHS, momentum=momentum, evaluate_every=EPOCHS)
     *_, last = Simulation(how.task(choices), made, settings)
     return {
         "case": [strategy, budget, wire, momentum],
@@ -59,43 +50,50 @@ def run(strategy: str, budget: float, wire: str, momentum: str, seed: int) -> di
     }
 
 
-def table(runs: list[dict[str, Any]]) -> str:
-    """A line a case: means over seeds that did not diverge, and the least and the greatest."""
-    lines = [
-        f"{'strategy':<9}{'bytes':>6}  {'wire':<10}{'momentum':<14}{'accuracy':>9}{'range':>13}"
-        f"{'loss':>7}{'seeds':>7}{'diverged':>10}"
-    ]
+COLUMNS = [
+    Column("strategy", "strategy"),
+    Column("bytes", "budget", "g"),
+    Column("wire", "wire"),
+    Column("momentum", "momentum"),
+    Column("accuracy", "accuracy", ".1f"),
+    Column("range", "range", ">s"),
+    Column("loss", "loss", ".2f"),
+    Column("seeds", "seeds", "d"),
+    Column("diverged", "diverged", "d"),
+]
+
+
+def describe(document: dict[str, Any]) -> str:
+    """A line per case: means over seeds that did not diverge, and the least and the greatest."""
+    rows = []
     for case in CASES:
-        found = [r for r in runs if r["case"] == list(case)]
+        found = [r for r in document["runs"] if r["case"] == list(case)]
         ended = [r for r in found if r["train_loss"] is not None]
         if not ended:
             continue
         scores = [100 * r["test_accuracy"] for r in ended]
-        strategy, budget, wire, momentum = case
-        ends = f"{min(scores):.1f}–{max(scores):.1f}"
-        lines.append(
-            f"{strategy:<9}{budget:>6g}  {wire:<10}{momentum:<14}{fmean(scores):>9.1f}{ends:>13}"
-            f"{fmean(r['train_loss'] for r in ended):>7.2f}{len(found):>7}"
-            f"{len(found) - len(ended):>10}"
+        row: dict[str, Any] = dict(
+            zip(("strategy", "budget", "wire", "momentum"), case, strict=True)
         )
-    return "\n".join(lines)
+        row |= {"accuracy": fmean(scores), "range": f"{min(scores):.1f}–{max(scores):.1f}"}
+        row |= {"loss": fmean(r["train_loss"] for r in ended)}
+        rows.append(row | {"seeds": len(found), "diverged": len(found) - len(ended)})
+    return table(COLUMNS, rows)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, default=RESULTS / "differing")
-    parser.add_argument("--runs", type=int, default=len(CASES) * len(SEEDS))
-    args = parser.parse_args()
+    options = parser(__doc__, output="differing")
+    options.add_argument("--runs", type=int, default=len(CASES) * len(SEEDS))
+    args = options.parse_args()
     torch.set_num_threads(1)
-    path = args.output.with_suffix(".json")
-    runs = json.loads(path.read_text())["runs"] if path.exists() else []
+    runs = (earlier(args.output) or {"runs": []})["runs"]
     done = {(*r["case"], r["seed"]) for r in runs}
     missing = [(*case, seed) for seed in SEEDS for case in CASES if (*case, seed) not in done]
+    document = {"benchmark": "differing", "epochs": EPOCHS, "runs": runs}
     for case in missing[: args.runs]:
         runs.append(run(*case))
-        document = {"benchmark": "differing", "epochs": EPOCHS, "runs": runs}
-        write(args.output, document, table(runs))
-    print(table(runs))
+        write(args.output, document, describe(document))
+    print(describe(document))
 
 
 if __name__ == "__main__":

@@ -17,10 +17,8 @@ Without root the shaped part is left out, and said so.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import platform
 import socket
 import statistics
 import sys
@@ -31,9 +29,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import harness
 import torch
 import torch.distributed as dist
-from parts.outcome import write
 from torch import nn
 
 from matcha import Plan, Round, families
@@ -348,7 +346,7 @@ def silent_table(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def table(result: dict[str, Any]) -> str:
+def describe(result: dict[str, Any]) -> str:
     lines = [
         "link        size     reference            ms  +average  messages  exchange   "
         "messages/ref  exchange/ref"
@@ -367,15 +365,15 @@ def table(result: dict[str, Any]) -> str:
         f"{row['beyond_megabytes']:.0f} MB (allowed {row['allowed_megabytes']:.0f})"
         for row in result["memory"]
     ]
-    lines += ["", silent_table(result)]
+    if "silent_step" in result:
+        lines += ["", silent_table(result)]
     if "not_measured" in result:
         lines.append(f"the shaped link was not measured: {result['not_measured']}")
     return "\n".join(lines)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, help="write OUTPUT.json and OUTPUT.txt")
+    parser = harness.parser(__doc__)
     parser.add_argument("--worker", nargs=2, metavar=("KIND", "FILE"))
     parser.add_argument("--silent", action="store_true", help="only the silent step: a minute")
     options = parser.parse_args()
@@ -394,13 +392,10 @@ def main() -> None:
     result |= {
         "benchmark": "exchange",
         "torch": torch.__version__,
-        "machine": f"{os.cpu_count()} cores, {platform.processor() or platform.machine()}",
+        "machine": harness.machine(),
         "bucket_megabytes": BUCKET_MB,
     }
-    text = table(result)
-    print(text)
-    if options.output:
-        write(options.output, result, text)
+    harness.finish(options.output, result, describe(result))
 
 
 if __name__ == "__main__":

@@ -10,13 +10,12 @@ after the first. Writes benchmarks/results/forecast.json and .txt.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 from collections.abc import Iterator
 from typing import Any
 
-from parts.outcome import COMMITTED, RESULTS, write
+from harness import COMMITTED, Column, finish, parser, table
 
 import matcha
 from matcha import families
@@ -79,15 +78,17 @@ def measured() -> list[dict[str, Any]]:
                     row = {"task": task, "momentum": momentum, "partition": partition}
                     plan = {"strategy": strategy, "budget": budget}
                     rows.append(row | plan | spread(found))
-                    print(line(rows[-1]), flush=True)
     return [*rows, *recorded()]
 
 
-def line(row: dict[str, Any]) -> str:
-    return (
-        f"{row['task']:9s} {row['momentum']:8.1f} {row['partition']:9s} {row['strategy']:>8s} "
-        f"{row['budget']:5.2f} {row['least']:7.2f} {row['median']:7.2f} {row['largest']:7.2f}"
-    )
+COLUMNS = [
+    Column("task", "task"),
+    Column("momentum", "momentum", ".1f"),
+    Column("data", "partition"),
+    Column("strategy", "strategy"),
+    Column("C_b", "budget", ".2f"),
+    *(Column(name, name, ".2f") for name in ("least", "median", "largest")),
+]
 
 
 def summary(rows: list[dict[str, Any]], momentum: float) -> str:
@@ -101,17 +102,16 @@ def summary(rows: list[dict[str, Any]], momentum: float) -> str:
     )
 
 
-def main() -> None:
-    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
-    rows = measured()
-    head = (
-        f"{'task':9s} {'momentum':>8s} {'data':9s} {'strategy':>8s} {'C_b':>5s} {'least':>7s} "
-        f"{'median':>7s} {'largest':>7s}"
-    )
+def describe(rows: list[dict[str, Any]]) -> str:
+    """A line per training and the spread of both kinds."""
     title = "The forecast of the consensus distance over what was measured, after the first epoch."
-    table = "\n".join([title, head, *map(line, rows), *(summary(rows, b) for b in (0.0, 0.9))])
-    print(table)
-    write(RESULTS / "forecast", rows, table)
+    return "\n".join([title, table(COLUMNS, rows), *(summary(rows, b) for b in (0.0, 0.9))])
+
+
+def main() -> None:
+    output = parser(__doc__, output="forecast").parse_args().output
+    rows = measured()
+    finish(output, rows, describe(rows))
 
 
 if __name__ == "__main__":

@@ -11,10 +11,8 @@ in as many bytes as of the model by itself.
 
 from __future__ import annotations
 
-import argparse
 import copy
 import importlib.util
-import json
 import sys
 import tempfile
 import time
@@ -23,6 +21,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import harness
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
@@ -263,8 +262,7 @@ def describe(document: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, default=None)
+    parser = harness.parser(__doc__)
     parser.add_argument("--worker", nargs=2, metavar=("KIND", "FOLDER"))
     options = parser.parse_args()
     if options.worker:
@@ -283,7 +281,7 @@ def main() -> None:
             launch("nccl", folder)
             rows += compare("nccl", folder)
         else:
-            skipped = f"NCCL needs a GPU a worker: {NUM_WORKERS} workers, {gpus} GPU(s) here."
+            skipped = f"NCCL needs a GPU per worker: {NUM_WORKERS} workers, {gpus} GPU(s) here."
             launch("nccl alone", folder)
             skipped += " Its transport was made and closed by one worker."
         sizes = saving(Path(folder))
@@ -297,9 +295,7 @@ def main() -> None:
         "saved_bytes_over_plain": sizes,
         "rows": rows,
     }
-    print(describe(document))
-    if options.output:
-        options.output.write_text(json.dumps(document, indent=1) + "\n")
+    harness.finish(options.output, document, describe(document))
     if any(ratio > 1.01 for ratio in sizes.values()):
         raise SystemExit("a file holds more than the model")
     if not all(row["equal"] for row in rows):

@@ -16,12 +16,11 @@ import math
 import os
 import resource
 import subprocess
-import sys
 import time
 from fractions import Fraction
 from typing import Any
 
-from parts.outcome import RESULTS, write
+from harness import Column, earlier, parser, script, table, write
 
 BUDGET = 0.1
 SIZES = (64, 128, 256, 512, 1024, 2048, 4096, 10_000)
@@ -81,77 +80,65 @@ def both(name: str) -> dict[str, Any]:
     }
 
 
-def line(row: dict[str, Any], before: dict[int, dict[str, Any]]) -> str:
-    old = before.get(row["workers"])
-    was = f"{old['cpu_seconds']:9.1f} {old['consensus_error']:9.4g}" if old else f"{'–':>9s}" * 2
-    return (
-        f"{row['workers']:7d} {row['links']:7d} {row['wall_seconds']:9.1f} "
-        f"{row['cpu_seconds']:9.1f} {row['load']:5.1f} {row['peak_mb']:8.0f} "
-        f"{row['consensus_error']:9.4g} "
-        f"{row['rho']:8.5f} {row['weight']:6.3f} {'sketch' if row['sketched'] else 'exact':>7s} "
-        f"{was}"
-    )
+SIZE_COLUMNS = [
+    Column("workers", "workers", "d"),
+    Column("links", "links", "d"),
+    Column("wall s", "wall_seconds", ".1f"),
+    Column("cpu s", "cpu_seconds", ".1f"),
+    Column("load", "load", ".1f"),
+    Column("peak MB", "peak_mb", ".0f"),
+    Column("error", "consensus_error", ".4g"),
+    Column("rho", "rho", ".5f"),
+    Column("weight", "weight", ".3f"),
+    Column("search", lambda row: "sketch" if row["sketched"] else "exact"),
+    Column("0.1 cpu s", lambda row: row["before"].get("cpu_seconds"), ".1f"),
+    Column("its error", lambda row: row["before"].get("consensus_error"), ".4g"),
+]
+BOTH_COLUMNS = [
+    Column("graph", "graph"),
+    Column("exact", "exact", ".4g"),
+    Column("sketched", "sketched", ".4g"),
+    Column("estimate", "estimated", ".4g"),
+    Column("cost", lambda row: row["sketched"] / row["exact"] - 1, ".1%"),
+]
 
 
-def before(document: dict[str, Any]) -> dict[int, dict[str, Any]]:
-    """What 0.1 took, kept beside: its double precision, three scouts and thirteen full sorts."""
-    return {row["workers"]: row for row in document.get("before", [])}
-
-
-def both_line(row: dict[str, Any]) -> str:
-    return (
-        f"{row['graph']:24s} {row['exact']:9.4g} {row['sketched']:9.4g} {row['estimated']:9.4g} "
-        f"{100 * (row['sketched'] / row['exact'] - 1):7.1f} %"
-    )
-
-
-def report(document: dict[str, Any]) -> str:
+def describe(document: dict[str, Any]) -> str:
+    """Both tables; beside today's what 0.1 took, with double precision and thirteen full sorts."""
+    before = {row["workers"]: row for row in document.get("before", [])}
+    sizes = [row | {"before": before.get(row["workers"], {})} for row in document["sizes"]]
     return "\n".join(
         [
-            f"Greedy plans of random geometric graphs at C_b {BUDGET:g}, {os.cpu_count()} cores;",
-            "load: the machine's load average meanwhile, without which wall is about cpu.",
-            f"{'workers':>7s} {'links':>7s} {'wall s':>9s} {'cpu s':>9s} {'load':>5s} "
-            f"{'peak MB':>8s} {'error':>9s} {'rho':>8s} {'weight':>6s} {'search':>7s} "
-            f"{'0.1 cpu s':>9s} {'its error':>9s}",
-            *(line(row, before(document)) for row in document["sizes"]),
+            f"Greedy plans of random geometric graphs at C_b {BUDGET:g}; load: the machine's load",
+            "average meanwhile, without which wall is about cpu.",
+            table(SIZE_COLUMNS, sizes),
             "",
             "What the sketch costs where both searches can run: consensus error.",
-            f"{'graph':24s} {'exact':>9s} {'sketched':>9s} {'estimate':>9s} {'cost':>9s}",
-            *map(both_line, document["both"]),
+            table(BOTH_COLUMNS, document["both"]),
         ]
     )
 
 
-def save(document: dict[str, Any]) -> None:
-    document["sizes"].sort(key=lambda row: row["workers"])
-    write(RESULTS / "greedy_scale", document, report(document))
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sizes", type=int, nargs="*", default=SIZES)
-    parser.add_argument("--graphs", nargs="*", default=BOTH, help="what both searches plan")
-    parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.one:
-        plan_one(arguments.one)
+    options = parser(__doc__, output="greedy_scale")
+    options.add_argument("--sizes", type=int, nargs="*", default=SIZES)
+    options.add_argument("--graphs", nargs="*", default=BOTH, help="what both searches plan")
+    options.add_argument("--one", type=int, help=argparse.SUPPRESS)
+    args = options.parse_args()
+    if args.one:
+        plan_one(args.one)
         return
-    path = RESULTS / "greedy_scale.json"
-    document = {"budget": BUDGET, "sizes": [], "both": []}
-    if path.exists():
-        document = json.loads(path.read_text())
-    for size in arguments.sizes:
-        command = [sys.executable, __file__, "--one", str(size)]
-        done = subprocess.run(command, check=True, capture_output=True, text=True)
-        row = json.loads(done.stdout)
-        document["sizes"] = [r for r in document["sizes"] if r["workers"] != size] + [row]
-        print(line(row, before(document)), flush=True)
-        save(document)
-    for name in arguments.graphs:
-        pair = both(name)
-        document["both"] = [r for r in document["both"] if r["graph"] != name] + [pair]
-        print(both_line(pair), flush=True)
-        save(document)
+    document = earlier(args.output) or {"budget": BUDGET, "sizes": [], "both": []}
+    for size in args.sizes:
+        done = subprocess.run(script("--one", size), check=True, capture_output=True, text=True)
+        rows = [row for row in document["sizes"] if row["workers"] != size]
+        document["sizes"] = sorted([*rows, json.loads(done.stdout)], key=lambda r: r["workers"])
+        write(args.output, document, describe(document))
+    for name in args.graphs:
+        rows = [row for row in document["both"] if row["graph"] != name]
+        document["both"] = [*rows, both(name)]
+        write(args.output, document, describe(document))
+    print(describe(document))
 
 
 if __name__ == "__main__":

@@ -13,10 +13,7 @@ step, over the sum of all shards; nothing else may use that device meanwhile.
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import platform
 import re
 import sys
 import tempfile
@@ -24,9 +21,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+import harness
 import torch
 import torch.distributed as dist
-from parts.outcome import write
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -158,7 +155,9 @@ def measure(kind: str) -> dict[str, Any]:
         return {"kind": kind, "processes": [json.loads(file.read_text()) for file in files]}
 
 
-def table(rows: list[dict[str, Any]]) -> str:
+def describe(document: dict[str, Any]) -> str:
+    """A line per process."""
+    rows = document["rows"]
     lines = [
         f"{rows[0]['processes'][0]['parameters'] / 1e6:.1f} million parameters (float32, AdamW), "
         f"{NODES} workers of {PROCESSES} processes; MB a process",
@@ -182,24 +181,20 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, help="write OUTPUT.json and OUTPUT.txt")
+    parser = harness.parser(__doc__)
     parser.add_argument("--worker", nargs=2, metavar=("KIND", "FOLDER"))
     options = parser.parse_args()
     if options.worker:
         work(*options.worker)
         return
     rows = [measure(kind) for kind in KINDS]
-    text = table(rows)
-    print(text)
     document = {
         "benchmark": "groups",
         "torch": torch.__version__,
-        "machine": f"{os.cpu_count()} cores, {platform.processor() or platform.machine()}",
+        "machine": harness.machine(),
         "rows": rows,
     }
-    if options.output:
-        write(options.output, document, text)
+    harness.finish(options.output, document, describe(document))
 
 
 if __name__ == "__main__":

@@ -21,8 +21,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import harness
 import torch
-from parts.outcome import write
 
 import matcha
 from matcha.distributed.collectives import gather
@@ -153,8 +153,7 @@ def plan() -> matcha.Plan:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, default=None)
+    parser = harness.parser(__doc__)
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--work", type=Path, default=None, help=argparse.SUPPRESS)
     parser.add_argument("--simulated", action="store_true", help="without real processes")
@@ -170,16 +169,19 @@ def main() -> None:
     if not options.simulated:
         for case, accuracy in real(options.epochs).items():
             rows[case]["processes"] = accuracy
+    document = {"epochs": options.epochs, "clip": CLIP, "cases": rows, "load": os.getloadavg()}
+    harness.finish(options.output, document, describe(document))
+
+
+def describe(document: dict[str, Any]) -> str:
+    """A line per attack, clipped and not."""
     lines = [f"{'worker 5 sends':16s} {'clip':>5s} {'simulated':>10s} {'processes':>10s}"]
-    for case, row in rows.items():
+    for case, row in document["cases"].items():
         attack, clip = case.split()
         shown = [f"{row[key]:10.1%}" if key in row else f"{'–':>10s}" for key in KEYS]
         lines.append(f"{WORDS[attack]:16s} {clip:>5s} {' '.join(shown)}")
-    lines.append(f"honest workers' accuracy after {options.epochs} epochs of digits")
-    print("\n".join(lines))
-    if options.output is not None:
-        document = {"epochs": options.epochs, "clip": CLIP, "cases": rows, "load": os.getloadavg()}
-        write(options.output, document, "\n".join(lines))
+    lines.append(f"honest workers' accuracy after {document['epochs']} epochs of digits")
+    return "\n".join(lines)
 
 
 KEYS = ("simulated", "processes")

@@ -10,11 +10,10 @@ mean grows unless ηh < (1 − w)(1 − μ)/|w|, twenty times below the limit fo
 
 from __future__ import annotations
 
-import argparse
-import json
-from pathlib import Path
+from typing import Any
 
-from matcha.records import has_diverged
+from harness import Column, finish, parser, table
+
 from matcha.simulation import SGD, Delays, Engine, Settings, Simulation
 from matcha.strategies import plan as make_plan
 from matcha.strategies import with_budget
@@ -37,18 +36,30 @@ OPTIMIZERS = {
 }
 
 
+COLUMNS = [
+    Column("optimizer", "optimizer"),
+    Column("run", "run"),
+    Column("rate", "rate", "g"),
+    Column("training loss", "train_loss", ".4f"),
+    Column("test accuracy", "test_accuracy", ".1%"),
+]
+
+
+def describe(document: dict[str, Any]) -> str:
+    """A line per training."""
+    return table(COLUMNS, document["rows"])
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--output", type=Path)
-    args = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--epochs", type=int, default=10)
+    args = options.parse_args()
     how = recipe("digits")
     task = how.task(Choices(num_workers=16, batch_size=8))
     rows = []
     for name, (optimizer, rates) in OPTIMIZERS.items():
         engine = Engine(task, optimizer)
         for strategy, budget in RUNS:
-            label = with_budget(strategy, budget)
             # As in the reproduction: the paper's strategies take the authors' decomposition.
             matchings = None if strategy == "greedy" else families.paper_matchings(GRAPH)
             plan = make_plan(families.paper(GRAPH), budget, strategy, matchings=matchings)
@@ -60,24 +71,14 @@ def main() -> None:
                     evaluate_every=args.epochs,
                     delays=Delays(compute_seconds=1.0),
                 )
-                *_, last = Simulation(task, plan, settings, engine=engine)
-                assert last.worker_loss is not None
-                finite = not has_diverged(last.worker_loss)
-                rows.append(
-                    {
-                        "optimizer": name,
-                        "run": label,
-                        "rate": rate,
-                        "train_loss": last.train_loss if finite else None,
-                        "test_accuracy": last.test_accuracy,
-                    }
-                )
-            line = [r for r in rows if r["optimizer"] == name and r["run"] == label]
-            print(name, label, [(r["rate"], r["train_loss"]) for r in line], flush=True)
-    if args.output:
-        graph = f"paper:{GRAPH}"
-        document = {"graph": graph, "task": "digits", "epochs": args.epochs, "rows": rows}
-        args.output.write_text(json.dumps(document, indent=1) + "\n")
+                simulation = Simulation(task, plan, settings, engine=engine)
+                *_, last = simulation
+                row = {"optimizer": name, "run": with_budget(strategy, budget), "rate": rate}
+                row["train_loss"] = None if simulation.progress.diverged else last.train_loss
+                rows.append(row | {"test_accuracy": last.test_accuracy})
+    graph = f"paper:{GRAPH}"
+    document = {"graph": graph, "task": "digits", "epochs": args.epochs, "rows": rows}
+    finish(args.output, document, describe(document))
 
 
 if __name__ == "__main__":

@@ -14,15 +14,14 @@ all links both ways, at equal time. Writes benchmarks/results/limits.*
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import harness
 from parts.one_peer import two_model_ceca_error
-from parts.outcome import RESULTS
 from parts.supports import searched_lengths
 
 import matcha
@@ -70,8 +69,7 @@ def bound(options: argparse.Namespace) -> list[dict[str, Any]]:
 
     An effort above the default is tried beside what is known: the better of both stays.
     """
-    path = RESULTS / "limits.json"
-    known = json.loads(path.read_text()).get("bound", []) if path.exists() else []
+    known = (harness.earlier(options.output) or {}).get("bound", [])
     rows = {row["graph"]: row for row in known}
     for name in options.graph or (*PAPER, *OTHERS):
         old = rows.get(name, {})
@@ -249,21 +247,23 @@ SECTIONS: dict[str, Section] = {
 }
 
 
+def describe(document: dict[str, Any]) -> str:
+    """A table per section."""
+    return "\n\n".join(SECTIONS[name][1](document[name]) for name in SECTIONS if name in document)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = harness.parser(__doc__, output="limits")
     parser.add_argument("--only", choices=SECTIONS, action="append")
     parser.add_argument("--graph", action="append", default=[], help="only its row of the bounds")
     parser.add_argument("--keep", action="store_true", help="bounds anew, schedules as they are")
     parser.add_argument("--effort", default="default", help="of greedy's search")
     arguments = parser.parse_args()
-    path = RESULTS / "limits.json"
-    document: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    document: dict[str, Any] = harness.earlier(arguments.output) or {}
     for name in arguments.only or SECTIONS:
         document[name] = SECTIONS[name][0](arguments)
-        path.write_text(json.dumps(document, indent=1) + "\n")
-    tables = [SECTIONS[name][1](document[name]) for name in SECTIONS if name in document]
-    (RESULTS / "limits.txt").write_text("\n\n".join(tables) + "\n")
-    print("\n\n".join(tables))
+        harness.write(arguments.output, document)
+    harness.finish(arguments.output, document, describe(document))
 
 
 if __name__ == "__main__":

@@ -13,9 +13,7 @@ Without root the shaped link is left out, and said so.
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import statistics
 import sys
 import tempfile
@@ -24,9 +22,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+import harness
 import torch
 import torch.distributed as dist
-from parts.outcome import write
 
 from matcha import Round, Topology, families
 from matcha._io.keys import new_keys
@@ -139,13 +137,13 @@ def measure(folder: Path, repetitions: int) -> dict[str, Any]:
     return result
 
 
-def table(result: dict[str, Any]) -> str:
+def describe(result: dict[str, Any]) -> str:
     lines = [f"an exchange of {MEGABYTES} MB, ms (share of gloo's speed)"]
     for link, seconds in result["seconds"].items():
         shown = [f"{n} {1e3 * s:.0f} ({seconds['gloo'] / s:.0%})" for n, s in seconds.items()]
         lines.append(f"  {link:<12}" + "   ".join(shown))
     lines += [
-        f"{row['topology']}: connections a worker = its links ({row['links_each'][0]} to "
+        f"{row['topology']}: connections per worker = its links ({row['links_each'][0]} to "
         f"{row['links_each'][-1]}): {row['connections_are_links']}; a full mesh has "
         f"{row['full_mesh_each']}; all up after {row['seconds_until_all_are_up']:.1f} s"
         for row in result["many"]
@@ -156,9 +154,8 @@ def table(result: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = harness.parser(__doc__)
     parser.add_argument("--repetitions", type=int, default=9)
-    parser.add_argument("--output", type=Path, help="write OUTPUT.json and OUTPUT.txt")
     parser.add_argument("--worker", nargs=4, metavar=("FOLDER", "HOSTS", "FILE", "REPETITIONS"))
     options = parser.parse_args()
     if options.worker:
@@ -167,11 +164,8 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as scratch:
         result = measure(Path(scratch), options.repetitions)
-    result |= {"benchmark": "links", "machine": f"{os.cpu_count()} cores"}
-    text = table(result)
-    print(text)
-    if options.output:
-        write(options.output, result, text)
+    result |= {"benchmark": "links", "machine": harness.machine()}
+    harness.finish(options.output, result, describe(result))
 
 
 if __name__ == "__main__":

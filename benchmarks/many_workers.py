@@ -14,7 +14,6 @@ are kept.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -25,7 +24,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from parts.outcome import write
+import harness
 
 from matcha import Plan, Topology, families, plan
 from matcha.distributed.launch.launcher import local_links
@@ -136,7 +135,9 @@ def measure(case: str, workers: int) -> dict[str, Any]:
     }
 
 
-def table(cases: dict[str, Any]) -> str:
+def describe(document: dict[str, Any]) -> str:
+    """A line per case."""
+    cases = document["cases"]
     lines = ["case          links    sockets   all up     CPU s a process (imports, optimizer)"
              "     RSS     PSS"]  # fmt: skip
     for name, case in cases.items():
@@ -147,28 +148,23 @@ def table(cases: dict[str, Any]) -> str:
             f"{name:<12}{links:>7}{sockets:>11}{case['seconds_until_all_are_up']:>7.1f} s"
             f"{cpu:>34}{case['rss']:>13.0f} MB{case['pss']:>5.0f} MB"
         )
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = harness.parser(__doc__)
     parser.add_argument("--workers", type=int, default=64, help="of cases that name no number")
     parser.add_argument("--only", nargs="+", choices=CASES, default=CASES)
-    parser.add_argument("--output", type=Path, help="write OUTPUT.json and OUTPUT.txt")
     parser.add_argument("--worker", type=Path)
     options = parser.parse_args()
     if options.worker:
         work(options.worker)
         return
-    path = options.output and options.output.with_suffix(".json")
-    cases = json.loads(path.read_text())["cases"] if path and path.exists() else {}
+    cases = (harness.earlier(options.output) or {"cases": {}})["cases"]
     cases |= {case: measure(case, options.workers) for case in options.only}
     cases = {name: cases[name] for name in CASES if name in cases}
-    text = table(cases)
-    print(text)
-    if path:
-        result = {"benchmark": "many_workers", "machine": f"{os.cpu_count()} cores", "cases": cases}
-        write(options.output, result, text)
+    result = {"benchmark": "many_workers", "machine": harness.machine(), "cases": cases}
+    harness.finish(options.output, result, describe(result))
 
 
 if __name__ == "__main__":

@@ -28,8 +28,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import harness
 import numpy as np
-from parts.outcome import RESULTS, write
 
 BUDGET = 0.5
 DEGREE = 8
@@ -260,8 +260,14 @@ def met(condition: bool) -> str:
     return "met" if condition else "MISSED"
 
 
+def describe(document: dict[str, Any]) -> str:
+    """A line per size and solver, and whether the bars are met."""
+    lines = [f"machine: {document['machine']}", "", HEADER, *map(line, document["rows"])]
+    return "\n".join([*lines, "", *verdicts(document["rows"])])
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = harness.parser(__doc__, output="planner")
     parser.add_argument("--quick", action="store_true", help="64 and 256 workers, nothing written")
     parser.add_argument("--row", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -270,23 +276,15 @@ def main() -> None:
         size = int(workers)
         print(json.dumps(ours(family, size) if who == "matcha" else general(who, family, size)))
         return
-    lines, rows = [HEADER], []
-    print(HEADER)
-    for family in FAMILIES:
-        for workers in SIZES[:2] if options.quick else SIZES:
-            for who in ("matcha", *(SOLVERS if workers == 64 else ())):
-                rows.append(measured(who, family, workers))
-                lines.append(line(rows[-1]))
-                print(lines[-1], flush=True)
-    lines += ["", *verdicts(rows)]
-    print("\n".join(lines[len(rows) + 1 :]))
-    if not options.quick:
-        where = (
-            f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, "
-            f"load average {os.getloadavg()[1]:.1f}"
-        )
-        document = {"machine": where, "budget": BUDGET, "rows": rows, "verdicts": verdicts(rows)}
-        write(RESULTS / "planner", document, "\n".join([f"machine: {where}", "", *lines]))
+    rows = [
+        measured(who, family, workers)
+        for family in FAMILIES
+        for workers in (SIZES[:2] if options.quick else SIZES)
+        for who in ("matcha", *(SOLVERS if workers == 64 else ()))
+    ]
+    where = f"{harness.machine()}, Python {platform.python_version()}"
+    document = {"machine": where, "budget": BUDGET, "rows": rows, "verdicts": verdicts(rows)}
+    harness.finish(None if options.quick else options.output, document, describe(document))
 
 
 if __name__ == "__main__":

@@ -11,9 +11,7 @@ least of several: `alone`, and in a stack of 32 as the search for decompositions
 
 from __future__ import annotations
 
-import argparse
 import os
-import platform
 import time
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +20,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import clarabel
 import numpy as np
-from parts.outcome import RESULTS, write
+from harness import Column, finish, machine, parser, table
 from scipy.sparse import csc_matrix
 
 from matcha._numerics.semidefinite import solve
@@ -34,6 +32,7 @@ SIZES = (8, 16, 31, 64)
 STACK = 32
 BUDGET = 0.5
 REPEATS = 7
+SOLVERS = ("clarabel", "alone", "stacked")
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
 
@@ -103,35 +102,31 @@ def row(num_workers: int) -> dict[str, Any]:
     }
 
 
-def line(found: dict[str, Any]) -> str:
-    """A row of the table."""
-    slow, alone, stacked = (found[name] for name in ("clarabel", "alone", "stacked"))
-    return (
-        f"{found['order']:5d} {found['variables']:9d} {1e3 * slow:9.3f} {1e3 * alone:9.3f} "
-        f"{1e3 * stacked:9.3f} {slow / alone:7.1f}x {slow / stacked:7.1f}x "
-        f"{found['difference']:10.1e}"
-    )
+COLUMNS = [
+    Column("order", "order", "d"),
+    Column("variables", "variables", "d"),
+    *(Column(who, lambda row, who=who: 1e3 * row[who], ".3f") for who in SOLVERS),
+    Column("× alone", lambda row: row["clarabel"] / row["alone"], ".1f"),
+    Column("× stacked", lambda row: row["clarabel"] / row["stacked"], ".1f"),
+    Column("difference", "difference", ".1e"),
+]
+
+
+def describe(document: dict[str, Any]) -> str:
+    """A line per size."""
+    head = "Milliseconds of CPU per program, and how many times faster than Clarabel."
+    return f"{head}\n{table(COLUMNS, document['rows'])}"
 
 
 def main() -> None:
     """Run, print and write."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="the smallest two, nothing written")
-    quick = parser.parse_args().quick
-    head = (
-        f"{'order':>5s} {'variables':>9s} {'clarabel':>9s} {'alone':>9s} {'stacked':>9s} "
-        f"{'alone':>8s} {'stacked':>8s} {'difference':>10s}   (milliseconds of CPU a program)"
-    )
-    print(head)
-    rows = []
-    for size in SIZES[:2] if quick else SIZES:
-        rows.append(row(size))
-        print(line(rows[-1]), flush=True)
-    if quick:
-        return
-    machine = {"clarabel": clarabel.__version__, "machine": platform.processor() or "unknown"}
-    document = {"rows": rows, "stack": STACK, **machine}
-    write(RESULTS / "semidefinite", document, "\n".join([head, *map(line, rows)]))
+    options = parser(__doc__, output="semidefinite")
+    options.add_argument("--quick", action="store_true", help="the smallest two, nothing written")
+    args = options.parse_args()
+    rows = [row(size) for size in (SIZES[:2] if args.quick else SIZES)]
+    document = {"rows": rows, "stack": STACK, "clarabel": clarabel.__version__}
+    document["machine"] = machine()
+    finish(None if args.quick else args.output, document, describe(document))
 
 
 if __name__ == "__main__":

@@ -23,10 +23,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import harness
 import numpy as np
 import torch
 import torch.distributed as dist
-from parts.outcome import write
 from torch import nn
 
 from matcha import Plan, families, plan
@@ -238,7 +238,7 @@ def _ratio(ours: list[float | None], theirs: list[float | None]) -> float | None
     return statistics.fmean(ours) / statistics.fmean(theirs)  # type: ignore[type-var]
 
 
-def table(found: dict[str, Any]) -> str:
+def describe(found: dict[str, Any]) -> str:
     lines = [
         f"{NUM_WORKERS} processes on paper:er8, {found['plan']}; computing padded to "
         f"{1e3 * COMPUTE_SECONDS:g} ms, x{TIMES_SLOWER:g} on worker {SLOW}; seeds "
@@ -267,10 +267,7 @@ def _cell(values: list[float | None]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--output", type=Path, help="write OUTPUT.json and OUTPUT.txt")
+    parser = harness.parser(__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--seconds", type=float, default=9.0, help="of a run without a straggler")
     parser.add_argument("--budget", type=float, default=0.3)
@@ -307,10 +304,7 @@ def main() -> int:
             "torch": torch.__version__,
             **result(Path(place), chosen, options.seeds),
         }
-    text = table(found)
-    print(text)
-    if options.output:
-        write(options.output, found, text)
+    harness.finish(options.output, found, describe(found))
     return 0
 
 

@@ -10,8 +10,6 @@ a third process, on the same cores.
 
 from __future__ import annotations
 
-import argparse
-import os
 import resource
 import socket
 import statistics
@@ -23,8 +21,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import harness
 import torch
-from parts.outcome import write
 from torch import nn
 
 from matcha import families, plan
@@ -109,11 +107,10 @@ def _wait_for_start(folder: Path, workers: LocalWorkers) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = harness.parser(__doc__)
     parser.add_argument("--strangers", type=int, default=1000)
     parser.add_argument("--windows", type=int, default=6, help="of each kind")
     parser.add_argument("--seconds", type=float, default=4.0, help="of a window")
-    parser.add_argument("--output", type=Path, help="write OUTPUT.json and OUTPUT.txt")
     parser.add_argument("--worker", type=Path)
     options = parser.parse_args()
     if options.worker:
@@ -121,19 +118,21 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as scratch:
         found = measure(Path(scratch), options.windows, options.seconds, options.strangers)
-    result = {"benchmark": "strangers", "strangers": options.strangers,
-              "machine": f"{os.cpu_count()} cores", **found}  # fmt: skip
+    result = {"benchmark": "strangers", "strangers": options.strangers, "seconds": options.seconds,
+              "machine": harness.machine(), **found}  # fmt: skip
+    harness.finish(options.output, result, describe(result))
+
+
+def describe(found: dict[str, Any]) -> str:
+    """The rates with and without strangers."""
     calm, besieged = (statistics.median(found["rates"][name]) for name in ("calm", "siege"))
-    text = (
-        f"{options.strangers} idle strangers at a worker's door, {options.windows} windows of "
-        f"{options.seconds:g} s each way\n\n"
-        f"iterations a second, nobody knocks   {calm:8.1f}\n"
-        f"iterations a second, with strangers  {besieged:8.1f}\n"
+    return (
+        f"{found['strangers']} idle strangers at a worker's port, {len(found['rates']['calm'])} "
+        f"windows of {found['seconds']:g} s each way\n\n"
+        f"iterations per second, no strangers   {calm:8.1f}\n"
+        f"iterations per second, with strangers {besieged:8.1f}\n"
         f"ratio, median of neighbours          {found['ratio']:8.3f}\n"
     )
-    print(text)
-    if options.output:
-        write(options.output, result, text)
 
 
 if __name__ == "__main__":

@@ -11,17 +11,15 @@ fills the page and draws its figure.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import json
 import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import harness
 import numpy as np
 from parts.one_peer import one_peer_exponential_error
-from parts.outcome import RESULTS
 
 import matcha
 from matcha import Plan, Topology, families, theory
@@ -393,13 +391,17 @@ def merged(old: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[dict[st
     return [*kept, *fresh.values()]
 
 
+def describe(document: dict[str, Any]) -> str:
+    """A table per section."""
+    return "\n\n".join(SECTIONS[name][1](document[name]) for name in SECTIONS if name in document)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = harness.parser(__doc__, output="strategies")
     parser.add_argument("--only", choices=SECTIONS, action="append")
     parser.add_argument("--graph", action="append", default=[], help="only its rows")
     arguments = parser.parse_args()
-    path = RESULTS / "strategies.json"
-    document: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    document: dict[str, Any] = harness.earlier(arguments.output) or {}
     for name in arguments.only or SECTIONS:
         begun = time.perf_counter()
         rows = SECTIONS[name][0](arguments.graph)
@@ -408,11 +410,8 @@ def main() -> None:
         else:
             document.setdefault("seconds", {})[name] = round(time.perf_counter() - begun, 1)
         document[name] = rows
-        RESULTS.mkdir(exist_ok=True)
-        path.write_text(json.dumps(document, indent=1) + "\n")
-    tables = [SECTIONS[name][1](document[name]) for name in SECTIONS if name in document]
-    (RESULTS / "strategies.txt").write_text("\n\n".join(tables) + "\n")
-    print("\n\n".join(tables))
+        harness.write(arguments.output, document)
+    harness.finish(arguments.output, document, describe(document))
 
 
 if __name__ == "__main__":

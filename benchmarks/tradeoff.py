@@ -9,18 +9,15 @@ are exact and the same on every machine.
 
 from __future__ import annotations
 
-import argparse
-import json
-from pathlib import Path
+from typing import Any
 
-from parts import outcome
+from harness import Column, finish, parser, table
 
 import matcha
 
 GRAPHS = ("er8", "geometric16-d10")
 STRATEGIES = ("vanilla", "periodic", "matcha", "greedy")
 BUDGETS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0)
-RESULT = outcome.RESULTS / "tradeoff.json"
 
 
 def points_of(graph: str, strategy: str) -> list[dict[str, object]]:
@@ -43,23 +40,25 @@ def points_of(graph: str, strategy: str) -> list[dict[str, object]]:
     return points
 
 
+COLUMNS = [
+    Column("graph", "graph"),
+    Column("strategy", "strategy"),
+    Column("C_b", "budget", "g"),
+    Column("units", "comm_units", ".3f"),
+    Column("rho", "rho", ".4f"),
+    Column("error", "consensus_error", ".4f"),
+]
+
+
+def describe(document: dict[str, Any]) -> str:
+    """A line per plan."""
+    return table(COLUMNS, document["points"])
+
+
 def main() -> None:
     """Measure, print one table, write the result."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--output", type=Path, default=RESULT)
-    output: Path = parser.parse_args().output
-    points: list[dict[str, object]] = []
-    for graph in GRAPHS:
-        for strategy in STRATEGIES:
-            points += points_of(graph, strategy)
-    print(f"{'graph':<18}{'strategy':<10}{'C_b':>6}{'units':>9}{'rho':>9}{'error':>10}")
-    for p in points:
-        print(
-            f"{p['graph']:<18}{p['strategy']:<10}{p['budget']:>6}{p['comm_units']:>9.3f}"
-            f"{p['rho']:>9.4f}{p['consensus_error']:>10.4f}"
-        )
+    output = parser(__doc__, output="tradeoff").parse_args().output
+    points = [p for graph in GRAPHS for name in STRATEGIES for p in points_of(graph, name)]
     document = {
         "command": "python benchmarks/tradeoff.py",
         "version": matcha.__version__,
@@ -68,8 +67,7 @@ def main() -> None:
         },
         "points": points,
     }
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    finish(output, document, describe(document))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ and logistic regression, both on paper:er8. Writes benchmarks/results/tuning.jso
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import tempfile
@@ -23,8 +22,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import harness
 import torch
-from parts.outcome import RESULTS
+from harness import RESULTS
 from torch import nn
 
 import matcha
@@ -255,7 +255,7 @@ def _percent(value: float | None) -> str:
     return "never" if value is None or not math.isfinite(value) else f"{100 * value:.1f} %"
 
 
-def table(rows: Sequence[dict[str, Any]]) -> str:
+def describe(rows: Sequence[dict[str, Any]]) -> str:
     near = sum(row["excess"] <= NEAR for row in rows)
     known = [row["theory_excess"] for row in rows if row["theory_excess"] is not None]
     theory = sum(excess <= NEAR for excess in known)
@@ -275,7 +275,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 def main() -> None:
     global PARTS
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = harness.parser(__doc__, output="tuning")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--again", action="store_true", help="forget earlier results")
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin no task after these")
@@ -283,11 +283,9 @@ def main() -> None:
     if options.quick:
         with tempfile.TemporaryDirectory() as folder:
             PARTS = Path(folder) / PARTS.name
-            print(table([verify(WORKLOADS[0], WIRES[::2], (0.02, 0.3), seeds=(1,))]))
+            print(describe([verify(WORKLOADS[0], WIRES[::2], (0.02, 0.3), seeds=(1,))]))
         return
-    path = RESULTS / "tuning.json"
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    known = [] if options.again or not path.exists() else json.loads(path.read_text())
+    known = [] if options.again else harness.earlier(options.output) or []
     done = {row["task"]: row for row in known if "wires" in row}
     started = time.monotonic()
     for workload in WORKLOADS:
@@ -297,11 +295,10 @@ def main() -> None:
         plain = {k: None if v == math.inf else v for k, v in row.items()}
         done[workload.name] = plain
         print(line(plain), f"({time.monotonic() - started:.0f} s)", flush=True)
-        path.write_text(json.dumps(list(done.values()), indent=1) + "\n")
+        harness.write(options.output, list(done.values()))
     if len(done) == len(WORKLOADS):
         PARTS.unlink(missing_ok=True)
-    (RESULTS / "tuning.txt").write_text(table(list(done.values())) + "\n")
-    print(table(list(done.values())))
+    harness.finish(options.output, list(done.values()), describe(list(done.values())))
 
 
 if __name__ == "__main__":

@@ -14,15 +14,13 @@ not count.
 
 from __future__ import annotations
 
-import argparse
-import json
 import time
-from pathlib import Path
+from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
+import harness
 import torch
-from parts import outcome
 
 import matcha
 from matcha.plans import Plan
@@ -33,7 +31,6 @@ from matcha.wires.coding import Coder
 from matcha.wires.segments import Segment
 from matcha.wires.wire import BLOCK
 
-RESULTS = outcome.RESULTS / "wires.json"
 BITS = (8, 4, 3, 2)
 
 
@@ -127,19 +124,14 @@ def in_networks() -> dict[str, dict[str, dict[str, float]]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = harness.parser(__doc__)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--blocks", type=int, help="2,048 on a CPU; on a GPU 131,072, 134 MB")
-    parser.add_argument("--output", type=Path, default=RESULTS)
     args = parser.parse_args()
     torch.set_num_threads(1)
     # A GPU takes as long for a few megabytes as for none.
     blocks = args.blocks or (2048 if args.device == "cpu" else 1 << 17)
     found = {f"modulo:{b}": measure(b, blocks, args.device) for b in BITS}
-    print("| wire | bytes a value | times smaller | share left | encode GB/s | decode GB/s |")
-    print("| --- | --- | --- | --- | --- | --- |")
-    for name, row in found.items():
-        print(f"| {name} | " + " | ".join(f"{value:.3g}" for value in row.values()) + " |")
     document: dict[str, Any] = {
         "benchmark": "wires",
         "device": args.device,
@@ -148,13 +140,27 @@ def main() -> None:
     }
     if args.device == "cpu":
         document["networks"] = in_networks()
-        print("\n| network, rounds | wire | error, × float32 | predicted | with unlike data |")
-        print("| --- | --- | --- | --- | --- |")
-        for network, rows in document["networks"].items():
-            for wire, row in rows.items():
-                cells = " | ".join(f"{value:.3g}" for value in row.values())
-                print(f"| {network} | {wire} | {cells} |")
-    args.output.write_text(json.dumps(document, indent=1) + "\n")
+    harness.finish(args.output or harness.RESULTS / "wires", document, describe(document))
+
+
+def describe(document: dict[str, Any]) -> str:
+    """What each wire costs and leaves, and what networks make of it."""
+    found = [{"wire": wire, **row} for wire, row in document["wires"].items()]
+    text = harness.table([harness.Column("wire", "wire"), *_columns(found)], found)
+    networks = [
+        {"network": network, "wire": wire, **row}
+        for network, rows in document.get("networks", {}).items()
+        for wire, row in rows.items()
+    ]
+    if not networks:
+        return text
+    named = [harness.Column(key, key) for key in ("network", "wire")]
+    return f"{text}\n\n{harness.table([*named, *_columns(networks)], networks)}"
+
+
+def _columns(rows: Sequence[dict[str, Any]]) -> list[harness.Column]:
+    keys = [key for key, value in rows[0].items() if not isinstance(value, str)]
+    return [harness.Column(key.replace("_", " "), key, ".3g") for key in keys]
 
 
 if __name__ == "__main__":

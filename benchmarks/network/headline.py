@@ -53,7 +53,7 @@ from matcha.errors import MatchaError
 from matcha.zoo.data import digits
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from parts.outcome import write
+import harness
 
 NUM_WORKERS = 8
 BATCH = 16
@@ -345,7 +345,7 @@ def _with_ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return rows
 
 
-def table(result: dict[str, Any]) -> str:
+def describe(result: dict[str, Any]) -> str:
     lines = [
         f"{result['hosts']} processes on {result['topology']}, cards at {result['mbps']:g} Mbit/s, "
         f"computing padded to {result['compute_ms']:g} ms; seconds until the average model's "
@@ -401,10 +401,7 @@ def main() -> int:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--output", type=Path, help="write OUTPUT.json and OUTPUT.txt")
+    parser = harness.parser(__doc__)
     parser.add_argument("--mbps", type=float, default=MBPS)
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
@@ -414,10 +411,7 @@ def _options() -> argparse.Namespace:
 
 
 def _earlier(output: Path | None, settings: dict[str, Any]) -> dict[str, Any]:
-    path = output.with_suffix(".json") if output else None
-    if path is None or not path.exists():
-        return {}
-    earlier = json.loads(path.read_text())
+    earlier = harness.earlier(output) or {}
     same = all(earlier.get(key) == value for key, value in settings.items())
     return earlier.get("found", {}) if same else {}
 
@@ -431,10 +425,7 @@ def _write(settings: dict[str, Any], found: dict[str, Any], output: Path | None)
         for size, of_size in found.items()
     ]  # fmt: skip
     result = {"benchmark": "headline", **settings, "sizes": sizes, "found": found}
-    text = table(result)
-    print(text)
-    if output:
-        write(output, result, text)
+    harness.finish(output, result, describe(result))
 
 
 if __name__ == "__main__":

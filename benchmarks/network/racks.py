@@ -32,7 +32,7 @@ from matcha.distributed.exchange.meeting import meetings
 from matcha.timing import Underlay
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from parts.outcome import RESULTS, write
+from harness import RESULTS, finish
 
 RACKS = [range(5), range(5, 10)]
 MESSAGE = 1_000_000
@@ -165,8 +165,7 @@ def report(rows: list[dict[str, Any]]) -> None:
         f"at the same consensus error, knowing the wires takes {gain:.2f} times less time; "
         f"load {os.getloadavg()[0]:.1f}",
     ]
-    write(RESULTS / "racks", rows, "\n".join(lines))
-    print("\n".join(lines))
+    finish(RESULTS / "racks", rows, "\n".join(lines))
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ from matcha.distributed.collectives import barrier
 from matcha.strategies import next_stage
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from parts.outcome import RESULTS, write
+from harness import RESULTS, finish
 
 SIZE, MBPS, FACTOR, COMPUTE = 400_000, 40.0, 10, 0.02
 SECONDS = 8e-6 * SIZE / MBPS
@@ -139,8 +139,7 @@ def report(rows: dict[str, Any]) -> None:
         ),
         f"counted over {COUNTED} iterations after the change; load {os.getloadavg()[0]:.1f}",
     ]
-    write(RESULTS / "replan", rows, "\n".join(lines))
-    print("\n".join(lines))
+    finish(RESULTS / "replan", rows, "\n".join(lines))
 
 
 if __name__ == "__main__":
