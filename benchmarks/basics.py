@@ -15,6 +15,7 @@ from typing import Any
 from harness import Column, finish, machine, parser, table
 
 import matcha
+from matcha.strategies import strategy_with
 
 ROUNDS = 400_000
 REPEATS = 5
@@ -60,7 +61,7 @@ def main() -> None:
     document: dict[str, Any] = {"machine": machine()}
     document["import matcha, seconds"] = import_seconds(repeats)
     for name in ("matcha", "periodic", "single", "greedy"):
-        plan = matcha.plan(matcha.families.paper("geometric16-d13"), 0.3, name, effort="none")
+        plan = matcha.plan("paper:geometric16-d13", 0.3, strategy_with(name, effort="none"))
         in_order = rounds_per_second(plan, rounds)
         document[f"{name}: rounds per second in order"] = in_order
         at_random = random_access_per_second(plan, rounds // 40)

@@ -383,9 +383,7 @@ def main() -> None:
     if options.silent:
         with tempfile.TemporaryDirectory() as folder:
             result = measure_silent(Path(folder))
-        print(silent_table(result))
-        if options.output:
-            write(options.output, result, silent_table(result))
+        harness.finish(options.output, result, silent_table(result))
         return
     with tempfile.TemporaryDirectory() as folder:
         result = measure(Path(folder))

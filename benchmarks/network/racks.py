@@ -12,7 +12,6 @@ with a barrier after each round whose own time is taken off. Writes benchmarks/r
 from __future__ import annotations
 
 import json
-import os
 import sys
 import tempfile
 import time
@@ -32,7 +31,7 @@ from matcha.distributed.exchange.meeting import meetings
 from matcha.timing import Underlay
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from harness import RESULTS, finish
+from harness import finish, parser
 
 RACKS = [range(5), range(5, 10)]
 MESSAGE = 1_000_000
@@ -109,6 +108,7 @@ def work(folder: Path) -> None:
 
 
 def main() -> None:
+    output = parser(__doc__, output="racks").parse_args().output
     made = plans()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -144,10 +144,11 @@ def main() -> None:
                 "measured_iteration": share * measured / predicted,
             }
         )
-    report(rows)
+    finish(output, rows, as_text(rows))
 
 
-def report(rows: list[dict[str, Any]]) -> None:
+def as_text(rows: list[dict[str, Any]]) -> str:
+    """A line per plan, as predicted and as measured."""
     gain = rows[1]["measured_iteration"] / rows[0]["measured_iteration"]
     lines = [
         "Two racks of five, cards of 40 Mbit/s, uplinks of 20; messages of one megabyte.",
@@ -165,7 +166,7 @@ def report(rows: list[dict[str, Any]]) -> None:
         f"at the same consensus error, knowing the wires takes {gain:.2f} times less time; "
         f"load {os.getloadavg()[0]:.1f}",
     ]
-    finish(RESULTS / "racks", rows, "\n".join(lines))
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ from __future__ import annotations
 import itertools
 import json
 import logging
-import os
 import sys
 import tempfile
 import time
@@ -35,7 +34,7 @@ from matcha.distributed.collectives import barrier
 from matcha.strategies import next_stage
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from harness import RESULTS, finish
+from harness import finish, parser
 
 SIZE, MBPS, FACTOR, COMPUTE = 400_000, 40.0, 10, 0.02
 SECONDS = 8e-6 * SIZE / MBPS
@@ -94,6 +93,7 @@ def work(folder: Path, rank: int) -> None:
 
 
 def main() -> None:
+    output = parser(__doc__, output="replan").parse_args().output
     graph = topology()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -112,7 +112,8 @@ def main() -> None:
         if any(codes):
             raise SystemExit(f"workers ended with {codes}")
         found = [json.loads((folder / f"found-{r}.json").read_text()) for r in range(8)]
-    report({case: _over(case, found) for case in CASES})
+    rows = {case: _over(case, found) for case in CASES}
+    finish(output, rows, as_text(rows))
 
 
 def _over(case: str, found: list[dict[str, Any]]) -> dict[str, Any]:
@@ -123,7 +124,8 @@ def _over(case: str, found: list[dict[str, Any]]) -> dict[str, Any]:
     return row | {f"{name}_seconds": max(w[case][name] for w in found) for name in names}
 
 
-def report(rows: dict[str, Any]) -> None:
+def as_text(rows: dict[str, Any]) -> str:
+    """A line per plan, and the longest iterations."""
     knew = rows["knew"]["iterations_per_second"]
     lines = [
         f"er8, greedy at 0.3; link {SLOW[0]}–{SLOW[1]} takes ten times as long.",
@@ -139,7 +141,7 @@ def report(rows: dict[str, Any]) -> None:
         ),
         f"counted over {COUNTED} iterations after the change; load {os.getloadavg()[0]:.1f}",
     ]
-    finish(RESULTS / "replan", rows, "\n".join(lines))
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":
