@@ -12,6 +12,7 @@ with a barrier after each round whose own time is taken off. Writes benchmarks/r
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tempfile
 import time
