@@ -75,7 +75,7 @@ def both(name: str) -> dict[str, Any]:
     return {
         "graph": name,
         "exact": exact.consensus_error,
-        "sketched": found.scored().error,
+        "sketched": found.with_error().error,
         "estimated": found.error,
     }
 

@@ -12,7 +12,7 @@ from fractions import Fraction
 import numpy as np
 
 from matcha.strategies.finite_time import ceca_hops
-from matcha.strategies.pacing import timeline, unrolled
+from matcha.strategies.pacing import timeline, unroll
 from matcha.theory import cycles
 from matcha.theory.cycles import Array
 
@@ -41,7 +41,7 @@ def one_peer_exponential_error(num_workers: int, rounds_per_iteration: float) ->
     rate = Fraction(rounds_per_iteration).limit_denominator(1000)
     turn = Fraction(len(matrices)) / rate
     count = len(matrices) * min(turn.denominator, 256)
-    numbers = unrolled((wait, tuple(some)) for wait, some in timeline([Fraction(1)] * count, rate))
+    numbers = unroll((wait, tuple(some)) for wait, some in timeline([Fraction(1)] * count, rate))
     noise = cycles.centering(num_workers)
 
     def advance(X: Array) -> tuple[Array, float]:

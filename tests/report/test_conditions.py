@@ -8,7 +8,7 @@ import pytest
 from tests.report.runs import run_of
 
 import matcha
-from matcha.report.groups import clock_in_words, unlike
+from matcha.report.groups import clock_in_words, difference
 from matcha.report.summary import compare
 
 DELAYS = {"compute_seconds": None, "seconds_per_unit": 0.01}
@@ -28,8 +28,8 @@ def simulated(tmp_path, *, pace=0.005, task="digits", clock="simulated", **confi
 
 
 def test_runs_of_one_command_compare(tmp_path):
-    assert unlike([simulated(tmp_path), simulated(tmp_path, pace=0.005001)]) is None
-    assert unlike([]) is None
+    assert difference([simulated(tmp_path), simulated(tmp_path, pace=0.005001)]) is None
+    assert difference([]) is None
 
 
 @pytest.mark.parametrize(
@@ -52,22 +52,25 @@ def test_runs_of_one_command_compare(tmp_path):
     ],
 )
 def test_what_differs_is_said(other, words, tmp_path):
-    assert words in unlike([simulated(tmp_path), simulated(tmp_path, **other)])
+    assert words in difference([simulated(tmp_path), simulated(tmp_path, **other)])
 
 
 def test_other_batches_rightly_take_other_times(tmp_path):
-    assert unlike([simulated(tmp_path), simulated(tmp_path, pace=0.01, batch_size=32)]) is None
+    assert difference([simulated(tmp_path), simulated(tmp_path, pace=0.01, batch_size=32)]) is None
 
 
 def test_real_workers_may_take_as_long_as_they_take(tmp_path):
     """A real clock counts what was: strategies differ in it, and so does one from run to run."""
-    assert unlike([simulated(tmp_path, clock="wall", pace=pace) for pace in (0.005, 0.008)]) is None
+    assert (
+        difference([simulated(tmp_path, clock="wall", pace=pace) for pace in (0.005, 0.008)])
+        is None
+    )
 
 
 def test_slowed_links_do_not_compare_with_free_ones(tmp_path):
     free = simulated(tmp_path, clock="wall", delays=None)
     slow = simulated(tmp_path, clock="wall", delays=None, link_mbps="2.5 (emulated)")
-    assert "links (as they are and 2.5 Mbit/s)" in unlike([free, slow])
+    assert "links (as they are and 2.5 Mbit/s)" in difference([free, slow])
 
 
 def test_a_comparison_of_unlike_runs_has_neither_winner_nor_factors(tmp_path):

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from tests.report.runs import run_of
 
-from matcha.report.summary import Moment, common_target, compare, lowest_held, reached
+from matcha.report.summary import Moment, common_target, compare, find_moment, lowest_held
 
 
 def test_one_evaluation_below_the_target_is_not_enough(tmp_path):
@@ -37,10 +37,10 @@ def test_the_lowest_target_held_is_the_lowest_that_is_reached(tmp_path):
     run = run_of([4, 1, 3, 1.5, 2, 1], tmp_path=tmp_path)
     lowest = lowest_held(run, "train_loss")
     assert lowest == 2
-    assert reached(run, "train_loss", lowest) == Moment(
+    assert find_moment(run, "train_loss", lowest) == Moment(
         time=3 - 1 / 3, epoch=3 - 1 / 3, comm_units=6 - 2 / 3
     )
-    assert reached(run, "train_loss", 1.99) is None
+    assert find_moment(run, "train_loss", 1.99) is None
 
 
 def test_a_common_target_is_one_that_every_run_held(tmp_path):

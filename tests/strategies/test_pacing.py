@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import matcha
 from matcha.errors import InputError
-from matcha.strategies.pacing import LONGEST_CYCLE, timeline, unrolled
+from matcha.strategies.pacing import LONGEST_CYCLE, timeline, unroll
 
 amounts = st.fractions(min_value=Fraction(1, 8), max_value=4, max_denominator=8)
 
@@ -27,12 +27,12 @@ def test_nothing_is_spent_before_it_has_accrued(costs, rate):
 
 
 def test_a_turn_talks_at_its_end():
-    assert unrolled([(1, (0,)), (3, (1, 2))]) == ((0,), (), (), (1, 2))
+    assert unroll([(1, (0,)), (3, (1, 2))]) == ((0,), (), (), (1, 2))
 
 
 def test_more_rounds_than_a_plan_can_store_are_refused():
     with pytest.raises(InputError, match="raise the budget, or use matcha or periodic"):
-        unrolled([(LONGEST_CYCLE + 1, (0,))])
+        unroll([(LONGEST_CYCLE + 1, (0,))])
 
 
 @pytest.mark.parametrize("budget", [1e-9, 1e-12, 1e-300, 5e-324])

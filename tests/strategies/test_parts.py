@@ -8,7 +8,7 @@ import matcha
 from matcha import families
 from matcha.errors import InputError
 from matcha.schedules import Cycle
-from matcha.strategies.parts import check_affordable, check_probabilities, coloring, finished
+from matcha.strategies.parts import assemble_plan, check_affordable, check_probabilities, coloring
 from matcha.strategies.strategy import Request
 from matcha.timing import Units
 
@@ -50,8 +50,8 @@ def test_the_users_weight_takes_the_place_of_the_strategys():
         "num_colors": 2,
         "notes": ("found.",),
     }
-    assert finished(request(), **parts).alpha == 0.5
-    own = finished(request(alpha=0.25), **parts)
+    assert assemble_plan(request(), **parts).alpha == 0.5
+    own = assemble_plan(request(alpha=0.25), **parts)
     assert own.alpha == 0.25
     assert own.notes == ("found.", "the mixing weight 0.25 is yours; 0.5 was found best.")
 

@@ -176,7 +176,7 @@ def modulo_difference(
     return unrotate((k * step[:, None]).astype(lower.dtype))
 
 
-def renewed(directions: Array, s: Array) -> Array:
+def renew_directions(directions: Array, s: Array) -> Array:
     """The directions for the next meeting; where nothing came through, the old ones."""
     found = orthonormal(s)
     kept: Array = np.where((found != 0).any(0), found, directions)
@@ -267,7 +267,7 @@ class Definition:
                 continue
             factor = next(found).reshape(-1, wire.rank)
             moves.append((side @ factor.T).ravel())
-            directions.append(renewed(last, factor))
+            directions.append(renew_directions(last, factor))
         self._directions[link] = directions
         return np.concatenate(moves)
 

@@ -40,17 +40,15 @@ def _options(
 def _register() -> None:
     """Each command lives in its own file and adds itself to `app` when imported."""
     for name in (
-        "bench",
         "demo",
         "keys",
+        "measure",
         "plan",
-        "probe",
         "report",
         "simulate",
         "sweep",
         "train",
         "tune",
-        "watch",
     ):
         import_module(f"matcha.cli.{name}")
 

@@ -1,4 +1,4 @@
-"""`matcha keys`: certificates for workers whose links cross networks that nobody vouches for."""
+"""`matcha keys`: certificates for workers whose links cross networks that cannot be trusted."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def revoke(
 ) -> None:
     """Refuse a worker's certificate from now on.
 
-    Copy [cyan]revoked.txt[/] into every worker's directory of keys: they read it anew within a
+    Copy [cyan]revoked.txt[/] into every worker's directory of keys: they read it again within a
     second, and links of that certificate end.
     """
     from matcha._io.keys import read_certificates

@@ -80,13 +80,13 @@ Wires: TypeAlias = Annotated[
 
 _LINK_TIME = "Seconds of one matching; not needed where the topology has link times."
 ComputeTime: TypeAlias = Annotated[
-    float, typer.Option("--compute-time", help="Seconds a worker computes in an iteration.")
+    float, typer.Option("--compute-time", help="Seconds that a worker computes per iteration.")
 ]
 ComputeTimeOrMeasured: TypeAlias = Annotated[
     float | None,
     typer.Option(
         "--compute-time",
-        help="Seconds a worker computes in an iteration; by default as measured here.",
+        help="Seconds that a worker computes per iteration; by default as measured here.",
     ),
 ]
 LinkTime: TypeAlias = Annotated[float, typer.Option("--link-time", help=_LINK_TIME)]
@@ -118,7 +118,7 @@ LearningRate: TypeAlias = Annotated[
     typer.Option("--learning-rate", "--lr", help="By default the task's own."),
 ]
 BatchSize: TypeAlias = Annotated[
-    int | None, typer.Option("--batch-size", help="Examples a worker and iteration.")
+    int | None, typer.Option("--batch-size", help="Examples per worker and iteration.")
 ]
 Momentum: TypeAlias = Annotated[
     str,
@@ -188,7 +188,7 @@ def numbers(texts: Iterable[str], option: str = "--budget") -> list[float]:
     [0.1, 0.5, 1.0]
 
     Raises:
-        InputError: One of them is no number.
+        InputError: One of them is not a number.
     """
     try:
         return [float(word) for word in words(texts)]

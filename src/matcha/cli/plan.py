@@ -164,7 +164,7 @@ def _stages(texts: list[str]) -> dict[int, float]:
 
 
 def print_plan(plan: Plan) -> None:
-    """The plan as a table: a row a matching, then what it promises."""
+    """The plan as a table: a row per matching, then what it promises."""
     table = Table(title=f"{plan.strategy} plan for {plan.topology}", title_justify="left")
     table.add_column("matching", justify="right")
     table.add_column("activation", justify="right")
@@ -187,7 +187,7 @@ def print_plan(plan: Plan) -> None:
 
 
 def print_stages(plan: StagedPlan) -> None:
-    """A staged plan as a table: a row a stage, and what its level promises."""
+    """A staged plan as a table: a row per stage, and what its level promises."""
     table = Table(title=f"staged {plan.strategy} plan for {plan.topology}", title_justify="left")
     unit = f"{plan.timing.unit} per iteration"
     for heading in ("from iteration", "strategy", "budget", unit, "consensus error", "rho"):

@@ -1,8 +1,9 @@
-"""`matcha report`: runs in, one page or a set of figures out."""
+"""`matcha report` and `matcha watch`: runs in; a page, figures or a live dashboard out."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 from pathlib import Path
 
 import typer
@@ -108,3 +109,29 @@ def _check_place(place: Path, format: str, force: bool) -> None:
         raise InputError(
             f"{str(place)!r} holds .{format} figures: choose another --output, or --force."
         )
+
+
+@app.command("watch")
+def watch_command(
+    run: Path = typer.Argument(..., help="A run's directory, or a folder of runs: the newest."),
+    once: bool = typer.Option(False, "--once", help="Show the run as it is now and end."),
+    refresh: float = typer.Option(0.5, help="Seconds between frames.", min=0.05),
+    as_json: Json = False,
+) -> None:
+    """Watch a run: loss, consensus, throughput, and how busy each worker's links are.
+
+    Ends by itself when the run is finished; Ctrl-C ends the view, never the run.
+
+    [bold]Example[/]
+
+      matcha watch runs/demo-20261115-1900
+    """
+    from matcha.report.watch import frame, latest, watch
+
+    if as_json:
+        found = latest(run)
+        print_json(asdict(found.records[-1]) if found.records else None)
+    elif once:
+        console.print(frame(latest(run)))
+    else:
+        watch(run, refresh=refresh, console=console)

@@ -63,7 +63,7 @@ def tune_command(
     wires: Wires = list(DEFAULT_WIRES),
     task: str | None = typer.Option(
         None,
-        help="Try the best few in earnest, all workers on this machine: digits, logistic, … as for "
+        help="Train with the best few, all workers on this machine: digits, logistic, … as for "
         "[cyan]matcha simulate[/]. Without a task theory decides.",
     ),
     trials: int = typer.Option(MAX_TRIALS, help="Plans to try at most, with --task."),
@@ -88,7 +88,7 @@ def tune_command(
     ),
     gradient_variance: float = typer.Option(1.0, help="Variance of a worker's gradient."),
     dissimilarity: float = typer.Option(
-        0.0, help="How far workers' expected gradients lie apart (unlike data), squared."
+        0.0, help="How far workers' expected gradients lie apart (heterogeneous data), squared."
     ),
     overlap: Overlap = False,
     seed: Seed = 0,

@@ -107,7 +107,7 @@ def check_format(path: str | Path) -> Path:
 
 
 def link_activity(plan: Plan) -> dict[Link, float]:
-    """How often each link is used, in exchanges an iteration; in messages, of a one-way link."""
+    """How often each link is used, in exchanges per iteration; in messages, of a one-way link."""
     activity = dict.fromkeys(plan.topology.links, 0.0)
     # Where links carry both ways a message is half an exchange, whichever way it goes.
     part = 0.5 if plan.process.is_one_way and not plan.topology.directed else 1.0
@@ -404,7 +404,7 @@ def draw_curves(runs: Sequence[Run], metric: str, axis: str, target: float | Non
 
 
 def draw_loads(runs: Sequence[Run]) -> Any:
-    """Each worker's communication an iteration, one bar a run (Figure 1b)."""
+    """Each worker's communication per iteration, one bar per run (Figure 1b)."""
     figure, axes = _axes()
     drawn = [(n, run, worker_loads(run)) for n, run in enumerate(runs)]
     drawn = [(n, run, load) for n, run, load in drawn if load]

@@ -24,12 +24,12 @@ class _Condition(NamedTuple):
     advice: str
 
 
-def unlike(runs: Sequence[Run]) -> str | None:
+def difference(runs: Sequence[Run]) -> str | None:
     """Why times of these runs do not compare, for a sentence; None where they do."""
     for condition in _CONDITIONS:
         found = dict.fromkeys(str(value) for run in runs if (value := condition.of(run)))
         if len(found) > 1:
-            said = words.listed(list(found))
+            said = words.join_names(list(found))
             return f"the runs differ in their {condition.noun} ({said}): {condition.advice}"
     paces = [pace for run in runs if (pace := _measured(run)) is not None]
     if len({_work(run) for run in runs}) == 1 and paces and max(paces) > _SAME_CLOCK * min(paces):
@@ -43,7 +43,7 @@ def unlike(runs: Sequence[Run]) -> str | None:
 
 def clock_in_words(runs: Sequence[Run]) -> str | None:
     """What a simulated clock counts, where all runs' count alike; None for other clocks."""
-    if not runs or {run.header.clock for run in runs} != {"simulated"} or unlike(runs):
+    if not runs or {run.header.clock for run in runs} != {"simulated"} or difference(runs):
         return None
     pace, links = _measured(runs[0]), _links(runs[0])
     given = _delays(runs[0]).get("compute_seconds")
@@ -85,7 +85,7 @@ def _computing(run: Run) -> str | None:
 
 
 def _delays(run: Run) -> dict[str, Any]:
-    """What a simulated clock is made of; a real one asks nobody."""
+    """What a simulated clock is made of; a real one needs no answer."""
     found = run.header.setting("delays") if run.header.clock == "simulated" else None
     return found if isinstance(found, dict) else {}
 

@@ -99,7 +99,7 @@ def build_payload(
         "target_given": comparison.given,
         "winner": winner,
         "verdict": comparison.verdict.sentence,
-        "summaries": [_rounded(asdict(row)) for row in comparison.rows],
+        "summaries": [_round_numbers(asdict(row)) for row in comparison.rows],
         "strategies": list(STRATEGIES),
         "styles": [asdict(style) for style in STYLES],
         "runs": shown,
@@ -140,10 +140,10 @@ def _share(progress: Progress | None, number: int, count: int) -> Progress | Non
     return lambda done, total: progress(number * total + done, count * total)
 
 
-def _rounded(value: Any) -> Any:
+def _round_numbers(value: Any) -> Any:
     """Numbers as a page needs them, at any depth."""
     if isinstance(value, dict):
-        return {key: _rounded(inner) for key, inner in value.items()}
+        return {key: _round_numbers(inner) for key, inner in value.items()}
     return short(value) if isinstance(value, float) else value
 
 

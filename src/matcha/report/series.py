@@ -142,7 +142,7 @@ def timeline(run: Run, limit: int = MAX_SPANS) -> dict[str, Any] | None:
 
 
 def worker_loads(run: Run) -> dict[str, list[float | int | None]]:
-    """Each worker's communication an iteration (Figure 1b): by the plan, and as measured.
+    """Each worker's communication per iteration (Figure 1b): by the plan, and as measured.
 
     Planned, a worker is busy for the matchings it takes part in, averaged over the rounds run.
     """
@@ -207,7 +207,7 @@ __all__ = ["presence"]
 def presence(run: Run) -> dict[str, Any] | None:
     """The stretches of iterations that workers were away for, as columns for the page.
 
-    None where nobody came or went. An end that is None is the end of the run.
+    None where no worker came or went. An end that is None is the end of the run.
     """
     changes = sorted(tuple(c) for record in run.records for c in record.changes or ())
     if not changes:

@@ -10,7 +10,7 @@ from typing import Any
 
 from matcha._io import encode_number
 from matcha.records import Record, Run, has_diverged
-from matcha.report.groups import Group, group_runs, label_groups, unlike
+from matcha.report.groups import Group, difference, group_runs, label_groups
 from matcha.report.verdict import Summary, Verdict, accuracy_gap, judge
 from matcha.strategies import is_control
 from matcha.training.targets import arrival
@@ -38,7 +38,7 @@ def values(run: Run, metric: str) -> list[tuple[Record, float]]:
     ]
 
 
-def reached(run: Run, objective: str | None, target: float | None) -> Moment | None:
+def find_moment(run: Run, objective: str | None, target: float | None) -> Moment | None:
     """When the run's loss fell to the target and was still there at the next evaluation.
 
     One evaluation below the target may be luck, so two in a row are asked for. The moment lies
@@ -51,7 +51,7 @@ def reached(run: Run, objective: str | None, target: float | None) -> Moment | N
     if found is None:
         return None
     place, share = found
-    return _between(known[max(place - 1, 0)][0], known[place][0], share)
+    return _interpolate(known[max(place - 1, 0)][0], known[place][0], share)
 
 
 def lowest_held(run: Run, objective: str) -> float | None:
@@ -79,7 +79,7 @@ def diverged_at(run: Run, objective: str | None) -> int | None:
     return None
 
 
-def _between(earlier: Record, record: Record, share: float) -> Moment:
+def _interpolate(earlier: Record, record: Record, share: float) -> Moment:
     return Moment(
         time=earlier.time + share * (record.time - earlier.time),
         epoch=earlier.epoch + share * (record.epoch - earlier.epoch),
@@ -147,7 +147,7 @@ def compare(runs: Sequence[Run], target: float | None = None) -> Comparison:
         _summarise(group, label, objective, target)
         for group, label in zip(groups, label_groups(groups), strict=True)
     ]
-    reason = unlike(runs)
+    reason = difference(runs)
     if reason is None:
         rows = _with_speedups(rows)
     return Comparison(
@@ -245,7 +245,7 @@ _AVERAGED = (
 
 
 def _one(run: Run, label: str, objective: str | None, target: float | None) -> Summary:
-    hit = reached(run, objective, target)
+    hit = find_moment(run, objective, target)
     last = run.records[-1] if run.records else Record(iteration=0, epoch=0.0)
     until = hit.time if hit else math.inf
     seconds = worker_comm_seconds(run, until)

@@ -185,9 +185,11 @@ def _praise(best: Summary, rows: Sequence[Summary], timed: Sequence[Summary], wh
         row for name in REFERENCES for row in contenders if row.strategy == name and row is not best
     ]
     if references:
-        first += ", " + words.listed([_factor(best, row) for row in references])
+        first += ", " + words.join_names([_factor(best, row) for row in references])
     elif len(contenders) > 1:
-        first += f", before {words.listed([row.label for row in contenders if row is not best])}"
+        first += (
+            f", before {words.join_names([row.label for row in contenders if row is not best])}"
+        )
     for idle in _idle_first(best, timed)[:1]:
         first += (
             f"; {idle.label} held it without communicating, but is less accurate in the end "
@@ -195,7 +197,7 @@ def _praise(best: Summary, rows: Sequence[Summary], timed: Sequence[Summary], wh
         )
     missed = [r.label for r in rows if r.strategy in REFERENCES and r.time_to_target is None]
     if missed:
-        first += f"; {words.listed(missed)} never held it"
+        first += f"; {words.join_names(missed)} never held it"
     seeds = "one seed" if best.seeds == 1 else f"mean of {best.seeds} seeds"
     return f"{first} ({seeds})." if len(rows) > 1 else f"{first}."
 
@@ -209,6 +211,6 @@ def _plain(rows: Sequence[Summary]) -> str:
     least, most = (choose(row.epochs for row in rows) for choose in (min, max))
     epochs = f"{most:g} epoch{'' if most == 1 else 's'}"
     span = epochs if least == most else f"{least:g} to {epochs}"
-    said = f"{words.counted(len(rows), 'run')} of {span}"
+    said = f"{words.count_noun(len(rows), 'run')} of {span}"
     lost = [row.label for row in rows if row.diverged_at is not None]
-    return f"{said}; {words.listed(lost)} diverged." if lost else f"{said}."
+    return f"{said}; {words.join_names(lost)} diverged." if lost else f"{said}."

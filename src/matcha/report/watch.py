@@ -16,7 +16,7 @@ from rich.text import Text
 from matcha.errors import InputError
 from matcha.records import Record, Run, find_runs, has_diverged, read_run
 from matcha.report import words
-from matcha.report.summary import reached
+from matcha.report.summary import find_moment
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _METRICS = (
@@ -93,7 +93,7 @@ def is_finished(run: Run) -> bool:
     if any(loss is not None and has_diverged(loss) for loss in losses):
         return True
     target = run.header.setting("target_loss")
-    if isinstance(target, (int, float)) and reached(run, "train_loss", target) is not None:
+    if isinstance(target, (int, float)) and find_moment(run, "train_loss", target) is not None:
         return True
     epochs = _epochs(run)
     return epochs is not None and last.epoch >= epochs

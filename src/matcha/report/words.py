@@ -94,15 +94,15 @@ def loads_text(payload: Mapping[str, Any]) -> str:
     return f"Communication per iteration, least to most busy worker: {'; '.join(parts)}."
 
 
-def counted(n: int, noun: str) -> str:
+def count_noun(n: int, noun: str) -> str:
     """A number and its noun."""
     return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
 
 
-def listed(names: Sequence[str]) -> str:
+def join_names(names: Sequence[str]) -> str:
     """Names in a sentence.
 
-    >>> listed(["a", "b", "c"])
+    >>> join_names(["a", "b", "c"])
     'a, b and c'
     """
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

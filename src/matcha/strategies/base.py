@@ -18,7 +18,7 @@ from matcha.errors import InputError
 from matcha.matchings.decompositions import round_robin
 from matcha.plans import Plan
 from matcha.rounds import Mixing
-from matcha.strategies.finite_time import missing_link, repeated
+from matcha.strategies.finite_time import missing_link, repeat_rounds
 from matcha.strategies.strategy import Request, Strategy
 from matcha.topology import Link, Matching
 
@@ -69,14 +69,14 @@ class Base(Strategy):
                 "greedy, which works anywhere."
             )
         _, b, rounds = min(found, key=lambda known: known[:2])
-        return _planned(request, b, rounds)
+        return _plan(request, b, rounds)
 
 
-def _planned(request: Request, b: int, rounds: Sequence[Exchanges]) -> Plan:
+def _plan(request: Request, b: int, rounds: Sequence[Exchanges]) -> Plan:
     weights = tuple(tuple(links.values()) for round_ in rounds for links in round_)
     alike = {w for shares in weights for w in shares} == {1 / b}
     note = f"exact consensus after {len(rounds)} rounds of base {b}"
-    return repeated(
+    return repeat_rounds(
         replace(request, mixing="pairwise") if b == 2 else request,
         _links(rounds),
         alpha=1 / b,
@@ -116,7 +116,7 @@ def base_rounds(num_workers: int, base: int) -> tuple[Exchanges, ...]:
         within = _together([_sums(group, base) for group in groups])
         ways.append([*within, *_together([_cube(column, base) for column in columns])])
     rounds = min(ways, key=lambda way: (sum(map(len, way)), len(way)))
-    return tuple([_sorted(links) for links in round_] for round_ in rounds)
+    return tuple([_sort_links(links) for links in round_] for round_ in rounds)
 
 
 def is_power(number: int, base: int) -> bool:
@@ -130,7 +130,7 @@ def is_power(number: int, base: int) -> bool:
     return number == 1
 
 
-def _sorted(links: dict[Link, float]) -> dict[Link, float]:
+def _sort_links(links: dict[Link, float]) -> dict[Link, float]:
     return {link: links[link] for link in sorted(links)}
 
 
@@ -153,12 +153,12 @@ def _cube(workers: Sequence[int], base: int) -> list[Exchanges]:
     for size in _factors(len(workers), base):
         firsts = [n for n in range(len(workers)) if n // stride % size == 0]
         groups = [[workers[n + a * stride] for a in range(size)] for n in firsts]
-        rounds.append(_side_by_side([_averaged(group) for group in groups]))
+        rounds.append(_side_by_side([_average(group) for group in groups]))
         stride *= size
     return rounds
 
 
-def _averaged(group: Sequence[int]) -> Exchanges:
+def _average(group: Sequence[int]) -> Exchanges:
     return [
         {_link(group[a], group[b]): 1 / len(group) for a, b in day}
         for day in round_robin(len(group))
@@ -172,10 +172,10 @@ def _sums(workers: Sequence[int], base: int) -> list[Exchanges]:
         blocks.append((workers[first : first + digit * base**power], base**power))
         first += digit * base**power
     agreed = _together([_cube(block, base) for block, _ in blocks])
-    return [*agreed, *_merged(blocks, base)]
+    return [*agreed, *_merge(blocks, base)]
 
 
-def _merged(blocks: Sequence[tuple[Sequence[int], int]], base: int) -> list[Exchanges]:
+def _merge(blocks: Sequence[tuple[Sequence[int], int]], base: int) -> list[Exchanges]:
     """Rounds after which all agree, where every block agrees within itself already."""
     if len(blocks) == 1:
         return []
@@ -184,7 +184,7 @@ def _merged(blocks: Sequence[tuple[Sequence[int], int]], base: int) -> list[Exch
     # A part's mean moves by weight·|rest|/size of the difference: to the mean of all.
     weight = size / (len(largest) + len(rest))
     across = [{_link(a, b): weight for a, b in zip(part, rest, strict=False)} for part in parts]
-    then = _together([*(_cube(part, base) for part in parts), _merged(blocks[1:], base)])
+    then = _together([*(_cube(part, base) for part in parts), _merge(blocks[1:], base)])
     return [across, *then]
 
 

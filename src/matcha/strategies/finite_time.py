@@ -29,8 +29,8 @@ from matcha.errors import InputError
 from matcha.plans import Plan
 from matcha.rounds import Shares
 from matcha.schedules import Cycle
-from matcha.strategies.pacing import LONGEST_CYCLE, simple, timeline, unrolled
-from matcha.strategies.parts import coloring, finished
+from matcha.strategies.pacing import LONGEST_CYCLE, simple, timeline, unroll
+from matcha.strategies.parts import assemble_plan, coloring
 from matcha.strategies.strategy import Request, Strategy
 from matcha.topology import Link, Matching, Topology
 
@@ -63,7 +63,7 @@ class Hypercube(Strategy):
                 "anywhere."
             )
         note = f"exact consensus after {len(groups)} rounds of base 2."
-        return repeated(request, groups, alpha=0.5, note=note)
+        return repeat_rounds(request, groups, alpha=0.5, note=note)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +85,7 @@ class OnePeer(Strategy):
         _check_arrows(self.name, request.topology, [links for (links,) in rounds])
         exact = "; exact consensus after all of them" if m & (m - 1) == 0 else ""
         note = f"hops of {len(rounds)} rounds{exact}."
-        return repeated(request, rounds, alpha=0.5, note=note)
+        return repeat_rounds(request, rounds, alpha=0.5, note=note)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +106,7 @@ class Ceca(Strategy):
         hops = tuple(messages(m, hop) for hop in ceca_hops(m))
         _check_arrows(self.name, request.topology, hops)
         note = f"exact consensus by {len(hops)} hops at once, of sums over ever more workers."
-        return repeated(request, (hops,), alpha=1 / m, note=note)
+        return repeat_rounds(request, (hops,), alpha=1 / m, note=note)
 
 
 def hypercube_matchings(num_workers: int) -> tuple[Matching, ...]:
@@ -168,7 +168,7 @@ def _check_arrows(name: str, topology: Topology, hops: Iterable[Matching]) -> No
         )
 
 
-def repeated(
+def repeat_rounds(
     request: Request,
     groups: tuple[tuple[Matching, ...], ...],
     *,
@@ -188,10 +188,10 @@ def repeated(
     places = [tuple(range(firsts[d], firsts[d + 1])) for d in range(len(groups))] * repeats
     turns = timeline(costs * repeats, rate)
     if request.mixing in ("laplacian", "windows"):
-        # A group's average is exact alone: one digit an iteration, however large the budget.
+        # A group's average is exact alone: one digit per iteration, however large the budget.
         turns = [(wait if n == some[0] else 1, [n]) for wait, some in turns for n in some]
-    cycle = unrolled((wait, tuple(j for n in some for j in places[n])) for wait, some in turns)
-    return finished(
+    cycle = unroll((wait, tuple(j for n in some for j in places[n])) for wait, some in turns)
+    return assemble_plan(
         request,
         matchings=tuple(matching for round_ in groups for matching in round_),
         schedule=Cycle(cycle=cycle, num_matchings=firsts[-1], seed=request.seed),

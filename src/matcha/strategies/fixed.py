@@ -19,8 +19,8 @@ from matcha.mixing import (
 from matcha.plans import Plan
 from matcha.schedules import Cycle
 from matcha.schedules import Periodic as PeriodicSchedule
-from matcha.strategies.pacing import unrolled
-from matcha.strategies.parts import coloring, finished
+from matcha.strategies.pacing import unroll
+from matcha.strategies.parts import assemble_plan, coloring
 from matcha.strategies.strategy import Request, Strategy, Weights
 from matcha.timing import all_reduce_time
 
@@ -120,7 +120,7 @@ class Silent(Strategy):
     def build(self, request: Request) -> Plan:
         """Plan no exchange at all: C_b = 0."""
         matchings = coloring(request)
-        return finished(
+        return assemble_plan(
             request,
             budget=0.0,
             matchings=matchings,
@@ -136,7 +136,7 @@ def _all_links(request: Request, frequency: float, best: Contraction) -> Plan:
     """The plan that exchanges over all links in a fraction of the iterations."""
     topology, matchings = request.topology, coloring(request)
     connectivity = laplacian_extremes(topology.laplacian(), topology)[0]
-    return finished(
+    return assemble_plan(
         request,
         budget=frequency,
         matchings=matchings,
@@ -153,10 +153,10 @@ def _averages(request: Request, period: int) -> Plan:
     """The plan that averages exactly every so many iterations."""
     m, matchings = request.topology.num_workers, coloring(request)
     full = request.timing.round_time(matchings)
-    cycle = unrolled([(period, tuple(range(len(matchings))))])
+    cycle = unroll([(period, tuple(range(len(matchings))))])
     spent = all_reduce_time(request.timing, request.topology) / (period * full)
     note = f"an exact average every {period} iterations." if period > 1 else None
-    return finished(
+    return assemble_plan(
         request,
         budget=request.budget if request.strategy == "local" else min(1.0, spent),
         matchings=matchings,

@@ -20,7 +20,7 @@ from matcha.mixing import (
 )
 from matcha.plans import Plan
 from matcha.schedules import Bernoulli, Choice
-from matcha.strategies.parts import check_affordable, check_probabilities, coloring, finished
+from matcha.strategies.parts import assemble_plan, check_affordable, check_probabilities, coloring
 from matcha.strategies.recoloring import improve
 from matcha.strategies.strategy import Decomposition, Effort, Request
 from matcha.theory.pairwise import optimal_activation
@@ -53,7 +53,7 @@ def build(
     parts = subgraphs(request, decomposition, effort)
     if probabilities is not None:
         check_probabilities(probabilities, parts.matchings)
-        return _given(request, parts, probabilities)
+        return _plan_with(request, parts, probabilities)
     found = optimal_probabilities(
         parts.matchings,
         request.topology.num_workers,
@@ -67,7 +67,7 @@ def build(
         return _pairwise(request, parts, found)
     p = found.probabilities
     best = contraction(request, parts, p)
-    return finished(
+    return assemble_plan(
         request,
         matchings=parts.matchings,
         schedule=Bernoulli(probabilities=p, seed=request.seed, groups=parts.groups),
@@ -79,13 +79,13 @@ def build(
     )
 
 
-def _given(request: Request, parts: Subgraphs, p: tuple[float, ...]) -> Plan:
+def _plan_with(request: Request, parts: Subgraphs, p: tuple[float, ...]) -> Plan:
     """Probabilities that the user brought: only the weight is left to find."""
     schedule = Bernoulli(probabilities=p, seed=request.seed, groups=parts.groups)
     cost = sum(q * c for q, c in zip(p, parts.costs, strict=True))
     check_affordable(request, cost, parts.limit, "the probabilities")
     by_laplacian = request.mixing == "laplacian"
-    return finished(
+    return assemble_plan(
         request,
         matchings=parts.matchings,
         schedule=schedule,
@@ -119,7 +119,7 @@ def _pairwise(request: Request, parts: Subgraphs, found: Activation) -> Plan:
         [np.full(len(matching), q) for matching, q in zip(matchings, p, strict=True)]
     )
     expected = laplacian(links, topology.num_workers, weights)
-    return finished(
+    return assemble_plan(
         request,
         matchings=matchings,
         schedule=Bernoulli(probabilities=p, seed=request.seed),
@@ -190,7 +190,7 @@ def single(request: Request, probabilities: tuple[float, ...] | None = None) -> 
     full_time = request.timing.round_time(matchings)
     if probabilities is not None:
         check_probabilities(probabilities, matchings)
-        return _given_single(request, matchings, probabilities, full_time)
+        return _single_with(request, matchings, probabilities, full_time)
     found = optimal_probabilities(
         matchings,
         request.topology.num_workers,
@@ -200,7 +200,7 @@ def single(request: Request, probabilities: tuple[float, ...] | None = None) -> 
         progress=request.progress_of("iterations of eq. 5"),
     )
     best = single_contraction(found.certificate.value)
-    return finished(
+    return assemble_plan(
         request,
         matchings=matchings,
         schedule=Choice(probabilities=found.probabilities, seed=request.seed),
@@ -212,14 +212,14 @@ def single(request: Request, probabilities: tuple[float, ...] | None = None) -> 
     )
 
 
-def _given_single(
+def _single_with(
     request: Request, matchings: tuple[Matching, ...], p: tuple[float, ...], full_time: float
 ) -> Plan:
     """The same with probabilities that the user brought."""
     schedule = Choice(probabilities=p, seed=request.seed)
     cost = schedule.expected_time(request.timing, matchings)
     check_affordable(request, cost, request.budget * full_time, "the probabilities")
-    return finished(
+    return assemble_plan(
         request,
         matchings=matchings,
         schedule=schedule,

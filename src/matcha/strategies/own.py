@@ -11,7 +11,7 @@ from matcha.errors import InputError, PlanError
 from matcha.plans import Plan
 from matcha.rounds import Mixing
 from matcha.schedules import Cycle
-from matcha.strategies.parts import check_affordable, coloring, finished, sorted_pairs
+from matcha.strategies.parts import assemble_plan, check_affordable, coloring, sorted_pairs
 from matcha.strategies.strategy import Request, Strategy, Weights
 from matcha.topology import Matching, Topology, check_matchings
 
@@ -46,7 +46,7 @@ class Rounds(Strategy):
         """
         if self.rounds is None:
             raise InputError("the rounds strategy needs rounds=[[[(i, j), …], …], …].")
-        rounds = _checked(request.topology, self.rounds, push=request.mixing == "push")
+        rounds = _check_rounds(request.topology, self.rounds, push=request.mixing == "push")
         places: dict[Matching, int] = {}
         cycle = tuple(
             tuple(places.setdefault(matching, len(places)) for matching in round_)
@@ -59,7 +59,7 @@ class Rounds(Strategy):
         limit = request.budget * request.timing.round_time(colors)
         cost = schedule.expected_time(request.timing, matchings)
         check_affordable(request, cost, limit, "the rounds")
-        return finished(
+        return assemble_plan(
             request,
             matchings=matchings,
             schedule=schedule,
@@ -69,7 +69,9 @@ class Rounds(Strategy):
         )
 
 
-def _checked(topology: Topology, given: Any, *, push: bool) -> tuple[tuple[Matching, ...], ...]:
+def _check_rounds(
+    topology: Topology, given: Any, *, push: bool
+) -> tuple[tuple[Matching, ...], ...]:
     """The rounds with sorted pairs (messages, for push), verified against the topology."""
     try:
         rounds = tuple(sorted_pairs(round_, push=push) for round_ in given)

@@ -1,4 +1,4 @@
-"""Pacing: communication time is spent as it accrues, an iteration at a time."""
+"""Pacing: communication time is spent as it accrues, iteration by iteration."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def timeline(costs: Sequence[Fraction], rate: Fraction) -> list[tuple[int, list[
     return turns
 
 
-def unrolled(turns: Iterable[tuple[int, tuple[int, ...]]]) -> tuple[tuple[int, ...], ...]:
-    """Turns as rounds, one an iteration.
+def unroll(turns: Iterable[tuple[int, tuple[int, ...]]]) -> tuple[tuple[int, ...], ...]:
+    """Turns as rounds, one per iteration.
 
-    >>> unrolled([(2, (0,)), (1, (1,))])
+    >>> unroll([(2, (0,)), (1, (1,))])
     ((), (0,), (1,))
 
     Raises:

@@ -27,7 +27,7 @@ def coloring(request: Request) -> tuple[Matching, ...]:
     return decompose(request.topology, seed=request.seed)
 
 
-def finished(
+def assemble_plan(
     request: Request,
     *,
     matchings: tuple[Matching, ...],
@@ -80,7 +80,7 @@ def finished(
         certificate=certificate,
         notes=notes,
     )
-    return _annotated(plan, full_time)
+    return _add_notes(plan, full_time)
 
 
 def check_probabilities(p: tuple[float, ...], matchings: tuple[Matching, ...]) -> None:
@@ -128,7 +128,7 @@ def sorted_pairs(given: Any, *, push: bool = False) -> tuple[Matching, ...]:
         ) from None
 
 
-def _annotated(plan: Plan, full_time: float | None) -> Plan:
+def _add_notes(plan: Plan, full_time: float | None) -> Plan:
     notes = list(plan.notes)
     own = plan.smallest_self_weight
     if own < -1e-12:

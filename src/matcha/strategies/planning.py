@@ -60,20 +60,20 @@ def plan(
     2.0
     """
     topology = as_topology(topology)
-    chosen = _chosen(strategy, has_matchings=matchings is not None)
-    mixing = _mixing(chosen, topology)
+    chosen = _resolve(strategy, has_matchings=matchings is not None)
+    mixing = _resolve_mixing(chosen, topology)
     message, whole = parse_wire(wire), timing or default_timing(topology)
-    asked = _budget(budget)
+    asked = _check_budget(budget)
     _check_wire(chosen, mixing, message)
     request = Request(
         topology=topology,
         budget=budget_over(topology, whole, message, asked),
         strategy=chosen.label,
-        seed=_seed(seed),
+        seed=_check_seed(seed),
         mixing=mixing,
         timing=timing_over(whole, message),
         alpha=getattr(chosen, "alpha", None),
-        weights=_own_weights(chosen, mixing, topology),
+        weights=_resolve_weights(chosen, mixing, topology),
         progress=progress,
     )
     if matchings is not None:
@@ -90,7 +90,7 @@ def plan(
 # -- what was given, checked ----------------------------------------------------------------------
 
 
-def _chosen(strategy: str | Strategy | Builder | None, *, has_matchings: bool) -> Strategy:
+def _resolve(strategy: str | Strategy | Builder | None, *, has_matchings: bool) -> Strategy:
     if strategy is None:
         return Matcha() if has_matchings else Greedy()
     if isinstance(strategy, type):
@@ -107,7 +107,7 @@ def _chosen(strategy: str | Strategy | Builder | None, *, has_matchings: bool) -
     return chosen
 
 
-def _mixing(chosen: Strategy, topology: Topology) -> Mixing:
+def _resolve_mixing(chosen: Strategy, topology: Topology) -> Mixing:
     """What the strategy was told to mix by, or its first choice for such links."""
     told: Mixing | None = getattr(chosen, "mixing", None)
     if not topology.directed:
@@ -135,20 +135,20 @@ def _check_wire(chosen: Strategy, mixing: Mixing, wire: Wire) -> None:
         )
 
 
-def _budget(budget: float) -> float:
+def _check_budget(budget: float) -> float:
     if isinstance(budget, bool) or not isinstance(budget, (int, float)):
         raise InputError(f"the budget is {budget!r}, but it is a number in (0, 1].")
     check_budget(float(budget))
     return float(budget)
 
 
-def _seed(seed: int) -> int:
+def _check_seed(seed: int) -> int:
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise InputError(f"the seed is {seed!r}, but it is a whole number from 0 up.")
     return seed
 
 
-def _own_weights(
+def _resolve_weights(
     chosen: Strategy, mixing: Mixing, topology: Topology
 ) -> Mapping[Link, float] | None:
     weights: Any = getattr(chosen, "weights", None)

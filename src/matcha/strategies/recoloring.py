@@ -116,7 +116,7 @@ def improve(
     if effort == "high":  # a wider walk takes another way, not always a better one
         best = min(best, _search(problem, first, walk, seen, step), key=lambda state: state.rho)
     for _ in range(walk.restarts):
-        shaken = problem.plan([problem.shaken(best.colors)])[0]
+        shaken = problem.plan([problem.shake(best.colors)])[0]
         best = min(best, _search(problem, shaken, walk, seen, step), key=lambda state: state.rho)
     # The walk plans to a few digits; only a gain that stands to all of them counts.
     before, after = problem.plan_each([first.colors, best.colors], tolerance=None)
@@ -222,17 +222,17 @@ class _Problem:
             chains = coloring.chains(a, b)
             # Exchanging one of two chains, or all but one, differs only in colour names.
             some = chains if len(chains) > 2 else chains[1:]
-            found += [self._exchanged(colors, chain, a, b) for chain in some]
+            found += [self._exchange(colors, chain, a, b) for chain in some]
         return found
 
-    def _exchanged(self, colors: Indices, chain: Sequence[int], a: int, b: int) -> Indices:
+    def _exchange(self, colors: Indices, chain: Sequence[int], a: int, b: int) -> Indices:
         moved: Indices = colors.copy()
         for i, j in pairwise(chain):
             link = self.index[(i, j) if i < j else (j, i)]
             moved[link] = a + b - colors[link]
         return moved
 
-    def shaken(self, colors: Indices) -> Indices:
+    def shake(self, colors: Indices) -> Indices:
         """A few random exchanges away."""
         for _ in range(2 * self.num_colors):
             options = self.neighbors(colors)

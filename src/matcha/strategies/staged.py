@@ -76,10 +76,10 @@ def is_off(plan: Plan, seconds: Mapping[Link, float], *, least: float = 0.0) -> 
     Args:
         plan: The plan in force.
         seconds: What a meeting over each link takes now.
-        least: Seconds an iteration by which a link must be off, as often as it is used (or, where
+        least: Seconds per iteration by which a link must be off, as often as it is used (or, where
             it is hardly used, as a typical one is), so that trifles count for nothing.
     """
-    planned, pace, uses = _planned(plan), _pace(plan, seconds), _uses(plan)
+    planned, pace, uses = _planned_times(plan), _pace(plan, seconds), _uses(plan)
     typical = statistics.fmean(uses.values())
     for link, now in seconds.items():
         then = pace * planned[link]
@@ -92,8 +92,8 @@ def is_off(plan: Plan, seconds: Mapping[Link, float], *, least: float = 0.0) -> 
 def next_stage(plan: Plan | StagedPlan, seconds: Mapping[Link, float], start: int) -> StagedPlan:
     """The plan from an iteration on, for links that take other times than it was made for.
 
-    What was asked for first stays: the strategy, the seed, and the communication time an iteration.
-    That time is the first plan's, in units of what a typical link takes: where one link becomes ten
+    What was asked for first stays: strategy, seed, and communication time per iteration. That time
+    is the first plan's, in units of what a typical link takes: where one link becomes ten
     times slower, iterations do not, and the rest of the network does its work. A pure function:
     workers that give it the same times hold the same plan, with one digest.
 
@@ -126,7 +126,7 @@ def in_stages(plan: Plan | StagedPlan) -> StagedPlan:
 def next_level(first: Plan, seconds: Mapping[Link, float]) -> Plan:
     """The plan of `next_stage` by itself, from the plan that was asked for first."""
     check_followable(first)
-    planned, pace = _planned(first), _pace(first, seconds)
+    planned, pace = _planned_times(first), _pace(first, seconds)
     share = first.wire.size_ratio()
     times = [seconds.get(link, pace * planned[link]) for link in first.topology.links]
     topology = first.topology.with_link_times([t / share for t in times])
@@ -143,13 +143,13 @@ def answer() -> None:
     json.dump(next_level(Plan.from_json(plan), seconds).to_json(), sys.stdout)
 
 
-def _planned(plan: Plan) -> dict[Link, float]:
+def _planned_times(plan: Plan) -> dict[Link, float]:
     """What the plan was made for: each link's time, in its own unit."""
     return {link: plan.timing.matching_time((link,)) for link in plan.topology.links}
 
 
 def _uses(plan: Plan) -> dict[Link, float]:
-    """How often each link is used, an iteration."""
+    """How often each link is used per iteration."""
     found = dict.fromkeys(plan.topology.links, 0.0)
     for matching, uses in zip(plan.matchings, plan.schedule.uses, strict=True):
         for link in matching:
@@ -159,5 +159,5 @@ def _uses(plan: Plan) -> dict[Link, float]:
 
 def _pace(plan: Plan, seconds: Mapping[Link, float]) -> float:
     """Seconds of what the plan calls a unit, by a typical link."""
-    planned = _planned(plan)
+    planned = _planned_times(plan)
     return statistics.median(now / planned[link] for link, now in seconds.items())

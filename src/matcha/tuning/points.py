@@ -25,7 +25,7 @@ class TunedPoint:
     consensus_error: float
     drift_error: float
     comm_seconds: float
-    """An iteration's communication."""
+    """Communication per iteration."""
     iteration_seconds: float
     learning_rate: float | None
     """The rate at which the target is reached soonest; None where trials have the task's own."""
@@ -35,7 +35,7 @@ class TunedPoint:
     proved: bool
     """Whether the rate is within what Theorem 2 allows for this ρ."""
     tried: bool = False
-    """Whether iterations were measured by training in earnest."""
+    """Whether iterations were measured by training."""
 
     @property
     def label(self) -> str:

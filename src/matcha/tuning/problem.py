@@ -2,7 +2,7 @@
 
 The excess loss of the workers' average, after K iterations at learning rate η, has three parts:
 what is left of the start, the noise that even averaging all workers leaves (both as in Theorem 2),
-and what the average feels of disagreement, by noise and by unlike data. A convex loss of the
+and what the average feels of disagreement, by noise and by heterogeneous data. A convex loss of the
 average is at most the mean of the workers' losses (Jensen), so what disagreement costs a worker
 bounds what it costs the average; `Problem.coupling` says how much of the bound is charged.
 """
@@ -28,7 +28,7 @@ class Problem:
     gradient_variance: float = 1.0
     """σ²: of a worker's stochastic gradient, summed over parameters."""
     dissimilarity: float = 0.0
-    """ζ²: mean squared distance of workers' expected gradients to their mean (unlike data)."""
+    """ζ²: mean squared distance of workers' expected gradients to their mean; data may differ."""
     coupling: float = 1.0
     """How much of what disagreement costs the workers' own models their average pays: at most all
     of it where the loss is convex, nothing for quadratics that share one curvature."""
@@ -57,7 +57,7 @@ def floor(problem: Problem, num_workers: int, rate: float, noise: float, drift: 
 
     The average model hovers at ησ²/4m / (1 − ηh/2), a quadratic's exact value (Theorem 2's second
     term is 4L times it for small ηh). Disagreement adds up to half the curvature h times
-    η²(σ² · noise + ζ² · drift), in which the pull of the curvature itself, 1 − ηh an iteration,
+    η²(σ² · noise + ζ² · drift), in which the pull of the curvature itself, 1 − ηh per iteration,
     helps the mixing: it is taken into the one contraction γ that would give the same noise
     γ²/(1 − γ²), or the same drift γ²/(1 − γ)².
     """

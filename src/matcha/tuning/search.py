@@ -47,7 +47,7 @@ def tune(
 
     Args:
         topology: As for `matcha.plan`, with link times where they are known.
-        compute_time: Seconds that a worker computes in an iteration.
+        compute_time: Seconds that a worker computes per iteration.
         link_time: Seconds of one matching that exchanges whole float32 models; may be left out
             where the topology has link times.
         latency: Those of `link_time` that a message of any size takes: no wire saves them.
@@ -57,7 +57,7 @@ def tune(
         wires: Names as for `matcha.plan`: what messages may hold.
         overlap: Whether the exchange runs while the gradient is computed.
         seed: As for `matcha.plan`.
-        trials: Trains in earnest, as `matcha.simulation.TaskTrials`; None trusts the theory.
+        trials: Trains, as `matcha.simulation.TaskTrials` does; None trusts the theory.
         max_trials: Plans to train at most, beside exact averaging.
         progress: Called with (steps done, steps in all) after each plan or trial.
 
@@ -176,7 +176,7 @@ def _network(
 
 
 def _disagreement(point: TunedPoint, problem: Problem) -> float:
-    """What a plan leaves of noise and of unlike data, in units of the noise's."""
+    """What a plan leaves of noise and of heterogeneous data, in units of the noise's."""
     noise, unlike = problem.gradient_variance, problem.dissimilarity
     return (noise * point.consensus_error + unlike * point.drift_error) / ((noise + unlike) or 1.0)
 

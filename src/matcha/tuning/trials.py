@@ -25,7 +25,7 @@ _PATIENCE = 6.0  # times what exact averaging needs: what takes longer will not 
 
 
 class Trials(Protocol):
-    """Training in earnest: what `matcha.simulation.TaskTrials` does with a task."""
+    """Real training: what `matcha.simulation.TaskTrials` does with a task."""
 
     @property
     def exact_iterations(self) -> float:
@@ -55,7 +55,7 @@ def try_best(
     """The points with measured iterations where they were tried, and inferred ones elsewhere.
 
     Args:
-        points: as predicted; only their seconds an iteration matter here.
+        points: as predicted; only their seconds per iteration matter here.
         plans: theirs.
         disagreements: theirs, in one unit.
         trials: what measures.
@@ -68,7 +68,7 @@ def try_best(
     best = math.inf
     while len(measured) < max_trials:
         guesses = {
-            n: inferred(disagreements[n], known) * point.iteration_seconds
+            n: infer_iterations(disagreements[n], known) * point.iteration_seconds
             for n, point in enumerate(points)
             if n not in measured and math.isfinite(disagreements[n])
         }
@@ -80,26 +80,26 @@ def try_best(
         needed = trials(plans[place], limit)
         measured[place] = needed
         best = min(best, needed * each)
-        # What was not reached within the limit takes longer, nobody knows how much.
+        # What was not reached within the limit takes longer, by an unknown amount.
         lesson = needed if math.isfinite(needed) else 1.5 * limit
         known.append(_Known(disagreement=disagreements[place], iterations=lesson))
         if progress is not None:
             progress(len(measured), max_trials)
     return [
-        _measured(point, measured[n])
+        _with_measured(point, measured[n])
         if n in measured
-        else _inferred(point, inferred(disagreements[n], known))
+        else _with_inferred(point, infer_iterations(disagreements[n], known))
         for n, point in enumerate(points)
     ]
 
 
-def inferred(disagreement: float, known: Sequence[_Known]) -> float:
+def infer_iterations(disagreement: float, known: Sequence[_Known]) -> float:
     """Iterations by straight lines between what is known, and beyond the last by the last's slope.
 
     >>> known = [_Known(disagreement=0.0, iterations=100.0)]
-    >>> inferred(2.0, known)
+    >>> infer_iterations(2.0, known)
     110.0
-    >>> inferred(1.0, [*known, _Known(disagreement=2.0, iterations=160.0)])
+    >>> infer_iterations(1.0, [*known, _Known(disagreement=2.0, iterations=160.0)])
     130.0
     """
     if not math.isfinite(disagreement):
@@ -125,11 +125,11 @@ def _last_slope(ordered: Sequence[_Known]) -> float:
     return max((last.iterations - first.iterations) / last.disagreement, least / 10)
 
 
-def _measured(point: TunedPoint, iterations: float) -> TunedPoint:
+def _with_measured(point: TunedPoint, iterations: float) -> TunedPoint:
     seconds = iterations * point.iteration_seconds
     return replace(point, iterations=iterations, seconds=seconds, learning_rate=None, tried=True)
 
 
-def _inferred(point: TunedPoint, iterations: float) -> TunedPoint:
+def _with_inferred(point: TunedPoint, iterations: float) -> TunedPoint:
     seconds = iterations * point.iteration_seconds
     return replace(point, iterations=iterations, seconds=seconds, learning_rate=None)

@@ -1,4 +1,4 @@
-"""Meetings of all workers of a simulation at once: a row a worker, fixed shapes, no host.
+"""Meetings of all workers of a simulation at once: a row per worker, fixed shapes, no host.
 
 A matching is two vectors over the workers: `partner` (oneself at rest) and `move` (plus the weight
 at a link's lower end, minus it at the upper, 0 at rest). Everything is done for every worker, so a
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from matcha.topology import Link
 from matcha.wires import modulo
-from matcha.wires.lowrank import LowRankRows, renewed
+from matcha.wires.lowrank import LowRankRows, renew_directions
 from matcha.wires.segments import Segment
 from matcha.wires.wire import BLOCK, Float, LowRank, Modulo, Wire
 
@@ -31,7 +31,7 @@ class Meetings(Protocol):
     """What links remember."""
 
     def reset(self, x: Tensor) -> None:
-        """Start afresh from the workers' values."""
+        """Start again from the workers' values."""
 
     def begin(self) -> None:
         """A round begins."""
@@ -102,11 +102,11 @@ class Differences:
         self.state = {f"{name}scales": self.scales}
 
     def reset(self, blocks: Tensor) -> None:
-        """Start afresh."""
+        """Start again."""
         self.scales.copy_(modulo.first_scales(blocks))
 
     def begin(self) -> None:
-        """Scales are told once a round."""
+        """Scales are told once per round."""
         self.sent.copy_(modulo.sent_scales(self.scales))
         self.seen.zero_()
         self.finest.zero_()
@@ -172,7 +172,7 @@ class ModuloMeetings:
         return x.view(len(x), -1, BLOCK)
 
     def reset(self, x: Tensor) -> None:
-        """Start afresh from the workers' values."""
+        """Start again from the workers' values."""
         self.differences.reset(self._blocks(x))
 
     def begin(self) -> None:
@@ -214,7 +214,7 @@ class LowRankMeetings:
         self.link_state = {"directions": self.directions}
 
     def reset(self, x: Tensor) -> None:
-        """Start afresh from the workers' values."""
+        """Start again from the workers' values."""
         self.directions.copy_(self.rows.start.expand_as(self.directions))
         first, second = self.rows.first_messages(x)
         self.first.reset(first)
@@ -236,9 +236,9 @@ class LowRankMeetings:
         if rows.matrices:
             half = rows.second_half(base, p)
             second = self.second.between(half, partner, move, whole).flatten(1)
-            s = rows.right.gathered(second)
+            s = rows.right.gather(second)
             # Both ends of a link write the same values to its row.
-            self.directions.index_copy_(0, link, renewed(q, s))
+            self.directions.index_copy_(0, link, renew_directions(q, s))
         rows.move(out, first, p, s, move)
 
     def end(self) -> None:

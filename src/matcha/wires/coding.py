@@ -52,7 +52,7 @@ class Coder:
         return self._memory.nbytes + self._unpacked.nbytes
 
     def begin(self) -> Tensor:
-        """A round begins: the scales as they travel, two bytes a block."""
+        """A round begins: the scales as they travel, two bytes per block."""
         self._sent = self.scales.to(torch.bfloat16)
         self._seen.zero_()
         self._finest.zero_()
@@ -85,7 +85,7 @@ class Coder:
             common: the link's scales of all blocks.
             message: `message_bytes` bytes, where the values are.
             lower: whether this worker is the lower end of the link.
-            kept: bytes, one a value, for what must be kept of it until then.
+            kept: bytes, one per value, for what must be kept of it until then.
 
         Returns:
             What `decode` needs to know of it.
@@ -147,7 +147,7 @@ class Coder:
         raised = torch.sub(*ends, out=theirs).view(torch.int8)
         unit = 2.0 ** (wire.bits - 8)
         here = slice(start, start + number)
-        sums, lengths = self._measured(raised, unit, modulo.orders(common[here]))
+        sums, lengths = self._measure(raised, unit, modulo.orders(common[here]))
         ok = apart == sums.to(torch.int32)
         seen = modulo.seen_scales(lengths, ok, apart, common[here], wire, self.block)
         torch.maximum(self._seen[here], seen, out=self._seen[here])
@@ -159,7 +159,7 @@ class Coder:
                 k.add_(wire.shift / unit)
             yield part, modulo.unrotate(k.mul_(step[part]), spare)
 
-    def _measured(self, raised: Tensor, unit: float, order: Tensor) -> tuple[Tensor, Tensor]:
+    def _measure(self, raised: Tensor, unit: float, order: Tensor) -> tuple[Tensor, Tensor]:
         """Of differences, in units of `unit` steps: what their checks differ by, their lengths."""
         sums, lengths = torch.empty(2, len(raised), dtype=self.dtype, device=self.device)
         for part, k, spare in self._chunks(len(raised)):

@@ -82,18 +82,18 @@ def budget_over(topology: Topology, timing: Timing, wire: Wire, budget: float) -
     return min(1.0, float(f"{budget * whole / small:.10g}"))
 
 
-def _transfers(document: dict[str, Any], topology: Topology) -> Timing:
+def _refuse_transfers(document: dict[str, Any], topology: Topology) -> Timing:
     raise InputError(
         "its delay model 'transfers' is gone: put the times into the topology, as link_times and "
         "link_latencies, and plan again."
     )
 
 
-def _wired(document: dict[str, Any], topology: Topology) -> Timing:
+def _read_wired(document: dict[str, Any], topology: Topology) -> Timing:
     base = TIMINGS.from_json(document["base"], topology)
     ratio = document["size_ratio"] if "size_ratio" in document else document["share"]  # by 0.2
     return Wired(base=base, size_ratio=float(ratio))
 
 
-register_timing("wired", _wired)
-register_timing("transfers", _transfers)
+register_timing("wired", _read_wired)
+register_timing("transfers", _refuse_transfers)

@@ -1,6 +1,6 @@
 """Low-rank messages: the two halves of a step of power iteration for all matrices of a row.
 
-A row is one worker's parameters, or some of them; there may be many rows, one a worker.
+A row is one worker's parameters, or some of them; there may be many rows, one per worker.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class LowRankRows:
         self._source, self._place, size = self._vector_places(x.device)
         self._first = torch.zeros(len(x), self.left.size + size, dtype=x.dtype, device=x.device)
         self._second = torch.zeros(len(x), self.right.size, dtype=x.dtype, device=x.device)
-        self.start = self.right.stacked([first_direction(c, wire.rank) for _, c in shapes])
+        self.start = self.right.stack([first_direction(c, wire.rank) for _, c in shapes])
         """The directions q before a link's first meeting."""
 
     def _vector_places(self, device: torch.device) -> tuple[Tensor, Tensor, int]:
@@ -51,7 +51,7 @@ class LowRankRows:
     def first_messages(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """What both halves hold before anybody met, for the first scales."""
         sides = [first_direction(matrix_shape(s.shape)[0], self.wire.rank) for s in self.matrices]
-        second = self.left.stacked(sides).expand(len(x), -1, -1, -1)
+        second = self.left.stack(sides).expand(len(x), -1, -1, -1)
         start = self.start.expand(len(x), -1, -1, -1)
         return self.first_half(x, start).clone(), self.second_half(x, second).clone()
 
@@ -68,7 +68,7 @@ class LowRankRows:
 
     def sides(self, first: Tensor) -> Tensor:
         """P of every matrix, orthonormal, from the difference of the first halves."""
-        return orthonormal(self.left.gathered(first))
+        return orthonormal(self.left.gather(first))
 
     def second_half(self, base: Tensor, p: Tensor) -> Tensor:
         """Xᵀ·p of every matrix, in blocks."""
@@ -111,7 +111,7 @@ class Factors:
         n = self.lengths[k]
         return flat.narrow(1, self.offsets[k], n * self.rank).view(len(flat), n, self.rank)
 
-    def gathered(self, flat: Tensor) -> Tensor:
+    def gather(self, flat: Tensor) -> Tensor:
         """A flat message as a stack: workers × matrices × longest × rank."""
         padded = torch.cat([flat[:, : self.size], self._zero], 1)
         shape = len(flat), len(self.lengths), self.longest, self.rank
@@ -121,7 +121,7 @@ class Factors:
         """Matrix k's factor in a stack."""
         return stack[:, k, : self.lengths[k]]
 
-    def stacked(self, factors: Sequence[object]) -> Tensor:
+    def stack(self, factors: Sequence[object]) -> Tensor:
         """Numpy factors as a stack without a worker axis."""
         shape = len(self.lengths), self.longest, self.rank
         stack = torch.zeros(shape, dtype=self._like.dtype, device=self._like.device)
@@ -144,7 +144,7 @@ def orthonormal(stack: Tensor) -> Tensor:
     return torch.cat(done, -1)
 
 
-def renewed(directions: Tensor, s: Tensor) -> Tensor:
+def renew_directions(directions: Tensor, s: Tensor) -> Tensor:
     """The directions for the next meeting; where nothing came through, the old ones."""
     found = orthonormal(s)
     return torch.where((found != 0).any(-2, keepdim=True), found, directions)

@@ -151,7 +151,7 @@ def levels(y: Tensor, step: Tensor, shift: Tensor | float = 0.0) -> Tensor:
 
     Args:
         y: rotated blocks.
-        step: the grid's, one a block.
+        step: the grid's, one per block.
         shift: `wire.shift` at the upper end of a link, 0 at the lower.
     """
     return _in_steps(y, step, shift).round_()
@@ -169,7 +169,7 @@ def whole_numbers(y: Tensor, step: Tensor, shift: float, *, small: bool) -> Tens
 
     Args:
         y: rotated blocks.
-        step: the grid's, one a block.
+        step: the grid's, one per block.
         shift: as for `levels`.
         small: whether all are float32 and below 2^22, see `are_small`. Adding 3·2^22 then rounds,
             and leaves the number in the lower bits of a float. What stands above it does not count:
@@ -248,5 +248,5 @@ def finest_scales(lengths: Tensor, wire: Modulo, block: int) -> Tensor:
 
 
 def next_scales(scales: Tensor, seen: Tensor, finest: Tensor) -> Tensor:
-    """The scales after a round in which the worker met somebody."""
+    """The scales after a round in which the worker met another."""
     return torch.maximum(torch.maximum(scales * FADE, seen), finest)

@@ -14,9 +14,9 @@ BLOCK = 256
 FACTOR_BLOCK = 64
 """The same for the factors of a low-rank message, which are short."""
 Shape: TypeAlias = Sequence[int]
-_OVERHEAD = 6  # bytes a block: its scale in bfloat16 and its check modulo 2**32
+_OVERHEAD = 6  # bytes per block: its scale in bfloat16 and its check modulo 2**32
 _TYPICAL: tuple[Shape, ...] = ((256, 1152), (256,), (256,))
-"""A layer in the middle of a network, for whoever asks before there is a model."""
+"""A layer in the middle of a network, for those who ask before there is a model."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,7 +127,7 @@ class Modulo:
 
 # A wider reach makes the grid coarser, a narrower one wraps more. What is left was measured among
 # workers that drift by noise and meet in turn (benchmarks/wires.py): a scale is a worker's largest
-# difference lately, so its other meetings leave more than those of two workers alone.
+# recent difference, so its other meetings leave more than those of two workers alone.
 _CLIP_RANGE = {8: 12.0, 4: 5.0, 3: 4.5, 2: 3.5}
 _WIDENING = {8: 4.0, 4: 2.0, 3: 1.5, 2: 1.5}
 _RESIDUAL = {8: 0.007, 4: 0.22, 3: 0.5, 2: 0.83}
@@ -166,7 +166,7 @@ class LowRank:
 
     @property
     def num_phases(self) -> int:
-        """Messages one after another in a meeting: one a factor."""
+        """Messages one after another in a meeting: one per factor."""
         return 2
 
     def is_factored(self, shape: Shape) -> bool:

@@ -68,6 +68,6 @@ def test_a_hypercubes_cycle_scores_the_bound_and_half_of_it_never_settles():
         for matching in hypercube_matchings(8)
     )
     cycle = Candidate(network=net, matchings=matchings, costs=(Fraction(1),) * 3, weight=0.5)
-    assert cycle.scored().error == pytest.approx(doubling_bound(8, 1.0))
+    assert cycle.with_error().error == pytest.approx(doubling_bound(8, 1.0))
     part = replace(cycle, matchings=matchings[:2], costs=cycle.costs[:2])
-    assert part.scored().error == math.inf
+    assert part.with_error().error == math.inf

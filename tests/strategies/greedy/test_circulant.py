@@ -31,7 +31,7 @@ def test_the_error_is_that_of_the_cycle_of_messages(hops, rate):
         network=net, matchings=matchings, costs=(Fraction(1),) * len(matchings), weight=0.5
     )
     found = float(hops_error(np.array([hops]), 6, rate)[0])
-    assert found == pytest.approx(cycle.scored().error)
+    assert found == pytest.approx(cycle.with_error().error)
 
 
 def test_hops_that_leave_somebody_out_never_settle():

@@ -11,7 +11,7 @@ from tests.strategies.greedy.networks import network
 from matcha import families
 from matcha.matchings import is_matching
 from matcha.strategies.greedy.candidates import Candidate
-from matcha.strategies.greedy.descent import kicked, refined, with_best_weight
+from matcha.strategies.greedy.descent import descend, kick, with_best_weight
 from matcha.strategies.greedy.max_weight import max_weight_matching
 
 
@@ -23,10 +23,10 @@ def test_refinement_descends_and_keeps_matchings(weight):
     chosen = [max_weight_matching(net.links, rng.random(len(net.links)), 16) for _ in range(12)]
     start = Candidate(
         network=net, matchings=tuple(chosen), costs=(Fraction(1),) * 12, weight=weight
-    ).scored()
-    better = refined(start)
+    ).with_error()
+    better = descend(start)
     assert better.error < 0.9 * start.error
-    assert better.error == pytest.approx(better.scored().error)
+    assert better.error == pytest.approx(better.with_error().error)
     for matching in better.matchings:
         assert is_matching([topology.links[e] for e in matching])
 
@@ -36,7 +36,7 @@ def path_cycle(weight):
     chosen = (np.array([0, 2]), np.array([1]))
     return Candidate(
         network=net, matchings=chosen, costs=(Fraction(1),) * 2, weight=weight
-    ).scored()
+    ).with_error()
 
 
 def test_the_best_weight_is_better_than_those_beside_it():
@@ -51,7 +51,7 @@ def test_kicks_leave_a_local_minimum_and_never_make_it_worse():
     rng = np.random.default_rng(0)
     chosen = tuple(net.max_weight(rng.random(len(net.links))) for _ in range(6))
     start = Candidate(network=net, matchings=chosen, costs=(Fraction(1),) * 6, weight=0.5)
-    local = refined(start, 2)
-    better = kicked(local, 2, 1)
+    local = descend(start, 2)
+    better = kick(local, 2, 1)
     assert better.error < local.error
-    assert better.error == pytest.approx(better.scored().error)
+    assert better.error == pytest.approx(better.with_error().error)

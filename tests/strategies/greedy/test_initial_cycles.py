@@ -15,7 +15,7 @@ from matcha.theory import doubling_bound
 def test_a_hypercubes_cycle_is_known_where_its_links_are():
     cube = families.hypercube(3)
     (known,) = initial_cycles(cube, network(cube, Fraction(1)))
-    assert known.scored().error == pytest.approx(doubling_bound(8, 1.0))
+    assert known.with_error().error == pytest.approx(doubling_bound(8, 1.0))
     for other in (families.ring(8), families.complete(6)):
         assert initial_cycles(other, network(other, Fraction(1))) == []
 
@@ -30,7 +30,7 @@ def test_a_cycle_is_repeated_until_its_time_is_whole_iterations():
 def test_one_way_messages_know_hops_as_well():
     topology = families.complete(8)
     net = network(topology, Fraction(1), directed=True)
-    found = [candidate.scored().error for candidate in initial_cycles(topology, net)]
+    found = [candidate.with_error().error for candidate in initial_cycles(topology, net)]
     # The hypercube's exchanges, the one-peer exponential graph, and the best hops found.
     assert len(found) == 3
     assert found == pytest.approx([doubling_bound(8, 1.0)] * 3)
@@ -42,4 +42,4 @@ def test_exchanges_are_circles_of_two():
     (known,) = initial_cycles(cube, network(cube, Fraction(3, 4)))
     circles = as_circles(known, network(cube, Fraction(3, 4), directed=True))
     assert [len(chosen) for chosen in circles.matchings] == [8] * len(known.matchings)
-    assert circles.error == pytest.approx(known.scored().error)
+    assert circles.error == pytest.approx(known.with_error().error)

@@ -40,8 +40,8 @@ def test_the_estimated_error_is_the_exact_one():
     rng = np.random.default_rng(0)
     matchings = tuple(net.max_weight(rng.random(len(net.links))) for _ in range(12))
     cycle = Candidate(network=net, matchings=matchings, costs=(Fraction(1),) * 12, weight=0.5)
-    found = sketch.measured(sketch._Graph.of(net), cycle, 2000, seed=1)
-    assert found.error == pytest.approx(cycle.scored().error, rel=0.05)
+    found = sketch.measure_error(sketch._Graph.of(net), cycle, 2000, seed=1)
+    assert found.error == pytest.approx(cycle.with_error().error, rel=0.05)
 
 
 def test_one_way_links_are_sketched_as_well():
@@ -52,7 +52,7 @@ def test_one_way_links_are_sketched_as_well():
     assert "permutations" in sketched.notes[0]
     for chosen in sketched.best.matchings:  # everyone who sends also hears: nobody's share grows
         assert sorted(net.links[chosen, 0]) == sorted(net.links[chosen, 1])
-    true = sketched.best.scored().error
+    true = sketched.best.with_error().error
     assert sketched.best.error == pytest.approx(true, rel=0.1)
     assert true <= 1.2 * exact.consensus_error
 
@@ -74,7 +74,7 @@ def test_the_sketch_costs_at_most_a_tenth(name):
     rate = Fraction(repr(0.2)) * len(decompose(topology))
     sketched = sketch.sketched_cycle(network(topology, rate)).best
     exact = matcha.plan(topology, 0.2, "greedy")
-    true = sketched.scored().error
+    true = sketched.with_error().error
     assert sketched.error == pytest.approx(true, rel=0.05)
     # The exact search gives each link a weight of its own, which the sketch does not.
     assert true <= 1.1 * exact.with_process(weights=None).consensus_error

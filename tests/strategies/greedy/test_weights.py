@@ -9,7 +9,7 @@ from tests.strategies.greedy.networks import network
 
 from matcha import families
 from matcha.strategies.greedy.candidates import Candidate
-from matcha.strategies.greedy.weights import _error_and_gradient, _groups, weighted
+from matcha.strategies.greedy.weights import _error_and_gradient, _groups, optimize_weights
 
 
 def some_cycle(net, length=8, seed=0):
@@ -17,7 +17,7 @@ def some_cycle(net, length=8, seed=0):
     matchings = tuple(net.max_weight(rng.random(len(net.links))) for _ in range(length))
     return Candidate(
         network=net, matchings=matchings, costs=(Fraction(1),) * length, weight=0.55
-    ).scored()
+    ).with_error()
 
 
 @pytest.mark.parametrize("directed", [False, True])
@@ -39,6 +39,6 @@ def test_the_gradient_is_the_slope_and_descent_pays(directed):
         step[k] = 1e-6
         slope = (error(values + step)[0] - error(values - step)[0]) / 2e-6
         assert slope == pytest.approx(slopes[k], rel=1e-4, abs=1e-7)
-    better = weighted(start)
+    better = optimize_weights(start)
     assert better.error < 0.99 * start.error
-    assert better.error == pytest.approx(better.scored().error)
+    assert better.error == pytest.approx(better.with_error().error)

@@ -19,7 +19,7 @@ from matcha.distributed.exchange.meeting import Meeting
 from matcha.distributed.transports.base import Pending
 from matcha.wires import LowRank, Modulo
 from matcha.wires.coding import Coded, Coder
-from matcha.wires.lowrank import LowRankRows, renewed
+from matcha.wires.lowrank import LowRankRows, renew_directions
 from matcha.wires.segments import Segment
 from matcha.wires.wire import BLOCK
 
@@ -414,10 +414,10 @@ class LowRankCodec(_ScaledCodec):
             self._between[k, transfer.meeting] = found, rows.sides(found)
             return
         first, p = self._between.pop((k, transfer.meeting))
-        s = rows.right.gathered(found) if rows.matrices else None
+        s = rows.right.gather(found) if rows.matrices else None
         if s is not None:
             direction = self._direction(k, transfer.meeting.peer)
-            direction.copy_(renewed(direction, s))
+            direction.copy_(renew_directions(direction, s))
         move = torch.full((1,), transfer.signed_weight, dtype=x.dtype, device=x.device)
         rows.move(x, first, p, s, move)
 

@@ -31,13 +31,13 @@ class Network:
     times: tuple[Fraction, ...]
     """The time of each link; a matching takes as long as its slowest."""
     rate: Fraction
-    """Communication time that accrues an iteration."""
+    """Communication time that accrues per iteration."""
     seed: int = 0
     """Breaks ties between equally good matchings, and decides where kicks go."""
     directed: bool = False
     """Whether messages go one way: a step then lets workers send round in circles."""
     samples: Array | None = None
-    """Measured times, a row a measurement and a column a link; then a matching takes the mean of
+    """Measured times, a row per measurement and a column per link: a matching takes the mean of
     its slowest link's."""
     loads: Array | None = None
     """Seconds that each wire (row) is busy with a message over each link (column); a matching then
@@ -65,7 +65,7 @@ class Network:
         return max(slowest, busiest.limit_denominator(10**9))
 
     def options(self, gains: Array) -> Iterator[Indices]:
-        """Matchings worth comparing by their gain a second: heaviest for some limit on the time."""
+        """Matchings worth comparing by gain per second: heaviest for some limit on the time."""
         for limit in self.limits:
             allowed = gains if limit == self.limits[-1] else gains * (self.seconds <= float(limit))
             yield self.max_weight(allowed)
@@ -124,7 +124,7 @@ class Candidate:
         ]
         return [(wait, [steps[n] for n in numbers]) for wait, numbers in self.numbers()]
 
-    def scored(self) -> Candidate:
+    def with_error(self) -> Candidate:
         """The same with its exact steady-state error."""
         turns, m = self.turns(), self.network.num_workers
         state = cycles.steady_state(turns, m, self.weight) if cycles.connects(turns, m) else None

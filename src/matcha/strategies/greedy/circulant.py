@@ -30,7 +30,7 @@ def possible_hops(topology: Topology) -> tuple[int, ...]:
 
 
 def hops_error(hops: npt.NDArray[np.int64], num_workers: int, rate: Fraction) -> Array:
-    """The steady-state errors of cycles of hops (rows), at some rounds an iteration, weight ½.
+    """The steady-state errors of cycles of hops (rows), at some rounds per iteration, weight ½.
 
     >>> round(float(hops_error(np.array([[1, 2, 4]]), 8, Fraction(1))[0]), 6)
     0.5
@@ -74,13 +74,13 @@ def best_hops(
             start = np.array([2 ** (t % least) for t in range(length)])
             if attempt or not np.isin(start, choices).all():
                 start = rng.choice(choices, length)
-            hops, error = _descended(start, choices, m, rate)
+            hops, error = _descend(start, choices, m, rate)
             if error < best_error * (1 - 1e-9):
                 best, best_error = hops, error
     return tuple(int(h) for h in best.ravel())
 
 
-def _descended(
+def _descend(
     hops: npt.NDArray[np.int64], choices: npt.NDArray[np.int64], m: int, rate: Fraction
 ) -> tuple[npt.NDArray[np.int64], float]:
     error = float(hops_error(hops[None], m, rate)[0])

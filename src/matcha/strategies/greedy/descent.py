@@ -28,18 +28,18 @@ SWEEPS = 12
 _HEAVIEST_WEIGHT = 0.95
 
 
-def refined(candidate: Candidate, sweeps: int = SWEEPS) -> Candidate:
+def descend(candidate: Candidate, sweeps: int = SWEEPS) -> Candidate:
     """Descend: replace matchings one at a time by better ones, and adjust the weight; repeat."""
     best = with_best_weight(candidate)
     for _ in range(sweeps):
-        swept = with_best_weight(_swept(best))
+        swept = with_best_weight(_sweep(best))
         if not swept.error < best.error * (1 - 1e-4):
             return swept if swept.error < best.error else best
         best = swept
     return best
 
 
-def kicked(candidate: Candidate, kicks: int, sweeps: int) -> Candidate:
+def kick(candidate: Candidate, kicks: int, sweeps: int) -> Candidate:
     """Leave local minima: replace a stretch of matchings by random ones and descend again."""
     network, rng = candidate.network, np.random.default_rng(candidate.network.seed)
     length = len(candidate.matchings)
@@ -51,9 +51,9 @@ def kicked(candidate: Candidate, kicks: int, sweeps: int) -> Candidate:
             weights = np.where(network.seconds <= limit, 0.5 + rng.random(len(network.links)), 0.0)
             matchings[n % length] = network.max_weight(weights)
         costs = tuple(network.cost(chosen) for chosen in matchings)
-        other = replace(best, matchings=tuple(matchings), costs=costs).scored()
+        other = replace(best, matchings=tuple(matchings), costs=costs).with_error()
         if math.isfinite(other.error):
-            other = refined(other, sweeps)
+            other = descend(other, sweeps)
         if other.error < best.error * (1 - 1e-9):
             best = other
     return best
@@ -64,18 +64,18 @@ def with_best_weight(candidate: Candidate) -> Candidate:
     from scipy.optimize import minimize_scalar
 
     def error(weight: float) -> float:
-        found = replace(candidate, weight=float(weight)).scored().error
+        found = replace(candidate, weight=float(weight)).with_error().error
         return found if math.isfinite(found) else 1e300
 
-    current = candidate.scored()
+    current = candidate.with_error()
     low, high = current.weight - 0.12, min(current.weight + 0.12, _HEAVIEST_WEIGHT)
     found = minimize_scalar(error, bounds=(low, high), method="bounded", options={"xatol": 2e-3})
     # Three digits are all that matters, and read better in a plan.
-    other = replace(current, weight=round(float(found.x), 3)).scored()
+    other = replace(current, weight=round(float(found.x), 3)).with_error()
     return other if other.error < current.error else current
 
 
-def _swept(candidate: Candidate) -> Candidate:
+def _sweep(candidate: Candidate) -> Candidate:
     """One pass over the cycle, each matching replaced by the best one found at its price."""
     network, m, w = candidate.network, candidate.network.num_workers, candidate.weight
     turns, noise = candidate.turns(), cycles.centering(m)
@@ -98,7 +98,7 @@ def _swept(candidate: Candidate) -> Candidate:
         X += iterations * noise
         for n in numbers:
             allowed = network.seconds <= float(candidate.costs[n])
-            better = _improved(network, X, prices[n], w, matchings[n], allowed)
+            better = _improve(network, X, prices[n], w, matchings[n], allowed)
             if network.loads is None or network.cost(better) <= candidate.costs[n]:
                 matchings[n] = better
             cycles.conjugate(X, network.ends(matchings[n]), w)
@@ -106,7 +106,7 @@ def _swept(candidate: Candidate) -> Candidate:
     return replace(candidate, matchings=tuple(matchings), costs=costs)
 
 
-def _improved(
+def _improve(
     network: Network, X: Array, V: Array, w: float, current: Indices, allowed: npt.NDArray[np.bool_]
 ) -> Indices:
     """A matching that lowers ⟨V, A X A⟩, from two starts: the current and the heaviest one."""
@@ -146,13 +146,13 @@ def _improved(
                 break
             chosen, value = other, other_value
         if not network.directed:
-            chosen, value = _swapped(network, chosen, value, linear, diagonal, coupling, floor)
+            chosen, value = _swap(network, chosen, value, linear, diagonal, coupling, floor)
         if value < best_cost - floor and len(chosen):
             best, best_cost = chosen, value
     return best
 
 
-def _swapped(
+def _swap(
     network: Network,
     chosen: Indices,
     value: float,

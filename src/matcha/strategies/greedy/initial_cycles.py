@@ -53,7 +53,7 @@ def as_circles(candidate: Candidate, network: Network) -> Candidate:
         costs=candidate.costs,
         weight=candidate.weight,
         weights=None if candidate.weights is None else tuple(w for w in weights if w is not None),
-    ).scored()
+    ).with_error()
 
 
 def _hops(topology: Topology, network: Network) -> Iterable[Sequence[Matching]]:

@@ -18,7 +18,7 @@ import numpy as np
 
 from matcha._numerics.spectra import laplacian
 from matcha.strategies.greedy.candidates import Candidate, Network
-from matcha.strategies.greedy.descent import SWEEPS, kicked, refined
+from matcha.strategies.greedy.descent import SWEEPS, descend, kick
 from matcha.strategies.greedy.max_weight import Indices
 from matcha.strategies.strategy import stepper
 from matcha.theory import cycles
@@ -58,7 +58,7 @@ def greedy_run(
     """Spend time greedily as it accrues, from a covariance, for at least `count` matchings.
 
     With equal links the next matching is the heaviest one; with link times, the one with the
-    best gain a second among the heaviest of all links up to each time.
+    best gain per second among the heaviest of all links up to each time.
 
     Returns:
         The matchings, their times, and the mean of tr(X)/m over the iterations of the run.
@@ -181,7 +181,7 @@ def best_cycle(
                         matchings=tuple(matchings[-size:]),
                         costs=tuple(costs[-size:]),
                         weight=weight,
-                    ).scored()
+                    ).with_error()
                     if best is None or candidate.error < best.error:
                         best = candidate
                     if size <= _SHORT and math.isfinite(candidate.error):
@@ -197,19 +197,19 @@ def best_cycle(
             step()
             if math.isfinite(best.error):
                 endless = min(endless, error)
-    candidates += [known.scored() for known in starts]
+    candidates += [known.with_error() for known in starts]
     candidates.sort(key=lambda candidate: candidate.error)
     candidates = _distinct(candidates)
     finalists = []
     for candidate in candidates[:refine]:
-        finalists.append(refined(candidate, sweeps))
+        finalists.append(descend(candidate, sweeps))
         step()
     finalists += candidates[refine : refine + 1]
     # In a short cycle a kick is felt everywhere, and descending again is quick.
     if kicks:
         shorts.sort(key=lambda candidate: candidate.error)
         for candidate in _distinct(shorts)[:2]:
-            finalists.append(kicked(refined(candidate, sweeps), kicks, sweeps))
+            finalists.append(kick(descend(candidate, sweeps), kicks, sweeps))
             step()
     return Found(best=min(finalists, key=lambda candidate: candidate.error), endless=endless)
 

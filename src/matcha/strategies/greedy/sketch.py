@@ -104,7 +104,7 @@ def sketched_cycle(
     around = [min(weight + step, _HEAVIEST_WEIGHT) for step in (-0.05, 0.0, 0.05)]
     found = replace(found, weight=_best_weight(graph, found, around, seed))
     return Sketched(
-        best=measured(graph, found, probes, seed + 4),
+        best=measure_error(graph, found, probes, seed + 4),
         notes=(
             f"{network.num_workers} workers: searched on a sketch of {probes} random copies with "
             f"{_rounds(network, small)}; its consensus error is estimated by simulation.",
@@ -121,7 +121,7 @@ def _rounds(network: Network, small: bool) -> str:
 def _best_weight(graph: _Graph, candidate: Candidate, weights: Sequence[float], seed: int) -> float:
     """The weight with which a cycle's error is lowest: the same noise for each, and a parabola."""
     errors = [
-        measured(graph, replace(candidate, weight=w), SCOUTS, seed + 4).error for w in weights
+        measure_error(graph, replace(candidate, weight=w), SCOUTS, seed + 4).error for w in weights
     ]
     return _lowest(weights, errors)
 
@@ -238,7 +238,7 @@ class _Graph:
 
         return apply
 
-    def settled(self, candidate: Candidate, probes: int, seed: int) -> Array:
+    def settle(self, candidate: Candidate, probes: int, seed: int) -> Array:
         """Copies that start near the steady state of a cycle: right in the slow directions."""
         turns, U = candidate.turns(), self.vectors
         F = U.T @ cycles.through(turns, U, candidate.weight)
@@ -272,7 +272,7 @@ def _run(
     Z = (
         np.zeros((network.num_workers, probes))
         if start is None
-        else graph.settled(replace(start, weight=weight), probes, seed + 2)
+        else graph.settle(replace(start, weight=weight), probes, seed + 2)
     )
     matchings, costs = _greedy(graph, price, weight, Z, seed + 1, find, step)
     size = window_sizes(costs, network.rate, [count])[0]
@@ -376,17 +376,17 @@ def _best_by_time(network: Network, gains: Array, find: Finder) -> Indices:
     return best
 
 
-def measured(graph: _Graph, candidate: Candidate, probes: int, seed: int) -> Candidate:
+def measure_error(graph: _Graph, candidate: Candidate, probes: int, seed: int) -> Candidate:
     """The candidate with its error, estimated on copies that had no part in the choice."""
     turns, m = candidate.turns(), candidate.network.num_workers
     rng = np.random.default_rng(seed)
-    Z = graph.settled(candidate, probes, seed)
+    Z = graph.settle(candidate, probes, seed)
     total, counted = 0.0, 0
     for turn in range(5):
         for wait, steps in turns:
             size = float(np.square(Z).sum())
             if turn >= 3:
-                # Iterations in which nobody talks: noise piles up at a known rate.
+                # Iterations in which no worker talks: noise piles up at a known rate.
                 total += (wait - 1) * size + probes * (m - 1) * wait * (wait - 1) / 2
             _add_noise(Z, wait, rng)
             for ends in steps:

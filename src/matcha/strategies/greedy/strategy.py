@@ -20,9 +20,9 @@ from matcha.strategies.greedy import sketch
 from matcha.strategies.greedy.candidates import Candidate, Network
 from matcha.strategies.greedy.initial_cycles import as_circles, initial_cycles
 from matcha.strategies.greedy.search import HORIZONS, WEIGHTS, Found, best_cycle
-from matcha.strategies.greedy.weights import weighted
-from matcha.strategies.pacing import check_storable, simple, unrolled
-from matcha.strategies.parts import coloring, finished
+from matcha.strategies.greedy.weights import optimize_weights
+from matcha.strategies.pacing import check_storable, simple, unroll
+from matcha.strategies.parts import assemble_plan, coloring
 from matcha.strategies.strategy import Effort, Request
 from matcha.theory import cycles
 from matcha.timing import RandomLinks, Scaled, Underlay
@@ -71,7 +71,7 @@ def build(request: Request, effort: Effort = "default") -> Plan:
 
 
 def network_of(request: Request, colors: Sequence[Matching]) -> Network:
-    """The links with their times, and the time that the budget lets accrue an iteration."""
+    """The links with their times, and the time that the budget lets accrue per iteration."""
     topology, timing, push = request.topology, request.timing, request.mixing == "push"
     links = topology.arrows if push else topology.links
     times = tuple(Fraction(timing.matching_time((link,))) for link in links)
@@ -80,7 +80,7 @@ def network_of(request: Request, colors: Sequence[Matching]) -> Network:
         times = (Fraction(1),) * len(links)
         rate = _scaled_pace(timing, request.budget * timing.round_time(colors))
     elif len(set(times)) == 1 and not isinstance(timing, Underlay):
-        # In exact decimals: a budget of 0.3 with 10 matchings is 3 an iteration, no less.
+        # In exact decimals: a budget of 0.3 with 10 matchings is 3 per iteration, no less.
         rate = simple(Fraction(repr(request.budget)) * len(colors), 1000) * times[0]
     else:
         rate = Fraction(timing.allowance(colors, request.budget))
@@ -99,7 +99,7 @@ def network_of(request: Request, colors: Sequence[Matching]) -> Network:
 
 
 def _scaled_pace(timing: Scaled, limit: float) -> Fraction:
-    """The most matchings an iteration, spread evenly, whose mean time t(n) is within the limit."""
+    """The most matchings per iteration, spread evenly, whose mean time t(n) is within the limit."""
     n = 0
     while timing.table[n + 1] <= limit if n + 1 < len(timing.table) else False:
         n += 1
@@ -123,7 +123,7 @@ def _exact(request: Request, network: Network, wanted: Effort) -> tuple[Candidat
         alike = replace(request, mixing="pairwise")
         pairs = _exact(alike, network_of(alike, coloring(alike)), wanted)[0]
         pairs = as_circles(pairs, network)
-        starts.append(replace(pairs, weights=None).scored())
+        starts.append(replace(pairs, weights=None).with_error())
     first = max(lengths)
     found: Found | None = None
     while lengths:
@@ -145,9 +145,11 @@ def _exact(request: Request, network: Network, wanted: Effort) -> tuple[Candidat
         # Repetition costs: longer cycles are tried, twice at most.
         lengths = [2 * n for n in lengths if _affordable(network, 2 * n)]
     assert found is not None
-    best = found.best if math.isfinite(found.best.error) else sketch.covering(found.best).scored()
+    best = (
+        found.best if math.isfinite(found.best.error) else sketch.covering(found.best).with_error()
+    )
     if effort.sweeps and m <= _WEIGHTED_UP_TO:
-        best = weighted(best)
+        best = optimize_weights(best)
     if pairs is not None and pairs.error < best.error:
         best = pairs
     return best, (
@@ -193,8 +195,8 @@ def _plan(
             matchings.append(tuple(links[e] for e in chosen.tolist()))
             weights.append(() if own is None else tuple(own.tolist()))
         places.append(distinct[key])
-    cycle = unrolled((wait, tuple(places[n] for n in numbers)) for wait, numbers in found.numbers())
-    return finished(
+    cycle = unroll((wait, tuple(places[n] for n in numbers)) for wait, numbers in found.numbers())
+    return assemble_plan(
         request,
         matchings=tuple(matchings),
         schedule=Cycle(cycle=cycle, num_matchings=len(matchings), seed=request.seed),

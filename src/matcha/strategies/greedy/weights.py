@@ -24,7 +24,7 @@ _LEAST, _MOST = 0.0, 0.95
 _DIGITS = 3  # of a weight: more do not matter, and would swell a plan
 
 
-def weighted(candidate: Candidate, iterations: int = 60) -> Candidate:
+def optimize_weights(candidate: Candidate, iterations: int = 60) -> Candidate:
     """The same cycle with the weights of its links that minimise its error, by L-BFGS."""
     from scipy.optimize import minimize
 
@@ -50,7 +50,7 @@ def weighted(candidate: Candidate, iterations: int = 60) -> Candidate:
         bounds=[(_LEAST, _MOST)] * len(start),
         options={"maxiter": iterations},
     )
-    better = spread(np.round(found.x, _DIGITS)).scored()
+    better = spread(np.round(found.x, _DIGITS)).with_error()
     return better if better.error < candidate.error * (1 - 1e-6) else candidate
 
 
