@@ -242,7 +242,9 @@ def test_training_goes_on_from_a_checkpoint_between_two_optimizers_steps(
             parts = [list(model.parameters())]
             if by_two:
                 parts = [[p for p in model.parameters() if p.ndim == ndim] for ndim in (2, 1)]
-            optimizers = [torch.optim.SGD(part, lr=0.05, momentum=0.9) for part in parts]
+            optimizers: list[torch.optim.Optimizer] = [
+                torch.optim.SGD(part, lr=0.05, momentum=0.9) for part in parts
+            ]
             options: dict[str, Any] = {"transport": transport, "deadline": 30}
             return (
                 model,

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import inspect
+
 import pytest
 import torch
 from torch import nn
@@ -67,3 +69,11 @@ def test_a_round_without_a_meeting_is_none_met() -> None:
 
     busy = [bool(PERIODIC.round(k)) for k in range(4)]
     assert run_threads(2, work) == [busy, busy]
+
+
+def test_gossip_stays_small_enough_to_know_by_heart() -> None:
+    gossip = make()
+    public = {name for name in {*dir(Gossip), *vars(gossip)} if not name.startswith("_")}
+    assert len(public) <= 20, sorted(public)
+    parameters = inspect.signature(Gossip).parameters.keys() - {"options", "keywords"}
+    assert len(parameters) <= 8, sorted(parameters)

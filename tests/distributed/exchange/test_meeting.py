@@ -16,6 +16,7 @@ def shake(transport, iteration: int = 3, content: torch.Tensor | None = None) ->
     """Two workers' handshake, once the other's has come."""
     meeting = Meeting(position=0, peer=1 - transport.rank, weight=0.5)
     handshake = Handshake(transport, meeting, 7, iteration, RUNNING, content)
+    handshake.pending = transport.post(handshake.messages)
     handshake.wait(timeout=20)
     return handshake
 
@@ -41,7 +42,8 @@ class Recording(MemoryTransport):
 def test_a_handshake_begins_with_a_sign_that_is_watched_for_while_a_worker_is_away(size) -> None:
     transport = Recording(MemoryNetwork(2), 0)
     content = torch.zeros(size, dtype=torch.uint8) if size else None
-    Handshake(transport, Meeting(position=0, peer=1, weight=0.5), 7, 3, RUNNING, content)
+    meeting = Meeting(position=0, peer=1, weight=0.5)
+    transport.post(Handshake(transport, meeting, 7, 3, RUNNING, content).messages)
     sign, *others = transport.posted
     assert _is_sign(sign)
     assert [len(message.incoming) for message in others] == ([size] if size else [])
@@ -56,6 +58,7 @@ def test_one_way_a_worker_hears_only_from_its_sender() -> None:
         meeting = Meeting(position=0, peer=(me - 1) % 3, weight=0.5, role=role)
         content = torch.full((2,), me, dtype=torch.uint8)
         handshake = Handshake(transport, meeting, 7, 3, RUNNING, content)
+        handshake.pending = transport.post(handshake.messages)
         handshake.wait(timeout=20)
         return handshake.answer.tolist()
 

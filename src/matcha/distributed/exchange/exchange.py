@@ -193,6 +193,7 @@ class Exchange:
                 for other in under_way
             ):
                 self._land(under_way.popleft(), state)
+            self._greet(meeting, state)
             under_way.append(self._launch(part, meeting, state))
         while under_way:
             self._land(under_way.popleft(), state)
@@ -220,9 +221,10 @@ class Exchange:
         if meeting.position not in state.handshakes:
             content = torch.cat(state.contents) if state.contents else None
             tag = self._tag(meeting, len(self._parts))
-            state.handshakes[meeting.position] = Handshake(
+            handshake = state.handshakes[meeting.position] = Handshake(
                 self.transport, meeting, tag, state.iteration, self.finished_at, content
             )
+            handshake.pending = self.transport.post(handshake.messages)
             self.bytes_sent += 0 if content is None else len(content)
 
     def _scales(self, meeting: Meeting, state: _RoundState) -> dict[Codec, Sequence[torch.Tensor]]:
@@ -248,7 +250,6 @@ class Exchange:
     # -- one message ------------------------------------------------------------------------------
 
     def _launch(self, part: _Part, meeting: Meeting, state: _RoundState) -> Transfer:
-        self._greet(meeting, state)
         codec, piece, own = part.codec, part.piece, part.piece.values.device
         transfer = Transfer(
             codec=codec,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from matcha.distributed.transports.base import Message, Transport
+from matcha.distributed.transports.base import Message, Pending, Transport
 from matcha.errors import ExchangeError, PeerLostError
 from matcha.rounds import ONE_WAY, OneWayRole, Round
 
@@ -62,8 +62,8 @@ def meetings(round: Round, worker: int) -> tuple[Meeting, ...]:
 class Handshake:
     """The message that opens a meeting: where in the plan its sender is, and what codecs must know.
 
-    Posted on creation. The position is a small message of its own: it leaves the values as they
-    are, tells when the partner came, and is a sign of life that transports can watch for.
+    The position is a small message of its own: it leaves the values as they are, tells when the
+    partner came, and is a sign of life that transports can watch for.
 
     Args:
         transport: carries it.
@@ -74,6 +74,8 @@ class Handshake:
         content: bytes of the codecs, if any; both ends send equally many.
 
     Attributes:
+        messages: to be posted.
+        pending: what they were posted under.
         answer: the partner's content, once it has come.
         both_finished: whether both ends say that they have finished, once it has come.
     """
@@ -93,13 +95,13 @@ class Handshake:
         device = transport.device or torch.device("cpu")
         position = torch.tensor([iteration, finished_at], dtype=torch.int64, device=device)
         self._position = position.clone()  # stays so where nothing is received
-        messages = [*meeting.messages(tag, self._position, position)]
+        self.messages = [*meeting.messages(tag, self._position, position)]
+        self.pending: Pending
         self.answer = content
         if content is not None:
             content = content.to(device)
             self.answer = torch.empty_like(content)
-            messages += meeting.messages(tag, self.answer, content)
-        self._pending = transport.post(messages)
+            self.messages += meeting.messages(tag, self.answer, content)
 
     def wait(self, timeout: float) -> None:
         """Wait until the partner has come.
@@ -107,7 +109,7 @@ class Handshake:
         Raises:
             ExchangeError: the partner is gone, late, or at another iteration.
         """
-        self._pending.wait(timeout)
+        self.pending.wait(timeout)
         iteration, finished_at = self._position.tolist()
         if iteration != self._iteration:
             name, transport = self._transport.name, self._transport
