@@ -12,7 +12,7 @@ from tests.distributed.links.linked import run_linked
 
 from matcha.distributed import run_threads
 
-ALONE = [c for c in crossings.all_combinations(mesh=False) if "join" not in c]
+ALONE = crossings.all_combinations(mesh=False)
 
 
 @pytest.mark.parametrize("combination", ALONE, ids="+".join)

@@ -19,6 +19,7 @@ import matcha.distributed
 from matcha import families
 from matcha.distributed import Gossip, LinkTransport, run_threads
 from matcha.distributed.checkpoint.snapshot import dump_snapshot
+from matcha.distributed.collectives import barrier
 from matcha.distributed.elastic.membership import Pace
 from matcha.errors import ExchangeError, InputError
 
@@ -356,3 +357,30 @@ def test_a_state_that_cannot_be_used_is_refused_and_another_neighbour_asked(
 
     assert run_linked(topology, work, peers=peers)[3] not in (None, donors[0])
     assert f"worker {donors[0]} gave a state that cannot be used" in caplog.text
+
+
+def test_a_worker_whose_links_break_for_a_moment_does_not_average_alone() -> None:
+    """A loaded machine is silent for long enough now and then; its links come back at once."""
+
+    silent = matcha.plan(families.ring(3), 1.0, "silent")
+
+    def work(transport: LinkTransport) -> torch.Tensor:
+        model = torch.nn.Linear(3, 1, bias=False)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with Gossip(
+            model, optimizer, silent, transport=transport, on_loss="continue", deadline=100
+        ) as gossip:
+            with torch.no_grad():
+                model.weight.fill_(float(transport.rank))
+            barrier(transport, 100)  # all have started
+            if transport.rank == 0:
+                for peer in (1, 2):
+                    cut_off(transport, peer)
+                assert transport.members == (0,)
+                for peer in (1, 2):
+                    mend(transport, peer)
+            with gossip.averaged():
+                return model.weight.detach().clone()
+
+    for average in run_linked(families.ring(3), work):
+        torch.testing.assert_close(average, torch.ones(1, 3))

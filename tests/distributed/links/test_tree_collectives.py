@@ -59,7 +59,7 @@ class Worker:
             self.versions.raise_link(peer, 1)
         live = lambda: [wire for wire in self.wires.values() if wire.is_up]  # noqa: E731
         self.collectives = TreeCollectives(
-            self.changed, self.versions, live, lambda: False, lambda rank: f"worker {rank}"
+            self.changed, self.versions, live, lambda: False, tuple, lambda rank: f"worker {rank}"
         )
 
     def hears(self, peer: int, kind: Kind, content: bytes) -> None:

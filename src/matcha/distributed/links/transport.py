@@ -70,6 +70,7 @@ T = TypeVar("T")
 _log = logging.getLogger("matcha.links")
 _HEARTBEATS = 5  # within the longest silence
 _START_SILENCE = 20.0  # seconds: imports and first calls may hold a worker up while it starts
+_RETURNS = 3.0  # seconds within which a lost worker that lives is back
 _UNHURRIED = 1.0  # seconds that an update may wait which only a failed start needs
 
 
@@ -140,7 +141,12 @@ class LinkTransport(Transport):
         self.changed = threading.Condition(self.lock)
         self.versions = LinkVersions(rank, topology)
         self.collectives = TreeCollectives(
-            self.changed, self.versions, self.live_connections, self._anyone_is_away, self.name
+            self.changed,
+            self.versions,
+            self.live_connections,
+            self._anyone_is_away,
+            self._may_return,
+            self.name,
         )
         self.connections: dict[int, Connection] = {}
         self.states = StateTransfer(self.changed, self.connections, self.name)
@@ -251,6 +257,13 @@ class LinkTransport(Transport):
     ) -> T:
         """One collective call of all members."""
         return self.collectives.call(combine, conclude, read, timeout)  # type: ignore[return-value]
+
+    def _may_return(self) -> list[int]:
+        """Workers that were lost only a moment ago, without a goodbye; the lock is held."""
+        recent = time.monotonic() - min(_RETURNS, 2 * self._silence)
+        last = {change.worker: change for change in self.changes}
+        lost = [w for w, change in last.items() if not change.is_member and change.seconds > recent]
+        return [w for w in lost if not self.get_note(w, f"finished/{self.period}")]
 
     # -- meetings and states ----------------------------------------------------------------------
 

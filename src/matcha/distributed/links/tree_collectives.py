@@ -41,6 +41,7 @@ class TreeCollectives:
         versions: What this worker knows about links.
         connections: Those that are up.
         anyone_is_away: Whether a member said that it does long work alone: then none is late.
+        may_return: Workers that were lost only a moment ago, without a goodbye.
         name: How people find a worker.
     """
 
@@ -50,10 +51,12 @@ class TreeCollectives:
         versions: LinkVersions,
         connections: Callable[[], Sequence[Connection]],
         anyone_is_away: Callable[[], bool],
+        may_return: Callable[[], Collection[int]],
         name: Callable[[int], str],
     ) -> None:
         self._changed, self._versions, self._connections = changed, versions, connections
-        self._anyone_is_away, self._name = anyone_is_away, name
+        self._anyone_is_away, self._may_return, self._name = anyone_is_away, may_return, name
+        self._took_part: Collection[int] = ()
         self.number = 0
         """How many calls this worker has finished; one that comes back takes a neighbour's."""
         self._parts: dict[int, dict[int, tuple[str, memoryview]]] = {}
@@ -124,6 +127,8 @@ class TreeCollectives:
             tree, lambda: all(self._part(c, tree) for c in tree.children), end, give_up
         ):
             return None
+        if tree.parent is None and not self._stays(tree, end):
+            return None
         with self._changed:
             parts = {child: self._parts[child][self.number][1] for child in tree.children}
         try:
@@ -157,6 +162,28 @@ class TreeCollectives:
                 reason = f"sent {what} of a collective call that cannot be used"
                 _log.warning("worker %d %s", peer, reason)
                 connection.on_end(connection, reason)
+
+    def _stays(self, tree: Tree, end: float) -> bool:
+        """At the root: whether these are all members, once those lost just now had time to return.
+
+        A worker on a loaded machine is silent for too long now and then, and all its links end; it
+        would be the root of itself, and its own model the average of all.
+        """
+        with self._changed:
+            while self._may_return() and time.monotonic() < end:
+                if self._versions.tree.digest != tree.digest:
+                    return False
+                self._changed.wait(0.05)
+            if self._versions.tree.digest != tree.digest:
+                return False
+            gone = sorted({*self._took_part} - {*tree.members})
+            self._took_part = tree.members
+        if gone:
+            who = ", ".join(map(self._name, gone))
+            _log.warning(
+                "%d workers meet without %s, which cannot be reached", len(tree.members), who
+            )
+        return True
 
     def _part(self, child: int, tree: Tree) -> bool:
         found = self._parts.get(child, {}).get(self.number)
