@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections import defaultdict
 from typing import get_args, get_type_hints
+from unittest.mock import patch
 
+import pytest
 from typer.models import OptionInfo
 
 from matcha.cli import app
+from matcha.strategies import COMPARED, EFFORTS, OFFERED, STRATEGIES
+from matcha.wires import WIRES
 
 
 def spellings():
@@ -53,3 +58,22 @@ def test_a_quantity_has_one_name():
     names = {name for found, _ in spellings() for name in found}
     assert not {name for name in names if name + "s" in names}
     assert not {name for name in names if "seconds" in name}
+
+
+def test_help_lists_what_the_registry_has(capsys):
+    """Before, `plan --mixing` offered two of the mixings, and lists were written by hand."""
+    said = run_help(capsys, "plan")
+    for name in (*OFFERED, *WIRES[:-1], *EFFORTS):
+        assert name in said, name
+    taken = {m for s in STRATEGIES.values() if "mixing" in s.options() for m in s.mixings}
+    assert taken == {"laplacian", "pairwise", "push"}
+    for mixing in taken:
+        assert mixing in said
+    for name in COMPARED:
+        assert name in run_help(capsys, "demo")
+
+
+def run_help(capsys, command):
+    with patch.dict(os.environ, {"COLUMNS": "4000", "TERM": "dumb"}), pytest.raises(SystemExit):
+        app([command, "--help"], prog_name="matcha")
+    return capsys.readouterr().out
