@@ -303,7 +303,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=300.0)
     parser.add_argument("--period", type=float, default=10.0, help="seconds between faults")
     parser.add_argument("--pause", type=float, default=5.0, help="seconds until it is undone")
-    parser.add_argument("--pace", type=float, default=0.1, help="seconds an iteration")
+    parser.add_argument("--pace", type=float, default=0.1, help="seconds per iteration")
     parser.add_argument("--undisturbed", type=float, help="its loss, as --fault none printed it")
     parser.add_argument("--task", choices=[*RATES], default="logistic")
     parser.add_argument("--nudges", type=int, default=0, help="undisturbed runs from nearby")

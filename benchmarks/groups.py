@@ -1,4 +1,4 @@
-"""A worker that is a group of processes with FSDP2 inside: memory and bytes a process.
+"""A worker that is a group of processes with FSDP2 inside: memory and bytes per process.
 
     python benchmarks/groups.py --output benchmarks/results/groups
 
@@ -160,7 +160,7 @@ def describe(document: dict[str, Any]) -> str:
     rows = document["rows"]
     lines = [
         f"{rows[0]['processes'][0]['parameters'] / 1e6:.1f} million parameters (float32, AdamW), "
-        f"{NODES} workers of {PROCESSES} processes; MB a process",
+        f"{NODES} workers of {PROCESSES} processes; MB per process",
         f"{'':<18}{'shard':>8}{'idle':>8}{'after':>8}{'peak':>8}{'Gossip':>8}{'sent':>8}{'sent/shard':>12}"
         f"{'s/step':>8}{'kernel/shards':>15}",
     ]

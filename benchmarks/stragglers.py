@@ -147,7 +147,7 @@ def run(folder: Path, runs: list[tuple[str, int, float, bool, float]]) -> None:
 
 
 def measured(folder: Path, name: str, seed: int) -> dict[str, Any]:
-    """A run's figures: each worker's iterations a second, and when the target was reached."""
+    """A run's figures: each worker's iterations per second, and when the target was reached."""
     workers = [np.load(folder / f"{name}-{seed}-{rank}.npz") for rank in range(NUM_WORKERS)]
     rates = [(len(w["times"]) - 1) / float(w["times"][-1]) for w in workers]
     values = [w["values"] for w in workers]

@@ -3,9 +3,9 @@
     python benchmarks/strangers.py --output benchmarks/results/strangers
 
 Two workers train over a link with TLS. Windows in which a thousand connections that say nothing
-are opened at one worker's door, and kept open from outside, take turns with windows in which
-nobody knocks. Compared are the iterations a second of neighbouring windows; the strangers live in
-a third process, on the same cores.
+are opened at one worker's port, and kept open from outside, take turns with windows in which
+no strangers connect. Compared are the iterations per second of neighboring windows; the strangers
+live in a third process, on the same cores.
 """
 
 from __future__ import annotations

@@ -263,7 +263,7 @@ def crossings_table(rows: list[dict[str, Any]]) -> str:
 
 
 def slow_links(graphs: Sequence[str]) -> list[dict[str, Any]]:
-    """Three workers behind links that are ten times slower; equal seconds an iteration."""
+    """Three workers behind links that are ten times slower; equal seconds per iteration."""
     rows = []
     for name in chosen(SLOWED, graphs):
         plain = topology_of(name)
@@ -312,7 +312,7 @@ def slow_line(row: dict[str, Any]) -> str:
 def slow_table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(
         [
-            "Links of three workers ten times slower: seconds an iteration and consensus error.",
+            "Links of three workers ten times slower: seconds per iteration and consensus error.",
             "blind: greedy that does not know the times (effort none), at the same seconds.",
             f"{'graph':20s} {'C_b':>5s} {'seconds':>8s} {'matcha':>9s} {'seconds':>8s} "
             f"{'blind':>9s} {'seconds':>8s} {'greedy':>9s}",
@@ -361,7 +361,7 @@ def free_line(row: dict[str, Any]) -> str:
 def free_table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(
         [
-            "Complete graphs, equal units an iteration: consensus error.",
+            "Complete graphs, equal units per iteration: consensus error.",
             "plain: greedy, effort none; one-way: greedy over one-way rounds; one-peer: directed",
             "exponential graph, one unit a hop; finite-time: hypercube (8, 16) or base; ceca: all",
             "its hops at once; no less: what no schedule can go below.",

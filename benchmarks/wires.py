@@ -1,4 +1,4 @@
-"""What each wire costs and leaves: bytes a value, share of a difference left, speed a core.
+"""What each wire costs and leaves: bytes per value, share of a difference left, speed per core.
 
 Then what a network makes of it: how far apart workers are that drift by noise, over what they are
 with whole values, measured and as a plan predicts it; and where they drift a way of their own

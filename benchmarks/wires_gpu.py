@@ -61,7 +61,7 @@ def make_plans(runs: Sequence[Run], folder: Path) -> None:
             topology = matcha.families.paper(run.topology.removeprefix("paper:"))
             plan = matcha.plan(topology, run.budget(), run.strategy)
             plan.save(path)
-            print(f"{path.name}: {plan.expected_comm_time:.4g} units an iteration", flush=True)
+            print(f"{path.name}: {plan.expected_comm_time:.4g} units per iteration", flush=True)
 
 
 # -- there: is capture right, and what does it cost? ----------------------------------------------
@@ -247,7 +247,7 @@ def _train(run: Run, task: Task, engine: Engine, args: argparse.Namespace) -> di
     last = records[-1]
     print(
         f"{run.key()}: train {last.train_loss} test {last.test_loss} {last.test_accuracy} "
-        f"consensus {last.consensus_distance} {last.megabytes_sent} MB a worker "
+        f"consensus {last.consensus_distance} {last.megabytes_sent} MB per worker "
         f"{simulation.momentum} {time.perf_counter() - started:.1f} s",
         flush=True,
     )

@@ -41,8 +41,6 @@ Clock: TypeAlias = Literal["simulated", "wall"]
 SpanKind: TypeAlias = Literal["compute", "exchange", "wait"]
 RESUMABLE = frozenset(("epochs", "target_loss", "data"))
 """What may change when a run is resumed: where it ends, and where its data lie."""
-RETIRED = {"wire_dtype": "as the model"}
-"""Choices of version 0.2 that are gone, and the value that every run now has."""
 _T = TypeVar("_T")
 
 
@@ -116,7 +114,7 @@ class RunHeader:
     wire: str = "float32"
     """What messages held."""
     momentum: str | None = None
-    """How momentum and meetings went together, `auto` decided; None where nobody asked."""
+    """How momentum and meetings went together, `auto` resolved; None where it was not said."""
     config: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=lambda: versions())
     command: str | None = field(default_factory=lambda: invoked())
@@ -252,7 +250,7 @@ class RunWriter:
 
 
 def has_diverged(loss: float) -> bool:
-    """Whether a loss says that training has diverged: no number, or beyond all reason.
+    """Whether a loss says that training has diverged: NaN, infinite, or beyond all reason.
 
     >>> has_diverged(float("nan")), has_diverged(1e30), has_diverged(2.3)
     (True, True, False)
@@ -285,7 +283,7 @@ def check_same(directory: str | Path, header: RunHeader) -> None:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """The names whose values a run may not change when it is resumed, and that did change.
+    """Names whose values changed and may not when a run is resumed.
 
     >>> differences({"batch_size": 8, "epochs": 2}, {"batch_size": 16, "epochs": 4})
     ['batch_size']
@@ -293,7 +291,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     return [
         name
         for name in {**now, **before}
-        if name not in RESUMABLE and before.get(name) != now.get(name, RETIRED.get(name))
+        if name not in RESUMABLE and before.get(name) != now.get(name)
     ]
 
 

@@ -17,7 +17,7 @@ from matcha.simulation.execution import (
 )
 from matcha.zoo.images import ImageTask
 from matcha.zoo.models import build
-from matcha.zoo.models.resnet import BasicBlock
+from matcha.zoo.models.vision import BasicBlock
 from matcha.zoo.partitions import partition
 
 

@@ -3,8 +3,7 @@
 from matcha.simulation.asynchronous import AsynchronousSimulation
 from matcha.simulation.engine import Engine
 from matcha.simulation.run import Simulation
-from matcha.simulation.simulate import Runner, run_jobs, simulate
-from matcha.simulation.trials import TaskTrials
+from matcha.simulation.simulate import Runner, TaskTrials, run_jobs, simulate
 from matcha.training.optimizers import SGD, Adam
 from matcha.training.rates import Constant, Plateau, StepDecay
 from matcha.training.settings import Delays, Execution, Settings

@@ -123,9 +123,9 @@ class Engine:
         push_sum: bool = False,
         allowance: float | None = None,
     ) -> None:
-        """Say what messages hold and how momentum and meetings go together.
+        """Set what messages hold and how momentum and meetings go together.
 
-        Costly captures (the gradients) are kept; the rest is captured anew.
+        Costly captures (the gradients) are kept; the rest is captured again.
 
         Args:
             wire: what messages hold.
@@ -173,7 +173,7 @@ class Engine:
         """What a worker sends in a meeting."""
 
     def reset(self) -> None:
-        """Start afresh from the task's initial model; what was captured stays."""
+        """Start again from the task's initial model; what was captured stays."""
         self.workers.reset(self.task.model())
         self.workers.updates.zero_()
         for name, fresh in self.optimizer.state(self.workers.parameters).items():
@@ -234,7 +234,7 @@ class Engine:
         rate = self.rates.index_select(0, self.position)
         self.workers.parameters.addcmul_(self.workers.updates, rate, value=-1)
 
-    # Two ways to carry the parts out.
+    # Two ways to run the parts.
 
     def _run(self, name: str) -> None:
         self._graphs.run(name, self._parts[name])
@@ -324,7 +324,7 @@ class Engine:
         round, follows = self._rounds[index], type(self.momentum_rule) is not MomentumRule
         self._run("gradients")
         self._run("direct" if self.overlap else "step")
-        # Push-sum's x follows every step, also where nobody talks: z = x/ω divides it by ω.
+        # Push-sum's x follows every step, also in silent rounds: z = x/ω divides it by ω.
         if round or self.mixing.mixes_always:
             self.mixing.mix(index)
         if self.overlap:

@@ -73,7 +73,7 @@ class Graphs:
         return self._captures and any(name not in self._graphs for name in names)
 
     def capture(self, parts: Mapping[str, Callable[[], None]], begin: Callable[[], None]) -> None:
-        """Record what is not recorded yet; the caller keeps and restores the state they change.
+        """Capture the parts that are not captured yet; the caller restores the state they change.
 
         Args:
             parts: in the order of an iteration.

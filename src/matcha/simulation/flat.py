@@ -1,4 +1,4 @@
-"""All workers' parameters as one matrix: a row a worker, every module's weights views of it."""
+"""All workers' parameters as one matrix: a row per worker, every module's weights views of it."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Workers:
 
     Every worker starts from the template's values. Weights that a model ties (one parameter under
     two names) stay tied. Counters such as BatchNorm's ``num_batches_tracked`` are dropped: nothing
-    here reads them, and each costs a kernel an iteration.
+    here reads them, and each costs a kernel per iteration.
 
     Args:
         template: the model; it is left unchanged.
@@ -126,7 +126,7 @@ class Workers:
         self.parameters = torch.zeros(num_workers, self.layout.size, dtype=dtype, device=device)
         self.buffers = torch.zeros(num_workers, self.buffer_layout.size, dtype=dtype, device=device)
         self.shares: Tensor | None = None
-        """Push-sum's ω, a row a worker, by which parameters count in averages; None: alike."""
+        """Push-sum's ω, a row per worker, by which parameters count in averages; None: alike."""
         self.reset(template)
         self.updates = torch.zeros_like(self.parameters)
         """Gradients, which the optimizer turns into update directions in place."""

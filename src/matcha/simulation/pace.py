@@ -1,7 +1,7 @@
 """Pace: when workers of different speeds step and meet, on a clock, without a word of models.
 
 `Agenda` is for workers that meet when both have time, as `Gossip(..., asynchronous=True)` does;
-`LinkClock` for workers in step, who wait for the partners of their round and for nobody else.
+`LinkClock` for workers in step, who wait for the partners of their round only.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class Agenda:
     """What happens next when a worker does not wait: one happening after the other.
 
     At the end of its step a worker wants the partners of its next round, who may be wanted already,
-    and goes on. Two that want each other meet as soon as neither is in a meeting; who was wanted
-    first comes first.
+    and goes on. Two that want each other meet as soon as neither is in a meeting; the oldest wish
+    comes first.
 
     Args:
         plan: its rounds say whom a worker wants at which of its own iterations.
@@ -167,7 +167,7 @@ class Agenda:
 
 
 class LinkClock:
-    """When each worker has finished an iteration, if it waits for its partners and nobody else.
+    """When each worker has finished an iteration, if it waits for its partners only.
 
     Args:
         compute: seconds of each worker's gradient.
@@ -186,7 +186,7 @@ class LinkClock:
         self.times = [0.0] * len(self.compute)
 
     def iterate(self, round: Round, average: float = 0.0) -> None:
-        """Let everybody finish an iteration.
+        """Let all workers finish an iteration.
 
         Args:
             round: what is exchanged in it.

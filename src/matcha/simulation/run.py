@@ -1,4 +1,4 @@
-"""A simulated training run: epochs of iterations in, one record an epoch out."""
+"""One simulated run: a task trained by a plan, one record per epoch."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ class Simulation:
         task: data, model and loss.
         plan: who talks when.
         settings: how to train.
-        events: losses, cuts and slowdowns by iteration. A lost worker's row stands still in
-            nobody's average, and takes another's state when it comes back.
+        events: losses, cuts and slowdowns by iteration. A lost worker's row stands still, counts in
+            no average, and takes another's state when it comes back.
         engine: one made for the same task, optimizer, overlap and execution, to start again;
             capturing graphs takes seconds, which a series of runs need spend only once.
         compute_seconds: of one gradient, where the settings leave it open; runs that are to be
             compared share one. None measures it here, apart from the training.
 
     Iterate over it for one :class:`Record` an epoch; between records, :attr:`engine` holds the
-    workers' state. A run whose loss is no longer finite ends with that record.
+    workers' state. A run that diverges ends with that record.
     """
 
     def __init__(

@@ -1,11 +1,11 @@
-"""Clipping: how far one meeting may move a worker, so that garbage does little.
+"""Clipping: how far one meeting may move a worker, so that a faulty or hostile worker does little.
 
 A plan predicts how far apart workers are when they meet: with c its consensus error under unit
-noise an iteration, n iterations between a worker's meetings, and r² the squared length of the way
+noise per iteration, n iterations between a worker's meetings, and r² the squared length of the way
 that a worker goes between two of them, E‖x_i − x_j‖² = 2(1 + c/n) r². A meeting moves its ends by
 at most `clip` times that length, times its weight. Both ends take the smaller of their two r, so
-honest ends move by exactly opposite amounts and the average is kept; who lies about r can only make
-meetings with itself do less.
+honest ends move by exactly opposite amounts and the average is kept; a worker that lies about r can
+only make its own meetings do less.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def allowance(plan: PlanLike, clip: float) -> float:
 
 
 def check_clip(clip: float) -> None:
-    """Refuse what bounds nothing.
+    """Refuse a clip that bounds nothing.
 
     Raises:
         InputError: It is not a positive number.
@@ -59,12 +59,12 @@ def _apart(level: Plan) -> float:
 
 
 def renewed_reach(reach: float, moved: float) -> float:
-    """r² after another way between meetings: the longest lately."""
+    """Update r² after another stretch between meetings: the longest recent one."""
     return max(moved, _FORGETS * reach)
 
 
 def kept_share(length: float, limit: float) -> float:
-    """The share of a move that is kept: all within the limit, none of what is no number.
+    """The share of a move that is kept: all within the limit, none if it is not finite.
 
     >>> kept_share(4.0, 1.0), kept_share(0.5, 1.0), kept_share(math.inf, 1.0)
     (0.25, 1.0, 0.0)

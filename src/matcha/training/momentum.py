@@ -31,7 +31,7 @@ _OVERSHOOT = 0.5
 Followed whole, a displacement Δ comes back as β/(1 − β) = 9 times Δ, spread over a hundred
 iterations. With meetings in between they correct it; with few, workers swing past each other, and
 run away once more than Δ comes back from one meeting to the next. A wire's noise is part of Δ and
-is corrected by nobody: the more of a difference it leaves, the less may come back (measured with
+no meeting corrects: the more of a difference it leaves, the less may come back (measured with
 gradients of pure noise, where 3 bits and a meeting in 4.5 iterations hold 0.25, one in 11 too).
 """
 
@@ -165,7 +165,7 @@ class MomentumRule:
         return {}
 
     def reset(self, x: Tensor) -> None:
-        """Start afresh at these values."""
+        """Start again at these values."""
 
     def adjust_gradient(self, gradients: Tensor) -> None:
         """Change the gradients before the optimizer sees them."""
@@ -184,7 +184,7 @@ class MomentumRule:
     def after_silent_round(
         self, x: Tensor, memory: Mapping[str, Tensor], rate: Tensor | float
     ) -> None:
-        """In place of `after_step` and `after_round`, where nobody was to be met."""
+        """In place of `after_step` and `after_round`, where no partner was to be met."""
 
 
 class QuasiGlobal(MomentumRule):
@@ -226,7 +226,7 @@ class QuasiGlobal(MomentumRule):
         return {} if self.hat is None else {"age": self.age}
 
     def reset(self, x: Tensor) -> None:
-        """Start afresh."""
+        """Start again."""
         self.age.zero_()
 
     def adjust_gradient(self, gradients: Tensor) -> None:
@@ -305,7 +305,7 @@ def _block_lengths(x: Tensor) -> Tensor:
 
 
 def _shorten_blocks(x: Tensor, limits: Tensor) -> None:
-    """Scale down the blocks that are longer than their limits; what is not finite becomes 0."""
+    """Scale down blocks longer than their limits; blocks that are not finite become 0."""
     lengths = _block_lengths(x)
     share = (limits / lengths.clamp(min=torch.finfo(x.dtype).tiny)).clamp_(max=1.0)
     shorter = torch.where(torch.isfinite(lengths), share, 0.0).unsqueeze(-1) * _blocks(x)
@@ -327,7 +327,7 @@ class Outer(MomentumRule):
         return {"anchor": self.anchor, "velocity": self.velocity}
 
     def reset(self, x: Tensor) -> None:
-        """Start afresh at these values."""
+        """Start again at these values."""
         self.anchor.copy_(x)
         self.velocity.zero_()
 
@@ -352,7 +352,7 @@ class Tracking(MomentumRule):
     """Gradient tracking: steps follow the average gradient of all workers, as far as it is known.
 
     A worker steps along g + (y − a): its own gradient, put right by what it knows of the others'.
-    a is the mean of its own gradients lately, y follows the average of the workers' means by
+    a is a running mean of its own gradients, y follows the average of the workers' means by
     y ← W(y + a − a₋), and is exchanged as x is, so a meeting takes twice the bytes.
 
     As published, a is the last gradient (`memory=0`): what a meeting then learns holds the noise of
@@ -373,7 +373,7 @@ class Tracking(MomentumRule):
         return {"tracked": self.tracked, "mean": self.mean, "age": self.age}
 
     def reset(self, x: Tensor) -> None:
-        """Start afresh at these values."""
+        """Start again at these values."""
         for tensor in self.state().values():
             tensor.zero_()
 

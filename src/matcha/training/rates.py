@@ -21,22 +21,9 @@ class Schedule(Protocol):
         ...
 
 
-def _warm(epoch: float, base: float, start: float, epochs: float) -> float:
-    return base if epoch >= epochs else start + (base - start) * epoch / epochs
-
-
-def _check(base: float, warmup: float, factor: float = 1.0) -> None:
-    if not 0 < base < math.inf:
-        raise InputError(f"the learning rate must be above 0, not {base}")
-    if warmup < 0:
-        raise InputError(f"warm-up must not be negative: {warmup}")
-    if not factor > 0:
-        raise InputError(f"the decay factor must be above 0, not {factor}")
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Constant:
-    """The same learning rate throughout, after a linear warm-up."""
+class _Warmed:
+    """A base rate that is reached by a linear warm-up."""
 
     follows_loss: ClassVar[bool] = False
     base: float
@@ -45,15 +32,30 @@ class Constant:
     start: float = 0.0
 
     def __post_init__(self) -> None:
-        _check(self.base, self.warmup)
+        if not 0 < self.base < math.inf:
+            raise InputError(f"the learning rate must be above 0, not {self.base}")
+        if self.warmup < 0:
+            raise InputError(f"warm-up must not be negative: {self.warmup}")
+        factor = getattr(self, "factor", 1.0)
+        if not factor > 0:
+            raise InputError(f"the decay factor must be above 0, not {factor}")
 
-    def rate(self, epoch: float, losses: Sequence[float] = ()) -> float:
-        """η at an epoch."""
-        return _warm(epoch, self.base, self.start, self.warmup)
+    def _warm(self, epoch: float) -> float:
+        if epoch >= self.warmup:
+            return self.base
+        return self.start + (self.base - self.start) * epoch / self.warmup
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StepDecay:
+class Constant(_Warmed):
+    """The same learning rate throughout, after the warm-up."""
+
+    def rate(self, epoch: float, losses: Sequence[float] = ()) -> float:
+        return self._warm(epoch)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepDecay(_Warmed):
     """Divide the rate by ``factor`` at each milestone; the paper's image tasks.
 
     >>> paper = StepDecay(base=0.8, milestones=(100, 150), factor=10)
@@ -61,24 +63,16 @@ class StepDecay:
     [0.8, 0.8, 0.08, 0.008]
     """
 
-    follows_loss: ClassVar[bool] = False
-    base: float
     milestones: tuple[float, ...] = ()
     factor: float = 10.0
-    warmup: float = 0.0
-    start: float = 0.0
-
-    def __post_init__(self) -> None:
-        _check(self.base, self.warmup, self.factor)
 
     def rate(self, epoch: float, losses: Sequence[float] = ()) -> float:
-        """η at an epoch."""
         drops = sum(epoch >= milestone for milestone in self.milestones)
-        return _warm(epoch, self.base, self.start, self.warmup) / self.factor**drops
+        return self._warm(epoch) / self.factor**drops
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Plateau:
+class Plateau(_Warmed):
     """Divide the rate by ``factor`` after each epoch without a gain; the paper's PTB task.
 
     >>> paper = Plateau(base=40.0, factor=4)
@@ -87,27 +81,20 @@ class Plateau:
     """
 
     follows_loss: ClassVar[bool] = True
-    base: float
     factor: float = 4.0
-    warmup: float = 0.0
-    start: float = 0.0
-
-    def __post_init__(self) -> None:
-        _check(self.base, self.warmup, self.factor)
 
     def rate(self, epoch: float, losses: Sequence[float] = ()) -> float:
-        """η at an epoch, given the average model's loss after each epoch so far."""
         best, drops = float("inf"), 0
         for loss in losses:
             if loss < best:
                 best = loss
             else:
                 drops += 1
-        return _warm(epoch, self.base, self.start, self.warmup) / self.factor**drops
+        return self._warm(epoch) / self.factor**drops
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Cosine:
+class Cosine(_Warmed):
     """From the base down to a share of it along half a cosine; usual for language models.
 
     >>> rates = Cosine(base=1.0, epochs=10, warmup=2)
@@ -115,22 +102,17 @@ class Cosine:
     [0.5, 1.0, 0.55, 0.1]
     """
 
-    follows_loss: ClassVar[bool] = False
-    base: float
     epochs: float
     """When the descent ends."""
     final: float = 0.1
     """What is left of the base at the end."""
-    warmup: float = 0.0
-    start: float = 0.0
 
     def __post_init__(self) -> None:
-        _check(self.base, self.warmup)
+        _Warmed.__post_init__(self)
         if not self.epochs > self.warmup:
             raise InputError(f"the warm-up of {self.warmup} epochs must end before {self.epochs}")
 
     def rate(self, epoch: float, losses: Sequence[float] = ()) -> float:
-        """η at an epoch."""
         done = min(1.0, max(0.0, (epoch - self.warmup) / (self.epochs - self.warmup)))
         share = self.final + (1 - self.final) * (1 + math.cos(math.pi * done)) / 2
-        return share * _warm(epoch, self.base, self.start, self.warmup)
+        return share * self._warm(epoch)

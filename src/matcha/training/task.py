@@ -40,7 +40,8 @@ class Task(Protocol):
 
     An epoch's choices (which examples, which crops) are tables of plain numbers drawn on the host
     from (seed, worker, epoch); ``batch`` turns one row of them into tensors with operations that
-    run the same on any device and inside a captured graph.
+    run the same on any device and inside a captured graph. A class of yours may inherit from this
+    one for its two defaults, or have the same members.
     """
 
     name: str
@@ -73,8 +74,8 @@ class Task(Protocol):
         ...
 
     def initial_state(self) -> tuple[Tensor, ...]:
-        """What one worker carries from batch to batch within an epoch; often nothing."""
-        ...
+        """What one worker carries from batch to batch within an epoch; by default nothing."""
+        return ()
 
     def loss(
         self, model: nn.Module, inputs: Tensor, targets: Tensor, state: tuple[Tensor, ...]
@@ -87,8 +88,11 @@ class Task(Protocol):
         ...
 
     def recalibration(self) -> Iterable[Tensor]:
-        """Inputs over all workers' data on which BatchNorm statistics can be measured again."""
-        ...
+        """Inputs over all workers' data on which BatchNorm statistics can be measured again.
+
+        None by default, for models without BatchNorm.
+        """
+        return iter(())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

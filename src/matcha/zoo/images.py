@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from matcha.errors import InputError
-from matcha.training.task import Evaluation, digest, generator, model_digest
+from matcha.training.task import Evaluation, Task, digest, generator, model_digest
 from matcha.zoo.data import Images
 from matcha.zoo.models import seeded
 from matcha.zoo.partitions import Indices
@@ -21,7 +21,7 @@ from matcha.zoo.partitions import Indices
 _ORDER, _CROP, _RECALIBRATION = 0x4F52, 0x4352, 0x5243  # purposes of random draws
 
 
-class ImageTask:
+class ImageTask(Task):
     """Classify images; each worker has its own part of the training set.
 
     An epoch is as many iterations as the whole training set fills batches of all workers; a worker
@@ -32,7 +32,7 @@ class ImageTask:
         data: images and labels.
         parts: each worker's examples, from :func:`matcha.zoo.partitions.partition`.
         model: makes a new model; its weights come from ``seed``.
-        batch_size: examples a worker and iteration.
+        batch_size: examples per worker and iteration.
         seed: of initial weights, order and augmentation.
         augment: random shifts by up to ``padding`` pixels and horizontal flips.
         flat: inputs are vectors instead of images, for linear models.
@@ -92,11 +92,9 @@ class ImageTask:
         }
 
     def model(self) -> nn.Module:
-        """A new model with the initial weights of the seed."""
         return seeded(self._make, self.seed)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> None:
-        """Move images, labels and constants to the device."""
         data, p = self._data, self._padding
         padded = (
             np.pad(data.train_images, ((0, 0), (p, p), (p, p), (0, 0))) if p else data.train_images
@@ -115,7 +113,6 @@ class ImageTask:
         self._dtype = dtype
 
     def tables(self, epoch: int) -> dict[str, npt.NDArray[np.generic]]:
-        """Which examples, and how each is shifted and flipped."""
         steps, batch = self.steps_per_epoch, self.batch_size
         index = np.empty((steps, self.num_workers, batch), np.int64)
         for worker, part in enumerate(self.parts):
@@ -134,7 +131,6 @@ class ImageTask:
         return tables
 
     def batch(self, rows: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Gather, shift, flip and normalise all workers' images in a few operations."""
         held, index = self._held, rows["index"]
         if self.augment:
             down, across, flip = rows["choices"].unbind(-1)
@@ -153,18 +149,12 @@ class ImageTask:
         values = values.to(self._dtype)
         return values.flatten(-3) if self.flat else values.movedim(-1, -3)
 
-    def initial_state(self) -> tuple[Tensor, ...]:
-        """Images carry nothing over."""
-        return ()
-
     def loss(
         self, model: nn.Module, inputs: Tensor, targets: Tensor, state: tuple[Tensor, ...]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Cross-entropy."""
         return functional.cross_entropy(model(inputs), targets), ()
 
     def evaluate(self, model: nn.Module) -> Evaluation:
-        """Cross-entropy and the share of test images classified correctly."""
         images, labels = self._held["test"], self._held["test_labels"]
         loss = torch.zeros((), dtype=torch.float64, device=images.device)
         hits = torch.zeros((), dtype=torch.long, device=images.device)

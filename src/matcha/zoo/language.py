@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from matcha.errors import DataError
-from matcha.training.task import Evaluation, digest, model_digest
+from matcha.training.task import Evaluation, Task, digest, model_digest
 from matcha.zoo.data import Labels, Text
 from matcha.zoo.models import LanguageModel, Transformer, seeded
 
@@ -33,7 +33,7 @@ def mean_cross_entropy(scores: Tensor, targets: Tensor) -> Tensor:
     return losses.view(len(targets), -1).mean(1)
 
 
-class LanguageTask:
+class LanguageTask(Task):
     """Predict the next word; an LSTM's state is carried from batch to batch within an epoch.
 
     Args:
@@ -42,7 +42,7 @@ class LanguageTask:
         num_workers: m.
         model: makes a new model; its weights come from ``seed``.
         batch_size: places in its stretch that a worker reads at once.
-        length: words a batch and place, through which gradients flow back.
+        length: words per batch and place, through which gradients flow back.
         seed: of the initial weights.
     """
 
@@ -87,11 +87,9 @@ class LanguageTask:
         }
 
     def model(self) -> nn.Module:
-        """A new model with the initial weights of the seed."""
         return seeded(self._make, self.seed)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> None:
-        """Move the text to the device."""
         self._dtype = dtype
         self._words = torch.from_numpy(self._columns).to(device)
         self._steps = torch.arange(self.length + 1, device=device)
@@ -101,19 +99,16 @@ class LanguageTask:
         self._valid = self._valid.to(device)
 
     def tables(self, epoch: int) -> dict[str, npt.NDArray[np.generic]]:
-        """Where each iteration starts reading; the same every epoch, as text has an order."""
         starts = np.arange(self.steps_per_epoch, dtype=np.int64) * self.length
         return {"start": np.repeat(starts[:, None], self.num_workers, axis=1)}
 
     def batch(self, rows: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Words and the words after them, time before place."""
         times = rows["start"][:, None] + self._steps
         index = times[..., None].expand(-1, -1, self._words.shape[-1])
         words = self._words.gather(1, index)
         return words[:, :-1], words[:, 1:]
 
     def initial_state(self) -> tuple[Tensor, ...]:
-        """The LSTM's zero state for one worker's batch."""
         model = self.model()
         assert isinstance(model, (LanguageModel, Transformer))
         return model.state(self.batch_size)
@@ -121,12 +116,10 @@ class LanguageTask:
     def loss(
         self, model: nn.Module, inputs: Tensor, targets: Tensor, state: tuple[Tensor, ...]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Cross-entropy per word, and the state after the batch; one per worker where stacked."""
         scores, after = model(inputs, *state)
         return mean_cross_entropy(scores, targets), after
 
     def evaluate(self, model: nn.Module) -> Evaluation:
-        """Cross-entropy a word of the validation text; its exponential is the perplexity."""
         assert isinstance(model, (LanguageModel, Transformer))
         words = self._valid
         state = tuple(tensor.to(words.device) for tensor in model.state(words.shape[1]))
@@ -137,7 +130,3 @@ class LanguageTask:
             scores = scores.flatten(0, 1).to(torch.float32)
             total += functional.cross_entropy(scores, piece[1:].flatten(), reduction="sum")
         return Evaluation(loss=float(total) / (words.numel() - words.shape[1]))
-
-    def recalibration(self) -> Iterator[Tensor]:
-        """Nothing to measure again: the model has no BatchNorm."""
-        return iter(())

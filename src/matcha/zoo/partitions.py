@@ -29,7 +29,7 @@ def partition(
     """Each worker's examples: disjoint, together all of them.
 
     ``iid`` deals shuffled examples evenly, as the paper does. ``shards`` sorts by label, cuts into
-    ``shards_per_worker`` pieces a worker and deals those (McMahan et al., 2017). ``dirichlet``
+    ``shards_per_worker`` pieces per worker and deals those (McMahan et al., 2017). ``dirichlet``
     shares each class by a draw from Dirichlet(``concentration``) (Hsu et al., 2019).
 
     >>> parts = partition(np.array([0, 1, 0, 1]), 2, "shards", shards_per_worker=1)
@@ -58,7 +58,7 @@ def _shards(
     labels: npt.NDArray[Any], num_workers: int, each: int, random: np.random.Generator
 ) -> tuple[Indices, ...]:
     if each < 1 or each * num_workers > len(labels):
-        raise InputError(f"{each} shards a worker need at least {each * num_workers} examples")
+        raise InputError(f"{each} shards per worker need at least {each * num_workers} examples")
     pieces = np.array_split(np.argsort(labels, kind="stable"), num_workers * each)
     dealt = random.permutation(len(pieces)).reshape(num_workers, each)
     return tuple(np.sort(np.concatenate([pieces[k] for k in row])) for row in dealt)

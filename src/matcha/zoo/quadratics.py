@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from matcha.errors import InputError
 from matcha.theory import admissible_learning_rate, gradient_bound
-from matcha.training.task import Evaluation, digest, generator
+from matcha.training.task import Evaluation, Task, digest, generator
 
 _SHAPE, _NOISE = 0x5348, 0x4E4F  # purposes of random draws
 
@@ -29,7 +29,7 @@ class Point(nn.Module):
         return self.x
 
 
-class QuadraticTask:
+class QuadraticTask(Task):
     """Fᵢ(x) = ½ (x − bᵢ)ᵀ A (x − bᵢ) with noisy gradients: Assumptions 1 to 4 hold with equality.
 
     A is diagonal with eigenvalues from L/``condition`` to L. The minima bᵢ differ so that the mean
@@ -120,10 +120,6 @@ class QuadraticTask:
         minima = self._held[1]
         return minima, rows["noise"].to(minima.dtype)
 
-    def initial_state(self) -> tuple[Tensor, ...]:
-        """Nothing is carried over."""
-        return ()
-
     def loss(
         self, model: nn.Module, inputs: Tensor, targets: Tensor, state: tuple[Tensor, ...]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -138,7 +134,7 @@ class QuadraticTask:
         return Evaluation(loss=float(0.5 * (self._held[0] * model.x.detach() ** 2).sum()))
 
     def training_loss(self, model: nn.Module) -> float:
-        """F(x) − F_inf: there is no other data than what the quadratics stand for."""
+        """F(x) − F_inf, exactly."""
         return self.evaluate(model).loss
 
     def gradient_norm(self, model: nn.Module) -> float:
@@ -160,7 +156,3 @@ class QuadraticTask:
             dissimilarity=self.heterogeneity**2,
             initial_gap=self.initial_gap,
         )
-
-    def recalibration(self) -> Iterator[Tensor]:
-        """Nothing to measure again."""
-        return iter(())

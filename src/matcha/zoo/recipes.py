@@ -146,7 +146,7 @@ class Recipe:
         """The learning rate over a run of so many epochs, the paper's decays scaled to it.
 
         Raises:
-            InputError: There is no epoch, or the learning rate is not above 0.
+            InputError: epochs is below 1, or the learning rate is not above 0.
         """
         if epochs < 1:
             raise InputError(f"epochs must be 1 or more, not {epochs}")
@@ -199,7 +199,7 @@ def _images(
 
 
 def _refuse(recipe: Recipe, choices: Choices, *names: str) -> None:
-    """What a task cannot heed is an error: the user would believe that it was heeded."""
+    """A choice that a task ignores is an error: the user would believe that it took effect."""
     usual = Choices(num_workers=choices.num_workers)
     for name in names:
         value = getattr(choices, name)

@@ -11,24 +11,24 @@ import torch
 from torch import Tensor, nn
 
 from matcha.errors import InputError
-from matcha.training.task import Evaluation, digest, generator, model_digest
+from matcha.training.task import Evaluation, Task, digest, generator, model_digest
 from matcha.zoo.models import seeded
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
-class TensorTask:
-    """Examples and targets as tensors, dealt out to the workers like cards.
+class TensorTask(Task):
+    """Examples and targets as tensors, dealt to the workers at random.
 
     Args:
         model: makes a new model; its first weights are drawn under the seed.
-        examples: training inputs, one a row.
-        targets: what the model should answer.
+        examples: training inputs, one per row.
+        targets: what the model should predict.
         test: held-out inputs and targets; None tests on the training data.
-        loss: of answers and targets, the mean over a batch.
+        loss: of predictions and targets, the mean over a batch.
         num_workers: how many share the data.
-        batch_size: examples that a worker takes in an iteration.
-        seed: of weights, order and who gets what.
+        batch_size: examples per worker and iteration.
+        seed: of weights, order and the partition.
         name: what records call it.
 
     Raises:
@@ -75,17 +75,14 @@ class TensorTask:
         }
 
     def model(self) -> nn.Module:
-        """A new model with the first weights of the seed."""
         return seeded(self._make, self.seed)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> None:
-        """Move the data to a device."""
         self._held = tuple(
             t.to(device, dtype if t.is_floating_point() else None) for t in self._own
         )
 
     def tables(self, epoch: int) -> dict[str, npt.NDArray[np.generic]]:
-        """Which examples each worker takes in each iteration."""
         steps, batch = self.steps_per_epoch, self._batch
         index = np.empty((steps, self.num_workers, batch), np.int64)
         for worker, part in enumerate(self._parts):
@@ -94,21 +91,14 @@ class TensorTask:
         return {"index": index}
 
     def batch(self, rows: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """The examples and targets of all workers."""
         return self._held[0][rows["index"]], self._held[1][rows["index"]]
-
-    def initial_state(self) -> tuple[Tensor, ...]:
-        """Nothing is carried over."""
-        return ()
 
     def loss(
         self, model: nn.Module, inputs: Tensor, targets: Tensor, state: tuple[Tensor, ...]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """The loss that was given."""
         return self._loss(model(inputs), targets), ()
 
     def evaluate(self, model: nn.Module) -> Evaluation:
-        """The loss on the test data; the accuracy too, where targets are classes."""
         inputs, targets = self._held[2:]
         answers = model(inputs)
         accuracy = None

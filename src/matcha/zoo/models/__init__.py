@@ -10,11 +10,8 @@ from torch import nn
 
 from matcha.errors import unknown_name
 from matcha.zoo.models.lstm import LanguageModel
-from matcha.zoo.models.resnet import ResNet, resnet
-from matcha.zoo.models.small import SmallCNN
 from matcha.zoo.models.transformer import Transformer
-from matcha.zoo.models.vgg import VGG16
-from matcha.zoo.models.wideresnet import WideResNet
+from matcha.zoo.models.vision import VGG16, ResNet, SmallCNN, WideResNet, resnet
 
 MODELS: dict[str, Callable[[int], nn.Module]] = {
     "cnn": SmallCNN,

@@ -64,7 +64,7 @@ class _Recurrence(torch.autograd.Function):
     """The part of an LSTM layer that must go step by step.
 
     Written out because gradients by the recurrent weights are then one product over all steps
-    instead of one a step, each added to a matrix of 36 MB; and because, unlike cuDNN's layer, it
+    instead of one per step, each added to a matrix of 36 MB; and because, unlike cuDNN's layer, it
     takes weights wherever they lie, computes in bfloat16 and is captured in CUDA graphs.
     """
 
