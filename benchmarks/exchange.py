@@ -36,11 +36,11 @@ from torch import nn
 
 from matcha import Plan, Round, families
 from matcha.distributed import Gossip, Message, TorchTransport, Transport
-from matcha.distributed.collectives import barrier
 from matcha.distributed.exchange.codecs import FloatCodec
 from matcha.distributed.exchange.exchange import Exchange
 from matcha.distributed.exchange.meeting import Meeting
 from matcha.distributed.launch.local_workers import LocalWorkers
+from matcha.distributed.transports.collectives import barrier
 from matcha.errors import MatchaError
 from matcha.rounds import RoundProcess
 from matcha.schedules import Cycle

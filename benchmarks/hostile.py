@@ -25,11 +25,11 @@ import harness
 import torch
 
 import matcha
-from matcha.distributed.collectives import gather
 from matcha.distributed.launch.environment import worker_transport
 from matcha.distributed.launch.launcher import launch
 from matcha.distributed.training import Training
 from matcha.distributed.transports.base import Message, Transport
+from matcha.distributed.transports.collectives import gather
 from matcha.simulation import Simulation
 from matcha.strategies import Greedy
 from matcha.training.optimizers import SGD

@@ -29,12 +29,12 @@ import torch.distributed as dist
 from matcha import Round, Topology, families
 from matcha._io.keys import new_keys
 from matcha.distributed import Keys, LinkTransport, Peers, TorchTransport, Transport
-from matcha.distributed.collectives import barrier
 from matcha.distributed.exchange.codecs import FloatCodec
 from matcha.distributed.exchange.exchange import Exchange
 from matcha.distributed.exchange.meeting import meetings
 from matcha.distributed.launch.local_workers import LocalWorkers
 from matcha.distributed.links.peers import free_ports
+from matcha.distributed.transports.collectives import barrier
 from matcha.errors import MatchaError
 
 MEGABYTES, MBPS, WORKERS = 25, 1000, 64

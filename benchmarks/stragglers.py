@@ -31,8 +31,8 @@ from torch import nn
 
 from matcha import Plan, families, plan
 from matcha.distributed import Gossip, TorchTransport
-from matcha.distributed.collectives import barrier
 from matcha.distributed.launch.local_workers import LocalWorkers
+from matcha.distributed.transports.collectives import barrier
 from matcha.simulation import (
     SGD,
     AsynchronousSimulation,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import graphlib
 from pathlib import Path
 
 import pytest
 
-from house import FLOORS, edges, entries, modules, room
+from house import FLOORS, SOURCE, edges, entries, modules, room
 
 HEIGHT = {name: height for height, floor in enumerate(FLOORS) for name in floor}
 ROOT = Path(__file__).parent.parent
@@ -45,3 +46,49 @@ def test_no_file_is_above_the_line_limit():
     """A smoke alarm: a longer file probably holds a noun that wants a room of its own."""
     long = {name: len(file.read_text().splitlines()) for name, file in modules().items()}
     assert not {name: lines for name, lines in long.items() if lines > 700}
+
+
+def test_a_room_has_at_most_fourteen_entries():
+    """What stands side by side must be seen at a glance; `__init__` and assets do not count."""
+    rooms: dict[Path, set[str]] = {}
+    for file in modules().values():
+        for entry in (file, *file.parents):
+            if SOURCE in entry.parents:
+                rooms.setdefault(entry.parent, set()).add(entry.stem)
+    found = {str(room): len(names - {"__init__"}) for room, names in rooms.items()}
+    assert not {room: n for room, n in found.items() if n > 14 and room != str(SOURCE)}
+
+
+OPEN_PROTOCOLS = {"KnownLoss", "KnownGradient", "Trials"}
+"""Capabilities of a user's own task or search, of which ours is one example."""
+
+
+def test_every_protocol_has_several_implementations():
+    """A Protocol with one implementation is a detour: name the class."""
+    trees = [ast.parse(file.read_text(encoding="utf-8")) for file in modules().values()]
+    classes = [n for tree in trees for n in ast.walk(tree) if isinstance(n, ast.ClassDef)]
+    by_name = {node.name: node for node in classes}
+
+    def bases(node: ast.ClassDef) -> list[str]:
+        return [ast.unparse(base).partition("[")[0] for base in node.bases]
+
+    def members(node: ast.ClassDef) -> set[str]:
+        found = {n.name for n in node.body if isinstance(n, ast.FunctionDef)}
+        found |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+        found |= {n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute)}
+        inherited = [members(by_name[base]) for base in bases(node) if base in by_name]
+        return found.union(*inherited)
+
+    def required(node: ast.ClassDef) -> set[str]:
+        named = {n.name for n in node.body if isinstance(n, ast.FunctionDef)}
+        fields = (n.target for n in node.body if isinstance(n, ast.AnnAssign))
+        return named | {field.id for field in fields if isinstance(field, ast.Name)}
+
+    alone = {}
+    for protocol in classes:
+        if "Protocol" in bases(protocol) and protocol.name not in OPEN_PROTOCOLS:
+            having = [n for n in classes if "Protocol" not in bases(n)]
+            found = [n.name for n in having if required(protocol) <= members(n)]
+            if len(found) < 2:
+                alone[protocol.name] = found
+    assert not alone

@@ -48,7 +48,7 @@ from torch import nn
 from matcha import families
 from matcha import plan as make_plan
 from matcha.distributed import TorchTransport
-from matcha.distributed.collectives import barrier
+from matcha.distributed.transports.collectives import barrier
 from matcha.errors import MatchaError
 from matcha.zoo.data import digits
 

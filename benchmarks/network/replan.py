@@ -31,7 +31,7 @@ from namespaces import Network
 import matcha
 from matcha import Plan, StagedPlan, Topology, families
 from matcha.distributed import Gossip, LinkTransport, Peers
-from matcha.distributed.collectives import barrier
+from matcha.distributed.transports.collectives import barrier
 from matcha.strategies import next_stage
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

@@ -16,7 +16,6 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from matcha.distributed.checkpoint.checkpoint import load_checkpoint, save_checkpoint
-from matcha.distributed.collectives import gather, roll_call
 from matcha.distributed.elastic.membership import Membership
 from matcha.distributed.exchange.averaging import Averaging
 from matcha.distributed.exchange.background import Asynchrony
@@ -47,6 +46,7 @@ from matcha.distributed.options import (
     unwrap,
 )
 from matcha.distributed.transports.base import Transport
+from matcha.distributed.transports.collectives import gather, roll_call
 from matcha.distributed.worker_state import WorkerState, make_worker_state
 from matcha.plans import PlanLike
 from matcha.records import Span

@@ -190,7 +190,7 @@ def train_job(
             job.folder.mkdir(parents=True, exist_ok=True)
         command = invoked()
         _launch(
-            ["-m", "matcha.distributed.worker", str(file)],
+            ["-m", "matcha.distributed.launch.worker", str(file)],
             job.plan,
             network,
             Path(folder),

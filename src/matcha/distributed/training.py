@@ -17,9 +17,9 @@ from torch import nn
 
 from matcha._io import fingerprint
 from matcha.distributed.checkpoint.checkpoint import load_checkpoint, save_checkpoint
-from matcha.distributed.collectives import agree, gather
 from matcha.distributed.gossip import Gossip
 from matcha.distributed.transports.base import Transport
+from matcha.distributed.transports.collectives import agree, gather
 from matcha.distributed.transports.slow_links import SlowLinks
 from matcha.errors import InputError
 from matcha.plans import PlanLike

@@ -20,8 +20,8 @@ import matcha
 from matcha.distributed import Gossip, MemoryNetwork, MemoryTransport, run_threads
 from matcha.distributed.checkpoint import checkpoint
 from matcha.distributed.checkpoint.checkpoint import SCHEMA, checkpoints
-from matcha.distributed.collectives import gather
 from matcha.distributed.launch.placement import Placement
+from matcha.distributed.transports.collectives import gather
 from matcha.errors import DataError, ExchangeError, InputError, WriteError
 from matcha.plans import Plan
 

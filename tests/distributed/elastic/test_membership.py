@@ -19,8 +19,8 @@ import matcha.distributed
 from matcha import families
 from matcha.distributed import Gossip, LinkTransport, run_threads
 from matcha.distributed.checkpoint.snapshot import dump_snapshot
-from matcha.distributed.collectives import barrier
 from matcha.distributed.elastic.membership import Pace
+from matcha.distributed.transports.collectives import barrier
 from matcha.errors import ExchangeError, InputError
 
 LOST, BACK, ITERATIONS = 12, 25, 40

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from matcha.distributed.collectives import barrier
 from matcha.distributed.exchange.async_rendezvous import Rendezvous
+from matcha.distributed.transports.collectives import barrier
 from matcha.distributed.transports.memory import run_threads
 from matcha.errors import ExchangeError
 from matcha.topology import families

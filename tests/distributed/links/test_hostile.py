@@ -23,11 +23,11 @@ from tests.distributed.links.linked import local_peers
 from matcha import families
 from matcha._io.keys import new_keys
 from matcha.distributed import Keys, LinkTransport, Message, Peers
-from matcha.distributed.collectives import mean_
 from matcha.distributed.links import connection as connection_module
 from matcha.distributed.links.framing import ClosedError, FrameStream, Kind
 from matcha.distributed.links.link_state import LinkVersions, Update
 from matcha.distributed.links.listener import Hello
+from matcha.distributed.transports.collectives import mean_
 
 TOPOLOGY = families.path(3)
 HOSTILE = 2  # it dials worker 1, its only neighbour; worker 0 is out of its reach

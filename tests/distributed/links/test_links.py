@@ -14,9 +14,9 @@ from tests.distributed.links.linked import HOST, local_peers, run_linked
 from matcha import Topology, families
 from matcha._io.keys import new_keys
 from matcha.distributed import LinkTransport, Message, Peers, read_peers
-from matcha.distributed.collectives import barrier, broadcast, gather, mean_
 from matcha.distributed.links.link_state import LinkVersions
 from matcha.distributed.links.peers import dials, free_ports
+from matcha.distributed.transports.collectives import barrier, broadcast, gather, mean_
 from matcha.errors import ExchangeError, InputError
 
 

@@ -20,10 +20,10 @@ from tests.distributed.links.linked import HOST, run_linked
 from matcha import families
 from matcha._io.keys import Keys, new_keys, revoke
 from matcha.distributed import Peers, read_peers
-from matcha.distributed.collectives import gather
 from matcha.distributed.links import listener as module
 from matcha.distributed.links.listener import Hello, Listener, Revocations, keep_running
 from matcha.distributed.links.peers import free_ports
+from matcha.distributed.transports.collectives import gather
 
 SAID = {"rank": 1, "to": 0, "network": "x", "running": False}
 

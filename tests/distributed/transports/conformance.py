@@ -14,7 +14,14 @@ import pytest
 import torch
 
 from matcha.distributed import Message, MpiTransport, TorchTransport, Transport
-from matcha.distributed.collectives import barrier, broadcast, gather, mean_, ring_mean_, roll_call
+from matcha.distributed.transports.collectives import (
+    barrier,
+    broadcast,
+    gather,
+    mean_,
+    ring_mean_,
+    roll_call,
+)
 from matcha.errors import ExchangeError
 
 NUM_WORKERS = 4

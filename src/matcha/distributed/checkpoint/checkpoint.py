@@ -24,7 +24,7 @@ from matcha.distributed.checkpoint.snapshot import (
     restore_snapshot,
     write_snapshot,
 )
-from matcha.distributed.collectives import gather
+from matcha.distributed.transports.collectives import gather
 from matcha.distributed.worker_state import WorkerState
 from matcha.errors import DataError, ExchangeError, InputError, MatchaError, WriteError
 from matcha.training.progress import check_identity, check_schema

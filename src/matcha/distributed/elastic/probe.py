@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
-from matcha.distributed.collectives import agree, barrier, gather
 from matcha.distributed.transports.base import Message, Transport
+from matcha.distributed.transports.collectives import agree, barrier, gather
 from matcha.errors import InputError
 from matcha.matchings import decompose
 from matcha.topology import Link, Topology

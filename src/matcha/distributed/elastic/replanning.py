@@ -21,10 +21,10 @@ from typing import Any
 
 import torch
 
-from matcha.distributed.collectives import gather
 from matcha.distributed.elastic.probe import exchange_time
 from matcha.distributed.exchange.timers import LinkTimes
 from matcha.distributed.launch.placement import Placement
+from matcha.distributed.transports.collectives import gather
 from matcha.errors import MatchaError, PeerLostError
 from matcha.plans import Plan, PlanLike, StagedPlan
 from matcha.strategies.staged import in_stages, is_off, next_level

@@ -9,11 +9,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from matcha.distributed.collectives import broadcast, mean_
 from matcha.distributed.exchange.buckets import Bucket
 from matcha.distributed.exchange.push_sum import PushSumValues
 from matcha.distributed.exchange.shards import local, share
 from matcha.distributed.launch.placement import Placement
+from matcha.distributed.transports.collectives import broadcast, mean_
 
 __all__ = ["Averaging"]
 

@@ -9,7 +9,6 @@ from contextlib import nullcontext
 
 import torch
 
-from matcha.distributed.collectives import barrier
 from matcha.distributed.exchange.async_rendezvous import Rendezvous
 from matcha.distributed.exchange.buckets import Bucket
 from matcha.distributed.exchange.exchange import Exchange
@@ -17,6 +16,7 @@ from matcha.distributed.exchange.meeting import Meeting
 from matcha.distributed.exchange.plan_cursor import PlanCursor
 from matcha.distributed.exchange.timers import Stopwatch
 from matcha.distributed.transports.base import Transport
+from matcha.distributed.transports.collectives import barrier
 from matcha.rounds import Round
 
 __all__ = ["Asynchrony", "Overlap"]

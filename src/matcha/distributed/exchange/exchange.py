@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 import torch
 
-from matcha.distributed.collectives import ring_mean_, window_mean_
 from matcha.distributed.exchange.buckets import Bucket
 from matcha.distributed.exchange.codecs import (
     Codec,
@@ -28,6 +27,7 @@ from matcha.distributed.exchange.codecs import (
 )
 from matcha.distributed.exchange.meeting import RUNNING, Handshake, Meeting, MeetingHook
 from matcha.distributed.transports.base import Transport, meeting_tag
+from matcha.distributed.transports.collectives import ring_mean_, window_mean_
 from matcha.errors import ModelError, PeerLostError
 from matcha.rounds import Round
 from matcha.wires import Float, LowRank, Modulo, Wire

@@ -17,9 +17,9 @@ from pathlib import Path
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from matcha.distributed.collectives import agree, gather
 from matcha.distributed.launch.environment import default_transport, is_alone
 from matcha.distributed.transports.base import Transport
+from matcha.distributed.transports.collectives import agree, gather
 from matcha.distributed.transports.memory import MemoryNetwork
 from matcha.distributed.transports.torch import TorchTransport
 from matcha.errors import InputError

@@ -119,7 +119,7 @@ class Transport(ABC):
         rank: This worker's number.
         num_workers: How many workers there are.
         device: Where the tensors of a message must live; None accepts any device.
-        hosts: Host name of each worker, filled in by `matcha.distributed.collectives`.
+        hosts: Host name of each worker, filled in by `matcha.distributed.transports.collectives`.
         doing: The call that this worker is in, in words; other workers read it if it takes long.
         period: How many times training has started over this transport.
         failed: Whether a peer has failed this worker.

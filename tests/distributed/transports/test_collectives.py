@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from matcha.distributed import MemoryTransport, run_threads
-from matcha.distributed.collectives import (
+from matcha.distributed.transports.collectives import (
     agree,
     barrier,
     broadcast,

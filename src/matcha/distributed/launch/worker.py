@@ -1,4 +1,4 @@
-"""One worker that `train` started: `python -m matcha.distributed.worker JOB`."""
+"""One worker that `train` started: `python -m matcha.distributed.launch.worker JOB`."""
 
 from __future__ import annotations
 
