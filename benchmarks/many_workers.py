@@ -138,8 +138,8 @@ def measure(case: str, workers: int) -> dict[str, Any]:
 def describe(document: dict[str, Any]) -> str:
     """A line per case."""
     cases = document["cases"]
-    lines = ["case          links    sockets   all up     CPU s a process (imports, optimizer)"
-             "     RSS     PSS"]  # fmt: skip
+    lines = ["case          links    sockets   all up     CPU s per process (imports, optimizer)"
+             "   RSS     PSS"]  # fmt: skip
     for name, case in cases.items():
         links = "–" if "gloo" in name else f"{min(case['links'])}–{max(case['links'])}"
         sockets = f"{min(case['sockets'])}–{max(case['sockets'])}"

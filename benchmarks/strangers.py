@@ -131,7 +131,7 @@ def describe(found: dict[str, Any]) -> str:
         f"windows of {found['seconds']:g} s each way\n\n"
         f"iterations per second, no strangers   {calm:8.1f}\n"
         f"iterations per second, with strangers {besieged:8.1f}\n"
-        f"ratio, median of neighbours          {found['ratio']:8.3f}\n"
+        f"ratio, median of neighbors           {found['ratio']:8.3f}\n"
     )
 
 

@@ -2,7 +2,7 @@
 
 Then what a network makes of it: how far apart workers are that drift by noise, over what they are
 with whole values, measured and as a plan predicts it; and where they drift a way of their own
-each, as unlike data make them.
+each, as heterogeneous data make them.
 
     python benchmarks/wires.py                  # two tables; writes benchmarks/results/wires.json
     python benchmarks/wires.py --device cuda
@@ -108,7 +108,7 @@ def apart(plan: Plan, wire: str, *, unlike: bool = False) -> float:
 
 
 def in_networks() -> dict[str, dict[str, dict[str, float]]]:
-    """By network and wire: error over whole values', measured, predicted, and with unlike data."""
+    """By network and wire: error over whole values', as predicted, and with heterogeneous data."""
     found: dict[str, dict[str, dict[str, float]]] = {}
     for name, budget in NETWORKS:
         whole = matcha.plan(matcha.families.paper(name), budget, "greedy")

@@ -10,7 +10,7 @@ V = E‖v‖², a mode that a round shrinks by w obeys
 
 whose steady state is c·η²V(1 + wκ)/(1 − wκ) for the w with c = w²/(1 − w²). V is measured, and so
 is the correlation of one step with the next, which tells two kinds of steps apart: drift, which
-stays (unlike data pull each worker its own way: κ = 1), and noise, which momentum remembers.
+stays (heterogeneous data pull each worker its own way: κ = 1), and noise, which momentum remembers.
 """
 
 from __future__ import annotations

@@ -200,7 +200,7 @@ class QuasiGlobal(MomentumRule):
     and what steady gradients of this length would move it by between two meetings. Without that
     bound a direction that no gradient holds (the length of weights before a normalisation) could
     swing ever further, driven by its own meetings. The worker's own gradients alone must not bound
-    it: where data differ, what others have learnt is what its own data say nothing of.
+    it: where data are heterogeneous, other workers learn what its own data do not show.
 
     Args:
         spec: memory μ, followed share ν, iterations between meetings.

@@ -244,7 +244,7 @@ class VGG16(nn.Module):
 class SmallCNN(nn.Module):
     """Three 3 × 3 convolutions and a linear head for 8 × 8 digits.
 
-    With ``groups``, GroupNorm instead of BatchNorm, for workers whose data differ.
+    With ``groups``, GroupNorm instead of BatchNorm, for heterogeneous data.
 
     >>> sum(p.numel() for p in SmallCNN(10).parameters())
     6170
