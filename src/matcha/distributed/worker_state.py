@@ -43,7 +43,7 @@ class WorkerState:
     """The model, and what is exchanged beside it."""
     optimizers: tuple[torch.optim.Optimizer, ...]
     options: GossipOptions
-    """With everything decided that a launcher or the optimizers decide."""
+    """With what the launcher and the optimizers decide filled in."""
     placement: Placement
     buckets: Sequence[Bucket]
     """Where the trainable parameters lie."""
@@ -64,7 +64,7 @@ class WorkerState:
     asynchrony: Asynchrony | None
     """Holds meetings when both ends have time, where that was asked for."""
     push_sum: PushSumValues | None
-    """Where messages go one way without coming round."""
+    """x and ω, where messages go one way without coming round."""
     clipping: Clipping | None
     """Bounds what a meeting does, where that was asked for."""
     elastic: ElasticMeetings | None
@@ -72,8 +72,7 @@ class WorkerState:
     stepped: set[int] = field(default_factory=set)
     """Which optimizers have stepped in the iteration under way."""
     has_met: bool = True
-    """Whether this worker met somebody in its last round, and not only should have; at first of
-    the round in a checkpoint."""
+    """Whether a meeting of the last round took place; at first, of the round in a checkpoint."""
 
     @property
     def transport(self) -> Transport:

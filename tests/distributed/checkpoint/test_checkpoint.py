@@ -419,3 +419,32 @@ def test_parts_of_workers_load_the_same_iteration(tmp_path: Path, monkeypatch) -
         return worker.gossip.iteration
 
     assert run_threads(4, process) == [1, 1, 1, 1]
+
+
+def test_a_checkpoint_is_not_damaged_by_one_that_replaces_it(saved: Path, monkeypatch) -> None:
+    """After loading, scripts save the same iteration again: a full disk then cost the only one."""
+    write = checkpoint.write_snapshot
+
+    def failing(path, state, extra, generators) -> None:
+        if state.rank == 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(path, state, extra, generators)
+
+    def work(worker: Worker) -> None:
+        worker.gossip.load(saved)
+        with pytest.raises(WriteError, match=r"rank 3 .*No space left"):
+            worker.gossip.save(saved, extra={"again": True})
+        assert worker.gossip.load(saved) == {}
+        assert worker.gossip.iteration == 4
+
+    monkeypatch.setattr(checkpoint, "write_snapshot", failing)
+    everywhere(work)
+    monkeypatch.undo()
+
+    def again(worker: Worker) -> None:
+        worker.gossip.load(saved)
+        worker.gossip.save(saved, extra={"again": True})
+        assert worker.gossip.load(saved) == {"again": True}
+
+    everywhere(again)
+    assert not list(saved.rglob("*.new"))

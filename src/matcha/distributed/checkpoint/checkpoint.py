@@ -1,9 +1,9 @@
 """Checkpoints: every worker's state in one safetensors file, complete or not at all.
 
-A checkpoint is a folder `iteration-000001200` with one file a worker and, written last, a list of
-them with their checksums: without that list the folder does not count. The folder may be shared by
-all workers, or be one on each host: every worker writes the list where it wrote its file. Nothing
-is pickled, so loading one from somebody else cannot run their code.
+A checkpoint is a folder `iteration-000001200` with one file per worker and, written last, a list of
+them with their checksums: without that list the folder does not count. All workers may share the
+folder, or each host may have its own: every worker writes the list where it wrote its file. Nothing
+is pickled, so loading a checkpoint cannot run code.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ __all__ = ["CheckpointInfo", "checkpoints", "load_checkpoint", "save_checkpoint"
 
 SCHEMA = "matcha.checkpoint/2"
 _MANIFEST = "complete.json"
+_NEW = ".new"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,13 +48,13 @@ class CheckpointInfo:
     files: dict[str, tuple[int, int]]
     """Size and CRC-32 of each worker's file."""
     identity: dict[str, Any] | None
-    """What was trained, where a task of ours was."""
+    """What was trained, if it was a task of this package."""
     digest: str
-    """Of the whole list: hosts whose lists differ do not have the same checkpoint."""
+    """Of the list of files: hosts whose lists differ do not have the same checkpoint."""
 
     @property
     def is_whole(self) -> bool:
-        """Whether it has the file of every worker: a worker that was away wrote none."""
+        """Whether it has the file of every worker; a worker that was away wrote none."""
         return len(self.files) == self.num_workers
 
     def check(self, *names: str) -> None:
@@ -74,9 +75,9 @@ class CheckpointInfo:
 
 
 def checkpoints(directory: str | Path) -> list[CheckpointInfo]:
-    """The complete checkpoints in a directory, oldest first.
+    """Return the complete checkpoints in a directory, oldest first.
 
-    Those without a whole list of their files do not count: they were never finished.
+    A folder without a readable list of its files does not count: it was never finished.
 
     Raises:
         InputError: all of them are of another version.
@@ -121,13 +122,14 @@ def save_checkpoint(
     root = state.placement.folder(directory)
     folder = root / _folder_name(state.iteration)
     name = _file_name(state.rank)
+    new = folder / f"{name}{_NEW}"  # one of the same iteration stays whole until all are written
 
     def write_mine() -> Any:
-        write_snapshot(folder / name, state, extra or {}, generators or {})
-        return name, (folder / name).stat().st_size, checksum(folder / name)
+        write_snapshot(new, state, extra or {}, generators or {})
+        return name, new.stat().st_size, checksum(new)
 
-    # A round trip to everybody: the list is written only when all files are there, and older
-    # checkpoints go only when all have the list. Who fails says so there: the others must not wait.
+    # Collective calls: the list is written once all files are there, and older checkpoints are
+    # removed once all workers have the list. A worker that fails says so there: none waits for it.
     written = _together(state, "write its part of the checkpoint", write_mine, WriteError)
     files = {name: (size, crc) for name, size, crc in written}
     manifest = {"schema": SCHEMA, **state.state_dict(), "files": files, "identity": identity}
@@ -135,15 +137,16 @@ def save_checkpoint(
 
     def write_list() -> list[tuple[int, bool]]:
         older = [old for old in _complete(_manifests(root)) if old.path != folder]
+        new.replace(folder / name)
         write_atomically(folder / _MANIFEST, text)
         return [(old.iteration, old.is_whole) for old in older]
 
-    # Whether a folder is shared or not: what anybody has too many of, everybody removes.
+    # Shared folder or not: all workers remove what one of them has too many of.
     listed = _together(state, "list a checkpoint's files", write_list, WriteError)
     known = sorted({iteration for older in listed for iteration, _ in older})
     surplus = known[: max(0, len(known) + 1 - max(1, keep))]
     if len(files) < state.transport.num_workers:
-        # Somebody is away, so this one does not load for all: the last that does must stay.
+        # A worker is away, so this one does not load for all: the last that does must stay.
         whole = [k for k in known if all((k, True) in map(tuple, older) for older in listed)]
         surplus = [k for k in surplus if k not in whole[-1:]]
     for iteration in surplus:
@@ -197,10 +200,10 @@ def load_checkpoint(
 
 
 def _remove(folder: Path, state: WorkerState) -> None:
-    """Remove this worker's file; whoever is last on a host takes the folder with it."""
+    """Remove this worker's file; the last worker on a host removes the folder with it."""
     team = range(state.transport.num_workers)
-    names = {_file_name(state.rank)}
-    # Others may be done already, and what cannot be removed is no reason to stop training.
+    names = {_file_name(state.rank), f"{_file_name(state.rank)}{_NEW}"}
+    # Others may have removed it already, and a file that stays is no reason to stop training.
     with suppress(OSError):
         (folder / _MANIFEST).unlink(missing_ok=True)  # first: without it the rest does not count
         if state.rank == 0:  # of a larger team that was here before
@@ -212,7 +215,7 @@ def _remove(folder: Path, state: WorkerState) -> None:
 
 
 def _manifests(root: Path) -> dict[Path, dict[str, Any]]:
-    """The lists of files that can be read, by folder, oldest first."""
+    """Return the lists of files that can be read, by folder, oldest first."""
     found = {}
     for folder in sorted(root.glob("iteration-*")):
         try:
@@ -225,7 +228,7 @@ def _manifests(root: Path) -> dict[Path, dict[str, Any]]:
 
 
 def _complete(documents: Mapping[Path, dict[str, Any]]) -> list[CheckpointInfo]:
-    """The checkpoints of this version among them; what lacks a field was damaged."""
+    """Return those of this version; a list that lacks a field is damaged."""
     found = []
     for folder, document in documents.items():
         if document.get("schema") == SCHEMA:
@@ -252,7 +255,7 @@ def _info(folder: Path, document: dict[str, Any]) -> CheckpointInfo:
 
 def _together(
     state: WorkerState,
-    deed: str,
+    what: str,
     work: Callable[[], Any],
     kind: type[MatchaError] = DataError,
     *,
@@ -270,7 +273,7 @@ def _together(
     cause: Exception | None = None
     try:
         outcome = {"result": work()}
-    except Exception as error:  # whatever it is: the others must not wait for this worker
+    except Exception as error:  # any: the others must not wait for this worker
         cause, outcome = error, {"error": str(error)}
     placement = state.placement
     told = {"rank": placement.everyone.rank, "part": placement.part, **outcome}
@@ -279,14 +282,14 @@ def _together(
     for found in outcomes:
         if "error" in found:
             name = placement.everyone.name(found["rank"])
-            raise kind(f"{name} could not {deed}: {found['error']}") from cause
+            raise kind(f"{name} could not {what}: {found['error']}") from cause
     if every_part:
         return [(found["rank"], found["part"], found["result"]) for found in outcomes]
     return [found["result"] for found in outcomes if found["part"] == placement.part]
 
 
 def _check_iteration(state: WorkerState) -> None:
-    """A checkpoint is of one iteration, or nothing could go on from it."""
+    """Refuse to save at different iterations: training could not continue from that."""
     found = _together(state, "say its iteration", lambda: state.iteration, every_part=True)
     by_rank = {rank: iteration for rank, _, iteration in found}
     if len(set(by_rank.values())) > 1:
@@ -295,12 +298,12 @@ def _check_iteration(state: WorkerState) -> None:
         low, high = (f"{name(rank)} is at iteration {by_rank[rank]}" for rank in ends)
         raise ExchangeError(
             f"nothing is saved: {low} and {high}. Save where all have taken as many steps: "
-            "by iterations and not by the clock, and after `state.join()` where data are uneven."
+            "by iterations and not by the clock, and after `gossip.join()` where data are uneven."
         )
 
 
 def _choose(state: WorkerState, root: Path, iteration: int | None, average: bool) -> CheckpointInfo:
-    """The newest checkpoint that all workers have, intact; whatever one finds, all hear."""
+    """Return the newest checkpoint that all workers have, and have intact."""
     mine: dict[int, CheckpointInfo] = {}
 
     def list_mine() -> list[tuple[int, str]]:
@@ -310,7 +313,7 @@ def _choose(state: WorkerState, root: Path, iteration: int | None, average: bool
 
     answers = _together(state, "look for checkpoints", list_mine, every_part=True)
     found = [(part, dict(listed)) for _, part, listed in answers]
-    everybodys = [listed for part, listed in found if part == state.placement.part]
+    counterparts = [listed for part, listed in found if part == state.placement.part]
 
     def is_common(k: int) -> bool:
         """Whether the processes of each part have the same list of it."""
@@ -323,7 +326,9 @@ def _choose(state: WorkerState, root: Path, iteration: int | None, average: bool
         common = [info for info in common if info.iteration <= iteration]
     if not common or iteration not in (None, common[-1].iteration):
         which = "" if iteration is None else f" of iteration {iteration}"
-        raise DataError(f"{root} holds no complete checkpoint{which}{_missing(state, everybodys)}.")
+        raise DataError(
+            f"{root} holds no complete checkpoint{which}{_missing(state, counterparts)}."
+        )
     *earlier, chosen = common
     look = partial(_verdict, state, chosen, average)
     for _, _, verdict in _together(state, "read its checkpoint", look, every_part=True):
@@ -332,19 +337,19 @@ def _choose(state: WorkerState, root: Path, iteration: int | None, average: bool
     return chosen
 
 
-def _missing(state: WorkerState, everybodys: list[dict[int, str]]) -> str:
-    """Who has none, where others have some."""
-    without = [rank for rank, theirs in enumerate(everybodys) if not theirs]
-    if not without or len(without) == len(everybodys):
+def _missing(state: WorkerState, counterparts: list[dict[int, str]]) -> str:
+    """Name a worker that has no checkpoint, where others have some."""
+    without = [rank for rank, theirs in enumerate(counterparts) if not theirs]
+    if not without or len(without) == len(counterparts):
         return ""
     return f" that every worker has; {state.transport.name(without[0])} has none"
 
 
 def _verdict(state: WorkerState, info: CheckpointInfo, average: bool) -> str:
-    """What is wrong with the files that this worker reads; nothing, where they are intact."""
+    """Say what is wrong with the files that this worker reads; empty if they are intact."""
     names = sorted(info.files)
     if average:
-        names = names[state.rank :: state.transport.num_workers]  # each is read by everybody
+        names = names[state.rank :: state.transport.num_workers]  # each file is checked once
     else:
         names = [_file_name(state.rank)]
         if names[0] not in info.files:

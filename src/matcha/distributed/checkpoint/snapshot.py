@@ -36,7 +36,7 @@ _PENDING = "gossip/overlap/"
 def write_snapshot(
     path: Path, state: WorkerState, extra: Mapping[str, Any], generators: Generators
 ) -> None:
-    """Write model, optimizer, place in the plan and `extra`; on the disk before it has its name."""
+    """Write model, optimizer, position in the plan and `extra`, whole or not at all."""
     # Imported where used: a worker that writes no checkpoint needs no safetensors.
     from safetensors.torch import save_file
 
@@ -49,7 +49,7 @@ def write_snapshot(
 
 
 def restore_snapshot(path: Path, state: WorkerState, generators: Generators) -> dict[str, Any]:
-    """Set a worker as it was; returns its `extra`.
+    """Set a worker to a saved state; returns its `extra`.
 
     Raises:
         DataError: the file cannot be read.
@@ -64,7 +64,7 @@ def restore_snapshot(path: Path, state: WorkerState, generators: Generators) -> 
 
 
 def dump_snapshot(state: WorkerState, extra: Mapping[str, Any]) -> bytes:
-    """What `write_snapshot` writes, for another worker that has no state."""
+    """Return what `write_snapshot` writes, for another worker that has no state."""
     from safetensors.torch import save
 
     tensors, document = _collect(state, extra, {})
@@ -73,7 +73,7 @@ def dump_snapshot(state: WorkerState, extra: Mapping[str, Any]) -> bytes:
 
 
 def load_snapshot(content: Buffer, state: WorkerState) -> dict[str, Any]:
-    """Set a worker as another one is that gave `dump_snapshot`, place included; its `extra`.
+    """Set a worker to another one's `dump_snapshot`, position included; returns its `extra`.
 
     Raises:
         InputError: it is of another plan, model or number of workers.
@@ -90,7 +90,7 @@ def load_snapshot(content: Buffer, state: WorkerState) -> dict[str, Any]:
 
 
 class _Loaded:
-    """Tensors in memory that read like an open file."""
+    """Tensors in memory, read like an open file."""
 
     def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
         self._tensors = tensors
@@ -100,7 +100,7 @@ class _Loaded:
 
 
 def average_snapshots(paths: Sequence[Path], state: WorkerState) -> dict[str, Any]:
-    """Give a worker the average of saved models and a fresh optimizer; returns the first `extra`.
+    """Give a worker the average of saved models and an empty optimizer; returns the first `extra`.
 
     Raises:
         DataError: a file cannot be read.
@@ -140,7 +140,7 @@ def _is_variance(name: str) -> bool:
 
 
 def _share(file: Any) -> float:
-    """A saved worker's ω, by which its parameters count; 1 but for push-sum, of which Σω = m."""
+    """Return a saved worker's ω, the weight of its parameters: 1, except with push-sum."""
     known = "gossip/push-sum/omega"
     return float(file.get_tensor(known)) if known in file.keys() else 1.0  # noqa: SIM118
 

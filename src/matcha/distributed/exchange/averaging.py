@@ -24,7 +24,7 @@ class Averaging:
     Its calls are collective, and must not run beside an exchange.
 
     Attributes:
-        push_sum: where there is one, a worker's values count by its ω: the mean is Σx/Σω, not of z.
+        push_sum: if any, its ω weighs a worker's values: the mean is Σx/Σω, not that of z.
         is_open: whether the model holds the average now.
     """
 
@@ -79,7 +79,7 @@ class Averaging:
 
     @property
     def _share(self) -> float | torch.Tensor:
-        """By how much this worker's buckets count."""
+        """The weight of this worker's buckets."""
         return 1.0 if self.push_sum is None else self.push_sum.omega
 
     def consensus_distance(self) -> float:
@@ -95,7 +95,7 @@ class Averaging:
         return self._placement.sum(total, self._deadline)
 
     def _weighted(self, bucket: Bucket, squares: torch.Tensor) -> float:
-        """The sum, with what several processes of a worker hold counted once."""
+        """Return the sum; what several processes of a worker hold counts once."""
         shares = {share(slot.tensor, self._placement.num_parts) for slot in bucket.slots}
         if len(shares) == 1:
             return shares.pop() * float(squares.sum())
@@ -115,7 +115,7 @@ class Averaging:
             bucket.unpack()
 
     def _differing(self) -> list[torch.Tensor]:
-        """What is in no bucket and differs between workers, of real or complex numbers."""
+        """Return the real and complex tensors outside the buckets that differ between workers."""
         inside = {id(slot.tensor) for bucket in self._buckets for slot in bucket.slots}
         tensors = [*self._model.parameters(), *self._model.buffers()]
         parts = [local(t.data) for t in tensors if id(t) not in inside]
@@ -134,14 +134,14 @@ class Averaging:
         return [part for part, count in flags if count or part.data_ptr() in pooled]
 
     def _statistics(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Running means and variances, of BatchNorm and whatever else names them so."""
+        """Yield running means and variances, of BatchNorm and of modules that name them alike."""
         for module in self._model.modules():
             mean, variance = (getattr(module, f"running_{name}", None) for name in ("mean", "var"))
             if isinstance(mean, torch.Tensor) and isinstance(variance, torch.Tensor):
                 yield local(mean), local(variance)
 
     def _add_variance_between(self) -> None:
-        """Add to each running variance the square of what its mean is off the average mean."""
+        """Add to each running variance the squared distance of its mean from the average mean."""
         pairs = list(self._statistics())
         if not pairs:
             return
@@ -158,7 +158,7 @@ _MULTIPLIER = -7046029254386353131  # splitmix64's, as a signed word
 
 
 def _fingerprint(tensor: torch.Tensor) -> int:
-    """A number that differs where tensors do: the sum of their words, scrambled by place."""
+    """Return a number that differs if tensors differ: the sum of their words, mixed by place."""
     raw = tensor.contiguous().flatten().view(torch.uint8)
     # Words of 8 bytes are viewed only where they are aligned.
     ready = len(raw) % 8 == 0 == raw.storage_offset() % 8

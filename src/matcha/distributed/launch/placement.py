@@ -2,7 +2,7 @@
 
 A worker may be a group of processes, such as the GPUs of a node with DDP, FSDP or tensor
 parallelism between them. Each process then meets its counterparts, the processes that hold the same
-part of other workers, and nobody else.
+part of other workers.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Placement:
     """One process's place among all workers."""
 
     transport: Transport
-    """To the counterparts, one a worker."""
+    """To the counterparts, one per worker."""
     everyone: Transport
     """To all processes of all workers; the same where a worker is one process."""
     part: int = 0
@@ -68,17 +68,17 @@ class Placement:
         agree(self.transport, {**facts, "model": model}, timeout)
 
     def sum(self, value: float, timeout: float) -> float:
-        """The sum of a value over a worker's processes, on average over the workers there are."""
+        """Return the sum of a value over a worker's processes, averaged over the workers."""
         values = [float(v) for v in gather(self.everyone, repr(value).encode(), timeout)]
         return sum(values) / len(values) * self.num_parts
 
     def folder(self, directory: str | Path) -> Path:
-        """Where counterparts keep theirs; each part of a worker has checkpoints of its own."""
+        """Return where counterparts save; each part of a worker has checkpoints of its own."""
         root = Path(directory)
         return root if self.num_parts == 1 else root / f"part-{self.part:03d}"
 
     def close(self) -> None:
-        """Give back what was opened for this placement."""
+        """Close the transports that were opened for this placement."""
         for transport in self.owned:
             transport.close()
 
@@ -95,10 +95,10 @@ def find_placement(
         timeout: seconds to wait for others.
 
     Raises:
-        InputError: the numbers do not fit.
+        InputError: the plan is for another number of workers, or the mesh is not a line.
     """
     if mesh is not None:
-        placement = _seat_in(mesh, timeout)
+        placement = _placement_in(mesh, timeout)
     elif transport is not None:
         placement = Placement(transport=transport, everyone=transport)
     else:
@@ -108,7 +108,7 @@ def find_placement(
     return placement
 
 
-def _seat_in(mesh: DeviceMesh, timeout: float) -> Placement:
+def _placement_in(mesh: DeviceMesh, timeout: float) -> Placement:
     if mesh.ndim != 1:
         raise InputError(
             f"mesh= has {mesh.ndim} dimensions, {mesh.mesh_dim_names}: give the one along which "
