@@ -250,6 +250,7 @@ class Gossip:
         """
         exchange, cursor = self.state.exchange, self.state.cursor
         exchange.timeout = _FOREVER  # those who still train may take their time
+        self.state.finish_overlap()  # it may have told partners that this worker trains, or not yet
         exchange.finished_at = cursor.iteration
         cursor.passed = exchange.finished
         while not exchange.finished.issuperset(cursor.partners()):
