@@ -105,7 +105,7 @@ def decompositions() -> str:
         [row["graph"], *(f"{value:.4f}" for value in row["rho"].values())]
         for row in document["rows"]
     ]
-    headings = ["graph", "authors' matchings", '`effort="none"`', '`"default"`', '`"high"`']
+    headings = ["graph", "authors' matchings", "effort `none`", "`default`", "`high`"]
     return table(headings, rows, "lrrrr")
 
 
