@@ -16,7 +16,7 @@ from matcha import families
 from matcha.errors import InputError, PlanError
 from matcha.plans import StagedPlan, load_plan
 from matcha.plans.staged import read_plan
-from matcha.strategies import staged_plan
+from matcha.strategies import Base, Vanilla, staged_plan, strategy_with
 from matcha.timing import all_reduce_time
 
 
@@ -106,9 +106,12 @@ ODD = [None, True, -1, 0, 0.5, 1e30, math.inf, math.nan, 10**400, "", "nan", [],
 def documents(staged):
     er8 = families.paper("er8")
     timed = er8.with_link_times([0.1] * len(er8.links))
-    plans = [matcha.plan(er8, 0.3, s, effort="none") for s in ("matcha", "greedy", "single")]
+    plans = [
+        matcha.plan(er8, 0.3, strategy_with(s, effort="none"))
+        for s in ("matcha", "greedy", "single")
+    ]
     plans.append(matcha.plan(timed, 0.3, "periodic", wire="modulo:3"))
-    plans.append(matcha.plan(families.complete(3), 0.5, "base", mixing="pairwise"))
+    plans.append(matcha.plan(families.complete(3), 0.5, Base(mixing="pairwise")))
     return [json.loads(json.dumps(plan.to_json())) for plan in (*plans, staged)]
 
 
@@ -168,7 +171,7 @@ def test_what_no_plan_can_promise_is_refused(documents, field, value, message, t
 
 
 def test_rounds_that_diverge_are_read_as_they_were_written(tmp_path):
-    plan = matcha.plan(families.complete(8), 1.0, "vanilla", alpha=0.9)
+    plan = matcha.plan(families.complete(8), 1.0, Vanilla(alpha=0.9))
     assert plan.rho > 1
     plan.save(tmp_path / "plan.json")
     assert load_plan(tmp_path / "plan.json").rho == plan.rho
