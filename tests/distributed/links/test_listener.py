@@ -28,7 +28,7 @@ from matcha.distributed.transports.collectives import gather
 SAID = {"rank": 1, "to": 0, "network": "x", "running": False}
 
 
-class Door:
+class Server:
     """A listener of worker 0 that takes what it admits into a list."""
 
     def __init__(self, keys: Keys | None = None) -> None:
@@ -60,8 +60,8 @@ class Door:
 
 
 @pytest.fixture
-def door() -> Iterator[Door]:
-    made = Door()
+def server() -> Iterator[Server]:
+    made = Server()
     yield made
     made.listener.close()
 
@@ -95,57 +95,57 @@ def but(**changes: object) -> bytes:
         but(network=None),
     ],
 )
-def test_a_hello_that_makes_no_sense_ends_its_client_only(door, content) -> None:
-    door.send(content)
-    assert door.is_alive()
-    assert set(door.listener.refused) <= {"its hello is malformed", "its hello is too long"}
-    assert sum(door.listener.refused.values()) == 1
+def test_a_hello_that_makes_no_sense_ends_its_client_only(server, content) -> None:
+    server.send(content)
+    assert server.is_alive()
+    assert set(server.listener.refused) <= {"its hello is malformed", "its hello is too long"}
+    assert sum(server.listener.refused.values()) == 1
 
 
 def test_a_client_that_is_pushed_out_while_it_is_ready_ends_itself_only(
-    door, monkeypatch, caplog
+    server, monkeypatch, caplog
 ) -> None:
     """It was in the same answer of `select` as the one that took its place."""
     monkeypatch.setattr(module, "_MAX_CLIENTS", 1)
     gate, waits = threading.Event(), threading.Event()
     gate.set()
-    select = door.listener._selector.select
+    select = server.listener._selector.select
 
     def gated(timeout: float):
         if not gate.is_set():
             waits.set()
             assert gate.wait(60)
         found = select(timeout)
-        return sorted(found, key=lambda ready: ready[0].fileobj is not door.listener._socket)
+        return sorted(found, key=lambda ready: ready[0].fileobj is not server.listener._socket)
 
-    monkeypatch.setattr(door.listener._selector, "select", gated)
-    oldest = socket.create_connection(door.address)
-    wait_until(lambda: len(door.listener._clients) == 1)
+    monkeypatch.setattr(server.listener._selector, "select", gated)
+    oldest = socket.create_connection(server.address)
+    wait_until(lambda: len(server.listener._clients) == 1)
     gate.clear()
     assert waits.wait(60)
     oldest.sendall(b"GET /")
-    newest = socket.create_connection(door.address)
+    newest = socket.create_connection(server.address)
     with selectors.DefaultSelector() as both:  # the kernel has the bytes and the connection
         both.register(newest, selectors.EVENT_WRITE)
         assert both.select(60)
     gate.set()
-    wait_until(lambda: door.listener.refused["too many clients at once"] == 1)
+    wait_until(lambda: server.listener.refused["too many clients at once"] == 1)
     oldest.close()
     newest.close()
-    assert door.is_alive()
+    assert server.is_alive()
     assert "failed and goes on" not in caplog.text
 
 
-def test_what_admitting_raises_ends_that_client_only(door, caplog) -> None:
-    admit = door.listener._admit
+def test_what_admitting_raises_ends_that_client_only(server, caplog) -> None:
+    admit = server.listener._admit
 
     def broken(*_: object) -> None:
-        door.listener._admit = admit
+        server.listener._admit = admit
         raise ZeroDivisionError("on purpose")
 
-    door.listener._admit = broken
-    door.send(packed(json.dumps(SAID).encode()))
-    assert door.is_alive()
+    server.listener._admit = broken
+    server.send(packed(json.dumps(SAID).encode()))
+    assert server.is_alive()
     assert "caused an error" in caplog.text
 
 
@@ -176,21 +176,21 @@ def test_nothing_is_read_from_a_client_without_a_good_certificate(tmp_path, monk
         return decode(text)
 
     monkeypatch.setattr(Hello, "decode", classmethod(noted))
-    door = Door(Keys(directory=keys, rank=0))
+    server = Server(Keys(directory=keys, rank=0))
     try:
         context = Keys(directory=keys, rank=1).context(server=False)
         with (
             suppress(OSError),
-            context.wrap_socket(socket.create_connection(door.address, timeout=60)) as client,
+            context.wrap_socket(socket.create_connection(server.address, timeout=60)) as client,
         ):
             client.sendall(but())
             while client.recv(1024):
                 pass
-        wait_until(lambda: sum(door.listener.refused.values()) == 1)
-        assert list(door.listener.refused) == ["the certificate of worker 1 is revoked"]
+        wait_until(lambda: sum(server.listener.refused.values()) == 1)
+        assert list(server.listener.refused) == ["the certificate of worker 1 is revoked"]
         assert decoded == []
     finally:
-        door.listener.close()
+        server.listener.close()
 
 
 def test_a_list_of_revocations_that_cannot_be_read_leaves_the_last_in_force(
@@ -266,20 +266,20 @@ def test_a_name_that_is_not_this_hosts_is_listened_for_on_both_protocols(monkeyp
 
 def test_a_handshake_that_fails_is_counted_by_its_reason(tmp_path: Path) -> None:
     new_keys(tmp_path / "keys", 2)
-    door = Door(Keys(directory=tmp_path / "keys", rank=0))
+    server = Server(Keys(directory=tmp_path / "keys", rank=0))
     try:
-        door.send(b"GET / HTTP/1.1\r\n\r\n")
+        server.send(b"GET / HTTP/1.1\r\n\r\n")
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         with (
             suppress(OSError),
             context.wrap_socket(  # without a certificate
-                socket.create_connection(door.address, timeout=60)
+                socket.create_connection(server.address, timeout=60)
             ) as client,
         ):
             while client.recv(1024):
                 pass
-        wait_until(lambda: sum(door.listener.refused.values()) == 2)
-        assert all("handshake failed" in reason for reason in door.listener.refused)
+        wait_until(lambda: sum(server.listener.refused.values()) == 2)
+        assert all("handshake failed" in reason for reason in server.listener.refused)
     finally:
-        door.listener.close()
+        server.listener.close()
