@@ -117,7 +117,7 @@ def test_a_file_is_not_a_folder_for_runs(tmp_path):
     place.touch()
     result = simulate("-s", "vanilla", "-e", 1, "-o", place)
     assert result.returncode == 2
-    assert "cannot be a folder" in result.stderr
+    assert "a file stands where its folder should be" in result.stderr
 
 
 def test_resume_ends_with_the_same_bits(finished, tmp_path):

@@ -39,6 +39,7 @@ from matcha.cli.options import (
 )
 from matcha.cli.output import (
     Keep,
+    check_writable,
     console,
     keeping,
     loss_in_words,
@@ -169,6 +170,7 @@ def simulate_command(
         execution=Execution.auto(device, precision, streams=streams, compile=compile),
     )
     script = Events.read(events) if events is not None else None
+    check_writable(output, output)
     messages = [parse_wire(wire).name for wire in words(wires)] or ["float32"]
     jobs = []
     for seed in seeds:
