@@ -173,7 +173,7 @@ class _Problem:
             group_of_matching=group_of_matching,
         )
 
-    def reduced(self, V: Array, rows: Array, tolerance: float) -> tuple[Array, Array, Array]:
+    def solve_reduced(self, V: Array, rows: Array, tolerance: float) -> tuple[Array, Array, Array]:
         """Solve the program in which only the directions V and the aggregates test p.
 
         Returns:
@@ -206,7 +206,7 @@ class _Problem:
         """⟨Y, L_g⟩ with Y = (I − J)/(m − 1): the mean over all directions."""
         return 2.0 * np.diff(self.offsets) / (self.num_workers - 1.0)
 
-    def scaled_to_limit(self, p: Array) -> Array:
+    def scale_to_limit(self, p: Array) -> Array:
         """Spend what an interior point leaves over; λ₂ never falls when weights rise."""
         p = np.where(p > 1.0 - 1e-9, 1.0, np.maximum(p, 0.0))
         for _ in range(3):
@@ -270,8 +270,8 @@ def _maximize(
         whole = V.shape[1] == m - 1
         # Digits far below the current gap would be thrown away with the next directions.
         accuracy = 0.1 * tolerance if whole else max(0.1 * tolerance, 0.01 * gaps[-1])
-        p, Y, gains = problem.reduced(V, rows, accuracy)
-        p = problem.scaled_to_limit(p)
+        p, Y, gains = problem.solve_reduced(V, rows, accuracy)
+        p = problem.scale_to_limit(p)
         bound = min(bound, knapsack_bound(gains, problem.costs, problem.limit))
         if not whole and V.shape[1] > most:
             V, rows = _shrink(V, Y, most // 2), np.vstack([rows[:2], gains])

@@ -1,4 +1,4 @@
-"""What can go wrong, said in one sentence that tells the user what to do next."""
+"""Errors: each says in one sentence what is wrong and what to do next."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class MatchaError(Exception):
     """Base class of every error that matcha raises on purpose."""
 
     exit_code = 2
-    """What the command line ends with, so that scripts can tell what happened."""
+    """The exit code of the command line, so that scripts can tell what happened."""
 
 
 class InputError(MatchaError, ValueError):
@@ -35,7 +35,7 @@ class WriteError(MatchaError, OSError):
 
 
 class ModelError(InputError):
-    """The model is no longer the one whose exchange was set up."""
+    """The model changed after its exchange was set up."""
 
 
 class ExchangeError(MatchaError, RuntimeError):
@@ -45,7 +45,7 @@ class ExchangeError(MatchaError, RuntimeError):
 
 
 class PeerLostError(ExchangeError):
-    """A neighbour is gone in the middle of something; a team that goes on does so without it."""
+    """A neighbour was lost during an exchange; the others may go on without it."""
 
     def __init__(self, message: str, peer: int) -> None:
         super().__init__(message)
@@ -61,7 +61,7 @@ class WorkerError(MatchaError, RuntimeError):
 
 
 class PackageError(MatchaError, ImportError):
-    """A package that this needs and that not every user has is not installed."""
+    """An optional package is needed and not installed."""
 
     exit_code = 4
 
@@ -76,11 +76,11 @@ _EXTRAS = {
     "tensorboard": "tensorboard",
     "ray": "ray",
 }
-"""Packages that not every user has, and the extra of ours that brings them."""
+"""Optional packages, and the extra that installs each."""
 
 
 def missing_package(error: ImportError) -> PackageError | None:
-    """What to install after a failed import; None where the package is none of the optional ones.
+    """What to install after a failed import; None where the package is not an optional one.
 
     >>> print(missing_package(ImportError(name="mpi4py.MPI")))
     this needs mpi4py: pip install "matcha-sgd[mpi]"

@@ -194,10 +194,10 @@ class Round(_Mixed):
             else tuple(tuple(self.weights[p][k] for k in places[p]) for p in left),
         )
 
-    def among(self, workers: list[int]) -> Round:
+    def renumber(self, workers: list[int]) -> Round:
         """The same round for some workers, renumbered from 0; all their partners are among them."""
         number = {worker: k for k, worker in enumerate(workers)}
-        return replace(self, matchings=_renumbered(self.matchings, number))
+        return replace(self, matchings=_renumber(self.matchings, number))
 
     def mix(self, x: npt.NDArray[_F]) -> npt.NDArray[_F]:
         """The workers' values after the round; rows are workers, `x` is left alone.
@@ -387,7 +387,7 @@ class RoundProcess(_Mixed):
         if self.mixing != "laplacian":
             shares = ((self.alpha,),) if self.weights is None else self.weights
             return 1 - max((w for some in shares for w in some), default=0.0)
-        return float(1 - self.link_scale * _most_given(self))
+        return float(1 - self.link_scale * _most_given_away(self))
 
     # -- when workers or links are gone -----------------------------------------------------------
 
@@ -400,8 +400,8 @@ class RoundProcess(_Mixed):
         Raises:
             InputError: There is no such worker or link, or fewer than two workers would be left.
         """
-        gone = known_workers(self.topology, workers)
-        cut = known_links(self.topology, links)
+        gone = check_workers(self.topology, workers)
+        cut = check_links(self.topology, links)
         if not gone and not cut:
             return self
         everyone_gone = gone | (self.gone or frozenset())
@@ -427,7 +427,7 @@ class RoundProcess(_Mixed):
         if self.gone is None:
             return self
         left = [worker for worker in range(self.num_workers) if worker not in self.gone]
-        matchings = _renumbered(self.matchings, {worker: k for k, worker in enumerate(left)})
+        matchings = _renumber(self.matchings, {worker: k for k, worker in enumerate(left)})
         links = {link for matching in matchings for link in matching}
         if not self.topology.directed:
             links = {(min(link), max(link)) for link in links}
@@ -484,7 +484,7 @@ class PushSum:
 # -- parts ----------------------------------------------------------------------------------------
 
 
-def known_workers(topology: Topology, workers: Iterable[int]) -> frozenset[int]:
+def check_workers(topology: Topology, workers: Iterable[int]) -> frozenset[int]:
     """The workers as a set.
 
     Raises:
@@ -497,7 +497,7 @@ def known_workers(topology: Topology, workers: Iterable[int]) -> frozenset[int]:
     return found
 
 
-def known_links(topology: Topology, links: Iterable[Link]) -> frozenset[Link]:
+def check_links(topology: Topology, links: Iterable[Link]) -> frozenset[Link]:
     """The links as the topology spells them.
 
     Raises:
@@ -523,22 +523,22 @@ def _places_left(
     ]
 
 
-def _renumbered(matchings: Sequence[Matching], number: dict[int, int]) -> tuple[Matching, ...]:
+def _renumber(matchings: Sequence[Matching], number: dict[int, int]) -> tuple[Matching, ...]:
     return tuple(tuple((number[i], number[j]) for i, j in m) for m in matchings)
 
 
-def _most_given(process: RoundProcess) -> float:
+def _most_given_away(process: RoundProcess) -> float:
     """The most links that a worker has active at once, or the most that they weigh."""
     schedule = process.schedule
     if schedule.period is not None or schedule.exclusive:
-        sums = (_given(process, active) for active in schedule.largest)
+        sums = (_given_away(process, active) for active in schedule.largest)
         return max((max(given.values(), default=0) for given in sums), default=0)
     if process.weights is not None:  # sums of unequal weights have no short table of frequencies
         likely = tuple(j for p, members in schedule.coins if p >= RARE for j in members)
-        return max(_given(process, likely).values(), default=0)
+        return max(_given_away(process, likely).values(), default=0)
     often: dict[int, npt.NDArray[np.float64]] = {}  # by worker: of 0, 1, … active links
     for p, members in schedule.coins:
-        for worker, links in _given(process, members).items():
+        for worker, links in _given_away(process, members).items():
             heads = np.zeros(int(links) + 1)
             heads[0], heads[-1] = 1 - p, p
             often[worker] = np.convolve(often.get(worker, np.ones(1)), heads)
@@ -546,7 +546,7 @@ def _most_given(process: RoundProcess) -> float:
     return max((int(np.flatnonzero(tail >= RARE)[-1]) for tail in tails), default=0)
 
 
-def _given(process: RoundProcess, active: Active) -> dict[int, float]:
+def _given_away(process: RoundProcess, active: Active) -> dict[int, float]:
     """Each worker's active links, counted or weighed."""
     given: dict[int, float] = defaultdict(float)
     for j in active:

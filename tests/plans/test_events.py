@@ -158,7 +158,7 @@ def test_what_queues_on_a_shared_wire_still_does():
 def test_links_are_new_after_a_return_and_a_cut():
     ring = matcha.families.ring(4)
     events = Events(losses=(Loss(worker=1, at=2, back=5),), cuts=(Cut(link=(2, 3), at=1, until=5),))
-    assert sorted(events.renewed(5, ring)) == [(0, 1), (1, 2), (2, 3)]
-    assert not events.renewed(4, ring)
+    assert sorted(events.new_connections(5, ring)) == [(0, 1), (1, 2), (2, 3)]
+    assert not events.new_connections(4, ring)
     assert events.changes(0, 5) == [[2, 1, 0]]
     assert events.changes(5, 9) == [[5, 1, 1]]

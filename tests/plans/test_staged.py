@@ -83,8 +83,8 @@ def test_a_file_of_0_1_with_a_target_keeps_its_stages(fixed):
 
 
 def test_a_stage_is_added_at_the_end(fixed):
-    longer = fixed.then(300, fixed.levels[0])
+    longer = fixed.with_stage(300, fixed.levels[0])
     assert longer.level_at(300) is fixed.levels[0]
     assert longer.round(307).matchings == fixed.levels[0].round(7).matchings
     with pytest.raises(PlanError, match="go up"):
-        fixed.then(50, fixed.levels[0])
+        fixed.with_stage(50, fixed.levels[0])

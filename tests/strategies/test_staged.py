@@ -59,7 +59,7 @@ def test_many_stages_keep_the_first_and_the_last():
     staged = next_stage(matcha.plan(RING, 0.5, Greedy(effort="none")), SLOW, 10)
     level = staged.levels[1]
     for start in range(20, 10 * (MOST_STAGES + 5), 10):
-        staged = staged.then(start, level)
+        staged = staged.with_stage(start, level)
     assert len(staged.stages) == MOST_STAGES
     assert staged.stages[0] == Stage(start=0, level=0)
     assert staged.stages[-1].start == 10 * (MOST_STAGES + 4)

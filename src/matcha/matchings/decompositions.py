@@ -53,7 +53,7 @@ def decompose(topology: Topology, *, seed: int = 0) -> tuple[Matching, ...]:
         times = _times(topology)
         by_time = sorted(topology.links, key=lambda link: (-times[link], link))
         other = _fewest_colors(topology, by_time, seed)
-        candidates = [_grouped_by_time(topology, matchings, times) for matchings in (best, other)]
+        candidates = [_group_by_time(topology, matchings, times) for matchings in (best, other)]
         best = min(candidates, key=lambda found: (len(found), _full_exchange(found, times)))
     return sort_matchings(topology, best)
 
@@ -238,7 +238,7 @@ def _misra_gries(topology: Topology) -> tuple[Matching, ...]:
     return coloring.matchings()
 
 
-def _grouped_by_time(
+def _group_by_time(
     topology: Topology, matchings: Sequence[Matching], times: dict[Link, float]
 ) -> tuple[Matching, ...]:
     """Exchange colours so that slow links share matchings: lower the sum of the slowest.

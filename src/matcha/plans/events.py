@@ -16,7 +16,7 @@ from typing import Any
 
 from matcha.errors import InputError
 from matcha.plans.staged import PlanLike
-from matcha.rounds import Round, check_losable, known_links, known_workers
+from matcha.rounds import Round, check_links, check_losable, check_workers
 from matcha.timing import Timing, all_reduce_time
 from matcha.topology import Link, Matching, Topology
 
@@ -94,9 +94,9 @@ class Events:
         topology = plan.topology
         for level in plan.levels if self.losses or self.cuts else ():
             check_losable(level.mixing, "a script that loses workers or cuts links")
-        known_workers(topology, [loss.worker for loss in self.losses])
-        known_workers(topology, [li.donor for li in self.losses if li.donor is not None])
-        known_links(topology, [event.link for event in (*self.cuts, *self.slowdowns)])
+        check_workers(topology, [loss.worker for loss in self.losses])
+        check_workers(topology, [li.donor for li in self.losses if li.donor is not None])
+        check_links(topology, [event.link for event in (*self.cuts, *self.slowdowns)])
         for loss in self.losses:
             if len(self.gone(loss.at)) >= topology.num_workers:
                 raise InputError(f"at iteration {loss.at} no worker would be left.")
@@ -150,11 +150,11 @@ class Events:
             if loss.back == k
         )
 
-    def renewed(self, k: int, topology: Topology) -> frozenset[Link]:
+    def new_connections(self, k: int, topology: Topology) -> frozenset[Link]:
         """The links that are new connections at iteration k: mended, or of a returning worker.
 
         >>> ring = Topology.from_links([(0, 1), (1, 2), (2, 0)])
-        >>> sorted(Events(losses=(Loss(worker=1, at=2, back=5),)).renewed(5, ring))
+        >>> sorted(Events(losses=(Loss(worker=1, at=2, back=5),)).new_connections(5, ring))
         [(0, 1), (1, 2)]
         """
         back = {loss.worker for loss in self.losses if loss.back == k}

@@ -25,7 +25,7 @@ from matcha._io import (
 )
 from matcha._numerics.certificates import Certificate
 from matcha.errors import InputError, PlanError
-from matcha.rounds import Mixing, Round, RoundProcess, Shares, known_links
+from matcha.rounds import Mixing, Round, RoundProcess, Shares, check_links
 from matcha.schedules import SCHEDULES, Schedule
 from matcha.timing import TIMINGS, Timing, all_reduce_time
 from matcha.topology import Link, Matching, Topology
@@ -217,7 +217,7 @@ class Plan(AnyPlan):
         Raises:
             InputError: There is no such link.
         """
-        cut = known_links(self.topology, links)
+        cut = check_links(self.topology, links)
         lost = [f"link {i}–{j}" for i, j in sorted(cut)]
         return self._reduced(self.process.without(links=cut), lost)
 

@@ -171,7 +171,7 @@ class StagedPlan(AnyPlan):
 
     # -- as training goes on ----------------------------------------------------------------------
 
-    def then(self, start: int, level: Plan) -> StagedPlan:
+    def with_stage(self, start: int, level: Plan) -> StagedPlan:
         """The plan with one more stage; of a great many, one between the first and the last goes.
 
         What is past is not trained again, so nothing depends on it; the first stage says what was

@@ -37,7 +37,7 @@ def mix_rows(parameters: Tensor, round: Round) -> None:
         if len(active) == rows.shape[0]:
             rows[:] = round.mix(rows)
             return
-        rows[active] = round.among(active).mix(rows[active])
+        rows[active] = round.renumber(active).mix(rows[active])
 
 
 def matrices(

@@ -222,7 +222,7 @@ class Simulation:
         for k in range(steps):
             for back in self.events.returns(first + k, self.plan.topology):
                 self.engine.hand_over(back.donor, back.worker)
-            self.engine.forget(self.events.renewed(first + k, self.plan.topology))
+            self.engine.forget(self.events.new_connections(first + k, self.plan.topology))
             if isinstance(self.task, KnownGradient):
                 self._gradient_sum += self.task.gradient_norm(self.engine.workers.average())
             self.engine.step(k)

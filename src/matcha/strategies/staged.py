@@ -113,7 +113,7 @@ def next_stage(plan: Plan | StagedPlan, seconds: Mapping[Link, float], start: in
     >>> [sum((0, 1) in slow.round(k).links for k in range(s, s + 100)) for s in (0, 100)]
     [50, 0]
     """
-    return in_stages(plan).then(start, next_level(plan.levels[0], seconds))
+    return in_stages(plan).with_stage(start, next_level(plan.levels[0], seconds))
 
 
 def in_stages(plan: Plan | StagedPlan) -> StagedPlan:

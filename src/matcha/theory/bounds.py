@@ -151,7 +151,7 @@ def graph_bound(
     one_way = one_way or topology.directed
     lengths = _shortest_lengths(topology, one_way)
     if searched and not one_way:
-        lengths = _sharpened(lengths, searched)
+        lengths = _sharpen(lengths, searched)
     ages = np.arange(1, math.ceil(len(lengths) / matchings_per_iteration) + 1)
     hull = _lower_envelope(lengths)
     found = np.interp(matchings_per_iteration * ages, hull, np.array(lengths)[hull])
@@ -182,7 +182,7 @@ def _shortest_lengths(topology: Topology, one_way: bool) -> list[float]:
     return lengths
 
 
-def _sharpened(lengths: Sequence[float], searched: Sequence[float]) -> list[float]:
+def _sharpen(lengths: Sequence[float], searched: Sequence[float]) -> list[float]:
     """The larger of both; a matching at best halves what is left, beyond where the search ended."""
     sharper = [max(one, other) for one, other in zip(lengths, searched, strict=False)]
     while sharper[-1] > (1 + 1e-9) * lengths[-1]:

@@ -115,7 +115,7 @@ def push_sum_error(turns: Sequence[tuple[int, Array | None]], m: int) -> float:
     With ω the weights and u = x − ω·(1ᵀx/m), a round maps u to Wu and ω to Wω, and what workers
     hold differs from the average by u/ω. Unit noise enters u without its part along ω.
     """
-    transition, omega = np.eye(m), _settled_weights(turns, m)
+    transition, omega = np.eye(m), _steady_weights(turns, m)
     if float(omega.min()) <= 0:
         return math.inf
     for _, W in turns:
@@ -159,7 +159,7 @@ def push_sum_weights(process: RoundProcess) -> tuple[float, ...]:
 
 def cycle_weights(turns: Sequence[tuple[int, Array | None]], m: int) -> Array:
     """Push-sum's ω of every worker, averaged over the iterations of a cycle."""
-    omega, total = _settled_weights(turns, m), np.zeros(m)
+    omega, total = _steady_weights(turns, m), np.zeros(m)
     for wait, W in turns:
         total += (wait - 1) * omega
         omega = omega if W is None else W @ omega
@@ -168,7 +168,7 @@ def cycle_weights(turns: Sequence[tuple[int, Array | None]], m: int) -> Array:
     return mean
 
 
-def _settled_weights(turns: Sequence[tuple[int, Array | None]], m: int) -> Array:
+def _steady_weights(turns: Sequence[tuple[int, Array | None]], m: int) -> Array:
     """ω at the start of a cycle, once it repeats from cycle to cycle."""
     omega = np.ones(m)
     for _ in range(_SETTLING):

@@ -195,7 +195,7 @@ class Replanning:
             return False
         try:
             level = Plan.from_json(json.loads(planned))
-            self.plan = in_stages(self.plan).then(iteration, level)
+            self.plan = in_stages(self.plan).with_stage(iteration, level)
         except (MatchaError, ValueError, TypeError, LookupError) as error:
             _log.warning(
                 "iteration %d: the stage cannot be used; the plan stays: %s", iteration, error
