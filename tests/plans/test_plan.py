@@ -194,7 +194,7 @@ EDITS = [
     ({"schema": "matcha.plan/9"}, "matcha.plan/9"),
     ({"mixing": "shaken"}, "shaken"),
     ({"schedule": {"kind": "dice"}}, "dice"),
-    ({"schedule": {"kind": "cycle", "cycle": [[99]]}}, "not there"),
+    ({"schedule": {"kind": "cycle", "cycle": [[99]]}}, "does not exist"),
     ({"timing": {"model": "sundial"}}, "sundial"),
     ({"matchings": [[[0, 1], [1, 2]]] * 5}, "twice"),
     ({"matchings": [[[0, 2]]] * 5}, "not a link"),
