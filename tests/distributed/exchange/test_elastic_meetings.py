@@ -138,3 +138,24 @@ def test_a_link_that_broke_begins_without_a_past() -> None:
         place.connection = lambda peer, connection=connection: connection
         elastic.before(meeting, k)
         assert directions.equal(first if expected is None else torch.full_like(first, expected))
+
+
+def test_a_transport_that_fails_before_a_meeting_changes_no_value() -> None:
+    """The copy is of an earlier meeting then: to go back to it would lose the steps since."""
+    place = Place(MemoryNetwork(2), 0)
+    values = torch.zeros(3)
+    exchange = Exchange(place, [FloatCodec([values], bucket_bytes=100)], timeout=1)
+    elastic = ElasticMeetings(exchange, place, [values])
+    exchange.hooks.append(elastic)
+    meeting = Meeting(position=0, peer=1, weight=0.5)
+    elastic.before(meeting, 0)
+    values.fill_(7.0)
+
+    def lost(peer: int, iteration: int) -> bool:
+        raise PeerLostError("the link is gone.", 1)
+
+    place.meets = lost
+    round = Round(matchings=MATCHINGS[:1], indices=(0,), mixing="pairwise", weight=0.5)
+    with pytest.raises(PeerLostError):
+        exchange.run(round, (meeting,), 1)
+    assert values.tolist() == [7.0] * 3

@@ -49,7 +49,7 @@ class ElasticMeetings(MeetingHook):
         self._before = [torch.empty_like(value) for value in values]
         self._connections: dict[int, object] = {}
         self._iteration = 0
-        self._has_all = False
+        self._is_under_way = self._has_all = False
         self.held = 0
         self.left_out = 0
         self.uncertain = 0
@@ -62,7 +62,8 @@ class ElasticMeetings(MeetingHook):
 
     def before(self, meeting: Meeting, iteration: int) -> bool:
         """As `MeetingHook.before`: False where the partner will not come."""
-        self._iteration, self._has_all = iteration, False
+        self._iteration = iteration
+        self._is_under_way = self._has_all = False
         if not self._team.meets(meeting.peer, iteration):
             self._count(meeting, "left out")
             return False
@@ -73,6 +74,7 @@ class ElasticMeetings(MeetingHook):
             self._exchange.forget(meeting.peer)
         for before, value in zip(self._before, self._values, strict=True):
             before.copy_(value)
+        self._is_under_way = True
         return True
 
     def after(self, meeting: Meeting) -> None:
@@ -89,7 +91,9 @@ class ElasticMeetings(MeetingHook):
         self._count(meeting, "held")
 
     def undo(self, meeting: Meeting, error: PeerLostError) -> bool:
-        """As `MeetingHook.undo`."""
+        """As `MeetingHook.undo`: the values are what they were before the meeting."""
+        if not self._is_under_way:
+            return False
         _log.info("worker %d: iteration %d: %s", self._team.rank, self._iteration, error)
         pairs = list(zip(self._values, self._before, strict=True))
         shift = 0.0
