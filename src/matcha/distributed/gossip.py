@@ -26,7 +26,7 @@ from matcha.distributed.exchange.plan_cursor import PlanCursor
 from matcha.distributed.exchange.shards import gathered, is_sharded
 from matcha.distributed.exchange.timers import Stopwatch
 from matcha.distributed.launch.environment import goes_on, replan_every
-from matcha.distributed.launch.placement import find_placement, shared_facts
+from matcha.distributed.launch.placement import Placement, find_placement, shared_facts
 from matcha.distributed.links.transport import LinkTransport
 from matcha.distributed.momentum import describe_optimizers
 from matcha.distributed.optimizer_hooks import (
@@ -139,7 +139,25 @@ class Gossip:
             {n: p for n, p in modules.named_parameters() if p.requires_grad}, optimizers
         )
         placement = find_placement(plan, transport, mesh, options.deadline)
-        transport = placement.transport
+        try:
+            self._start(placement, setup, modules, optimizers, ownership, scaler, on_span)
+        except BaseException:
+            placement.abandon()
+            raise
+
+    def _start(
+        self,
+        placement: Placement,
+        setup: Setup,
+        modules: nn.Module,
+        optimizers: tuple[torch.optim.Optimizer, ...],
+        ownership: ParameterOwnership,
+        scaler: torch.amp.GradScaler | None,
+        on_span: Callable[[Span], None] | None,
+    ) -> None:
+        """Agree with the other workers, start from the same values, and attach."""
+        continues = setup.options.on_loss == "continue"
+        transport, plan, options = placement.transport, setup.plan, setup.options
         self._setup = replace(setup, transport=transport, num_parts=placement.num_parts)
         check_setup(self._setup)
         transport.period += 1
@@ -148,14 +166,14 @@ class Gossip:
             modules,
             bucket_bytes=int(options.bucket_mb * 1e6),
             buffers=options.buffers == "average",
-            sharded=mesh is not None,
+            sharded=setup.has_mesh,
             alignment=alignment(plan.wire),
         )
         values = (*modules.parameters(), *modules.buffers())
         transport.expect_model(sum(value.nbytes for value in values))
         averaging = Averaging(placement, modules, buckets, options.deadline)
         layout = layout_digest(buckets)
-        team = transport if isinstance(transport, LinkTransport) and continues else None
+        team = transport if continues and isinstance(transport, LinkTransport) else None
         if team is None or not team.needs_state:
             facts = shared_facts(plan, placement, options.describe())
             placement.agree(facts, layout, describe_layout(buckets), options.deadline)

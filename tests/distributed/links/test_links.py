@@ -5,15 +5,17 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 from tests.distributed.links.linked import HOST, local_peers, run_linked
 
-from matcha import Topology, families
+from matcha import Topology, families, plan
 from matcha._io.keys import new_keys
-from matcha.distributed import LinkTransport, Message, Peers, read_peers
+from matcha.distributed import Gossip, LinkTransport, Message, Peers, read_peers
+from matcha.distributed.launch import placement
 from matcha.distributed.links.link_state import LinkVersions
 from matcha.distributed.links.peers import dials, free_ports
 from matcha.distributed.transports.collectives import barrier, broadcast, gather, mean_
@@ -221,3 +223,30 @@ def test_that_a_neighbour_which_has_finished_is_gone_is_no_news(caplog) -> None:
     said, _ = run_linked(families.path(2), work)
     assert any("ended: it finished" in record.message for record in said)
     assert {record.levelno for record in said} == {logging.DEBUG}, said
+
+
+def test_a_refused_gossip_gives_its_port_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a script may construct it again, as it should be."""
+    peers, topology = local_peers(2), families.path(2)
+    own = threading.local()
+    monkeypatch.setattr(placement, "is_alone", lambda: False)
+    monkeypatch.setattr(
+        placement,
+        "default_transport",
+        lambda topology: LinkTransport(topology, own.rank, peers, silence=90, timeout=100),
+    )
+    chosen = plan(topology, 1.0, "vanilla")
+
+    def work(rank: int) -> int:
+        own.rank = rank
+        for size in (rank + 1, 3):
+            model = torch.nn.Linear(size, 1)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            if size < 3:
+                with pytest.raises(InputError, match="another model"):
+                    Gossip(model, optimizer, chosen, deadline=100)
+        with Gossip(model, optimizer, chosen, deadline=100) as gossip:
+            return gossip.num_workers
+
+    with ThreadPoolExecutor(2) as threads:
+        assert list(threads.map(work, range(2))) == [2, 2]

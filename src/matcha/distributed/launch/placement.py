@@ -18,6 +18,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from matcha.distributed.launch.environment import default_transport, is_alone
+from matcha.distributed.links.transport import LinkTransport
 from matcha.distributed.transports.base import Transport
 from matcha.distributed.transports.collectives import agree, gather
 from matcha.distributed.transports.memory import MemoryNetwork
@@ -81,6 +82,12 @@ class Placement:
         """Close the transports that were opened for this placement."""
         for transport in self.owned:
             transport.close()
+
+    def abandon(self) -> None:
+        """After an error, close what needs no other worker: a listener would keep its port."""
+        for transport in self.owned:
+            if isinstance(transport, LinkTransport):
+                transport.close()
 
 
 def find_placement(
