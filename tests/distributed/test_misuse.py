@@ -59,8 +59,10 @@ def test_moved_or_unfrozen_parameters_are_noticed() -> None:
 def test_parameters_that_no_optimizer_steps_are_mentioned() -> None:
     model = mlp()
     first, second = halves(model)
-    with pytest.warns(UserWarning, match=r"no optimizer of this Gossip steps '0.bias' and 1 more"):
+    sentence = r"no optimizer of this Gossip steps '0.bias' and 1 more"
+    with pytest.warns(UserWarning, match=sentence) as warned:
         Gossip(model, first, Fixed(2), transport=MemoryNetwork(1).transport(0))
+    assert warned[0].filename == __file__  # the line that constructs Gossip
     other = mlp()
     Gossip(other, halves(other), Fixed(2), transport=MemoryNetwork(1).transport(0))
     assert second.param_groups

@@ -382,7 +382,7 @@ def check_stepped(modules: nn.Module, optimizers: Sequence[torch.optim.Optimizer
         warnings.warn(
             f"no optimizer of this Gossip steps {forgotten[0]!r}{more}: give it all optimizers, "
             "Gossip(model, [first, second], plan), or freeze what does not train.",
-            stacklevel=4,
+            stacklevel=3,
         )
 
 

@@ -18,7 +18,7 @@ from torch import nn
 
 import matcha
 from matcha.distributed import Gossip, MemoryNetwork, MemoryTransport, run_threads
-from matcha.distributed.checkpoint import checkpoint
+from matcha.distributed.checkpoint import checkpoint, snapshot
 from matcha.distributed.checkpoint.checkpoint import SCHEMA, checkpoints
 from matcha.distributed.launch.placement import Placement
 from matcha.distributed.transports.collectives import gather
@@ -423,7 +423,7 @@ def test_parts_of_workers_load_the_same_iteration(tmp_path: Path, monkeypatch) -
 
 def test_a_checkpoint_is_not_damaged_by_one_that_replaces_it(saved: Path, monkeypatch) -> None:
     """After loading, scripts save the same iteration again: a full disk then cost the only one."""
-    write = checkpoint.write_snapshot
+    write = snapshot.write_snapshot
 
     def failing(path, state, extra, generators) -> None:
         if state.rank == 3:
