@@ -69,7 +69,15 @@ class Player:
         if self.gossip.state.overlaps:
             # The next round's exchange begins when a step ends, before the script can act: let it
             # wait for the gradient, which changes nothing else.
-            self.gossip._hooks.begin = lambda: None
+            hooks = self.gossip._hooks
+            begin, end = hooks.begin, hooks.end_iteration
+
+            def end_without_beginning() -> None:
+                hooks.begin = lambda: None
+                end()
+                hooks.begin = begin
+
+            hooks.end_iteration = end_without_beginning
 
     def run(self, stop: int) -> None:
         steps, task, rank = self.task.steps_per_epoch, self.task, self.gossip.rank
