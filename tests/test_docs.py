@@ -5,6 +5,7 @@ from __future__ import annotations
 import html.parser
 import json
 import os
+import pkgutil
 import re
 import shutil
 import signal
@@ -265,3 +266,14 @@ def test_the_command_reference_names_every_command():
     for command in typer.main.get_command(app).commands:
         assert f"## matcha {command} " in text
     assert "[cyan]" not in text
+
+
+def test_the_walk_through_the_code_names_what_is_there():
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    paths = re.findall(r"`((?:[a-z_]+\.)+[A-Za-z_]+(?:\.[a-z_]+)?)`", text)
+    owners = [re.sub(r"(?<=[a-z_])(\.[A-Z]\w+)\.\w+$", r"\1", path) for path in paths]
+    found = [pkgutil.resolve_name(f"matcha.{path}") for path in (*paths, *owners)]
+    assert len(paths) > 20
+    classes = {each.__name__: each for each in found if isinstance(each, type)}
+    for owner, member in re.findall(r"`([A-Z][A-Za-z]+)\.([a-z_]+)`", text):
+        assert hasattr(classes[owner], member), f"{owner}.{member}"
