@@ -13,6 +13,7 @@ from tests.distributed.perceptrons import (
     mlp,
 )
 
+from matcha import families, plan
 from matcha.distributed import Gossip, MemoryTransport, SlowLinks, run_threads
 from matcha.errors import ExchangeError
 
@@ -177,3 +178,27 @@ def test_overlap_hides_the_exchange_behind_a_closure_too() -> None:
             return gossip.iteration
 
     assert run_threads(2, work) == [4, 4]
+
+
+def test_a_script_that_ends_is_not_said_to_have_finished() -> None:
+    """At exit `sys.exit(1)` looks like the end of a script: the message says both."""
+
+    def work(transport) -> str:
+        model = torch.nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        chosen = plan(families.path(2), 1.0, "vanilla")
+        gossip = Gossip(model, optimizer, chosen, transport=transport, deadline=60)
+        try:
+            for _ in range(5 if transport.rank else 2):
+                optimizer.zero_grad()
+                model(torch.ones(1, 2)).sum().backward()
+                optimizer.step()
+        except ExchangeError as error:
+            return str(error)
+        gossip._farewell()  # as the interpreter does at its exit
+        return ""
+
+    said = run_threads(2, work)[1]
+    assert "the script of rank 0 (host " in said
+    assert "ended at iteration 2, but rank 1 (host " in said
+    assert "if it called sys.exit() because of an error, its log says which" in said

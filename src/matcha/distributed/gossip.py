@@ -382,7 +382,9 @@ class Gossip:
         if not self._is_detached:
             self._is_detached = True
             self._hooks.detach()
-            self._farewell()
+            leaving = self._farewell.detach()
+            if leaving is not None:
+                _say_finished(*leaving[2], at_exit=False)
             self.state.close()
 
     def __enter__(self) -> Gossip:
@@ -398,13 +400,24 @@ class Gossip:
             self.state.asynchrony.rendezvous.stop()
 
 
-def _say_finished(transport: Transport, cursor: PlanCursor, asynchrony: Asynchrony | None) -> None:
-    """Note that this worker has finished, for workers that wait for it."""
+def _say_finished(
+    transport: Transport,
+    cursor: PlanCursor,
+    asynchrony: Asynchrony | None,
+    *,
+    at_exit: bool = True,
+) -> None:
+    """Note that this worker has finished, for workers that wait for it.
+
+    At the interpreter's exit no one can tell a script that has finished from `sys.exit(1)`.
+    """
     # After an uncaught error it has not, nor after one of ours.
     if getattr(sys, "last_value", None) is None and not transport.failed:
         if asynchrony is not None:
             asynchrony.leave()
-        transport.set_note(f"finished/{transport.period}", str(cursor.iteration))
+        transport.set_note(
+            f"finished/{transport.period}", f"{cursor.iteration}{' at exit' if at_exit else ''}"
+        )
 
 
 def _decide_momentum(setup: Setup, optimizers: Sequence[torch.optim.Optimizer]) -> Setup:

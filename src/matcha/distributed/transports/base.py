@@ -215,7 +215,15 @@ class Transport(ABC):
             patience: Seconds in which the peer may publish which peer it waited for itself.
         """
         self.failed = True
-        finished = self.get_note(peer, f"finished/{self.period}")
+        finished, _, at_exit = self.get_note(peer, f"finished/{self.period}").partition(" ")
+        if at_exit:
+            return ExchangeError(
+                f"the script of {self.name(peer)} ended at iteration {finished}, but "
+                f"{self.name(self.rank)} still waits for it in "
+                f"{self.doing or 'a collective call'}: "
+                "if it called sys.exit() because of an error, its log says which; otherwise let "
+                "every worker take as many steps, or train inside `with gossip.join():`."
+            )
         if finished:
             return ExchangeError(
                 f"{self.name(peer)} finished at iteration {finished}, but {self.name(self.rank)} "
