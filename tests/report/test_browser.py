@@ -361,6 +361,20 @@ def test_a_page_of_plans_alone_explores_without_complaints(browser, tmp_path):
         assert float(page.text_content("#rho")) == pytest.approx(plan.rho, abs=6e-5)
 
 
+def test_a_strategy_not_planned_at_a_stop_shows_its_nearest_plan(browser, tmp_path):
+    ring = matcha.families.ring(5)
+    plans = [matcha.plan(ring, b, "periodic") for b in (0.25, 0.5)]
+    plans.append(matcha.plan(ring, 0.5, "matcha"))
+    path = write_report([], tmp_path / "plans.html", plans=plans)
+    with opened(browser, path) as page:
+        for stop, budget in enumerate(("0.25", "0.5")):
+            page.locator("#budget").fill(str(stop))
+            for strategy, shown in (("periodic", budget), ("matcha", "0.5")):
+                cells = page.locator(f"#side-by-side tr[data-strategy={strategy}] td")
+                assert cells.first.text_content() == shown
+        assert page.complaints == []
+
+
 def test_a_diverged_run_leaves_the_charts_to_the_others(browser, run_folders, tmp_path):
     runs = [read_run(folder) for folder in run_folders]
     ends = [replace(runs[0].records[-1], train_loss=value) for value in (1e12, float("nan"))]
