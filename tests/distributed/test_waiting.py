@@ -121,13 +121,14 @@ def test_spans_tell_computing_waiting_and_exchanging_apart() -> None:
 def test_a_silent_partner_is_named_within_the_deadline() -> None:
     plan = Fixed(2, (((0, 1),),))
 
-    def work(transport: MemoryTransport) -> None:
+    def work(transport: MemoryTransport) -> Gossip:
         model = mlp()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        Gossip(model, optimizer, plan, transport=transport, deadline=0.5)
+        gossip = Gossip(model, optimizer, plan, transport=transport, deadline=0.5)
         if transport.rank == 0:
             with pytest.raises(ExchangeError, match=r"rank 1 \(host .*did not answer within 0.5 s"):
                 double_step(model, optimizer, torch.ones(2, 4))
+        return gossip  # one that is collected says that it has finished
 
     run_threads(2, work)
 
