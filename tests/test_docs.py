@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import html.parser
 import json
 import os
@@ -114,7 +115,19 @@ def test_the_readme_is_short():
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("site")
+    """The site, built once for all processes of this run of the tests."""
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
+    folder = shared / "site"
+    with (shared / "site.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "index.html").exists():
+            _build(folder)
+    return folder
+
+
+def _build(folder):
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)],
         cwd=ROOT,
@@ -124,7 +137,6 @@ def site(tmp_path_factory):
         env={**os.environ, "http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"},
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    return folder
 
 
 class _Assets(html.parser.HTMLParser):

@@ -66,7 +66,7 @@ def _plain():
     return {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
 
 
-@pytest.mark.slow
+@pytest.mark.long("builds the wheel")
 def test_wheel_is_pure_and_holds_the_package_with_its_data(built):
     _, wheel = built
     assert wheel.name == f"matcha_sgd-{matcha.__version__}-py3-none-any.whl"  # no compiler needed
@@ -80,7 +80,7 @@ def test_wheel_is_pure_and_holds_the_package_with_its_data(built):
     assert not any(name.startswith(("tests/", "docs/")) for name in inside)
 
 
-@pytest.mark.slow
+@pytest.mark.long("builds the sdist")
 def test_sdist_holds_what_a_packager_needs(built):
     sdist, _ = built
     prefix = f"matcha_sgd-{matcha.__version__}/"
@@ -93,7 +93,7 @@ def test_sdist_holds_what_a_packager_needs(built):
     assert not any(name.startswith((".venv", "site/", "runs/")) for name in inside)
 
 
-@pytest.mark.slow
+@pytest.mark.long("installs the wheel in a new environment")
 def test_the_wheel_runs_in_a_new_environment(installed, tmp_path):
     where = run(installed / "python", "-c", "import matcha; print(matcha.__file__)", env=_plain())
     assert Path(where.strip()).is_relative_to(installed.parent)
@@ -113,7 +113,7 @@ def declared(built):
         return message_from_string(archive.read(name).decode())
 
 
-@pytest.mark.slow
+@pytest.mark.long("builds the wheel")
 def test_the_wheel_declares_its_dependencies(declared):
     needed = {
         requirement.split(">")[0]
@@ -123,9 +123,9 @@ def test_the_wheel_declares_its_dependencies(declared):
     assert needed == {
         "numpy", "scipy", "networkx", "rustworkx", "threadpoolctl", "typer", "rich",
     }  # fmt: skip
-    assert {"torch", "mpi", "plot", "keys", "ray", "tensorboard", "dev"} == set(
-        declared.get_all("Provides-Extra")
-    )
+    extras = {"torch", "text", "mpi", "plot", "keys", "ray", "tensorboard"}
+    extras |= {"test", "docs", "integration", "dev"}
+    assert extras == set(declared.get_all("Provides-Extra"))
     assert declared["License-Expression"] == "Apache-2.0"
     assert declared["Requires-Python"] == ">=3.10"
     assert declared["Author"]
@@ -133,7 +133,7 @@ def test_the_wheel_declares_its_dependencies(declared):
     assert labels == {"Source", "Documentation", "Changelog", "Issues", "Paper"}
 
 
-@pytest.mark.slow
+@pytest.mark.long("builds the wheel")
 def test_pypi_can_show_the_readme(declared):
     """PyPI has the text alone: every picture and link must be an address of its own."""
     text = declared.get_payload()
@@ -205,7 +205,7 @@ def link_files(distribution, site):
                 target.symlink_to(file.locate())
 
 
-@pytest.mark.slow
+@pytest.mark.long("makes an environment with a bare install")
 def test_a_bare_install_is_small(bare):
     size = sum(path.stat().st_size for path in bare.rglob("*") if path.is_file())
     assert size < 250e6
@@ -214,7 +214,7 @@ def test_a_bare_install_is_small(bare):
     assert not {"torch", "matplotlib", "clarabel", "sklearn"} & inside
 
 
-@pytest.mark.slow
+@pytest.mark.long("makes an environment with a bare install; test_import.py imports no torch")
 def test_core_commands_work_in_a_bare_install(bare, tmp_path):
     def command(*arguments, code=0):
         done = subprocess.run(

@@ -26,6 +26,7 @@ from network_tables import (
 from reproduction.comparisons import Results
 from reproduction.paper import ER8, GEOMETRIC, group
 from reproduction.trials import read_results
+from tiers import long_table
 
 
 def tradeoff_table() -> str:
@@ -386,6 +387,7 @@ REGIONS: dict[str, Callable[[], str]] = {
     "names": names,
     "strategies": strategies,
     "house": house_table,
+    "long": long_table,
     "headline-settings": headline_settings,
     "headline-short": headline_short,
     "unkind": unkind,

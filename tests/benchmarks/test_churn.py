@@ -20,7 +20,9 @@ from matcha.zoo.recipes import Choices, recipe
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "churn.py"
 
 
-@pytest.mark.slow
+@pytest.mark.long(
+    "a minute of kills; tests/distributed/elastic and test_faults.py lose workers one at a time"
+)
 @pytest.mark.timeout(900)
 def test_a_minute_of_kills(tmp_path: Path) -> None:
     # Forty seconds of training; with the start of eight processes it is a minute.

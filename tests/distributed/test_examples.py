@@ -46,7 +46,9 @@ def test_adopting_gossip_changes_three_lines() -> None:
     assert len((EXAMPLES / "train_gossip.py").read_text().splitlines()) <= 60
 
 
-@pytest.mark.slow
+@pytest.mark.long(
+    "two torchruns; test_launcher.py starts the workers of two hosts by a smaller script"
+)
 def test_two_hosts_with_two_workers_each_train_under_torchrun() -> None:
     endpoint = f"127.0.0.1:{free_port()}"
     command = [
@@ -92,7 +94,7 @@ def test_matcha_train_starts_a_script() -> None:
     assert accuracy(done.stdout) > 10
 
 
-@pytest.mark.slow
+@pytest.mark.long("MPI; test_conformance.py runs every operation over it")
 @pytest.mark.skipif(MPIRUN is None, reason="needs mpirun (pip install mpich)")
 def test_a_task_trains_under_mpirun(tmp_path: Path) -> None:
     pytest.importorskip("mpi4py", reason="needs the extra `mpi`")
@@ -114,7 +116,7 @@ def test_the_slurm_file_is_valid_and_asks_for_what_it_uses() -> None:
     assert nodes * workers == rows * columns
 
 
-@pytest.mark.slow
+@pytest.mark.long("Ray starts eight processes")
 @pytest.mark.timeout(900)  # 32 s alone, minutes on a busy machine: Ray starts eight processes
 def test_ray_train_starts_two_workers(tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="needs the extra `ray`")

@@ -73,7 +73,7 @@ def test_who_is_away_is_waited_for_over_links_of_our_own() -> None:
     assert said[1] == "rank 0 did not answer within 1 s."
 
 
-@pytest.mark.slow
+@pytest.mark.long("MPI; test_all_of_it_between_processes does the same over gloo")
 @pytest.mark.skipif(MPIRUN is None, reason="needs mpirun (pip install mpich)")
 def test_joining_and_being_away_under_mpi(tmp_path: Path) -> None:
     pytest.importorskip("mpi4py", reason="needs the extra `mpi`")

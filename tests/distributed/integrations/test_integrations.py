@@ -28,7 +28,7 @@ def run_itself(folder: Path) -> None:
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-5000:]
 
 
-@pytest.mark.slow
+@pytest.mark.long("Accelerate, Lightning and Transformers")
 @pytest.mark.parametrize(
     ("framework", "model", "iterations"),
     [

@@ -73,15 +73,22 @@ def test_training_over_gloo_equals_the_definition(workers, tmp_path: Path) -> No
 @pytest.mark.slow
 @pytest.mark.timeout(280)
 @pytest.mark.skipif(mpirun is None, reason="needs mpirun (pip install mpich)")
-def test_every_case_and_training_over_mpi(tmp_path: Path) -> None:
+def test_every_case_over_mpi() -> None:
+    _run_under_mpi(conformance.NUM_WORKERS, conformance.__file__, "mpi")
+
+
+@pytest.mark.long("eight processes under MPI; training over gloo and links equals the definition")
+@pytest.mark.timeout(280)
+@pytest.mark.skipif(mpirun is None, reason="needs mpirun (pip install mpich)")
+def test_training_over_mpi_equals_the_definition(tmp_path: Path) -> None:
+    cases.write_plans(tmp_path)
+    _run_under_mpi(cases.NUM_WORKERS, cases.__file__, "mpi", str(tmp_path))
+    cases.check_folder("mpi", tmp_path)
+
+
+def _run_under_mpi(num_workers: int, *script: str) -> None:
     pytest.importorskip("mpi4py", reason="needs the extra `mpi`")
     assert mpirun is not None
-    cases.write_plans(tmp_path)
-    for count, command in (
-        (conformance.NUM_WORKERS, [conformance.__file__, "mpi"]),
-        (cases.NUM_WORKERS, [cases.__file__, "mpi", str(tmp_path)]),
-    ):
-        whole = [mpirun, "-n", str(count), sys.executable, *command]
-        done = subprocess.run(whole, capture_output=True, text=True, timeout=130)
-        assert done.returncode == 0, done.stdout + done.stderr
-    cases.check_folder("mpi", tmp_path)
+    command = [mpirun, "-n", str(num_workers), sys.executable, *script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stdout + done.stderr
