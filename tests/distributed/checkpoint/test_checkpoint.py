@@ -201,6 +201,25 @@ def test_a_damaged_list_does_not_hide_intact_checkpoints(saved: Path, content) -
     assert [info.iteration for info in checkpoints(saved)] == [2]
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"iteration": "4"},
+        {"iteration": 5},  # and the folder says 4
+        {"iteration": -4},
+        {"num_workers": None},
+        {"plan_digest": 3},
+        {"files": {"../../secret": [1, 1]}},
+        {"files": {"worker-000.safetensors": ["all", 1]}},
+    ],
+)
+def test_a_list_that_makes_no_sense_does_not_count(saved: Path, changes) -> None:
+    """Lists are read before anything is checked by a checksum, and name files."""
+    manifest = saved / "iteration-000000004" / "complete.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | changes))
+    assert [info.iteration for info in checkpoints(saved)] == [2]
+
+
 def test_a_list_of_files_is_on_the_disk_before_it_counts(tmp_path: Path, monkeypatch) -> None:
     """Everything is synced under its temporary name, and the folder after each rename."""
     synced: list[str] = []

@@ -9,6 +9,7 @@ is pickled, so loading a checkpoint cannot run code.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ __all__ = ["CheckpointInfo", "checkpoints", "load_checkpoint", "save_checkpoint"
 SCHEMA = "matcha.checkpoint/2"
 _MANIFEST = "complete.json"
 _NEW = ".new"
+_FILE_NAME = re.compile(r"worker-\d{3,9}\.safetensors")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,6 +240,21 @@ def _complete(documents: Mapping[Path, dict[str, Any]]) -> list[CheckpointInfo]:
 
 
 def _info(folder: Path, document: dict[str, Any]) -> CheckpointInfo:
+    """Return what a list says.
+
+    Raises:
+        ValueError: it says what no worker of ours writes; it may name any file.
+    """
+    numbers = [document["iteration"], document["num_workers"]]
+    numbers += [number for sizes in document["files"].values() for number in sizes]
+    texts = [document["plan_digest"], document["layout_digest"]]
+    if (
+        not all(type(number) is int and number >= 0 for number in numbers)
+        or not all(isinstance(text, str) for text in texts)
+        or not all(_FILE_NAME.fullmatch(name) for name in document["files"])
+        or folder.name != _folder_name(document["iteration"])
+    ):
+        raise ValueError(f"{folder / _MANIFEST} is not a list of a checkpoint's files")
     return CheckpointInfo(
         path=folder,
         iteration=document["iteration"],
