@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from tests.distributed.perceptrons import Fixed, double_step, mlp
 from torch import nn
 
@@ -75,6 +76,10 @@ def test_what_cannot_be_read_or_written_is_said(tmp_path: Path) -> None:
     assert checksum(tmp_path / "damaged") == zlib.crc32(content)
     with pytest.raises(DataError, match="damaged cannot be read"):
         restore_snapshot(tmp_path / "damaged", worker(), {})
+    for metadata in (None, {"matcha": "no JSON"}, {"other": "{}"}):
+        save_file({"x": torch.ones(1)}, tmp_path / "foreign", metadata=metadata)
+        with pytest.raises(DataError, match=r"foreign was not written by Gossip.save\(\)"):
+            restore_snapshot(tmp_path / "foreign", worker(), {})
     strange = worker(1)
     strange.optimizers[0].param_groups[0]["when"] = object()
     with pytest.raises(InputError, match=r"'optimizer/param_groups/0/when' is a object"):

@@ -256,6 +256,10 @@ def _opened(path: Path) -> Iterator[tuple[Any, dict[str, Any]]]:
 
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
-            yield file, json.loads(file.metadata()["matcha"])
+            try:
+                document = json.loads(file.metadata()["matcha"])
+            except (KeyError, TypeError, ValueError) as error:
+                raise DataError(f"{path} was not written by Gossip.save().") from error
+            yield file, document
     except (OSError, SafetensorError) as error:
         raise DataError(f"{path} cannot be read: {error}.") from error
