@@ -138,7 +138,7 @@ MEETINGS = [case for case in cases.STRATEGIES if case[1] not in ("push", "window
 
 OTHERS = {"wire": "float32", "momentum": "local", "clip": None, "overlap": False}
 WIRES = ("bfloat16", "modulo:8", "modulo:4", "modulo:3", "modulo:2", "lowrank:2")
-MOMENTA = ("quasi-global", "outer", "tracking")
+MOMENTA = ("quasi-global", "outer", "tracking", "shared")
 CASES = [
     *({"strategy": strategy, "mixing": mixing} for strategy, mixing in MEETINGS),
     *({"wire": wire} for wire in WIRES),

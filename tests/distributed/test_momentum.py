@@ -18,12 +18,12 @@ from matcha.distributed import Gossip, MemoryTransport, run_threads
 from matcha.errors import InputError
 from matcha.simulation import SGD, Execution, Settings, Simulation
 from matcha.training.momentum import Momentum, make_rule
-from matcha.training.optimizers import Adam
+from matcha.training.optimizers import Adam, adamw
 from matcha.training.rates import Constant
 from matcha.wires import parse_wire
 
 
-@pytest.mark.parametrize("momentum", ["quasi-global", "outer", "tracking", "auto"])
+@pytest.mark.parametrize("momentum", ["quasi-global", "outer", "tracking", "shared", "auto"])
 @pytest.mark.parametrize("wire", ["float32", "modulo:4"])
 def test_momentum_on_real_workers_is_the_simulators(momentum, wire) -> None:
     task, plan = digits(name="logistic", steps=5), er8("greedy", 0.3)
@@ -56,6 +56,57 @@ def test_momentum_on_real_workers_is_the_simulators(momentum, wire) -> None:
 
     found = np.stack(run_threads(8, work))
     np.testing.assert_allclose(found, rows(simulation.engine), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("wire", ["float32", "modulo:4"])
+def test_adams_moments_are_shared_as_in_the_simulator(wire) -> None:
+    task, plan = digits(name="logistic", steps=5), er8("greedy", 0.3)
+    plan = replace(plan, wire=parse_wire(wire))
+    settings = Settings(
+        epochs=1,
+        schedule=Constant(base=0.05),
+        optimizer=adamw(weight_decay=0.1),
+        momentum="shared",
+        execution=Execution(precision="float64"),
+    )
+    simulation = Simulation(task, plan, settings)
+    list(simulation)
+
+    def work(transport) -> tuple[np.ndarray, np.ndarray]:
+        own = digits(name="logistic", steps=5)
+        own.to(torch.device("cpu"), torch.float64)
+        model = own.model().double()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.05, weight_decay=0.1)
+        with Gossip(model, optimizer, plan, transport=transport, momentum="shared"):
+            for step in range(own.steps_per_epoch):
+                tables = {k: torch.from_numpy(t[step]) for k, t in own.tables(0).items()}
+                x, y = own.batch(tables)
+                optimizer.zero_grad()
+                own.loss(model, x[transport.rank], y[transport.rank], ())[0].backward()
+                optimizer.step()
+        moments = [optimizer.state[p]["exp_avg"].flatten() for p in model.parameters()]
+        return flat(model).numpy(), torch.cat(moments).numpy()
+
+    values, moments = (np.stack(found) for found in zip(*run_threads(8, work), strict=True))
+    np.testing.assert_allclose(values, rows(simulation.engine), rtol=0, atol=1e-10)
+    firsts = simulation.engine.memory["first"]
+    named = simulation.engine.workers.layout.views(firsts)
+    expected = np.concatenate([view.reshape(8, -1).numpy() for _, view in named], axis=1)
+    np.testing.assert_allclose(moments, expected, rtol=0, atol=1e-10)
+
+
+def test_adam_under_allreduce_is_said_not_to_be_ddp(caplog) -> None:
+    plan = wire_cases.wired("allreduce", "average", "float32", 4)
+
+    def work(transport) -> None:
+        model = torch.nn.Linear(2, 2)
+        for kind in (torch.optim.SGD, torch.optim.AdamW):
+            with Gossip(model, kind(model.parameters(), lr=0.1), plan, transport=transport):
+                pass
+
+    run_threads(4, work)
+    said = [r for r in caplog.records if "compare with DDP itself" in r.getMessage()]
+    assert len(said) == 4
 
 
 def test_quasi_global_says_which_optimizers_it_knows() -> None:
@@ -224,7 +275,7 @@ def test_a_silent_round_leaves_what_a_round_that_moves_nothing_leaves(optimizer)
             if k:
                 rule.after_silent_round(values[k], memory, 0.1)
             else:
-                rule.after_step(values[k])
+                rule.after_step(values[k], 0.1)
                 rule.after_round(values[k], memory, 0.1, None)
     assert torch.equal(*values)
     for key, value in start[0].items():

@@ -23,6 +23,7 @@ MADE: dict[Choice, dict[str, Any]] = {
     options.ASYNCHRONOUS: {"options": {"asynchronous": True}},
     options.MOMENTUM: {"momentum": Momentum(kind="outer")},
     options.TRACKING: {"momentum": Momentum(kind="tracking")},
+    options.SHARED: {"momentum": Momentum(kind="shared")},
     options.CLIP: {"options": {"clip": 1.0}},
     options.REPLAN: {"options": {"replan": 10}},
     options.CONTINUE: {"options": {"on_loss": "continue"}},

@@ -13,7 +13,7 @@ from torch import nn
 from matcha.distributed import Gossip, MemoryNetwork, MemoryTransport, run_threads
 from matcha.errors import InputError
 
-RULES = ["local", "quasi-global", "outer", "tracking"]
+RULES = ["local", "quasi-global", "outer", "tracking", "shared"]
 
 
 def sgd(model: nn.Module, **options: Any) -> torch.optim.Optimizer:

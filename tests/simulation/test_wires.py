@@ -50,7 +50,7 @@ def test_training_over_a_wire_is_the_definition(wire, strategy, mixing) -> None:
 
 
 @pytest.mark.parametrize("wire", ["modulo:3", "lowrank:2"])
-@pytest.mark.parametrize("momentum", ["local", "quasi-global", "outer", "tracking"])
+@pytest.mark.parametrize("momentum", ["local", "quasi-global", "outer", "tracking", "shared"])
 def test_resuming_over_a_wire_is_exact(tmp_path, wire, momentum) -> None:
     task, plan = digits(name="logistic", steps=4), over(wire)
     how = settings(momentum=momentum, epochs=4)

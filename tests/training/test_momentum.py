@@ -6,6 +6,7 @@ import torch
 from tests.simulation import textbook
 from tests.simulation.tasks import digits, er8, rows
 
+import matcha
 from matcha.errors import InputError
 from matcha.simulation import SGD, Execution, Settings, Simulation
 from matcha.simulation.execution import Graphs
@@ -17,7 +18,7 @@ from matcha.training.momentum import (
     parse_momentum,
     resolve_momentum,
 )
-from matcha.training.optimizers import OPTIMIZERS
+from matcha.training.optimizers import OPTIMIZERS, Adam
 from matcha.training.rates import Constant
 from matcha.wires import parse_wire
 from matcha.wires.segments import Segment
@@ -109,6 +110,64 @@ def test_an_outer_step_goes_from_an_anchor_through_the_mean() -> None:
         velocity = np.where(met, 0.4 * velocity + 0.6 * (mean - anchor), velocity)
         anchor = np.where(met, anchor + velocity, anchor)
         return np.where(met, anchor, mean)
+
+    np.testing.assert_allclose(found, book.run(iteration), rtol=0, atol=1e-10)
+
+
+def test_an_outer_step_after_an_exact_average_is_dilocos() -> None:
+    """`torch.optim.SGD` with Nesterov momentum on the anchor, whose gradient is φ − x̄."""
+    task = digits(name="logistic", steps=4)
+    plan = matcha.plan(matcha.families.complete(8), 0.25 / 3, "local")
+    assert [bool(plan.round(k)) for k in range(6)] == [False, False, True, False, False, True]
+    found = simulated(task, plan, "outer:outer_rate=0.7,outer_momentum=0.9,nesterov=1", SGD())
+    book = Textbook(task, plan)
+    anchor = torch.from_numpy(book.x[0].copy()).requires_grad_()
+    outer = torch.optim.SGD([anchor], lr=0.7, momentum=0.9, nesterov=True)
+
+    def iteration(x, g, W, met):
+        x = x - RATE * g
+        if not met.any():
+            return x
+        anchor.grad = anchor.detach() - torch.from_numpy(x.mean(0))
+        outer.step()
+        return np.tile(anchor.detach().numpy(), (len(x), 1))
+
+    np.testing.assert_allclose(found, book.run(iteration), rtol=0, atol=1e-10)
+
+
+def test_shared_moments_are_exchanged_and_no_coordinate_moves_beyond_the_rate() -> None:
+    task, plan = digits(name="logistic", steps=4), er8("greedy", 0.3)
+    found = simulated(task, plan, "shared", Adam(beta2=0.95))
+    book = Textbook(task, plan)
+    first, second, age = np.zeros_like(book.x), np.zeros_like(book.x), 0
+    bounded = 0
+
+    def iteration(x, g, W, met):
+        nonlocal first, second, age, bounded
+        age += 1
+        first = 0.9 * first + 0.1 * g
+        second = 0.95 * second + 0.05 * g * g
+        quotient = first / (1 - 0.9**age) / (np.sqrt(second / (1 - 0.95**age)) + 1e-8)
+        bounded += int((np.abs(quotient) > 1.001).sum())
+        first = W @ first
+        return W @ (x - RATE * np.clip(quotient, -1, 1))
+
+    np.testing.assert_allclose(found, book.run(iteration), rtol=0, atol=1e-10)
+    assert bounded > 0
+
+
+def test_adam_under_allreduce_steps_along_the_mean_gradient() -> None:
+    """As DDP does: Adam on each worker's own gradient would divide by its own noise."""
+    task, plan = digits(name="logistic", steps=4), er8("allreduce")
+    found = simulated(task, plan, "local", Adam())
+    book = Textbook(task, plan)
+    x = torch.from_numpy(book.x[0].copy()).requires_grad_()
+    adam = torch.optim.Adam([x], lr=RATE)
+
+    def iteration(points, g, W, met):
+        x.grad = torch.from_numpy(g.mean(0))
+        adam.step()
+        return np.tile(x.detach().numpy(), (len(points), 1))
 
     np.testing.assert_allclose(found, book.run(iteration), rtol=0, atol=1e-10)
 
@@ -208,7 +267,7 @@ def test_what_no_gradient_holds_does_not_run_away(bounded, monkeypatch) -> None:
         rule.before_step(x, memory)
         optimizer.direct(x, gradients, memory)
         x.sub_(gradients, alpha=0.4)
-        rule.after_step(x)
+        rule.after_step(x, 0.1)
         wire.mix(k)
         rule.after_round(x, memory, 0.4, None)
     apart = float((x - x.mean(0)).square().sum() / 8)

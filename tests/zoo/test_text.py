@@ -90,6 +90,13 @@ def test_kept_tokens_that_were_cut_short_are_made_again(folder):
     assert np.array_equal(read_corpus(folder, vocabulary=257).train, first.train)
 
 
+def test_kept_tokens_alone_are_enough(folder, tmp_path_factory):
+    first, bare = read_corpus(folder, vocabulary=257), tmp_path_factory.mktemp("bare")
+    name = ".matcha-tokens-257.npz"
+    (bare / name).write_bytes((folder / name).read_bytes())
+    assert np.array_equal(read_corpus(bare, vocabulary=257).valid, first.valid)
+
+
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [

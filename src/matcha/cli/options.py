@@ -122,7 +122,9 @@ BatchSize: TypeAlias = Annotated[
 ]
 Momentum: TypeAlias = Annotated[
     str,
-    typer.Option("--momentum", help="Around meetings: local, quasi-global, outer, tracking, auto."),
+    typer.Option(
+        "--momentum", help="Around meetings: local, quasi-global, outer, tracking, shared, auto."
+    ),
 ]
 Model: TypeAlias = Annotated[
     str | None, typer.Option("--model", help="Another network, such as resnet20.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 
@@ -9,12 +10,14 @@ import torch
 
 from matcha.distributed.exchange.buckets import Bucket, Slot
 from matcha.errors import InputError
-from matcha.plans import PlanLike
+from matcha.plans import Plan, PlanLike
 from matcha.training.momentum import Momentum, MomentumRule, Tracking, make_rule, resolve_momentum
 from matcha.training.optimizers import SGD, Adam, Optimizer
 from matcha.wires.wire import BLOCK
 
 __all__ = ["MomentumRules", "describe_optimizers"]
+
+_log = logging.getLogger("matcha")
 
 _SMALL = 1 << 16
 """Parameters of up to so many values share a rule: with a rule for each, a step of a hundred small
@@ -47,9 +50,15 @@ class MomentumRules:
         kind = describe_optimizers(optimizers)
         self.spec = resolve_momentum(name, kind, plan)
         self.is_needed = self.spec.kind != "local"
+        if isinstance(kind, Adam) and isinstance(plan, Plan) and plan.strategy == "allreduce":
+            _log.warning(
+                "the plan averages parameters after each step. With Adam that is not DDP, which "
+                "averages gradients, and which `matcha simulate` shows: compare with DDP itself."
+            )
         self.travelling: list[tuple[Bucket, torch.Tensor]] = []
         """What is exchanged beside the parameters, laid out like these buckets."""
         self._parts: list[_Part] = []
+        self._moments: list[tuple[_Part, torch.Tensor]] = []
         self._is_silent = False
         self._follows_meetings_alone = isinstance(kind, Adam)
         held = [bucket for bucket in buckets if bucket.slots and not bucket.volatile]
@@ -57,8 +66,30 @@ class MomentumRules:
             self._parts = [
                 part for k, b in enumerate(held) for part in self._track(k, b, optimizers)
             ]
+        elif self.spec.kind == "shared":
+            self._parts = [part for b in held for part in self._share(b, kind, optimizers)]
         elif self.is_needed:
             self._parts = list(_follow(self.spec, kind, optimizers, held))
+
+    def _share(
+        self, bucket: Bucket, kind: Optimizer, optimizers: Sequence[torch.optim.Optimizer]
+    ) -> Iterator[_Part]:
+        """Parts whose first moments are exchanged, and their places among what travels."""
+        moments = torch.zeros_like(bucket.data)
+        self.travelling.append((bucket, moments))
+        owners = _owners(optimizers)
+        for slot in {slot.offset: slot for slot in reversed(bucket.slots)}.values():
+            if id(slot.tensor) in owners:
+                values = _as_real(slot.tensor.data)
+                place = bucket.part(slot, moments).view(values.shape)
+                part = _Part(
+                    [slot.name],
+                    (slot,),
+                    *owners[id(slot.tensor)],
+                    make_rule(self.spec, kind, values),
+                )
+                self._moments.append((part, place))
+                yield part
 
     def _track(
         self, index: int, bucket: Bucket, optimizers: Sequence[torch.optim.Optimizer]
@@ -119,7 +150,7 @@ class MomentumRules:
         for part in self._parts:
             if part.optimizer is not optimizer:
                 continue
-            if part.has_stepped and self.travelling:
+            if part.has_stepped and self.spec.kind == "tracking":
                 raise InputError(
                     f"{type(optimizer).__name__} computes several gradients per step, but tracking "
                     "corrects one: use another momentum."
@@ -130,7 +161,7 @@ class MomentumRules:
             gradients = None if self._is_silent else part.gradients()
             if gradients is not None:
                 part.rule.adjust_gradient(gradients)
-            if self.travelling:
+            if self.spec.kind == "tracking":
                 part.put_back("gradients", [slot.tensor.grad for slot in part.slots])
             else:
                 part.rule.before_step(part.values(), part.memory())
@@ -140,10 +171,22 @@ class MomentumRules:
         if self.spec.kind == "quasi-global" and not self._is_silent:
             for part in self._parts:
                 if part.has_stepped:
-                    part.rule.after_step(part.values())
+                    part.rule.after_step(part.values(), part.rate)
+        for part, place in self._moments:
+            if part.has_stepped:
+                part.rule.after_step(part.values(), part.rate)
+            (moment,) = part.changed_memory()[1]
+            if moment is None:
+                place.zero_()
+            else:
+                place.copy_(_as_real(moment))
 
     def after_round(self, *, met: bool) -> None:
         """After the round; `met`: whether this worker took part in it."""
+        for part, place in self._moments if met else ():
+            (moment,) = part.changed_memory()[1]
+            if moment is not None:
+                _as_real(moment).copy_(place)
         for part in self._parts:
             has_stepped, part.has_stepped = part.has_stepped, False
             if self.spec.kind == "outer":

@@ -59,7 +59,7 @@ class GossipOptions:
     """Meet when both ends have time, instead of waiting for a slow partner: what a meeting moves is
     added at each end's next step (see `exchange.background`)."""
     momentum: str | Momentum = "local"
-    """Momentum around meetings: `local`, `quasi-global`, `outer`, `tracking` or `auto`."""
+    """Around meetings: `local`, `quasi-global`, `outer`, `tracking`, `shared` or `auto`."""
     buffers: Literal["local", "average"] = "local"
     """`local` keeps BatchNorm's statistics; `average` mixes them like parameters."""
     bucket_mb: float = 25.0
@@ -197,6 +197,7 @@ OVERLAP = Choice("`overlap=True`", lambda s: s.options.overlap)
 ASYNCHRONOUS = Choice("`asynchronous=True`", lambda s: s.options.asynchronous)
 MOMENTUM = Choice("a momentum other than `local`", lambda s: s.momentum.kind != "local")
 TRACKING = Choice('`momentum="tracking"`', lambda s: s.momentum.kind == "tracking")
+SHARED = Choice('`momentum="shared"`', lambda s: s.momentum.kind == "shared")
 CLIP = Choice("`clip`", lambda s: s.options.clip is not None)
 REPLAN = Choice("`replan`", lambda s: bool(s.options.replan))
 CONTINUE = Choice('`on_loss="continue"`', lambda s: s.options.on_loss == "continue")
@@ -262,6 +263,12 @@ EXCLUSIONS = (
         "tracking exchanges the gradient, which is not known yet: leave overlap out",
     ),
     Exclusion(
+        OVERLAP,
+        SHARED,
+        "it bounds each step before the round, but with overlap the round comes first: leave "
+        "overlap out",
+    ),
+    Exclusion(
         TRACKING,
         NO_OPTIMIZER,
         "it corrects gradients before each step, and only an optimizer tells when: give Gossip the "
@@ -325,6 +332,11 @@ EXCLUSIONS = (
         CLIP,
         TRACKING,
         "clip bounds parameters, but tracking sends gradients as well: use another momentum",
+    ),
+    Exclusion(
+        CLIP,
+        SHARED,
+        "clip bounds parameters, but shared momentum sends moments as well: use another momentum",
     ),
     Exclusion(
         CLIP, NO_MEETINGS, "clip bounds what two workers do to each other: it needs meetings"

@@ -36,7 +36,7 @@ from matcha.simulation.mixing import (
     is_whole,
 )
 from matcha.topology import Link
-from matcha.training.momentum import Momentum, MomentumRule, make_rule
+from matcha.training.momentum import Momentum, MomentumRule, first_moment, make_rule
 from matcha.training.optimizers import SGD, Adam, Optimizer
 from matcha.training.settings import Batching, Execution
 from matcha.training.task import Task
@@ -122,6 +122,7 @@ class Engine:
         *,
         push_sum: bool = False,
         allowance: float | None = None,
+        average_gradients: bool = False,
     ) -> None:
         """Set what messages hold and how momentum and meetings go together.
 
@@ -132,12 +133,13 @@ class Engine:
             momentum: settled for the optimizer and the plan.
             links: of the topology; a wire may remember something of each.
             push_sum: whether messages go one way without coming round.
+            average_gradients: whether workers step along the mean of their gradients, as with DDP.
             allowance: of `matcha.training.clipping`, where meetings are clipped.
 
         Raises:
             InputError: push-sum or clipping excludes the wire, the momentum or overlap.
         """
-        asked = wire, momentum, tuple(links), push_sum, allowance
+        asked = wire, momentum, tuple(links), push_sum, allowance, average_gradients
         if asked == self._equipment:
             return
         if push_sum and (not is_whole(wire) or momentum.kind != "local" or self.overlap):
@@ -145,9 +147,18 @@ class Engine:
                 "messages that go one way without coming round carry whole values after the "
                 "gradient step: leave wire, momentum and overlap at their defaults."
             )
-        if allowance is not None and (not is_whole(wire) or momentum.kind == "tracking"):
-            raise InputError("clip goes with whole values in a simulation, and not with tracking.")
+        if momentum.kind == "shared" and self.overlap:
+            raise InputError(
+                "shared momentum bounds the step before the round, but with overlap the round "
+                "comes first: leave overlap out."
+            )
+        if allowance is not None and (not is_whole(wire) or momentum.messages > 1):
+            raise InputError(
+                "clip goes with whole values in a simulation, and with one vector per message: "
+                "leave tracking and shared momentum out."
+            )
         self._equipment = asked
+        self._averages_gradients = average_gradients
         workers = self.workers
         self._graphs.keep("gradients")
         self.momentum_rule = make_rule(
@@ -156,6 +167,8 @@ class Engine:
         rows = [workers.parameters]
         if momentum.kind == "tracking":
             rows.append(self.momentum_rule.state()["tracked"])
+        elif momentum.kind == "shared":
+            rows.append(first_moment(self.memory))
         self.mixing: Mixing
         workers.shares = None
         if push_sum:
@@ -250,7 +263,7 @@ class Engine:
     def _step(self) -> None:
         """Gradient → step, with what momentum does around it."""
         x, updates = self.workers.parameters, self.workers.updates
-        self.momentum_rule.adjust_gradient(updates)
+        self._adjust_gradients()
         self.momentum_rule.before_step(x, self.memory)
         if self._fused is None:
             self._direct()
@@ -258,15 +271,22 @@ class Engine:
         else:
             rate = self.rates.index_select(0, self.position)[0]
             self._fused.step_fused(x, updates, self.memory, rate)
-        self.momentum_rule.after_step(x)
+        self.momentum_rule.after_step(x, self.rates.index_select(0, self.position))
+
+    def _adjust_gradients(self) -> None:
+        updates = self.workers.updates
+        if self._averages_gradients:
+            updates.copy_(updates.mean(0, keepdim=True).expand_as(updates))
+        self.momentum_rule.adjust_gradient(updates)
 
     def _turn_and_direct(self) -> None:
-        self.momentum_rule.adjust_gradient(self.workers.updates)
+        self._adjust_gradients()
         self.momentum_rule.before_step(self.workers.parameters, self.memory)
         self._direct()
 
     def _apply_last(self) -> None:
-        self.momentum_rule.after_step(self.workers.parameters)
+        rate = self.rates.index_select(0, self.position)
+        self.momentum_rule.after_step(self.workers.parameters, rate)
         self._apply()
 
     def _after(self) -> None:

@@ -25,7 +25,7 @@ from matcha.simulation.pace import LinkClock, compute_times, link_seconds
 from matcha.training.clipping import allowance
 from matcha.training.evaluation import Score, finish_average, score
 from matcha.training.momentum import resolve_momentum
-from matcha.training.optimizers import SGD
+from matcha.training.optimizers import SGD, Adam
 from matcha.training.progress import Progress, check_identity, check_schema, identity
 from matcha.training.rates import Constant
 from matcha.training.settings import Settings
@@ -81,7 +81,17 @@ class Simulation:
         push_sum = any(level.needs_push_sum for level in plan.levels)
         longest = None if settings.clip is None else allowance(plan, settings.clip)
         links = plan.topology.links
-        engine.equip(plan.wire, self.momentum, links, push_sum=push_sum, allowance=longest)
+        # DDP averages gradients. With SGD the average of the parameters is the same; Adam divides
+        # each worker's gradient by its own noise, so there it is not.
+        as_ddp = plan.strategy == "allreduce" and isinstance(settings.optimizer, Adam)
+        engine.equip(
+            plan.wire,
+            self.momentum,
+            links,
+            push_sum=push_sum,
+            allowance=longest,
+            average_gradients=as_ddp,
+        )
         engine.reset()
         self.engine = engine
         self.progress = Progress()

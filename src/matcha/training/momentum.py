@@ -22,8 +22,8 @@ from matcha.plans import PlanLike
 from matcha.training.optimizers import SGD, Adam, Optimizer
 from matcha.wires.wire import BLOCK
 
-Kind: TypeAlias = Literal["local", "quasi-global", "outer", "tracking"]
-MOMENTA = ("local", "quasi-global", "outer", "tracking", "auto")
+Kind: TypeAlias = Literal["local", "quasi-global", "outer", "tracking", "shared"]
+MOMENTA = ("local", "quasi-global", "outer", "tracking", "shared", "auto")
 _SAMPLE = 2000  # rounds looked at to know how often a worker meets another
 _OVERSHOOT = 0.5
 """What quasi-global momentum may add to a meeting's displacement before the next meeting.
@@ -54,6 +54,8 @@ class Momentum:
     local momentum does; 0: μ from the start, as published, which short trainings regret."""
     outer_rate: float = 0.7
     outer_momentum: float = 0.5
+    nesterov: bool = False
+    """Outer: step along Δ + βv and not along v, as DiLoCo does."""
 
     def __post_init__(self) -> None:
         if self.kind not in MOMENTA[:-1]:
@@ -68,8 +70,8 @@ class Momentum:
 
     @property
     def messages(self) -> int:
-        """Vectors that a meeting exchanges: tracking sends a second one."""
-        return 2 if self.kind == "tracking" else 1
+        """Vectors that a meeting exchanges: some kinds send a second one."""
+        return 2 if self.kind in ("tracking", "shared") else 1
 
 
 def parse_momentum(name: str | Momentum) -> Momentum | None:
@@ -87,7 +89,8 @@ def parse_momentum(name: str | Momentum) -> Momentum | None:
     if kind not in MOMENTA:
         raise unknown_name("momentum", name, MOMENTA)
     try:
-        values = {k: float(v) for k, v in (part.split("=") for part in rest.split(",") if part)}
+        pairs = (part.split("=") for part in rest.split(",") if part)
+        values = {k: bool(int(v)) if k == "nesterov" else float(v) for k, v in pairs}
         return None if kind == "auto" else Momentum(kind=kind, **values)  # type: ignore[arg-type]
     except (TypeError, ValueError) as error:
         if isinstance(error, InputError):
@@ -109,10 +112,12 @@ def resolve_momentum(name: str | Momentum, optimizer: Optimizer, plan: PlanLike)
         InputError: It needs an optimizer with momentum, and this one has none.
     """
     chosen = parse_momentum(name) or automatic(optimizer)
-    if chosen.kind != "quasi-global":
+    if chosen.kind not in ("quasi-global", "shared"):
         return chosen
     if not isinstance(optimizer, (SGD, Adam)) or not optimizer.momentum:
-        raise InputError("quasi-global momentum needs SGD with momentum, or Adam")
+        raise InputError(f"{chosen.kind} momentum needs SGD with momentum, or Adam")
+    if chosen.kind == "shared":
+        return chosen
     chosen = replace(chosen, pause=iterations_between_meetings(plan))
     if chosen.follow is None:
         follow = stable_follow(optimizer, chosen.memory, chosen.pause, plan.wire.residual)
@@ -173,7 +178,7 @@ class MomentumRule:
     def before_step(self, x: Tensor, memory: Mapping[str, Tensor]) -> None:
         """The optimizer is about to step, or the round to begin."""
 
-    def after_step(self, x: Tensor) -> None:
+    def after_step(self, x: Tensor, rate: Tensor | float) -> None:
         """Between the step and the round."""
 
     def after_round(
@@ -239,7 +244,7 @@ class QuasiGlobal(MomentumRule):
         if self.hat is not None:
             self.hat.copy_(memory["momentum"])
 
-    def after_step(self, x: Tensor) -> None:
+    def after_step(self, x: Tensor, rate: Tensor | float) -> None:
         """The first of step and round is over."""
         self._first.sub_(x)
         self._second.copy_(x)
@@ -313,9 +318,11 @@ def _shorten_blocks(x: Tensor, limits: Tensor) -> None:
 
 
 class Outer(MomentumRule):
-    """At a meeting, a step of its own from an anchor towards the mean (NoLoCo, DiLoCo's cousin).
+    """At a meeting, a step of its own from an anchor towards the mean.
 
-    v ← βv + α(x̄ − φ), φ ← φ + v, x ← φ, for those who met; x̄ is what the round made of x.
+    v ← βv + α(x̄ − φ), φ ← φ + v, x ← φ, for those who met; x̄ is what the round made of x. With
+    `nesterov`, φ ← φ + α(x̄ − φ) + βv with the new v. After an exact average that is DiLoCo's outer
+    step; after a meeting of two, NoLoCo's (with its γ equal to α).
     """
 
     def __init__(self, spec: Momentum, x: Tensor) -> None:
@@ -335,17 +342,21 @@ class Outer(MomentumRule):
         self, x: Tensor, memory: Mapping[str, Tensor], rate: Tensor | float, met: Tensor | None
     ) -> None:
         """Take the outer step."""
-        velocity = self.velocity * self.spec.outer_momentum
-        velocity.add_(x, alpha=self.spec.outer_rate)
-        velocity.sub_(self.anchor, alpha=self.spec.outer_rate)
-        if met is None:
-            self.velocity.copy_(velocity)
-            x.copy_(self.anchor.add_(velocity))
-            return
-        self.velocity.copy_(torch.where(met, velocity, self.velocity))
+        alpha, beta = self.spec.outer_rate, self.spec.outer_momentum
+        velocity = self.velocity * beta
+        velocity.add_(x, alpha=alpha)
+        velocity.sub_(self.anchor, alpha=alpha)
         moved = self.anchor + velocity
-        x.copy_(torch.where(met, moved, x))
-        self.anchor.copy_(torch.where(met, moved, self.anchor))
+        if self.spec.nesterov:  # α(x̄ − φ) + βv, where v holds α(x̄ − φ) once already
+            moved.sub_(self.velocity, alpha=beta).add_(velocity, alpha=beta)
+        anchor = moved
+        if met is not None:
+            velocity = torch.where(met, velocity, self.velocity)
+            anchor = torch.where(met, moved, self.anchor)
+            moved = torch.where(met, moved, x)
+        self.velocity.copy_(velocity)
+        self.anchor.copy_(anchor)
+        x.copy_(moved)
 
 
 class Tracking(MomentumRule):
@@ -387,6 +398,39 @@ class Tracking(MomentumRule):
         gradients.add_(self.tracked).sub_(self.mean)
 
 
+class Shared(MomentumRule):
+    """First moments are exchanged with the parameters, and no coordinate moves beyond the rate.
+
+    Local Adam divides each worker's first moment by a second moment that holds this worker's own
+    noise, so the average of the workers moves too slowly where gradients are noisy or rare. With
+    first moments averaged, a worker whose own gradients say nothing of a coordinate moves along
+    what others saw. Its second moment is near zero there, and the quotient could be anything:
+    without a bound training diverges. The bound is η, the step of a coordinate whose gradients all
+    agree.
+
+    Args:
+        x: the parameters.
+    """
+
+    def __init__(self, x: Tensor) -> None:
+        self._before = torch.zeros_like(x)
+
+    def before_step(self, x: Tensor, memory: Mapping[str, Tensor]) -> None:
+        """Keep where the worker stands."""
+        self._before.copy_(x)
+
+    def after_step(self, x: Tensor, rate: Tensor | float) -> None:
+        """Bound the step."""
+        limit = torch.as_tensor(rate, dtype=x.dtype, device=x.device).abs()
+        step = (x - self._before).clamp_(-limit, limit)
+        torch.add(self._before, step, out=x)
+
+
+def first_moment(memory: Mapping[str, Tensor]) -> Tensor:
+    """What `shared` exchanges beside the parameters: Adam's first moment, SGD's momentum."""
+    return memory["first"] if "first" in memory else memory["momentum"]
+
+
 def make_rule(
     spec: Momentum, optimizer: Optimizer, x: Tensor, *, mixes_first: bool = False
 ) -> MomentumRule:
@@ -396,4 +440,6 @@ def make_rule(
         return QuasiGlobal(spec, optimizer, x, mixes_first=mixes_first)
     if spec.kind == "outer":
         return Outer(spec, x)
+    if spec.kind == "shared" and isinstance(optimizer, Adam):
+        return Shared(x)
     return Tracking(spec, x) if spec.kind == "tracking" else MomentumRule()

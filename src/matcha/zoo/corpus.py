@@ -63,7 +63,8 @@ def read_corpus(folder: str | Path, *, vocabulary: int = 8192) -> Corpus:
 
     Tokens are byte-level BPE, learned on the training documents, where the package `tokenizers` is
     installed, and plain bytes where it is not or where `vocabulary` is 257. They are kept in a file
-    beside the documents, so that the next reading takes no time.
+    beside the documents, so that the next reading takes no time; a folder with that file alone will
+    do, as when it is copied to another machine.
 
     Args:
         folder: holds the documents: `.txt` or `.md`, plain or gzipped.
@@ -78,6 +79,9 @@ def read_corpus(folder: str | Path, *, vocabulary: int = 8192) -> Corpus:
     if not _BYTES < vocabulary <= 1 << 16:
         raise DataError(f"the vocabulary must have 257 to 65,536 tokens, not {vocabulary}.")
     files = sorted(p for p in root.rglob("*") if p.name.endswith(SUFFIXES) and p.is_file())
+    cache = root / f".matcha-tokens-{vocabulary}.npz"
+    if not files and (kept := _load(cache, None)) is not None:
+        return kept
     if vocabulary > _BYTES + 1 and importlib.util.find_spec("tokenizers") is None:
         _log.warning("`tokenizers` is not installed: text is cut into bytes, not into BPE tokens.")
         vocabulary = _BYTES + 1
@@ -182,12 +186,12 @@ def _save(cache: Path, key: str, corpus: Corpus) -> None:
         _log.warning("the tokens are not kept for the next time: %s", error)
 
 
-def _load(cache: Path, key: str) -> Corpus | None:
-    """The kept tokens, where they are of the same documents."""
+def _load(cache: Path, key: str | None) -> Corpus | None:
+    """The kept tokens, where they are of the same documents; None: of any."""
     try:
         with cache.open("rb") as file, np.load(file) as held:
             facts = json.loads(str(held["facts"]))
-            if facts.pop("key") != key:
+            if facts.pop("key") != key and key is not None:
                 return None
             facts["folders"] = tuple(facts["folders"])
             return Corpus(**facts, **{name: held[name] for name in _ARRAYS})

@@ -38,7 +38,7 @@ def test_gossip_between_processes_is_the_definition(kind, workers, tmp_path) -> 
 
 
 @pytest.mark.parametrize("wire", ["modulo:3", "lowrank:2"])
-@pytest.mark.parametrize("momentum", ["quasi-global", "outer", "tracking"])
+@pytest.mark.parametrize("momentum", ["quasi-global", "outer", "tracking", "shared"])
 def test_resuming_is_exact(wire, momentum, tmp_path: Path) -> None:
     plan = wire_cases.wired("greedy", "pairwise", wire, 4)
 
