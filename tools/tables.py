@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from statistics import fmean, stdev
 
@@ -373,7 +374,32 @@ def names() -> str:
     return "\n".join(lines) + "\n"
 
 
+def language() -> str:
+    """Language models: each method at its best learning rate, from most bytes to fewest."""
+    lines = (RESULTS / "language.jsonl").read_text(encoding="utf-8").splitlines()
+    runs = list(map(json.loads, lines))
+    best = {
+        method: min((run for run in runs if run["method"] == method), key=lambda run: run["loss"])
+        for method in {run["method"] for run in runs}
+    }
+    tried = {
+        method: sorted(run["rate"] for run in runs if run["method"] == method) for method in best
+    }
+    rows = [
+        [
+            f"`{run['method']}`",
+            f"1/{1 / run['share']:.3g}",
+            f"{run['loss']:.3f}",
+            f"{run['rate']:g}",
+            ", ".join(f"{rate:g}" for rate in tried[run["method"]]),
+        ]
+        for run in sorted(best.values(), key=lambda run: -run["share"])
+    ]
+    return table(["method", "bytes", "validation loss", "rate", "rates tried"], rows, "lrrrl")
+
+
 REGIONS: dict[str, Callable[[], str]] = {
+    "language": language,
     "one-way": one_way,
     "crossings": crossings,
     "decompositions": decompositions,
