@@ -393,7 +393,7 @@ def language() -> str:
             f"{run['rate']:g}",
             ", ".join(f"{rate:g}" for rate in tried[run["method"]]),
         ]
-        for run in sorted(best.values(), key=lambda run: -run["share"])
+        for run in sorted(best.values(), key=lambda run: (-run["share"], run["loss"]))
     ]
     return table(["method", "bytes", "validation loss", "rate", "rates tried"], rows, "lrrrl")
 
