@@ -36,8 +36,8 @@ def finished(tmp_path_factory):
 
 def test_json_records_and_figures(finished):
     folder, document = finished
-    assert [row["label"] for row in document["runs"]] == ["vanilla", "periodic"]
-    for row, units in zip(document["runs"], (5.0, 2.5), strict=True):
+    assert [row["label"] for row in document["rows"]] == ["vanilla", "periodic"]
+    for row, units in zip(document["rows"], (5.0, 2.5), strict=True):
         run = read_run(row["path"])
         assert [record.epoch for record in run.records] == [1, 2, 3]
         assert run.header.clock == "simulated"
@@ -55,7 +55,7 @@ def test_wires_stand_beside_whole_models(tmp_path):
     arguments += ["--wire", "float32,modulo:3", "--momentum", "outer"]
     result = simulate(*arguments, "--no-report", "--format", "none", "--json")
     assert result.returncode == 0, result.stderr
-    silent, whole, coded = json.loads(result.stdout)["runs"]
+    silent, whole, coded = json.loads(result.stdout)["rows"]
     assert [row["label"] for row in (silent, whole, coded)] == [
         "silent",
         "greedy",
@@ -99,7 +99,7 @@ def test_the_table_is_never_cut_short(finished, columns):
     lines = [line for line in result.stdout.splitlines() if line.startswith(("run ", "periodic "))]
     assert "…" not in result.stdout
     assert "× vanilla" in result.stdout or "vanilla" in lines[0]
-    assert f"{document['runs'][1]['speedup']:.2f}×" in lines[1]
+    assert f"{document['rows'][1]['speedup']:.2f}×" in lines[1]
     assert ("run time" in result.stdout) == (columns == 160)  # narrower, over two lines
 
 
@@ -154,7 +154,7 @@ def test_a_saved_plan_is_used(tmp_path):
     assert made.returncode == 0, made.stderr
     result = simulate_quadratic("--plan", plan, "-o", tmp_path / "runs")
     assert result.returncode == 0, result.stderr
-    (row,) = json.loads(result.stdout)["runs"]
+    (row,) = json.loads(result.stdout)["rows"]
     run = read_run(row["path"])
     assert run.header.num_workers == 4
     assert 0 < run.records[0].gradient_norm < run.records[0].gradient_bound
@@ -193,7 +193,7 @@ def test_a_staged_plan_is_used_beside_a_plain_one(staged_file, tmp_path):
     plans = ["--plan", plain, "--plan", staged_file]
     result = simulate_quadratic(*plans, "-o", tmp_path / "runs")
     assert result.returncode == 0, result.stderr
-    runs = [read_run(row["path"]) for row in json.loads(result.stdout)["runs"]]
+    runs = [read_run(row["path"]) for row in json.loads(result.stdout)["rows"]]
     assert [run.path.name for run in runs] == ["vanilla-1-s0", "staged-periodic-1-s0"]
     # A hundred iterations: three matchings in each, or in four and every fourth of the rest.
     assert [run.records[0].comm_units for run in runs] == [300, 3 * (4 + 96 / 4)]
@@ -225,7 +225,7 @@ def test_a_slow_worker_in_step_and_beside_it_asynchronously(tmp_path):
         "-s", "allreduce,greedy", "-b", 0.3, "--compute-time", 1, "-o", tmp_path / "runs", *given
     )
     assert result.returncode == 0, result.stderr
-    labels = [row["label"] for row in json.loads(result.stdout)["runs"]]
+    labels = [row["label"] for row in json.loads(result.stdout)["rows"]]
     assert labels == ["allreduce", "greedy 0.3", "greedy 0.3, asynchronous"]
     in_step, ahead = (
         read_run(tmp_path / "runs" / name)

@@ -42,3 +42,36 @@ def test_seeds_become_one_row_with_their_deviation(tmp_path):
     assert row.deviations["train_loss"] == pytest.approx(1)
     assert row.time_to_target == pytest.approx((0.25 + 1 / 6 + 0.5) / 3)
     assert len(comparison.groups[0].runs) == 3
+
+
+def seeded(times, strategy, tmp_path, **fields):
+    """Runs that differ in their seed and in how long an epoch takes."""
+    return [
+        run_of(
+            [4, 1, 1], strategy=strategy, seconds=seconds, seed=seed, tmp_path=tmp_path,
+            config={"choices": {"seed": seed}}, **fields,
+        )
+        for seed, seconds in enumerate(times)
+    ]  # fmt: skip
+
+
+def test_no_factor_within_the_spread(tmp_path):
+    vanilla = seeded([1.0, 1.2, 1.4], "vanilla", tmp_path)
+    close, far = seeded([0.9, 1.1, 1.3], "matcha", tmp_path), seeded([0.1] * 3, "greedy", tmp_path)
+    rows = compare([*vanilla, *close, *far], target=2).rows
+    assert [row.speedup for row in rows] == [1, None, pytest.approx(12)]
+
+
+def test_json_says_who_is_not_ranked_and_why(tmp_path):
+    vanilla = run_of(
+        [4, 1, 1], strategy="vanilla", test_accuracy=0.9, test_accuracy_error=0.01, seconds=3,
+        tmp_path=tmp_path,
+    )  # fmt: skip
+    local = run_of(
+        [4, 1, 1], strategy="local", test_accuracy=0.8, test_accuracy_error=0.01, tmp_path=tmp_path
+    )
+    document = compare([vanilla, local], target=2).to_json()
+    assert [row["unranked"] for row in document["rows"]] == [
+        None,
+        "10.0 points less accurate than vanilla (80.0 % against 90.0 %)",
+    ]

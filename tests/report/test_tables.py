@@ -4,6 +4,7 @@ import html
 import re
 
 from tests.quadratics import write_quadratic_run
+from tests.report.runs import run_of
 
 import matcha
 from matcha.records import read_run
@@ -48,3 +49,28 @@ def test_what_runs_share_is_said_once(run_folders):
     assert text.count("versions") == 1
     assert text.count("plan digest") == len(runs)
     assert text.count("--strategy greedy") == 1
+
+
+def test_where_there_is_no_verdict_nothing_is_marked(tmp_path):
+    same = [
+        run_of([4, 1, loss], strategy=name, tmp_path=tmp_path)
+        for name, loss in (("greedy", 1), ("matcha", 0.5))
+    ]
+    payload = build_payload(same, target=2)
+    assert payload["winner"] is None
+    assert "<strong>" not in results_table(payload)
+
+
+def test_the_fastest_is_not_marked_where_it_is_not_ranked(tmp_path):
+    told = {"test_accuracy_error": 0.01, "tmp_path": tmp_path}
+    payload = build_payload(
+        [
+            run_of([4, 1, 1], strategy="vanilla", seconds=9, test_accuracy=0.9, **told),
+            run_of([4, 1, 1], strategy="greedy", seconds=3, test_accuracy=0.9, **told),
+            run_of([4, 1, 1], strategy="local", seconds=1, test_accuracy=0.5, **told),
+        ],
+        target=2,
+    )
+    greedy, local = re.findall("<tr>.*?</tr>", results_table(payload))[2:]
+    assert "<strong>2 s" in greedy
+    assert "<strong>" not in local

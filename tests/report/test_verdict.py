@@ -44,8 +44,8 @@ def test_it_names_the_first_and_what_it_is_compared_with():
     found = verdict(row(), vanilla, allreduce)
     assert found.winner == 0
     assert found.sentence == (
-        "greedy held training loss 0.5 after 2 s, 3.5× sooner than vanilla and 1.5× sooner than "
-        "allreduce (one seed)."
+        "In this run greedy held training loss 0.5 after 2 s, 3.5× sooner than vanilla and "
+        "1.5× sooner than allreduce (one seed)."
     )
 
 
@@ -68,24 +68,90 @@ def test_less_accuracy_than_the_comparison_beyond_its_error_is_no_win(accuracy, 
     assert (found.winner == 0) is wins
     if not wins:
         assert found.winner == 1
-        assert "sooner" not in found.sentence
+        assert "sooner than" not in found.sentence
 
 
 def test_an_accurate_run_that_is_slower_than_an_inaccurate_one_wins():
     quick = row("periodic", 1.0, accuracy=0.5)
     found = verdict(quick, row(), row("vanilla", 7.0))
     assert found.winner == 1
+    assert found.unranked == {
+        0: "45.0 points less accurate than vanilla (50.0 % against 95.0 %)",
+    }
+    assert f"; periodic was sooner, 1 s, and {found.unranked[0]}: not ranked" in found.sentence
+
+
+def seeds(strategy, time, spread, count=3, **more):
+    return row(strategy, time, seeds=count, deviations={"time_to_target": spread}, **more)
+
+
+def test_times_within_their_spread_are_a_tie():
+    found = verdict(seeds("greedy", 1.28, 0.031), seeds("matcha", 1.29, 0.031))
+    assert found.winner is None
+    assert found.sentence == (
+        "A tie: greedy (1.28 s ± 31 ms) and matcha (1.29 s ± 31 ms) held training loss 0.5 first, "
+        "and the difference is within the spread over the seeds."
+    )
+
+
+def test_in_a_tie_the_reference_beyond_the_spread_is_told_without_a_factor():
+    rows = (seeds("greedy", 0.155, 0.014, 2), seeds("matcha", 0.170, 0.017, 2))
+    found = verdict(*rows, seeds("vanilla", 1.5, 0.1, 2))
+    assert found.winner is None
+    assert "; vanilla took 1.5 s ± 100 ms." in found.sentence
+    assert "×" not in found.sentence
+
+
+def test_times_beyond_their_spread_have_a_winner():
+    found = verdict(seeds("greedy", 1.28, 0.031), seeds("matcha", 1.6, 0.031))
+    assert found.winner == 0
+    assert found.sentence == (
+        "greedy held training loss 0.5 after 1.28 s ± 31 ms, before matcha (mean of 3 seeds)."
+    )
+
+
+def test_two_seeds_say_less_than_five():
+    """The same means and deviations: what two seeds leave open, five may decide."""
+    pairs = [(seeds("greedy", 1.0, 0.1, n), seeds("matcha", 1.3, 0.1, n)) for n in (2, 5)]
+    assert [verdict(*pair).winner for pair in pairs] == [None, 0]
+
+
+def test_one_row_of_several_seeds_lends_its_spread_to_a_row_of_one():
+    assert verdict(seeds("greedy", 1.0, 0.2), row("matcha", 1.3)).winner is None
+    assert verdict(seeds("greedy", 1.0, 0.2), row("matcha", 9.0)).winner == 0
+
+
+def test_equal_times_of_one_seed_are_a_tie_in_this_run():
+    found = verdict(row(), row("matcha"))
+    assert found.winner is None
+    assert found.sentence.startswith("A tie in this run: greedy (2 s) and matcha (2 s)")
+
+
+def test_a_gap_in_accuracy_that_the_test_set_cannot_tell_excludes_nobody():
+    """Six of 300 images: 2 points, with standard errors of 1.2 points each."""
+    found = verdict(
+        row("local", 7.5, accuracy=0.93, error=0.015),
+        row("greedy", 8.0, accuracy=0.95, error=0.012),
+        row("vanilla", 40.0, accuracy=0.95, error=0.012),
+    )
+    assert found.winner == 0
+    assert found.unranked == {}
 
 
 def test_when_every_contender_is_inaccurate_it_is_said():
     found = verdict(row(accuracy=0.5), row("vanilla", None, accuracy=0.95))
     assert found.winner is None
-    assert "less accurate than vanilla (50.0 % against 95.0 %)" in found.sentence
+    assert (
+        "2 s, but is 45.0 points less accurate than vanilla (50.0 % against 95.0 %)"
+        in found.sentence
+    )
 
 
 def test_without_a_reference_the_others_are_named():
     found = verdict(row(), row("matcha", 4.0))
-    assert found.sentence == "greedy held training loss 0.5 after 2 s, before matcha (one seed)."
+    assert found.sentence == (
+        "In this run greedy held training loss 0.5 after 2 s, before matcha (one seed)."
+    )
 
 
 def test_when_nobody_held_the_target_no_winner_is_claimed():

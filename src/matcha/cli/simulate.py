@@ -295,9 +295,7 @@ def _show(runs: Sequence[Run], written: Sequence[Path], as_json: bool) -> None:
     comparison = compare(runs)
     rows = [asdict(row) for row in comparison.rows]
     if as_json:
-        document = comparison.to_json()
-        document["runs"] = document.pop("rows")
-        print_json(document | {"figures": [str(path) for path in written]})
+        print_json(comparison.to_json() | {"figures": [str(path) for path in written]})
         return
     title = f"{runs[0].header.task}, {runs[0].header.num_workers} workers, simulated clock"
     if runs[0].header.momentum not in (None, "local"):

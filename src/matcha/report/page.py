@@ -99,6 +99,7 @@ def build_payload(
         "target_given": comparison.given,
         "winner": winner,
         "verdict": comparison.verdict.sentence,
+        "unranked": sorted(comparison.verdict.unranked),
         "summaries": [_round_numbers(asdict(row)) for row in comparison.rows],
         "strategies": list(STRATEGIES),
         "styles": [asdict(style) for style in STYLES],

@@ -11,7 +11,7 @@ from typing import Any
 from matcha._io import encode_number
 from matcha.records import Record, Run, has_diverged
 from matcha.report.groups import Group, difference, group_runs, label_groups
-from matcha.report.verdict import Summary, Verdict, accuracy_gap, judge
+from matcha.report.verdict import Summary, Verdict, accuracy_gap, is_sooner, judge
 from matcha.strategies import is_control
 from matcha.training.targets import arrival
 from matcha.training.targets import lowest_held as lowest
@@ -117,8 +117,12 @@ class Comparison:
             "winner": self.winner,
             "rows": [
                 {name: encode_number(value) for name, value in asdict(row).items()}
-                | {"path": str(group.runs[0].path), "paths": [str(r.path) for r in group.runs]}
-                for row, group in rows
+                | {
+                    "unranked": self.verdict.unranked.get(number),
+                    "path": str(group.runs[0].path),
+                    "paths": [str(run.path) for run in group.runs],
+                }
+                for number, (row, group) in enumerate(rows)
             ],
         }
 
@@ -288,6 +292,8 @@ def _with_speedups(rows: Sequence[Summary]) -> list[Summary]:
             return None
         if row.idle or row.diverged_at is not None or accuracy_gap(row, named[0]) is not None:
             return None  # a factor is a verdict too
+        if row is not named[0] and not (is_sooner(row, named[0]) or is_sooner(named[0], row)):
+            return None
         return named[0].time_to_target / row.time_to_target
 
     return [

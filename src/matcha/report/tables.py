@@ -11,7 +11,6 @@ from typing import Any
 
 from matcha.records import Run
 from matcha.report import words
-from matcha.report.verdict import is_idle
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,20 +59,30 @@ def cell(column: Column, row: Mapping[str, Any]) -> str:
 
 
 def results_table(payload: Mapping[str, Any]) -> str:
-    """The comparison as an HTML table; the best of a column is bold and says so to readers."""
+    """The comparison as an HTML table.
+
+    Where there is a winner, the best of a column among those that are ranked is bold and says so
+    to readers.
+    """
     rows = payload["summaries"]
     shown = columns(rows)
     head = "".join(f'<th scope="col">{html.escape(c.heading)}</th>' for c in shown)
-    best = {c.key: _best(c, rows) for c in shown}
+    ranked = (
+        []
+        if payload["winner"] is None
+        else [row for number, row in enumerate(rows) if number not in payload["unranked"]]
+    )
+    best = {c.key: _best(c, ranked) for c in shown}
     body = []
-    for row, run in zip(rows, payload["runs"], strict=True):
+    for number, (row, run) in enumerate(zip(rows, payload["runs"], strict=True)):
         swatch = f'<span class="swatch" data-style="{run["style"]}" aria-hidden="true"></span>'
         note = "" if row["diverged_at"] is None else " <em>(diverged)</em>"
         name = (
             f'<th scope="row" data-value="{html.escape(row["label"])}">'
             f"{swatch}{html.escape(row['label'])}{note}</th>"
         )
-        cells = "".join(_cell(c, row, best[c.key]) for c in shown)
+        marks = {} if number in payload["unranked"] else best
+        cells = "".join(_cell(c, row, marks.get(c.key)) for c in shown)
         body.append(f"<tr>{name}{cells}</tr>")
     return (
         '<table class="results"><caption class="sr">The runs compared</caption>'
@@ -158,9 +167,7 @@ def _cell(column: Column, row: Mapping[str, Any], best: Any) -> str:
 
 
 def _best(column: Column, rows: Sequence[Mapping[str, Any]]) -> Any:
-    asked = ("strategy", "comm_units", "megabytes_sent")
-    contenders = [row for row in rows if not is_idle(*(row[key] for key in asked))]
-    values = [row[column.key] for row in contenders if row[column.key] is not None]
+    values = [row[column.key] for row in rows if row[column.key] is not None]
     if column.best is None or len(values) < 2 or len(set(values)) == 1:
         return None
     return column.best(values)

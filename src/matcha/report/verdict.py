@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+
+from scipy.special import ndtri, stdtrit
 
 from matcha.report import words
 from matcha.strategies import is_control
@@ -53,7 +55,8 @@ class Summary:
     speedup: float | None = None
     """Vanilla's time to target over this one's; vanilla itself has 1.
 
-    None also where this one did not communicate, diverged, or is less accurate beyond the errors.
+    None also where this one did not communicate, diverged, or is less accurate beyond the errors,
+    and where the two times differ by no more than their spread.
     """
     speedup_over_allreduce: float | None = None
     deviations: dict[str, float] = field(default_factory=dict)
@@ -87,6 +90,9 @@ class Verdict:
 
     sentence: str
     winner: int | None = None
+    """The row that was first beyond the spread; None also in a tie."""
+    unranked: Mapping[int, str] = field(default_factory=dict)
+    """Why a row takes no part in the ranking, by the row's number."""
 
 
 def judge(
@@ -110,36 +116,82 @@ def judge(
         return Verdict(sentence=f"No verdict: {unlike}.")
     if target is None or objective is None:
         return Verdict(sentence=_plain(rows))
+    unranked = {
+        number: reason
+        for number, row in enumerate(rows)
+        if (reason := _unranked(row, rows)) is not None
+    }
     what = f"{words.LOSSES[objective]} {target:.4g}"
     timed = sorted(
         (row for row in rows if row.time_to_target is not None and row.diverged_at is None),
         key=lambda row: row.time_to_target or 0.0,
     )
     contenders = [row for row in timed if not row.idle]
+
+    def without_winner(sentence: str) -> Verdict:
+        return Verdict(sentence=sentence, unranked=unranked)
+
     if not timed:
-        return Verdict(sentence=f"{_plain(rows)[:-1]}; none held {what}.")
+        return without_winner(f"{_plain(rows)[:-1]}; none held {what}.")
     if not contenders:
-        return Verdict(sentence=_needs_nothing(timed[0], what))
+        return without_winner(_needs_nothing(timed[0], what))
     standing = [row for row in contenders if _worse_than(row, rows) is None]
     if not standing:
-        return Verdict(sentence=_no_verdict(contenders[0], rows, what))
+        return without_winner(_no_verdict(contenders[0], rows, what))
     best = standing[0]
     idle = _needless(best, timed)
     if idle is not None:
-        return Verdict(sentence=_needs_nothing(idle, what, f", no later than {best.label}"))
+        return without_winner(_needs_nothing(idle, what, f", no later than {best.label}"))
+    equal = [row for row in standing if row is best or not is_sooner(best, row)]
+    if len(equal) > 1:
+        return without_winner(_tie(equal, rows, timed, what))
     return Verdict(
         sentence=_praise(best, rows, timed, what),
         winner=next(number for number, row in enumerate(rows) if row is best),
+        unranked=unranked,
     )
 
 
+CONFIDENCE = 0.95
+"""How sure a difference must be before it is called one."""
+
+
+_ERRORS = float(ndtri((1 + CONFIDENCE) / 2))
+
+
+def is_sooner(row: Summary, other: Summary) -> bool:
+    """Whether a row held the target sooner than another, beyond the spread over their seeds.
+
+    By Welch's t-test at `CONFIDENCE`. Where only one of them has several seeds, its spread stands
+    for both; where neither has, there is no spread to ask for.
+    """
+    if row.time_to_target is None or other.time_to_target is None:
+        return False
+    gap = other.time_to_target - row.time_to_target
+    spreads = [each.deviations.get("time_to_target") for each in (row, other)]
+    known = [spread for spread in spreads if spread is not None]
+    if gap <= 0 or not known:
+        return gap > 0
+    seeds = (row.seeds, other.seeds)
+    errors = [(known[-1] if s is None else s) ** 2 / n for s, n in zip(spreads, seeds, strict=True)]
+    freedoms = [n - 1 if n > 1 else max(seeds) - 1 for n in seeds]
+    total = sum(errors)
+    if total == 0:
+        return True
+    freedom = total**2 / sum(e**2 / f for e, f in zip(errors, freedoms, strict=True))
+    return gap > float(stdtrit(freedom, (1 + CONFIDENCE) / 2)) * math.sqrt(total)
+
+
 def accuracy_gap(row: Summary, other: Summary) -> float | None:
-    """How much less accurate a row is than another beyond their errors; None if it is not."""
+    """How much less accurate a row is than another beyond their errors; None if it is not.
+
+    As sure as `is_sooner`: a gap within about two standard errors decides nothing.
+    """
     if row.test_accuracy is None or other.test_accuracy is None:
         return None
     gap = other.test_accuracy - row.test_accuracy
     error = math.hypot(row.accuracy_error or 0.0, other.accuracy_error or 0.0)
-    return gap if gap > error else None
+    return gap if gap > _ERRORS * error else None
 
 
 def _worse_than(row: Summary, rows: Sequence[Summary]) -> Summary | None:
@@ -148,10 +200,27 @@ def _worse_than(row: Summary, rows: Sequence[Summary]) -> Summary | None:
     return next((other for other in others if accuracy_gap(row, other) is not None), None)
 
 
+def _unranked(row: Summary, rows: Sequence[Summary]) -> str | None:
+    """Why a row takes no part in the ranking; None if it does."""
+    if row.diverged_at is not None:
+        return f"diverged at iteration {row.diverged_at}"
+    if row.idle:
+        return "does not communicate"
+    other = _worse_than(row, rows)
+    return None if other is None else _less_accurate(row, other)
+
+
+def _less_accurate(row: Summary, other: Summary) -> str:
+    points = 100 * (accuracy_gap(row, other) or 0.0)
+    return (
+        f"{points:.1f} points less accurate than {other.label} "
+        f"({words.percent(row.test_accuracy)} against {words.percent(other.test_accuracy)})"
+    )
+
+
 def _idle_first(best: Summary, timed: Sequence[Summary]) -> list[Summary]:
     """Who did not communicate and was as soon as the best."""
-    limit = best.time_to_target or 0.0
-    return [row for row in timed if row.idle and (row.time_to_target or 0.0) <= limit]
+    return [row for row in timed if row.idle and not is_sooner(best, row)]
 
 
 def _needless(best: Summary, timed: Sequence[Summary]) -> Summary | None:
@@ -172,34 +241,73 @@ def _no_verdict(first: Summary, rows: Sequence[Summary], what: str) -> str:
     other = _worse_than(first, rows)
     assert other is not None, "only rows that are worse than a reference come here"
     return (
-        f"No verdict: {first.label} held {what} first, but is less accurate than {other.label} "
-        f"({words.percent(first.test_accuracy)} against {words.percent(other.test_accuracy)})."
+        f"No verdict: {first.label} held {what} first, {words.seconds(first.time_to_target)}, but "
+        f"is {_less_accurate(first, other)}."
+    )
+
+
+def _tie(
+    equal: Sequence[Summary], rows: Sequence[Summary], timed: Sequence[Summary], what: str
+) -> str:
+    best = equal[0]
+    names = words.join_names([f"{row.label} ({_time(row)})" for row in equal])
+    where = " in this run" if best.seeds == 1 else ""
+    why = (
+        "the difference is within the spread over the seeds"
+        if any(row.seeds > 1 for row in equal)
+        else "their times are equal"
+    )
+    others = "".join(
+        f"; {row.label} took {_time(row)}"
+        for name in REFERENCES
+        for row in timed
+        if row.strategy == name and row not in equal and is_sooner(best, row)
+    )
+    return (
+        f"A tie{where}: {names} held {what} first, and {why}{others}{_beside(best, rows, timed)}."
     )
 
 
 def _praise(best: Summary, rows: Sequence[Summary], timed: Sequence[Summary], what: str) -> str:
     contenders = [row for row in timed if not row.idle]
     clock = " (simulated)" if best.clock == "simulated" else ""
-    first = f"{best.label} held {what} after {words.seconds(best.time_to_target)}{clock}"
-    references = [
-        row for name in REFERENCES for row in contenders if row.strategy == name and row is not best
-    ]
+    first = f"{best.label} held {what} after {_time(best)}{clock}"
+    after = [row for row in contenders if row is not best and is_sooner(best, row)]
+    references = [row for name in REFERENCES for row in after if row.strategy == name]
     if references:
         first += ", " + words.join_names([_factor(best, row) for row in references])
-    elif len(contenders) > 1:
-        first += (
-            f", before {words.join_names([row.label for row in contenders if row is not best])}"
-        )
+    elif after:
+        first += f", before {words.join_names([row.label for row in after])}"
+    first += _beside(best, rows, timed)
+    if len(rows) == 1:
+        return f"{first}."
+    if best.seeds == 1:
+        return f"In this run {first} (one seed)."
+    return f"{first} (mean of {best.seeds} seeds)."
+
+
+def _beside(best: Summary, rows: Sequence[Summary], timed: Sequence[Summary]) -> str:
+    """What a sceptic would ask about: who was sooner and is not ranked, who never got there."""
+    said = ""
+    for row in timed:
+        if not row.idle and not is_sooner(best, row) and (other := _worse_than(row, rows)):
+            how = "sooner" if is_sooner(row, best) else "as soon"
+            said += f"; {row.label} was {how}, {_time(row)}, and {_less_accurate(row, other)}: "
+            said += "not ranked"
     for idle in _idle_first(best, timed)[:1]:
-        first += (
+        said += (
             f"; {idle.label} held it without communicating, but is less accurate in the end "
             f"({words.percent(idle.test_accuracy)} against {words.percent(best.test_accuracy)})"
         )
     missed = [r.label for r in rows if r.strategy in REFERENCES and r.time_to_target is None]
-    if missed:
-        first += f"; {words.join_names(missed)} never held it"
-    seeds = "one seed" if best.seeds == 1 else f"mean of {best.seeds} seeds"
-    return f"{first} ({seeds})." if len(rows) > 1 else f"{first}."
+    return f"{said}; {words.join_names(missed)} never held it" if missed else said
+
+
+def _time(row: Summary) -> str:
+    """The time to the target, with its deviation over the seeds where there are several."""
+    spread = row.deviations.get("time_to_target")
+    time = words.seconds(row.time_to_target)
+    return time if spread is None else f"{time} ± {words.seconds(spread)}"
 
 
 def _factor(best: Summary, other: Summary) -> str:
