@@ -357,10 +357,18 @@ class Gossip:
         extra: Mapping[str, Any] | None = None,
         generators: Mapping[str, torch.Generator] | None = None,
         keep: int = 2,
+        identity: Mapping[str, Any] | None = None,
     ) -> Path:
         """Write a checkpoint of all workers; see `checkpoint.checkpoint`. A collective call."""
         self.state.momentum.check_saving()
-        return save_checkpoint(self.state, directory, extra=extra, generators=generators, keep=keep)
+        return save_checkpoint(
+            self.state,
+            directory,
+            extra=extra,
+            generators=generators,
+            keep=keep,
+            identity=identity,
+        )
 
     def load(
         self,
@@ -369,10 +377,22 @@ class Gossip:
         iteration: int | None = None,
         average: bool = False,
         generators: Mapping[str, torch.Generator] | None = None,
+        identity: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """Continue from a checkpoint; see `checkpoint.checkpoint`. A collective call."""
+        """Continue from a checkpoint; see `checkpoint.checkpoint`. A collective call.
+
+        A worker that came while the others train has a neighbour's state already: until its first
+        step it loads nothing, waits for nobody, and returns what `membership.carry` brought along.
+        """
+        if self.membership is not None and self.membership.is_placed:
+            return self.membership.taken
         return load_checkpoint(
-            self.state, directory, iteration=iteration, average=average, generators=generators
+            self.state,
+            directory,
+            iteration=iteration,
+            average=average,
+            generators=generators,
+            identity=identity,
         )
 
     # -- the end ----------------------------------------------------------------------------------

@@ -16,7 +16,6 @@ import torch
 from torch import nn
 
 from matcha._io import fingerprint
-from matcha.distributed.checkpoint.checkpoint import load_checkpoint, save_checkpoint
 from matcha.distributed.gossip import Gossip
 from matcha.distributed.transports.base import Transport
 from matcha.distributed.transports.collectives import agree, gather
@@ -273,8 +272,7 @@ class Training:
     def save(self, path: Path) -> None:
         """Write a checkpoint of all workers into a folder. Collective."""
         with self._off_the_clock():
-            save_checkpoint(
-                self.gossip.state,
+            self.gossip.save(
                 path,
                 extra=asdict(self.progress),
                 generators=self._generators(),
@@ -289,9 +287,7 @@ class Training:
             InputError: it is of another plan, task or settings.
         """
         with self._off_the_clock():
-            extra = load_checkpoint(
-                self.gossip.state, path, generators=self._generators(), identity=self.identity
-            )
+            extra = self.gossip.load(path, generators=self._generators(), identity=self.identity)
         self._resume(extra)
 
     def _resume(self, progress: dict[str, Any]) -> None:

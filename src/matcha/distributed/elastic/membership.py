@@ -58,6 +58,7 @@ class Membership:
     Attributes:
         returns: How many times this worker took another's state.
         donor: Whose state it took last.
+        taken: What the donor's script carried along with that state.
     """
 
     def __init__(self, state: WorkerState, transport: LinkTransport, deadline: float) -> None:
@@ -66,7 +67,8 @@ class Membership:
         self.donor: int | None = None
         self._give: Callable[[], dict[str, Any]] = dict
         self._take: Callable[[dict[str, Any]], None] = lambda _: None
-        self._taken: dict[str, Any] = {}
+        self.taken: dict[str, Any] = {}
+        self._placed_at: int | None = None
         self._pace = Pace(state.iteration)
         self._returned: list[list[int]] = []
         self._known = 0
@@ -76,6 +78,7 @@ class Membership:
         """Take part: from an iteration on, or from where a neighbour is if others train already."""
         if self._transport.needs_state:
             self.join()
+            self._placed_at = self._state.iteration
         else:
             self._transport.start_at(iteration)
             # A stop may come before a pace is known. (One that joins may well be behind at first.)
@@ -91,8 +94,8 @@ class Membership:
             self.donor, content = self._transport.states.ask(self._deadline, refused)
             try:
                 extra = load_snapshot(content, self._state)
-                num_calls, self._taken = int(extra["calls"]), extra["carried"]
-                self._take(self._taken)
+                num_calls, self.taken = int(extra["calls"]), extra["carried"]
+                self._take(self.taken)
                 break
             except Exception as error:  # the donor's fault, unless all states are of no use here
                 refused.add(self.donor)
@@ -111,6 +114,15 @@ class Membership:
             rank, self.donor, self._state.iteration, time.monotonic() - started,
         )  # fmt: skip
 
+    @property
+    def is_placed(self) -> bool:
+        """Whether this worker came late and has not stepped yet.
+
+        The others came to where they are by loading a checkpoint, or without one, long ago: no call
+        of theirs answers one that this worker makes to begin.
+        """
+        return self._placed_at == self._state.iteration
+
     def carry(
         self, give: Callable[[], dict[str, Any]], take: Callable[[dict[str, Any]], None]
     ) -> bool:
@@ -125,7 +137,7 @@ class Membership:
         """
         self._give, self._take = give, take
         if self.returns:
-            take(self._taken)
+            take(self.taken)
         return self.returns > 0
 
     def changes(self) -> list[list[int]]:
