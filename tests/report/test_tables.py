@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import html
 import re
 
@@ -9,7 +10,7 @@ from tests.report.runs import run_of
 import matcha
 from matcha.records import read_run
 from matcha.report.page import build_payload
-from matcha.report.tables import columns, details, results_table
+from matcha.report.tables import cell, columns, details, results_table
 
 
 def test_the_best_of_a_column_is_marked_in_words_and_only_there(run_folders):
@@ -26,7 +27,7 @@ def test_columns_that_no_run_can_fill_are_left_out(tmp_path):
     run = read_run(write_quadratic_run(tmp_path / "run", plan, iterations=10))
     summaries = build_payload([run])["summaries"]
     assert "test_loss" not in {column.key for column in columns(summaries)}
-    bare = [dict.fromkeys(summaries[0]) | {"unit": "units"}]
+    bare = [dict.fromkeys(summaries[0]) | {"unit": "units", "clock": "wall"}]
     assert columns(bare) == []
 
 
@@ -74,3 +75,25 @@ def test_the_fastest_is_not_marked_where_it_is_not_ranked(tmp_path):
     greedy, local = re.findall("<tr>.*?</tr>", results_table(payload))[2:]
     assert "<strong>2 s" in greedy
     assert "<strong>" not in local
+
+
+def test_clocks_and_units_never_share_a_column(tmp_path):
+    simulated = run_of([4, 1, 1], strategy="vanilla", tmp_path=tmp_path)
+    real = run_of([4, 1, 1], strategy="greedy", tmp_path=tmp_path)
+    real = dataclasses.replace(real, header=dataclasses.replace(real.header, clock="wall"))
+    rows = build_payload([simulated, real], target=2)["summaries"]
+    rows[1]["unit"] = "ms"
+    shown = {column.heading: [cell(column, row) for row in rows] for column in columns(rows)}
+    assert shown["time to target, simulated"] == ["667 ms", "–"]
+    assert shown["time to target, wall"] == ["–", "667 ms"]
+    assert shown["communication to target, units"] == ["1.333", "–"]
+    assert shown["communication to target, ms"] == ["–", "1.333"]
+
+
+def test_who_missed_the_target_spent_nothing_to_reach_it(tmp_path):
+    """Communication to the end of the run does not compare with communication to the target."""
+    quick = run_of([4, 1, 1], strategy="vanilla", tmp_path=tmp_path)
+    slow = run_of([4, 3, 3], strategy="greedy", tmp_path=tmp_path)
+    rows = build_payload([quick, slow], target=2)["summaries"]
+    shown = {column.heading: [cell(column, row) for row in rows] for column in columns(rows)}
+    assert shown["communication to target, units"] == ["1.333", "–"]

@@ -321,30 +321,28 @@ def _table(title: str, rows: Sequence[dict[str, Any]], columns: Sequence[Column]
     from matcha.report.tables import cell
 
     names = [f"{r['label']}{'' if r['diverged_at'] is None else ' (diverged)'}" for r in rows]
-    has_target = any(column.key == "time_to_target" for column in columns)
-    unit = rows[0]["unit"]
     shorter = {
-        "comm_units": f"{unit} to target" if has_target else unit,
         "consensus_distance": "consensus",
         "megabytes_sent": "MB sent",
         "speedup": "× vanilla",
         "speedup_over_allreduce": "× allreduce",
     }
+    wanted = [column for column in columns if column.key not in _LEFT_OUT]
     shown = {
-        column.key: (
+        column.heading: (
             shorter.get(column.key, column.heading),
             [cell(column, row) for row in rows],
         )
-        for column in columns
-        if column.key not in _LEFT_OUT
+        for column in wanted
     }
     whole = {key: max(map(len, [heading, *cells])) for key, (heading, cells) in shown.items()}
     narrow = {key: max(map(len, [*head.split(), *cells])) for key, (head, cells) in shown.items()}
     room = console.width - max(map(len, names))
     widths = whole if sum(width + 2 for width in whole.values()) <= room else narrow
     for key in _FIRST_TO_GO:
-        if key in shown and sum(widths[k] + 2 for k in shown) > room:
-            del shown[key]
+        for heading in [column.heading for column in wanted if column.key == key]:
+            if sum(widths[each] + 2 for each in shown) > room:
+                del shown[heading]
     table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column("run", no_wrap=True)
     for key, (heading, _) in shown.items():

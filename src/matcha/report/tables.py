@@ -21,6 +21,16 @@ class Column:
     heading: str
     show: Callable[[Any], str]
     best: Callable[[Sequence[Any]], Any] | None = None
+    only: tuple[str, Any] | None = None
+    """The field and its value that a row must have to stand here: a clock, a unit."""
+    to_target: bool = False
+    """Whether it counts up to the target, so that a row which missed it has nothing to compare."""
+
+    def value(self, row: Mapping[str, Any]) -> Any:
+        """A row's value; None where the row has none that compares with the column's others."""
+        if self.only is not None and row[self.only[0]] != self.only[1]:
+            return None
+        return None if self.to_target and row["time_to_target"] is None else row[self.key]
 
 
 _USUAL = (None, "float32", "local")
@@ -29,33 +39,52 @@ _USUAL = (None, "float32", "local")
 
 def columns(summaries: Sequence[Mapping[str, Any]]) -> list[Column]:
     """The columns that these runs can fill."""
-    unit = summaries[0]["unit"]
+    reached = any(row["time_to_target"] is not None for row in summaries)
+    target = " to target" if reached else ""
+
+    def each(field: str, key: str, heading: str, **more: Any) -> list[Column]:
+        """A column per clock or unit, which seconds and numbers of another must not share."""
+        found = list(dict.fromkeys(row[field] for row in summaries))
+        named = field == "unit" or len(found) > 1
+        return [
+            Column(
+                key=key,
+                heading=f"{heading}, {value}" if named else heading,
+                only=(field, value),
+                **more,
+            )
+            for value in found
+        ]
+
+    timed = {"show": words.seconds, "best": min}
+    talk = f"communication{target}"
     every = [
         Column(key="budget", heading="budget", show=words.number),
         Column(key="wire", heading="wire", show=str),
         Column(key="momentum", heading="momentum", show=words.text),
-        Column(key="time_to_target", heading="time to target", show=words.seconds, best=min),
+        *each("clock", "time_to_target", "time to target", **timed),
         Column(key="speedup", heading="sooner than vanilla", show=_times, best=max),
         Column(
             key="speedup_over_allreduce", heading="sooner than allreduce", show=_times, best=max
         ),
-        Column(key="comm_seconds", heading="communication", show=words.seconds, best=min),
-        Column(key="comm_units", heading=f"communication, {unit}", show=words.number, best=min),
+        *each("clock", "comm_seconds", talk, to_target=reached, **timed),
+        *each("unit", "comm_units", talk, show=words.number, best=min, to_target=reached),
         Column(key="megabytes_sent", heading="megabytes sent", show=words.number, best=min),
         Column(key="epochs_to_target", heading="epochs to target", show=words.number, best=min),
         Column(key="train_loss", heading="training loss", show=words.number),
         Column(key="worker_loss", heading="workers' own loss", show=words.number),
         Column(key="test_accuracy", heading="test accuracy", show=words.percent, best=max),
         Column(key="consensus_distance", heading="consensus distance", show=words.number, best=min),
-        Column(key="time", heading="run time", show=words.seconds),
+        *each("clock", "time", "run time", show=words.seconds),
     ]
-    return [c for c in every if any(row[c.key] not in _USUAL for row in summaries)]
+    return [c for c in every if any(c.value(row) not in _USUAL for row in summaries)]
 
 
 def cell(column: Column, row: Mapping[str, Any]) -> str:
     """A value for people, with its deviation over the seeds where there are several."""
-    text, spread = column.show(row[column.key]), row["deviations"].get(column.key)
-    return text if spread is None else f"{text} ± {column.show(spread)}"
+    value = column.value(row)
+    text, spread = column.show(value), row["deviations"].get(column.key)
+    return text if spread is None or value is None else f"{text} ± {column.show(spread)}"
 
 
 def results_table(payload: Mapping[str, Any]) -> str:
@@ -72,7 +101,7 @@ def results_table(payload: Mapping[str, Any]) -> str:
         if payload["winner"] is None
         else [row for number, row in enumerate(rows) if number not in payload["unranked"]]
     )
-    best = {c.key: _best(c, ranked) for c in shown}
+    best = {c.heading: _best(c, ranked) for c in shown}
     body = []
     for number, (row, run) in enumerate(zip(rows, payload["runs"], strict=True)):
         swatch = f'<span class="swatch" data-style="{run["style"]}" aria-hidden="true"></span>'
@@ -82,7 +111,7 @@ def results_table(payload: Mapping[str, Any]) -> str:
             f"{swatch}{html.escape(row['label'])}{note}</th>"
         )
         marks = {} if number in payload["unranked"] else best
-        cells = "".join(_cell(c, row, marks.get(c.key)) for c in shown)
+        cells = "".join(_cell(c, row, marks.get(c.heading)) for c in shown)
         body.append(f"<tr>{name}{cells}</tr>")
     return (
         '<table class="results"><caption class="sr">The runs compared</caption>'
@@ -159,7 +188,7 @@ def _plain(value: Any) -> str | int:
 
 
 def _cell(column: Column, row: Mapping[str, Any], best: Any) -> str:
-    value = row[column.key]
+    value = column.value(row)
     text = html.escape(cell(column, row))
     if value is not None and value == best:
         text = f'<strong>{text}<span class="sr"> (best)</span></strong>'
@@ -167,7 +196,7 @@ def _cell(column: Column, row: Mapping[str, Any], best: Any) -> str:
 
 
 def _best(column: Column, rows: Sequence[Mapping[str, Any]]) -> Any:
-    values = [row[column.key] for row in rows if row[column.key] is not None]
+    values = [value for row in rows if (value := column.value(row)) is not None]
     if column.best is None or len(values) < 2 or len(set(values)) == 1:
         return None
     return column.best(values)
