@@ -2,8 +2,9 @@
 
 Python blocks share a namespace, as a reader who types them along would have it. A Python block
 with a title (```python title="train.py") is a file that a later shell block runs. Shell blocks run
-in bash, with `matcha`, `python` and `torchrun` being those of this interpreter. A block that cannot
-run in a test says why, on the line before its fence:
+in bash, with `matcha`, `python` and `torchrun` being those of this interpreter, each a fork of one
+process (`forked_commands.py`). A block that cannot run in a test says why, on the line before its
+fence:
 
     <!-- not run: needs a Slurm cluster -->
 """
@@ -26,7 +27,6 @@ SHELL = frozenset({"bash", "sh", "shell", "console"})
 INERT = frozenset({"text", "json", "jsonl", "yaml", "toml", "ini", "xml", "csv", "diff"})
 _FENCE = re.compile(r"^(?P<indent> *)(?P<fence>`{3,})(?P<info>[^`]*)$")
 _MARK = re.compile(r"^\s*<!-- not run: (?P<reason>.+?) -->\s*$")
-_COMMANDS = {"matcha": "-m matcha.cli", "python": "", "torchrun": "-m torch.distributed.run"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,16 @@ def blocks(page: str) -> list[Block]:
 
 def run(page: Path) -> int:
     """Run a page's blocks in the current directory; the number of those that ran."""
-    environment = {**os.environ, "PATH": f"{_commands()}{os.pathsep}{os.environ['PATH']}"}
+    sys.path.append(str(Path(__file__).parent.parent))
+    from tests.forked_commands import install
+
+    commands = Path.cwd() / ".commands"
+    install(commands)
+    environment = {
+        **os.environ,
+        "PATH": f"{commands}{os.pathsep}{os.environ['PATH']}",
+        "PYTHON_EXEC": str(commands / "python"),  # what torchrun starts workers by
+    }
     namespace: dict[str, object] = {"__name__": "__main__"}
     sys.path.insert(0, os.getcwd())  # files of the page can be imported
     ran = 0
@@ -100,17 +109,6 @@ def run(page: Path) -> int:
         ran += 1
         print(f"{place}: {time.perf_counter() - started:.1f} s", flush=True)
     return ran
-
-
-def _commands() -> str:
-    """A directory whose commands are this interpreter's, whatever is installed where."""
-    folder = Path.cwd() / ".commands"
-    folder.mkdir(exist_ok=True)
-    for name, module in _COMMANDS.items():
-        script = folder / name
-        script.write_text(f'#!/bin/sh\nexec "{sys.executable}" {module} "$@"\n')
-        script.chmod(0o755)
-    return str(folder)
 
 
 if __name__ == "__main__":

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
+
+from tests.signals import hear_ctrl_c
 
 from matcha.distributed.launch.fork_server import ForkedProcess, ForkServer, can_be_forked
 from matcha.distributed.launch.local_workers import LocalWorkers
@@ -17,7 +20,12 @@ STRICT = str(Path(__file__).parent / "strict.py")
 
 @cache
 def _fork_server() -> ForkServer:
-    return ForkServer(os.environ)  # ends with this process
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.SIG_IGN:  # as in the background of a shell: new processes inherit it
+        hear_ctrl_c()
+    server = ForkServer(os.environ)  # ends with this process
+    signal.signal(signal.SIGINT, before)
+    return server
 
 
 def start_script(
@@ -25,11 +33,23 @@ def start_script(
 ) -> ForkedProcess | subprocess.Popen[bytes]:
     """`python -W error SCRIPT ARGUMENTS…` in the present folder, leading a group of its own."""
     command = [sys.executable, STRICT, script, *arguments]
+    return start_command(command, environment=environment, log=log)
+
+
+def start_command(
+    command: Sequence[str], *, environment: Mapping[str, str], log: Path
+) -> ForkedProcess | subprocess.Popen[bytes]:
+    """A Python command in the present folder, leading a group of its own, and hearing Ctrl-C."""
     if can_be_forked(command):
         return _fork_server().start(command, environment, log, "wb")
     with log.open("wb") as file:
         return subprocess.Popen(
-            command, env=environment, stdout=file, stderr=file, start_new_session=True
+            command,
+            env=environment,
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
+            preexec_fn=hear_ctrl_c,
         )
 
 

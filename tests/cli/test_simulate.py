@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 
 import pytest
 from tests.commands import matcha_command
+from tests.forks import start_command
 from typer.testing import CliRunner
 
 from matcha.cli import app
@@ -202,19 +205,23 @@ def test_a_staged_plan_is_used_beside_a_plain_one(staged_file, tmp_path):
 def test_ctrl_c_says_how_to_go_on(tmp_path):
     command = [sys.executable, "-m", "matcha.cli", "simulate", "ring:4", "--task", "logistic"]
     command += ["-s", "periodic", "-e", "100000", "-o", str(tmp_path), "--seed", "3"]
-    running = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    running = start_command(command, environment=os.environ, log=tmp_path / "log")
     records = tmp_path / "periodic-0.5-s3" / "records.jsonl"
-    while not (records.exists() and records.read_text().count("\n") > 2):
-        assert running.poll() is None, running.stderr.read()
-        time.sleep(0.05)
-    for _ in range(5):  # Python drops an interrupt that falls into a destructor: press again
-        running.send_signal(signal.SIGINT)
-        try:
-            _, said = running.communicate(timeout=30)
-            break
-        except subprocess.TimeoutExpired:
-            continue
-    assert running.returncode == 130
+    try:
+        while not (records.exists() and records.read_text().count("\n") > 2):
+            assert running.poll() is None, (tmp_path / "log").read_text()
+            time.sleep(0.05)
+        for _ in range(50):  # Python drops an interrupt that falls into a destructor: press again
+            running.send_signal(signal.SIGINT)
+            with suppress(subprocess.TimeoutExpired):
+                running.wait(timeout=3)
+                break
+    finally:
+        if running.poll() is None:
+            os.killpg(running.pid, signal.SIGKILL)
+            running.wait()
+    said = (tmp_path / "log").read_text()
+    assert running.poll() == 130, said
     assert "--resume" in said
     assert "Traceback" not in said
 

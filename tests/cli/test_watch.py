@@ -1,14 +1,15 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
-import subprocess
 import sys
 import time
 
 import psutil
 import pytest
 from tests.commands import matcha_command, matcha_process
+from tests.forks import start_command
 from tests.quadratics import write_quadratic_run
 
 import matcha
@@ -69,15 +70,16 @@ def test_a_watched_worker_that_fails_is_quoted(tmp_path):
 def test_ending_a_watched_training_ends_its_workers(tmp_path):
     arguments = ["train", "logistic", "--topology", "path:2", "--epochs", "100000", "--watch"]
     command = [sys.executable, "-m", "matcha.cli", *arguments, "-o", str(tmp_path / "run")]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as train:
-        try:
-            workers = wait_for(lambda: psutil.Process(train.pid).children(recursive=True), 2)
-            train.send_signal(signal.SIGTERM)
-            assert train.wait(150) == 128 + signal.SIGTERM
-            _, alive = psutil.wait_procs(workers, timeout=150)
-            assert not alive, "a worker was left behind"
-        finally:
-            train.kill()
+    train = start_command(command, environment=os.environ, log=tmp_path / "log")
+    try:
+        workers = wait_for(lambda: psutil.Process(train.pid).children(recursive=True), 2)
+        train.send_signal(signal.SIGTERM)
+        assert train.wait(150) == 128 + signal.SIGTERM, (tmp_path / "log").read_text()
+        _, alive = psutil.wait_procs(workers, timeout=150)
+        assert not alive, "a worker was left behind"
+    finally:
+        if train.poll() is None:
+            os.killpg(train.pid, signal.SIGKILL)
 
 
 def wait_for(look, number):
