@@ -21,6 +21,7 @@ import traceback
 import warnings
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 MODULES = {"matcha": "matcha.cli", "torchrun": "torch.distributed.run", "python": None}
 _LENGTH = struct.Struct("!I")
@@ -109,7 +110,8 @@ def _serve(listener: socket.socket, alive: int) -> int:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(waker)
     while True:
-        ready = select.select([listener, alive, woken, *clients], [], [])[0]
+        watched: list[Any] = [listener, alive, woken, *clients]
+        ready = select.select(watched, [], [])[0]
         for client in [c for c in ready if c in clients]:  # says nothing more: it is gone
             with suppress(ProcessLookupError):
                 os.killpg(clients[client], signal.SIGKILL)
