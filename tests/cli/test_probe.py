@@ -23,4 +23,6 @@ def test_the_command_writes_link_times_once(tmp_path: Path) -> None:
     assert all(time > 0 for time in times)
     again = matcha_command(*arguments)
     assert again.returncode == 2
-    assert "exists" in again.stderr
+    assert "exists: choose another name, or --force to overwrite it" in again.stderr
+    forced = matcha_process(*arguments, "--force")
+    assert forced.returncode == 0, forced.stderr

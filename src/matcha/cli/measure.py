@@ -14,7 +14,7 @@ import typer
 from rich.table import Table
 
 from matcha.cli import app
-from matcha.cli.options import Deadline, Json, TopologyArgument
+from matcha.cli.options import Deadline, Force, Json, TopologyArgument
 from matcha.cli.output import check_free, console, keeping, print_json, this_command
 from matcha.errors import InputError, unknown_name
 from matcha.topology import Topology, families
@@ -38,13 +38,14 @@ def probe_command(
     ),
     repetitions: int = typer.Option(5, help="Measurements of a link, of which the median counts."),
     deadline: Deadline = 300.0,
+    force: Force = False,
     as_json: Json = False,
 ) -> None:
     """Measure latency and speed of every link between real workers.
 
     The topology that is written carries a time for each link, and how much of it is latency, which
     smaller messages do not save: `matcha plan` and `matcha tune` then choose links, budget and wire
-    by the second. It is never overwritten.
+    by the second.
 
     Alone, this command starts its workers on this machine. To measure a cluster, start it with the
     launcher that will start the training:
@@ -59,7 +60,7 @@ def probe_command(
         raise InputError(f"the deadline is {deadline}, but it must be positive seconds.")
     if repetitions < 1:
         raise InputError(f"--repetitions is {repetitions}, but it must be 1 or more.")
-    check_free(output, force=False)
+    check_free(output, force)
     graph = families.parse(topology)
     from matcha.distributed.elastic.probe import probe
     from matcha.distributed.launch.environment import is_worker, worker_transport
@@ -81,7 +82,7 @@ def probe_command(
             [measure.seconds for measure in measures],
             [min(measure.latency, measure.seconds) for measure in measures],
         )
-        check_free(output, force=False)
+        check_free(output, force)
         with keeping() as keep:
             output = keep(output, timed.save)
             if as_json:

@@ -59,7 +59,8 @@ Seed: TypeAlias = Annotated[
     int, typer.Option("--seed", help="Of rounds and searches, first weights and order of the data.")
 ]
 Seeds: TypeAlias = Annotated[
-    list[int], typer.Option("--seed", help="Of rounds, weights and data; may be given again.")
+    list[str],
+    typer.Option("--seed", metavar="INTEGER,…", help=f"Of rounds, weights and data; {_SEVERAL}"),
 ]
 _EFFORT = f"How long matcha and greedy search: {' or '.join(EFFORTS)}."
 Effort: TypeAlias = Annotated[str, typer.Option("--effort", help=_EFFORT)]
@@ -197,3 +198,24 @@ def numbers(texts: Iterable[str], option: str = "--budget") -> list[float]:
     except ValueError:
         given = ",".join(texts)
         raise InputError(f"{option} is {given!r}, but it is numbers separated by commas.") from None
+
+
+def whole_numbers(texts: Iterable[str], option: str) -> list[int]:
+    """The whole numbers of an option that was given several times, with commas, or both.
+
+    >>> whole_numbers(["0,1", "2"], "--seed")
+    [0, 1, 2]
+
+    Raises:
+        InputError: One of them is not a whole number, or one is given twice.
+    """
+    try:
+        found = [int(word) for word in words(texts)]
+    except ValueError:
+        given = ",".join(texts)
+        raise InputError(
+            f"{option} is {given!r}, but it is whole numbers separated by commas."
+        ) from None
+    if not found or len(set(found)) < len(found):
+        raise InputError(f"{option} is {','.join(texts)!r}: name each choice once.")
+    return found

@@ -35,6 +35,7 @@ from matcha.cli.options import (
     TopologyArgument,
     Wires,
     numbers,
+    whole_numbers,
     words,
 )
 from matcha.cli.output import (
@@ -48,6 +49,7 @@ from matcha.cli.output import (
 )
 from matcha.errors import InputError, is_installed
 from matcha.plans import Events, PlanLike, load_plan
+from matcha.records import find_runs
 from matcha.strategies import plan as make_plan
 from matcha.strategies import strategy_named
 from matcha.topology import families
@@ -82,7 +84,7 @@ def simulate_command(
     strategies: Strategies = ["silent", "allreduce", "local", "vanilla", "matcha"],
     budgets: Budgets = ["0.5"],
     wires: Wires = ["float32"],
-    seeds: Seeds = [0],
+    seeds: Seeds = ["0"],
     plans: list[Path] = typer.Option([], "--plan", help="Saved plans instead of strategies."),
     epochs: Epochs = None,
     batch_size: BatchSize = None,
@@ -170,10 +172,15 @@ def simulate_command(
         execution=Execution.auto(device, precision, streams=streams, compile=compile),
     )
     script = Events.read(events) if events is not None else None
+    numbered = whole_numbers(seeds, "--seed")
+    if resume and not find_runs(output):
+        raise InputError(
+            f"{str(output)!r} holds no run to go on with: leave --resume out to start one."
+        )
     check_writable(output, output)
     messages = [parse_wire(wire).name for wire in words(wires)] or ["float32"]
     jobs = []
-    for seed in seeds:
+    for seed in numbered:
         made = _plans(plans, topology, words(strategies), numbers(budgets), messages, seed)
         choices = Choices(
             num_workers=made[0].num_workers,

@@ -111,17 +111,26 @@ def resolve_momentum(name: str | Momentum, optimizer: Optimizer, plan: PlanLike)
     Raises:
         InputError: It needs an optimizer with momentum, and this one has none.
     """
-    chosen = parse_momentum(name) or automatic(optimizer)
-    if chosen.kind not in ("quasi-global", "shared"):
-        return chosen
-    if not isinstance(optimizer, (SGD, Adam)) or not optimizer.momentum:
-        raise InputError(f"{chosen.kind} momentum needs SGD with momentum, or Adam")
-    if chosen.kind == "shared":
+    chosen = momentum_for(name, optimizer)
+    if chosen.kind != "quasi-global":
         return chosen
     chosen = replace(chosen, pause=iterations_between_meetings(plan))
     if chosen.follow is None:
         follow = stable_follow(optimizer, chosen.memory, chosen.pause, plan.wire.residual)
         chosen = replace(chosen, follow=follow)
+    return chosen
+
+
+def momentum_for(name: str | Momentum, optimizer: Optimizer) -> Momentum:
+    """The named momentum, if the optimizer can have it.
+
+    Raises:
+        InputError: It needs an optimizer with momentum, and this one has none.
+    """
+    chosen = parse_momentum(name) or automatic(optimizer)
+    needs = chosen.kind in ("quasi-global", "shared")
+    if needs and not (isinstance(optimizer, (SGD, Adam)) and optimizer.momentum):
+        raise InputError(f"{chosen.kind} momentum needs SGD with momentum, or Adam")
     return chosen
 
 

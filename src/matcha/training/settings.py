@@ -15,7 +15,7 @@ from matcha.errors import InputError
 from matcha.records import has_diverged
 from matcha.topology.topology import MAX_SECONDS
 from matcha.training.clipping import check_clip
-from matcha.training.momentum import Momentum
+from matcha.training.momentum import Momentum, momentum_for
 from matcha.training.optimizers import SGD, Optimizer
 from matcha.training.rates import Constant, Schedule
 
@@ -160,6 +160,7 @@ class Settings:
             )
         if self.clip is not None:
             check_clip(self.clip)
+        momentum_for(self.momentum, self.optimizer)
         target = self.target_loss
         if target is not None and not math.isfinite(target):
             raise InputError(f"the target loss must be a number, not {target}")
