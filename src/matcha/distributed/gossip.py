@@ -383,17 +383,26 @@ class Gossip:
 
         A worker that came while the others train has a neighbour's state already: until its first
         step it loads nothing, waits for nobody, and returns what `membership.carry` brought along.
+        One that was away when the checkpoint was written takes the state of a neighbour that loads
+        it, at that one's first step.
         """
         if self.membership is not None and self.membership.is_placed:
             return self.membership.taken
-        return load_checkpoint(
+        extra = load_checkpoint(
             self.state,
             directory,
             iteration=iteration,
             average=average,
             generators=generators,
             identity=identity,
+            continues=self.membership is not None,
         )
+        if extra is None:  # this worker was away when it was written
+            assert self.membership is not None
+            self.membership.rejoin()
+            self.state.follow_network()
+            return self.membership.taken
+        return extra
 
     # -- the end ----------------------------------------------------------------------------------
 

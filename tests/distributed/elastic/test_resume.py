@@ -10,8 +10,10 @@ from tests.distributed.links.linked import local_peers, run_linked, vanish
 
 from matcha import families, plan
 from matcha.distributed import Gossip, LinkTransport
+from matcha.distributed.checkpoint import checkpoint
 from matcha.distributed.checkpoint.checkpoint import checkpoints
 from matcha.distributed.train import Network, run_worker
+from matcha.errors import DataError
 from matcha.simulation import Constant, Settings
 from matcha.training.jobs import Job
 from matcha.zoo.recipes import Choices, recipe
@@ -56,6 +58,10 @@ class Worker:
         weights = torch.cat([p.detach().flatten() for p in self.model.parameters()])
         velocity = [s["momentum_buffer"].flatten() for s in self.optimizer.state.values()]
         return torch.cat([weights, *velocity]).tolist()
+
+
+class KilledError(BaseException):
+    """Nothing of ours catches it."""
 
 
 def save(folder, **options) -> None:
@@ -126,9 +132,6 @@ def test_a_worker_of_a_resumed_run_comes_back(tmp_path) -> None:
     options = {"checkpoint_every": 2}
     run_linked(RING, lambda t: run_worker(job(4), t, network, **options))
 
-    class KilledError(Exception):
-        pass
-
     def work(transport):
         def show(record) -> None:
             if transport.rank == 2 and record.epoch == 7:
@@ -150,3 +153,89 @@ def test_a_worker_of_a_resumed_run_comes_back(tmp_path) -> None:
     assert [records[-1].epoch for records in results] == [40.0] * 4
     assert results[2][0].epoch > 7
     assert [info.is_whole for info in checkpoints(tmp_path / "run" / "checkpoints")] == [True] * 2
+
+
+def test_a_checkpoint_is_not_complete_without_who_died_while_it_was_listed(
+    tmp_path, monkeypatch
+) -> None:
+    """Its list named their files, which were not there, and the last whole one was removed."""
+    save(tmp_path)
+    mine = threading.local()
+
+    def manifests(root):
+        if getattr(mine, "dies", False):
+            vanish(mine.transport)
+            raise KilledError
+        return read(root)
+
+    read = checkpoint._manifests
+    monkeypatch.setattr(checkpoint, "_manifests", manifests)
+
+    def work(transport):
+        mine.transport = transport
+        worker = Worker(transport)
+        worker.gossip.load(tmp_path)
+        worker.run(LOST)
+        mine.dies = transport.rank == 2
+        try:
+            worker.gossip.save(tmp_path, keep=1)
+        except KilledError:
+            return
+        worker.gossip.detach()
+
+    run_linked(RING, work)
+    whole, partial = checkpoints(tmp_path)
+    assert (whole.iteration, whole.workers) == (4, [0, 1, 2, 3])
+    assert (partial.iteration, partial.workers, partial.is_whole) == (LOST, [0, 1, 3], False)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_who_was_away_takes_the_state_of_a_neighbour_that_resumes(tmp_path, shared) -> None:
+    def folder(rank: int):
+        return tmp_path if shared else tmp_path / f"host-{rank}"
+
+    lost = threading.Barrier(4)
+
+    def stop(transport):
+        worker = Worker(transport)
+        worker.run(4)
+        worker.gossip.save(folder(transport.rank))
+        worker.run(LOST)
+        lost.wait(60)
+        if transport.rank == 2:
+            return vanish(transport)
+        worker.gossip.save(folder(transport.rank), keep=1)  # the whole one stays all the same
+        return worker.gossip.detach()
+
+    run_linked(RING, stop)
+    assert [info.iteration for info in checkpoints(folder(0))] == [4, LOST]
+    back = threading.Event()
+
+    def go_on(transport):
+        worker = Worker(transport)
+        worker.gossip.membership.carry(lambda: {"rank": transport.rank}, lambda _: None)
+        extra = worker.gossip.load(folder(transport.rank))
+        assert worker.gossip.iteration == LOST
+        start = worker.values()
+        if transport.rank == 2:
+            assert extra == {"rank": worker.gossip.membership.donor}
+            back.set()
+        else:
+            worker.tend_until(back)
+        worker.run(END)
+        distance = worker.gossip.consensus_distance()
+        worker.gossip.detach()
+        return start, round(distance, 9), worker.gossip.membership.donor
+
+    starts, distances, donors = zip(*run_linked(RING, go_on), strict=True)
+    assert starts[2] == starts[donors[2]]
+    assert len(set(distances)) == 1
+
+    def stay(transport):
+        worker = Worker(transport, on_loss="stop")
+        worker.gossip.load(folder(transport.rank))  # nobody would give worker 2 a state
+        with pytest.raises(DataError, match=f"worker 2 was away when that of iteration {LOST}"):
+            worker.gossip.load(folder(transport.rank), iteration=LOST)
+        return worker.gossip.iteration
+
+    assert run_linked(RING, stay) == [4] * 4

@@ -4,6 +4,9 @@ A checkpoint is a folder `iteration-000001200` with one file per worker and, wri
 them with their checksums: without that list the folder does not count. All workers may share the
 folder, or each host may have its own: every worker writes the list where it wrote its file. Nothing
 is pickled, so loading a checkpoint cannot run code.
+
+A checkpoint that was written while workers were away is partial: its list lacks their files. Only a
+team that goes on without lost workers resumes from it, as there the others give those a state.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from matcha._io import fingerprint, write_atomically
+from matcha._io import fingerprint, save_document
 from matcha.distributed.checkpoint.snapshot import (
     Generators,
     average_snapshots,
@@ -35,6 +38,7 @@ __all__ = ["CheckpointInfo", "checkpoints", "load_checkpoint", "save_checkpoint"
 SCHEMA = "matcha.checkpoint/2"
 _MANIFEST = "complete.json"
 _NEW = ".new"
+_PARTIAL = ".partial"
 _FILE_NAME = re.compile(r"worker-\d{3,9}\.safetensors")
 
 
@@ -55,8 +59,13 @@ class CheckpointInfo:
     """Of the list of files: hosts whose lists differ do not have the same checkpoint."""
 
     @property
+    def workers(self) -> list[int]:
+        """Whose files it has; a worker that was away wrote none."""
+        return sorted(int(name.removeprefix("worker-").partition(".")[0]) for name in self.files)
+
+    @property
     def is_whole(self) -> bool:
-        """Whether it has the file of every worker; a worker that was away wrote none."""
+        """Whether it has the file of every worker."""
         return len(self.files) == self.num_workers
 
     def check(self, *names: str) -> None:
@@ -134,25 +143,33 @@ def save_checkpoint(
     # removed once all workers have the list. A worker that fails says so there: none waits for it.
     written = _together(state, "write its part of the checkpoint", write_mine, WriteError)
     files = {name: (size, crc) for name, size, crc in written}
-    manifest = {"schema": SCHEMA, **state.state_dict(), "files": files, "identity": identity}
-    text = json.dumps(manifest, indent=1) + "\n"
 
-    def write_list() -> list[tuple[int, bool]]:
+    unnamed = [new]
+
+    def write_list() -> tuple[str, list[tuple[int, bool]]]:
         older = [old for old in _complete(_manifests(root)) if old.path != folder]
-        new.replace(folder / name)
-        write_atomically(folder / _MANIFEST, text)
-        return [(old.iteration, old.is_whole) for old in older]
+        while unnamed:
+            unnamed.pop().replace(folder / name)
+        manifest = {"schema": SCHEMA, **state.state_dict(), "files": files, "identity": identity}
+        save_document(manifest, folder / _MANIFEST)
+        return name, [(old.iteration, old.is_whole) for old in older]
 
+    while True:
+        listed = dict(_together(state, "list a checkpoint's files", write_list, WriteError))
+        if listed.keys() >= files.keys():
+            break
+        # A worker died after it had written: its file may not have its name, so it is not listed.
+        files = {name: value for name, value in files.items() if name in listed}
     # Shared folder or not: all workers remove what one of them has too many of.
-    listed = _together(state, "list a checkpoint's files", write_list, WriteError)
-    known = sorted({iteration for older in listed for iteration, _ in older})
+    known = sorted({iteration for older in listed.values() for iteration, _ in older})
     surplus = known[: max(0, len(known) + 1 - max(1, keep))]
     if len(files) < state.transport.num_workers:
         # A worker is away, so this one does not load for all: the last that does must stay.
-        whole = [k for k in known if all((k, True) in map(tuple, older) for older in listed)]
+        whole = [k for k in known if all((k, True) in map(tuple, old) for old in listed.values())]
         surplus = [k for k in surplus if k not in whole[-1:]]
     for iteration in surplus:
         _remove(root / _folder_name(iteration), state)
+    _remove_leftovers(root, folder, state)
     return folder
 
 
@@ -164,7 +181,8 @@ def load_checkpoint(
     average: bool = False,
     generators: Generators | None = None,
     identity: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
+    continues: bool = False,
+) -> dict[str, Any] | None:
     """Continue from a checkpoint, to the same bits as an uninterrupted run on CPU. Collective.
 
     Args:
@@ -176,18 +194,26 @@ def load_checkpoint(
             workers and the plan may then differ.
         generators: random generators to set as they were.
         identity: what is trained now, where that was kept.
+        continues: whether this worker may take a neighbour's state where it has no file, because
+            it was away when the checkpoint was written; without that a partial one is not loaded.
 
     Returns:
-        This worker's `extra`, or worker 0's when averaging.
+        This worker's `extra`, or the first one's when averaging; None if it has to take a
+        neighbour's state.
 
     Raises:
         DataError: no checkpoint, or a damaged one; an intact earlier one is offered.
         InputError: the checkpoint is of another plan, model or number of workers.
     """
-    info = _choose(state, state.placement.folder(directory), iteration, average)
+    fills = continues and not average
+    info = _choose(state, state.placement.folder(directory), iteration, average, fills)
+    if info is None:
+        return None
     if identity is not None:
         check_identity(info.path, info.identity, identity)
     _check_fit(state, info, average)
+    if fills and state.rank not in info.workers:
+        return None
     state.forget()
     if average:
         extra = average_snapshots([info.path / name for name in sorted(info.files)], state)
@@ -203,17 +229,31 @@ def load_checkpoint(
 
 def _remove(folder: Path, state: WorkerState) -> None:
     """Remove this worker's file; the last worker on a host removes the folder with it."""
-    team = range(state.transport.num_workers)
-    names = {_file_name(state.rank), f"{_file_name(state.rank)}{_NEW}"}
+    others = {_file_name(rank) for rank in state.transport.members if rank != state.rank}
     # Others may have removed it already, and a file that stays is no reason to stop training.
     with suppress(OSError):
         (folder / _MANIFEST).unlink(missing_ok=True)  # first: without it the rest does not count
-        if state.rank == 0:  # of a larger team that was here before
-            present = {file.name for file in folder.iterdir() if file.suffix == ".safetensors"}
-            names |= present - {_file_name(rank) for rank in team}
-        for name in names:
-            (folder / name).unlink(missing_ok=True)
+        for file in folder.iterdir():  # also of those that are away, or were in a larger team
+            name = file.name.removesuffix(_NEW)
+            if file.suffix == _PARTIAL or (_FILE_NAME.fullmatch(name) and name not in others):
+                file.unlink(missing_ok=True)
         folder.rmdir()
+
+
+def _remove_leftovers(root: Path, newest: Path, state: WorkerState) -> None:
+    """Remove what this worker left behind when it was killed while it wrote."""
+    name = _file_name(state.rank)
+    with suppress(OSError):
+        for folder in root.glob("iteration-*"):
+            for file in folder.glob(f".{name}*{_PARTIAL}"):
+                file.unlink(missing_ok=True)
+            if folder != newest and not (folder / _MANIFEST).exists():
+                for file in (folder / name, folder / f"{name}{_NEW}"):
+                    file.unlink(missing_ok=True)
+                for file in folder.glob(f".{_MANIFEST}*{_PARTIAL}"):
+                    file.unlink(missing_ok=True)
+                with suppress(OSError):  # others have theirs in it
+                    folder.rmdir()
 
 
 def _manifests(root: Path) -> dict[Path, dict[str, Any]]:
@@ -245,6 +285,8 @@ def _info(folder: Path, document: dict[str, Any]) -> CheckpointInfo:
     Raises:
         ValueError: it says what no worker of ours writes; it may name any file.
     """
+    content = {key: value for key, value in document.items() if key != "checksum"}
+    checksum = document.get("checksum")  # 0.2 wrote none
     numbers = [document["iteration"], document["num_workers"]]
     numbers += [number for sizes in document["files"].values() for number in sizes]
     texts = [document["plan_digest"], document["layout_digest"]]
@@ -253,6 +295,7 @@ def _info(folder: Path, document: dict[str, Any]) -> CheckpointInfo:
         or not all(isinstance(text, str) for text in texts)
         or not all(_FILE_NAME.fullmatch(name) for name in document["files"])
         or folder.name != _folder_name(document["iteration"])
+        or checksum not in (None, fingerprint(content))
     ):
         raise ValueError(f"{folder / _MANIFEST} is not a list of a checkpoint's files")
     return CheckpointInfo(
@@ -319,39 +362,63 @@ def _check_iteration(state: WorkerState) -> None:
         )
 
 
-def _choose(state: WorkerState, root: Path, iteration: int | None, average: bool) -> CheckpointInfo:
-    """Return the newest checkpoint that all workers have, and have intact."""
+def _choose(
+    state: WorkerState, root: Path, iteration: int | None, average: bool, fills: bool
+) -> CheckpointInfo | None:
+    """Return the newest checkpoint that this team can load, and has intact.
+
+    With `fills` a worker that has no file in it need not have the list either: then None.
+    """
     mine: dict[int, CheckpointInfo] = {}
 
-    def list_mine() -> list[tuple[int, str]]:
+    def list_mine() -> list[tuple[int, str, bool, list[int]]]:
         found = checkpoints(root)
         mine.update({info.iteration: info for info in found})
-        return [(info.iteration, info.digest) for info in found]
+        return [(info.iteration, info.digest, info.is_whole, info.workers) for info in found]
 
     answers = _together(state, "look for checkpoints", list_mine, every_part=True)
-    found = [(part, dict(listed)) for _, part, listed in answers]
-    counterparts = [listed for part, listed in found if part == state.placement.part]
+    found = [(rank, part, {entry[0]: entry for entry in listed}) for rank, part, listed in answers]
+    counterparts = [listed for _, part, listed in found if part == state.placement.part]
+    parts = {part for _, part, _ in found}
+    partial_ones = {k: e[3] for _, _, listed in found for k, e in listed.items() if not e[2]}
 
     def is_common(k: int) -> bool:
-        """Whether the processes of each part have the same list of it."""
-        digests = {(part, listed.get(k)) for part, listed in found}
-        parts = {part for part, _ in found}
+        """Whether the processes of each part have the same list of it, those that need one."""
+        skipped = set(range(state.transport.num_workers)) if fills else set()
+        skipped -= set(partial_ones.get(k, skipped))
+        needed = [(part, listed.get(k)) for rank, part, listed in found if rank not in skipped]
+        digests = {(part, entry[1] if entry else None) for part, entry in needed}
         return len(digests) == len(parts) and all(digest for _, digest in digests)
 
-    common = [info for k, info in sorted(mine.items()) if is_common(k)]
-    if iteration is not None:
-        common = [info for info in common if info.iteration <= iteration]
-    if not common or iteration not in (None, common[-1].iteration):
+    everyones = sorted({k for _, _, listed in found for k in listed})
+    common = [k for k in everyones if iteration in (None, k) or (iteration and k < iteration)]
+    common = [k for k in common if is_common(k)]
+    usable = [k for k in common if average or fills or k not in partial_ones]
+    if not usable or iteration not in (None, usable[-1]):
         which = "" if iteration is None else f" of iteration {iteration}"
-        raise DataError(
-            f"{root} holds no complete checkpoint{which}{_missing(state, counterparts)}."
-        )
-    *earlier, chosen = common
-    look = partial(_verdict, state, chosen, average)
+        why = _missing(state, counterparts)
+        if refused := [k for k in partial_ones if iteration in (None, k)]:
+            why = _advise_on_partial(state, max(refused), partial_ones[max(refused)])
+        raise DataError(f"{root} holds no complete checkpoint{which}{why}.")
+    *earlier, chosen = usable
+    look = partial(_verdict, state, mine.get(chosen), average, fills)
     for _, _, verdict in _together(state, "read its checkpoint", look, every_part=True):
         if verdict:
-            raise DataError(f"{verdict} {_offer(state, chosen, earlier, average)}")
-    return chosen
+            before = [(k, mine.get(k)) for k in earlier]
+            path = root / _folder_name(chosen)
+            raise DataError(f"{verdict} {_offer(state, path, before, average, fills)}")
+    return mine.get(chosen)
+
+
+def _advise_on_partial(state: WorkerState, iteration: int, workers: list[int]) -> str:
+    """Say why a partial checkpoint is not loaded, as the end of a sentence."""
+    without = [rank for rank in range(state.transport.num_workers) if rank not in workers]
+    who = ", ".join(f"worker {rank}" for rank in without) or "a worker"
+    return (
+        f": {who} was away when that of iteration {iteration} was written. A team that goes on "
+        "without lost workers (on_loss='continue') can resume from it, and average=True starts "
+        "from the average of the models that it has"
+    )
 
 
 def _missing(state: WorkerState, counterparts: list[dict[int, str]]) -> str:
@@ -362,15 +429,18 @@ def _missing(state: WorkerState, counterparts: list[dict[int, str]]) -> str:
     return f" that every worker has; {state.transport.name(without[0])} has none"
 
 
-def _verdict(state: WorkerState, info: CheckpointInfo, average: bool) -> str:
+def _verdict(state: WorkerState, info: CheckpointInfo | None, average: bool, fills: bool) -> str:
     """Say what is wrong with the files that this worker reads; empty if they are intact."""
+    if info is None:  # it takes a neighbour's state
+        return ""
     names = sorted(info.files)
     if average:
         names = names[state.rank :: state.transport.num_workers]  # each file is checked once
     else:
-        names = [_file_name(state.rank)]
-        if names[0] not in info.files:
-            return f"{info.path} has no file of worker {state.rank}, which was away at that time."
+        own = _file_name(state.rank)
+        names = [name for name in names if name == own]
+        if not names and not fills and state.rank < info.num_workers:
+            return f"{info.path} has no file of worker {state.rank}."
     try:
         info.check(*names)
     except DataError as error:
@@ -379,15 +449,19 @@ def _verdict(state: WorkerState, info: CheckpointInfo, average: bool) -> str:
 
 
 def _offer(
-    state: WorkerState, chosen: CheckpointInfo, earlier: list[CheckpointInfo], average: bool
+    state: WorkerState,
+    chosen: Path,
+    earlier: list[tuple[int, CheckpointInfo | None]],
+    average: bool,
+    fills: bool,
 ) -> str:
-    for info in reversed(earlier):
-        look = partial(_verdict, state, info, average)
+    for iteration, info in reversed(earlier):
+        look = partial(_verdict, state, info, average, fills)
         found = _together(state, "read its checkpoint", look, every_part=True)
         if not any(verdict for _, _, verdict in found):
             return (
-                f"The one before, iteration {info.iteration}, is intact: ask for that iteration, "
-                f"or remove {chosen.path}."
+                f"The one before, iteration {iteration}, is intact: ask for that iteration, "
+                f"or remove {chosen}."
             )
     return "There is no intact one before it."
 

@@ -85,6 +85,11 @@ class Membership:
             self._transport.max_lag = _MIN_LAG
         self._known = len(self._transport.changes)  # up to here they came to the start
 
+    def rejoin(self) -> None:
+        """Leave, and take a neighbour's state as one that was lost does."""
+        self._transport.leave()
+        self.join()
+
     def join(self) -> None:
         """Take a neighbour's state and go on from there."""
         started = time.monotonic()
@@ -161,5 +166,4 @@ class Membership:
             extra = {"calls": transport.collectives.number, "carried": self._give()}
             transport.states.give([dump_snapshot(self._state, extra)])
         if transport.is_behind:
-            transport.leave()
-            self.join()
+            self.rejoin()
