@@ -65,7 +65,7 @@ from matcha.zoo.recipes import Choices, recipe
 
 NUM_WORKERS = 8
 LAST = 100  # iterations at the end that begin when all are there
-GIGABIT = 0.008  # seconds a megabyte
+GIGABIT = 0.008  # seconds per megabyte
 RATES = {"digits": 0.1, "logistic": 0.05}
 MOMENTUM, DECAY = 0.9, 2e-2
 NUDGE = 1e-5  # of the initial weights

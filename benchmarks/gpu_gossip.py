@@ -100,7 +100,7 @@ def train(transport: Transport, case: dict[str, Any], device: torch.device) -> d
         make_plan(case["mixing"], case["wire"] or "float32", "matcha"),
         transport=transport,
         overlap=case["overlap"],
-        bucket_mb=8,
+        bucket_cap_mb=8,
         deadline=60,
     ) as gossip:
         started = time.perf_counter()

@@ -28,7 +28,7 @@ BOTH = ("geometric:96:0.17:1", "torus:10x10", "geometric:256:0.1:1", "erdos-reny
 
 
 def radius(num_workers: int) -> float:
-    """About eight links a worker, and enough to be connected."""
+    """About eight links per worker, and enough to be connected."""
     return math.sqrt(max(8.0, 1.25 * math.log(num_workers)) / (math.pi * num_workers))
 
 

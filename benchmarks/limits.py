@@ -41,7 +41,7 @@ OTHERS = (
     "geometric:12:0.5:1",
     "erdos-renyi:12:0.4:1",
 )
-# Units an iteration that 0.1's greedy needed (strategies.json): budget times matchings.
+# Units per iteration that 0.1's greedy needed (strategies.json): budget times matchings.
 BEFORE = dict(zip(PAPER, (1.32, 0.84, 1.17, 2.0, 1.53), strict=True))
 SIZES = (12, 20, 27, 48)
 SEEDS = 5
@@ -84,7 +84,7 @@ def bound(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def bounds_of(name: str) -> dict[str, Any]:
-    """Units an iteration below which no schedule keeps vanilla's consensus error."""
+    """Units per iteration below which no schedule keeps vanilla's consensus error."""
     topology = topology_of(name)
     goal = matcha.plan(topology, 1.0, "vanilla").consensus_error or 0.0
     m, graph = topology.num_workers, partial(theory.graph_bound, topology)
@@ -101,7 +101,7 @@ def bounds_of(name: str) -> dict[str, Any]:
 
 
 def units_of(name: str, goal: float, low: float, effort: Any) -> dict[str, Any]:
-    """Units an iteration with which greedy keeps it, by matchings and by one-way rounds."""
+    """Units per iteration with which greedy keeps it, by matchings and by one-way rounds."""
     topology, begun = topology_of(name), time.process_time()
     colors = len(decompose(topology))
     found: dict[str, Any] = {}
@@ -132,7 +132,7 @@ def bound_table(rows: list[dict[str, Any]]) -> str:
     close = sum(row["pairwise"] <= 1.25 * row["bound"] for row in rows)
     return "\n".join(
         [
-            "Units an iteration that keep vanilla's consensus error, and below which no schedule",
+            "Units per iteration that keep vanilla's consensus error, and below which no schedule",
             "of matchings can: by doubling, by the graph, and by search (a minute); greedy over",
             "matchings and over one-way rounds; ratios: 0.1's to doubling, matchings to graph and",
             "to search, one-way to the graph's bound on one-way rounds.",

@@ -77,7 +77,7 @@ def check(args: argparse.Namespace) -> None:
     run = replace(Run(), epochs=2)
     task, engine = _engine(run, args)
     base = _time_iterations(task, engine, plan, "float32", "local")
-    print(f"float32, local: {base * 1e3:.2f} ms an iteration", flush=True)
+    print(f"float32, local: {base * 1e3:.2f} ms per iteration", flush=True)
     found = {"float32 local": base}
     for wire, momentum in (
         ("float32", "quasi-global"),

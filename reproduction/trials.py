@@ -59,7 +59,7 @@ class Result:
     seconds: float
     """Of the whole run on that device."""
     plan: dict[str, Any]
-    """The plan's figures: rho, consensus error, units an iteration, digest."""
+    """The plan's figures: rho, consensus error, units per iteration, digest."""
     config: dict[str, Any]
 
     @property

@@ -199,7 +199,7 @@ def exchange() -> str:
 
 
 def simulation(name: str) -> str:
-    """Examples a second of the simulator, against a loop over models and one large batch."""
+    """Examples per second of the simulator, against a loop over models and one large batch."""
     document = result(f"simulation_{name}.json")
     rows = [
         [

@@ -8,16 +8,16 @@ settings is not measured again, so it can be run in pieces (`--sizes`, `--parts`
 Eight processes on eight hosts (network namespaces) of the paper's graph er8, models of 1 and 10 MB,
 real gradients on scikit-learn's digits, real messages over TCP. Three measurements a method:
 
-- *ms an iteration*, with every host's card shaped. The hosts share this machine's few cores, so
+- *ms per iteration*, with every host's card shaped. The hosts share this machine's few cores, so
   computing is padded by sleeping to the same fixed time for all: the only thing that is made up.
 - *iterations to the target*, by the average model's loss on all training data, every few
   iterations, on the same processes with the cards unshaped and no padding: what is exchanged does
   not depend on how long it takes, and evaluating is not on any clock. The target counts as reached
   when two evaluations in a row are below it.
 
-- *ms an iteration with a core a host*: real hosts do not encode on one another's cores, and these
-  do: whatever computes on all of them takes hosts / cores times as long as it would. So once more
-  with time dilated by that number (Gupta et al., "To infinity and beyond: time-warped network
+- *ms per iteration with a core per host*: real hosts do not encode on one another's cores, and
+  these do: whatever computes on all of them takes hosts / cores times as long as it would. So once
+  more with time dilated by that number (Gupta et al., "To infinity and beyond: time-warped network
   emulation", NSDI 2006): cards that many times slower, computing padded to that many times
   longer, and what the clock says divided by it. Every host then has as much of a core, a dilated
   second, as one core has a real second.
@@ -69,7 +69,7 @@ DILATION = max(1.0, NUM_WORKERS / (os.cpu_count() or 1))
 PARTS = ("iterations", "seconds", "core_each")
 CLOCKS = {
     "seconds": "hosts share this machine's cores",
-    "core_each": "a core a host, by dilated time",
+    "core_each": "a core per host, by dilated time",
 }
 OURS: list[tuple[str, float, str, bool]] = [
     ("vanilla", 1.0, "float32", False),

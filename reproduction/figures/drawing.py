@@ -29,7 +29,7 @@ def _place(result: Result) -> tuple[int, float, float]:
 
 
 def draw_loss(ax: Any, results: Results, topology: str, *, time: bool) -> None:
-    """Training loss against epochs or simulated seconds, one line a run (first seed).
+    """Training loss against epochs or simulated seconds, one line per run (first seed).
 
     Runs with more epochs than vanilla are drawn faintly, and only against time. Runs that diverged
     leave the picture at its top.

@@ -20,7 +20,7 @@ from reproduction.paper import ER8, group
 
 
 def worker_units(made: Plan) -> list[float]:
-    """How many exchanges an iteration each worker takes part in, on average.
+    """How many exchanges per iteration each worker takes part in, on average.
 
     >>> worker_units(plan(families.path(3), 1.0, "vanilla"))
     [1.0, 2.0, 1.0]
@@ -49,7 +49,7 @@ def reproduce(train: Train, *, quick: bool) -> Outcome:
     workers = np.arange(topology.num_workers)
     grid[0, 0].bar(workers - 0.2, topology.degrees, 0.4, color="0.6", label="vanilla")
     grid[0, 0].bar(workers + 0.2, loads, 0.4, color=COLORS["matcha"], label="matcha 0.1")
-    grid[0, 0].set(xlabel="worker", ylabel="exchanges an iteration", title="communication")
+    grid[0, 0].set(xlabel="worker", ylabel="exchanges per iteration", title="communication")
     grid[0, 0].legend(frameon=False)
     for strategy in ("matcha", "periodic"):
         grid[0, 1].plot(budgets, rho[strategy], color=COLORS[strategy], label=strategy)

@@ -50,7 +50,7 @@ def test_a_minute_of_kills(tmp_path: Path) -> None:
 def test_a_minute_of_losses_costs_two_percent_at_most() -> None:
     """The same by iterations, which runtime and simulator agree on to 1e-10 (test_events).
 
-    A minute at ten iterations a second, a loss every ten seconds, each back after nine; on a
+    A minute at ten iterations per second, a loss every ten seconds, each back after nine; on a
     task that has converged by then: before that, steps that are not taken are missed.
     """
     plan = cases.real_plan("greedy", "pairwise")

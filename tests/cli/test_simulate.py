@@ -67,7 +67,7 @@ def test_wires_stand_beside_whole_models(tmp_path):
     assert coded["path"].endswith("greedy-0.05-modulo3-s0")
     assert (coded["wire"], coded["momentum"]) == ("modulo:3", "outer")
     assert silent["megabytes_sent"] == 0
-    # A tenth of the bytes a meeting, and ten times the meetings; of these few, a few more.
+    # A tenth of the bytes per meeting, and ten times the meetings; of these few, a few more.
     assert 0 < coded["megabytes_sent"] < 3 * whole["megabytes_sent"]
     again = simulate(*arguments, "--json")
     assert again.returncode == 2

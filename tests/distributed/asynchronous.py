@@ -25,7 +25,13 @@ def train(transport: Transport) -> dict[str, Any]:
     model = nn.Linear(300, 20).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     gossip = Gossip(
-        model, optimizer, PLAN, transport=transport, asynchronous=True, deadline=150, bucket_mb=0.01
+        model,
+        optimizer,
+        PLAN,
+        transport=transport,
+        asynchronous=True,
+        deadline=150,
+        bucket_cap_mb=0.01,
     )
     with torch.no_grad():
         model.weight.normal_(generator=torch.Generator().manual_seed(rank))

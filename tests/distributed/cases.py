@@ -75,7 +75,7 @@ def one_way_rounds(topology: Topology) -> list[list[list[tuple[int, int]]]]:
 
 
 def write_plans(folder: Path, num_workers: int = NUM_WORKERS) -> None:
-    """All plans as files: planning once is quicker than once a worker."""
+    """All plans as files: planning once is quicker than once per worker."""
     for strategy, mixing, _ in REPRESENTATIVE:
         real_plan(strategy, mixing, num_workers).save(folder / f"{strategy}-{mixing}.json")
 
@@ -176,7 +176,7 @@ def train(
     model = Quadratic(transport.rank, device)
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     # 300 bytes: several buckets of several pieces, so that the pipeline is really used.
-    settings = {"bucket_mb": 3e-4, "deadline": 60.0, **options}
+    settings = {"bucket_cap_mb": 3e-4, "deadline": 60.0, **options}
     with Gossip(
         model, optimizer, plan, transport=transport, overlap=rule == "footnote", **settings
     ):

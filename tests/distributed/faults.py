@@ -62,7 +62,7 @@ def train(
     random = torch.Generator().manual_seed(transport.rank)
     generators = {"data": random}
     with Gossip(
-        model, optimizer, PLAN, transport=transport, deadline=deadline, bucket_mb=0.05
+        model, optimizer, PLAN, transport=transport, deadline=deadline, bucket_cap_mb=0.05
     ) as gossip:
         if load is not None:
             gossip.load(load, generators=generators)

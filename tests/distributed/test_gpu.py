@@ -1,4 +1,4 @@
-"""The cases of `cases.py` on GPUs: shared over gloo, one a worker over NCCL."""
+"""The cases of `cases.py` on GPUs: shared over gloo, one per worker over NCCL."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from matcha.errors import InputError, ModelError
         ({"clip": 0.0}, "clip is 0.0, but it is a positive number"),
         ({"momentum": "quick"}, "unknown momentum"),
         ({"buffers": "global"}, "'local' or 'average'"),
-        ({"bucket_mb": 0}, "bucket_mb is 0"),
+        ({"bucket_cap_mb": 0}, "bucket_cap_mb is 0"),
     ],
 )
 def test_bad_options_are_refused(options, sentence) -> None:

@@ -91,9 +91,9 @@ def test_options_are_given_whole_or_by_keyword() -> None:
     def work(transport) -> list[str]:
         found = []
         for given in (
-            {"options": GossipOptions(overlap=True, bucket_mb=1)},
-            {"options": GossipOptions(bucket_mb=1), "overlap": True},
-            {"overlap": True, "bucket_mb": 1},
+            {"options": GossipOptions(overlap=True, bucket_cap_mb=1)},
+            {"options": GossipOptions(bucket_cap_mb=1), "overlap": True},
+            {"overlap": True, "bucket_cap_mb": 1},
         ):
             model = nn.Linear(2, 1)
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -35,7 +35,7 @@ def test_every_case_equals_the_simulator_in_float64(strategy, mixing, rule) -> N
     simulated = list(Simulation(task(), chosen, settings))
 
     def work(transport) -> list[Record]:
-        options = {"bucket_mb": 1e-4, "deadline": 60}
+        options = {"bucket_cap_mb": 1e-4, "deadline": 60}
         training = Training(task(), chosen, settings, transport, **options)
         return [e for e in training if isinstance(e, Record) and e.worker is None]
 

@@ -12,7 +12,7 @@ from matcha.zoo.recipes import Choices, recipe
 
 
 def digits(num_workers=8, *, name="digits", steps=3, batch_size=4, seed=0, num_test=60, **choices):
-    """A part of the digits that makes ``steps`` iterations an epoch."""
+    """A part of the digits that makes ``steps`` iterations per epoch."""
     return recipe(name).task(
         Choices(
             num_workers=num_workers,

@@ -110,7 +110,7 @@ def shrinkage(mean_square: Array, wire: Modulo) -> Array:
 
 
 class Scales:
-    """A worker's scales, one a block, and what a round's meetings say of them."""
+    """A worker's scales, one per block, and what a round's meetings say of them."""
 
     def __init__(self, blocks: Array, wire: Modulo) -> None:
         self.wire = wire

@@ -110,7 +110,7 @@ def train_command(
         None, help="This machine's number, from 0, which is the one at --rendezvous."
     ),
     links: bool = typer.Option(
-        False, "--links", help="Workers talk over connections of their own, one a link."
+        False, "--links", help="Workers talk over connections of their own, one per link."
     ),
     keys: Path | None = typer.Option(
         None, help="Links: a directory from `matcha keys new`, for TLS; by default plain TCP."
@@ -132,7 +132,7 @@ def train_command(
 ) -> None:
     """Train decentralized on real workers, one process each.
 
-    A script is started once a worker, as `torchrun` would, with the plan's path in
+    A script is started once per worker, as `torchrun` would, with the plan's path in
     [cyan]$MATCHA_PLAN[/]; it needs one line of its own: [cyan]Gossip(model, optimizer, plan)[/].
     A task is complete: data, model, optimizer, records, checkpoints.
 

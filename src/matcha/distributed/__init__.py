@@ -1,4 +1,4 @@
-"""One worker a process: transports, exchanges, and the hooks on the optimizer.
+"""One worker per process: transports, exchanges, and the hooks on the optimizer.
 
 ```python
 from matcha.distributed import Gossip

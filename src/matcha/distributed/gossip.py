@@ -164,7 +164,7 @@ class Gossip:
 
         buckets = fill_buckets(
             modules,
-            bucket_bytes=int(options.bucket_mb * 1e6),
+            bucket_bytes=int(options.bucket_cap_mb * 1e6),
             buffers=options.buffers == "average",
             sharded=setup.has_mesh,
             alignment=alignment(plan.wire),

@@ -62,7 +62,7 @@ class GossipOptions:
     """Around meetings: `local`, `quasi-global`, `outer`, `tracking`, `shared` or `auto`."""
     buffers: Literal["local", "average"] = "local"
     """`local` keeps BatchNorm's statistics; `average` mixes them like parameters."""
-    bucket_mb: float = 25.0
+    bucket_cap_mb: float = 25.0
     """Size of a bucket in megabytes."""
     deadline: float = 300.0
     """Seconds after which a silent partner is an error."""
@@ -82,7 +82,7 @@ class GossipOptions:
             value = getattr(self, name)
             if value not in values and not (value is None and name == "on_loss"):
                 raise InputError(f"{name} is {value!r}, but it is {values[0]!r} or {values[1]!r}.")
-        for name in ("bucket_mb", "deadline"):
+        for name in ("bucket_cap_mb", "deadline"):
             if not getattr(self, name) > 0:
                 raise InputError(f"{name} is {getattr(self, name)}, but it must be positive.")
         if self.replan is not None and not (isinstance(self.replan, int) and self.replan >= 0):

@@ -278,7 +278,7 @@ def make_worker_state(
     """
     transport, deadline = placement.transport, options.deadline
     alone = transport.num_workers == 1
-    bucket_bytes = int(options.bucket_mb * 1e6)
+    bucket_bytes = int(options.bucket_cap_mb * 1e6)
     values = [bucket.data for bucket in buckets]
     momentum = MomentumRules(options.momentum, optimizers, plan, buckets)
     push_sum = push_sum_of(plan, values)

@@ -362,7 +362,7 @@ def write_figures(
 
 
 def draw_curves(runs: Sequence[Run], metric: str, axis: str, target: float | None = None) -> Any:
-    """One line a run: a metric against epochs, time or iterations, on a logarithmic scale."""
+    """One line per run: a metric against epochs, time or iterations, on a logarithmic scale."""
     figure, axes = _axes()
     foreseen, explained = _FORESEEN.get(metric, (None, ""))
     is_foreseen = False
@@ -424,7 +424,7 @@ def draw_loads(runs: Sequence[Run]) -> Any:
 
 
 def draw_timeline(run: Run, label: str, rounds: int = 12) -> Any:
-    """The first rounds, one row a worker: computing, talking, waiting."""
+    """The first rounds, one row per worker: computing, talking, waiting."""
     lines = timeline(run)
     assert lines is not None, "the caller asks only for runs that have a timeline"
     figure, axes = _axes(height=1.2 + 0.22 * run.header.num_workers)

@@ -93,10 +93,10 @@ def _links(rounds: Sequence[Exchanges]) -> tuple[tuple[Matching, ...], ...]:
 
 
 def base_rounds(num_workers: int, base: int) -> tuple[Exchanges, ...]:
-    """Rounds after which all workers hold the mean, with at most base − 1 partners a worker each.
+    """Rounds after which all workers hold the mean, at most base − 1 partners per worker in each.
 
     Where m = s·t, s with factors of at most the base, t groups that agree within themselves may
-    agree with each other in one round a factor: the shorter of the two ways.
+    agree with each other in one round per factor: the shorter of the two ways.
 
     >>> [len(base_rounds(m, 3)) for m in (3, 9, 5, 10, 25)]
     [1, 2, 3, 4, 6]

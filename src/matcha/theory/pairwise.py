@@ -60,7 +60,7 @@ def contraction_factor(
 
     Args:
         matchings: In the order of exchange.
-        probabilities: One a matching.
+        probabilities: One per matching.
         num_workers: m.
         weight: The partner's share.
 
@@ -93,7 +93,7 @@ def optimal_activation(
         start: Probabilities to start from, as those that maximise λ₂ (eq. 5).
         num_workers: m.
         limit: Σ p_j · cost_j may not exceed this.
-        costs: One a matching; all 1 by default.
+        costs: One per matching; all 1 by default.
 
     Raises:
         InputError: More workers than the exact recursion is good for.

@@ -223,7 +223,7 @@ def carry_out(
     checkpoint_every: int | None = None,
     primary: bool | Callable[[], bool] = True,
 ) -> Iterator[Record]:
-    """Train a job and record it, one record over all workers an epoch.
+    """Train a job and record it, one record per epoch over all workers.
 
     Args:
         job: what is run.

@@ -19,7 +19,7 @@ from matcha.wires.lowrank import LowRankRows, renew_directions
 from matcha.wires.segments import Segment
 from matcha.wires.wire import BLOCK, Float, LowRank, Modulo, Wire
 
-_CHUNK = 1 << 16  # values a pass on a CPU: what it works on stays in the cache
+_CHUNK = 1 << 16  # values per pass on a CPU: what it works on stays in the cache
 
 
 class Meetings(Protocol):

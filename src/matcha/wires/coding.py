@@ -13,7 +13,7 @@ from matcha.wires.packing import pack, unpack
 from matcha.wires.wire import Modulo
 
 _CHECK = 4  # bytes
-_CHUNK = 1 << 16  # values a pass on a CPU: a dozen operations over them stay in the cache
+_CHUNK = 1 << 16  # values per pass on a CPU: a dozen operations over them stay in the cache
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

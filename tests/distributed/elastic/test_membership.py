@@ -46,7 +46,7 @@ class Worker:
             self.optimizer,
             plan,
             transport=transport,
-            bucket_mb=3e-4,
+            bucket_cap_mb=3e-4,
             deadline=150,
             on_loss="continue",
         )

@@ -65,7 +65,7 @@ def test_the_sum_is_kept_whatever_the_speeds(seed):
         model, optimizer = scattered(transport.rank)
         gossip = Gossip(
             model, optimizer, chosen, transport=transport, asynchronous=True,
-            deadline=PATIENCE, bucket_mb=2e-4, momentum="local",
+            deadline=PATIENCE, bucket_cap_mb=2e-4, momentum="local",
         )  # fmt: skip
         scatter(model, transport.rank)
         start, steps = flat(model), torch.zeros(1, dtype=torch.float64)
@@ -100,7 +100,7 @@ def test_in_step_it_is_the_overlapped_exchange():
     def work(transport):
         model = cases.Quadratic(transport.rank)
         optimizer = torch.optim.SGD(model.parameters(), lr=cases.RATE)
-        options = {"transport": transport, "bucket_mb": 3e-4, "deadline": PATIENCE}
+        options = {"transport": transport, "bucket_cap_mb": 3e-4, "deadline": PATIENCE}
         with Gossip(model, optimizer, chosen, asynchronous=True, **options) as gossip:
             for _ in range(cases.ITERATIONS):
                 optimizer.zero_grad()

@@ -46,7 +46,7 @@ def test_resuming_is_exact(wire, momentum, tmp_path: Path) -> None:
         ends = []
         for name in ("whole", "halves"):
             model, optimizer = wire_cases.worker(transport.rank)
-            options = {"transport": transport, "momentum": momentum, "bucket_mb": 0.002}
+            options = {"transport": transport, "momentum": momentum, "bucket_cap_mb": 0.002}
             gossip = Gossip(model, optimizer, plan, **options)
             for k in range(12):
                 if name == "halves" and k == 6:
@@ -88,7 +88,7 @@ def test_who_has_finished_goes_on_answering(wire) -> None:
 
     def work(transport) -> np.ndarray:
         model, optimizer = wire_cases.worker(transport.rank)
-        options = {"transport": transport, "bucket_mb": 0.003, "deadline": 150.0}
+        options = {"transport": transport, "bucket_cap_mb": 0.003, "deadline": 150.0}
         gossip = Gossip(model, optimizer, plan, **options)
         with gossip, gossip.join():
             for _ in range(LENGTHS[transport.rank]):

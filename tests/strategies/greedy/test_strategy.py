@@ -166,7 +166,7 @@ def test_seconds_are_spent_where_they_gain_most():
         limit = budget * sum(ours.timing.matching_time(m) for m in decompose(topology))
         assert ours.expected_comm_time <= limit * (1 + 1e-9)
         assert ours.consensus_error < paper.consensus_error
-        # Knowing the times beats not knowing them, at the same seconds an iteration.
+        # Knowing the times beats not knowing them, at the same seconds per iteration.
         blind = matcha.plan(plain, budget, "greedy")
         seconds = sum(ours.timing.round_time(round_.matchings) for round_ in cycle_of(blind)) / len(
             blind.schedule.cycle

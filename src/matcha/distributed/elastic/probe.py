@@ -37,7 +37,7 @@ class LinkMeasure:
 
     @property
     def mbps(self) -> float | None:
-        """Megabits a second each way; None where the messages were too small to tell."""
+        """Megabits per second each way; None where the messages were too small to tell."""
         return None if self.seconds_per_megabyte is None else 8 / self.seconds_per_megabyte
 
 
@@ -51,7 +51,7 @@ def probe(
 ) -> tuple[LinkMeasure, ...]:
     """Measure every link of a topology. A collective call; every worker gets all answers.
 
-    Two sizes of message, a few bytes and the asked ones, give a latency and seconds a megabyte.
+    Two sizes of message, a few bytes and the asked ones, give a latency and seconds per megabyte.
     Links of a matching are measured at the same time, as a round uses them, and one matching after
     the other, so that no worker has two partners at once.
 
@@ -108,7 +108,7 @@ def _measure(link: Link, ends: Sequence[tuple[float, float]], message_bytes: int
 def fit(
     small_bytes: int, small: float, large_bytes: int, large: float
 ) -> tuple[float, float | None]:
-    """Latency and seconds a megabyte of the line through two measurements.
+    """Latency and seconds per megabyte of the line through two measurements.
 
     Scheduling moves a measurement by some tenths; a difference below a tenth says nothing of the
     speed, and a quotient by it would be absurd.

@@ -21,7 +21,7 @@ __all__ = ["GossipStrategy"]
 
 
 class GossipStrategy(DDPStrategy):  # type: ignore[misc]
-    """One worker a process, as with DDP, but no all-reduce of gradients: consensus by a plan.
+    """One worker per process, as with DDP, but no all-reduce of gradients: consensus by a plan.
 
     Validation, and what callbacks save after it, sees the average of all workers' models; after
     `fit` the module holds it, for `test` and `predict`. A checkpoint holds the average; beside it,

@@ -16,7 +16,7 @@ Array = npt.NDArray[np.float64]
 
 # Weights become integers of this many bits, so that the search has no rounding of its own, …
 _BITS = 40
-# … and ties are broken by a fixed pseudo-random number of this many bits a link.
+# … and ties are broken by a fixed pseudo-random number of this many bits per link.
 _TIE_BITS = 12
 _TIE_SEED = 20190523
 _DENSE_UP_TO = 256
@@ -30,7 +30,7 @@ def max_weight_matching(
 
     Args:
         links: The links as an array of shape (number of links, 2).
-        weights: One a link; links without positive weight are never used.
+        weights: One per link; links without positive weight are never used.
         num_workers: m.
         bits: How finely weights are told apart; fewer is quicker.
         seed: Decides between matchings of equal weight.
