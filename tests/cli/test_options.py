@@ -50,6 +50,7 @@ def test_an_option_takes_the_same_everywhere():
     for names, kind in spellings():
         takes[names[0]].add(kind)
     assert takes.pop("--budget") == {float, str}  # one, or several with commas
+    assert takes.pop("--seed") == {int, str}
     assert not {name: found for name, found in takes.items() if len(found) > 1}
 
 

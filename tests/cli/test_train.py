@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -39,6 +43,16 @@ def test_options_that_a_script_would_not_hear_of_are_refused(tmp_path: Path, opt
     done = matcha_command("train", "mine.py", *option, cwd=tmp_path)
     assert done.returncode == 2
     assert f"{option[0]} is for tasks: a script trains by itself" in done.stderr
+
+
+def test_options_that_would_be_ignored_are_named_together(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").touch()
+    ignored = ["--tensorboard", "--watch", "--target-loss", "0.1", "--checkpoint-every", "2"]
+    done = matcha_command("train", "mine.py", *ignored, "-o", "run", "--json", cwd=tmp_path)
+    assert done.returncode == 2
+    listed = "--target-loss, --checkpoint-every, --tensorboard, --watch and --json are for tasks"
+    assert listed in done.stderr.replace("--output, ", "")
+    assert "--output" in done.stderr
 
 
 @pytest.mark.slow
@@ -82,3 +96,25 @@ def test_a_staged_plan_trains(staged_file, tmp_path: Path) -> None:
     spoken = sum(len(run.plan.round(k).matchings) for k in range(record.iteration))
     assert record.comm_units == spoken
     assert 0 < spoken < 3 * record.iteration
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("every", "sentence"),
+    [("1", "the same command with --output run --resume goes on"), ("0", "--checkpoint-every")],
+)
+def test_ctrl_c_says_whether_and_how_to_go_on(tmp_path: Path, every, sentence) -> None:
+    command = [sys.executable, "-m", "matcha.cli", "train", "quadratic", "-t", "path:2"]
+    command += ["-s", "greedy", "-o", "run", "-e", "100000", "--checkpoint-every", every]
+    running = subprocess.Popen(
+        command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, stdout=subprocess.DEVNULL
+    )
+    records = tmp_path / "run" / "records.jsonl"
+    while not (records.exists() and records.read_text().count("\n") > 2):
+        assert running.poll() is None, running.stderr.read()
+        time.sleep(0.05)
+    running.send_signal(signal.SIGINT)
+    _, said = running.communicate(timeout=120)
+    assert running.returncode == 130, said
+    assert "Traceback" not in said
+    assert sentence in said.splitlines()[-1]

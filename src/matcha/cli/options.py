@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
@@ -173,6 +173,31 @@ Clip: TypeAlias = Annotated[
 ]
 Force: TypeAlias = Annotated[bool, typer.Option("--force", help="Overwrite the output files.")]
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON, for machines, instead.")]
+
+
+def given(context: typer.Context, names: Iterable[str]) -> list[str]:
+    """Those of a command's options that stand on its command line, as they are written there."""
+    return [
+        parameter.opts[0]
+        for parameter in context.command.params
+        if parameter.name in set(names)
+        and (source := context.get_parameter_source(parameter.name or "")) is not None
+        and source.name == "COMMANDLINE"
+    ]
+
+
+def refuse(options: Sequence[str], why: str) -> None:
+    """Refuse options that would be ignored, all in one sentence.
+
+    >>> refuse([], "for tasks")
+    >>> refuse(["--watch", "--resume"], "for tasks")
+    Traceback (most recent call last):
+        ...
+    matcha.errors.InputError: --watch and --resume are for tasks
+    """
+    if options:
+        listed = " and ".join([", ".join(options[:-1]), options[-1]] if options[1:] else options)
+        raise InputError(f"{listed} {'are' if options[1:] else 'is'} {why}")
 
 
 def words(texts: Iterable[str]) -> list[str]:

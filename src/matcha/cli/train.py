@@ -30,6 +30,8 @@ from matcha.cli.options import (
     Strategy,
     TopologyOption,
     WireOrPlans,
+    given,
+    refuse,
 )
 from matcha.cli.output import (
     Keep,
@@ -64,7 +66,11 @@ _TASK_OPTIONS = (
     "resume",
     "tensorboard",
     "watch",
+    "output",
+    "report",
+    "as_json",
 )
+_PLANNING = ("topology", "strategy", "budget")
 
 
 @app.command("train", context_settings={"allow_interspersed_args": True})
@@ -158,11 +164,24 @@ def train_command(
     if is_script:
         if not Path(target).is_file():
             raise InputError(f"there is no script {target!r}.")
-        _refuse_task_options(context)
+        refuse(
+            given(context, _TASK_OPTIONS),
+            "for tasks: a script trains by itself, so give it options of its own after --.",
+        )
     elif arguments:
         raise InputError(f"a task takes no arguments of its own: {' '.join(arguments)!r}.")
     if resume and output is None:
         raise InputError("--resume needs --output: the directory of the run to go on with.")
+    if plan_file is not None:
+        refuse(
+            given(context, _PLANNING), "for planning: a saved plan has its own; leave --plan out."
+        )
+    if not elastic:
+        refuse(
+            given(context, ["restarts"]), "for --elastic: other teams end with their first loss."
+        )
+    if hosts > 1:
+        refuse(given(context, ["watch"]), "for one machine: use `matcha watch` beside the run.")
     if rank is not None and peers is None:
         raise InputError("--rank needs --peers: who the other workers are.")
     if not is_script:
@@ -185,24 +204,14 @@ def train_command(
         hosts=Hosts(number=hosts, rendezvous=rendezvous, rank=host_rank),
         address=None if peers is None else LinkAddress(peers=peers, rank=rank, keys=keys),
     )
-    if resume and plan_file is None and output is not None:
-        plan_file = output / "plan.json"
-    plan = _plan(plan_file, topology, strategy, budget, seed, wire)
     if is_script:
+        plan = _plan(plan_file, topology, strategy, budget, seed, wire)
         launch_script([target, *(arguments or [])], plan, network, plan_file)
         return
     from matcha.training.jobs import Job, stem
     from matcha.zoo.recipes import Choices, recipe
 
     chosen = recipe(target)
-    choices = Choices(
-        num_workers=plan.num_workers,
-        data=data,
-        model=model,
-        batch_size=batch_size,
-        partition=partition,  # type: ignore[arg-type]
-        seed=seed,
-    )
     settings = chosen.settings(
         epochs=epochs,
         learning_rate=learning_rate,
@@ -210,6 +219,20 @@ def train_command(
         momentum=momentum,
         overlap=overlap,
         target_loss=target_loss,
+    )
+    one_of_many = is_worker(network.address)
+    if output is not None and not one_of_many and not host_rank:
+        _check_folder(output, resume)
+    if resume and plan_file is None and output is not None:
+        plan_file = output / "plan.json"
+    plan = _plan(plan_file, topology, strategy, budget, seed, wire)
+    choices = Choices(
+        num_workers=plan.num_workers,
+        data=data,
+        model=model,
+        batch_size=batch_size,
+        partition=partition,  # type: ignore[arg-type]
+        seed=seed,
     )
     directory = output or free_directory(Path("runs"), f"{target}-{stem(plan)}")
     job = Job(
@@ -220,18 +243,22 @@ def train_command(
         kind="training",
         name=directory.name,
     )
-    one_of_many = is_worker(network.address)
     if one_of_many and (peers is not None or os.environ.get("RANK", "0") == "0"):
         show_links()
-    train_job(
-        job,
-        network,
-        resume=resume,
-        checkpoint_every=checkpoint_every,
-        tensorboard=tensorboard,
-        on_record=None if as_json or watch else partial(show_record, settings.epochs),
-        meanwhile=partial(_watch, directory) if watch and hosts == 1 else None,
-    )
+    try:
+        train_job(
+            job,
+            network,
+            resume=resume,
+            checkpoint_every=checkpoint_every,
+            tensorboard=tensorboard,
+            on_record=None if as_json or watch else partial(show_record, settings.epochs),
+            meanwhile=partial(_watch, directory) if watch else None,
+        )
+    except KeyboardInterrupt:
+        if not one_of_many:
+            typer.echo(f"matcha: stopped; {_how_to_go_on(directory)}", err=True)
+        raise typer.Exit(130) from None
     if one_of_many:
         return
     with keeping() as keep:
@@ -245,15 +272,26 @@ def train_command(
             console.print(f"records in [cyan]{directory}[/]")
 
 
-def _refuse_task_options(context: typer.Context) -> None:
-    """Refuse what a script would have to do itself: it would be ignored."""
-    sources = {name: context.get_parameter_source(name) for name in _TASK_OPTIONS}
-    given = [name for name, source in sources.items() if source and source.name == "COMMANDLINE"]
-    if given:
+def _check_folder(output: Path, resume: bool) -> None:
+    """Refuse, before anything is planned, to go on with nothing or to write over a run."""
+    if resume and not holds_run(output):
         raise InputError(
-            f"--{given[0].replace('_', '-')} is for tasks: a script trains by itself, so give it "
-            "options of its own after --."
+            f"{str(output)!r} holds no run to go on with: leave --resume out to start one."
         )
+    if not resume and holds_run(output):
+        raise InputError(
+            f"{str(output)!r} already holds a run: choose another --output, or --resume it"
+        )
+
+
+def _how_to_go_on(directory: Path) -> str:
+    """What to type after Ctrl-C; without a checkpoint, how to have one the next time."""
+    from matcha.distributed.checkpoint.checkpoint import checkpoints
+    from matcha.distributed.train import CHECKPOINTS
+
+    if checkpoints(directory / CHECKPOINTS):
+        return f"the same command with --output {directory} --resume goes on from there."
+    return "without --checkpoint-every there is nothing that --resume could go on from."
 
 
 def _watch(directory: Path, ended: Callable[[], bool]) -> None:
