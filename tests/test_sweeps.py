@@ -15,14 +15,14 @@ def test_a_sweep_is_the_plans_it_is_made_of():
         budgets=[0.5, 0.1],
         strategies=["matcha", "vanilla"],
         matchings=families.paper_matchings("er8"),
-        progress=lambda done, total: calls.append((done, total)),
+        progress=lambda *news: calls.append(news),
     )
     assert [(p.strategy, p.budget) for p in points] == [
         ("matcha", 0.1),
         ("matcha", 0.5),
         ("vanilla", 1.0),
     ]
-    assert calls == [(1, 3), (2, 3), (3, 3)]
+    assert calls == [(1, 3, "plans"), (2, 3, "plans"), (3, 3, "plans")]
     assert [p.rho for p in points.of("matcha")] == pytest.approx([0.9368, 0.6440], abs=5e-4)
     assert [p.rho for p in points] == [plan.rho for plan in points.plans]
     assert points.of("vanilla")[0].consensus_error == pytest.approx(0.60, abs=0.01)

@@ -14,12 +14,13 @@ where a fractional knapsack says.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from matcha._numerics.certificates import Certificate
+from matcha._numerics.progress import ProgressCallback
 from matcha._numerics.semidefinite import solve, solve_factored
 from matcha._numerics.spectra import (
     DENSE_LIMIT,
@@ -66,7 +67,7 @@ def optimal_probabilities(
     groups: Sequence[Sequence[int]] = (),
     tolerance: float | None = None,
     seed: int = 0,
-    progress: Callable[[int, int], None] | None = None,
+    progress: ProgressCallback | None = None,
 ) -> Activation:
     """The activation probabilities of eq. 5: the best connected expected graph within a limit.
 
@@ -81,7 +82,7 @@ def optimal_probabilities(
             1e-3 above 8,192 workers.
         seed: Decides the start vectors of the eigenvalue iteration, so that a tie between
             equally good answers always falls the same way.
-        progress: Called with (iterations done, iterations at most) after each.
+        progress: Called with (done, total, "iterations of eq. 5 at most") after each iteration.
 
     Returns:
         Probabilities and certificate. When the limit allows every matching all the time, each
@@ -224,7 +225,7 @@ def _maximize(
     problem: _Problem,
     tolerance: float,
     seed: int,
-    progress: Callable[[int, int], None] | None,
+    progress: ProgressCallback | None,
 ) -> tuple[Array, Certificate]:
     began = time.perf_counter()
     m, groups = problem.num_workers, len(problem.costs)
@@ -258,7 +259,7 @@ def _maximize(
             bound = min(bound, knapsack_bound(rows[1], problem.costs, problem.limit))
         gaps.append(max(0.0, bound / best_value - 1.0))
         if progress is not None:
-            progress(len(gaps), _MAX_ITERATIONS)
+            progress(len(gaps), _MAX_ITERATIONS, "iterations of eq. 5 at most")
         if gaps[-1] <= tolerance or V.shape[1] == m - 1:
             break
         if len(gaps) > _PATIENCE and gaps[-1] > 0.5 * gaps[-_PATIENCE]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from matcha._io import encode_number
+from matcha._numerics.progress import ProgressCallback
 from matcha.errors import InputError
 from matcha.plans import Plan, check_budget
 from matcha.strategies import COMPARED, Strategy, as_strategy, plan
@@ -75,7 +76,7 @@ def sweep(
     strategies: Sequence[str | Strategy] = COMPARED,
     *,
     wires: Sequence[str] = ("float32",),
-    progress: Callable[[int, int], None] | None = None,
+    progress: ProgressCallback | None = None,
     **options: Any,
 ) -> Sweep:
     """Plan a topology at every budget with every strategy.
@@ -89,7 +90,7 @@ def sweep(
         wires: Names as for `matcha.plan`: what messages hold. The budget counts time, so over a
             smaller wire it buys more rounds; budgets that buy all rounds are left out but the
             least of them.
-        progress: Called with (plans made, plans in all) after each.
+        progress: Called with (done, total, "plans") after each plan.
         options: Passed on to `matcha.plan`: seed, matchings, timing.
 
     Returns:
@@ -111,7 +112,7 @@ def sweep(
     for done, (strategy, budget, wire) in enumerate(wanted, start=1):
         plans.append(plan(topology, budget, strategy, wire=wire, **options))
         if progress is not None:
-            progress(done, len(wanted))
+            progress(done, len(wanted), "plans")
     return Sweep(topology=topology, points=tuple(map(point_of, plans)), plans=tuple(plans))
 
 

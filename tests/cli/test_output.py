@@ -57,7 +57,7 @@ def test_json_is_one_document(capsys):
 
 def test_quick_work_shows_no_progress(capsys):
     with patient_progress("planning") as progress:
-        progress(1, 2)
+        progress(1, 2, "plans")
     assert capsys.readouterr().err == ""
 
 
@@ -71,11 +71,12 @@ def test_long_work_says_so_where_no_bar_can_be_seen(capsys, monkeypatch):
     assert said == "matcha: still planning …\n"
 
 
-def test_a_bar_fills_only_where_its_end_is_known():
+def test_a_bar_fills_and_says_what_is_counted():
     steps = Steps("planning", watched=False)
-    steps(3, 100, "iterations")
     assert steps.bar.tasks[0].total is None
-    assert steps.sentence() == "matcha: still planning … 3 of at most 100 iterations"
-    steps(3, 7)
+    steps(30, 100, "iterations at most")
+    assert (steps.bar.tasks[0].completed, steps.bar.tasks[0].total) == (30, 100)
+    assert steps.sentence() == "matcha: still planning … 30 of 100 iterations at most"
+    steps(3, 7, "plans")
     assert (steps.bar.tasks[0].completed, steps.bar.tasks[0].total) == (3, 7)
-    assert steps.sentence() == "matcha: still planning … 3 of 7"
+    assert steps.sentence() == "matcha: still planning … 3 of 7 plans"

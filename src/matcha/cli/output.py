@@ -150,11 +150,7 @@ def this_command(*more: str) -> list[str]:
 
 
 class Steps:
-    """How far work is, as a bar on standard error shows it and a log says it.
-
-    The bar fills where it is known how many steps there are. Steps that have a name are so many at
-    most: the bar moves without an end, and words say how far it is.
-    """
+    """How far work is, as a bar on standard error shows it and a log says it."""
 
     def __init__(self, title: str, *, watched: bool) -> None:
         self.title = title
@@ -169,12 +165,10 @@ class Steps:
         )
         self._task = self.bar.add_task(title, total=None, words="")
 
-    def __call__(self, done: int, total: int, steps: str = "") -> None:
-        """Show the steps done, all steps and, where these are so many at most, what they are."""
-        if steps:
-            self.bar.update(self._task, words=f"{done} of at most {total} {steps}")
-        else:
-            self.bar.update(self._task, completed=done, total=total, words=f"{done} of {total}")
+    def __call__(self, done: int, total: int, steps: str) -> None:
+        """Show how many steps are done, how many there are, and what they are."""
+        words = f"{done} of {total} {steps}"
+        self.bar.update(self._task, completed=done, total=total, words=words)
 
     def sentence(self) -> str:
         """What a log says."""

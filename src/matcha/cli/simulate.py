@@ -238,7 +238,7 @@ def _plans(
     with patient_progress("planning") as progress:
         for name, budget, wire in wanted:
             plans.append(make_plan(graph, budget, name, seed=seed, wire=wire))
-            progress(len(plans), len(wanted))
+            progress(len(plans), len(wanted), "plans")
     return plans
 
 

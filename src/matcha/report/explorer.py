@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
+from matcha._numerics.progress import ProgressCallback
 from matcha.plans import Plan
 from matcha.report.figures import layout, link_activity
 from matcha.report.series import short
@@ -28,7 +29,7 @@ def network(
     strategies: Sequence[str] = (),
     budgets: Sequence[float] = (),
     start: Plan | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: ProgressCallback | None = None,
 ) -> dict[str, Any]:
     """What the page needs to draw a topology, its plans, and a slider over their budgets.
 
@@ -42,7 +43,7 @@ def network(
         strategies: What to plan beside them.
         budgets: At which budgets, beside those of the plans.
         start: The plan to open on; by default a run's, `matcha`'s before others'.
-        progress: Called with (stops planned, stops in all).
+        progress: Called with (done, total, "budgets") after each budget is planned.
     """
     positions = layout(topology) if len(topology.links) <= MAX_LINKS else None
     return {
@@ -64,7 +65,7 @@ def _stops(
     strategies: Sequence[str],
     budgets: Sequence[float],
     start: Plan | None,
-    progress: Callable[[int, int], None] | None,
+    progress: ProgressCallback | None,
 ) -> dict[str, Any]:
     known = {(p.strategy, _stop(p)): p for p in plans}
     names = list(dict.fromkeys([*strategies, *(p.strategy for p in plans)]))
@@ -100,7 +101,7 @@ def _explore(
     names: Sequence[str],
     stops: Sequence[float],
     known: dict[tuple[str, float], Plan],
-    progress: Callable[[int, int], None] | None,
+    progress: ProgressCallback | None,
 ) -> Plan | None:
     """Plan every strategy at every stop where it was not run; vanilla with whole models."""
     if topology.directed:
@@ -126,7 +127,7 @@ def _explore(
             if shared is None and name == "matcha":
                 shared = known[key].matchings
         if progress is not None:
-            progress(done + 1, len(stops))
+            progress(done + 1, len(stops), "budgets")
     whole = known.get(("vanilla", 1.0))
     if whole is not None and whole.wire != Float():  # run over a wire: budgets are of whole models
         whole = plan(topology, 1.0, "vanilla", matchings=shared, timing=timing)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
 from importlib import resources
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from matcha._io import write_atomically
+from matcha._numerics.progress import ProgressCallback
 from matcha.errors import InputError
 from matcha.plans import PlanLike
 from matcha.records import Run, find_runs, read_run
@@ -28,8 +29,6 @@ from matcha.strategies import COMPARED, STRATEGIES, has_budget
 from matcha.sweeps import DEFAULT_BUDGETS
 from matcha.topology import Topology
 
-Progress = Callable[[int, int], None]
-
 
 def build_payload(
     runs: Sequence[Run],
@@ -38,7 +37,7 @@ def build_payload(
     title: str | None = None,
     target: float | None = None,
     explore: bool = False,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> dict[str, Any]:
     """Everything the page shows.
 
@@ -49,7 +48,7 @@ def build_payload(
         target: The loss at which runs are compared, as for `compare`.
         explore: Plan every compared strategy at many budgets, for the slider; by default only the
             plans of the runs are shown.
-        progress: Called with (steps done, steps in all) while the sweeps are planned.
+        progress: Called with (done, total, "budgets") while they are planned.
     """
     comparison = compare(runs, target)
     given = [*(run.plan for run in runs if run.plan is not None), *plans]
@@ -135,10 +134,10 @@ def _place(group: Group, topologies: Sequence[Topology]) -> int:
     return next(i for i, t in enumerate(topologies) if _alike(group.plan.topology, t))
 
 
-def _share(progress: Progress | None, number: int, count: int) -> Progress | None:
+def _share(progress: ProgressCallback | None, number: int, count: int) -> ProgressCallback | None:
     if progress is None:
         return None
-    return lambda done, total: progress(number * total + done, count * total)
+    return lambda done, total, what: progress(number * total + done, count * total, what)
 
 
 def _round_numbers(value: Any) -> Any:
@@ -169,7 +168,7 @@ def write_report(
     title: str | None = None,
     target: float | None = None,
     explore: bool = False,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> Path:
     """Write one self-contained HTML page about some runs.
 
@@ -182,7 +181,7 @@ def write_report(
             `target_loss`, or else the lowest that all of them reached.
         explore: Plan every compared strategy at many budgets, for a slider; by default only the
             plans of the runs are shown.
-        progress: Called with (steps done, steps in all).
+        progress: Called with (done, total, "budgets") while they are planned.
 
     Returns:
         The path written.

@@ -61,7 +61,7 @@ def build(
         costs=parts.costs,
         groups=parts.groups,
         seed=request.seed,
-        progress=request.progress_of("iterations of eq. 5"),
+        progress=request.progress,
     )
     if request.mixing == "pairwise":
         return _pairwise(request, parts, found)
@@ -154,7 +154,7 @@ def subgraphs(request: Request, decomposition: Decomposition, effort: Effort) ->
                 request.budget,
                 effort=effort,
                 seed=request.seed,
-                progress=request.progress_of("steps among decompositions"),
+                progress=request.progress,
             )
     return Subgraphs(
         matchings=matchings,
@@ -197,7 +197,7 @@ def single(request: Request, probabilities: tuple[float, ...] | None = None) -> 
         1.0,
         costs=_shares(request, matchings),
         seed=request.seed,
-        progress=request.progress_of("iterations of eq. 5"),
+        progress=request.progress,
     )
     best = single_contraction(found.certificate.value)
     return assemble_plan(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from matcha._numerics.progress import ProgressCallback
 from matcha.errors import InputError
 from matcha.matchings import check_decomposition
 from matcha.mixing import link_weights
@@ -30,7 +31,7 @@ def plan(
     matchings: Iterable[Iterable[Sequence[int]]] | None = None,
     timing: Timing | None = None,
     wire: str | Wire = "float32",
-    progress: Callable[[int, int, str], None] | None = None,
+    progress: ProgressCallback | None = None,
 ) -> Plan:
     """Plan the communication of decentralized SGD on a topology within a budget.
 
@@ -47,7 +48,7 @@ def plan(
         wire: What messages hold: one of `matcha.wires.WIRES`, such as `modulo:3`. The budget keeps
             its meaning, a fraction of vanilla's time with whole float32 models, so smaller messages
             buy more rounds.
-        progress: Called with (steps done, steps at most, what they are) while long searches run.
+        progress: Called with (done, total, what the steps are) while long searches run.
 
     Returns:
         The plan, with its contraction ρ, its expected communication time and its certificate.

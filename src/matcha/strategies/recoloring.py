@@ -18,6 +18,7 @@ from typing import Literal
 
 import numpy as np
 
+from matcha._numerics.progress import ProgressCallback, stepper
 from matcha._numerics.semidefinite import solve
 from matcha._numerics.spectra import Array, Indices, laplacian, perpendicular_basis
 from matcha._numerics.threads import on_one_thread
@@ -25,7 +26,6 @@ from matcha.activation import optimal_probabilities
 from matcha.matchings import sort_matchings
 from matcha.matchings.coloring import Coloring
 from matcha.mixing import moments, optimal_contraction
-from matcha.strategies.strategy import stepper
 from matcha.timing import Timing
 from matcha.topology import Link, Matching, Topology
 
@@ -74,7 +74,7 @@ def improve(
     *,
     effort: Effort = "default",
     seed: int = 0,
-    progress: Callable[[int, int], None] | None = None,
+    progress: ProgressCallback | None = None,
 ) -> tuple[Matching, ...]:
     """A decomposition of the same size whose plan at this budget has a smaller ρ.
 
@@ -88,7 +88,7 @@ def improve(
         budget: C_b.
         effort: How long to search; `none` returns the matchings as they are.
         seed: Decides the restarts, and the samples on graphs with very many colours.
-        progress: Called with (steps done, steps at most) after each.
+        progress: Called with (done, total, "steps among decompositions at most") after each step.
 
     Returns:
         A decomposition into as many matchings, never worse than the one given.
@@ -111,7 +111,7 @@ def improve(
     first = problem.plan([problem.colors_of(matchings)])[0]
     short, walk, seen = _walk(m, "default"), _walk(m, effort), {problem.key(first.colors)}
     walks = walk.restarts + (effort == "high")
-    step = stepper(short.steps + walks * walk.steps, progress)
+    step = stepper(short.steps + walks * walk.steps, "steps among decompositions at most", progress)
     best = _search(problem, first, short, {problem.key(first.colors)}, step)
     if effort == "high":  # a wider walk takes another way, not always a better one
         best = min(best, _search(problem, first, walk, seen, step), key=lambda state: state.rho)

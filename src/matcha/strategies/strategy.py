@@ -5,11 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from itertools import count
 from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 import numpy.typing as npt
 
+from matcha._numerics.progress import ProgressCallback
 from matcha.errors import InputError, unknown_name
 from matcha.plans import Plan
 from matcha.rounds import MIXINGS, Mixing
@@ -43,13 +43,8 @@ class Request:
     """The user's own mixing weight; None: find the best."""
     weights: Mapping[Link, float] | None = None
     """The user's own for each link, in place of a mixing weight."""
-    progress: Callable[[int, int, str], None] | None = None
-    """Called with (steps done, steps at most, what they are)."""
-
-    def progress_of(self, steps: str) -> Callable[[int, int], None] | None:
-        """What calls `progress` for steps of one kind."""
-        progress = self.progress
-        return None if progress is None else lambda done, most: progress(done, most, steps)
+    progress: ProgressCallback | None = None
+    """Called with (done, total, what the steps are) while long searches run."""
 
 
 Builder: TypeAlias = Callable[[Request], Plan]
@@ -122,19 +117,6 @@ class OwnStrategy(Strategy):
     def build(self, request: Request) -> Plan:
         """Ask the function."""
         return self.function(request)
-
-
-def stepper(most: int, progress: Callable[[int, int], None] | None) -> Callable[[], None]:
-    """What a search calls after each of its steps, of which there are so many at most.
-
-    >>> step = stepper(3, print)
-    >>> step(), step()
-    1 3
-    2 3
-    (None, None)
-    """
-    done = count(1)
-    return lambda: None if progress is None else progress(next(done), most)
 
 
 # -- options, checked -----------------------------------------------------------------------------

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
+from matcha._numerics.progress import ProgressCallback
 from matcha.errors import InputError
 from matcha.plans import Plan
 from matcha.strategies import Strategy, is_control
@@ -41,7 +42,7 @@ def tune(
     seed: int = 0,
     trials: Trials | None = None,
     max_trials: int = MAX_TRIALS,
-    progress: Callable[[int, int], None] | None = None,
+    progress: ProgressCallback | None = None,
 ) -> Tuning:
     """Choose the strategy, budget and wire whose average model reaches a target soonest.
 
@@ -59,7 +60,7 @@ def tune(
         seed: As for `matcha.plan`.
         trials: Trains, as `matcha.simulation.TaskTrials` does; None trusts the theory.
         max_trials: Plans to train at most, beside exact averaging.
-        progress: Called with (steps done, steps in all) after each plan or trial.
+        progress: Called with (done, total, "plans and trials") after each plan or trial.
 
     Returns:
         Every point with its time, the best one, and its plan.
@@ -79,6 +80,7 @@ def tune(
     if not wanted or max_trials < 1:
         raise InputError("tuning needs a strategy, a budget, a wire and at least one trial.")
     steps = len(wanted) + (max_trials if trials is not None else 0)
+    kind = "plans" if trials is None else "plans and trials at most"
     points: list[TunedPoint] = []
     plans: list[Plan] = []
     for strategy, budget, wire in wanted:
@@ -87,7 +89,7 @@ def tune(
         points.append(predict(plan, problem, compute_time, seconds, overlap=overlap))
         plans.append(plan)
         if progress is not None:
-            progress(len(points), steps)
+            progress(len(points), steps, kind)
     if trials is not None:
         points = try_best(
             points,
@@ -95,7 +97,9 @@ def tune(
             [_disagreement(point, problem) for point in points],
             trials,
             max_trials=max_trials,
-            progress=None if progress is None else lambda n, _: progress(len(wanted) + n, steps),
+            progress=None
+            if progress is None
+            else lambda n, *_: progress(len(wanted) + n, steps, kind),
         )
     place = _best(points)
     return Tuning(

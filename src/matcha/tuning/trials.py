@@ -10,10 +10,11 @@ slower.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from matcha._numerics.progress import ProgressCallback
 from matcha.plans import Plan
 from matcha.tuning.points import TunedPoint
 
@@ -50,7 +51,7 @@ def try_best(
     trials: Trials,
     *,
     max_trials: int = MAX_TRIALS,
-    progress: Callable[[int, int], None] | None = None,
+    progress: ProgressCallback | None = None,
 ) -> list[TunedPoint]:
     """The points with measured iterations where they were tried, and inferred ones elsewhere.
 
@@ -60,7 +61,7 @@ def try_best(
         disagreements: theirs, in one unit.
         trials: what measures.
         max_trials: plans to try at most.
-        progress: Called with (trials made, trials at most) after each.
+        progress: Called with (done, total, "trials at most") after each trial.
     """
     exact = trials.exact_iterations
     known = [_Known(disagreement=0.0, iterations=exact)]
@@ -84,7 +85,7 @@ def try_best(
         lesson = needed if math.isfinite(needed) else 1.5 * limit
         known.append(_Known(disagreement=disagreements[place], iterations=lesson))
         if progress is not None:
-            progress(len(measured), max_trials)
+            progress(len(measured), max_trials, "trials at most")
     return [
         _with_measured(point, measured[n])
         if n in measured

@@ -9,18 +9,18 @@ matchings leave of X, guessed from the graph here and known exactly in `descent`
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate
 
 import numpy as np
 
+from matcha._numerics.progress import ProgressCallback, stepper
 from matcha._numerics.spectra import laplacian
 from matcha.strategies.greedy.candidates import Candidate, Network
 from matcha.strategies.greedy.descent import SWEEPS, descend, kick
 from matcha.strategies.greedy.max_weight import Indices
-from matcha.strategies.strategy import stepper
 from matcha.theory import cycles
 from matcha.theory.cycles import Array
 
@@ -146,7 +146,7 @@ def best_cycle(
     sweeps: int = SWEEPS,
     kicks: int = 0,
     starts: Sequence[Candidate] = (),
-    progress: Callable[[int, int], None] | None = None,
+    progress: ProgressCallback | None = None,
 ) -> Found:
     """Run greedily with several weights and look-aheads, repeat the best windows, and descend.
 
@@ -159,13 +159,14 @@ def best_cycle(
         sweeps: At most how many passes of refinement.
         kicks: How often to kick the best short cycle out of its local minimum.
         starts: Cycles known beforehand, to be considered as well.
-        progress: Called with (cycles tried or refined, at most) after each.
+        progress: Called with (done, total, "cycles of about … matchings at most") after each.
     """
     m, longest = network.num_workers, math.ceil(1.25 * max(lengths)) + 1
     candidates: list[Candidate] = []
     shorts: list[Candidate] = []
     endless = math.inf
-    step = stepper(len(horizons) * len(weights) + refine + (2 if kicks else 0), progress)
+    total = len(horizons) * len(weights) + refine + (2 if kicks else 0)
+    step = stepper(total, f"cycles of about {max(lengths)} matchings at most", progress)
     for horizon in horizons:
         price = heat_price(network, horizon)
         for weight in weights:

@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from matcha._numerics.progress import ProgressCallback, stepper
 from matcha._numerics.spectra import is_narrow, laplacian, lowest_eigenpairs, start_vector
 from matcha.strategies.greedy.candidates import Candidate, Network
 from matcha.strategies.greedy.max_weight import (
@@ -28,7 +29,6 @@ from matcha.strategies.greedy.max_weight import (
     max_weight_permutation,
 )
 from matcha.strategies.greedy.search import window_sizes
-from matcha.strategies.strategy import stepper
 from matcha.theory import cycles
 from matcha.theory.cycles import Array
 
@@ -68,7 +68,7 @@ def sketched_cycle(
     seed: int = 0,
     probes: int | None = None,
     weights: Sequence[float] | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: ProgressCallback | None = None,
 ) -> Sketched:
     """Choose a weight by short greedy runs on a small sketch, then run on a large one.
 
@@ -78,12 +78,12 @@ def sketched_cycle(
         probes: How many of them for the cycle itself; None: as many as memory allows.
         weights: Weights to try; the one used is where a parabola through their errors is lowest.
             None: some that suit matchings, or one-way messages.
-        progress: Called with (matchings found, matchings in all runs) after each.
+        progress: Called with (done, total, "matchings of three runs") after each.
     """
     if probes is None:
         probes = max(_LEAST_PROBES, min(MOST_PROBES, _NUMBERS // network.num_workers))
     graph = _Graph.of(network)
-    step = stepper(3 * _run_length(network), progress)
+    step = stepper(3 * _run_length(network), "matchings of three runs", progress)
     price = graph.heat_price(_HORIZON, seed)
     small = network.num_workers <= _EXACT_MATCHING_UP_TO
     # Gains are known to a few percent here: coarse weights lose nothing and take half as long.

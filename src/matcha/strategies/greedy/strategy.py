@@ -53,16 +53,16 @@ _EFFORTS: dict[Effort, _Effort] = {
 def build(request: Request, effort: Effort = "default") -> Plan:
     """Plan a cycle of greedily chosen matchings, exactly for small graphs, by sketch for large."""
     colors, m = coloring(request), request.topology.num_workers
-    network, watch = network_of(request, colors), request.progress_of("matchings of three runs")
+    network = network_of(request, colors)
     check_storable(math.ceil(min(network.times) / network.rate))  # before a search for nothing
     if m <= cycles.EXACT_UP_TO:
         found, notes = _exact(request, network, effort)
     elif request.topology.directed:
-        sketched = sketch.sketched_cycle(network, seed=request.seed, progress=watch)
+        sketched = sketch.sketched_cycle(network, seed=request.seed, progress=request.progress)
         found, notes = sketched.best, sketched.notes
     else:
         pairs = network_of(replace(request, mixing="pairwise"), colors)
-        sketched = sketch.sketched_cycle(pairs, seed=request.seed, progress=watch)
+        sketched = sketch.sketched_cycle(pairs, seed=request.seed, progress=request.progress)
         found, notes = sketched.best, sketched.notes
         if network.directed:
             error = found.error
@@ -136,7 +136,7 @@ def _exact(request: Request, network: Network, wanted: Effort) -> tuple[Candidat
             sweeps=effort.sweeps,
             kicks=effort.kicks if m <= 32 else 0,
             starts=starts,
-            progress=request.progress_of(f"cycles of about {max(lengths)} matchings"),
+            progress=request.progress,
         )
         if found is None or other.best.error < found.best.error:
             found = other
