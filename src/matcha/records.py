@@ -79,7 +79,7 @@ class Record:
     members: int | None = None
     """How many workers were there, where they may come and go."""
     changes: list[list[int]] | None = None
-    """Who went or came since the record before: iteration, worker, and 1 where it is there now."""
+    """Workers lost or back since the last record: iteration, worker, and 1 where it is back."""
     compute_seconds: float | None = None
     """Since this worker's previous record; likewise below."""
     comm_seconds: float | None = None

@@ -30,7 +30,7 @@ class SweepPoint:
     """What messages hold."""
     rho: float
     rho_kind: str
-    """Of one `step`, or the mean over a `cycle`: they do not compare."""
+    """`step`, or `cycle` for the mean over one: they do not compare."""
     algebraic_connectivity: float
     expected_comm_time: float
     consensus_error: float | None

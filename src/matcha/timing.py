@@ -245,7 +245,7 @@ class SharedChannel:
     """A part of the underlay that several links run over: an uplink, a radio channel, a card."""
 
     links: tuple[Link, ...]
-    """Those whose messages it carries."""
+    """The links whose messages it carries."""
     seconds: float
     """How long one exchange over one of them keeps it busy; each way has its own lane."""
 

@@ -86,7 +86,7 @@ def lowest_eigenpairs(
 
 
 def dense_eigenpairs(matrix: Any, count: int) -> tuple[Array, Array]:
-    """As `lowest_eigenpairs`, by a dense decomposition."""
+    """Compute `lowest_eigenpairs` by a dense decomposition."""
     dense = matrix.toarray()
     m = len(dense)
     dense += (2.0 * dense.diagonal().max() + 1.0) / m

@@ -21,7 +21,7 @@ from matcha.records import Record
 
 console = Console()
 _PATIENCE_SECONDS = 1.0
-_WORD_SECONDS = 20.0  # where nobody watches a bar, a log still says what takes so long
+_WORD_SECONDS = 20.0  # without a terminal, a log still says what takes so long
 
 
 def print_json(document: Any) -> None:
@@ -70,7 +70,7 @@ def check_writable(folder: Path, path: Path) -> None:
 
 
 Keep: TypeAlias = Callable[[Path, Callable[[Path], object]], Path]
-"""Of a file and of what writes it: where the file went."""
+"""Takes a file's path and a function that writes it; returns where the file went."""
 
 
 @contextmanager
@@ -141,7 +141,7 @@ def loss_in_words(record: Record) -> str:
     """The loss that decides, where it was just evaluated, or else the workers' own."""
     if record.train_loss is not None:
         return f"loss {record.train_loss:.4f}"
-    return "loss lost" if record.worker_loss is None else f"own loss {record.worker_loss:.4f}"
+    return "diverged" if record.worker_loss is None else f"own loss {record.worker_loss:.4f}"
 
 
 def this_command(*more: str) -> list[str]:

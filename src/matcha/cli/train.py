@@ -132,7 +132,9 @@ def train_command(
     ),
     restarts: int = typer.Option(10, help="With --elastic: how often a worker is started again."),
     replan: int = typer.Option(
-        0, min=0, help="Every so many iterations, plan anew where links take other times; 0: never."
+        0,
+        min=0,
+        help="Every so many iterations, plan again where link times have changed; 0: never.",
     ),
     as_json: Json = False,
 ) -> None:

@@ -208,7 +208,7 @@ class Gossip:
 
     @property
     def plan(self) -> PlanLike:
-        """Who talks when: as given, or in stages where the plan follows the network."""
+        """The plan in use: as given, or in stages where it follows the network."""
         return self.state.plan
 
     @property
@@ -228,7 +228,7 @@ class Gossip:
 
     @property
     def iteration(self) -> int:
-        """Of the round that comes next: how many steps this worker has taken."""
+        """The index of the next round: how many steps this worker has taken."""
         return self.state.iteration
 
     # -- steps ------------------------------------------------------------------------------------
@@ -382,7 +382,7 @@ class Gossip:
         """Continue from a checkpoint; see `checkpoint.checkpoint`. A collective call.
 
         A worker that came while the others train has a neighbour's state already: until its first
-        step it loads nothing, waits for nobody, and returns what `membership.carry` brought along.
+        step it loads nothing, waits for no worker, and returns what `membership.carry` brought along.
         One that was away when the checkpoint was written takes the state of a neighbour that loads
         it, at that one's first step.
         """

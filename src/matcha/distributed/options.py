@@ -108,7 +108,7 @@ class Setup:
     """The momentum asked for, with `auto` decided."""
     model: nn.Module | None = None
     optimizers: Sequence[Any] = ()
-    """As the script gave them."""
+    """The optimizers as the script gave them."""
     has_mesh: bool = False
     transport_given: bool = False
     transport: Transport | None = None

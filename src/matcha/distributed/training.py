@@ -36,7 +36,7 @@ class Training:
 
     Construction, iteration, saving and loading are collective: every worker does the same. Each
     epoch yields this worker's :class:`Record` and then the one over all workers, the same
-    everywhere; in the end worker 0 yields everybody's spans. The clock stands still while the
+    everywhere; in the end worker 0 yields all workers' spans. The clock stands still while the
     average model is evaluated and while checkpoints are written.
 
     Args:
@@ -258,7 +258,7 @@ class Training:
             self.spans.append(span)
 
     def _gather_spans(self) -> list[Span]:
-        """For worker 0 everybody's spans, each on its own worker's clock from its first span."""
+        """Gather all workers' spans on worker 0, each on its own worker's clock from its first span."""
         gathered = self._gather([asdict(span) for span in self.spans])
         found = []
         for documents in gathered if self.rank == 0 else []:

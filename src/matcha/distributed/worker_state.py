@@ -43,7 +43,7 @@ class WorkerState:
     """The model, and what is exchanged beside it."""
     optimizers: tuple[torch.optim.Optimizer, ...]
     options: GossipOptions
-    """With what the launcher and the optimizers decide filled in."""
+    """The options, with what the launcher and the optimizers decide filled in."""
     placement: Placement
     buckets: Sequence[Bucket]
     """Where the trainable parameters lie."""
@@ -91,12 +91,12 @@ class WorkerState:
 
     @property
     def iteration(self) -> int:
-        """Of the round that comes next: how many steps this worker has taken."""
+        """The index of the next round: how many steps this worker has taken."""
         return self.cursor.iteration
 
     @property
     def plan(self) -> PlanLike:
-        """Who talks when: as given, or in stages where the plan follows the network."""
+        """The plan in use: as given, or in stages where it follows the network."""
         return self.replanning.plan
 
     @property

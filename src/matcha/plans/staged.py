@@ -33,7 +33,7 @@ _KNOWN_ROUNDS = 1 << 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """From iteration `start` on, until the next stage, `level` decides the rounds."""
+    """A part of training: `level` decides the rounds from iteration `start` to the next stage."""
 
     start: int
     level: int

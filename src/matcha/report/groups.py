@@ -130,7 +130,7 @@ class Group:
 
     @property
     def header(self) -> RunHeader:
-        """Of the first run, which speaks for all but their seeds."""
+        """The first run's header; the others differ in the seed only."""
         return self.runs[0].header
 
     @property

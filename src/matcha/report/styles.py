@@ -19,7 +19,7 @@ class Look(NamedTuple):
     color: str
     """In figures, on white."""
     marker: str
-    """As matplotlib calls it."""
+    """Matplotlib's name for it."""
     light: str
     """On the page, with contrast enough for its background."""
     dark: str

@@ -219,7 +219,7 @@ def _less_accurate(row: Summary, other: Summary) -> str:
 
 
 def _idle_first(best: Summary, timed: Sequence[Summary]) -> list[Summary]:
-    """Who did not communicate and was as soon as the best."""
+    """Strategies that did not communicate and were as fast as the best."""
     return [row for row in timed if row.idle and not is_sooner(best, row)]
 
 

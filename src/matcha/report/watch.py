@@ -46,7 +46,7 @@ def watch(
         console: Where to draw.
 
     Raises:
-        InputError: The directory does not hold a run, and nobody says that one is coming.
+        InputError: The directory does not hold a run, and no run is announced.
     """
     last: Run | None = None
     with Live(console=console, auto_refresh=False) as live:

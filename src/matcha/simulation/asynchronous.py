@@ -82,7 +82,7 @@ class AsynchronousSimulation:
 
     @property
     def compute_seconds(self) -> float:
-        """Of one gradient at speed 1."""
+        """Seconds of one gradient at speed 1."""
         return self._in_step.compute_seconds
 
     @property
@@ -144,7 +144,7 @@ class AsynchronousSimulation:
             self.engine.direct_one(worker, rows, self._memories[worker], is_first=k % steps == 0)
 
     def _table(self, epoch: int) -> dict[str, Tensor]:
-        """An epoch's choices; those of epochs that somebody is in are kept."""
+        """An epoch's choices, kept while any worker is in that epoch."""
         if epoch not in self._tables:
             steps = self.task.steps_per_epoch
             current = {k // steps for k in self.agenda.iterations}

@@ -240,7 +240,7 @@ class Workers:
         return float(spread) / len(self.parameters)
 
     def _mean(self) -> Tensor:
-        """Of the workers' parameters; by push-sum's weights Σx/Σω."""
+        """The mean of the workers' parameters; by push-sum's weights Σx/Σω."""
         if self.shares is None:
             return self.parameters.mean(0)
         return (self.parameters * self.shares.to(self.parameters.dtype)).mean(0)

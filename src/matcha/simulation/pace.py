@@ -30,7 +30,7 @@ class Happening:
     workers: tuple[int, ...]
     """The worker, or the two, the lower one first."""
     weight: float = 0.0
-    """Of the meeting."""
+    """The weight of the meeting."""
 
 
 def compute_times(delays: Delays, seconds: float, num_workers: int) -> list[float]:
@@ -82,7 +82,7 @@ class Agenda:
     def __init__(self, plan: PlanLike, compute: Sequence[float], seconds: LinkSeconds) -> None:
         self._plan, self._compute, self._seconds = plan, list(compute), seconds
         self.iterations = [0] * len(compute)
-        """Of each worker: its finished steps."""
+        """Each worker's finished steps."""
         self.time = 0.0
         self._steps = list(compute)  # when each worker's step ends
         self._wanted: dict[tuple[int, int], float] = {}  # who wants whom, at which weight; in order

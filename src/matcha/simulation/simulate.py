@@ -192,7 +192,7 @@ class TaskTrials:
                 "a target is what exact averaging holds in two epochs: train for more, or give it."
             )
         self.task = task
-        # Nobody reads the clock: a trial counts iterations.
+        # The clock is not read: a trial counts iterations.
         clock = Delays(compute_seconds=0.0)
         self.settings = replace(settings, delays=clock, evaluate_every=1, target_loss=None)
         exact = Simulation(task, make_plan(topology, strategy="allreduce"), self.settings)
@@ -226,6 +226,6 @@ class TaskTrials:
         return needed if needed <= limit else math.inf
 
     def _iterations(self, place: int, share: float) -> float:
-        """From an evaluation's place and the share of the way to it."""
+        """Iterations up to a place between two evaluations."""
         # Before the first evaluation there is none to draw a line from.
         return (place + share) * self.task.steps_per_epoch

@@ -128,7 +128,7 @@ class Silent(Strategy):
             alpha=0.5,
             num_colors=len(matchings),
             figures={"rho": 1.0, "connectivity": 0.0, "consensus_error": math.inf},
-            notes=("nobody ever talks: a control, not a way to train.",),
+            notes=("no worker ever talks: a control, not a way to train.",),
         )
 
 

@@ -149,7 +149,7 @@ def push_sum_weights(process: RoundProcess) -> tuple[float, ...]:
 
     >>> import matcha
     >>> from matcha.strategies import Rounds
-    >>> rounds = [[[(0, 1)]], [[(1, 0)]]]  # in turn: whoever has sent last holds less
+    >>> rounds = [[[(0, 1)]], [[(1, 0)]]]  # in turn: the last sender holds less
     >>> plan = matcha.plan(matcha.families.path(2), 1.0, Rounds(rounds=rounds, mixing="push"))
     >>> [round(share, 6) for share in push_sum_weights(plan.process)]
     [1.0, 1.0]

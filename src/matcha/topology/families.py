@@ -191,7 +191,7 @@ def one_way(topology: Topology, share: float, seed: int = 0) -> Topology:
                 wanted -= 1
                 break
     if wanted:
-        raise TopologyError(f"{wanted} more links cannot lose a way: somebody would be cut off.")
+        raise TopologyError(f"{wanted} more links cannot lose a way: a worker would be cut off.")
     times = None
     if topology.link_times is not None:
         both = dict(zip(topology.links, topology.link_times, strict=True))

@@ -33,7 +33,7 @@ class Score:
     test: Evaluation
 
     def fields(self) -> dict[str, Any]:
-        """As a record holds it."""
+        """The fields of a record."""
         return {
             "train_loss": self.train_loss,
             "train_loss_error": self.train_loss_error,

@@ -95,7 +95,7 @@ class Plateau(_Warmed):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cosine(_Warmed):
-    """From the base down to a share of it along half a cosine; usual for language models.
+    """Decay from the base to a share of it along half a cosine; usual for language models.
 
     >>> rates = Cosine(base=1.0, epochs=10, warmup=2)
     >>> [round(rates.rate(epoch), 3) for epoch in (1, 2, 6, 10)]

@@ -76,12 +76,12 @@ class Execution:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the parameters that the optimizer updates."""
+        """Precision of the parameters that the optimizer updates."""
         return _DTYPES[self.precision]
 
     @property
     def compute_dtype(self) -> torch.dtype:
-        """Of what models compute with."""
+        """Precision in which models compute."""
         return torch.bfloat16 if self.low_precision else self.dtype
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
@@ -102,11 +102,11 @@ class Delays:
     """
 
     compute_seconds: float | None = None
-    """Of one worker's gradient; None takes the first epoch's time on this device over m."""
+    """Seconds of one worker's gradient; None takes the first epoch's time on this device over m."""
     seconds_per_unit: float = 0.01
-    """Of a matching, where the plan counts in units; plans in seconds speak for themselves."""
+    """Seconds of a matching, for plans that count in units."""
     speeds: tuple[float, ...] = ()
-    """Of each worker: 0.25 takes four times the seconds per gradient. With speeds a worker in step
+    """Each worker's: 0.25 takes four times the seconds per gradient. With speeds a worker in step
     waits for the partners of its round only; without any the clock counts whole rounds."""
 
     def __post_init__(self) -> None:

@@ -145,7 +145,7 @@ class Differences:
         return modulo.unrotate(k.mul_(step.unsqueeze(-1)))
 
     def end(self) -> None:
-        """Those who met somebody learn from it."""
+        """End a round: workers that had a meeting adapt their scales."""
         learnt = modulo.next_scales(self.scales, self.seen, self.finest)
         self.scales.copy_(torch.where(self.met, learnt, self.scales))
 

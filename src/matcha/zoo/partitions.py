@@ -77,7 +77,7 @@ def _dirichlet(
         for held, piece in zip(parts, np.split(members, cuts), strict=True):
             held.append(piece)
     shared = [np.sort(np.concatenate(held)) for held in parts]
-    # Nobody may be left without data: the largest share gives one example up.
+    # No worker may be left without data: the largest share gives one example up.
     for worker, part in enumerate(shared):
         if not len(part):
             giver = max(range(num_workers), key=lambda k: len(shared[k]))

@@ -40,7 +40,7 @@ class Choices:
     batch_size: int | None = None
     partition: PartitionKind = "iid"
     concentration: float = 0.5
-    """Of a Dirichlet partition: the smaller, the more heterogeneous the data."""
+    """Concentration of a Dirichlet partition: the smaller, the more heterogeneous the data."""
     num_train: int | None = None
     """Use only so many training examples, drawn at random."""
     num_test: int | None = None

@@ -52,7 +52,7 @@ class SpareMemory:
 
     @property
     def nbytes(self) -> int:
-        """Of the blocks that nothing uses: of all, between rounds."""
+        """Bytes of the blocks that nothing uses: of all blocks, between rounds."""
         return sum(block.nbytes for blocks in self.blocks.values() for block in blocks)
 
     def take(self, nbytes: int, device: torch.device, *, pinned: bool = False) -> torch.Tensor:
@@ -97,7 +97,7 @@ class Transfer:
     """What both ends agreed on when the meeting began."""
     memory: Memory
     message: torch.Tensor = field(init=False)
-    """As it is sent."""
+    """The bytes that are sent."""
     arrived: torch.Tensor = field(init=False)
     """The partner's, as bytes."""
     pending: Pending | None = None
@@ -155,7 +155,7 @@ class Codec(ABC):
         """Change the piece by what has arrived, or prepare the next phase."""
 
     def end_round(self) -> None:  # noqa: B027
-        """End a round in which this worker has met somebody."""
+        """End a round in which this worker had a meeting."""
 
     def state(self) -> Mapping[str, torch.Tensor]:
         """What later rounds depend on."""

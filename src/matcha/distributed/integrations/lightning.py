@@ -59,7 +59,7 @@ class GossipStrategy(DDPStrategy):  # type: ignore[misc]
         """Leave the model as it is: nothing reduces its gradients."""
 
     def setup(self, trainer: Any) -> None:
-        """As Lightning's, then Gossip: the optimizers are there and the model is on its device."""
+        """Set up as Lightning does, then make the Gossip: the optimizers and the device are known."""
         super().setup(trainer)
         if trainer.state.fn == TrainerFn.FITTING:
             self._detach()
@@ -138,7 +138,7 @@ class GossipStrategy(DDPStrategy):  # type: ignore[misc]
                 self._enter_average()
 
     def load_checkpoint(self, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Any:
-        """As Lightning's; notes where the workers' own states are."""
+        """Load as Lightning does, and note where the workers' own states are."""
         folder = _workers(checkpoint_path)
         self._resumes_from = folder if folder.is_dir() else None
         return super().load_checkpoint(checkpoint_path, *args, **kwargs)

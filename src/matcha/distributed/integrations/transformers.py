@@ -62,7 +62,7 @@ class GossipTrainerMixin:
         self.add_callback(_Begin(self))  # type: ignore[attr-defined]
 
     def create_accelerator_and_postprocess(self) -> None:
-        """As the trainer, with an accelerator that wraps no model."""
+        """Make an accelerator that wraps no model."""
         super().create_accelerator_and_postprocess()  # type: ignore[misc]
         without_ddp(self.accelerator)  # type: ignore[attr-defined]
 

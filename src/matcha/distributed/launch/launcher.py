@@ -105,7 +105,7 @@ def launch(
         if meanwhile is not None:
             meanwhile(lambda: workers.ended)
         codes = workers.wait()
-        if restarts and 0 in codes:  # the team finished, whoever was given up on the way
+        if restarts and 0 in codes:  # the others finished without the workers given up
             given_up = [rank for rank, code in enumerate(codes) if code]
             if given_up:
                 _log.warning("workers %s were given up after %d restarts", given_up, restarts)

@@ -33,7 +33,7 @@ def run_main(arguments: list[str]) -> None:
         else:
             runpy.run_path(arguments[0], run_name="__main__")
     except ExchangeError as error:
-        sys.last_value = error  # whoever looks for an error at exit finds one
+        sys.last_value = error  # so that hooks at exit find the error
         print(f"worker {os.environ.get('RANK', '')}: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     except SystemExit as error:

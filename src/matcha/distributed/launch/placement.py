@@ -37,9 +37,9 @@ class Placement:
     """One process's place among all workers."""
 
     transport: Transport
-    """To the counterparts, one per worker."""
+    """Connects the counterparts, one process per worker."""
     everyone: Transport
-    """To all processes of all workers; the same where a worker is one process."""
+    """Connects all processes of all workers; the same where a worker is one process."""
     part: int = 0
     num_parts: int = 1
     """How many processes are one worker."""

@@ -222,7 +222,7 @@ class Update:
         return Update(links=links, notes=_difference(self.notes, known.notes))
 
     def encode(self) -> bytes:
-        """As the content of a frame."""
+        """Encode as the content of a frame."""
         links = [[*link, version] for link, version in self.links.items()]
         notes = [[*key, *note] for key, note in self.notes.items()]
         return json.dumps({"links": links, "notes": notes}).encode()

@@ -61,7 +61,7 @@ class Hello:
     """Whether the sender has a state and trains."""
 
     def encode(self) -> bytes:
-        """As it is sent."""
+        """Encode it as it is sent."""
         text = json.dumps(asdict(self)).encode()
         return _PREFIX.pack(_MAGIC, len(text)) + text
 

@@ -413,7 +413,7 @@ class LinkTransport(Transport):
                 self._note_members()
 
     def _missing(self, timeout: float) -> str:
-        """Who did not come: neighbours if there are such, else workers of missing links."""
+        """Name the missing workers: neighbours first, else the ends of missing links."""
         live = {connection.peer for connection in self.live_connections()}
         near = sorted(self._neighbors - live)
         far = {rank for link in self.versions.unseen() for rank in link} - {self.rank}

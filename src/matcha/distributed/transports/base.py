@@ -82,7 +82,7 @@ class Message:
 
     peer: int
     tag: int
-    """From 0 to `MAX_TAG`; messages with one tag between two workers arrive in order."""
+    """A number from 0 to `MAX_TAG`; messages with one tag between two workers arrive in order."""
     incoming: torch.Tensor | None = None
     outgoing: torch.Tensor | None = None
 

@@ -211,7 +211,7 @@ def roll_call(transport: Transport, call: str, timeout: float) -> None:
     """Return once every worker is in the same call; large messages need not wait then.
 
     Raises:
-        ExchangeError: somebody is in another call, or does not come.
+        ExchangeError: a worker is in another call, or does not come.
     """
     transport.doing = call
     if transport.has_tree:  # it knows who takes part in which call

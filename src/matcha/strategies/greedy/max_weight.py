@@ -66,7 +66,7 @@ def max_weight_permutation(
 ) -> Indices:
     """The links (receiver, sender) of greatest total weight in which all who send also receive.
 
-    Such messages go round in circles, so nobody's share grows. It is an assignment problem in
+    Such messages go round in circles, so no worker's share grows. It is an assignment problem in
     which a worker may be assigned to itself: it then rests. Among many workers with few links each
     weights are told apart by `bits`: fewer is quicker.
 
@@ -138,7 +138,7 @@ def approximate_max_weight_matching(links: Indices, weights: Array, num_workers:
 
 
 def _taken(i: Indices, held: Indices) -> Indices:
-    """The links that hold somebody, once each."""
+    """The links that hold a worker, once each."""
     workers = np.flatnonzero(held >= 0)
     links: Indices = held[workers[i[held[workers]] == workers]]
     return links
