@@ -382,7 +382,7 @@ class Gossip:
         """Continue from a checkpoint; see `checkpoint.checkpoint`. A collective call.
 
         A worker that came while the others train has a neighbour's state already: until its first
-        step it loads nothing, waits for no worker, and returns what `membership.carry` brought along.
+        step it loads nothing, does not wait, and returns what `membership.carry` brought along.
         One that was away when the checkpoint was written takes the state of a neighbour that loads
         it, at that one's first step.
         """

@@ -258,7 +258,7 @@ class Training:
             self.spans.append(span)
 
     def _gather_spans(self) -> list[Span]:
-        """Gather all workers' spans on worker 0, each on its own worker's clock from its first span."""
+        """Gather all workers' spans on worker 0, each on its worker's clock from its first span."""
         gathered = self._gather([asdict(span) for span in self.spans])
         found = []
         for documents in gathered if self.rank == 0 else []:

@@ -116,7 +116,7 @@ class Simulation:
 
     @property
     def compute_seconds(self) -> float:
-        """Seconds of one worker's gradient on the simulated clock, measured when first asked for."""
+        """Seconds of one worker's gradient on the simulated clock, measured at first use."""
         if self._compute_seconds is None:
             self._compute_seconds = self._measure()
         return self._compute_seconds

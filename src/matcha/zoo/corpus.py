@@ -46,7 +46,7 @@ class Corpus:
     num_tokens: int
     """Size of the vocabulary."""
     bytes_per_token: float
-    """Measured on the validation text; a loss divided by this is comparable between vocabularies."""
+    """Measured on the validation text; losses divided by this compare between vocabularies."""
 
     def head(self, num_train: int | None) -> Corpus:
         """The first training tokens, in whole documents as far as they go; None keeps all."""

@@ -5,8 +5,8 @@ is packed, unpacked or pickled. The parameters keep their identity, shape and st
 optimizers, compiled models and references held elsewhere go on working.
 
 To all other code each parameter is an ordinary tensor with a storage of its own, exactly its size:
-code that saves a model (safetensors, Accelerate, torch.save) takes tensors of one storage for copies
-of one another, or writes the whole storage for each. Only we know that the storages are neighbours.
+code that saves models (safetensors, Accelerate, torch.save) takes tensors of one storage for
+copies of one another, or writes the whole storage for each. Only we know that they are neighbours.
 """
 
 from __future__ import annotations

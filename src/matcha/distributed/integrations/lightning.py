@@ -59,7 +59,7 @@ class GossipStrategy(DDPStrategy):  # type: ignore[misc]
         """Leave the model as it is: nothing reduces its gradients."""
 
     def setup(self, trainer: Any) -> None:
-        """Set up as Lightning does, then make the Gossip: the optimizers and the device are known."""
+        """Set up as Lightning does, then make the Gossip: optimizers and device are known."""
         super().setup(trainer)
         if trainer.state.fn == TrainerFn.FITTING:
             self._detach()
