@@ -31,7 +31,7 @@ class TunedPoint:
     """The rate at which the target is reached soonest; None where trials have the task's own."""
     iterations: float
     seconds: float
-    """Seconds to the target: predicted, inferred from others' trials, or tried; infinite for never."""
+    """Seconds to the target: predicted, inferred from others' trials, or tried; inf for never."""
     proved: bool
     """Whether the rate is within what Theorem 2 allows for this ρ."""
     tried: bool = False
