@@ -37,6 +37,16 @@ def test_rounds_are_those_of_the_stage_in_force(fixed):
         fixed.round(-1)
 
 
+def test_a_stage_counts_its_iterations_from_its_start():
+    """Also where its start is no multiple of its period."""
+    staged = staged_plan(families.ring(4), {0: 1.0, 3: 0.25, 10: 0.25}, "periodic")
+    talks = [bool(staged.round(k)) for k in range(18)]
+    quarter = [bool(staged.level_at(3).round(k)) for k in range(8)]
+    assert quarter.count(True) == 2
+    assert talks == [True] * 3 + quarter[:7] + quarter
+    assert [staged.round(k) for k in range(18)] == list(staged.rounds(0, 18))
+
+
 def test_it_offers_what_engines_use(fixed):
     assert fixed.num_workers == 8
     assert fixed.topology == TOPOLOGY

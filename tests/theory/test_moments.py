@@ -30,6 +30,22 @@ def test_independent_coins_against_all_outcomes(mixing):
     assert found == pytest.approx(brute, rel=1e-8)
 
 
+@pytest.mark.parametrize("mixing", ["laplacian", "pairwise"])
+def test_the_map_is_the_mean_over_all_outcomes_and_so_is_its_adjoint(mixing):
+    """The trace of a fixed point is the same if the two are swapped; their values are not."""
+    m, matchings, p = 8, families.paper_matchings("er8"), (0.9, 0.5, 0.3, 0.2, 0.7)
+    rounds = process(matchings, Bernoulli(probabilities=p, seed=0), m, mixing, 0.3)
+    root = np.random.default_rng(0).normal(size=(m, m))
+    X, forward, back = root @ root.T, np.zeros((m, m)), np.zeros((m, m))
+    for heads in product((False, True), repeat=5):
+        chance = math.prod(q if h else 1 - q for q, h in zip(p, heads, strict=True))
+        W = matrix(matchings, [j for j in range(5) if heads[j]], m, mixing, 0.3)
+        forward += chance * W @ X @ W.T
+        back += chance * W.T @ X @ W
+    np.testing.assert_allclose(second_moment(rounds)(X), forward, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(second_moment(rounds, adjoint=True)(X), back, rtol=0, atol=1e-12)
+
+
 def test_grouped_coins_share_their_fate():
     m, matchings = 8, families.paper_matchings("er8")
     schedule = Bernoulli(
