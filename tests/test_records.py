@@ -86,6 +86,38 @@ def test_a_damaged_line_in_the_middle_is_named(tmp_path, name, damage):
         read_run(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["records.jsonl", "worker-002.jsonl", "spans.jsonl"])
+def test_a_file_that_is_not_text_is_damaged(tmp_path, name):
+    with RunWriter(tmp_path, header(), PLAN) as writer:
+        writer.record(Record(iteration=1, epoch=1.0))
+    (tmp_path / name).write_bytes(b'{"iteration": 1, "epoch\xf8": 1.0}\n')
+    with pytest.raises(InputError, match=f"{name}' is damaged: it is not text"):
+        read_run(tmp_path)
+    (tmp_path / name).unlink()
+    (tmp_path / name).mkdir()
+    with pytest.raises(InputError, match=f"{name}' cannot be read: "):
+        read_run(tmp_path)
+
+
+def test_records_that_are_followed_may_be_damaged_too(tmp_path):
+    (tmp_path / "records.jsonl").write_bytes(b"\xf8\n")
+    with pytest.raises(InputError, match="is damaged: it is not text"):
+        next(follow(tmp_path))
+
+
+def test_a_run_of_brackets_is_damaged(tmp_path):
+    with RunWriter(tmp_path, header(), PLAN) as writer:
+        writer.record(Record(iteration=1, epoch=1.0))
+    (tmp_path / "worker-of-mine.jsonl").write_text("not a worker's\n")
+    assert len(read_run(tmp_path).records) == 1
+    (tmp_path / "records.jsonl").write_text("[" * 100_000 + "\n")
+    with pytest.raises(InputError, match="line 1 of"):
+        read_run(tmp_path)
+    (tmp_path / "run.json").write_text("[" * 100_000)
+    with pytest.raises(InputError, match=r"no readable run\.json"):
+        read_run(tmp_path)
+
+
 def test_a_run_without_its_fields_is_damaged(tmp_path):
     with RunWriter(tmp_path, header(), PLAN):
         pass

@@ -12,6 +12,7 @@ import platform
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime, timezone
 from importlib import metadata
@@ -318,7 +319,7 @@ def read_header(directory: str | Path) -> RunHeader:
     path = Path(directory)
     try:
         document = json.loads((path / "run.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         raise InputError(f"{str(path)!r} does not hold a run (no readable run.json).") from None
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:
         raise InputError(
@@ -352,6 +353,7 @@ def read_run(directory: str | Path) -> Run:
         worker_records={
             int(file.stem.removeprefix("worker-")): _read_lines(file, Record)
             for file in sorted(path.glob("worker-*.jsonl"))
+            if file.stem.removeprefix("worker-").isdecimal()
         },
         spans=_read_lines(path / "spans.jsonl", Span),
         path=path,
@@ -364,7 +366,7 @@ def follow(directory: str | Path) -> Iterator[list[Record]]:
     while True:
         found = []
         if path.exists():
-            with path.open(encoding="utf-8") as file:
+            with _explain_damage(path), path.open(encoding="utf-8") as file:
                 file.seek(place)
                 while (line := file.readline()).endswith("\n"):
                     lines += 1
@@ -412,11 +414,29 @@ def _build(cls: type[_T], document: dict[str, Any]) -> _T:
     return cls(**{name: decode_number(v) if known[name] else v for name, v in values.items()})
 
 
+@contextmanager
+def _explain_damage(path: Path) -> Iterator[None]:
+    """Turn what goes wrong while a file of records is read into one sentence.
+
+    Raises:
+        InputError: It cannot be read, or is not text.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"{str(path)!r} cannot be read: {error.strerror}.") from None
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{str(path)!r} is damaged: it is not text ({error.reason} at byte {error.start})."
+        ) from None
+
+
 def _whole_lines(path: Path) -> list[str]:
     """A file's lines, without a last one that a crash cut short."""
     if not path.exists():
         return []
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    with _explain_damage(path):
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     return lines[:-1] if lines and not lines[-1].endswith("\n") else lines
 
 
@@ -428,7 +448,7 @@ def _read_lines(path: Path, cls: type[_T]) -> tuple[_T, ...]:
 def _parsed(line: str, cls: type[_T], path: Path, place: int) -> _T:
     try:
         return _build(cls, json.loads(line))
-    except (ValueError, TypeError, AttributeError):
+    except (ValueError, TypeError, AttributeError, RecursionError):
         raise InputError(
             f"line {place} of {str(path)!r} is damaged: delete that line to read the others."
         ) from None

@@ -145,6 +145,36 @@ def test_an_unfinished_checkpoint_does_not_count(saved: Path) -> None:
     assert set(everywhere(work)) == {2}
 
 
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"kind": torch.optim.AdamW}, r"another optimizer \(SGD, and now it is AdamW\)"),
+        ({"momentum": "shared"}, r"another momentum \(local, and now it is shared\)"),
+        ({"wire": "modulo:3"}, r"another wire \(float32, and now it is modulo:3\).*wire='float32'"),
+    ],
+)
+def test_what_a_state_depends_on_must_be_as_it_was(tmp_path: Path, changes, sentence) -> None:
+    def worker(transport, kind=torch.optim.SGD, momentum="local", wire="float32") -> Gossip:
+        model = nn.Linear(3, 1)
+        options = {"momentum": 0.9} if kind is torch.optim.SGD else {}
+        optimizer = kind(model.parameters(), lr=0.1, **options)
+        chosen = matcha.plan(matcha.families.ring(SMALL), 1.0, "matcha", wire=wire)
+        gossip = Gossip(
+            model, optimizer, chosen, transport=transport, momentum=momentum, deadline=20
+        )
+        model(torch.ones(1, 3)).sum().backward()
+        optimizer.step()
+        return gossip
+
+    run_threads(SMALL, lambda transport: worker(transport).save(tmp_path))
+
+    def load(transport) -> None:
+        with pytest.raises(InputError, match=sentence):
+            worker(transport, **changes).load(tmp_path)
+
+    run_threads(SMALL, load)
+
+
 def test_no_checkpoint_is_refused(saved: Path, tmp_path: Path) -> None:
     refused(tmp_path / "nowhere", DataError, "no complete checkpoint")
     refused(saved, DataError, "no complete checkpoint of iteration 3", iteration=3)

@@ -15,6 +15,7 @@ import pytest
 
 from matcha.distributed.launch.fork_server import _SERVE, can_be_forked
 from matcha.distributed.launch.local_workers import LocalWorkers
+from matcha.errors import WorkerError
 
 SCRIPT = """
 import os, pathlib, random, sys, threading, time
@@ -109,6 +110,18 @@ def test_none_outlives_launcher_or_fork_server(
     wait_until_gone([*pids, server])
     launcher.stdout.close()
     assert launcher.wait(150) == (-signal.SIGKILL if who == "launcher" else 0)
+
+
+def test_a_killed_server_is_said_in_a_sentence(script: str, tmp_path: Path) -> None:
+    """A worker that was to be started again then ended the launcher with a traceback."""
+    command = [sys.executable, script, str(tmp_path)]
+    with LocalWorkers(command, 4, logs=tmp_path / "logs", forked=True) as workers:
+        wait_for(tmp_path, 3)
+        assert workers._server is not None
+        os.kill(workers._server._process.pid, signal.SIGKILL)
+        assert workers.processes[3].wait(150) == -signal.SIGTERM
+        with pytest.raises(WorkerError, match=r"workers are forked has ended \(SIGKILL\)"):
+            workers.restart(3)
 
 
 def test_a_launcher_that_is_gone_is_no_error(script: str, tmp_path: Path) -> None:

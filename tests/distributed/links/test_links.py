@@ -129,6 +129,8 @@ def test_a_worker_that_never_comes_is_named() -> None:
         ("0 a 1\n1 a 1\n", "two workers have the same address a:1"),
         ("0 a 70000\n", "not the address"),
         ("", "does not name worker 0"),
+        ("0 a \u00b25\n", "is not `RANK HOST PORT`"),  # a digit, and no number
+        ("0 a 1" + "0" * 5000 + "\n", "is not `RANK HOST PORT`"),
     ],
 )
 def test_bad_peers_files_are_refused(tmp_path: Path, text, problem) -> None:

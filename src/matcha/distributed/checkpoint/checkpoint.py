@@ -55,6 +55,8 @@ class CheckpointInfo:
     """Size and CRC-32 of each worker's file."""
     identity: dict[str, Any] | None
     """What was trained, if it was a task of this package."""
+    kinds: dict[str, str]
+    """Which optimizer, momentum and wire trained; 0.2 did not say."""
     digest: str
     """Of the list of files: hosts whose lists differ do not have the same checkpoint."""
 
@@ -150,7 +152,13 @@ def save_checkpoint(
         older = [old for old in _complete(_manifests(root)) if old.path != folder]
         while unnamed:
             unnamed.pop().replace(folder / name)
-        manifest = {"schema": SCHEMA, **state.state_dict(), "files": files, "identity": identity}
+        manifest = {
+            "schema": SCHEMA,
+            **state.state_dict(),
+            "kinds": _kinds(state),
+            "files": files,
+            "identity": identity,
+        }
         save_document(manifest, folder / _MANIFEST)
         return name, [(old.iteration, old.is_whole) for old in older]
 
@@ -306,6 +314,7 @@ def _info(folder: Path, document: dict[str, Any]) -> CheckpointInfo:
         layout_digest=document["layout_digest"],
         files={name: (size, crc) for name, (size, crc) in document["files"].items()},
         identity=document.get("identity"),
+        kinds=dict(document.get("kinds", {})),
         digest=fingerprint(document),
     )
 
@@ -474,9 +483,24 @@ def _file_name(rank: int) -> str:
     return f"worker-{rank:03d}.safetensors"
 
 
+def _kinds(state: WorkerState) -> dict[str, str]:
+    """Say on what it depends which state a worker has beside its model."""
+    optimizers = [type(optimizer).__name__ for optimizer in state.optimizers]
+    momentum, wire = state.momentum.spec.kind, state.plan.wire.name
+    return {"optimizer": ", ".join(optimizers) or "none", "momentum": momentum, "wire": wire}
+
+
 def _check_fit(state: WorkerState, info: CheckpointInfo, average: bool) -> None:
     own = state.state_dict()
     advice = "to start this team from the average of the saved models, ask for average=True."
+    for kind, now in _kinds(state).items():
+        saved = info.kinds.get(kind, now)
+        if saved != now and (kind == "wire" or not average):
+            instead = f"; {advice}" if kind != "wire" else f": resume with wire={saved!r}."
+            raise InputError(
+                f"the checkpoint in {info.path} was written with another {kind} ({saved}, and now "
+                f"it is {now}){instead}"
+            )
     if info.layout_digest != own["layout_digest"]:
         raise InputError(f"the checkpoint in {info.path} is of another model.")
     if info.num_workers != own["num_workers"] and not average:

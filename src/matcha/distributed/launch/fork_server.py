@@ -27,6 +27,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from matcha.distributed.launch.main import run_main
+from matcha.errors import WorkerError
 
 __all__ = [
     "ForkServer",
@@ -127,6 +128,9 @@ class ForkServer:
             environment: all of it.
             log: the file for its output; None: this process's own output.
             mode: in which the log is opened.
+
+        Raises:
+            WorkerError: the process that forks has ended.
         """
         request = {
             "arguments": list(command[1:]),
@@ -134,11 +138,17 @@ class ForkServer:
             "folder": str(Path.cwd()),
             "log": None if log is None else [str(log), mode],
         }
-        self._socket.sendall(json.dumps(request).encode() + b"\n")
+        with suppress(ConnectionError):  # said below, once it is known how it ended
+            self._socket.sendall(json.dumps(request).encode() + b"\n")
         while not self._started and self._process.poll() is None:
             self._receive(_POLL)
         if not self._started:
-            raise ChildProcessError("the process from which workers are forked has ended")
+            code = self._process.wait()
+            how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+            raise WorkerError(
+                f"the process from which workers are forked has ended ({how}), and its workers "
+                "with it: start the training again, with --resume where there is a checkpoint."
+            )
         return ForkedProcess(self, self._started.pop())
 
     def exit_code(self, pid: int) -> int | None:
@@ -152,7 +162,10 @@ class ForkServer:
 
     def _receive(self, timeout: float) -> None:
         while select.select([self._socket], [], [], timeout)[0]:
-            content = self._socket.recv(1 << 16)
+            try:
+                content = self._socket.recv(1 << 16)
+            except ConnectionError:
+                return
             if not content:
                 return
             *lines, self._rest = (self._rest + content).split(b"\n")

@@ -27,6 +27,7 @@ __all__ = [
 
 Address = tuple[str, int]
 DEFAULT_PORT = 29600
+_NUMBER = re.compile("[0-9]{1,9}")
 
 
 def in_words(address: tuple[Any, ...]) -> str:
@@ -112,7 +113,8 @@ def read_peers(path: str | Path) -> Peers:
         if not words:
             continue
         ports = words[2:]
-        if len(words) not in (1, 3) or not words[0].isdigit() or not all(map(str.isdigit, ports)):
+        numbers = [words[0], *ports]
+        if len(words) not in (1, 3) or not all(_NUMBER.fullmatch(word) for word in numbers):
             raise InputError(f"{str(path)!r} line {number} is not `RANK HOST PORT`: {line!r}.")
         rank = int(words[0])
         if rank in found:
