@@ -83,7 +83,7 @@ def _connect(address: tuple[str, int]) -> socket.socket:
             return socket.create_connection(address)
         except OSError:
             time.sleep(0.05)
-    raise SystemExit(f"nobody listens at {address}")
+    raise SystemExit(f"no server listens at {address}")
 
 
 def _bytes(tensor: torch.Tensor) -> memoryview:

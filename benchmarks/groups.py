@@ -4,7 +4,7 @@
 
 Two workers of two processes each train a transformer of GPT-2's size on the CPU over gloo: with
 `fully_shard` alone (two groups that never meet), with Gossip between the groups, and with Gossip
-that overlaps. Each kind is started anew, so that a process's memory is its own. In the table, a
+that overlaps. Each kind is started again, so that a process's memory is its own. In the table, a
 process: its shard of the parameters; what it has resident before there is a model, after a step,
 and at most; the tensors that Gossip holds of that; and what it sent at a meeting. The last column
 is the kernel's own count: what crossed the loopback device in a round of all workers without a

@@ -2,7 +2,7 @@
 
     python benchmarks/limits.py                  # half an hour; four minutes on a quiet machine
     python benchmarks/limits.py --only bound     # one of its sections
-    python benchmarks/limits.py --only bound --graph er8    # some of its rows anew, the rest kept
+    python benchmarks/limits.py --only bound --graph er8    # some of its rows again, the rest kept
 
 bound: units of communication an iteration with which greedy keeps vanilla's consensus error, over
 those below which no schedule can (the doubling bound, and the graph's own). directed: complete
@@ -65,7 +65,7 @@ def least(error: Callable[[float], float], goal: float, low: float, steps: int) 
 
 
 def bound(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """The rows of the graphs named, or of all; with --keep, bounds anew and schedules as they are.
+    """The rows of the graphs named, or of all; with --keep, bounds again and schedules as they are.
 
     An effort above the default is tried beside what is known: the better of both stays.
     """
@@ -256,7 +256,7 @@ def main() -> None:
     parser = harness.parser(__doc__, output="limits")
     parser.add_argument("--only", choices=SECTIONS, action="append")
     parser.add_argument("--graph", action="append", default=[], help="only its row of the bounds")
-    parser.add_argument("--keep", action="store_true", help="bounds anew, schedules as they are")
+    parser.add_argument("--keep", action="store_true", help="bounds again, schedules as they are")
     parser.add_argument("--effort", default="default", help="of greedy's search")
     arguments = parser.parse_args()
     document: dict[str, Any] = harness.earlier(arguments.output) or {}

@@ -6,7 +6,7 @@
 Erdős–Rényi and random geometric graphs of average degree 8 at C_b = 0.5. At that density graphs
 of thousands of workers have stray components; each is joined to the largest one by a link (to a
 random worker, or to the nearest). Every row is measured in a process of its own, with one BLAS
-thread for everybody. Times are wall-clock seconds of the call: ours for `optimal_probabilities`
+thread for all. Times are wall-clock seconds of the call: ours for `optimal_probabilities`
 and `optimal_contraction` (up to 256 workers the median of five), the solvers' for `Problem.solve`
 of cvxpy (its compilation is milliseconds here). CPU seconds are recorded as well: they are what
 to compare when the machine was shared. The solvers get both problems in a form that suits them:

@@ -283,7 +283,7 @@ def main() -> int:
             print(name, [predicted(chosen, s, slower, asynchronous) for s in options.seeds])
         return 0
     runs = [
-        # In step everybody is up to four times slower, and asynchronously hardly anybody is.
+        # In step all workers are up to four times slower, and asynchronously hardly any is.
         (name, seed, slower, asynchronous, options.seconds * (1 if asynchronous else share))
         for seed in options.seeds
         for name, (slower, asynchronous) in CASES.items()

@@ -89,7 +89,7 @@ class Workload:
     epochs: int = 12
 
     def trials(self, seed: int) -> Remembered:
-        """Training in earnest, under a seed."""
+        """Train the whole task, under a seed."""
         graph = families.parse(self.topology)
         settings = Settings(
             epochs=self.epochs, schedule=Constant(base=self.rate), optimizer=self.optimizer
@@ -223,7 +223,7 @@ class Measure:
         left = len(self.trials) * limit / each
         total = 0.0
         for place, trials in enumerate(self.trials):
-            # Nobody is expected to need a fifth less than exact averaging does.
+            # No choice is expected to need a fifth less than exact averaging does.
             others = sum(0.8 * t.exact_iterations for t in self.trials[place + 1 :])
             allowed = min(6 * trials.exact_iterations, left - total - others)
             needed = trials(plan, allowed) if allowed > 0 else math.inf

@@ -1,4 +1,4 @@
-"""Handwritten digits with Gossip: a step waits for a few neighbours at most, often for nobody.
+"""Handwritten digits with Gossip: a step waits for a few neighbours at most, often for none.
 
 torchrun --nproc-per-node=4 examples/train_gossip.py
 """

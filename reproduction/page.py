@@ -96,7 +96,7 @@ both where it costs ten. The quick runs on digits below and the real processes o
 HALF_RATE = """### geometric16-d10 at half the rate
 
 At the rate tuned on vanilla, periodic with every matching at once diverges on the two denser graphs
-(why: [below](#a-finding-vanillas-own-weight-is-negative-and-training-minds)). At half of it nobody
+(why: [below](#a-finding-vanillas-own-weight-is-negative-and-training-minds)). At half of it none
 does, and the order is the same:
 """
 

@@ -43,7 +43,7 @@ def pages() -> list[Path]:
 
 
 def filled(text: str) -> str:
-    """A page with its regions made anew.
+    """Return a page with its regions made again.
 
     Raises:
         KeyError: A region has a name that nothing here makes.
@@ -87,7 +87,7 @@ def differences() -> list[str]:
 
 
 def write() -> None:
-    """Make every region and picture anew."""
+    """Make every region and picture again."""
     for page in pages():
         old = page.read_text(encoding="utf-8")
         new = filled(old)

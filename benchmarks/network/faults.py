@@ -32,7 +32,7 @@ class Fault:
 def victims(fault: str, plan: PlanLike, seed: int) -> Iterator[Who]:
     """Who is next: rank 0 first, then anybody; or any link, as long as the rest hangs together.
 
-    Only links that the plan uses: of others nobody would notice that they are cut, or mended.
+    Only links that the plan uses: cutting or mending others has no effect.
     """
     rng, topology = random.Random(seed), plan.topology
     if fault in ("kill", "stop"):

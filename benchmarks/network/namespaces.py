@@ -248,7 +248,7 @@ def check_possible() -> None:
 
 
 def leftovers() -> list[str]:
-    """Namespaces of ours that exist now, whoever made them."""
+    """Namespaces of ours that exist now, from any process."""
     listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True)
     names = [line.split()[0] for line in listed.stdout.splitlines() if line.strip()]
     return [name for name in names if name.startswith(PREFIX)]

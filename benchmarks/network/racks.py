@@ -65,7 +65,7 @@ def plans() -> dict[str, Plan]:
 
 
 def alone(exchange: Exchange, rank: int, pair: tuple[int, int]) -> float:
-    """Seconds of one exchange while nobody else talks: the median of some."""
+    """Seconds of one exchange while no other pair talks: the median of some."""
     round_ = Round(matchings=((pair,),), indices=(0,), mixing="pairwise", weight=0.5)
     seconds = []
     for k in range(5):

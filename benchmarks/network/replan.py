@@ -87,7 +87,7 @@ def work(folder: Path, rank: int) -> None:
             found[case]["look"] = max(lasted[every - 2 : every + 1])
             found[case]["meanwhile"] = max(lasted[every + 1 : changed - 2])
             found[case]["change"] = max(lasted[changed - 2 : changed + 1])
-        barrier(transport, 100.0)  # nobody hangs up on others' last messages
+        barrier(transport, 100.0)  # no worker hangs up on others' last messages
         gossip.detach()
         transport.close()
     (folder / f"found-{rank}.json").write_text(json.dumps(found))

@@ -112,7 +112,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _return(diaries: dict[int, list[dict[str, Any]]], fault: Fault) -> float:
-    """When it took part again: a worker joined anew or met somebody, a link carried a meeting."""
+    """When it took part again: a worker joined again or had a meeting, a link carried a meeting."""
     if fault.end == float("inf"):
         return fault.end
     notes = diaries[fault.who[0]]

@@ -1,4 +1,4 @@
-"""Jitter: naps at random where workers meet, to find tests and code that need somebody to be first.
+"""Jitter: naps at random where workers meet, to find tests and code that rely on one worker being first.
 
     make races
 
