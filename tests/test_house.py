@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import re
 from pathlib import Path
 
 import pytest
@@ -92,3 +93,41 @@ def test_every_protocol_has_several_implementations():
             if len(found) < 2:
                 alone[protocol.name] = found
     assert not alone
+
+
+ARCHAIC = re.compile(
+    r"\b(anew|lately|afresh|in earnest|nobody|everybody|somebody|whoever)\b", re.IGNORECASE
+)
+"""Say again, recently, none, all workers, a worker."""
+_COUNTED = "bytes|values|seconds|units|messages|iterations|steps|one|megabytes|megabits|images"
+_COUNTED += "|examples|links|rounds|sockets|once|twice|exchanges|models"
+_EACH = "block|value|iteration|message|link|worker|round|step|epoch|batch|second|megabyte"
+_EACH += "|gigabyte|host|rank|core|row|meeting|run|pass|process|task|partner|pod|bucket"
+DISTRIBUTIVE = re.compile(rf"\b(?:{_COUNTED})\s+an?\s+(?:{_EACH})\b(?! (?:has|holds|had|may|is))")
+"""Say bytes per block, not bytes with an article."""
+
+
+def _prose() -> dict[str, str]:
+    """What people read: the docs, and the source with its docstrings, comments and messages."""
+    pages = [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+    files = [*pages, *modules().values()]
+    return {str(file.relative_to(ROOT)): file.read_text(encoding="utf-8") for file in files}
+
+
+@pytest.mark.parametrize("pattern", [ARCHAIC, DISTRIBUTIVE])
+def test_prose_is_plain(pattern):
+    """The two commonest ways to be hard to read; CONTRIBUTING asks for plain English."""
+    found = [
+        f"{name}:{text.count(chr(10), 0, match.start()) + 1}: {match[0]!r}"
+        for name, text in _prose().items()
+        for match in pattern.finditer(text)
+    ]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("text", "pattern"),
+    [("bytes a block", DISTRIBUTIVE), ("once an\nepoch", DISTRIBUTIVE), ("Nobody", ARCHAIC)],
+)
+def test_the_word_list_finds(text, pattern):
+    assert pattern.search(text)

@@ -1,4 +1,4 @@
-"""Jitter: naps at random where workers meet, to find tests and code that rely on one worker being first.
+"""Jitter: random naps where workers meet, to find tests and code that rely on an order of workers.
 
     make races
 

@@ -1,7 +1,7 @@
 """The engine: one iteration of all workers on one device, by a loop, by vmap or by CUDA graphs.
 
 The iteration is written once, as a few functions that read all they need from tensors on the device
-(the iteration's batch indices, learning rate and mixing matrix are rows of tables filled once an
+(the iteration's batch indices, learning rate and mixing matrix are rows of tables filled once per
 epoch). On a CPU they are called; on CUDA they are captured over several streams and replayed.
 """
 

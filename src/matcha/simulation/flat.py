@@ -96,7 +96,7 @@ class Workers:
         device: where the matrices live.
         dtype: of the parameters that the optimizer updates.
         compute_dtype: of the weights that the forward pass reads; where it differs from ``dtype``,
-            parameters with two or more axes are read from a lower-precision copy refreshed once an
+            parameters with two or more axes are read from a lower-precision copy refreshed once per
             iteration for all workers, which is what autocast does one weight at a time.
         channels_last: storage order of convolution kernels.
     """

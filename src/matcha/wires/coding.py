@@ -171,7 +171,7 @@ class Coder:
         return sums.mul_(unit), lengths.mul_(unit)
 
     def end(self) -> None:
-        """A round in which this worker met somebody has ended."""
+        """End a round in which this worker had a meeting."""
         self.scales.copy_(modulo.next_scales(self.scales, self._seen, self._finest))
 
     def _split(self, message: Tensor, number: int) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Elastic meetings: all or nothing, held with whoever is there.
+"""Elastic meetings: all or nothing, held with the workers that are there.
 
 Values go both ways and then one byte, "I have all of it", both ways. An end that does not get that
 byte leaves the meeting out: its values are what they were (W = I there), and the average is kept.

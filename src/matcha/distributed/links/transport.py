@@ -1,4 +1,4 @@
-"""LinkTransport: one connection per link of the topology, for networks that nobody vouches for.
+"""LinkTransport: one connection per link of the topology, for networks that are not trusted.
 
 A worker is in one of these phases:
 

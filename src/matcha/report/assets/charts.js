@@ -60,7 +60,7 @@ const layoutOf = (x, y, more = {}) => ({
 let printing = false;
 const draw = (id) => {
   const { traces, layout } = charts.get(id)();
-  // On paper nobody resizes, and the page is narrower than the screen was.
+  // Paper is not resized, and the page is narrower than the screen was.
   if (printing) Object.assign(layout, { width: $(id).clientWidth, height: $(id).clientHeight });
   else layout.autosize = true;
   Plotly.react($(id), traces, layout, { displayModeBar: false, responsive: true });
