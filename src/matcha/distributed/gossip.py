@@ -48,6 +48,7 @@ from matcha.distributed.options import (
 from matcha.distributed.transports.base import Transport
 from matcha.distributed.transports.collectives import gather, roll_call
 from matcha.distributed.worker_state import WorkerState, make_worker_state
+from matcha.errors import InputError
 from matcha.plans import PlanLike
 from matcha.records import Span
 from matcha.training.momentum import Momentum, automatic, parse_momentum
@@ -251,6 +252,7 @@ class Gossip:
         A collective call.
         """
         check_setup(replace(self._setup, call="join"))
+        self._leave_average("join()")
         yield
         state, last = self.state, self.iteration
         if self.num_workers > 1 and state.asynchrony is None:  # there no partner waits
@@ -332,6 +334,14 @@ class Gossip:
         when = "" if self.state.asynchrony is not None else f" at iteration {self.iteration}"
         roll_call(self.state.transport, f"{call}{when}", self.state.deadline)
 
+    def _leave_average(self, call: str) -> None:
+        """Refuse what concerns this worker's own values where the model holds the average."""
+        if self.state.averaging.is_open:
+            raise InputError(
+                f"{call} inside averaged() would take the average for this worker's own values: "
+                "leave the with statement first. (To keep the average: averaged_state_dict().)"
+            )
+
     # -- saving -----------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
@@ -348,6 +358,7 @@ class Gossip:
             InputError: it was taken under another plan, model or number of workers.
         """
         check_setup(replace(self._setup, call="load_state_dict"))
+        self._leave_average("load_state_dict()")
         self.state.load_state_dict(state)
 
     def save(
@@ -360,6 +371,7 @@ class Gossip:
         identity: Mapping[str, Any] | None = None,
     ) -> Path:
         """Write a checkpoint of all workers; see `checkpoint.checkpoint`. A collective call."""
+        self._leave_average("save()")
         self.state.momentum.check_saving()
         return save_checkpoint(
             self.state,

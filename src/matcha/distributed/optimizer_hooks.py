@@ -39,7 +39,8 @@ class _Hooked:
 
     index: int
     optimizer: torch.optim.Optimizer
-    num_groups: int
+    known: frozenset[int]
+    """Its parameters when Gossip was constructed, by `id`."""
     was_called: bool = False
     """In the scaler's step under way."""
     is_checked: bool = False
@@ -75,7 +76,7 @@ class OptimizerHooks:
         self.membership: Membership | None = None
         self._is_checked = False
         self._hooked = {
-            id(o): _Hooked(index=k, optimizer=o, num_groups=len(o.param_groups))
+            id(o): _Hooked(index=k, optimizer=o, known=frozenset(map(id, _parameters(o))))
             for k, o in enumerate(state.optimizers)
         }
         self._handles = [o.register_step_pre_hook(self._before) for o in state.optimizers]
@@ -142,8 +143,8 @@ class OptimizerHooks:
             hooked.is_checked = True
             if self._unwatch is None:
                 _refuse_unknown_scaler(optimizer)
-        if len(optimizer.param_groups) != hooked.num_groups:
-            _refuse_added(optimizer, hooked.num_groups)
+        if sum(len(group["params"]) for group in optimizer.param_groups) > len(hooked.known):
+            _refuse_added(optimizer, hooked.known)
         self._prepare(hooked)
         self._ownership.is_stepping = True
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
@@ -229,8 +230,12 @@ def _watch(scaler: torch.amp.GradScaler, hooks: OptimizerHooks) -> Callable[[], 
     return unwatch
 
 
-def _refuse_added(optimizer: torch.optim.Optimizer, count: int) -> None:
-    added = [p for group in optimizer.param_groups[count:] for p in group["params"]]
+def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def _refuse_added(optimizer: torch.optim.Optimizer, known: frozenset[int]) -> None:
+    added = [p for p in _parameters(optimizer) if id(p) not in known]
     shapes = ", ".join(str(tuple(parameter.shape)) for parameter in added[:3])
     raise InputError(
         f"parameters were added to {type(optimizer).__name__} after Gossip was constructed (shapes "
@@ -339,8 +344,7 @@ def _before_any_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -
         return
     if wrapped_by(optimizer) in _known:
         return
-    parameters = (p for group in optimizer.param_groups for p in group["params"])
-    owners = [owner for owner in map(_owner, parameters) if owner is not None]
+    owners = [owner for owner in map(_owner, _parameters(optimizer)) if owner is not None]
     if any(owner.is_exclusive and not owner.is_stepping for owner in owners):
         raise InputError(
             f"an optimizer that Gossip does not know ({type(optimizer).__name__}) steps the "

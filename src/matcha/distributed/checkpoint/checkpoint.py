@@ -130,6 +130,8 @@ def save_checkpoint(
         ExchangeError: workers are at different iterations: nothing is written.
         WriteError: on every worker, when one could not write.
     """
+    if not isinstance(keep, int) or keep < 1:
+        raise InputError(f"keep is {keep!r}, but it is a number of checkpoints, 1 or more.")
     state.settle()
     _check_iteration(state)
     root = state.placement.folder(directory)
@@ -141,9 +143,18 @@ def save_checkpoint(
         write_snapshot(new, state, extra or {}, generators or {})
         return name, new.stat().st_size, checksum(new)
 
+    def take_back() -> None:
+        with suppress(OSError):  # on a full disk what was written would stand in the way
+            new.unlink(missing_ok=True)
+            folder.rmdir()
+
     # Collective calls: the list is written once all files are there, and older checkpoints are
     # removed once all workers have the list. A worker that fails says so there: none waits for it.
-    written = _together(state, "write its part of the checkpoint", write_mine, WriteError)
+    try:
+        written = _together(state, "write its part of the checkpoint", write_mine, WriteError)
+    except WriteError:
+        take_back()
+        raise
     files = {name: (size, crc) for name, size, crc in written}
 
     unnamed = [new]
@@ -170,7 +181,7 @@ def save_checkpoint(
         files = {name: value for name, value in files.items() if name in listed}
     # Shared folder or not: all workers remove what one of them has too many of.
     known = sorted({iteration for older in listed.values() for iteration, _ in older})
-    surplus = known[: max(0, len(known) + 1 - max(1, keep))]
+    surplus = known[: max(0, len(known) + 1 - keep)]
     if len(files) < state.transport.num_workers:
         # A worker is away, so this one does not load for all: the last that does must stay.
         whole = [k for k in known if all((k, True) in map(tuple, old) for old in listed.values())]

@@ -41,7 +41,8 @@ def write_snapshot(
     from safetensors.torch import save_file
 
     tensors, document = _collect(state, extra, generators)
-    if state.overlap is not None and _remembers(state):
+    if state.overlap is not None and (_remembers(state) or state.stepped):
+        # In the middle of an iteration parameters have moved from where the exchange began.
         pending = enumerate(state.overlap.pending())
         tensors |= {f"{_PENDING}{k}": change.cpu().clone() for k, change in pending}
     with replace_file(path) as partial:
@@ -57,7 +58,7 @@ def restore_snapshot(path: Path, state: WorkerState, generators: Generators) -> 
     with _opened(path) as (file, document):
         state.follow(document["state"])
         _restore(state, file, document, generators)
-        pending = sum(name.startswith(_PENDING) for name in file.keys())  # noqa: SIM118
+        pending = sum(name.startswith(_PENDING) for name in file.names)
         if state.overlap is not None and pending:
             state.overlap.restore([file.get_tensor(f"{_PENDING}{k}") for k in range(pending)])
         return _extra(document, file)
@@ -84,19 +85,27 @@ def load_snapshot(content: Buffer, state: WorkerState) -> dict[str, Any]:
     size = int.from_bytes(raw[:8], "little")
     document = json.loads(json.loads(raw[8 : 8 + size])["__metadata__"]["matcha"])
     state.load_state_dict(document["state"])
-    file = _Loaded(load(raw))
+    file = _Tensors(load(raw), document)
     _restore(state, file, document, {})
     return _extra(document, file)
 
 
-class _Loaded:
-    """Tensors in memory, read like an open file."""
+class _Tensors:
+    """A file's tensors, open or in memory; the format knows complex numbers of one size only.
 
-    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
-        self._tensors = tensors
+    Args:
+        file: by name; a dict, or what `safetensors` opens.
+        document: of the file.
+    """
+
+    def __init__(self, file: Any, document: Mapping[str, Any]) -> None:
+        self._read = file.__getitem__ if isinstance(file, dict) else file.get_tensor
+        self._complex = set(document.get("complex", ()))
+        self.names = set(file.keys())
 
     def get_tensor(self, name: str) -> torch.Tensor:
-        return self._tensors[name]
+        tensor: torch.Tensor = self._read(name)
+        return torch.view_as_complex(tensor) if name in self._complex else tensor
 
 
 def average_snapshots(paths: Sequence[Path], state: WorkerState) -> dict[str, Any]:
@@ -142,7 +151,7 @@ def _is_variance(name: str) -> bool:
 def _share(file: Any) -> float:
     """Return a saved worker's ω, the weight of its parameters: 1, except with push-sum."""
     known = "gossip/push-sum/omega"
-    return float(file.get_tensor(known)) if known in file.keys() else 1.0  # noqa: SIM118
+    return float(file.get_tensor(known)) if known in file.names else 1.0
 
 
 def checksum(path: Path) -> int:
@@ -166,7 +175,10 @@ def _collect(
     tensors |= {f"gossip/{name}": tensor for name, tensor in state.memory().items()}
     # Parameters are views of buckets; the format wants tensors of their own.
     alone = {name: t.detach().cpu().clone().contiguous() for name, t in tensors.items()}
+    pairs = [n for n, t in alone.items() if t.is_complex() and t.dtype != torch.complex64]
+    alone |= {name: torch.view_as_real(alone[name]) for name in pairs}
     document = {"state": state.state_dict(), "optimizer": optimizer, "kept": kept}
+    document["complex"] = pairs
     return alone, document
 
 
@@ -250,7 +262,7 @@ def _unflatten(value: Any, file: Any) -> Any:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[tuple[Any, dict[str, Any]]]:
+def _opened(path: Path) -> Iterator[tuple[_Tensors, dict[str, Any]]]:
     """A worker's file: its tensors and its document."""
     from safetensors import SafetensorError, safe_open
 
@@ -260,6 +272,6 @@ def _opened(path: Path) -> Iterator[tuple[Any, dict[str, Any]]]:
                 document = json.loads(file.metadata()["matcha"])
             except (KeyError, TypeError, ValueError) as error:
                 raise DataError(f"{path} was not written by Gossip.save().") from error
-            yield file, document
+            yield _Tensors(file, document), document
     except (OSError, SafetensorError) as error:
         raise DataError(f"{path} cannot be read: {error}.") from error

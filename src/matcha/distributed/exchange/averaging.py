@@ -67,11 +67,11 @@ class Averaging:
                 bucket.data.mul_(self._share)
             mean_(self._placement.transport, tensors, self._deadline)
             self._unpack()
-        self.is_open = True
+        was_open, self.is_open = self.is_open, True
         try:
             yield
         finally:
-            self.is_open = False
+            self.is_open = was_open
             with torch.no_grad():
                 for tensor, value in zip(tensors, own, strict=True):
                     tensor.copy_(value)
