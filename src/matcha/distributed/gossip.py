@@ -400,6 +400,7 @@ class Gossip:
         """
         if self.membership is not None and self.membership.is_placed:
             return self.membership.taken
+        self._leave_average("load()")
         extra = load_checkpoint(
             self.state,
             directory,

@@ -105,7 +105,9 @@ class _Tensors:
 
     def get_tensor(self, name: str) -> torch.Tensor:
         tensor: torch.Tensor = self._read(name)
-        return torch.view_as_complex(tensor) if name in self._complex else tensor
+        if name not in self._complex:
+            return tensor
+        return torch.view_as_complex(tensor.clone())  # in a file's memory it may be misaligned
 
 
 def average_snapshots(paths: Sequence[Path], state: WorkerState) -> dict[str, Any]:
