@@ -10,7 +10,9 @@ import threading
 import pytest
 from tests.commands import matcha_command
 
+import matcha
 from matcha import Plan, families
+from matcha.cli.plan import _distinct
 from matcha.plans import StagedPlan, load_plan
 
 
@@ -206,3 +208,12 @@ def test_ctrl_c_is_answered_by_a_word_and_130(tmp_path):
         signal.signal(signal.SIGINT, before)
     assert done.returncode == 130
     assert done.stderr == "matcha: stopped.\n"
+
+
+def test_a_matching_is_listed_once_whatever_its_weights():
+    """Greedy's cycle here holds five matchings, each with two sets of weights."""
+    made = matcha.plan(matcha.families.paper("er8"), 0.5, "greedy")
+    rows = _distinct(made)
+    assert len(rows) < len(made.matchings)
+    assert len({frozenset(matching) for matching, _ in rows}) == len(rows)
+    assert sum(p for _, p in rows) == pytest.approx(sum(made.probabilities))

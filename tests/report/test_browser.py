@@ -10,6 +10,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect
 from tests.report.browsers import ARTIFACTS, chromium, opened, see_everything
+from tests.report.runs import run_of
 
 import matcha
 from matcha.records import read_run
@@ -390,3 +391,36 @@ def test_a_diverged_run_leaves_the_charts_to_the_others(browser, run_folders, tm
         page.locator("#log").uncheck()
         assert page.evaluate(top) == pytest.approx(1.15 * highest, rel=1e-3)
         assert "run that did not diverge" in page.text_content("#target-note")
+
+
+def test_no_zero_is_drawn_on_a_logarithmic_axis(browser, tmp_path):
+    """All-reduce leaves workers equal, at distance 0: not a fall to the foot of the axis."""
+    runs = [
+        run_of([4, 1, 0.5], strategy=name, consensus_distance=distance, tmp_path=tmp_path)
+        for name, distance in (("allreduce", 0.0), ("greedy", 0.1))
+    ]
+    with opened(browser, write_report(runs, tmp_path / "report.html")) as page:
+        page.wait_for_selector("#chart-consensus[data-drawn]")
+        drawn = page.evaluate(
+            "document.getElementById('chart-consensus').data.map((t) => [t.name, t.y])"
+        )
+        assert drawn == [["allreduce", [None] * 3], ["greedy", [0.1] * 3]]
+        assert not page.complaints
+
+
+def test_the_results_fit_the_page_with_several_seeds(browser, tmp_path):
+    told = {"test_accuracy": 0.91, "test_accuracy_error": 0.01, "consensus_distance": 0.012345}
+    runs = [
+        run_of(
+            [4, 1.23456, 0.56789], strategy=name, seed=seed, seconds=1 + 0.01 * seed,
+            megabytes_sent=123.4, worker_loss=0.4567, comm_seconds=0.123,
+            config={"choices": {"seed": seed}}, tmp_path=tmp_path, **told,
+        )
+        for name in ("vanilla", "allreduce", "greedy") for seed in (0, 1)
+    ]  # fmt: skip
+    with opened(browser, write_report(runs, tmp_path / "report.html"), width=1280) as page:
+        wide, room = page.evaluate(
+            "(({ scrollWidth, clientWidth }) => [scrollWidth, clientWidth])"
+            "(document.querySelector('table.results').parentElement)"
+        )
+        assert wide <= room

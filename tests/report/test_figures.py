@@ -6,6 +6,7 @@ import matcha
 from matcha import families
 from matcha.errors import InputError, WriteError
 from matcha.report import figures
+from matcha.report.explorer import network
 from matcha.strategies import Matcha
 
 
@@ -48,3 +49,15 @@ def test_a_figure_is_written_whole_or_not_at_all(tmp_path, no_room):
     assert not list(tmp_path.iterdir())
     figures.save_figure(figure, tmp_path / "plan.PNG")
     assert (tmp_path / "plan.PNG").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("strategy", ["local", "allreduce"])
+def test_an_average_over_all_workers_is_not_drawn_on_links(strategy):
+    plan = matcha.plan(families.ring(4), 0.5, strategy)
+    assert not any(figures.link_activity(plan).values())
+    legend = figures.draw_topology(plan).axes[0].get_legend()
+    assert [text.get_text() for text in legend.get_texts()] == ["not used by this plan"]
+    stop = network(plan.topology, [plan])["strategies"][strategy][0]
+    assert stop["averages"]
+    assert stop["matching"] is None
+    assert stop["activation"] == [0, 0, 0, 0]

@@ -55,3 +55,19 @@ def test_vanillas_load_is_the_degree(tmp_path):
     plan = matcha.plan(matcha.families.paper("er8"), 1.0, "vanilla")
     run = read_run(write_quadratic_run(tmp_path / "run", plan, iterations=10))
     assert worker_loads(run)["planned"] == list(plan.topology.degrees)
+
+
+def test_evaluations_are_not_drawn_as_idle_time(run):
+    """Between epochs nobody trains: the clock stands still, and so does the timeline."""
+    done = 5
+    paused = [
+        replace(s, start=s.start + 60, end=s.end + 60) if s.iteration >= done else s
+        for s in run.spans
+    ]
+    records = (replace(run.records[0], iteration=done),)
+    lines = timeline(replace(run, spans=tuple(paused), records=records), limit=100)
+    ends = [start + length for start, length in zip(lines["start"], lines["length"], strict=True)]
+    assert max(ends) < 60
+    before = [end for end, k in zip(ends, lines["iteration"], strict=True) if k < done]
+    after = [s for s, k in zip(lines["start"], lines["iteration"], strict=True) if k >= done]
+    assert min(after) == pytest.approx(max(before))

@@ -38,7 +38,7 @@ from matcha.strategies import make_strategy, staged_plan
 from matcha.strategies import plan as make_plan
 from matcha.theory import error_bound
 from matcha.timing import Scaled, Timing
-from matcha.topology import Topology, families
+from matcha.topology import Matching, Topology, families
 
 
 @app.command("plan")
@@ -172,7 +172,7 @@ def print_plan(plan: Plan) -> None:
     table.add_column(f"time ({plan.timing.unit})", justify="right")
     table.add_column("links")
     shown = 24
-    rows = list(zip(plan.matchings, plan.probabilities, strict=True))
+    rows = _distinct(plan)
     for number, (matching, p) in enumerate(rows[:shown], start=1):
         bar = "█" * round(12 * p) or "·"
         time = f"{plan.timing.matching_time(matching):.3g}"
@@ -184,6 +184,15 @@ def print_plan(plan: Plan) -> None:
         console.print(f"  [bold]{name:<28}[/] {value}")
     for note in plan.notes:
         console.print(f"  [yellow]note:[/] {note}")
+
+
+def _distinct(plan: Plan) -> list[tuple[Matching, float]]:
+    """Each matching once, with how often it is active: a cycle may hold it with several weights."""
+    found: dict[Matching, float] = {}
+    for matching, p in zip(plan.matchings, plan.probabilities, strict=True):
+        key = tuple(sorted(matching))
+        found[key] = found.get(key, 0.0) + p
+    return list(found.items())
 
 
 def print_stages(plan: StagedPlan) -> None:

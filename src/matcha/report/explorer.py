@@ -149,7 +149,7 @@ def _point(made: Plan) -> dict[str, Any]:
     """One stop of the slider: the plan's promises and each link's share."""
     activity = link_activity(made)
     drawn = len(made.topology.links) <= MAX_LINKS
-    colors = _matching_of(made) if drawn else None
+    colors = _matching_of(made) if drawn and any(activity.values()) else None
     return {
         "budget": short(made.budget),
         "rho": short(made.rho),
@@ -158,6 +158,7 @@ def _point(made: Plan) -> dict[str, Any]:
         "time": short(made.expected_comm_time),
         "alpha": short(made.alpha),
         "mixing": made.mixing,
+        "averages": made.mixing == "average",
         "omega": None if made.omega is None else _short_list(made.omega),
         "probabilities": _short_list(made.probabilities) if colors else None,
         "matching": colors,

@@ -107,8 +107,13 @@ def check_format(path: str | Path) -> Path:
 
 
 def link_activity(plan: Plan) -> dict[Link, float]:
-    """How often each link is used, in exchanges per iteration; in messages, of a one-way link."""
+    """How often each link is used, in exchanges per iteration; in messages, of a one-way link.
+
+    Zero for every link where workers average all at once, as `allreduce` and `local` do.
+    """
     activity = dict.fromkeys(plan.topology.links, 0.0)
+    if plan.mixing == "average":
+        return activity  # an exact average over all workers goes over no link of the plan's own
     # Where links carry both ways a message is half an exchange, whichever way it goes.
     part = 0.5 if plan.process.is_one_way and not plan.topology.directed else 1.0
     for matching, p in zip(plan.matchings, plan.probabilities, strict=True):
@@ -269,6 +274,8 @@ def _link_colors(
     plan: Plan, activity: Mapping[Link, float]
 ) -> tuple[dict[Link, Any], list[tuple[Any, str]]]:
     """A colour for each link, and what the colours mean."""
+    if not any(activity.values()):
+        return dict.fromkeys(activity, "#bbbbbb"), [("#bbbbbb", "not used by this plan")]
     if len(plan.matchings) <= len(PALETTE) * 2 and not _overlap(plan):
         colors = [_palette(j) for j in range(len(plan.matchings))]
         legend = [
@@ -388,7 +395,7 @@ def draw_curves(runs: Sequence[Run], metric: str, axis: str, target: float | Non
     if target is not None:
         axes.axhline(target, color="#555555", lw=0.8, ls=":")
     if metric != "test_accuracy":
-        axes.set_yscale("log")
+        axes.set_yscale("log", nonpositive="mask")  # and not a fall to the axis' foot
     if is_any_diverged and sound:  # the last values of a diverged run would flatten all others
         axes.set_ylim(min(sound) / 1.15, max(sound) * 1.15)
     if axis == "megabytes_sent":

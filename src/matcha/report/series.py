@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -125,7 +126,11 @@ def timeline(run: Run, limit: int = MAX_SPANS) -> dict[str, Any] | None:
     `planned` says so. None when there is neither.
     """
     planned = not run.spans
-    spans = _planned_spans(run, limit) if planned else _first_rounds(run.spans, limit)
+    spans = (
+        _planned_spans(run, limit)
+        if planned
+        else _without_evaluations(_first_rounds(run.spans, limit), run.records)
+    )
     if not spans:
         return None
     origin = min(s.start for s in spans)
@@ -171,6 +176,26 @@ def _parts(plan: PlanLike, round_: Round) -> Iterator[tuple[list[int], float]]:
     for matching in round_.matchings:
         workers = sorted(end for link in matching for end in link)
         yield workers, plan.timing.matching_time(matching)
+
+
+def _without_evaluations(spans: Sequence[Span], records: Sequence[Record]) -> list[Span]:
+    """The spans without the stretches between epochs in which nobody trains.
+
+    Models are evaluated and saved there, off the run's clock: drawn, they would be idle time.
+    """
+    kept = list(spans)
+    for done in sorted({record.iteration for record in records}):
+        before = [span.end for span in kept if span.iteration < done]
+        after = [span.start for span in kept if span.iteration >= done]
+        pause = min(after) - max(before) if before and after else 0.0
+        if pause > 0:
+            kept = [
+                replace(span, start=span.start - pause, end=span.end - pause)
+                if span.iteration >= done
+                else span
+                for span in kept
+            ]
+    return kept
 
 
 def _first_rounds(spans: Sequence[Span], limit: int) -> list[Span]:

@@ -189,9 +189,11 @@ def _plain(value: Any) -> str | int:
 
 def _cell(column: Column, row: Mapping[str, Any], best: Any) -> str:
     value = column.value(row)
-    text = html.escape(cell(column, row))
+    text, *spread = map(html.escape, cell(column, row).split(" ± "))
     if value is not None and value == best:
         text = f'<strong>{text}<span class="sr"> (best)</span></strong>'
+    # Beneath its value, so that many columns have room on a page.
+    text += "".join(f'<span class="spread"> ± {part}</span>' for part in spread)
     return f"<td>{text}</td>" if value is None else f'<td data-value="{value}">{text}</td>'
 
 

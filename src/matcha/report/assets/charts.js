@@ -35,6 +35,9 @@ const tickText = (value) => {
   const step = Math.round(value / 10 ** power);
   return `${step === 1 ? "" : `${step}·`}10<sup>${power}</sup>`;
 };
+// A logarithmic axis has no place for zero: plotly would draw a fall to its foot.
+const withoutZeros = (traces) => traces.map((trace) =>
+  ({ ...trace, y: trace.y.map((y) => (y > 0 ? y : null)) }));
 const valueAxis = (title, traces, logarithmic) => {
   const more = {};
   // Runs that diverged leave at the top: their last values would flatten all others.

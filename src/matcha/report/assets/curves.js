@@ -64,7 +64,7 @@ const lossChart = (x) => () => {
   const across = x === "megabytes_sent"
     ? axis("megabytes sent by a worker, in the mean", { type: "log", dtick: 1 })
     : axis(NAMES[x], { rangemode: "tozero" });
-  return { traces, layout: layoutOf(across,
+  return { traces: $("log").checked ? withoutZeros(traces) : traces, layout: layoutOf(across,
     valueAxis(NAMES[metric], traces, $("log").checked), targetShapes()) };
 };
 
@@ -109,7 +109,7 @@ if (data.runs.some((run) => run.curves.consensus_distance)) {
     const traces = [...bandTraces("consensus_distance", "iteration"),
       ...thinTraces("predicted_consensus", "iteration", "predicted"),
       ...curveTraces("consensus_distance", "iteration")];
-    return { traces, layout: layoutOf(axis("iterations", { rangemode: "tozero" }),
+    return { traces: withoutZeros(traces), layout: layoutOf(axis("iterations", { rangemode: "tozero" }),
       valueAxis("consensus distance", traces, true)) };
   });
   dataTables.consensus = () => ({

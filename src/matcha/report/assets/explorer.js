@@ -75,6 +75,12 @@ const update = () => {
 };
 
 const listMatchings = (point) => {
+  if (!point.activation.some((often) => often > 0)) {
+    $("matchings").replaceChildren(element("li", {}, point.averages
+      ? "This strategy averages over all workers at once: it has no links of its own."
+      : "This strategy uses no link."));
+    return;
+  }
   if (!point.matching) {
     $("matchings").replaceChildren(element("li", {},
       "This strategy picks matchings that overlap: a link has a share of its own, no colour."));
@@ -104,7 +110,7 @@ const sweepChart = (key, logarithmic) => () => {
   const traces = sweepTraces(key);
   listKeys(`chart-${key}`, Object.keys(explorer.net.strategies).map((name) =>
     [swatch(styleOf(name)), name]));
-  return { traces, layout: layoutOf(axis("budget C<sub>b</sub>", { range: [0, 1.02] }),
+  return { traces: logarithmic ? withoutZeros(traces) : traces, layout: layoutOf(axis("budget C<sub>b</sub>", { range: [0, 1.02] }),
     valueAxis("", traces, logarithmic), { margin: { l: 48, r: 10, t: 6, b: 40 },
       shapes: cursor(explorer.net.budgets[explorer.stop]) }) };
 };

@@ -55,7 +55,7 @@ if (timed.length) {
     const { planned, unit } = run.timeline;
     $("timeline-note").textContent = planned
       ? `No spans were recorded for this run, so this is the plan's schedule, in ${unit}: communication only.`
-      : `The first ${rounds.length} rounds of the run as recorded; gaps are idle time. Drag to zoom, double-click to reset.`;
+      : `The first ${rounds.length} rounds of the run as recorded; gaps are idle time, and evaluations, which the clock does not count, are left out. Drag to zoom, double-click to reset.`;
     say();
   };
   const say = () => {
