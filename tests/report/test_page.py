@@ -2,15 +2,17 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 from tests.quadratics import write_quadratic_run
+from tests.report.runs import run_of
 
 import matcha
 from matcha.errors import InputError
 from matcha.records import read_run
 from matcha.report import load_runs, write_report
-from matcha.report.page import MAX_BYTES, embed_json
+from matcha.report.page import MAX_BYTES, build_payload, embed_json, render
 
 
 def payload_of(page):
@@ -87,3 +89,12 @@ def test_plans_alone_make_a_page_to_explore(tmp_path):
     assert payload["runs"] == []
     assert payload["networks"][0]["start"] == {"strategy": "matcha", "budget": 0.5}
     assert 'id="results" aria-labelledby="results-title" hidden' in page.read_text()
+
+
+def test_a_headline_is_coloured_only_where_there_is_a_winner(tmp_path):
+    quick = run_of([4, 1, 1], strategy="greedy", tmp_path=tmp_path)
+    slow = run_of([4, 1, 1], strategy="vanilla", seconds=9, tmp_path=tmp_path)
+    tied = replace(quick, header=replace(quick.header, strategy="matcha"))
+    for runs, expected in (([quick, slow], "headline decided"), ([quick, tied], "headline")):
+        page = render(build_payload(runs, target=2), runs)
+        assert f'<p class="{expected}">' in page

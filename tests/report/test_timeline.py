@@ -58,7 +58,7 @@ def test_vanillas_load_is_the_degree(tmp_path):
 
 
 def test_evaluations_are_not_drawn_as_idle_time(run):
-    """Between epochs nobody trains: the clock stands still, and so does the timeline."""
+    """Between epochs no worker trains: the clock stands still, and so does the timeline."""
     done = 5
     paused = [
         replace(s, start=s.start + 60, end=s.end + 60) if s.iteration >= done else s

@@ -127,7 +127,7 @@ def test_equal_times_of_one_seed_are_a_tie_in_this_run():
     assert found.sentence.startswith("A tie in this run: greedy (2 s) and matcha (2 s)")
 
 
-def test_a_gap_in_accuracy_that_the_test_set_cannot_tell_excludes_nobody():
+def test_a_gap_in_accuracy_that_the_test_set_cannot_tell_excludes_no_run():
     """Six of 300 images: 2 points, with standard errors of 1.2 points each."""
     found = verdict(
         row("local", 7.5, accuracy=0.93, error=0.015),

@@ -235,6 +235,7 @@ def render(payload: Mapping[str, Any], runs: Sequence[Run]) -> str:
     has = _sections(payload)
     holes = {
         "title": html.escape(payload["title"]),
+        "decided": "" if payload["winner"] is None else " decided",
         "headline": html.escape(payload["verdict"]),
         "facts": _facts(payload, runs),
         "results": results_table(payload) if runs else "",

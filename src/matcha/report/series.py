@@ -179,7 +179,7 @@ def _parts(plan: PlanLike, round_: Round) -> Iterator[tuple[list[int], float]]:
 
 
 def _without_evaluations(spans: Sequence[Span], records: Sequence[Record]) -> list[Span]:
-    """The spans without the stretches between epochs in which nobody trains.
+    """The spans without the stretches between epochs without any training.
 
     Models are evaluated and saved there, off the run's clock: drawn, they would be idle time.
     """
