@@ -104,8 +104,9 @@ def read_peers(path: str | Path) -> Peers:
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not text"
+    except (OSError, ValueError) as error:
+        reason = "it is not text" if isinstance(error, UnicodeDecodeError) else None
+        reason = reason or getattr(error, "strerror", None) or error
         raise InputError(f"the peers file {str(path)!r} cannot be read: {reason}.") from None
     found: dict[int, Address | None] = {}
     for number, line in enumerate(text.splitlines(), 1):
