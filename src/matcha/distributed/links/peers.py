@@ -105,8 +105,9 @@ def read_peers(path: str | Path) -> Peers:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        reason = "it is not text" if isinstance(error, UnicodeDecodeError) else None
-        reason = reason or getattr(error, "strerror", None) or error
+        reason = getattr(error, "strerror", None) or str(error)
+        if isinstance(error, UnicodeDecodeError):
+            reason = "it is not text"
         raise InputError(f"the peers file {str(path)!r} cannot be read: {reason}.") from None
     found: dict[int, Address | None] = {}
     for number, line in enumerate(text.splitlines(), 1):
