@@ -46,8 +46,8 @@ def test_slow_links_ask_for_less_communication():
 
 
 def test_unlike_data_asks_for_more_communication():
-    alike = small(link_time=0.2, problem=Problem(target=0.01))
-    unlike = small(link_time=0.2, problem=Problem(target=0.01, dissimilarity=5.0))
+    alike = small(link_time=0.2, problem=Problem(target_gap=0.01))
+    unlike = small(link_time=0.2, problem=Problem(target_gap=0.01, dissimilarity=5.0))
     assert unlike.best.budget >= alike.best.budget
     assert unlike.best.seconds > alike.best.seconds
     assert all(p.drift_error > p.consensus_error for p in unlike.points)
@@ -164,7 +164,7 @@ def test_iterations_are_inferred_from_neighbours():
         ({"latency": 0.05}, "latency"),
         ({"wires": []}, "a wire"),
         ({"wires": ["modulo:5"]}, "bits"),
-        ({"problem": Problem(target=1e-9, gradient_variance=1e9)}, "no strategy reaches"),
+        ({"problem": Problem(target_gap=1e-9, gradient_variance=1e9)}, "no strategy reaches"),
     ],
 )
 def test_bad_input_is_explained(options, complaint):
@@ -187,7 +187,7 @@ def test_link_times_of_the_topology_are_used():
         {"gradient_variance": -1.0},
         {"coupling": -1.0},
         {"strong_convexity": 2.0},
-        {"target": 2.0},
+        {"target_gap": 2.0},
     ],
 )
 def test_tasks_are_checked(wrong):

@@ -75,7 +75,7 @@ def probe_command(
             transport,
             message_bytes=int(message_mb * 1e6),
             repetitions=repetitions,
-            timeout=deadline,
+            deadline=deadline,
         )
     if transport.rank == 0:
         timed = graph.with_link_times(

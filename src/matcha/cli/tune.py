@@ -126,7 +126,7 @@ def tune_command(
         gradient_variance=gradient_variance,
         dissimilarity=dissimilarity,
         initial_gap=initial_gap,
-        target=target_gap,
+        target_gap=target_gap,
     )
     if task is None:
         _refuse_without_task(epochs, learning_rate, batch_size, model, data, target_loss)

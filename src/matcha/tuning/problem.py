@@ -34,11 +34,11 @@ class Problem:
     of it where the loss is convex, nothing for quadratics that share one curvature."""
     initial_gap: float = 1.0
     """F(x₁) − F*, at the start."""
-    target: float = 0.01
+    target_gap: float = 0.01
     """The wanted F(x̄) − F* of the workers' average x̄."""
 
     def __post_init__(self) -> None:
-        for name in ("smoothness", "initial_gap", "target"):
+        for name in ("smoothness", "initial_gap", "target_gap"):
             if not 0 < getattr(self, name) < math.inf:
                 raise InputError(f"{name} is {getattr(self, name)!r}, but it must be positive.")
         for name in ("gradient_variance", "dissimilarity", "coupling"):
@@ -48,7 +48,7 @@ class Problem:
             value = getattr(self, name)
             if value is not None and not 0 < value <= self.smoothness:
                 raise InputError(f"{name} is {value!r}, but it lies in (0, smoothness].")
-        if self.target >= self.initial_gap:
+        if self.target_gap >= self.initial_gap:
             raise InputError("the target is no better than the start: lower it.")
 
 
@@ -85,7 +85,7 @@ def fewest_iterations(
         return math.inf, 0.0
 
     def needed(rate: float) -> float:
-        left = problem.target - floor(problem, num_workers, rate, noise, drift)
+        left = problem.target_gap - floor(problem, num_workers, rate, noise, drift)
         if left <= 0:
             return math.inf
         return _progress(left / problem.initial_gap, problem) / rate
