@@ -89,3 +89,13 @@ def test_commands_that_train_say_what_is_missing_before_anything_is_written(argu
     assert done.returncode == 4
     assert done.stderr == 'matcha: this needs torch: pip install "matcha-sgd[torch]"\n'
     assert not list(tmp_path.iterdir())
+
+
+def test_training_without_torch_says_what_to_install():
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "try:\n    import matcha.distributed\n"
+        "except ImportError as error:\n    print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == 'this needs torch: pip install "matcha-sgd[torch]"\n', done.stderr

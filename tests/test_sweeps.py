@@ -48,3 +48,13 @@ def test_a_budget_buys_more_rounds_over_a_smaller_wire():
     assert [p.wire for p in points.of("allreduce")] == ["float32"]
     assert points.wires == ("float32", "modulo:4")
     assert [plan.wire.name for plan in points.plans] == [p.wire for p in points]
+
+
+def test_one_budget_strategy_and_wire_need_no_list():
+    ring = matcha.families.ring(4)
+    one = matcha.sweep(ring, 0.5, "periodic", wires="float32")
+    assert one.points == matcha.sweep(ring, [0.5], ["periodic"], wires=["float32"]).points
+    tuned = matcha.tune(
+        ring, compute_time=0.1, link_time=0.1, strategies="periodic", budgets=0.5, wires="float32"
+    )
+    assert [(p.strategy, p.budget, p.wire) for p in tuned.points] == [("periodic", 0.5, "float32")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from numbers import Real
 from typing import Any
 
 from matcha._io import encode_number
@@ -72,10 +73,10 @@ class Sweep:
 
 def sweep(
     topology: TopologyLike,
-    budgets: Sequence[float] = DEFAULT_BUDGETS,
-    strategies: Sequence[str | Strategy] = COMPARED,
+    budgets: float | Sequence[float] = DEFAULT_BUDGETS,
+    strategies: str | Strategy | Sequence[str | Strategy] = COMPARED,
     *,
-    wires: Sequence[str] = ("float32",),
+    wires: str | Sequence[str] = ("float32",),
     progress: ProgressCallback | None = None,
     **options: Any,
 ) -> Sweep:
@@ -85,9 +86,10 @@ def sweep(
 
     Args:
         topology: As for `matcha.plan`.
-        budgets: Values of C_b in (0, 1].
-        strategies: As for `matcha.plan`: names, or strategies with options.
-        wires: Names as for `matcha.plan`: what messages hold. The budget counts time, so over a
+        budgets: One or several values of C_b in (0, 1].
+        strategies: One or several, as for `matcha.plan`: names, or strategies with options.
+        wires: One or several names as for `matcha.plan`: what messages hold. The budget counts
+            time, so over a
             smaller wire it buys more rounds; budgets that buy all rounds are left out but the
             least of them.
         progress: Called with (done, total, "plans") after each plan.
@@ -103,6 +105,7 @@ def sweep(
     """
     if "wire" in options:
         raise InputError("a sweep takes wires=[…], one or several.")
+    budgets, strategies, wires = several(budgets), several(strategies), several(wires)
     if not budgets or not strategies or not wires:
         raise InputError("a sweep needs at least one budget, one strategy and one wire.")
     topology = as_topology(topology)
@@ -114,6 +117,15 @@ def sweep(
         if progress is not None:
             progress(done, len(wanted), "plans")
     return Sweep(topology=topology, points=tuple(map(point_of, plans)), plans=tuple(plans))
+
+
+def several(given: Any) -> Sequence[Any]:
+    """What an argument that takes one or several was given, as a sequence.
+
+    >>> several(0.5), several("greedy"), several(["greedy", "vanilla"])
+    ((0.5,), ('greedy',), ('greedy', 'vanilla'))
+    """
+    return (given,) if isinstance(given, (str, Strategy, Real)) else tuple(given)
 
 
 def combinations(

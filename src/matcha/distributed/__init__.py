@@ -6,6 +6,13 @@ gossip = Gossip(model, optimizer, plan)     # consensus now follows every optimi
 ```
 """
 
+from matcha.errors import missing_package
+
+try:
+    import torch as _  # noqa: F401
+except ImportError as error:
+    raise (missing_package(error) or error) from None
+
 from matcha._io.keys import Keys
 from matcha.distributed.gossip import Gossip
 from matcha.distributed.launch.environment import default_transport

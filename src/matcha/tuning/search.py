@@ -11,7 +11,7 @@ from matcha.errors import InputError
 from matcha.plans import Plan
 from matcha.strategies import Strategy, is_control
 from matcha.strategies import plan as make_plan
-from matcha.sweeps import combinations
+from matcha.sweeps import combinations, several
 from matcha.theory import admissible_learning_rate, consensus_error, drift_error
 from matcha.timing import default_timing
 from matcha.topology import Topology
@@ -35,9 +35,9 @@ def tune(
     link_time: float | None = None,
     latency: float = 0.0,
     problem: Problem | None = None,
-    strategies: Sequence[str | Strategy] = DEFAULT_STRATEGIES,
-    budgets: Sequence[float] = DEFAULT_BUDGETS,
-    wires: Sequence[str] = DEFAULT_WIRES,
+    strategies: str | Strategy | Sequence[str | Strategy] = DEFAULT_STRATEGIES,
+    budgets: float | Sequence[float] = DEFAULT_BUDGETS,
+    wires: str | Sequence[str] = DEFAULT_WIRES,
     overlap: bool = False,
     seed: int = 0,
     trials: Trials | None = None,
@@ -76,7 +76,9 @@ def tune(
     """
     topology, problem = as_topology(topology), problem or Problem()
     network, unit_seconds = _network(topology, compute_time, link_time, latency)
-    wanted = combinations(network, default_timing(network), strategies, budgets, wires)
+    wanted = combinations(
+        network, default_timing(network), several(strategies), several(budgets), several(wires)
+    )
     if not wanted or max_trials < 1:
         raise InputError("tuning needs a strategy, a budget, a wire and at least one trial.")
     steps = len(wanted) + (max_trials if trials is not None else 0)
