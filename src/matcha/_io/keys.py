@@ -1,4 +1,4 @@
-"""Keys: an authority a run and a certificate a worker, so that links know who is at the other end.
+"""Keys: one authority per run, one certificate per worker, so that links know their other end.
 
 A directory of keys holds `authority.pem` and `authority.key`, `worker-3.pem` and `worker-3.key` for
 each worker, and `revoked.txt`. A worker needs `authority.pem`, its own two files and, if there is

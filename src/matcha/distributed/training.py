@@ -142,7 +142,7 @@ class Training:
         sent = self.gossip.state.exchange.bytes_sent
         self.gossip.state.stopwatch.restart()
         done, epoch = 0, self.progress.epoch
-        # By the plan's count, not by a loop's own: who comes back starts in the middle.
+        # By the plan's count, not by a loop's own: a worker that is back starts midway.
         while (k := self.gossip.iteration - epoch * steps) < steps and self.progress.epoch == epoch:
             rate = self._set_rate(epoch + k / steps)
             # Of all workers' rows this one takes its own: a row's place is its worker's number.

@@ -131,7 +131,7 @@ class Agenda:
             if (j, i) not in self._wanted:
                 continue
             is_held_up = i in busy or j in busy
-            # Who is free waits for the partner of its oldest wish: two that have just met would
+            # A free worker waits for the partner of its oldest wish: two that have just met would
             # otherwise be the only free ones, and meet again and again.
             busy |= {i, j}
             if is_held_up:

@@ -281,7 +281,7 @@ def through(turns: Turns, x: Array, weight: float) -> Array:
 def connects(turns: Turns, num_workers: int) -> bool:
     """Whether the links of a cycle join all workers: every cut is crossed.
 
-    Where messages go round cycles of workers, who is joined is also reached.
+    Where messages go round cycles of workers, joined workers are also reached.
     """
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
