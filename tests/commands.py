@@ -11,10 +11,24 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from unittest.mock import patch
 
+from tests.forks import forked_commands
+
 from matcha.cli import main
 from matcha.cli.output import console
 
 TERMINAL = {"COLUMNS": "160", "NO_COLOR": "1", "TERM": "dumb"}  # wide and colourless
+
+
+def matcha_fork(*arguments, cwd=None, timeout=240, **environment):
+    """`matcha ARGUMENTS…` in a process of its own, a fork of one that has imported PyTorch."""
+    return subprocess.run(
+        [str(forked_commands() / "matcha"), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        cwd=cwd,
+        env={**os.environ, **TERMINAL, **environment},
+    )
 
 
 def matcha_process(*arguments, cwd=None, timeout=120, **environment):

@@ -23,7 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-MODULES = {"matcha": "matcha.cli", "torchrun": "torch.distributed.run", "python": None}
+MODULES = {"matcha": "matcha.cli", "python": None, "torchrun": "torch.distributed.run"}
 _LENGTH = struct.Struct("!I")
 
 
@@ -197,4 +197,7 @@ def _become(name: str, arguments: list[str], environment: dict[str, str], folder
 
 
 if __name__ == "__main__":
+    if sys.argv[1] == "--install":
+        install(Path(sys.argv[2]))
+        signal.pause()
     sys.exit(_call(sys.argv[1], sys.argv[2], sys.argv[3:]))

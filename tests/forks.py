@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -26,6 +30,20 @@ def _fork_server() -> ForkServer:
     server = ForkServer(os.environ)  # ends with this process
     signal.signal(signal.SIGINT, before)
     return server
+
+
+@cache
+def forked_commands() -> Path:
+    """A folder with `matcha`, `python` and `torchrun` as forks; see `forked_commands.py`."""
+    folder = Path(tempfile.mkdtemp(prefix="commands-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    log, last = folder / "log", folder / "torchrun"
+    script = str(Path(__file__).parent / "forked_commands.py")
+    server = start_script(script, "--install", str(folder), environment=os.environ, log=log)
+    while not (last.exists() and os.access(last, os.X_OK)):
+        assert server.poll() is None, log.read_text()
+        time.sleep(0.02)
+    return folder
 
 
 def start_script(

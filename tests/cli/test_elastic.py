@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.commands import matcha_command, matcha_process
+from tests.commands import matcha_command, matcha_fork
 
 from matcha._io.keys import new_keys
 from matcha.records import read_run
@@ -12,7 +12,7 @@ from matcha.records import read_run
 @pytest.mark.slow
 def test_a_task_trains_elastically_with_keys(tmp_path) -> None:
     new_keys(tmp_path / "keys", 3)
-    done = matcha_process(
+    done = matcha_fork(
         "train", "logistic", "--topology", "ring:3", "--strategy", "greedy", "--epochs", 2,
         "--elastic", "--keys", tmp_path / "keys", "--no-report", "--output", tmp_path / "run",
     )  # fmt: skip

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.commands import matcha_command, matcha_process
+from tests.commands import matcha_command, matcha_fork
 
 from matcha import Topology
 
@@ -13,7 +13,7 @@ from matcha import Topology
 def test_the_command_writes_link_times_once(tmp_path: Path) -> None:
     output = tmp_path / "network.json"
     arguments = ("probe", "ring:3", "-o", output, "--message-mb", "0.1", "--repetitions", "2")
-    done = matcha_process(*arguments, "--json")
+    done = matcha_fork(*arguments, "--json")
     assert done.returncode == 0, done.stderr
     printed = json.loads(done.stdout)
     measured = Topology.read(output)
@@ -24,5 +24,5 @@ def test_the_command_writes_link_times_once(tmp_path: Path) -> None:
     again = matcha_command(*arguments)
     assert again.returncode == 2
     assert "exists: choose another name, or --force to overwrite it" in again.stderr
-    forced = matcha_process(*arguments, "--force")
+    forced = matcha_fork(*arguments, "--force")
     assert forced.returncode == 0, forced.stderr

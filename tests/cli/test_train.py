@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.commands import matcha_command, matcha_process
+from tests.commands import matcha_command, matcha_fork
 
 from matcha.plans import load_plan
 from matcha.records import read_run
@@ -59,18 +59,18 @@ def test_options_that_would_be_ignored_are_named_together(tmp_path: Path) -> Non
 def test_a_task_trains_and_resumes(tmp_path: Path) -> None:
     arguments = ["train", "quadratic", "-t", "path:2", "-s", "greedy", "-b", "0.5", "-o", "run"]
     arguments += ["--checkpoint-every", "1", "--overlap", "--wire", "bfloat16"]
-    done = matcha_process(*arguments, "--epochs", "1", cwd=tmp_path)
+    done = matcha_fork(*arguments, "--epochs", "1", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "epoch 1/1" in done.stdout
     again = matcha_command(*arguments, cwd=tmp_path)
     assert again.returncode == 2
     assert "already holds a run" in again.stderr
-    other = matcha_process(*arguments, "--epochs", "2", "--lr", "1", "--resume", cwd=tmp_path)
+    other = matcha_fork(*arguments, "--epochs", "2", "--lr", "1", "--resume", cwd=tmp_path)
     assert other.returncode == 2
     assert "was started with another schedule" in other.stderr
-    resumed = matcha_process(*arguments, "--epochs", "2", "--resume", cwd=tmp_path)
+    resumed = matcha_fork(*arguments, "--epochs", "2", "--resume", cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
-    over = matcha_process(*arguments, "--epochs", "2", "--resume", cwd=tmp_path)
+    over = matcha_fork(*arguments, "--epochs", "2", "--resume", cwd=tmp_path)
     assert over.returncode == 2
     assert over.stderr.startswith("matcha: there was nothing left to train")
     assert over.stderr.count("\n") == 1  # one sentence, and no worker was started to say it
@@ -88,7 +88,7 @@ def test_a_task_trains_and_resumes(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_staged_plan_trains(staged_file, tmp_path: Path) -> None:
     arguments = ["logistic", "--plan", staged_file, "-o", "run", "--epochs", "1", "--no-report"]
-    done = matcha_process("train", *arguments, cwd=tmp_path)
+    done = matcha_fork("train", *arguments, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     run = read_run(tmp_path / "run")
     assert run.plan == load_plan(staged_file)

@@ -8,7 +8,7 @@ import time
 
 import psutil
 import pytest
-from tests.commands import matcha_command, matcha_process
+from tests.commands import matcha_command, matcha_fork
 from tests.forks import start_command
 from tests.quadratics import write_quadratic_run
 
@@ -49,7 +49,7 @@ def test_no_run_is_one_sentence(tmp_path):
 @pytest.mark.slow
 def test_training_can_be_watched_and_leaves_a_report(tmp_path):
     arguments = ("train", "logistic", "--topology", "path:2", "--epochs", 2, "--watch")
-    done = matcha_process(*arguments, "-o", tmp_path / "run", timeout=240)
+    done = matcha_fork(*arguments, "-o", tmp_path / "run", timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "epoch 2 of 2" in done.stdout
     assert (tmp_path / "run" / "logs" / "worker-1.log").exists()
@@ -61,7 +61,7 @@ def test_training_can_be_watched_and_leaves_a_report(tmp_path):
 def test_a_watched_worker_that_fails_is_quoted(tmp_path):
     arguments = ("train", "logistic", "--topology", "path:2", "--epochs", "1", "--watch")
     broken = {"GLOO_SOCKET_IFNAME": "nosuch0"}  # what only a worker can find out
-    done = matcha_process(*arguments, "-o", tmp_path / "run", timeout=240, **broken)
+    done = matcha_fork(*arguments, "-o", tmp_path / "run", timeout=240, **broken)
     assert done.returncode == 1  # as the worker itself
     assert done.stderr.startswith("matcha: worker 0 failed with exit code 1:")
     said = done.stderr.rstrip().splitlines()[-1]  # the end of its traceback, or all of it
