@@ -4,7 +4,7 @@ FROM python:3.11-slim
 
 RUN useradd --create-home worker
 WORKDIR /home/worker
-COPY pyproject.toml README.md LICENSE constraints.txt ./
+COPY pyproject.toml hatch_build.py README.md LICENSE constraints.txt ./
 COPY src ./src
 RUN pip install --no-cache-dir --extra-index-url https://download.pytorch.org/whl/cpu \
     --constraint constraints.txt ".[torch]"

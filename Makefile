@@ -93,7 +93,8 @@ EXTRAS_run := torch,plot
 EXTRAS_test := test
 EXTRAS_docs := docs
 EXTRAS_integration := integration
-$(INSTALLED)-%: pyproject.toml constraints.txt | $(BIN)/python
+COMPILED := hatch_build.py src/matcha/wires/library.py src/matcha/wires/kernels.c
+$(INSTALLED)-%: pyproject.toml constraints.txt $(COMPILED) | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt \
 	    --editable ".[$(EXTRAS_$*)]"
 	touch $@
@@ -109,4 +110,4 @@ versions:
 	    tests/simulation tests/distributed tests/cli tests/test_import.py
 
 clean:
-	rm -rf .venv $(VERSIONS) build dist site runs .mypy_cache .pytest_cache .ruff_cache
+	rm -rf src/matcha/wires/kernels-*.so .venv $(VERSIONS) build dist site runs .mypy_cache .pytest_cache .ruff_cache

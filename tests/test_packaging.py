@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -21,6 +22,7 @@ from packaging.utils import canonicalize_name
 from tests.commands import matcha_process
 
 import matcha
+from matcha.wires import library
 
 ROOT = Path(__file__).parent.parent
 DATA = ("topology/paper_graphs.json", "py.typed", "report/assets/page.html")
@@ -48,6 +50,10 @@ def built(tmp_path_factory):
 def installed(built, tmp_path_factory):
     """The wheel's console script in a new environment that borrows the dependencies of this one."""
     folder = tmp_path_factory.mktemp("a new") / "env"  # the space is deliberate
+    return new_environment(folder, built[1])
+
+
+def new_environment(folder, wheel):
     venv.create(folder, with_pip=False, symlinks=True)
     python = folder / "bin" / "python"
     site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
@@ -55,7 +61,7 @@ def installed(built, tmp_path_factory):
     (site / "borrowed.pth").write_text("\n".join(borrowed) + "\n")
     run(
         *(sys.executable, "-m", "pip", "--python", python, "install", "--quiet"),
-        *("--no-deps", "--no-index", "--force-reinstall", built[1]),
+        *("--no-deps", "--no-index", "--force-reinstall", wheel),
         env=_plain(),
     )
     return folder / "bin"
@@ -66,15 +72,67 @@ def _plain():
     return {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
 
 
+def meets(python, folder):
+    """Whether compiled kernels are used where a new environment's workers meet."""
+    code = (
+        "import torch; from matcha.wires import Modulo; from matcha.wires.coding import Coder\n"
+        "import matcha, logging; logging.basicConfig(level=logging.INFO)\n"
+        "ends = [torch.ones(3, 256), torch.full((3, 256), 1.001)]\n"
+        "coders = [Coder(Modulo(bits=8), end) for end in ends]\n"
+        "common = coders[0].common(coders[1].begin())\n"
+        "sent = [torch.empty(coders[0].message_bytes(3), dtype=torch.uint8) for _ in ends]\n"
+        "coded = [coders[e].encode(ends[e], 0, common, sent[e], lower=e == 0) for e in (0, 1)]\n"
+        "coders[0].move(ends[0], coded[0], sent[1], 0, common, lower=True, weight=1.0)\n"
+        "assert torch.allclose(ends[0], ends[1], atol=1e-4), ends\n"
+        "print(matcha.__file__, coders[0].compiled)"
+    )
+    done = subprocess.run(
+        [str(python), "-c", code], capture_output=True, text=True, cwd=folder, env=_plain()
+    )
+    assert done.returncode == 0, done.stderr
+    where, compiled = done.stdout.split()
+    assert Path(where).is_relative_to(folder)
+    assert done.stderr.count("torch alone") == (compiled == "False")
+    return compiled == "True"
+
+
+@pytest.mark.long("installs the wheel in a new environment; wires/test_kernels.py compiles too")
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
+def test_an_install_with_a_compiler_has_kernels(installed):
+    assert meets(installed / "python", installed.parent)
+
+
+@pytest.mark.long("builds a wheel and makes an environment; wires/test_kernels.py does without too")
+def test_an_sdist_installs_without_a_compiler(built, tmp_path):
+    environment = {**_plain(), "CC": "no-such-compiler"}
+    build = (sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-index")
+    made = subprocess.run(
+        [*build, "--no-build-isolation", "-v", "-w", tmp_path / "wheel", built[0]],
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
+    assert made.returncode == 0, made.stderr
+    assert "coded wires will be slower" in made.stdout + made.stderr
+    (wheel,) = (tmp_path / "wheel").iterdir()
+    assert wheel.name == f"matcha_sgd-{matcha.__version__}-py3-none-any.whl"
+    assert not meets(new_environment(tmp_path / "env", wheel) / "python", tmp_path)
+
+
 @pytest.mark.long("builds the wheel")
-def test_wheel_is_pure_and_holds_the_package_with_its_data(built):
+def test_wheel_holds_the_package_with_its_data_and_kernels(built):
     _, wheel = built
-    assert wheel.name == f"matcha_sgd-{matcha.__version__}-py3-none-any.whl"  # no compiler needed
+    if shutil.which("cc"):
+        assert f"{matcha.__version__}-py3-none-" in wheel.name  # of this platform, for any Python
+        assert not wheel.name.endswith("-any.whl")
+        with zipfile.ZipFile(wheel) as archive:
+            (compiled,) = [name for name in archive.namelist() if name.endswith(".so")]
+        assert compiled == f"matcha/wires/{library.path().name}"
     with zipfile.ZipFile(wheel) as archive:
         inside = set(archive.namelist())
     source = ROOT / "src" / "matcha"
     for path in source.rglob("*"):
-        if path.is_file() and "__pycache__" not in path.parts:
+        if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".so":
             assert f"matcha/{path.relative_to(source).as_posix()}" in inside, path
     assert {f"matcha/{name}" for name in DATA} <= inside
     assert not any(name.startswith(("tests/", "docs/")) for name in inside)
@@ -88,7 +146,8 @@ def test_sdist_holds_what_a_packager_needs(built):
         inside = {name.removeprefix(prefix) for name in archive.getnames()}
     for wanted in ("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "mkdocs.yml"):
         assert wanted in inside
-    assert {"CITATION.cff", "SECURITY.md"} <= inside
+    assert {"CITATION.cff", "SECURITY.md", "hatch_build.py"} <= inside
+    assert not any(name.endswith(".so") for name in inside)
     assert {"src/matcha/__init__.py", "tests/conftest.py", "docs/index.md"} <= inside
     assert not any(name.startswith((".venv", "site/", "runs/")) for name in inside)
 

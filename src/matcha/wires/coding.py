@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from matcha.wires import modulo
+from matcha.wires import kernels, modulo
 from matcha.wires.packing import pack, unpack
 from matcha.wires.wire import Modulo
 
@@ -37,6 +37,8 @@ class Coder:
     def __init__(self, wire: Modulo, blocks: Tensor) -> None:
         self.wire, self.block = wire, blocks.shape[-1]
         self.dtype, self.device = blocks.dtype, blocks.device
+        self.compiled = kernels.serve(blocks)
+        """Whether compiled kernels do it; a partner need not know."""
         self.scales = modulo.first_scales(blocks)
         self._sent = self.scales.to(torch.bfloat16)
         self._seen, self._finest = torch.zeros_like(self.scales), torch.zeros_like(self.scales)
@@ -95,17 +97,38 @@ class Coder:
             kept = torch.empty(values.numel(), dtype=torch.uint8, device=self.device)
         residues = kept[: values.numel()].view(values.shape)
         checks = torch.empty(number, dtype=torch.int32, device=self.device)
+        body, tail = self._split(message, number)
         here = slice(start, start + number)
-        # What there is one of a block is worked out for all blocks at once: long operations.
-        lengths = torch.linalg.vector_norm(values, dim=-1)
+        scales = common[here].contiguous()
+        if self.compiled and values.is_contiguous():
+            lengths = kernels.encode(values, scales, wire, residues, body, checks, lower=lower)
+        else:
+            lengths = torch.linalg.vector_norm(values, dim=-1)
+            self._encode(values, scales, lengths, residues, checks, lower=lower)
+            pack(residues.view(-1), wire.bits, body)
         finest = modulo.finest_scales(lengths, wire, self.block)
         torch.maximum(self._finest[here], finest, out=self._finest[here])
-        step = modulo.grid(common[here], wire)
+        tail.copy_(checks.view(torch.uint8))
+        return Coded(residues=residues, checks=checks)
+
+    def _encode(
+        self,
+        values: Tensor,
+        common: Tensor,
+        lengths: Tensor,
+        residues: Tensor,
+        checks: Tensor,
+        *,
+        lower: bool,
+    ) -> None:
+        """What `kernels.encode` does, with torch, but for packing."""
+        # What there is one of a block is worked out for all blocks at once: long operations.
+        wire, step = self.wire, modulo.grid(common, self.wire)
         small = modulo.are_small(lengths, step)
         weights = modulo.weights(self.block, torch.int32, self.device)
-        order = modulo.orders(common[here])
+        order = modulo.orders(common)
         shift = 0.0 if lower else wire.shift
-        for part, memory, spare in self._chunks(number):
+        for part, memory, spare in self._chunks(len(values)):
             y = modulo.rotate(values[part], memory, spare)
             n = modulo.whole_numbers(y, step[part], shift, small=small)
             residues[part] = n
@@ -113,10 +136,6 @@ class Coder:
             torch.index_select(weights, 0, order[part], out=counts)
             torch.sum(n.mul_(counts), -1, dtype=torch.int32, out=checks[part])
         residues.bitwise_left_shift_(8 - wire.bits)
-        body, tail = self._split(message, number)
-        pack(residues.view(-1), wire.bits, body)
-        tail.copy_(checks.view(torch.uint8))
-        return Coded(residues=residues, checks=checks)
 
     def decode(
         self, mine: Coded, arrived: Tensor, start: int, common: Tensor, *, lower: bool
@@ -135,40 +154,87 @@ class Coder:
         Yields:
             Which of the message's blocks, and the difference there, in memory that is used again.
         """
+        raised, step = self._compare(mine, arrived, start, common, lower=lower)
+        for part, k, spare in self._chunks(len(raised)):
+            k.copy_(raised[part])
+            if self.wire.shift:
+                k.add_(self.wire.shift / self._unit)
+            # Rotated before it is scaled: whole numbers this small add up exactly in any order.
+            yield part, modulo.unrotate(k, spare).mul_(step[part].unsqueeze(-1))
+
+    def move(
+        self,
+        values: Tensor,
+        mine: Coded,
+        arrived: Tensor,
+        start: int,
+        common: Tensor,
+        *,
+        lower: bool,
+        weight: float,
+    ) -> None:
+        """Add the weight times the difference that `decode` finds to blocks of values.
+
+        Args:
+            values: blocks as rows.
+            mine: what `encode` returned.
+            arrived: the partner's message.
+            start: the first block's number.
+            common: the link's scales of all blocks.
+            lower: whether this worker is the lower end of the link.
+            weight: of the difference, upper minus lower end.
+        """
+        if self.compiled and values.is_contiguous():
+            raised, step = self._compare(mine, arrived, start, common, lower=lower)
+            kernels.move(values, raised, step, self.wire, weight)
+            return
+        for part, difference in self.decode(mine, arrived, start, common, lower=lower):
+            values[part].add_(difference, alpha=weight)
+
+    @property
+    def _unit(self) -> float:
+        """Steps per number in the upper bits of a byte."""
+        return 2.0 ** (self.wire.bits - 8)
+
+    def _compare(
+        self, mine: Coded, arrived: Tensor, start: int, common: Tensor, *, lower: bool
+    ) -> tuple[Tensor, Tensor]:
+        """The difference in the upper bits of bytes, and what each block's is to be times."""
         wire, number = self.wire, len(mine.checks)
         body, tail = self._split(arrived.to(self.device), number)
         checks = tail.clone().view(torch.int32)
         apart = checks - mine.checks if lower else mine.checks - checks
         if len(self._unpacked) < number * self.block:
             self._unpacked = torch.empty(number * self.block, dtype=torch.uint8, device=self.device)
-        theirs = unpack(body, wire.bits, self._unpacked[: number * self.block])
-        theirs = theirs.view(number, self.block)
-        ends = (theirs, mine.residues) if lower else (mine.residues, theirs)
-        raised = torch.sub(*ends, out=theirs).view(torch.int8)
-        unit = 2.0 ** (wire.bits - 8)
+        raised = self._unpacked[: number * self.block].view(number, self.block)
         here = slice(start, start + number)
-        sums, lengths = self._measure(raised, unit, modulo.orders(common[here]))
+        scales = common[here].contiguous()
+        if self.compiled and body.is_contiguous():
+            whole, lengths = kernels.compare(body, mine.residues, scales, wire, raised, lower=lower)
+            sums = whole.to(self.dtype).mul_(self._unit)
+            lengths.mul_(self._unit)
+            raised = raised.view(torch.int8)
+        else:
+            theirs = unpack(body, wire.bits, raised.view(-1)).view(raised.shape)
+            ends = (theirs, mine.residues) if lower else (mine.residues, theirs)
+            raised = torch.sub(*ends, out=theirs).view(torch.int8)
+            sums, lengths = self._measure(raised, modulo.orders(scales))
         ok = apart == sums.to(torch.int32)
-        seen = modulo.seen_scales(lengths, ok, apart, common[here], wire, self.block)
+        seen = modulo.seen_scales(lengths, ok, apart, scales, wire, self.block)
         torch.maximum(self._seen[here], seen, out=self._seen[here])
-        step = modulo.grid(common[here], wire).mul_(ok).mul_(unit)
-        step = step.mul_(modulo.shrinkage(lengths, wire, self.block)).unsqueeze(-1)
-        for part, k, spare in self._chunks(number):
-            k.copy_(raised[part])
-            if wire.shift:
-                k.add_(wire.shift / unit)
-            yield part, modulo.unrotate(k.mul_(step[part]), spare)
+        step = modulo.grid(scales, wire).mul_(ok).mul_(self._unit)
+        return raised, step.mul_(modulo.shrinkage(lengths, wire, self.block))
 
-    def _measure(self, raised: Tensor, unit: float, order: Tensor) -> tuple[Tensor, Tensor]:
-        """Of differences, in units of `unit` steps: what their checks differ by, their lengths."""
+    def _measure(self, raised: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:
+        """Of differences, in units of `_unit` steps: what their checks differ by, their lengths."""
         sums, lengths = torch.empty(2, len(raised), dtype=self.dtype, device=self.device)
         for part, k, spare in self._chunks(len(raised)):
             k.copy_(raised[part])
             sums[part] = modulo.checks(k, order[part], spare)
             if self.wire.shift:
-                k.add_(self.wire.shift / unit)
+                k.add_(self.wire.shift / self._unit)
             torch.linalg.vector_norm(k, dim=-1, out=lengths[part])
-        return sums.mul_(unit), lengths.mul_(unit)
+        return sums.mul_(self._unit), lengths.mul_(self._unit)
 
     def end(self) -> None:
         """End a round in which this worker had a meeting."""

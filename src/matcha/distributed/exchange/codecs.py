@@ -342,10 +342,15 @@ class ModuloCodec(_ScaledCodec):
         piece, lower = transfer.piece, transfer.is_lower
         coder, common = self._coders[piece.tensor], transfer.scales[piece.tensor]
         assert transfer.coded is not None
-        for part, difference in coder.decode(
-            transfer.coded, transfer.arrived, piece.start, common, lower=lower
-        ):
-            piece.values[part].add_(difference, alpha=transfer.signed_weight)
+        coder.move(
+            piece.values,
+            transfer.coded,
+            transfer.arrived,
+            piece.start,
+            common,
+            lower=lower,
+            weight=transfer.signed_weight,
+        )
         for gap in piece.padding:
             gap.zero_()
 

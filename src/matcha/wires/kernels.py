@@ -1,0 +1,124 @@
+"""Compiled kernels for blocks of 256 float32 on a CPU, one pass each: kernels.c on torch's memory.
+
+They say what `coding` says with torch. Of what travels, only a value half-way between two points of
+the grid may differ: a rotation's sums have another order there, as they do between two torches.
+The difference that two messages mean is the same to the last bit, so an end with the library may
+meet one without.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from matcha.wires import library
+from matcha.wires.shared import check_weights, signs
+from matcha.wires.wire import BLOCK, Modulo
+
+
+def serve(blocks: Tensor) -> bool:
+    """Whether these blocks can be coded here."""
+    fits = blocks.shape[-1] == BLOCK and blocks.dtype == torch.float32
+    return fits and blocks.device.type == "cpu" and library.load() is not None
+
+
+@cache
+def _signs() -> Tensor:
+    """The rotation's signs and its scale, 1/16."""
+    return torch.from_numpy(signs(BLOCK) / 16).to(torch.float32)
+
+
+@cache
+def _weights() -> Tensor:
+    return torch.from_numpy(check_weights(BLOCK)).to(torch.int16)
+
+
+def encode(
+    values: Tensor,
+    common: Tensor,
+    wire: Modulo,
+    residues: Tensor,
+    body: Tensor,
+    checks: Tensor,
+    *,
+    lower: bool,
+) -> Tensor:
+    """Write blocks' residues, their packed bytes and their checks; returns the blocks' lengths."""
+    compiled, lengths = library.load(), torch.empty_like(common)
+    assert compiled is not None
+    compiled.matcha_encode(
+        values.data_ptr(),
+        len(values),
+        common.data_ptr(),
+        wire.clip_range / wire.half,
+        0.0 if lower else wire.shift,
+        _signs().data_ptr(),
+        _weights().data_ptr(),
+        wire.bits,
+        residues.data_ptr(),
+        body.data_ptr(),
+        checks.data_ptr(),
+        lengths.data_ptr(),
+    )
+    return lengths
+
+
+def compare(
+    body: Tensor, residues: Tensor, common: Tensor, wire: Modulo, raised: Tensor, *, lower: bool
+) -> tuple[Tensor, Tensor]:
+    """Write both ends' difference in the upper bits of bytes; returns check sums and lengths.
+
+    Args:
+        body: what arrived, packed.
+        residues: this end's.
+        common: the blocks' scales on this link.
+        wire: how many bits.
+        raised: where the difference is written to, upper minus lower end.
+        lower: whether this worker is the lower end.
+    """
+    compiled = library.load()
+    assert compiled is not None
+    sums, lengths = torch.empty_like(common, dtype=torch.int32), torch.empty_like(common)
+    compiled.matcha_compare(
+        body.data_ptr(),
+        residues.data_ptr(),
+        len(common),
+        common.data_ptr(),
+        _raised_shift(wire),
+        _weights().data_ptr(),
+        wire.bits,
+        lower,
+        raised.data_ptr(),
+        sums.data_ptr(),
+        lengths.data_ptr(),
+    )
+    return sums, lengths
+
+
+def move(values: Tensor, raised: Tensor, steps: Tensor, wire: Modulo, weight: float) -> None:
+    """Add the weight times a difference to the values.
+
+    Args:
+        values: blocks as rows.
+        raised: their difference, in units of `steps`.
+        steps: one per block.
+        wire: how many bits.
+        weight: of the difference.
+    """
+    compiled = library.load()
+    assert compiled is not None
+    compiled.matcha_move(
+        raised.data_ptr(),
+        len(steps),
+        _raised_shift(wire),
+        steps.data_ptr(),
+        _signs().data_ptr(),
+        weight,
+        values.data_ptr(),
+    )
+
+
+def _raised_shift(wire: Modulo) -> int:
+    return int(wire.shift * (1 << (8 - wire.bits)))
