@@ -83,14 +83,14 @@ def meets(python, folder):
         "sent = [torch.empty(coders[0].message_bytes(3), dtype=torch.uint8) for _ in ends]\n"
         "coded = [coders[e].encode(ends[e], 0, common, sent[e], lower=e == 0) for e in (0, 1)]\n"
         "coders[0].move(ends[0], coded[0], sent[1], 0, common, lower=True, weight=1.0)\n"
-        "assert torch.allclose(ends[0], ends[1], atol=1e-4), ends\n"
+        "assert 0.0005 < float((ends[0] - 1).mean()) < 0.0015, 'it has not moved to the other'\n"
         "print(matcha.__file__, coders[0].compiled)"
     )
     done = subprocess.run(
         [str(python), "-c", code], capture_output=True, text=True, cwd=folder, env=_plain()
     )
     assert done.returncode == 0, done.stderr
-    where, compiled = done.stdout.split()
+    where, compiled = done.stdout.strip().rsplit(" ", 1)
     assert Path(where).is_relative_to(folder)
     assert done.stderr.count("torch alone") == (compiled == "False")
     return compiled == "True"
