@@ -19,15 +19,18 @@ def wires(task: str = "cifar100", epochs: int = 36, images: int = 0) -> str:
 
 def wire_costs() -> str:
     """What each wire saves and leaves, what coding costs, and what simulating it does."""
-    on = {device: result(f"wires{name}.json")["wires"] for device, name in _CODERS.items()}
+    on = {
+        device: (result(f"wires{name}.json")["wires"], prefix)
+        for device, (name, prefix) in _CODERS.items()
+    }
     simulated = result("wires_speed.json")["seconds_per_iteration"]
 
     def row(name: str, smaller: str, left: str) -> list[str]:
         speeds = [
-            f"{found[name]['encode_gb_s']:.2g} / {found[name]['decode_gb_s']:.2g}"
+            f"{found[name][f'{by}encode_gb_s']:.2g} / {found[name][f'{by}decode_gb_s']:.2g}"
             if name in found
             else "–"
-            for found in on.values()
+            for found, by in on.values()
         ]
         times = simulated.get(f"{name} local")
         ratio = f"{times / simulated['float32 local']:.2f}" if times else "–"
@@ -35,7 +38,7 @@ def wire_costs() -> str:
 
     modulo = [
         row(name, f"{one['times_smaller']:.2g}", f"{one['share_left']:.2g}")
-        for name, one in on["a core"].items()
+        for name, one in on["a core"][0].items()
     ]
     shapes = [tuple(p.shape) for p in build("wideresnet16-4", 100).parameters()]
     rank = f"{1 / parse_wire('lowrank:4').size_ratio(shapes):.0f} (WideResNet-16-4)"
@@ -43,7 +46,7 @@ def wire_costs() -> str:
     headings = ["wire", "times smaller", "share of a squared difference left"]
     headings += [f"encode / decode on {device}, GB/s" for device in on]
     headings += ["simulated iteration, × `float32`"]
-    return table(headings, [*rows, row("lowrank:4", rank, "most of it")], "lrrrrr")
+    return table(headings, [*rows, row("lowrank:4", rank, "most of it")], "lrrrrrr")
 
 
 def wire_networks() -> str:
@@ -64,8 +67,8 @@ def wire_networks() -> str:
     return table(headings, rows, "llrrr")
 
 
-_CODERS = {"a core": "", "an H200": "_cuda"}
-"""Where coding was measured, and what its result is called after `wires`."""
+_CODERS = {"a core": ("", ""), "a core by torch": ("", "torch_"), "an H200": ("_cuda", "")}
+"""Where coding was measured; what its result is called after `wires`, and its keys begin with."""
 
 
 def wires_short() -> str:
