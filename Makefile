@@ -41,7 +41,7 @@ types: $(INSTALLED)-test
 	$(BIN)/mypy
 
 doctest: $(INSTALLED)-test
-	$(BIN)/python -m pytest --doctest-modules src reproduction -q
+	$(BIN)/python -m pytest --doctest-modules src reproduction -q --ignore src/matcha/distributed/integrations
 
 UNIT := -m pytest tests -n 2 --dist worksteal
 unit: $(INSTALLED)-test $(INSTALLED)-docs

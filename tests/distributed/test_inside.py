@@ -171,3 +171,18 @@ def test_a_checkpoint_that_failed_leaves_nothing_behind(tmp_path: Path) -> None:
         gossip.detach()
 
     run_threads(3, work)
+
+
+@pytest.mark.parametrize("first", [{"overlap": True}, {}])
+def test_gossips_that_share_a_transport_exchange_in_the_script(first: dict[str, Any]) -> None:
+    """Two that exchange beside it took each other's messages, and blamed the number of steps."""
+
+    def work(transport: MemoryTransport) -> None:
+        _, _, one = make(transport, **first)
+        with pytest.raises(InputError, match=r"two Gossips over one transport .*detach\(\)"):
+            make(transport, overlap=True)
+        one.detach()
+        model, optimizer, _ = make(transport, overlap=True)
+        double_step(model, optimizer, batch(transport.rank, 0))
+
+    run_threads(3, work)

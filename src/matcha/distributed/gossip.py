@@ -58,6 +58,12 @@ __all__ = ["Gossip"]
 _FOREVER = 1e6  # seconds
 
 
+_ATTACHED: weakref.WeakKeyDictionary[Transport, weakref.WeakSet[Gossip]] = (
+    weakref.WeakKeyDictionary()
+)
+"""The Gossips that use each transport."""
+
+
 class Gossip:
     """Consensus after every `optimizer.step()`: decentralized SGD on a plan.
 
@@ -161,6 +167,8 @@ class Gossip:
         transport, plan, options = placement.transport, setup.plan, setup.options
         self._setup = replace(setup, transport=transport, num_parts=placement.num_parts)
         check_setup(self._setup)
+        self._is_detached = False
+        self._check_transport(transport, options)
         transport.period += 1
 
         buckets = fill_buckets(
@@ -196,7 +204,6 @@ class Gossip:
         # The optimizers keep their hooks: dropping this object alone ends nothing.
         leaving = transport, self.state.cursor, self.state.asynchrony
         self._farewell = weakref.finalize(self._hooks, _say_finished, *leaving)
-        self._is_detached = False
         self.membership: Membership | None = None
         if team is not None:
             self.membership = Membership(self.state, team, options.deadline)
@@ -418,6 +425,18 @@ class Gossip:
         return extra
 
     # -- the end ----------------------------------------------------------------------------------
+
+    def _check_transport(self, transport: Transport, options: GossipOptions) -> None:
+        """Refuse to share a transport with a Gossip if either exchanges beside the script."""
+        others = [gossip for gossip in _ATTACHED.get(transport, ()) if not gossip._is_detached]
+        every = [options, *(gossip._setup.options for gossip in others)]
+        if others and any(one.overlap or one.asynchronous for one in every):
+            raise InputError(
+                "two Gossips over one transport would mix their messages, as overlap and "
+                "asynchronous exchange beside the script: detach() the first, give each a "
+                "transport of its own, or leave overlap and asynchronous out."
+            )
+        _ATTACHED.setdefault(transport, weakref.WeakSet()).add(self)
 
     def detach(self) -> None:
         """Stop exchanging; the model and optimizer go on as ordinary ones. May be called twice."""
