@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.commands import matcha_command, matcha_fork
+from tests.signals import hear_ctrl_c
 
 from matcha.plans import load_plan
 from matcha.records import read_run
@@ -107,14 +108,22 @@ def test_ctrl_c_says_whether_and_how_to_go_on(tmp_path: Path, every, sentence) -
     command = [sys.executable, "-m", "matcha.cli", "train", "quadratic", "-t", "path:2"]
     command += ["-s", "greedy", "-o", "run", "-e", "100000", "--checkpoint-every", every]
     running = subprocess.Popen(
-        command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, stdout=subprocess.DEVNULL
+        command,
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+        stdout=subprocess.DEVNULL,
+        preexec_fn=hear_ctrl_c,
     )
     records = tmp_path / "run" / "records.jsonl"
-    while not (records.exists() and records.read_text().count("\n") > 2):
-        assert running.poll() is None, running.stderr.read()
-        time.sleep(0.05)
-    running.send_signal(signal.SIGINT)
-    _, said = running.communicate(timeout=120)
+    try:
+        while not (records.exists() and records.read_text().count("\n") > 2):
+            assert running.poll() is None, running.stderr.read()
+            time.sleep(0.05)
+        running.send_signal(signal.SIGINT)
+        _, said = running.communicate(timeout=120)
+    finally:
+        running.kill()
     assert running.returncode == 130, said
     assert "Traceback" not in said
     assert sentence in said.splitlines()[-1]
