@@ -42,7 +42,7 @@ def test_missing_and_damaged_keys_are_said(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"lacks 'worker-3\.pem'"):
         Keys(directory=tmp_path / "keys", rank=3)
     (tmp_path / "keys" / "worker-0.key").write_text("nonsense")
-    with pytest.raises(InputError, match="of no use"):
+    with pytest.raises(InputError, match="cannot be used"):
         Keys(directory=tmp_path / "keys", rank=0).context(server=True)
     (tmp_path / "keys" / "authority.key").unlink()
     with pytest.raises(InputError, match="lacks the authority's key"):
