@@ -160,7 +160,7 @@ def test_the_wheel_runs_in_a_new_environment(installed, tmp_path):
     assert run(command, "--version", env=_plain()) == f"matcha {matcha.__version__}\n"
     text = run(command, "plan", "paper:er8", "--json", env=_plain(), cwd=tmp_path)
     document = json.loads(text)
-    assert document["strategy"] == "matcha"
+    assert document["strategy"] == "greedy"
     assert len(document["topology"]["links"]) == len(matcha.families.paper("er8").links)
 
 
