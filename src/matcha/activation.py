@@ -19,8 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from matcha._numerics.certificates import Certificate
-from matcha._numerics.progress import ProgressCallback
+from matcha._numerics import Certificate, ProgressCallback, on_one_thread
 from matcha._numerics.semidefinite import solve, solve_factored
 from matcha._numerics.spectra import (
     DENSE_LIMIT,
@@ -34,7 +33,6 @@ from matcha._numerics.spectra import (
     perpendicular_basis,
     start_vector,
 )
-from matcha._numerics.threads import on_one_thread
 from matcha.errors import InputError
 from matcha.topology import Matching
 

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from matcha._numerics import on_one_thread
 from matcha._numerics.spectra import (
     DENSE_LIMIT,
     Array,
@@ -30,7 +31,6 @@ from matcha._numerics.spectra import (
     start_vector,
     top_eigenpairs,
 )
-from matcha._numerics.threads import on_one_thread
 from matcha.errors import InputError, unknown_name
 from matcha.topology import Link, Matching, Topology
 

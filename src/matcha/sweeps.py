@@ -8,7 +8,7 @@ from numbers import Real
 from typing import Any
 
 from matcha._io import encode_number
-from matcha._numerics.progress import ProgressCallback
+from matcha._numerics import ProgressCallback
 from matcha.errors import InputError
 from matcha.plans import Plan, check_budget
 from matcha.strategies import COMPARED, Strategy, as_strategy, plan

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from matcha._numerics.certificates import Certificate
+from matcha._numerics import Certificate
 
 
 def test_how_long_it_took_makes_no_other_certificate():

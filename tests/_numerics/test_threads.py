@@ -3,7 +3,7 @@
 import scipy.linalg  # noqa: F401 (brings its BLAS)
 from threadpoolctl import threadpool_info
 
-from matcha._numerics.threads import on_one_thread
+from matcha._numerics import on_one_thread
 
 
 def blas_threads() -> list[int]:

@@ -23,7 +23,7 @@ from matcha._io import (
     load_document,
     save_document,
 )
-from matcha._numerics.certificates import Certificate
+from matcha._numerics import Certificate
 from matcha.errors import InputError, PlanError
 from matcha.rounds import Mixing, Round, RoundProcess, Shares, check_links
 from matcha.schedules import SCHEDULES, Schedule

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from matcha._numerics.progress import ProgressCallback
+from matcha._numerics import ProgressCallback
 from matcha.plans import Plan
 from matcha.report.figures import layout, link_activity
 from matcha.report.series import short

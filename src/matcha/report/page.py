@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from matcha._io import write_atomically
-from matcha._numerics.progress import ProgressCallback
+from matcha._numerics import ProgressCallback
 from matcha.errors import InputError
 from matcha.plans import PlanLike
 from matcha.records import Run, find_runs, read_run

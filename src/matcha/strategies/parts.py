@@ -7,7 +7,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from matcha._numerics.certificates import Certificate
+from matcha._numerics import Certificate
 from matcha.errors import InputError, PlanError
 from matcha.matchings import decompose
 from matcha.mixing import periodic_contraction

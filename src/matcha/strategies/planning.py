@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from matcha._numerics.progress import ProgressCallback
+from matcha._numerics import ProgressCallback
 from matcha.errors import InputError
 from matcha.matchings import check_decomposition
 from matcha.mixing import link_weights

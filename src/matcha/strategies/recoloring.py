@@ -18,10 +18,9 @@ from typing import Literal
 
 import numpy as np
 
-from matcha._numerics.progress import ProgressCallback, stepper
+from matcha._numerics import ProgressCallback, on_one_thread, stepper
 from matcha._numerics.semidefinite import solve
 from matcha._numerics.spectra import Array, Indices, laplacian, perpendicular_basis
-from matcha._numerics.threads import on_one_thread
 from matcha.activation import optimal_probabilities
 from matcha.matchings import sort_matchings
 from matcha.matchings.coloring import Coloring

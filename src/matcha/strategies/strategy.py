@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 import numpy.typing as npt
 
-from matcha._numerics.progress import ProgressCallback
+from matcha._numerics import ProgressCallback
 from matcha.errors import InputError, unknown_name
 from matcha.plans import Plan
 from matcha.rounds import MIXINGS, Mixing

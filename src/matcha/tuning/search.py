@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from matcha._numerics.progress import ProgressCallback
+from matcha._numerics import ProgressCallback
 from matcha.errors import InputError
 from matcha.plans import Plan
 from matcha.strategies import Strategy, is_control

@@ -16,7 +16,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from matcha._numerics.progress import ProgressCallback, stepper
+from matcha._numerics import ProgressCallback, stepper
 from matcha._numerics.spectra import laplacian
 from matcha.strategies.greedy.candidates import Candidate, Network
 from matcha.strategies.greedy.descent import SWEEPS, descend, kick

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from matcha._numerics.progress import ProgressCallback, stepper
+from matcha._numerics import ProgressCallback, stepper
 from matcha._numerics.spectra import is_narrow, laplacian, lowest_eigenpairs, start_vector
 from matcha.strategies.greedy.candidates import Candidate, Network
 from matcha.strategies.greedy.max_weight import (
