@@ -162,7 +162,7 @@ DEFECTS = (
         "training",
     ),
     _defect(
-        "training/momentum.py",
+        "training/momentum/tracking.py",
         "gradients.add_(self.tracked).sub_(self.mean)",
         "gradients.add_(self.tracked).add_(self.mean)",
         "training", "distributed/test_momentum.py",

@@ -1,0 +1,71 @@
+"""Which momentum an optimizer and a plan can have, and the rule of each kind."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import Tensor
+
+from matcha.errors import InputError
+from matcha.plans import PlanLike
+from matcha.training.momentum.outer import Outer
+from matcha.training.momentum.quasi_global import (
+    QuasiGlobal,
+    iterations_between_meetings,
+    stable_follow,
+)
+from matcha.training.momentum.rule import MomentumRule
+from matcha.training.momentum.settings import Momentum, parse_momentum
+from matcha.training.momentum.shared import Shared
+from matcha.training.momentum.tracking import Tracking
+from matcha.training.optimizers import SGD, Adam, Optimizer
+
+
+def resolve_momentum(name: str | Momentum, optimizer: Optimizer, plan: PlanLike) -> Momentum:
+    """Fill in what the named momentum leaves open and optimizer, plan and its wire decide.
+
+    Raises:
+        InputError: It needs an optimizer with momentum, and this one has none.
+    """
+    chosen = momentum_for(name, optimizer)
+    if chosen.kind != "quasi-global":
+        return chosen
+    chosen = replace(chosen, pause=iterations_between_meetings(plan))
+    if chosen.follow is None:
+        follow = stable_follow(optimizer, chosen.memory, chosen.pause, plan.wire.residual)
+        chosen = replace(chosen, follow=follow)
+    return chosen
+
+
+def momentum_for(name: str | Momentum, optimizer: Optimizer) -> Momentum:
+    """The named momentum, if the optimizer can have it.
+
+    Raises:
+        InputError: It needs an optimizer with momentum, and this one has none.
+    """
+    chosen = parse_momentum(name) or automatic(optimizer)
+    needs = chosen.kind in ("quasi-global", "shared")
+    if needs and not (isinstance(optimizer, (SGD, Adam)) and optimizer.momentum):
+        raise InputError(f"{chosen.kind} momentum needs SGD with momentum, or Adam")
+    return chosen
+
+
+def automatic(optimizer: Optimizer) -> Momentum:
+    """What is best, as measured, for an optimizer."""
+    if isinstance(optimizer, SGD) and optimizer.momentum:
+        return Momentum(kind="quasi-global")
+    return Momentum(kind="local")
+
+
+def make_rule(
+    spec: Momentum, optimizer: Optimizer, x: Tensor, *, mixes_first: bool = False
+) -> MomentumRule:
+    """The rule of a settled momentum for these parameters."""
+    if spec.kind == "quasi-global":
+        assert isinstance(optimizer, (SGD, Adam))
+        return QuasiGlobal(spec, optimizer, x, mixes_first=mixes_first)
+    if spec.kind == "outer":
+        return Outer(spec, x)
+    if spec.kind == "shared" and isinstance(optimizer, Adam):
+        return Shared(x)
+    return Tracking(spec, x) if spec.kind == "tracking" else MomentumRule()
