@@ -87,7 +87,7 @@ def join(transport: Transport, chosen: Plan, task: Any, nudge: float = 0.0) -> G
             weights.mul_(1 + nudge)
     kinds = {"momentum": MOMENTUM, "weight_decay": DECAY}
     optimizer = torch.optim.SGD(model.parameters(), lr=RATES[task.name], **kinds)
-    return Gossip(model, optimizer, chosen, transport=transport, deadline=60)
+    return Gossip(model, optimizer, chosen, transport=transport, timeout=60)
 
 
 def work(folder: Path, name: str, iterations: int, pace: float) -> None:

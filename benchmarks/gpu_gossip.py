@@ -101,7 +101,7 @@ def train(transport: Transport, case: dict[str, Any], device: torch.device) -> d
         transport=transport,
         overlap=case["overlap"],
         bucket_cap_mb=8,
-        deadline=60,
+        timeout=60,
     ) as gossip:
         started = time.perf_counter()
         for _ in range(ITERATIONS):

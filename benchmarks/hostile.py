@@ -122,7 +122,7 @@ def work(output: Path, epochs: int) -> None:
         for attack in ATTACKS:
             for clip in (None, CLIP):
                 task = recipe("digits").task(Choices(num_workers=WORKERS))
-                training = Training(task, plan(), settings(clip, epochs), transport, deadline=100.0)
+                training = Training(task, plan(), settings(clip, epochs), transport, timeout=100.0)
                 steps = epochs * task.steps_per_epoch
                 if transport.rank == HOSTILE and attack != "none":
                     transport.post = lie(transport, attack)  # type: ignore[method-assign]

@@ -53,7 +53,7 @@ def work(folder: Path, hosts: str, output: Path, repetitions: int) -> None:
         ends = ((first, 29700 + 2 * number), (second, 29701 + 2 * number))
         keys = Keys(directory=folder / "keys", rank=rank) if number else None
         contenders[name] = LinkTransport(
-            families.path(2), rank, Peers(addresses=ends), keys=keys, silence=60
+            families.path(2), rank, Peers(addresses=ends), keys=keys, timeout=60
         )
     x = torch.ones(MEGABYTES * 250_000)
     exchanges = {
@@ -85,7 +85,7 @@ def many(topology: Topology) -> dict[str, Any]:
     done = threading.Barrier(topology.num_workers)
 
     def body(rank: int) -> None:
-        transport = LinkTransport(topology, rank, peers, silence=60, timeout=300)
+        transport = LinkTransport(topology, rank, peers, timeout=60, start_timeout=300)
         listens = transport.listener is not None
         held[rank] = transport.num_sockets() - listens
         done.wait(300)

@@ -56,7 +56,7 @@ def work(folder: Path) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     made = time.process_time()
     transport = default_transport(chosen.topology)
-    gossip = Gossip(model, optimizer, chosen, transport=transport, deadline=PATIENCE)
+    gossip = Gossip(model, optimizer, chosen, transport=transport, timeout=PATIENCE)
     model(torch.ones(1, 64)).sum().backward()
     optimizer.step()
     facts = {

@@ -105,7 +105,7 @@ def train(
     model = task.model()
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=MOMENTUM)
     gossip = Gossip(
-        model, optimizer, chosen, transport=transport, asynchronous=asynchronous, deadline=120
+        model, optimizer, chosen, transport=transport, asynchronous=asynchronous, timeout=120
     )
     steps, rank, k = task.steps_per_epoch, transport.rank, 0
     times, values = [0.0], [_flat(model)]

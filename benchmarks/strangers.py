@@ -45,7 +45,7 @@ def work(folder: Path) -> None:
     model = nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     chosen = plan(TOPOLOGY, 1.0, "vanilla")
-    Gossip(model, optimizer, chosen, transport=transport, deadline=60)
+    Gossip(model, optimizer, chosen, transport=transport, timeout=60)
     inputs, targets = torch.randn(64, 512), torch.randint(10, (64,))
     with (folder / f"ticks-{transport.rank}").open("w", buffering=1, encoding="utf-8") as ticks:
         while True:

@@ -56,7 +56,7 @@ def test_a_training_of_0_2_goes_on(tmp_path: Path) -> None:
     wanted = job(folder, delays=Delays(), epochs=2, schedule=LOGISTIC.schedule(3))
 
     def resume(transport) -> list[float]:
-        return [r.epoch for r in run_worker(wanted, transport, Network(deadline=60), resume=True)]
+        return [r.epoch for r in run_worker(wanted, transport, Network(timeout=60), resume=True)]
 
     assert run_threads(3, resume) == [[2.0]] * 3
     before = read_run(OF_0_2 / "trained").records

@@ -76,7 +76,7 @@ class Ours(Plain):
     def __init__(self, model: nn.Module, plan: Plan, transport: Transport, **options: Any) -> None:
         super().__init__(model, sgd(model))
         self.gossip = Gossip(
-            model, self.optimizer, plan, transport=transport, deadline=120, **options
+            model, self.optimizer, plan, transport=transport, timeout=120, **options
         )
 
     def settle(self) -> None:

@@ -65,7 +65,7 @@ def work(folder: Path, rank: int) -> None:
     for number, case in enumerate(CASES):
         plan = matcha.load_plan(folder / f"{case}.json")
         addresses = tuple((f"10.77.0.{r + 1}", 29600 + number) for r in range(plan.num_workers))
-        transport = LinkTransport(topology(), rank, Peers(addresses=addresses), silence=60.0)
+        transport = LinkTransport(topology(), rank, Peers(addresses=addresses), timeout=60.0)
         model = torch.nn.Linear(SIZE // 4, 1, bias=False)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
         every = EVERY if case == "follows" else 0

@@ -30,7 +30,7 @@ def train(transport: Transport) -> dict[str, Any]:
         PLAN,
         transport=transport,
         asynchronous=True,
-        deadline=150,
+        timeout=150,
         bucket_cap_mb=0.01,
     )
     with torch.no_grad():

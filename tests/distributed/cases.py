@@ -176,7 +176,7 @@ def train(
     model = Quadratic(transport.rank, device)
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     # 300 bytes: several buckets of several pieces, so that the pipeline is really used.
-    settings = {"bucket_cap_mb": 3e-4, "deadline": 60.0, **options}
+    settings = {"bucket_cap_mb": 3e-4, "timeout": 60.0, **options}
     with Gossip(
         model, optimizer, plan, transport=transport, overlap=rule == "footnote", **settings
     ):

@@ -27,7 +27,7 @@ from matcha.errors import InputError
 from matcha.strategies import Matcha
 
 NUM_WORKERS = 3
-DEADLINE = 100.0
+TIMEOUT = 100.0
 STEPS, SAVED_AT = 6, 3
 LONGER = (0, 2, 1)  # steps that a worker takes more than another, inside join()
 MESSAGES = {exclusion.message for exclusion in EXCLUSIONS}
@@ -169,7 +169,7 @@ class Worker:
         self.moved = torch.zeros_like(flat(self.model))
         for optimizer in self.optimizers:
             optimizer.register_step_post_hook(self._after)
-        how |= {"deadline": DEADLINE, "scaler": self.scaler}
+        how |= {"timeout": TIMEOUT, "scaler": self.scaler}
         self.gossip = Gossip(self.model, self.optimizers, make_plan(wire), **how, **options)
         for optimizer in self.optimizers:
             optimizer.register_step_pre_hook(self._before)

@@ -52,7 +52,7 @@ def train(
     *,
     save: Path | None = None,
     load: Path | None = None,
-    deadline: float = 30.0,
+    timeout: float = 30.0,
     pause: float = 0.0,
     progress: Path | None = None,
 ) -> torch.Tensor:
@@ -62,7 +62,7 @@ def train(
     random = torch.Generator().manual_seed(transport.rank)
     generators = {"data": random}
     with Gossip(
-        model, optimizer, PLAN, transport=transport, deadline=deadline, bucket_cap_mb=0.05
+        model, optimizer, PLAN, transport=transport, timeout=timeout, bucket_cap_mb=0.05
     ) as gossip:
         if load is not None:
             gossip.load(load, generators=generators)
@@ -93,7 +93,7 @@ def confuse(transport: Transport) -> None:
     ):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         try:
-            Gossip(model, optimizer, chosen, transport=transport, deadline=20)
+            Gossip(model, optimizer, chosen, transport=transport, timeout=20)
         except InputError as error:
             print(error)
 
@@ -106,7 +106,7 @@ def run_ahead(transport: Transport, folder: Path) -> None:
     )
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with Gossip(model, optimizer, pairs, transport=transport, deadline=60) as gossip:
+    with Gossip(model, optimizer, pairs, transport=transport, timeout=60) as gossip:
         while gossip.iteration < ITERATIONS:
             if transport.rank == 0 and gossip.iteration == 3:
                 end = time.monotonic() + 50
@@ -127,12 +127,12 @@ def main(scenario: str, folder: str) -> None:
     progress = root / f"progress-{transport.rank}"
     try:
         if scenario == "kill":
-            train(transport, save=root / "saved", deadline=20)
+            train(transport, save=root / "saved", timeout=20)
         elif scenario == "resume":
             result = train(transport, load=root / "saved", pause=0.05, progress=progress)
             torch.save(result, root / f"result-{transport.rank}.pt")
         elif scenario == "stop":
-            train(transport, deadline=4, pause=0.05, progress=progress)
+            train(transport, timeout=4, pause=0.05, progress=progress)
         elif scenario == "confuse":
             confuse(transport)
             run_ahead(transport, root)

@@ -154,7 +154,7 @@ def train(kind: str, mesh: DeviceMesh, folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     saved = kind in ("adam", "ddp", "hsdp")
     with Gossip(
-        model, optimizer, chosen, mesh=mesh["node"], deadline=150, overlap=overlap
+        model, optimizer, chosen, mesh=mesh["node"], timeout=150, overlap=overlap
     ) as gossip:
         for k in range(STEPS):
             if saved and k == 3:
@@ -208,7 +208,7 @@ def misuse(mesh: DeviceMesh) -> list[str]:
         optimizer = make_optimizer("ddp", model)
         try:
             Gossip(model, optimizer, make_plan(dist.get_world_size()) if not options else chosen,
-                   deadline=150, **options)  # fmt: skip
+                   timeout=150, **options)  # fmt: skip
         except InputError as error:
             said.append(str(error))
     return said

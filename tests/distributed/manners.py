@@ -21,7 +21,7 @@ from matcha.errors import ExchangeError, InputError
 
 NUM_WORKERS = 3
 STEPS = (5, 12, 8)
-DEADLINE = 150.0
+TIMEOUT = 150.0
 
 
 def make_plan(num_workers: int) -> Plan:
@@ -48,9 +48,7 @@ def join(transport: Transport, overlap: bool = False) -> tuple[torch.Tensor, int
     """Each worker takes its own number of steps."""
     model, optimizer = make()
     chosen = make_plan(transport.num_workers)
-    gossip = Gossip(
-        model, optimizer, chosen, transport=transport, deadline=DEADLINE, overlap=overlap
-    )
+    gossip = Gossip(model, optimizer, chosen, transport=transport, timeout=TIMEOUT, overlap=overlap)
     with gossip, gossip.join():
         for _ in range(STEPS[transport.rank]):
             step(model, optimizer, transport.rank)
@@ -62,7 +60,7 @@ def finish_early(transport: Transport) -> str:
     model, optimizer = make()
     try:
         chosen = make_plan(transport.num_workers)
-        with Gossip(model, optimizer, chosen, transport=transport, deadline=DEADLINE):
+        with Gossip(model, optimizer, chosen, transport=transport, timeout=TIMEOUT):
             for _ in range(STEPS[transport.rank]):
                 step(model, optimizer, transport.rank)
     except ExchangeError as error:
@@ -71,9 +69,9 @@ def finish_early(transport: Transport) -> str:
 
 
 def away(transport: Transport) -> int:
-    """Worker 0 is away for longer than anybody's deadline; 2 waits for 1, which waits for 0."""
+    """Worker 0 is away for longer than anybody's timeout; 2 waits for 1, which waits for 0."""
     model, optimizer = make()
-    with Gossip(model, optimizer, PLAN, transport=transport, deadline=DEADLINE) as gossip:
+    with Gossip(model, optimizer, PLAN, transport=transport, timeout=TIMEOUT) as gossip:
         step(model, optimizer, transport.rank)
         if transport.rank == 0:
             with gossip.away():
@@ -84,7 +82,7 @@ def away(transport: Transport) -> int:
         for _ in range(8):
             step(model, optimizer, transport.rank)
             if not transport.get_note(0, "away"):
-                gossip.state.exchange.timeout = DEADLINE
+                gossip.state.exchange.timeout = TIMEOUT
         return gossip.iteration
 
 
@@ -101,14 +99,14 @@ def stay_away(transport: Transport, others: Iterable[int], seconds: float) -> No
 
 
 def poll(is_so: Callable[[], object]) -> None:
-    end = time.monotonic() + DEADLINE
+    end = time.monotonic() + TIMEOUT
     while not is_so():
         assert time.monotonic() < end
         time.sleep(0.01)
 
 
 def away_from_a_message(transport: Transport) -> str:
-    """Worker 1 waits for worker 0 beyond its deadline, as long as that one is away, and then not.
+    """Worker 1 waits for worker 0 beyond its timeout, as long as that one is away, and then not.
 
     The error of the second wait.
     """
@@ -116,10 +114,10 @@ def away_from_a_message(transport: Transport) -> str:
     if transport.rank == 0:
         transport.set_note("away", "yes")
         stay_away(transport, (1,), 2)
-        transport.post([Message(peer=1, tag=1, outgoing=value + 7)]).wait(DEADLINE)
+        transport.post([Message(peer=1, tag=1, outgoing=value + 7)]).wait(TIMEOUT)
         transport.set_note("away", "")
         with suppress(ExchangeError):  # links of our own end with the other's patience
-            transport.post([Message(peer=1, tag=3, incoming=value)]).wait(DEADLINE)
+            transport.post([Message(peer=1, tag=3, incoming=value)]).wait(TIMEOUT)
     if transport.rank != 1:
         return ""
     wait_for_note(transport)
@@ -137,7 +135,7 @@ def away_from_a_message(transport: Transport) -> str:
 def average_alone(transport: Transport) -> str:
     """Worker 0 alone asks for the average."""
     model, optimizer = make()
-    gossip = Gossip(model, optimizer, PLAN, transport=transport, deadline=6)
+    gossip = Gossip(model, optimizer, PLAN, transport=transport, timeout=6)
     try:
         for k in range(20):
             if transport.rank == 0 and k == 3:
@@ -152,7 +150,7 @@ def average_alone(transport: Transport) -> str:
 def wrap(transport: Transport) -> str:
     """A model inside DistributedDataParallel, wrapped after Gossip has come."""
     model, optimizer = make()
-    with Gossip(model, optimizer, PLAN, transport=transport, deadline=20):
+    with Gossip(model, optimizer, PLAN, transport=transport, timeout=20):
         parallel = DistributedDataParallel(model)
         try:
             step(parallel, optimizer, transport.rank)

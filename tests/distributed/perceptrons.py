@@ -34,7 +34,7 @@ def train(
             torch.manual_seed(transport.rank)
             model = make()
         chosen = optimizer((p for p in model.parameters() if p.requires_grad), lr=0.1)
-        settings = {"transport": transport, "deadline": 30.0, **options}
+        settings = {"transport": transport, "timeout": 30.0, **options}
         gossip = Gossip(model, chosen, plan, **settings)
         generator = torch.Generator().manual_seed(transport.rank)
         for _ in range(steps):

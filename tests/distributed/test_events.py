@@ -63,7 +63,7 @@ class Player:
             momentum=self.settings.momentum,
             clip=self.settings.clip,
             overlap=self.settings.overlap,
-            deadline=150,
+            timeout=150,
             on_loss="continue",
         )
         if self.gossip.state.overlaps:
@@ -106,7 +106,7 @@ class Player:
         if rank == VICTIM:
             transport.close()  # between two iterations; a kill could catch a meeting's last byte
             self.arrived.wait(150)
-            transport = LinkTransport(topology, rank, self.peers, silence=90.0, timeout=150.0)
+            transport = LinkTransport(topology, rank, self.peers, timeout=90.0, start_timeout=150.0)
             self.start(transport)
             assert self.gossip.iteration == BACK
             self.wait_for(*around)

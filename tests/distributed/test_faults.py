@@ -43,7 +43,7 @@ def test_a_killed_worker_is_named_and_training_resumes_to_the_same_bits(
         sentence = texts[rank].splitlines()[-1].split(maxsplit=1)[1]
         assert sentence.startswith(f"rank {faults.VICTIM} (host "), sentence
         assert sentence.count(". ") == 0
-    # All of them within the deadline of the first.
+    # All of them within the timeout of the first.
     times = [float(texts[rank].splitlines()[-1].split()[0]) for rank in OTHERS]
     assert max(times) - min(times) < 20
 
@@ -51,7 +51,7 @@ def test_a_killed_worker_is_named_and_training_resumes_to_the_same_bits(
     kept.check(*kept.files)
     assert kept.iteration == faults.SAVED_AT
 
-    # On the way, one worker is stopped for less than the deadline: nothing changes.
+    # On the way, one worker is stopped for less than the timeout: nothing changes.
     run = workers.start("faults.py", "resume", str(tmp_path), num_workers=faults.NUM_WORKERS)
     wait_for_progress(tmp_path, 1, faults.SAVED_AT + 2)
     run.processes[1].send_signal(signal.SIGSTOP)
@@ -63,7 +63,7 @@ def test_a_killed_worker_is_named_and_training_resumes_to_the_same_bits(
 
 
 @pytest.mark.slow
-def test_a_worker_stopped_for_longer_than_the_deadline_is_named(workers, tmp_path: Path) -> None:
+def test_a_worker_stopped_for_longer_than_the_timeout_is_named(workers, tmp_path: Path) -> None:
     run = workers.start("faults.py", "stop", str(tmp_path), num_workers=faults.NUM_WORKERS)
     wait_for_progress(tmp_path, faults.VICTIM, 4)
     stopped = run.processes[faults.VICTIM]

@@ -49,7 +49,7 @@ def deepest(stacks: list[list[str]]) -> list[str]:
 def train(transport: Any, plan: matcha.Plan = PLAN, **options: Any) -> None:
     model = nn.Linear(40, 40)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    options = {"transport": transport, "deadline": 60.0, **options}
+    options = {"transport": transport, "timeout": 60.0, **options}
     with Gossip(model, optimizer, plan, **options):
         for _ in range(6):
             optimizer.zero_grad()

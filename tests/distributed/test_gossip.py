@@ -121,7 +121,7 @@ def test_a_step_left_out_by_hand_takes_part_by_skip_step() -> None:
     def work(transport: MemoryTransport) -> int:
         model = mlp()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        with Gossip(model, optimizer, PLAN, transport=transport, deadline=30) as gossip:
+        with Gossip(model, optimizer, PLAN, transport=transport, timeout=30) as gossip:
             for k in range(3):
                 if transport.rank == k:
                     gossip.step()
@@ -141,7 +141,7 @@ def test_the_average_model_is_exported_and_own_values_come_back(overlap) -> None
         model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)).double()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         with Gossip(
-            model, optimizer, PLAN, transport=transport, deadline=30, overlap=overlap
+            model, optimizer, PLAN, transport=transport, timeout=30, overlap=overlap
         ) as gossip:
             generator = torch.Generator().manual_seed(transport.rank)
             for _ in range(3):
@@ -175,7 +175,7 @@ def refused(num_workers: int = 8, sentence: str = "", plan: Any = PLAN, **option
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         chosen = plan(transport.rank) if callable(plan) else plan
         with pytest.raises((InputError, ExchangeError), match=sentence):
-            Gossip(model, optimizer, chosen, transport=transport, deadline=10, **options)
+            Gossip(model, optimizer, chosen, transport=transport, timeout=10, **options)
 
     run_threads(num_workers, work)
 
@@ -192,7 +192,7 @@ def test_another_model_is_refused_by_name() -> None:
         model = nn.Linear(4, 3 if transport.rank == 6 else 2)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         with pytest.raises(InputError, match=r"rank 6 \(host .*another model"):
-            Gossip(model, optimizer, PLAN, transport=transport, deadline=10)
+            Gossip(model, optimizer, PLAN, transport=transport, timeout=10)
 
     run_threads(8, work)
 

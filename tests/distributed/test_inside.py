@@ -20,7 +20,7 @@ THREE = plan(families.ring(3), 0.6, seed=2)
 def make(transport: MemoryTransport, **options: Any) -> tuple[nn.Module, Any, Gossip]:
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    how = {"transport": transport, "deadline": 60, **options}
+    how = {"transport": transport, "timeout": 60, **options}
     return model, optimizer, Gossip(model, optimizer, THREE, **how)
 
 
@@ -75,7 +75,7 @@ def test_training_resumes_between_the_steps_of_an_iteration(tmp_path: Path, over
         critic, maker = mlp(), mlp()
         both = nn.ModuleList([critic, maker])
         first, second = (torch.optim.SGD(m.parameters(), lr=0.05, momentum=0.9) for m in both)
-        how = {"transport": transport, "deadline": 60, "overlap": overlap}
+        how = {"transport": transport, "timeout": 60, "overlap": overlap}
         gossip = Gossip(both, [first, second], THREE, **how)
         if resumes:
             gossip.load(tmp_path)
@@ -111,7 +111,7 @@ def test_double_complex_parameters_are_saved_and_resumed(tmp_path: Path) -> None
     def work(transport: MemoryTransport) -> None:
         model = Waves()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-        gossip = Gossip(model, optimizer, THREE, transport=transport, deadline=60)
+        gossip = Gossip(model, optimizer, THREE, transport=transport, timeout=60)
 
         def train(first: int, last: int) -> torch.Tensor:
             for k in range(first, last):

@@ -50,7 +50,7 @@ class Worker:
         nn.init.zeros_(self.model.weight)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.5)
         self.gossip = Gossip(
-            self.model, self.optimizer, plan, transport=transport, deadline=60, **options
+            self.model, self.optimizer, plan, transport=transport, timeout=60, **options
         )
 
     def batches(self, rank: int, epoch: int) -> int:

@@ -56,7 +56,7 @@ def test_joining_goes_over_links_of_our_own() -> None:
 def test_joining_is_refused_where_others_go_on_anyway() -> None:
     def work(transport):
         model, optimizer = manners.make()
-        options = {"transport": transport, "deadline": 150, "on_loss": "continue"}
+        options = {"transport": transport, "timeout": 150, "on_loss": "continue"}
         with (
             Gossip(model, optimizer, manners.make_plan(2), **options) as gossip,
             pytest.raises(InputError, match=r"join\(\) does not go with on_loss=\"continue\""),

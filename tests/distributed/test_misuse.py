@@ -43,7 +43,7 @@ def test_moved_or_unfrozen_parameters_are_noticed() -> None:
         model = mlp()
         model[0].bias.requires_grad_(False)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        Gossip(model, optimizer, plan, transport=transport, deadline=5)
+        Gossip(model, optimizer, plan, transport=transport, timeout=5)
         if transport.rank == 0:
             model.float()
             with pytest.raises(ModelError, match=r"'0.weight' has another device, dtype"):
@@ -84,7 +84,7 @@ def test_a_wrapped_optimizer_is_taken_out_of_its_wrapper() -> None:
     def work(transport: MemoryTransport) -> int:
         model = mlp()
         optimizer = Wrapper(torch.optim.SGD(model.parameters(), lr=0.1))
-        with Gossip(model, optimizer, ALWAYS, transport=transport, deadline=30) as gossip:
+        with Gossip(model, optimizer, ALWAYS, transport=transport, timeout=30) as gossip:
             assert gossip.state.optimizers[0] is optimizer.optimizer
             for _ in range(3):
                 double_step(model, optimizer, torch.ones(2, 4))
@@ -129,7 +129,7 @@ def test_parameters_that_the_model_does_not_hold_are_named_and_exchanged_by_also
         with torch.no_grad():
             criterion.temperature.add_(transport.rank)
         optimizer = torch.optim.SGD([*model.parameters(), *criterion.parameters()], lr=0.1)
-        options: dict[str, Any] = {"transport": transport, "deadline": 30}
+        options: dict[str, Any] = {"transport": transport, "timeout": 30}
         with pytest.raises(InputError, match=r"SGD steps a parameter.*shape \(3,\).*also=\[crit"):
             Gossip(model, optimizer, ALWAYS, **options)
         with Gossip(model, optimizer, ALWAYS, also=[criterion], **options) as gossip:
@@ -199,7 +199,7 @@ def test_the_first_parameter_that_differs_between_workers_is_named(change, sente
             change(model)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         with pytest.raises(InputError, match=rf"rank 1 .* has another {sentence}|{sentence}"):
-            Gossip(model, optimizer, ALWAYS, transport=transport, deadline=20)
+            Gossip(model, optimizer, ALWAYS, transport=transport, timeout=20)
 
     run_threads(2, work)
 

@@ -148,7 +148,7 @@ def test_the_outer_step_goes_with_any_optimizer(kind) -> None:
     def work(transport: MemoryTransport) -> torch.Tensor:
         model = mlp()
         optimizer = kind(model.parameters(), lr=0.01)
-        options: dict[str, Any] = {"transport": transport, "deadline": 30, "momentum": "outer"}
+        options: dict[str, Any] = {"transport": transport, "timeout": 30, "momentum": "outer"}
         with Gossip(model, optimizer, ALWAYS, **options):
             generator = torch.Generator().manual_seed(transport.rank)
             for _ in range(4):
@@ -180,7 +180,7 @@ def test_the_outer_step_goes_with_updates_written_by_hand() -> None:
     def work(transport: MemoryTransport) -> torch.Tensor:
         model = mlp()
         start = flat(model)
-        options: dict[str, Any] = {"transport": transport, "deadline": 30, "momentum": "outer"}
+        options: dict[str, Any] = {"transport": transport, "timeout": 30, "momentum": "outer"}
         with Gossip(model, None, ALWAYS, **options) as gossip:
             with torch.no_grad():
                 for parameter in model.parameters():
@@ -204,7 +204,7 @@ def test_complex_parameters_are_pairs_of_real_ones(momentum, kind) -> None:
         model = nn.ParameterList([own])
         extra = {"momentum": 0.9} if kind is torch.optim.SGD else {}
         optimizer = kind(model.parameters(), lr=0.05, **extra)
-        options: dict[str, Any] = {"transport": transport, "deadline": 30, "momentum": momentum}
+        options: dict[str, Any] = {"transport": transport, "timeout": 30, "momentum": momentum}
         with Gossip(model, optimizer, ALWAYS, **options):
             for _ in range(5):
                 optimizer.zero_grad()
@@ -240,7 +240,7 @@ def test_small_parameters_share_a_rule_and_nothing_changes(kind, monkeypatch) ->
         extra = {"momentum": 0.9} if kind is torch.optim.SGD else {}
         optimizer = kind(groups, **extra)
         late = 0 if kind is torch.optim.SGD else 2
-        options: dict[str, Any] = {"transport": transport, "deadline": 30}
+        options: dict[str, Any] = {"transport": transport, "timeout": 30}
         with Gossip(model, optimizer, ALWAYS, momentum="quasi-global", **options) as gossip:
             generator = torch.Generator().manual_seed(transport.rank)
             for k in range(6):
@@ -296,7 +296,7 @@ def test_training_goes_on_from_a_checkpoint_between_two_optimizers_steps(
             optimizers: list[torch.optim.Optimizer] = [
                 torch.optim.SGD(part, lr=0.05, momentum=0.9) for part in parts
             ]
-            options: dict[str, Any] = {"transport": transport, "deadline": 30}
+            options: dict[str, Any] = {"transport": transport, "timeout": 30}
             return (
                 model,
                 optimizers,

@@ -56,7 +56,7 @@ def test_two_optimizers_make_one_iteration(overlap) -> None:
     def work(transport: MemoryTransport) -> torch.Tensor:
         model = mlp()
         optimizers = halves(model)
-        options: dict[str, Any] = {"transport": transport, "deadline": 30, "overlap": overlap}
+        options: dict[str, Any] = {"transport": transport, "timeout": 30, "overlap": overlap}
         with Gossip(model, optimizers, PLAN, **options) as gossip:
             generator = torch.Generator().manual_seed(transport.rank)
             for k in range(4):
@@ -76,7 +76,7 @@ def two_by_turns(transport: MemoryTransport, order: str) -> Any:
     model = mlp()
     optimizers = dict(zip("dg", halves(model), strict=True))
     given = list(optimizers.values())
-    with Gossip(model, given, ALWAYS, transport=transport, deadline=30) as gossip:
+    with Gossip(model, given, ALWAYS, transport=transport, timeout=30) as gossip:
         generator = torch.Generator().manual_seed(transport.rank)
         for key in order:
             backward(model, batch(generator))
@@ -137,7 +137,7 @@ def test_momentum_sees_the_gradients_of_the_optimizer_that_steps(momentum) -> No
 
     def work(transport: MemoryTransport, by_two: bool) -> torch.Tensor:
         model = mlp()
-        options: dict[str, Any] = {"transport": transport, "deadline": 30, "momentum": momentum}
+        options: dict[str, Any] = {"transport": transport, "timeout": 30, "momentum": momentum}
         rest = [p for p in model.parameters() if p.ndim == 1]
         optimizers: list[Any] = [torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)]
         if by_two:
@@ -167,7 +167,7 @@ def test_a_step_inside_averaged_is_refused() -> None:
     def work(transport: MemoryTransport) -> None:
         model = mlp()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        with Gossip(model, optimizer, ALWAYS, transport=transport, deadline=30) as gossip:
+        with Gossip(model, optimizer, ALWAYS, transport=transport, timeout=30) as gossip:
             with gossip.averaged():
                 backward(model, torch.ones(2, 4).double())
                 with pytest.raises(InputError, match=r"step inside averaged\(\) would be lost"):
@@ -226,7 +226,7 @@ def test_sam_exchanges_after_its_second_step(by_hand) -> None:
     def work(transport: MemoryTransport) -> torch.Tensor:
         model = mlp()
         optimizer = Sam(model.parameters(), lr=0.1)
-        with Gossip(model, optimizer, PLAN, transport=transport, deadline=30) as gossip:
+        with Gossip(model, optimizer, PLAN, transport=transport, timeout=30) as gossip:
             generator = torch.Generator().manual_seed(transport.rank)
             for _ in range(3):
                 sam_step(model, optimizer, batch(generator), by_hand)
@@ -261,7 +261,7 @@ def lbfgs_loss() -> float:
         targets = torch.sin(3 * inputs.sum(1))
         model = mlp()
         optimizer = torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=4)
-        with Gossip(model, optimizer, PLAN, transport=transport, deadline=30):
+        with Gossip(model, optimizer, PLAN, transport=transport, timeout=30):
 
             def closure() -> torch.Tensor:
                 optimizer.zero_grad()
@@ -287,7 +287,7 @@ def test_lbfgs_forgets_its_history_at_meetings(monkeypatch) -> None:
 def test_updates_written_by_hand_exchange_by_step() -> None:
     def work(transport: MemoryTransport) -> torch.Tensor:
         model = mlp()
-        with Gossip(model, None, PLAN, transport=transport, deadline=30) as gossip:
+        with Gossip(model, None, PLAN, transport=transport, timeout=30) as gossip:
             generator = torch.Generator().manual_seed(transport.rank)
             for _ in range(4):
                 backward(model, batch(generator))

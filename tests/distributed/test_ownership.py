@@ -17,7 +17,7 @@ def test_an_optimizer_that_gossip_does_not_know_is_refused() -> None:
     def work(transport: MemoryTransport) -> None:
         model = mlp()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        gossip = Gossip(model, optimizer, Fixed(2), transport=transport, deadline=30)
+        gossip = Gossip(model, optimizer, Fixed(2), transport=transport, timeout=30)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
         with pytest.raises(InputError, match=r"does not know \(SGD\).*Gossip\(model, \[first, sec"):
             double_step(model, optimizer, torch.ones(2, 4))

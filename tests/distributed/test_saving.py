@@ -113,7 +113,7 @@ def test_loading_while_training_is_seen_by_the_next_exchange(assign: bool) -> No
     def work(transport) -> torch.Tensor:
         model = nn.Linear(3, 2).double()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-        with Gossip(model, optimizer, plan, transport=transport, deadline=30) as gossip:
+        with Gossip(model, optimizer, plan, transport=transport, timeout=30) as gossip:
             saved = {n: torch.full_like(p, transport.rank) for n, p in model.named_parameters()}
             with torch.no_grad():
                 for name, parameter in model.named_parameters():

@@ -32,7 +32,7 @@ def train(
     model = mlp().float()
     optimizer = sgd(model, fused=fused)
     scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
-    options: dict[str, Any] = {"transport": transport, "deadline": 30, "overlap": overlap}
+    options: dict[str, Any] = {"transport": transport, "timeout": 30, "overlap": overlap}
     with Gossip(model, optimizer, ALWAYS, scaler=scaler, momentum=momentum, **options) as gossip:
         generator = torch.Generator().manual_seed(transport.rank)
         for k in range(6):
@@ -71,7 +71,7 @@ def test_a_scale_changes_nothing(momentum, fused) -> None:
     def unscaled(transport: MemoryTransport) -> torch.Tensor:
         model = mlp().float()
         optimizer = sgd(model, fused=fused)
-        with Gossip(model, optimizer, ALWAYS, transport=transport, deadline=30, momentum=momentum):
+        with Gossip(model, optimizer, ALWAYS, transport=transport, timeout=30, momentum=momentum):
             generator = torch.Generator().manual_seed(transport.rank)
             for _ in range(6):
                 optimizer.zero_grad()
@@ -89,7 +89,7 @@ def test_a_skipped_bad_batch_leaves_the_rules_alone(momentum) -> None:
     def work(transport: MemoryTransport) -> torch.Tensor:
         model = mlp()
         optimizer = sgd(model)
-        options: dict[str, Any] = {"transport": transport, "deadline": 30, "momentum": momentum}
+        options: dict[str, Any] = {"transport": transport, "timeout": 30, "momentum": momentum}
         with Gossip(model, optimizer, ALWAYS, **options) as gossip:
             generator = torch.Generator().manual_seed(transport.rank)
             for k in range(6):
@@ -116,7 +116,7 @@ def test_a_skipped_step_is_seen_as_skipped_by_everybody() -> None:
         first, second = halves(model)
         first.register_step_post_hook(lambda *_: calls.append(transport.rank))
         scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-        options: dict[str, Any] = {"transport": transport, "deadline": 30, "overlap": True}
+        options: dict[str, Any] = {"transport": transport, "timeout": 30, "overlap": True}
         with Gossip(model, [first, second], ALWAYS, scaler=scaler, **options) as gossip:
             for k in range(4):
                 model.zero_grad()

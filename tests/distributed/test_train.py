@@ -18,7 +18,7 @@ from matcha.zoo.recipes import Choices, recipe
 
 NUM_WORKERS = 4
 RING = families.ring(NUM_WORKERS)
-NETWORK = Network(deadline=60)
+NETWORK = Network(timeout=60)
 
 
 def choices(**changes) -> Choices:
@@ -118,7 +118,7 @@ def test_training_stops_at_its_target_and_writes_event_files(tmp_path: Path) -> 
 
     def work(transport) -> list[Record]:
         show = seen.append if transport.rank == 0 else None
-        network = Network(deadline=60, link_mbps=1000)
+        network = Network(timeout=60, link_mbps=1000)
         return run_worker(wanted, transport, network, tensorboard=True, on_record=show)
 
     records = run_threads(NUM_WORKERS, work)[0]

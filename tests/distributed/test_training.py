@@ -35,7 +35,7 @@ def test_every_case_equals_the_simulator_in_float64(strategy, mixing, rule) -> N
     simulated = list(Simulation(task(), chosen, settings))
 
     def work(transport) -> list[Record]:
-        options = {"bucket_cap_mb": 1e-4, "deadline": 60}
+        options = {"bucket_cap_mb": 1e-4, "timeout": 60}
         training = Training(task(), chosen, settings, transport, **options)
         return [e for e in training if isinstance(e, Record) and e.worker is None]
 
@@ -62,7 +62,7 @@ def test_rates_that_follow_the_loss_are_the_same_everywhere(evaluate_every) -> N
     assert len(set(simulated)) > 2
 
     def work(transport) -> list[float | None]:
-        training = Training(task(), chosen, settings, transport, deadline=60)
+        training = Training(task(), chosen, settings, transport, timeout=60)
         return [e.learning_rate for e in training if isinstance(e, Record) and e.worker is not None]
 
     for rates in run_threads(NUM_WORKERS, work):
@@ -72,7 +72,7 @@ def test_rates_that_follow_the_loss_are_the_same_everywhere(evaluate_every) -> N
 def refused(kind: type[Exception], sentence: str, *arguments) -> None:
     def work(transport) -> None:
         with pytest.raises(kind, match=sentence):
-            Training(*arguments, transport, deadline=60)  # type: ignore[call-arg]
+            Training(*arguments, transport, timeout=60)  # type: ignore[call-arg]
 
     run_threads(NUM_WORKERS, work)
 

@@ -36,7 +36,7 @@ def test_a_worker_without_a_partner_makes_no_call(overlap) -> None:
         counting = Counting(transport.network, transport.rank)
         model = mlp()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        Gossip(model, optimizer, plan, transport=counting, overlap=overlap, deadline=30)
+        Gossip(model, optimizer, plan, transport=counting, overlap=overlap, timeout=30)
         seen = []
         for _ in range(4):
             before = counting.calls
@@ -58,7 +58,7 @@ def test_workers_out_of_reach_of_a_slow_one_run_ahead() -> None:
     def work(transport: MemoryTransport) -> None:
         model = mlp()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        gossip = Gossip(model, optimizer, plan, transport=transport, deadline=30)
+        gossip = Gossip(model, optimizer, plan, transport=transport, timeout=30)
         for k in range(30):
             if transport.rank == 0 and k == 3:
                 assert released.wait(20), "the others did not run ahead"
@@ -79,7 +79,7 @@ def test_overlap_hides_the_exchange_behind_the_gradient() -> None:
         model = mlp()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         slow = SlowLinks(transport, mbps=0.4)  # 424 bytes: about 8 ms
-        with Gossip(model, optimizer, plan, transport=slow, overlap=True, deadline=30) as gossip:
+        with Gossip(model, optimizer, plan, transport=slow, overlap=True, timeout=30) as gossip:
             double_step(model, optimizer, torch.ones(2, 4))
             started = gossip.state.stopwatch.exchange_seconds
             blocked = 0.0
@@ -103,7 +103,7 @@ def test_spans_tell_computing_waiting_and_exchanging_apart() -> None:
         spans = []
         model = mlp()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        Gossip(model, optimizer, plan, transport=transport, deadline=30, on_span=spans.append)
+        Gossip(model, optimizer, plan, transport=transport, timeout=30, on_span=spans.append)
         for _ in range(3):
             time.sleep(0.02 * transport.rank)
             double_step(model, optimizer, torch.ones(2, 4))
@@ -118,13 +118,13 @@ def test_spans_tell_computing_waiting_and_exchanging_apart() -> None:
     assert waited[0] > 0.03 > waited[1]
 
 
-def test_a_silent_partner_is_named_within_the_deadline() -> None:
+def test_a_silent_partner_is_named_within_the_timeout() -> None:
     plan = Fixed(2, (((0, 1),),))
 
     def work(transport: MemoryTransport) -> Gossip:
         model = mlp()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        gossip = Gossip(model, optimizer, plan, transport=transport, deadline=0.5)
+        gossip = Gossip(model, optimizer, plan, transport=transport, timeout=0.5)
         if transport.rank == 0:
             with pytest.raises(ExchangeError, match=r"rank 1 \(host .*did not answer within 0.5 s"):
                 double_step(model, optimizer, torch.ones(2, 4))
@@ -161,7 +161,7 @@ def test_overlap_hides_the_exchange_behind_a_closure_too() -> None:
         model = mlp()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         late = Late(transport.network, transport.rank)
-        with Gossip(model, optimizer, plan, transport=late, overlap=True, deadline=30) as gossip:
+        with Gossip(model, optimizer, plan, transport=late, overlap=True, timeout=30) as gossip:
             ready.wait(20)
             armed.set()
 
@@ -188,7 +188,7 @@ def test_a_script_that_ends_is_not_said_to_have_finished() -> None:
         model = torch.nn.Linear(2, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         chosen = plan(families.path(2), 1.0, "vanilla")
-        gossip = Gossip(model, optimizer, chosen, transport=transport, deadline=60)
+        gossip = Gossip(model, optimizer, chosen, transport=transport, timeout=60)
         try:
             for _ in range(5 if transport.rank else 2):
                 optimizer.zero_grad()

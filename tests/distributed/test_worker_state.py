@@ -58,7 +58,7 @@ def test_a_round_without_a_meeting_is_none_met() -> None:
     def work(transport):
         model = nn.Linear(2, 1)
         gossip = Gossip(model, torch.optim.SGD(model.parameters(), lr=0.1), PERIODIC,
-                        transport=transport, deadline=150.0)  # fmt: skip
+                        transport=transport, timeout=150.0)  # fmt: skip
         state, found = gossip.state, []
         for _ in range(4):
             state.has_met = False

@@ -86,7 +86,7 @@ def step(model: Model, optimizer: torch.optim.Optimizer) -> None:
 def train(transport: Transport, plan: Plan, rule: str) -> np.ndarray:
     """One worker's part; buckets of 3 kB, so that there are several and in pieces."""
     model, optimizer = worker(transport.rank)
-    options = {"bucket_cap_mb": 0.003, "deadline": 60.0, "overlap": rule == "footnote"}
+    options = {"bucket_cap_mb": 0.003, "timeout": 60.0, "overlap": rule == "footnote"}
     with Gossip(model, optimizer, plan, transport=transport, **options) as gossip:
         for _ in range(ITERATIONS):
             step(model, optimizer)

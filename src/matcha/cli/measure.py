@@ -14,7 +14,7 @@ import typer
 from rich.table import Table
 
 from matcha.cli import app
-from matcha.cli.options import Deadline, Force, Json, TopologyArgument
+from matcha.cli.options import Force, Json, Timeout, TopologyArgument
 from matcha.cli.output import check_free, console, keeping, print_json, this_command
 from matcha.errors import InputError, unknown_name
 from matcha.topology import Topology, families
@@ -37,7 +37,7 @@ def probe_command(
         4.0, help="Size of a message: your model's parameters, in megabytes."
     ),
     repetitions: int = typer.Option(5, help="Measurements of a link, of which the median counts."),
-    deadline: Deadline = 300.0,
+    timeout: Timeout = 300.0,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
@@ -56,8 +56,8 @@ def probe_command(
         raise InputError(
             f"--message-mb is {message_mb}, but it must be positive, up to {MAX_MB:g}."
         )
-    if not deadline > 0:
-        raise InputError(f"the deadline is {deadline}, but it must be positive seconds.")
+    if not timeout > 0:
+        raise InputError(f"the timeout is {timeout}, but it must be positive seconds.")
     if repetitions < 1:
         raise InputError(f"--repetitions is {repetitions}, but it must be 1 or more.")
     check_free(output, force)
@@ -75,7 +75,7 @@ def probe_command(
             transport,
             message_bytes=int(message_mb * 1e6),
             repetitions=repetitions,
-            deadline=deadline,
+            timeout=timeout,
         )
     if transport.rank == 0:
         timed = graph.with_link_times(

@@ -99,8 +99,8 @@ Latency: TypeAlias = Annotated[
     ),
 ]
 LinkTimeOrNone: TypeAlias = Annotated[float | None, typer.Option("--link-time", help=_LINK_TIME)]
-Deadline: TypeAlias = Annotated[
-    float, typer.Option("--deadline", help="Seconds before a silent worker is an error.")
+Timeout: TypeAlias = Annotated[
+    float, typer.Option("--timeout", help="Seconds before a silent worker is an error.")
 ]
 Explore: TypeAlias = Annotated[
     bool,

@@ -15,7 +15,6 @@ from matcha.cli.options import (
     Budget,
     Clip,
     Data,
-    Deadline,
     Epochs,
     FolderOrNone,
     Json,
@@ -28,6 +27,7 @@ from matcha.cli.options import (
     Resume,
     Seed,
     Strategy,
+    Timeout,
     TopologyOption,
     WireOrPlans,
     given,
@@ -61,7 +61,7 @@ _TASK_OPTIONS = (
     "overlap",
     "link_mbps",
     "clip",
-    "deadline",
+    "timeout",
     "checkpoint_every",
     "resume",
     "tensorboard",
@@ -102,7 +102,7 @@ def train_command(
         None, help="Task: slow links to this many Mbit/s. An emulation, by waiting."
     ),
     clip: Clip = None,
-    deadline: Deadline = 300.0,
+    timeout: Timeout = 300.0,
     checkpoint_every: int = typer.Option(0, help="Task: epochs between checkpoints; 0: none."),
     resume: Resume = False,
     tensorboard: bool = typer.Option(False, "--tensorboard", help="Task: also write event files."),
@@ -196,7 +196,7 @@ def train_command(
     if keys is not None and not (links or elastic or peers or LinkAddress.from_environment()):
         raise InputError("--keys needs --links, --elastic or --peers: other links have no keys.")
     network = Network(
-        deadline=deadline,
+        timeout=timeout,
         link_mbps=link_mbps,
         on_loss="continue" if elastic else None,
         restarts=restarts if elastic else 0,

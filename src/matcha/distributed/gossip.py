@@ -145,7 +145,7 @@ class Gossip:
         ownership = ParameterOwnership(
             {n: p for n, p in modules.named_parameters() if p.requires_grad}, optimizers
         )
-        placement = find_placement(plan, transport, mesh, options.deadline)
+        placement = find_placement(plan, transport, mesh, options.timeout)
         try:
             self._start(placement, setup, modules, optimizers, ownership, scaler, on_span)
         except BaseException:
@@ -180,12 +180,12 @@ class Gossip:
         )
         values = (*modules.parameters(), *modules.buffers())
         transport.expect_model(sum(value.nbytes for value in values))
-        averaging = Averaging(placement, modules, buckets, options.deadline)
+        averaging = Averaging(placement, modules, buckets, options.timeout)
         layout = layout_digest(buckets)
         team = transport if continues and isinstance(transport, LinkTransport) else None
         if team is None or not team.needs_state:
             facts = shared_facts(plan, placement, options.describe())
-            placement.agree(facts, layout, describe_layout(buckets), options.deadline)
+            placement.agree(facts, layout, describe_layout(buckets), options.timeout)
             averaging.start_equal()
         self.state: WorkerState = make_worker_state(
             modules,
@@ -200,13 +200,13 @@ class Gossip:
         )
         self._hooks = OptimizerHooks(self.state, ownership, scaler)
         if self.state.asynchrony is not None:
-            self.state.asynchrony.open(self.state.exchange, self.state.stopwatch, options.deadline)
+            self.state.asynchrony.open(self.state.exchange, self.state.stopwatch, options.timeout)
         # The optimizers keep their hooks: dropping this object alone ends nothing.
         leaving = transport, self.state.cursor, self.state.asynchrony
         self._farewell = weakref.finalize(self._hooks, _say_finished, *leaving)
         self.membership: Membership | None = None
         if team is not None:
-            self.membership = Membership(self.state, team, options.deadline)
+            self.membership = Membership(self.state, team, options.timeout)
             self._hooks.membership = self.membership
             self.membership.start(0)
             if self.membership.returns:
@@ -285,13 +285,13 @@ class Gossip:
                 self._hooks.take()
             else:
                 cursor.advance()
-        exchange.timeout = self.state.deadline
+        exchange.timeout = self.state.timeout
         exchange.finished_at = RUNNING
         exchange.finished.clear()
 
     @contextmanager
     def away(self) -> Iterator[None]:
-        """Do long work on this worker alone inside it: others wait beyond their deadline."""
+        """Do long work on this worker alone inside it: others wait beyond their timeout."""
         self.state.transport.set_note("away", "yes")
         try:
             yield
@@ -339,7 +339,7 @@ class Gossip:
     def _meet_all(self, call: str) -> None:
         self.state.settle()
         when = "" if self.state.asynchrony is not None else f" at iteration {self.iteration}"
-        roll_call(self.state.transport, f"{call}{when}", self.state.deadline)
+        roll_call(self.state.transport, f"{call}{when}", self.state.timeout)
 
     def _leave_average(self, call: str) -> None:
         """Refuse what concerns this worker's own values where the model holds the average."""

@@ -43,7 +43,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GossipOptions:
-    """How a `Gossip` exchanges. All workers must choose alike, but for `deadline`.
+    """How a `Gossip` exchanges. All workers must choose alike, but for `timeout`.
 
     `Gossip` takes each of them as a keyword as well: `Gossip(model, optimizer, plan, overlap=True)`
     is `Gossip(model, optimizer, plan, options=GossipOptions(overlap=True))`.
@@ -64,7 +64,7 @@ class GossipOptions:
     """`local` keeps BatchNorm's statistics; `average` mixes them like parameters."""
     bucket_cap_mb: float = 25.0
     """Size of a bucket in megabytes."""
-    deadline: float = 300.0
+    timeout: float = 300.0
     """Seconds after which a silent partner is an error."""
     on_loss: Literal["stop", "continue"] | None = None
     """`stop` ends training with the name of a worker that is gone; `continue` goes on without it,
@@ -82,7 +82,7 @@ class GossipOptions:
             value = getattr(self, name)
             if value not in values and not (value is None and name == "on_loss"):
                 raise InputError(f"{name} is {value!r}, but it is {values[0]!r} or {values[1]!r}.")
-        for name in ("bucket_cap_mb", "deadline"):
+        for name in ("bucket_cap_mb", "timeout"):
             if not getattr(self, name) > 0:
                 raise InputError(f"{name} is {getattr(self, name)}, but it must be positive.")
         if self.replan is not None and not (isinstance(self.replan, int) and self.replan >= 0):
@@ -94,7 +94,7 @@ class GossipOptions:
 
     def describe(self) -> str:
         """Return the options that must be the same on all workers, as text to compare."""
-        names = [field.name for field in fields(self) if field.name != "deadline"]
+        names = [field.name for field in fields(self) if field.name != "timeout"]
         return ", ".join(f"{name} {getattr(self, name)}" for name in names)
 
 

@@ -53,7 +53,7 @@ _SHOWN = (
 class Network:
     """How real workers are started and talk."""
 
-    deadline: float = 300.0
+    timeout: float = 300.0
     """Seconds after which a silent worker is an error."""
     link_mbps: float | None = None
     """Slow every link down to this speed, by emulation."""
@@ -73,8 +73,8 @@ class Network:
     """This process's, where it is one worker over links of our own and its launcher did not say."""
 
     def __post_init__(self) -> None:
-        if not self.deadline > 0:
-            raise InputError(f"the deadline is {self.deadline}, but it must be positive seconds.")
+        if not self.timeout > 0:
+            raise InputError(f"the timeout is {self.timeout}, but it must be positive seconds.")
         if self.link_mbps is not None and not 0 < self.link_mbps < math.inf:
             raise InputError(f"the links' speed must be positive, not {self.link_mbps} Mbit/s.")
         if self.links and self.hosts.number > 1:
@@ -332,7 +332,7 @@ def run_worker(
         job.plan,
         job.settings,
         transport,
-        deadline=network.deadline,
+        timeout=network.timeout,
         on_loss=network.on_loss,
         replan=network.replan,
     )

@@ -92,7 +92,7 @@ class Training:
         )
         if not self.came_late:
             facts = {part: fingerprint(self.identity[part])[:12] for part in ("task", "settings")}
-            agree(transport, facts, self.gossip.state.deadline)
+            agree(transport, facts, self.gossip.state.timeout)
 
     @property
     def iteration(self) -> int:
@@ -249,7 +249,7 @@ class Training:
     def _gather(self, value: Any) -> list[Any]:
         """Every worker's plain value, on every worker."""
         answers = gather(
-            self.gossip.state.transport, json.dumps(value).encode(), self.gossip.state.deadline
+            self.gossip.state.transport, json.dumps(value).encode(), self.gossip.state.timeout
         )
         return [json.loads(answer) for answer in answers]
 

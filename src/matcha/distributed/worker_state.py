@@ -85,9 +85,9 @@ class WorkerState:
         return self.transport.rank
 
     @property
-    def deadline(self) -> float:
+    def timeout(self) -> float:
         """Seconds after which a silent partner is an error."""
-        return self.options.deadline
+        return self.options.timeout
 
     @property
     def iteration(self) -> int:
@@ -276,7 +276,7 @@ def make_worker_state(
         averaging: of the modules.
         stopwatch: counts the time that exchanges take.
     """
-    transport, deadline = placement.transport, options.deadline
+    transport, timeout = placement.transport, options.timeout
     alone = transport.num_workers == 1
     bucket_bytes = int(options.bucket_cap_mb * 1e6)
     values = [bucket.data for bucket in buckets]
@@ -289,11 +289,11 @@ def make_worker_state(
     apart = push_sum or overlap or asynchrony
     mixed = apart.mixed if apart else values
     exchange = make_exchange(
-        plan.wire, transport, buckets, mixed, momentum.travelling, bucket_bytes, deadline
+        plan.wire, transport, buckets, mixed, momentum.travelling, bucket_bytes, timeout
     )
     everything = [*mixed, *(tensor for _, tensor in momentum.travelling)]
     replan = 0 if alone else options.replan or 0
-    replanning = Replanning(plan, replan, placement, everything, deadline)
+    replanning = Replanning(plan, replan, placement, everything, timeout)
     elastic: ElasticMeetings | None = None
     if isinstance(transport, LinkTransport) and options.on_loss == "continue":
         elastic = ElasticMeetings(exchange, transport, everything)

@@ -47,7 +47,7 @@ class Worker:
         extra = {"momentum": 0.9} if kind is torch.optim.SGD else {}
         self.optimizer = kind(self.model.parameters(), lr=0.05, **extra)
         self.gossip = Gossip(
-            self.model, self.optimizer, plan, transport=transport, deadline=20, overlap=overlap
+            self.model, self.optimizer, plan, transport=transport, timeout=20, overlap=overlap
         )
         self.generators = {"data": self.random}
 
@@ -160,7 +160,7 @@ def test_what_a_state_depends_on_must_be_as_it_was(tmp_path: Path, changes, sent
         optimizer = kind(model.parameters(), lr=0.1, **options)
         chosen = matcha.plan(matcha.families.ring(SMALL), 1.0, "matcha", wire=wire)
         gossip = Gossip(
-            model, optimizer, chosen, transport=transport, momentum=momentum, deadline=20
+            model, optimizer, chosen, transport=transport, momentum=momentum, timeout=20
         )
         model(torch.ones(1, 3)).sum().backward()
         optimizer.step()
@@ -205,7 +205,7 @@ def test_another_model_is_refused(saved: Path) -> None:
     def work(transport: MemoryTransport) -> None:
         model = nn.Linear(3, 3)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        gossip = Gossip(model, optimizer, PLAN, transport=transport, deadline=20)
+        gossip = Gossip(model, optimizer, PLAN, transport=transport, timeout=20)
         with pytest.raises(InputError, match="another model"):
             gossip.load(saved)
         with pytest.raises(InputError, match="another layout_digest"):
@@ -304,7 +304,7 @@ def test_a_list_of_files_is_on_the_disk_before_it_counts(tmp_path: Path, monkeyp
 def test_who_cannot_write_says_so_to_everybody(
     saved: Path, monkeypatch, failing: int, name: str
 ) -> None:
-    """A full disk on one worker: the others would wait for the deadline, and longer."""
+    """A full disk on one worker: the others would wait for the timeout, and longer."""
     write = getattr(checkpoint, name)
     mine = threading.local()
 

@@ -99,7 +99,7 @@ def test_extra_keeps_types_of_keys_and_tensors(tmp_path: Path) -> None:
     def work(transport: Any) -> dict[str, Any]:
         model = nn.Linear(2, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        with Gossip(model, optimizer, PLAN, transport=transport, deadline=30) as gossip:
+        with Gossip(model, optimizer, PLAN, transport=transport, timeout=30) as gossip:
             gossip.save(tmp_path, extra=kept)
             with pytest.raises(WriteError, match=r"'extra/schedule/when' is a object: checkpoints"):
                 gossip.save(tmp_path, extra={"schedule": {"when": object()}})
@@ -125,7 +125,7 @@ def test_a_schedule_goes_on_where_it_was(tmp_path: Path) -> None:
             model = nn.Linear(2, 1)
             optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
             schedule = schedule_of(optimizer)
-            with Gossip(model, optimizer, PLAN, transport=transport, deadline=30) as gossip:
+            with Gossip(model, optimizer, PLAN, transport=transport, timeout=30) as gossip:
                 if resumes:
                     schedule.load_state_dict(gossip.load(tmp_path)["schedule"])
                 for step in range(3):

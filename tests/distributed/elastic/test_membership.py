@@ -47,7 +47,7 @@ class Worker:
             plan,
             transport=transport,
             bucket_cap_mb=3e-4,
-            deadline=150,
+            timeout=150,
             on_loss="continue",
         )
 
@@ -147,7 +147,7 @@ def test_a_worker_that_is_lost_and_comes_back(strategy, mixing, victim) -> None:
         if transport.rank == victim:
             transport.close()  # between two iterations; a kill could catch a meeting's last byte
             arrived.wait(150)
-            transport = LinkTransport(topology, victim, peers, silence=90.0, timeout=150.0)
+            transport = LinkTransport(topology, victim, peers, timeout=90.0, start_timeout=150.0)
             worker = Worker(transport, plan)  # takes a neighbour's state
             assert worker.gossip.iteration == BACK
             worker.wait_for(*around)
@@ -200,7 +200,7 @@ def test_with_stop_the_first_cause_is_named() -> None:
     def work(transport):
         model = cases.Quadratic(transport.rank)
         optimizer = torch.optim.SGD(model.parameters(), lr=cases.RATE)
-        with Gossip(model, optimizer, plan, transport=transport, deadline=20) as gossip:
+        with Gossip(model, optimizer, plan, transport=transport, timeout=20) as gossip:
             while gossip.iteration < ITERATIONS:
                 if transport.rank == 3 and gossip.iteration == LOST:
                     return vanish(transport)
@@ -243,8 +243,8 @@ def test_a_worker_restarted_twice_within_a_second_comes_back() -> None:
         if transport.rank == 3:
             vanish(transport)
             # The first new life ends before it has a state; the second one takes one.
-            vanish(LinkTransport(topology, 3, peers, silence=90.0, timeout=150.0))
-            transport = LinkTransport(topology, 3, peers, silence=90.0, timeout=150.0)
+            vanish(LinkTransport(topology, 3, peers, timeout=90.0, start_timeout=150.0))
+            transport = LinkTransport(topology, 3, peers, timeout=90.0, start_timeout=150.0)
             worker = Worker(transport, plan)
             assert worker.gossip.iteration >= LOST
             back.set()
@@ -271,7 +271,9 @@ def test_two_neighbours_that_die_together_come_back_with_living_ones_states() ->
         worker.run(LOST)
         if transport.rank in dead:
             vanish(transport)
-            transport = LinkTransport(topology, transport.rank, peers, silence=90.0, timeout=150.0)
+            transport = LinkTransport(
+                topology, transport.rank, peers, timeout=90.0, start_timeout=150.0
+            )
             worker = Worker(transport, plan)
             back[transport.rank].set()
         else:
@@ -345,7 +347,7 @@ def test_a_state_that_cannot_be_used_is_refused_and_another_neighbour_asked(
         arrived.wait(150)
         if transport.rank == 3:
             vanish(transport)
-            transport = LinkTransport(topology, 3, peers, silence=90.0, timeout=150.0)
+            transport = LinkTransport(topology, 3, peers, timeout=90.0, start_timeout=150.0)
             worker = Worker(transport, plan)
             back.set()
         else:
@@ -368,7 +370,7 @@ def test_a_worker_whose_links_break_for_a_moment_does_not_average_alone() -> Non
         model = torch.nn.Linear(3, 1, bias=False)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         with Gossip(
-            model, optimizer, silent, transport=transport, on_loss="continue", deadline=100
+            model, optimizer, silent, transport=transport, on_loss="continue", timeout=100
         ) as gossip:
             with torch.no_grad():
                 model.weight.fill_(float(transport.rank))

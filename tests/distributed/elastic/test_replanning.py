@@ -59,7 +59,7 @@ class Worker:
         nn.init.ones_(self.model.weight)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         self.goal = float(transport.rank)
-        options = {"transport": transport, "deadline": 150.0, "replan": EVERY} | options
+        options = {"transport": transport, "timeout": 150.0, "replan": EVERY} | options
         self.gossip = Gossip(self.model, self.optimizer, PLAN, **options)
 
     def run(self, stop: int) -> None:
@@ -147,9 +147,9 @@ def test_what_does_not_go_together_is_refused() -> None:
         model = nn.Linear(2, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         with pytest.raises(InputError, match="cannot follow"):
-            Gossip(model, optimizer, vanilla, transport=transport, replan=5, deadline=150.0)
+            Gossip(model, optimizer, vanilla, transport=transport, replan=5, timeout=150.0)
         with pytest.raises(InputError, match="number of iterations"):
-            Gossip(model, optimizer, vanilla, transport=transport, replan=-5, deadline=150.0)
+            Gossip(model, optimizer, vanilla, transport=transport, replan=-5, timeout=150.0)
         worker = Worker(transport)
         with (
             pytest.raises(InputError, match=r"join\(\) does not go with replan"),

@@ -35,7 +35,7 @@ class Worker:
             self.optimizer,
             PLAN,
             transport=transport,
-            deadline=20,
+            timeout=20,
             on_loss=on_loss,
             momentum=momentum,
         )
@@ -91,7 +91,7 @@ def test_the_script_of_a_worker_that_comes_back_may_resume_too(tmp_path, momentu
         arrived.wait(60)
         if transport.rank == 2:
             vanish(transport)
-            transport = LinkTransport(RING, 2, peers, silence=90.0, timeout=60.0)
+            transport = LinkTransport(RING, 2, peers, timeout=90.0, start_timeout=60.0)
             worker = Worker(transport, momentum=momentum)
             assert worker.gossip.iteration == LOST
             before = worker.values()
@@ -128,7 +128,7 @@ def test_a_worker_of_a_resumed_run_comes_back(tmp_path) -> None:
         )
         return Job(directory=tmp_path / "run", task=spec, plan=PLAN, settings=settings)
 
-    network = Network(on_loss="continue", deadline=20)
+    network = Network(on_loss="continue", timeout=20)
     options = {"checkpoint_every": 2}
     run_linked(RING, lambda t: run_worker(job(4), t, network, **options))
 
@@ -142,7 +142,7 @@ def test_a_worker_of_a_resumed_run_comes_back(tmp_path) -> None:
         except KilledError:
             vanish(transport)
             away.set()
-        transport = LinkTransport(RING, 2, peers, silence=90.0, timeout=60.0)
+        transport = LinkTransport(RING, 2, peers, timeout=90.0, start_timeout=60.0)
         try:
             return run_worker(job(40), transport, network, resume=True, **options)
         finally:

@@ -79,7 +79,7 @@ def test_who_does_not_want_is_not_met_and_holds_up_nobody():
 
 
 def test_who_has_left_is_waited_for_no_longer():
-    """At once: the goodbye wakes who waits, long before the deadline."""
+    """At once: the goodbye wakes who waits, long before the timeout."""
 
     def work(transport):
         rendezvous = Rendezvous(transport, [1 - transport.rank], lambda *_: None, 1e6)

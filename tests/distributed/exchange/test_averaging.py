@@ -63,7 +63,7 @@ def test_complex_parameters_are_mixed_and_averaged(mixing) -> None:
         model = nn.ParameterList([torch.zeros(5, dtype=torch.complex128)])
         model.register_buffer("waves", start[transport.rank].clone())
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        with Gossip(model, optimizer, plan, transport=transport, deadline=30) as gossip:
+        with Gossip(model, optimizer, plan, transport=transport, timeout=30) as gossip:
             with torch.no_grad():
                 model[0].copy_(start[transport.rank])
                 model.waves.copy_(start[transport.rank])
@@ -88,7 +88,7 @@ def test_the_average_to_save_has_memory_of_its_own() -> None:
     def work(transport: MemoryTransport) -> tuple[torch.Tensor, torch.Tensor]:
         model = mlp()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        with Gossip(model, optimizer, Fixed(2), transport=transport, deadline=30) as gossip:
+        with Gossip(model, optimizer, Fixed(2), transport=transport, timeout=30) as gossip:
             double_step(model, optimizer, torch.full((2, 4), 1.0 + transport.rank))
             own = flat(model)
             state = gossip.averaged_state_dict()
@@ -124,7 +124,7 @@ def test_what_changes_without_a_gradient_is_averaged_and_what_does_not_is_not_se
     def work(transport: MemoryTransport):
         model = Teacher()
         optimizer = torch.optim.SGD(model.student.parameters(), lr=0.1)
-        with Gossip(model, optimizer, Fixed(3), transport=transport, deadline=30) as gossip:
+        with Gossip(model, optimizer, Fixed(3), transport=transport, timeout=30) as gossip:
             model.student(torch.full((2, 4), 1.0 + transport.rank)).sum().backward()
             optimizer.step()
             model.follow()
@@ -154,7 +154,7 @@ def test_variances_are_pooled_with_those_of_the_means(buffers) -> None:
     def work(transport: MemoryTransport):
         model = nn.Sequential(nn.BatchNorm1d(3, momentum=1.0), nn.Linear(3, 1))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        options = {"transport": transport, "deadline": 30, "buffers": buffers}
+        options = {"transport": transport, "timeout": 30, "buffers": buffers}
         with Gossip(model, optimizer, Fixed(2), **options) as gossip:
             generator = torch.Generator().manual_seed(transport.rank)
             inputs = torch.randn(5000, 3, generator=generator) + 4 * transport.rank - 2 + 1000
@@ -198,7 +198,7 @@ def test_the_average_of_a_checkpoint_is_that_of_averaged(tmp_path) -> None:
         model = Mixed()
         trained = [p for p in model.parameters() if p.requires_grad]
         optimizer = torch.optim.SGD(trained, lr=0.1)
-        return model, Gossip(model, optimizer, Fixed(2), transport=transport, deadline=30)
+        return model, Gossip(model, optimizer, Fixed(2), transport=transport, timeout=30)
 
     def save(transport: MemoryTransport) -> dict:
         model, gossip = make(transport)

@@ -65,7 +65,7 @@ def test_the_sum_is_kept_whatever_the_speeds(seed):
         model, optimizer = scattered(transport.rank)
         gossip = Gossip(
             model, optimizer, chosen, transport=transport, asynchronous=True,
-            deadline=PATIENCE, bucket_cap_mb=2e-4, momentum="local",
+            timeout=PATIENCE, bucket_cap_mb=2e-4, momentum="local",
         )  # fmt: skip
         scatter(model, transport.rank)
         start, steps = flat(model), torch.zeros(1, dtype=torch.float64)
@@ -100,7 +100,7 @@ def test_in_step_it_is_the_overlapped_exchange():
     def work(transport):
         model = cases.Quadratic(transport.rank)
         optimizer = torch.optim.SGD(model.parameters(), lr=cases.RATE)
-        options = {"transport": transport, "bucket_cap_mb": 3e-4, "deadline": PATIENCE}
+        options = {"transport": transport, "bucket_cap_mb": 3e-4, "timeout": PATIENCE}
         with Gossip(model, optimizer, chosen, asynchronous=True, **options) as gossip:
             for _ in range(cases.ITERATIONS):
                 optimizer.zero_grad()
@@ -121,7 +121,7 @@ def test_a_slow_worker_holds_up_nobody():
 
     def work(transport):
         model, optimizer = scattered(transport.rank)
-        options = {"transport": transport, "asynchronous": True, "deadline": PATIENCE}
+        options = {"transport": transport, "asynchronous": True, "timeout": PATIENCE}
         with Gossip(model, optimizer, GREEDY, **options) as gossip:
             if transport.rank == 7:
                 end = time.monotonic() + PATIENCE
@@ -140,7 +140,7 @@ def test_a_slow_worker_holds_up_nobody():
 def test_a_checkpoint_is_of_one_iteration_and_goes_on(tmp_path):
     def work(transport):
         model, optimizer = scattered(transport.rank)
-        options = {"transport": transport, "asynchronous": True, "deadline": PATIENCE}
+        options = {"transport": transport, "asynchronous": True, "timeout": PATIENCE}
         with Gossip(model, optimizer, GREEDY, **options) as gossip:
             for k in range(6):
                 step(model, optimizer, transport.rank, k)
@@ -171,7 +171,7 @@ def test_it_works_beside_averaged_statistics_half_precision_and_slow_links():
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
         with Gossip(
             model, optimizer, chosen, transport=SlowLinks(transport, 100.0), asynchronous=True,
-            deadline=PATIENCE, buffers="average",
+            timeout=PATIENCE, buffers="average",
         ) as gossip:  # fmt: skip
             scatter(model, transport.rank)
             start = flat(model)
@@ -213,7 +213,7 @@ def test_what_cannot_be_right_is_refused_in_a_sentence(options, said):
         model, optimizer = scattered(0)
         with pytest.raises(InputError, match=said) as raised:
             Gossip(
-                model, optimizer, chosen, transport=transport, deadline=PATIENCE,
+                model, optimizer, chosen, transport=transport, timeout=PATIENCE,
                 asynchronous=True, **options,
             )  # fmt: skip
         return str(raised.value)
@@ -228,7 +228,7 @@ def test_only_transports_that_two_threads_may_use_are_taken():
         transport.threads = MpiTransport.threads
         model, optimizer = scattered(0)
         with pytest.raises(InputError, match="choose gloo or links of our own"):
-            Gossip(model, optimizer, GREEDY, transport=transport, asynchronous=True, deadline=60)
+            Gossip(model, optimizer, GREEDY, transport=transport, asynchronous=True, timeout=60)
 
     run_threads(8, work)
 
@@ -238,7 +238,7 @@ def test_without_steps_of_ones_own_workers_agree():
 
     def work(transport):
         model, _ = scattered(0)
-        options = {"transport": transport, "asynchronous": True, "deadline": PATIENCE}
+        options = {"transport": transport, "asynchronous": True, "timeout": PATIENCE}
         with Gossip(model, None, GREEDY, **options) as gossip:
             scatter(model, transport.rank)
             start = flat(model)

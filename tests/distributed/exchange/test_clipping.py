@@ -84,7 +84,7 @@ def test_the_simulator_clips_alike(mixing) -> None:
         return recipe("digits").task(Choices(num_workers=8))
 
     def work(transport):
-        training = Training(make_task(), plan, settings, transport, deadline=150.0)
+        training = Training(make_task(), plan, settings, transport, timeout=150.0)
         list(training)
         named = sorted(training.model.named_parameters())
         return torch.cat([p.detach().flatten() for _, p in named]).numpy()
@@ -114,6 +114,6 @@ def test_tracking_is_refused() -> None:
 
     def work(transport):
         with pytest.raises(InputError, match="tracking sends gradients"):
-            Training(task, plan, settings, transport, deadline=150.0)
+            Training(task, plan, settings, transport, timeout=150.0)
 
     run_threads(8, work)

@@ -50,7 +50,7 @@ class Worker:
     def __init__(self, transport, **options) -> None:
         self.model = cases.Quadratic(transport.rank)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=cases.RATE)
-        settings = {"transport": transport, "deadline": 150.0, **options}
+        settings = {"transport": transport, "timeout": 150.0, **options}
         self.gossip = Gossip(self.model, self.optimizer, PLAN, **settings)
 
     def train(self, steps: int) -> None:

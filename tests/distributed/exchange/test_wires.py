@@ -88,7 +88,7 @@ def test_who_has_finished_goes_on_answering(wire) -> None:
 
     def work(transport) -> np.ndarray:
         model, optimizer = wire_cases.worker(transport.rank)
-        options = {"transport": transport, "bucket_cap_mb": 0.003, "deadline": 150.0}
+        options = {"transport": transport, "bucket_cap_mb": 0.003, "timeout": 150.0}
         gossip = Gossip(model, optimizer, plan, **options)
         with gossip, gossip.join():
             for _ in range(LENGTHS[transport.rank]):

@@ -84,7 +84,7 @@ def run_accelerate(folder: Path) -> dict[str, Any]:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
         loader = torch.utils.data.DataLoader(Data(), batch_size=4)
         model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-        gossip = Gossip(model, optimizer, PLAN, deadline=150)
+        gossip = Gossip(model, optimizer, PLAN, timeout=150)
         for batch in loader:
             with accelerator.accumulate(model):
                 accelerator.backward(loss(model, batch))
@@ -173,7 +173,7 @@ def run_transformers(folder: Path) -> dict[str, Any]:
             train_dataset=Data(),
             eval_dataset=Data(),
             plan=plan,
-            gossip={"deadline": 150},
+            gossip={"timeout": 150},
         )
         trainer.train(resume_from_checkpoint=resume)
         return model, trainer
@@ -239,7 +239,7 @@ def run_lightning(folder: Path) -> dict[str, Any]:
 
     def fit(epochs: int, resume: Any = None) -> tuple[Any, Any, Any]:
         strategy = GossipStrategy(
-            PLAN, gossip={"deadline": 150, "overlap": True}, process_group_backend="gloo"
+            PLAN, gossip={"timeout": 150, "overlap": True}, process_group_backend="gloo"
         )
         module = Module()
         best = ModelCheckpoint(dirpath=folder / "best", filename="best", monitor="val_loss")

@@ -108,7 +108,7 @@ def restarted(folder: Path) -> None:
         time.sleep(2)  # the other is looking for this worker by now
     if rank == "0" and not is_first:
         (folder / "came-0").touch()
-    with gossip(deadline=100):
+    with gossip(timeout=100):
         if rank == "1" and is_first:
             os._exit(1)
     (folder / f"done-{rank}").touch()

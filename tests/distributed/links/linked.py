@@ -53,7 +53,7 @@ def run_linked(
 ) -> list[Any]:
     """As `run_threads`, over `LinkTransport`; a loaded machine may be silent for long."""
     peers = peers or local_peers(topology.num_workers)
-    settings = {"silence": 90.0, "timeout": 150.0, **options}
+    settings = {"timeout": 90.0, "start_timeout": 150.0, **options}
     results: dict[int, Any] = {}
     errors: dict[int, BaseException] = {}
 

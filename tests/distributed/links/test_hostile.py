@@ -77,7 +77,7 @@ class Stranger:
 
 @contextmanager
 def besieged(
-    keys: Path | None = None, silence: float = 90.0
+    keys: Path | None = None, timeout: float = 90.0
 ) -> Iterator[tuple[LinkTransport, LinkTransport, Stranger]]:
     """Two honest workers in a row and a stranger in the place of the third, all of them started."""
     found = local_peers(3).addresses
@@ -86,7 +86,9 @@ def besieged(
 
     def start(rank: int) -> None:
         own = Keys(directory=keys, rank=rank) if keys else None
-        honest[rank] = LinkTransport(TOPOLOGY, rank, peers, keys=own, silence=silence, timeout=150)
+        honest[rank] = LinkTransport(
+            TOPOLOGY, rank, peers, keys=own, timeout=timeout, start_timeout=150
+        )
 
     threads = [threading.Thread(target=start, args=(rank,), daemon=True) for rank in (0, 1)]
     for thread in threads:
@@ -254,7 +256,7 @@ def test_a_content_of_many_pieces_arrives_whole() -> None:
 
 
 def test_a_neighbour_that_never_says_up_holds_nobody_up() -> None:
-    with besieged(silence=1.0) as (zero, one, stranger):
+    with besieged(timeout=1.0) as (zero, one, stranger):
         zero.start_at(0)
         one.start_at(0)
         stranger.close()

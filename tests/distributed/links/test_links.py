@@ -117,7 +117,7 @@ def test_a_worker_that_never_comes_is_named() -> None:
     peers = local_peers(2)
 
     with pytest.raises(ExchangeError, match=r"rank 1 did not come within 0\.3 s"):
-        LinkTransport(topology, 0, peers, timeout=0.3)
+        LinkTransport(topology, 0, peers, start_timeout=0.3)
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_a_neighbour_that_is_held_up_is_not_the_only_one_asked_for_a_state() -> 
                 time.sleep(0.01)
         else:
             transport.close()
-            late = LinkTransport(topology, 2, peers, silence=90.0, timeout=150.0)
+            late = LinkTransport(topology, 2, peers, timeout=90.0, start_timeout=150.0)
             try:
                 return late.states.ask(150.0)
             finally:
@@ -235,7 +235,7 @@ def test_a_refused_gossip_gives_its_port_back(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(
         placement,
         "default_transport",
-        lambda topology: LinkTransport(topology, own.rank, peers, silence=90, timeout=100),
+        lambda topology: LinkTransport(topology, own.rank, peers, timeout=90, start_timeout=100),
     )
     chosen = plan(topology, 1.0, "vanilla")
 
@@ -246,8 +246,8 @@ def test_a_refused_gossip_gives_its_port_back(monkeypatch: pytest.MonkeyPatch) -
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
             if size < 3:
                 with pytest.raises(InputError, match="another model"):
-                    Gossip(model, optimizer, chosen, deadline=100)
-        with Gossip(model, optimizer, chosen, deadline=100) as gossip:
+                    Gossip(model, optimizer, chosen, timeout=100)
+        with Gossip(model, optimizer, chosen, timeout=100) as gossip:
             return gossip.num_workers
 
     with ThreadPoolExecutor(2) as threads:

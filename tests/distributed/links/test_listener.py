@@ -227,7 +227,7 @@ def test_neighbours_are_watched_on_while_revocations_cannot_be_read(tmp_path: Pa
             revoke(folder, [0])
         wait_until(lambda: transport.members == (transport.rank,))
 
-    run_linked(families.path(2), work, keys=folder, silence=2.0)
+    run_linked(families.path(2), work, keys=folder, timeout=2.0)
 
 
 def has_ipv6() -> bool:

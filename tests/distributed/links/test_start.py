@@ -48,7 +48,7 @@ class Beginner(LinkTransport):
     """A worker in the midst of its start, which may die there."""
 
     def __init__(self, topology: Topology, rank: int, peers: Peers) -> None:
-        super().__init__(topology, rank, peers, silence=90.0)
+        super().__init__(topology, rank, peers, timeout=90.0)
 
     def _wait_for_all(self, timeout: float) -> None:
         """Not yet."""
@@ -106,7 +106,7 @@ def test_a_worker_that_is_missing_is_named_also_far_away() -> None:
 
     def body(rank: int) -> None:
         with pytest.raises(ExchangeError) as caught:
-            LinkTransport(topology, rank, peers, timeout=3.0 + 10.0 * rank)
+            LinkTransport(topology, rank, peers, start_timeout=3.0 + 10.0 * rank)
         errors[rank] = str(caught.value)
 
     with ThreadPoolExecutor(2) as pool:

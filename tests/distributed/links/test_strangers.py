@@ -202,7 +202,7 @@ def test_a_revoked_neighbour_is_dropped_while_it_is_linked(tmp_path: Path) -> No
             assert time.monotonic() < end, "the revoked worker is still there"
             time.sleep(0.02)
 
-    run_linked(families.path(2), work, peers=peers, keys=folder, silence=2.0)
+    run_linked(families.path(2), work, peers=peers, keys=folder, timeout=2.0)
 
 
 def test_a_neighbour_that_sends_nonsense_loses_its_link_only() -> None:
@@ -240,12 +240,12 @@ def test_a_worker_of_another_topology_is_refused() -> None:
 
     def body() -> None:
         with suppress(ExchangeError):
-            LinkTransport(families.ring(3), 0, peers, timeout=1.0)
+            LinkTransport(families.ring(3), 0, peers, start_timeout=1.0)
 
     stranger = threading.Thread(target=body)
     stranger.start()
     with pytest.raises(ExchangeError, match="did not come within"):
-        LinkTransport(families.path(3), 1, peers, timeout=1.0)
+        LinkTransport(families.path(3), 1, peers, start_timeout=1.0)
     stranger.join()
 
 

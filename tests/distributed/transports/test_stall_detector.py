@@ -14,7 +14,7 @@ def test_a_worker_that_finished_early_is_not_called_dead() -> None:
     assert any("finished at iteration 5" in e and "gossip.join()" in e for e in errors[1:])
 
 
-def test_who_is_away_is_waited_for_beyond_the_deadline() -> None:
+def test_who_is_away_is_waited_for_beyond_the_timeout() -> None:
     assert run_threads(3, manners.away) == [9, 9, 9]
 
 
@@ -27,7 +27,7 @@ def test_a_call_that_one_worker_makes_alone_is_named() -> None:
 def test_different_calls_at_the_same_time_are_named() -> None:
     def work(transport: MemoryTransport) -> str:
         model, optimizer = manners.make()
-        gossip = Gossip(model, optimizer, manners.PLAN, transport=transport, deadline=20)
+        gossip = Gossip(model, optimizer, manners.PLAN, transport=transport, timeout=20)
         call = gossip.consensus_distance if transport.rank else gossip.averaged_model
         with pytest.raises(ExchangeError) as caught:
             call()

@@ -357,7 +357,7 @@ def _together(
         cause, outcome = error, {"error": str(error)}
     placement = state.placement
     told = {"rank": placement.everyone.rank, "part": placement.part, **outcome}
-    answers = gather(placement.everyone, json.dumps(told).encode(), state.deadline)
+    answers = gather(placement.everyone, json.dumps(told).encode(), state.timeout)
     outcomes = [json.loads(answer) for answer in answers]
     for found in outcomes:
         if "error" in found:

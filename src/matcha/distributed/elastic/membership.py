@@ -61,8 +61,8 @@ class Membership:
         taken: What the donor's script carried along with that state.
     """
 
-    def __init__(self, state: WorkerState, transport: LinkTransport, deadline: float) -> None:
-        self._state, self._transport, self._deadline = state, transport, deadline
+    def __init__(self, state: WorkerState, transport: LinkTransport, timeout: float) -> None:
+        self._state, self._transport, self._timeout = state, transport, timeout
         self.returns = 0
         self.donor: int | None = None
         self._give: Callable[[], dict[str, Any]] = dict
@@ -96,7 +96,7 @@ class Membership:
         rank = self._transport.rank
         refused: set[int] = set()
         while True:
-            self.donor, content = self._transport.states.ask(self._deadline, refused)
+            self.donor, content = self._transport.states.ask(self._timeout, refused)
             try:
                 extra = load_snapshot(content, self._state)
                 num_calls, self.taken = int(extra["calls"]), extra["carried"]

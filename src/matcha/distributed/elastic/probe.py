@@ -47,7 +47,7 @@ def probe(
     *,
     message_bytes: int = 4_000_000,
     repetitions: int = 5,
-    deadline: float = 300.0,
+    timeout: float = 300.0,
 ) -> tuple[LinkMeasure, ...]:
     """Measure every link of a topology. A collective call; every worker gets all answers.
 
@@ -60,7 +60,7 @@ def probe(
         transport: how messages travel.
         message_bytes: the size of the model's parameters.
         repetitions: of which the median counts.
-        deadline: seconds to wait for any one message.
+        timeout: seconds to wait for any one message.
 
     Raises:
         InputError: another number of workers, or nothing to measure with.
@@ -74,17 +74,17 @@ def probe(
     if message_bytes < 1 or repetitions < 1:
         raise InputError("a probe needs a message of at least 1 byte and at least 1 repetition.")
     settings = f"{message_bytes} bytes, {repetitions} times"
-    agree(transport, {"topology": str(topology.links), "probe": settings}, deadline)
+    agree(transport, {"topology": str(topology.links), "probe": settings}, timeout)
     mine = []
     for matching in decompose(topology):
-        barrier(transport, deadline)
+        barrier(transport, timeout)
         for link in matching:
             if transport.rank in link:
                 peer = link[0] + link[1] - transport.rank
-                latency = exchange_time(transport, peer, _SMALL, 4 * repetitions, deadline)
-                seconds = exchange_time(transport, peer, message_bytes, repetitions, deadline)
+                latency = exchange_time(transport, peer, _SMALL, 4 * repetitions, timeout)
+                seconds = exchange_time(transport, peer, message_bytes, repetitions, timeout)
                 mine.append((link, latency, seconds))
-    answers = gather(transport, json.dumps(mine).encode(), deadline)
+    answers = gather(transport, json.dumps(mine).encode(), timeout)
     ends: dict[Link, list[tuple[float, float]]] = {link: [] for link in topology.links}
     for answer in answers:
         for (i, j), latency, seconds in json.loads(answer):
@@ -125,7 +125,7 @@ def fit(
 
 
 def exchange_time(
-    transport: Transport, peer: int, size: int, repetitions: int, deadline: float
+    transport: Transport, peer: int, size: int, repetitions: int, timeout: float
 ) -> float:
     """Seconds of a message of some bytes each way, to a worker that makes the same call."""
     device = transport.device or torch.device("cpu")
@@ -134,9 +134,9 @@ def exchange_time(
     ready = torch.zeros(_SMALL, dtype=torch.uint8, device=device)
     times = []
     for repetition in range(repetitions + 1):
-        _exchange(transport, peer, ready, ready.clone(), deadline)  # so that both start together
+        _exchange(transport, peer, ready, ready.clone(), timeout)  # so that both start together
         started = time.perf_counter()
-        _exchange(transport, peer, incoming, outgoing, deadline)
+        _exchange(transport, peer, incoming, outgoing, timeout)
         if repetition:  # the first opens the way
             times.append(time.perf_counter() - started)
     return statistics.median(times)
@@ -147,7 +147,7 @@ def _exchange(
     peer: int,
     incoming: torch.Tensor,
     outgoing: torch.Tensor,
-    deadline: float,
+    timeout: float,
 ) -> None:
     message = Message(peer=peer, tag=1, incoming=incoming, outgoing=outgoing)
-    transport.post([message]).wait(deadline)
+    transport.post([message]).wait(timeout)

@@ -95,7 +95,7 @@ class Replanning:
         every: Iterations after which workers tell each other what links took; 0 is never.
         placement: How all workers are reached.
         values: What is exchanged, for the size of a message.
-        deadline: Seconds to wait for any one worker.
+        timeout: Seconds to wait for any one worker.
 
     Attributes:
         given: The plan as it was asked for.
@@ -109,12 +109,12 @@ class Replanning:
         every: int,
         placement: Placement,
         values: Sequence[torch.Tensor],
-        deadline: float,
+        timeout: float,
     ) -> None:
         self.plan = self.given = plan
         self.every = every
         self.times = LinkTimes()
-        self._placement, self._deadline = placement, deadline
+        self._placement, self._timeout = placement, timeout
         self._bytes = sum(value.nbytes for value in values) * plan.wire.size_ratio()
         self._asked_at = 0
         self._next: NextStage | None = None
@@ -188,7 +188,7 @@ class Replanning:
             mine = json.dumps(planner.plan().to_json()).encode()
         elif self._is_planner():  # the one that planned is gone
             mine = json.dumps(next_level(self._first, coming.seconds).to_json()).encode()
-        found = gather(self._placement.everyone, mine, self._deadline)
+        found = gather(self._placement.everyone, mine, self._timeout)
         planned = next((content for content in found if content), None)
         if len(found) < self._placement.everyone.num_workers or planned is None:
             _log.warning("iteration %d: a worker is away; the plan stays", iteration)
@@ -221,7 +221,7 @@ class Replanning:
 
     def _gather(self, mine: dict[str, Any]) -> list[dict[str, Any]]:
         content = json.dumps(mine).encode()
-        return [json.loads(a) for a in gather(self._placement.everyone, content, self._deadline)]
+        return [json.loads(a) for a in gather(self._placement.everyone, content, self._timeout)]
 
     def _by_link(self, seconds: Mapping[int, float]) -> list[tuple[Link, float]]:
         rank = self._placement.transport.rank
@@ -238,7 +238,7 @@ class Replanning:
             if transport.rank in (i, j):
                 peer = i + j - transport.rank
                 try:
-                    seconds = exchange_time(transport, peer, size, 1, self._deadline)
+                    seconds = exchange_time(transport, peer, size, 1, self._timeout)
                 except PeerLostError:  # a link that is gone has no time
                     continue
                 found[peer] = seconds * max(1.0, self._bytes / size)

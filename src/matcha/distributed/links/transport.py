@@ -68,8 +68,8 @@ __all__ = ["LinkTransport", "Phase"]
 T = TypeVar("T")
 
 _log = logging.getLogger("matcha.links")
-_HEARTBEATS = 5  # within the longest silence
-_START_SILENCE = 20.0  # seconds: imports and first calls may hold a worker up while it starts
+_HEARTBEATS = 5  # within the timeout of a neighbour
+_STARTING_TIMEOUT = 20.0  # seconds: imports and first calls may hold a worker up while it starts
 _RETURNS = 3.0  # seconds within which a lost worker that lives is back
 _UNHURRIED = 1.0  # seconds that an update may wait which only a failed start needs
 
@@ -96,8 +96,8 @@ class LinkTransport(Transport):
         rank: This worker's number.
         peers: Where workers can be reached.
         keys: TLS 1.3 with a certificate per worker; None is plain TCP, for trusted networks.
-        silence: Seconds without a sign of life after which a neighbour counts as lost.
-        timeout: Seconds to wait for all workers at the start.
+        timeout: Seconds without a sign of life after which a neighbour counts as lost.
+        start_timeout: Seconds to wait for all workers at the start.
 
     Attributes:
         phase: Where this worker is between its start and its end.
@@ -122,8 +122,8 @@ class LinkTransport(Transport):
         peers: Peers,
         *,
         keys: Keys | None = None,
-        silence: float = 1.5,
-        timeout: float = 300.0,
+        timeout: float = 1.5,
+        start_timeout: float = 300.0,
     ) -> None:
         if topology.directed:  # a connection carries both ways, whatever messages travel on it
             pairs = {(min(link), max(link)) for link in topology.links}
@@ -151,7 +151,7 @@ class LinkTransport(Transport):
         self.connections: dict[int, Connection] = {}
         self.states = StateTransfer(self.changed, self.connections, self.name)
         self.listener: Listener | None = None
-        self._topology, self._peers, self._silence = topology, peers, silence
+        self._topology, self._peers, self._timeout = topology, peers, timeout
         self._neighbors = frozenset(topology.neighbors(rank))
         self._network = hashlib.sha256(repr(topology.links).encode()).hexdigest()[:16]
         self._limits = Limits(update=max_update_bytes(topology))
@@ -167,7 +167,7 @@ class LinkTransport(Transport):
         self._context = keys.context(server=False) if keys else None
         try:
             self._connect(keys)
-            self._wait_for_all(timeout)
+            self._wait_for_all(start_timeout)
         except BaseException:
             self.close()
             raise
@@ -260,7 +260,7 @@ class LinkTransport(Transport):
 
     def _may_return(self) -> list[int]:
         """Workers that were lost only a moment ago, without a goodbye; the lock is held."""
-        recent = time.monotonic() - min(_RETURNS, 2 * self._silence)
+        recent = time.monotonic() - min(_RETURNS, 2 * self._timeout)
         last = {change.worker: change for change in self.changes}
         lost = [w for w, change in last.items() if not change.is_member and change.seconds > recent]
         return [w for w in lost if not self.get_note(w, f"finished/{self.period}")]
@@ -294,7 +294,7 @@ class LinkTransport(Transport):
                     return False
                 if connection.is_up:
                     return iteration >= connection.first_iteration
-                self.changed.wait(self._silence)
+                self.changed.wait(self._timeout)
 
     def connection(self, peer: int) -> object:
         """The connection to a neighbour; another one after each break."""
@@ -580,12 +580,12 @@ class LinkTransport(Transport):
 
     def _watch(self) -> None:
         """Send signs of life and look for those of others."""
-        time.sleep(min(self._silence / _HEARTBEATS, _UNHURRIED))
+        time.sleep(min(self._timeout / _HEARTBEATS, _UNHURRIED))
         revoked = self._revocations.current()
         with self.lock:
             now = time.monotonic()
             running = self.phase is Phase.RUNNING
-            most = self._silence if running else max(self._silence, _START_SILENCE)
+            most = self._timeout if running else max(self._timeout, _STARTING_TIMEOUT)
             for connection in list(self.connections.values()):
                 quiet = now - connection.stream.last_heard
                 if quiet > most and not connection.reader_waits:

@@ -2,7 +2,7 @@
 
 A short wait costs nothing here. In a long one this worker publishes which peer it waits for and in
 which call, and reads what others published: a peer that said that it is away is waited for beyond
-the deadline, one that has finished is not waited for at all, and workers that wait for one another
+the timeout, one that has finished is not waited for at all, and workers that wait for one another
 in different calls are told so at once.
 """
 
