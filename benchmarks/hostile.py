@@ -27,7 +27,7 @@ import torch
 import matcha
 from matcha.distributed.launch.environment import worker_transport
 from matcha.distributed.launch.launcher import launch
-from matcha.distributed.training import Training
+from matcha.distributed.train import Training
 from matcha.distributed.transports.base import Message, Transport
 from matcha.distributed.transports.collectives import gather
 from matcha.simulation import Simulation

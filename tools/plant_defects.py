@@ -186,13 +186,13 @@ DEFECTS = (
         "simulation",
     ),
     _defect(
-        "distributed/exchange/plan_cursor.py",
+        "distributed/exchange/meeting.py",
         "self.iteration = iteration - 1",
         "self.iteration = iteration",
         "distributed/test_gossip.py", "distributed/checkpoint", "distributed/exchange",
     ),
     _defect(
-        "distributed/exchange/push_sum.py",
+        "distributed/exchange/averaging.py",
         "x.add_(z - x / self.omega)",
         "x.add_(z - x)",
         "distributed/exchange", "distributed/test_gossip.py",

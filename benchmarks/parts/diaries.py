@@ -10,7 +10,7 @@ from typing import Any
 
 from network.faults import Fault
 
-from matcha.distributed.exchange.elastic_meetings import Outcome
+from matcha.distributed.exchange.hooks import Outcome
 from matcha.distributed.exchange.meeting import Meeting
 
 STALL = 0.25  # seconds from which on a gap between two iterations is written down

@@ -12,7 +12,7 @@ from torch import nn
 import matcha
 from matcha import families
 from matcha.distributed import Gossip, run_threads
-from matcha.distributed.exchange.plan_cursor import PlanCursor
+from matcha.distributed.exchange.meeting import PlanCursor
 
 PLANS = {
     2: [

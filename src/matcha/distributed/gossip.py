@@ -19,12 +19,15 @@ from matcha.distributed.checkpoint.checkpoint import load_checkpoint, save_check
 from matcha.distributed.elastic.membership import Membership
 from matcha.distributed.exchange.averaging import Averaging
 from matcha.distributed.exchange.background import Asynchrony
-from matcha.distributed.exchange.buckets import describe_layout, fill_buckets, layout_digest
-from matcha.distributed.exchange.exchange import alignment
-from matcha.distributed.exchange.meeting import RUNNING
-from matcha.distributed.exchange.plan_cursor import PlanCursor
-from matcha.distributed.exchange.shards import gathered, is_sharded
-from matcha.distributed.exchange.timers import Stopwatch
+from matcha.distributed.exchange.buckets import (
+    describe_layout,
+    fill_buckets,
+    gathered,
+    is_sharded,
+    layout_digest,
+)
+from matcha.distributed.exchange.exchange import Stopwatch, alignment
+from matcha.distributed.exchange.meeting import RUNNING, PlanCursor
 from matcha.distributed.launch.environment import goes_on, replan_every
 from matcha.distributed.launch.placement import Placement, find_placement, shared_facts
 from matcha.distributed.links.transport import LinkTransport

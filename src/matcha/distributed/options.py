@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from matcha.distributed.exchange.shards import is_sharded
+from matcha.distributed.exchange.buckets import is_sharded
 from matcha.distributed.links.transport import LinkTransport
 from matcha.distributed.transports.base import Transport
 from matcha.errors import InputError

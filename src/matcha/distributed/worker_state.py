@@ -11,15 +11,12 @@ import torch
 from torch import nn
 
 from matcha.distributed.elastic.replanning import Replanning
-from matcha.distributed.exchange.averaging import Averaging
+from matcha.distributed.exchange.averaging import Averaging, PushSumValues, push_sum_of
 from matcha.distributed.exchange.background import Asynchrony, Overlap
 from matcha.distributed.exchange.buckets import Bucket
-from matcha.distributed.exchange.clipping import Clipping
-from matcha.distributed.exchange.elastic_meetings import ElasticMeetings
-from matcha.distributed.exchange.exchange import Exchange, make_exchange
-from matcha.distributed.exchange.plan_cursor import PlanCursor
-from matcha.distributed.exchange.push_sum import PushSumValues, push_sum_of
-from matcha.distributed.exchange.timers import LinkTimer, Stopwatch
+from matcha.distributed.exchange.exchange import Exchange, Stopwatch, make_exchange
+from matcha.distributed.exchange.hooks import Clipping, ElasticMeetings, LinkTimer
+from matcha.distributed.exchange.meeting import PlanCursor
 from matcha.distributed.launch.placement import Placement
 from matcha.distributed.links.transport import LinkTransport
 from matcha.distributed.momentum import MomentumRules

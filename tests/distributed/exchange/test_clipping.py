@@ -11,11 +11,11 @@ from tests.distributed import cases
 
 from matcha import Round
 from matcha.distributed import run_threads
-from matcha.distributed.exchange.clipping import Clipping
 from matcha.distributed.exchange.codecs import FloatCodec
 from matcha.distributed.exchange.exchange import Exchange
+from matcha.distributed.exchange.hooks import Clipping
 from matcha.distributed.exchange.meeting import meetings
-from matcha.distributed.training import Training
+from matcha.distributed.train import Training
 from matcha.errors import InputError
 from matcha.simulation import Simulation
 from matcha.training.optimizers import SGD

@@ -12,8 +12,8 @@ from tests.wires.networks import SHAPES, compact, drift, padded, round_of, start
 from matcha import Round
 from matcha.distributed import MemoryNetwork, MemoryTransport, Pending, run_threads
 from matcha.distributed.exchange.codecs import FloatCodec
-from matcha.distributed.exchange.elastic_meetings import ElasticMeetings
 from matcha.distributed.exchange.exchange import Exchange
+from matcha.distributed.exchange.hooks import ElasticMeetings
 from matcha.distributed.exchange.meeting import Meeting, meetings
 from matcha.distributed.transports.base import Tag
 from matcha.errors import PeerLostError

@@ -1,8 +1,7 @@
 from __future__ import annotations
 
 import matcha
-from matcha.distributed.exchange.meeting import meetings
-from matcha.distributed.exchange.plan_cursor import PlanCursor
+from matcha.distributed.exchange.meeting import PlanCursor, meetings
 from matcha.plans.staged import Stage
 from matcha.strategies import Matcha
 

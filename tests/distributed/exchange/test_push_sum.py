@@ -8,7 +8,7 @@ import torch
 from tests.distributed import cases
 
 from matcha.distributed import Gossip, run_threads
-from matcha.distributed.exchange.push_sum import PushSumValues, push_sum_of
+from matcha.distributed.exchange.averaging import PushSumValues, push_sum_of
 from matcha.errors import InputError
 from matcha.rounds import PushSum
 

@@ -11,7 +11,7 @@ from tests.distributed.groups import DTensor, Replicate, Shard
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from matcha.distributed.exchange.shards import is_sharded, like, local, share
+from matcha.distributed.exchange.buckets import is_sharded, like, local, share
 
 
 @pytest.fixture

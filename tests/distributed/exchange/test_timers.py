@@ -7,9 +7,9 @@ import torch
 from matcha import Round
 from matcha.distributed import run_threads
 from matcha.distributed.exchange.codecs import FloatCodec
-from matcha.distributed.exchange.exchange import Exchange
+from matcha.distributed.exchange.exchange import Exchange, Stopwatch
+from matcha.distributed.exchange.hooks import LinkTimer, LinkTimes
 from matcha.distributed.exchange.meeting import Meeting, meetings
-from matcha.distributed.exchange.timers import LinkTimer, LinkTimes, Stopwatch
 
 
 def test_the_median_of_late_meetings_counts() -> None:

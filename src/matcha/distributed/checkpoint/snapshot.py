@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from matcha._io import replace_file
-from matcha.distributed.exchange.shards import like, local
+from matcha.distributed.exchange.buckets import like, local
 from matcha.distributed.transports.base import Buffer
 from matcha.distributed.worker_state import WorkerState
 from matcha.errors import DataError, InputError

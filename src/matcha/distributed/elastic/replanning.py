@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from matcha.distributed.elastic.probe import exchange_time
-from matcha.distributed.exchange.timers import LinkTimes
+from matcha.distributed.exchange.hooks import LinkTimes
 from matcha.distributed.launch.placement import Placement
 from matcha.distributed.transports.collectives import gather
 from matcha.errors import MatchaError, PeerLostError

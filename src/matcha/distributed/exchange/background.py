@@ -11,10 +11,8 @@ import torch
 
 from matcha.distributed.exchange.async_rendezvous import Rendezvous
 from matcha.distributed.exchange.buckets import Bucket
-from matcha.distributed.exchange.exchange import Exchange
-from matcha.distributed.exchange.meeting import Meeting
-from matcha.distributed.exchange.plan_cursor import PlanCursor
-from matcha.distributed.exchange.timers import Stopwatch
+from matcha.distributed.exchange.exchange import Exchange, Stopwatch
+from matcha.distributed.exchange.meeting import Meeting, PlanCursor
 from matcha.distributed.transports.base import Transport
 from matcha.distributed.transports.collectives import barrier
 from matcha.rounds import Round

@@ -12,17 +12,29 @@ copies of one another, or writes the whole storage for each. Only we know that t
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.dlpack import from_dlpack
 
-from matcha.distributed.exchange.shards import is_sharded, local
 from matcha.errors import InputError
 
-__all__ = ["Bucket", "Slot", "describe_layout", "fill_buckets", "layout_digest"]
+__all__ = [
+    "Bucket",
+    "Slot",
+    "describe_layout",
+    "fill_buckets",
+    "gathered",
+    "is_sharded",
+    "layout_digest",
+    "like",
+    "local",
+    "share",
+]
 
 _Place = tuple[int, tuple[int, ...]]  # address and shape: where a tensor's values are
 _Tied = list[tuple[str, torch.Tensor]]  # names and tensors that share one place
@@ -268,3 +280,76 @@ def layout_digest(buckets: Iterable[Bucket]) -> str:
             shape = tuple(slot.shape)
             digest.update(f"{slot.name} {slot.offset} {shape} {slot.stride}\n".encode())
     return digest.hexdigest()
+
+
+def _spread(tensor: torch.Tensor) -> Any:
+    """The tensor, where it is a DTensor; else None.
+
+    Checked via sys.modules: importing them takes as long as half of torch.
+    """
+    for home in ("torch.distributed.tensor", "torch.distributed._tensor"):  # the latter in 2.4
+        kind = getattr(sys.modules.get(home), "DTensor", None)
+        if kind is not None:
+            return tensor if isinstance(tensor, kind) else None
+    return None
+
+
+def is_sharded(tensor: torch.Tensor) -> bool:
+    """Whether other processes of the same worker may hold the rest of it."""
+    return _spread(tensor) is not None
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """The part that this process holds; an ordinary tensor is its own.
+
+    >>> part = torch.ones(3)
+    >>> local(part) is part
+    True
+    """
+    spread = _spread(tensor)
+    if spread is None:
+        return tensor
+    with torch.no_grad():
+        part: torch.Tensor = spread.to_local()
+    return part
+
+
+def gathered(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the whole of a sharded tensor, copied to the CPU. A collective call."""
+    spread = _spread(tensor)
+    if spread is None:
+        return tensor
+    whole: torch.Tensor = spread.full_tensor().detach().to("cpu", copy=True)
+    return whole
+
+
+def like(tensor: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
+    """A part as a tensor that is spread over processes as another one is."""
+    spread = _spread(tensor)
+    if spread is None:
+        return part
+    whole: torch.Tensor = spread.from_local(
+        part.to(tensor.device),
+        spread.device_mesh,
+        spread.placements,
+        run_check=False,
+        shape=tensor.shape,
+        stride=tensor.stride(),
+    )
+    return whole
+
+
+def share(tensor: torch.Tensor, num_parts: int) -> float:
+    """What one process's part counts for when all of a worker's processes add theirs up.
+
+    Copies count once altogether: a part that k of the `num_parts` processes hold counts 1/k.
+
+    >>> share(torch.ones(3), 4)
+    0.25
+    """
+    distinct = 1
+    spread = _spread(tensor)
+    if spread is not None:
+        for size, placement in zip(spread.device_mesh.shape, spread.placements, strict=True):
+            distinct *= 1 if placement.is_replicate() else size
+    return distinct / num_parts

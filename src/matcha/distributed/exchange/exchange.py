@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import cycle
 from typing import NamedTuple
@@ -29,12 +30,13 @@ from matcha.distributed.exchange.meeting import RUNNING, Handshake, Meeting, Mee
 from matcha.distributed.transports.base import Transport, meeting_tag
 from matcha.distributed.transports.collectives import ring_mean_, window_mean_
 from matcha.errors import ModelError, PeerLostError
+from matcha.records import Span, SpanKind
 from matcha.rounds import Round
 from matcha.wires import Float, LowRank, Modulo, Wire
 from matcha.wires.segments import Segment
 from matcha.wires.wire import BLOCK
 
-__all__ = ["Exchange", "alignment", "make_exchange"]
+__all__ = ["Exchange", "Stopwatch", "alignment", "make_exchange"]
 
 
 class _Part(NamedTuple):
@@ -294,6 +296,47 @@ class Exchange:
             return state.originals[piece][: values.nbytes].view(values.dtype).view_as(values)
         block = state.originals[piece] = self.spare.take(self._largest[codec], values.device)
         return block[: values.nbytes].view(values.dtype).view_as(values).copy_(values)
+
+
+class Stopwatch:
+    """Times exchanges; tells computing, waiting and exchanging apart where spans are asked for.
+
+    Attributes:
+        listens: whether spans are wanted.
+        exchange_seconds: spent in exchanges so far, waiting for partners included.
+    """
+
+    def __init__(self, worker: int, on_span: Callable[[Span], None] | None) -> None:
+        self._worker = worker
+        self._on_span = on_span
+        self.listens = on_span is not None
+        self.exchange_seconds = 0.0
+        self.restart()
+
+    def restart(self) -> None:
+        """Count the next stretch of computing from now."""
+        self._free_since = time.perf_counter()
+
+    def computed(self, iteration: int) -> None:
+        """A stretch of computing ends here."""
+        self._emit("compute", iteration, self._free_since, time.perf_counter())
+
+    @contextmanager
+    def exchanging(self, exchange: Exchange, iteration: int) -> Iterator[None]:
+        """An exchange runs inside."""
+        started, waited = time.perf_counter(), exchange.wait_seconds
+        yield
+        ended = time.perf_counter()
+        ready = started + (exchange.wait_seconds - waited)
+        self.exchange_seconds += ended - started
+        self._emit("wait", iteration, started, ready)
+        self._emit("exchange", iteration, ready, ended)
+
+    def _emit(self, kind: SpanKind, iteration: int, start: float, end: float) -> None:
+        if self._on_span is not None:
+            worker = self._worker
+            span = Span(worker=worker, iteration=iteration, kind=kind, start=start, end=end)
+            self._on_span(span)
 
 
 def alignment(wire: Wire) -> int:
