@@ -51,7 +51,7 @@ from parts.diaries import Diary, judge
 
 from matcha import Plan, Topology, families, plan
 from matcha._io.keys import new_keys
-from matcha.distributed import Gossip, Peers, Transport, run_threads
+from matcha.distributed import Gossip, Peers, Transport
 from matcha.distributed.launch.environment import (
     KEYS_VARIABLE,
     LOSS_VARIABLE,
@@ -61,6 +61,7 @@ from matcha.distributed.launch.environment import (
 from matcha.distributed.launch.launcher import local_links
 from matcha.distributed.launch.local_workers import LocalWorkers
 from matcha.distributed.links.peers import DEFAULT_PORT
+from matcha.testing import run_threads
 from matcha.zoo.recipes import Choices, recipe
 
 NUM_WORKERS = 8

@@ -27,10 +27,11 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 
 from matcha import Plan, families
-from matcha.distributed import Gossip, MemoryNetwork, TorchTransport, Transport
+from matcha.distributed import Gossip, TorchTransport, Transport
 from matcha.distributed.launch.local_workers import LocalWorkers
 from matcha.rounds import RoundProcess
 from matcha.schedules import Cycle, Periodic
+from matcha.testing import MemoryNetwork
 from matcha.timing import Units
 from matcha.wires import parse_wire
 

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from matcha._io import save_document
-from matcha.distributed import Network, run_threads, run_worker
+from matcha.distributed import Network, run_worker
 from matcha.errors import PlanError
 from matcha.plans import load_plan
 from matcha.records import read_run
 from matcha.simulation import Delays, Runner, Settings
+from matcha.testing import run_threads
 from matcha.training.jobs import Job
 from matcha.zoo.recipes import Choices, recipe
 

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 def test_every_entry_has_its_floor_and_its_line():
     """CONTRIBUTING has a line an entry; `tests/test_docs.py` checks that it is the entry's own."""
     assert entries().keys() <= HEIGHT.keys()
-    assert len(entries()) <= 24
+    assert len(entries().keys() - {"__init__"}) <= 24
     lines = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").splitlines()
     for name, line in entries().items():
         assert line, f"{name} does not say what it is"

@@ -31,6 +31,7 @@ FLOORS = (
     ("training",),
     ("zoo",),
     ("simulation", "distributed", "report"),
+    ("testing",),
     ("__init__",),
     ("cli",),
 )

@@ -186,10 +186,10 @@ DEFECTS = (
         "simulation",
     ),
     _defect(
-        "distributed/exchange/meeting.py",
-        "self.iteration = iteration - 1",
-        "self.iteration = iteration",
-        "distributed/test_gossip.py", "distributed/checkpoint", "distributed/exchange",
+        "distributed/exchange/hooks.py",
+        "limit = meeting.weight * self._allowance * math.sqrt(reach)",
+        "limit = self._allowance * math.sqrt(reach)",
+        "distributed/exchange",
     ),
     _defect(
         "distributed/exchange/averaging.py",

@@ -12,7 +12,8 @@ from tests.distributed import cases
 from torch import nn
 
 from matcha import Plan, Round, families
-from matcha.distributed import Gossip, MemoryTransport, run_threads
+from matcha.distributed import Gossip
+from matcha.testing import MemoryTransport, run_threads
 from matcha.wires import Float
 
 PLAN = cases.make_plan("vanilla", "laplacian")

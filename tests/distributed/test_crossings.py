@@ -10,7 +10,7 @@ import pytest
 from tests.distributed import crossings
 from tests.distributed.links.linked import run_linked
 
-from matcha.distributed import run_threads
+from matcha.testing import run_threads
 
 ALONE = crossings.all_combinations(mesh=False)
 

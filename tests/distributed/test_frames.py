@@ -14,8 +14,9 @@ from tests.distributed.links.linked import run_linked
 from torch import nn
 
 import matcha
-from matcha.distributed import Gossip, MemoryTransport, run_threads
+from matcha.distributed import Gossip
 from matcha.distributed.links.connection import Connection
+from matcha.testing import MemoryTransport, run_threads
 from matcha.wires import parse_wire
 
 SOURCE = str(Path(matcha.__file__).parent)

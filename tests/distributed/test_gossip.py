@@ -19,8 +19,9 @@ from torch import nn
 
 import matcha
 from matcha import families
-from matcha.distributed import Gossip, MemoryTransport, run_threads
+from matcha.distributed import Gossip
 from matcha.errors import ExchangeError, InputError
+from matcha.testing import MemoryTransport, run_threads
 
 
 @pytest.mark.parametrize(("strategy", "mixing", "rule"), cases.CASES)

@@ -11,8 +11,9 @@ from tests.distributed.perceptrons import double_step, flat, mlp
 from torch import nn
 
 from matcha import families, plan
-from matcha.distributed import Gossip, MemoryTransport, run_threads
+from matcha.distributed import Gossip
 from matcha.errors import InputError, WriteError
+from matcha.testing import MemoryTransport, run_threads
 
 THREE = plan(families.ring(3), 0.6, seed=2)
 

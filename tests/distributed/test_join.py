@@ -11,8 +11,9 @@ from torch import nn
 
 import matcha
 from matcha import families
-from matcha.distributed import Gossip, run_threads
+from matcha.distributed import Gossip
 from matcha.distributed.exchange.meeting import PlanCursor
+from matcha.testing import run_threads
 
 PLANS = {
     2: [

@@ -12,8 +12,9 @@ from tests.distributed import manners
 from tests.distributed.links.linked import run_linked
 
 from matcha import Plan, families
-from matcha.distributed import Gossip, run_threads
+from matcha.distributed import Gossip
 from matcha.errors import InputError
+from matcha.testing import run_threads
 
 MPIRUN = shutil.which("mpirun", path=str(Path(sys.executable).parent)) or shutil.which("mpirun")
 

@@ -8,8 +8,9 @@ from tests.distributed.perceptrons import PLAN, Fixed, double_step, mlp, plain_s
 from tests.distributed.test_optimizer_hooks import ALWAYS, Sam, halves
 from torch import nn
 
-from matcha.distributed import Gossip, MemoryNetwork, MemoryTransport, run_threads
+from matcha.distributed import Gossip
 from matcha.errors import InputError, ModelError
+from matcha.testing import MemoryNetwork, MemoryTransport, run_threads
 
 
 @pytest.mark.parametrize(

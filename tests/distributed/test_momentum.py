@@ -14,9 +14,10 @@ from tests.distributed.test_optimizer_hooks import ALWAYS, backward, batch
 from tests.simulation.tasks import digits, er8, rows
 from torch import nn
 
-from matcha.distributed import Gossip, MemoryTransport, run_threads
+from matcha.distributed import Gossip
 from matcha.errors import InputError
 from matcha.simulation import SGD, Execution, Settings, Simulation
+from matcha.testing import MemoryTransport, run_threads
 from matcha.training.momentum import Momentum, make_rule
 from matcha.training.optimizers import Adam, adamw
 from matcha.training.rates import Constant

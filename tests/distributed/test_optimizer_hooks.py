@@ -11,8 +11,9 @@ from tests.distributed import cases
 from tests.distributed.perceptrons import Fixed, flat, mlp, single_worker
 from torch import nn
 
-from matcha.distributed import Gossip, MemoryTransport, run_threads
+from matcha.distributed import Gossip
 from matcha.errors import InputError
+from matcha.testing import MemoryTransport, run_threads
 
 PLAN = cases.make_plan("vanilla", "laplacian")
 ALWAYS = Fixed(2, *([(((0, 1),),)] * 40))

@@ -11,9 +11,10 @@ from tests.distributed import cases
 from torch import nn
 
 import matcha
-from matcha.distributed import Gossip, GossipOptions, MemoryNetwork, options, run_threads
+from matcha.distributed import Gossip, GossipOptions, options
 from matcha.distributed.options import EXCLUSIONS, Choice, Exclusion, Setup, find_exclusion
 from matcha.errors import InputError
+from matcha.testing import MemoryNetwork, run_threads
 from matcha.training.momentum import Momentum
 
 RING = matcha.families.ring(3)

@@ -5,10 +5,11 @@ import torch
 from tests.distributed.perceptrons import Fixed, double_step, mlp
 from torch import nn
 
-from matcha.distributed import Gossip, MemoryNetwork, MemoryTransport, run_threads
+from matcha.distributed import Gossip
 from matcha.distributed.optimizer_hooks import ParameterOwnership
 from matcha.distributed.options import wrapped_by
 from matcha.errors import InputError
+from matcha.testing import MemoryNetwork, MemoryTransport, run_threads
 
 
 def test_an_optimizer_that_gossip_does_not_know_is_refused() -> None:

@@ -14,8 +14,9 @@ import torch.distributed.checkpoint as dcp
 from tests.distributed import cases
 from torch import nn
 
-from matcha.distributed import Gossip, run_threads
+from matcha.distributed import Gossip
 from matcha.distributed.exchange.buckets import fill_buckets
+from matcha.testing import run_threads
 
 
 class Tied(nn.Module):

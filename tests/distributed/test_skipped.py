@@ -10,8 +10,9 @@ from tests.distributed.perceptrons import Fixed, flat, mlp
 from tests.distributed.test_optimizer_hooks import ALWAYS, backward, batch, halves
 from torch import nn
 
-from matcha.distributed import Gossip, MemoryNetwork, MemoryTransport, run_threads
+from matcha.distributed import Gossip
 from matcha.errors import InputError
+from matcha.testing import MemoryNetwork, MemoryTransport, run_threads
 
 RULES = ["local", "quasi-global", "outer", "tracking", "shared"]
 

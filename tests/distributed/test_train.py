@@ -7,11 +7,12 @@ import pytest
 
 import matcha
 from matcha import families, plan
-from matcha.distributed import Network, run_threads, run_worker, train
+from matcha.distributed import Network, run_worker, train
 from matcha.distributed.launch.launcher import Hosts
 from matcha.errors import InputError
 from matcha.records import Record, read_run
 from matcha.simulation import Constant, Settings, Simulation
+from matcha.testing import run_threads
 from matcha.training.jobs import Job
 from matcha.training.task import TaskSpec
 from matcha.zoo.recipes import Choices, recipe

@@ -6,10 +6,11 @@ import pytest
 from tests.distributed import cases
 
 from matcha import families, plan
-from matcha.distributed import Training, run_threads
+from matcha.distributed import Training
 from matcha.errors import InputError
 from matcha.records import Record
 from matcha.simulation import Constant, Delays, Execution, Plateau, Settings, Simulation
+from matcha.testing import run_threads
 from matcha.zoo.quadratics import QuadraticTask
 from matcha.zoo.recipes import Choices, recipe
 

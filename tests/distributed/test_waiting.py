@@ -14,8 +14,9 @@ from tests.distributed.perceptrons import (
 )
 
 from matcha import families, plan
-from matcha.distributed import Gossip, MemoryTransport, SlowLinks, run_threads
+from matcha.distributed import Gossip, SlowLinks
 from matcha.errors import ExchangeError
+from matcha.testing import MemoryTransport, run_threads
 
 
 class Counting(MemoryTransport):

@@ -7,9 +7,10 @@ import torch
 from torch import nn
 
 import matcha
-from matcha.distributed import Gossip, MemoryNetwork, run_threads
+from matcha.distributed import Gossip
 from matcha.errors import InputError
 from matcha.strategies import Greedy
+from matcha.testing import MemoryNetwork, run_threads
 
 PATH = matcha.families.path(2)
 PERIODIC = matcha.plan(PATH, 0.5, "periodic")

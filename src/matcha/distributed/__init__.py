@@ -21,11 +21,6 @@ from matcha.distributed.links.transport import LinkTransport
 from matcha.distributed.options import GossipOptions
 from matcha.distributed.train import Network, Training, run_worker, train
 from matcha.distributed.transports.base import Message, Pending, Transport
-from matcha.distributed.transports.memory import (
-    MemoryNetwork,
-    MemoryTransport,
-    run_threads,
-)
 from matcha.distributed.transports.mpi import MpiTransport
 from matcha.distributed.transports.slow_links import SlowLinks
 from matcha.distributed.transports.torch import TorchTransport
@@ -35,8 +30,6 @@ __all__ = [
     "GossipOptions",
     "Keys",
     "LinkTransport",
-    "MemoryNetwork",
-    "MemoryTransport",
     "Message",
     "MpiTransport",
     "Network",
@@ -48,7 +41,6 @@ __all__ = [
     "Transport",
     "default_transport",
     "read_peers",
-    "run_threads",
     "run_worker",
     "train",
 ]

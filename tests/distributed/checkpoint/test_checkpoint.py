@@ -17,13 +17,14 @@ from tests.distributed import cases
 from torch import nn
 
 import matcha
-from matcha.distributed import Gossip, MemoryNetwork, MemoryTransport, run_threads
+from matcha.distributed import Gossip
 from matcha.distributed.checkpoint import checkpoint, snapshot
 from matcha.distributed.checkpoint.checkpoint import SCHEMA, checkpoints
 from matcha.distributed.launch.placement import Placement
 from matcha.distributed.transports.collectives import gather
 from matcha.errors import DataError, ExchangeError, InputError, WriteError
 from matcha.plans import Plan
+from matcha.testing import MemoryNetwork, MemoryTransport, run_threads
 
 PLAN = cases.make_plan("matcha", "laplacian")
 SMALL = 4

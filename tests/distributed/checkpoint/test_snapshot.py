@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from tests.distributed.perceptrons import Fixed, double_step, mlp
 from torch import nn
 
-from matcha.distributed import Gossip, MemoryNetwork, run_threads
+from matcha.distributed import Gossip
 from matcha.distributed.checkpoint.snapshot import (
     average_snapshots,
     checksum,
@@ -23,6 +23,7 @@ from matcha.distributed.checkpoint.snapshot import (
 )
 from matcha.distributed.worker_state import WorkerState
 from matcha.errors import DataError, InputError, WriteError
+from matcha.testing import MemoryNetwork, run_threads
 
 PLAN = Fixed(2)
 

@@ -17,11 +17,12 @@ from tests.distributed.links.linked import cut_off, local_peers, mend, run_linke
 
 import matcha.distributed
 from matcha import families
-from matcha.distributed import Gossip, LinkTransport, run_threads
+from matcha.distributed import Gossip, LinkTransport
 from matcha.distributed.checkpoint.snapshot import dump_snapshot
 from matcha.distributed.elastic.membership import Pace
 from matcha.distributed.transports.collectives import barrier
 from matcha.errors import ExchangeError, InputError
+from matcha.testing import run_threads
 
 LOST, BACK, ITERATIONS = 12, 25, 40
 MOMENTUM = 0.9

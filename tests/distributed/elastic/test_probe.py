@@ -3,9 +3,10 @@ from __future__ import annotations
 import pytest
 
 from matcha import families
-from matcha.distributed import SlowLinks, run_threads
+from matcha.distributed import SlowLinks
 from matcha.distributed.elastic.probe import LinkMeasure, fit, probe
 from matcha.errors import InputError
+from matcha.testing import run_threads
 
 
 def test_every_link_is_measured_and_all_workers_hear_of_it() -> None:

@@ -11,13 +11,14 @@ from tests.distributed.links.linked import run_linked
 from torch import nn
 
 import matcha
-from matcha.distributed import Gossip, LinkTransport, MemoryTransport, Pending, run_threads
+from matcha.distributed import Gossip, LinkTransport, Pending
 from matcha.distributed.elastic import replanning
 from matcha.distributed.elastic.replanning import Planner
 from matcha.errors import InputError
 from matcha.plans import StagedPlan
 from matcha.strategies import Greedy
 from matcha.strategies.staged import next_level
+from matcha.testing import MemoryTransport, run_threads
 
 RING = matcha.families.ring(4)
 PLAN = matcha.plan(RING, 0.5, Greedy(effort="none"))

@@ -8,8 +8,8 @@ import pytest
 
 from matcha.distributed.exchange.async_rendezvous import Rendezvous
 from matcha.distributed.transports.collectives import barrier
-from matcha.distributed.transports.memory import run_threads
 from matcha.errors import ExchangeError
+from matcha.testing import run_threads
 from matcha.topology import families
 
 PATIENCE = 150.0

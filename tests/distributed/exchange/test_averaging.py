@@ -9,10 +9,11 @@ from tests.distributed import cases
 from tests.distributed.perceptrons import Fixed, double_step, flat, mlp
 from torch import nn
 
-from matcha.distributed import Gossip, MemoryTransport, run_threads
+from matcha.distributed import Gossip
 from matcha.distributed.exchange.averaging import Averaging, _fingerprint
 from matcha.distributed.exchange.buckets import fill_buckets
 from matcha.distributed.launch.placement import Placement
+from matcha.testing import MemoryTransport, run_threads
 
 
 def averaging(transport):

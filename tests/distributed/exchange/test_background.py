@@ -12,9 +12,9 @@ from torch import nn
 
 from matcha import families, plan
 from matcha.distributed import Gossip, MpiTransport
-from matcha.distributed.transports.memory import MemoryNetwork, run_threads
 from matcha.distributed.transports.slow_links import SlowLinks
 from matcha.errors import ExchangeError, InputError
+from matcha.testing import MemoryNetwork, run_threads
 
 PATIENCE = 150.0
 ER8 = families.paper("er8")

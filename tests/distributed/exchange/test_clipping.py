@@ -10,7 +10,6 @@ import torch
 from tests.distributed import cases
 
 from matcha import Round
-from matcha.distributed import run_threads
 from matcha.distributed.exchange.codecs import FloatCodec
 from matcha.distributed.exchange.exchange import Exchange
 from matcha.distributed.exchange.hooks import Clipping
@@ -18,6 +17,7 @@ from matcha.distributed.exchange.meeting import meetings
 from matcha.distributed.train import Training
 from matcha.errors import InputError
 from matcha.simulation import Simulation
+from matcha.testing import run_threads
 from matcha.training.optimizers import SGD
 from matcha.training.rates import Constant
 from matcha.training.settings import Execution, Settings

@@ -9,11 +9,11 @@ from tests.wires.definition import Definition
 from tests.wires.networks import SHAPES, compact, drift, padded, round_of, segments, start
 
 from matcha import Round
-from matcha.distributed import run_threads
 from matcha.distributed.exchange.codecs import Codec, FloatCodec, LowRankCodec, ModuloCodec
 from matcha.distributed.exchange.exchange import Exchange
 from matcha.distributed.exchange.meeting import MeetingHook, meetings
 from matcha.errors import ModelError
+from matcha.testing import run_threads
 from matcha.wires import Float, LowRank, Modulo, parse_wire
 from matcha.wires.segments import Segment
 

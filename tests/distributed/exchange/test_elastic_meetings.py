@@ -10,13 +10,14 @@ from tests.wires.definition import Definition
 from tests.wires.networks import SHAPES, compact, drift, padded, round_of, start
 
 from matcha import Round
-from matcha.distributed import MemoryNetwork, MemoryTransport, Pending, run_threads
+from matcha.distributed import Pending
 from matcha.distributed.exchange.codecs import FloatCodec
 from matcha.distributed.exchange.exchange import Exchange
 from matcha.distributed.exchange.hooks import ElasticMeetings
 from matcha.distributed.exchange.meeting import Meeting, meetings
 from matcha.distributed.transports.base import Tag
 from matcha.errors import PeerLostError
+from matcha.testing import MemoryNetwork, MemoryTransport, run_threads
 from matcha.wires import parse_wire
 
 VALUES = np.array([[1.0, 5.0], [2.0, -4.0], [9.0, 0.0]])

@@ -11,13 +11,14 @@ from tests.distributed import cases
 from tests.graphs import topologies
 
 from matcha import Round
-from matcha.distributed import Message, Pending, Transport, run_threads
+from matcha.distributed import Message, Pending, Transport
 from matcha.distributed.exchange.codecs import FloatCodec
 from matcha.distributed.exchange.exchange import Exchange
 from matcha.distributed.exchange.meeting import MeetingHook, meetings
 from matcha.distributed.transports.base import MAX_TAG
 from matcha.distributed.transports.collectives import barrier
 from matcha.errors import ExchangeError
+from matcha.testing import run_threads
 
 
 def float_exchange(transport, values, bucket_bytes, dtype=None) -> Exchange:

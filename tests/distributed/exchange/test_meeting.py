@@ -3,13 +3,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from matcha.distributed import MemoryNetwork, MemoryTransport, run_threads
 from matcha.distributed.exchange.codecs import FloatCodec
 from matcha.distributed.exchange.exchange import Exchange
 from matcha.distributed.exchange.meeting import RUNNING, Handshake, Meeting, meetings
 from matcha.distributed.transports.torch import _is_sign
 from matcha.errors import ExchangeError
 from matcha.rounds import OneWayRole, Round
+from matcha.testing import MemoryNetwork, MemoryTransport, run_threads
 
 
 def shake(transport, iteration: int = 3, content: torch.Tensor | None = None) -> Handshake:

@@ -7,10 +7,11 @@ import pytest
 import torch
 from tests.distributed import cases
 
-from matcha.distributed import Gossip, run_threads
+from matcha.distributed import Gossip
 from matcha.distributed.exchange.averaging import PushSumValues, push_sum_of
 from matcha.errors import InputError
 from matcha.rounds import PushSum
+from matcha.testing import run_threads
 
 PLAN = cases.real_plan("rounds", "push", 3)
 

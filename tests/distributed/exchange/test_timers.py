@@ -5,11 +5,11 @@ from types import SimpleNamespace
 import torch
 
 from matcha import Round
-from matcha.distributed import run_threads
 from matcha.distributed.exchange.codecs import FloatCodec
 from matcha.distributed.exchange.exchange import Exchange, Stopwatch
 from matcha.distributed.exchange.hooks import LinkTimer, LinkTimes
 from matcha.distributed.exchange.meeting import Meeting, meetings
+from matcha.testing import run_threads
 
 
 def test_the_median_of_late_meetings_counts() -> None:

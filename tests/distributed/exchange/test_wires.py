@@ -11,7 +11,8 @@ from tests.distributed import wire_cases
 from tests.wires.definition import Definition
 
 from matcha import Plan
-from matcha.distributed import Gossip, run_threads
+from matcha.distributed import Gossip
+from matcha.testing import run_threads
 
 LENGTHS = (4, 7, 4, 12)
 """How many steps each of four workers has data for."""

@@ -10,9 +10,10 @@ from tests.distributed.perceptrons import PLAN, double_step, flat, mlp
 from torch import nn
 
 from matcha import families, plan
-from matcha.distributed import Gossip, MemoryNetwork, run_threads
+from matcha.distributed import Gossip
 from matcha.distributed.launch.placement import Placement, find_placement
 from matcha.errors import InputError
+from matcha.testing import MemoryNetwork, run_threads
 
 LAUNCHERS = ("RANK", "WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MPI_LOCALNRANKS")
 

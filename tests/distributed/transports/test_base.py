@@ -8,8 +8,9 @@ import pytest
 import torch
 
 import matcha
-from matcha.distributed import MemoryNetwork, Message
+from matcha.distributed import Message
 from matcha.distributed.transports.base import MAX_TAG, Tag, meeting_tag
+from matcha.testing import MemoryNetwork
 
 
 @pytest.mark.parametrize("number", [0, 1, min(Tag) - 1, min(Tag), 10**9])

@@ -3,7 +3,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from matcha.distributed import MemoryTransport, run_threads
 from matcha.distributed.transports.collectives import (
     agree,
     barrier,
@@ -15,6 +14,7 @@ from matcha.distributed.transports.collectives import (
 )
 from matcha.distributed.transports.torch import _is_sign
 from matcha.errors import InputError
+from matcha.testing import MemoryTransport, run_threads
 
 
 @pytest.mark.parametrize("num_workers", [1, 2, 3, 5, 8, 13])

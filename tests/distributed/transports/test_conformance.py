@@ -16,7 +16,8 @@ from tests.distributed.transports import conformance
 
 from matcha import families
 from matcha._io.keys import new_keys
-from matcha.distributed import SlowLinks, Transport, run_threads
+from matcha.distributed import SlowLinks, Transport
+from matcha.testing import run_threads
 
 mpirun = shutil.which("mpirun", path=str(Path(sys.executable).parent)) or shutil.which("mpirun")
 EVERY_PAIR = families.complete(conformance.NUM_WORKERS)

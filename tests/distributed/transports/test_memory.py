@@ -3,8 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from matcha.distributed import MemoryNetwork, Message, run_threads
+from matcha.distributed import Message
 from matcha.errors import InputError
+from matcha.testing import MemoryNetwork, run_threads
 
 
 def test_what_was_sent_may_be_changed_at_once():

@@ -5,8 +5,9 @@ import time
 import pytest
 import torch
 
-from matcha.distributed import Message, SlowLinks, run_threads
+from matcha.distributed import Message, SlowLinks
 from matcha.errors import InputError
+from matcha.testing import run_threads
 
 
 def test_a_message_takes_at_least_its_size_over_the_speed() -> None:

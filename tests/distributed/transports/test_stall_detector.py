@@ -3,9 +3,10 @@ from __future__ import annotations
 import pytest
 from tests.distributed import manners
 
-from matcha.distributed import Gossip, MemoryNetwork, MemoryTransport, run_threads
+from matcha.distributed import Gossip
 from matcha.distributed.transports.stall_detector import StallDetector
 from matcha.errors import ExchangeError
+from matcha.testing import MemoryNetwork, MemoryTransport, run_threads
 
 
 def test_a_worker_that_finished_early_is_not_called_dead() -> None:

@@ -1,12 +1,11 @@
-"""In-memory transport: workers are threads of one process, for tests and teaching."""
+"""In-memory transport: workers are threads of one process; public as `matcha.testing`."""
 
 from __future__ import annotations
 
 import queue
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
 
 import torch
 
@@ -14,9 +13,8 @@ from matcha.distributed.transports.base import Message, Pending, Transport
 from matcha.distributed.transports.stall_detector import StallDetector
 from matcha.errors import InputError
 
-__all__ = ["MemoryNetwork", "MemoryTransport", "run_threads"]
+__all__ = ["MemoryNetwork", "MemoryTransport"]
 
-T = TypeVar("T")
 Mailbox = queue.SimpleQueue[torch.Tensor]
 
 
@@ -100,31 +98,3 @@ class _Arrivals(Pending):
             assert message.incoming is not None
             message.incoming.copy_(arrived)
             self.messages.pop(0)
-
-
-def run_threads(num_workers: int, work: Callable[[MemoryTransport], T]) -> list[T]:
-    """Run `work` once per worker, each in a thread with its own transport, and collect the results.
-
-    The lowest rank's exception is raised again once all have ended.
-
-    >>> run_threads(3, lambda transport: transport.rank**2)
-    [0, 1, 4]
-    """
-    network = MemoryNetwork(num_workers)
-    results: dict[int, T] = {}
-    errors: dict[int, BaseException] = {}
-
-    def body(rank: int) -> None:
-        try:
-            results[rank] = work(network.transport(rank))
-        except BaseException as error:  # handed to the caller below
-            errors[rank] = error
-
-    threads = [threading.Thread(target=body, args=(rank,)) for rank in range(num_workers)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[min(errors)]
-    return [results[rank] for rank in range(num_workers)]
