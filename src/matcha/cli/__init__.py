@@ -8,10 +8,14 @@ from importlib import import_module, metadata
 
 import typer
 
+from matcha.cli.help import COMMANDS, Group
 from matcha.errors import InputError, MatchaError, missing_package
+
+_FILES = {"probe": "measure", "bench": "measure", "watch": "report"}
 
 app = typer.Typer(
     name="matcha",
+    cls=Group,
     help="Plan, simulate and run decentralized SGD on any network within a communication budget.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -35,22 +39,6 @@ def _options(
     ),
 ) -> None:
     """Plan, simulate and run decentralized SGD on any network within a communication budget."""
-
-
-def _register() -> None:
-    """Each command lives in its own file and adds itself to `app` when imported."""
-    for name in (
-        "demo",
-        "keys",
-        "measure",
-        "plan",
-        "report",
-        "simulate",
-        "sweep",
-        "train",
-        "tune",
-    ):
-        import_module(f"matcha.cli.{name}")
 
 
 def main() -> None:
@@ -102,4 +90,5 @@ def _fail(error: MatchaError) -> None:
     sys.exit(error.exit_code)
 
 
-_register()
+for name in COMMANDS:  # each lives in its own file and adds itself to `app` when imported
+    import_module(f"matcha.cli.{_FILES.get(name, name)}")

@@ -22,15 +22,8 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
 from matcha.cli import app
-from matcha.cli.options import (
-    Budget,
-    FolderOrNone,
-    Json,
-    Seed,
-    Strategies,
-    TopologyOption,
-    words,
-)
+from matcha.cli import options as opt
+from matcha.cli.help import Command
 from matcha.cli.output import (
     console,
     free_directory,
@@ -151,21 +144,21 @@ def _follow(
                 on_record(strategy, record)
 
 
-@app.command("demo")
+@app.command("demo", cls=Command)
 def demo_command(
     link_mbps: float = typer.Option(
         2.5, help="Slow every link to this many Mbit/s. An emulation, by waiting."
     ),
-    budget: Budget = 0.2,
+    budget: opt.Budget = 0.2,
     target_loss: float = typer.Option(0.025, help="Train each strategy to this training loss."),
     epochs: int = typer.Option(
         20, "--epochs", "-e", help="Give up on the target after so many epochs."
     ),
-    topology: TopologyOption = "paper:er8",
-    strategies: Strategies = list(COMPARED),
-    seed: Seed = 0,
-    output: FolderOrNone = None,
-    as_json: Json = False,
+    topology: opt.TopologyOption = "paper:er8",
+    strategies: opt.Strategies = list(COMPARED),
+    seed: opt.Seed = 0,
+    output: opt.FolderOrNone = None,
+    as_json: opt.Json = False,
 ) -> None:
     """See what a communication budget buys: train digits for real on 8 processes, by each strategy.
 
@@ -178,7 +171,7 @@ def demo_command(
     from matcha.report import compare, load_runs, write_report
 
     require("torch")  # which only the workers import
-    names = tuple(words(strategies))
+    names = tuple(opt.words(strategies))
     stem = datetime.now().strftime("demo-%Y%m%d-%H%M")
     directory = output or free_directory(Path("runs"), stem)
     if directory.is_dir() and any(directory.iterdir()):

@@ -11,10 +11,13 @@ import typer
 from rich.table import Table
 
 from matcha.cli import app
-from matcha.cli.options import Json
+from matcha.cli import options as opt
+from matcha.cli.help import Command, Group
 from matcha.cli.output import console, print_json
 
-keys_app = typer.Typer(no_args_is_help=True, help="Make, show, renew and revoke workers' keys.")
+keys_app = typer.Typer(
+    cls=Group, no_args_is_help=True, help="Make, show, renew and revoke workers' keys."
+)
 app.add_typer(keys_app, name="keys")
 
 _DIRECTORY = typer.Argument(..., help="The directory of keys.")
@@ -22,12 +25,12 @@ _DAYS = typer.Option(365.0, help="Days until the certificates expire.")
 _WORKER = typer.Option(..., "--worker", help="The worker's number; may be given several times.")
 
 
-@keys_app.command("new")
+@keys_app.command("new", cls=Command)
 def new(
     directory: Path = _DIRECTORY,
     workers: int = typer.Option(..., help="How many workers."),
     days: float = _DAYS,
-    as_json: Json = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Make an authority and a certificate for each worker.
 
@@ -43,20 +46,20 @@ def new(
     _print(new_keys(directory, workers, days=days), as_json)
 
 
-@keys_app.command("show")
-def show(directory: Path = _DIRECTORY, as_json: Json = False) -> None:
+@keys_app.command("show", cls=Command)
+def show(directory: Path = _DIRECTORY, as_json: opt.Json = False) -> None:
     """Say what a directory of keys holds and until when."""
     from matcha._io.keys import read_certificates
 
     _print(read_certificates(directory), as_json)
 
 
-@keys_app.command("renew")
+@keys_app.command("renew", cls=Command)
 def renew(
     directory: Path = _DIRECTORY,
     worker: list[int] = _WORKER,
     days: float = _DAYS,
-    as_json: Json = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Make a new certificate for a worker and revoke its old one."""
     from matcha._io.keys import issue, read_certificates
@@ -66,9 +69,9 @@ def renew(
     _print(read_certificates(directory), as_json)
 
 
-@keys_app.command("revoke")
+@keys_app.command("revoke", cls=Command)
 def revoke(
-    directory: Path = _DIRECTORY, worker: list[int] = _WORKER, as_json: Json = False
+    directory: Path = _DIRECTORY, worker: list[int] = _WORKER, as_json: opt.Json = False
 ) -> None:
     """Refuse a worker's certificate from now on.
 

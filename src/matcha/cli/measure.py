@@ -14,7 +14,8 @@ import typer
 from rich.table import Table
 
 from matcha.cli import app
-from matcha.cli.options import Force, Json, Timeout, TopologyArgument
+from matcha.cli import options as opt
+from matcha.cli.help import Command
 from matcha.cli.output import check_free, console, keeping, print_json, this_command
 from matcha.errors import InputError, unknown_name
 from matcha.topology import Topology, families
@@ -27,9 +28,9 @@ MAX_MB = 1e5
 """The largest message that is sent to measure a link: a hundred gigabytes."""
 
 
-@app.command("probe")
+@app.command("probe", cls=Command)
 def probe_command(
-    topology: TopologyArgument,
+    topology: opt.TopologyArgument,
     output: Path = typer.Option(
         ..., "--output", "-o", help="Where to write the topology with link times (JSON)."
     ),
@@ -37,9 +38,9 @@ def probe_command(
         4.0, help="Size of a message: your model's parameters, in megabytes."
     ),
     repetitions: int = typer.Option(5, help="Measurements of a link, of which the median counts."),
-    timeout: Timeout = 300.0,
-    force: Force = False,
-    as_json: Json = False,
+    timeout: opt.Timeout = 300.0,
+    force: opt.Force = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Measure latency and speed of every link between real workers.
 
@@ -50,7 +51,7 @@ def probe_command(
     Alone, this command starts its workers on this machine. To measure a cluster, start it with the
     launcher that will start the training:
 
-      torchrun --nnodes=4 --nproc-per-node=2 … -m matcha.cli probe torus:2x4 -o network.json
+      torchrun --nnodes=4 … -m matcha.cli probe torus:2x4 -o network.json
     """
     if not 1e-6 <= message_mb <= MAX_MB:
         raise InputError(
@@ -119,11 +120,11 @@ def _shown(value: float | None, factor: float, form: str) -> str:
     return "–" if value is None else format(factor * value, form)
 
 
-@app.command("bench", context_settings={"ignore_unknown_options": True})
+@app.command("bench", cls=Command, context_settings={"ignore_unknown_options": True})
 def bench_command(
     name: str | None = typer.Argument(None, help="Which benchmark; without one, list them."),
     arguments: list[str] | None = typer.Argument(None, help="Passed on to the benchmark."),
-    as_json: Json = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Measure this machine with the repository's benchmarks; each prints one table.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Annotated
 
 import typer
 
@@ -39,70 +39,68 @@ MIXING_WORDS = f"How exchanges become new weights: {_mixing_words()}"
 
 # -- the network and what may be spent on it -------------------------------------------------------
 
-TopologyArgument: TypeAlias = Annotated[str, typer.Argument(metavar="TOPOLOGY", help=_TOPOLOGY)]
-TopologyOption: TypeAlias = Annotated[str, typer.Option("--topology", "-t", help=_TOPOLOGY)]
-Budget: TypeAlias = Annotated[float, typer.Option("--budget", "-b", help=f"{_BUDGET}.")]
-Budgets: TypeAlias = Annotated[
-    list[str], typer.Option("--budget", "-b", metavar="FLOAT,…", help=f"{_BUDGET}; {_SEVERAL}")
+TopologyArgument = Annotated[str, typer.Argument(metavar="TOPOLOGY", help=_TOPOLOGY)]
+TopologyOption = Annotated[str, typer.Option("--topology", "-t", help=_TOPOLOGY)]
+Budget = Annotated[float, typer.Option("--budget", "-b", help=f"{_BUDGET}.")]
+Budgets = Annotated[
+    list[str], typer.Option("--budget", "-b", metavar="NUMBER,…", help=f"{_BUDGET}; {_SEVERAL}")
 ]
-Strategy: TypeAlias = Annotated[str, typer.Option("--strategy", "-s", help=f"{_STRATEGY}.")]
-StrategyOrNone: TypeAlias = Annotated[
+Strategy = Annotated[str, typer.Option("--strategy", "-s", help=f"{_STRATEGY}.")]
+StrategyOrNone = Annotated[
     str | None,
     typer.Option(
         "--strategy", "-s", help=f"{_STRATEGY}; by default greedy, or matcha with --matchings."
     ),
 ]
-Strategies: TypeAlias = Annotated[
+Strategies = Annotated[
     list[str], typer.Option("--strategy", "-s", metavar="TEXT,…", help=f"{_STRATEGY}; {_SEVERAL}")
 ]
-Seed: TypeAlias = Annotated[
+Seed = Annotated[
     int, typer.Option("--seed", help="Of rounds and searches, first weights and order of the data.")
 ]
-Seeds: TypeAlias = Annotated[
+Seeds = Annotated[
     list[str],
     typer.Option("--seed", metavar="INTEGER,…", help=f"Of rounds, weights and data; {_SEVERAL}"),
 ]
 _EFFORT = f"How long matcha and greedy search: {' or '.join(EFFORTS)}."
-Effort: TypeAlias = Annotated[str, typer.Option("--effort", help=_EFFORT)]
-EffortOrNone: TypeAlias = Annotated[str | None, typer.Option("--effort", help=_EFFORT)]
+Effort = Annotated[str, typer.Option("--effort", help=_EFFORT)]
+EffortOrNone = Annotated[str | None, typer.Option("--effort", help=_EFFORT)]
 
 _WIRE = (
     f"What messages hold: {', '.join(WIRES[:-1])} or lowrank:R; smaller messages buy more rounds"
 )
-Wire: TypeAlias = Annotated[str, typer.Option("--wire", help=f"{_WIRE}.")]
-WireOrPlans: TypeAlias = Annotated[
+Wire = Annotated[str, typer.Option("--wire", help=f"{_WIRE}.")]
+WireOrPlans = Annotated[
     str | None, typer.Option("--wire", help=f"{_WIRE}; by default float32, or a --plan's own.")
 ]
-Wires: TypeAlias = Annotated[
-    list[str], typer.Option("--wire", metavar="TEXT,…", help=f"{_WIRE}; {_SEVERAL}")
-]
+Wires = Annotated[list[str], typer.Option("--wire", metavar="TEXT,…", help=f"{_WIRE}; {_SEVERAL}")]
 
 # -- times, always in seconds ----------------------------------------------------------------------
 
 _LINK_TIME = "Seconds of one matching; not needed where the topology has link times."
-ComputeTime: TypeAlias = Annotated[
+ComputeTime = Annotated[
     float, typer.Option("--compute-time", help="Seconds that a worker computes per iteration.")
 ]
-ComputeTimeOrMeasured: TypeAlias = Annotated[
+ComputeTimeOrMeasured = Annotated[
     float | None,
     typer.Option(
         "--compute-time",
         help="Seconds that a worker computes per iteration; by default as measured here.",
     ),
 ]
-LinkTime: TypeAlias = Annotated[float, typer.Option("--link-time", help=_LINK_TIME)]
-Latency: TypeAlias = Annotated[
+LinkTime = Annotated[float, typer.Option("--link-time", help=_LINK_TIME)]
+Latency = Annotated[
     float,
     typer.Option(
         "--latency",
         help="Seconds of --link-time that a message of any size takes; no wire saves them.",
     ),
 ]
-LinkTimeOrNone: TypeAlias = Annotated[float | None, typer.Option("--link-time", help=_LINK_TIME)]
-Timeout: TypeAlias = Annotated[
+LinkTimeOrNone = Annotated[float | None, typer.Option("--link-time", help=_LINK_TIME)]
+Timeout = Annotated[
     float, typer.Option("--timeout", help="Seconds before a silent worker is an error.")
 ]
-Explore: TypeAlias = Annotated[
+Explore = Annotated[
     bool,
     typer.Option(
         "--explore", help="Plan all compared strategies at many budgets, for a slider on the page."
@@ -111,59 +109,51 @@ Explore: TypeAlias = Annotated[
 
 # -- training --------------------------------------------------------------------------------------
 
-Epochs: TypeAlias = Annotated[
+Epochs = Annotated[
     int | None, typer.Option("--epochs", "-e", help="How long; by default the task's own.")
 ]
-LearningRate: TypeAlias = Annotated[
+LearningRate = Annotated[
     float | None,
     typer.Option("--learning-rate", "--lr", help="By default the task's own."),
 ]
-BatchSize: TypeAlias = Annotated[
+BatchSize = Annotated[
     int | None, typer.Option("--batch-size", help="Examples per worker and iteration.")
 ]
-Momentum: TypeAlias = Annotated[
+Momentum = Annotated[
     str,
     typer.Option(
         "--momentum", help="Around meetings: local, quasi-global, outer, tracking, shared, auto."
     ),
 ]
-Model: TypeAlias = Annotated[
-    str | None, typer.Option("--model", help="Another network, such as resnet20.")
-]
-Partition: TypeAlias = Annotated[
+Model = Annotated[str | None, typer.Option("--model", help="Another network, such as resnet20.")]
+Partition = Annotated[
     str,
     typer.Option("--partition", help="iid, shards or dirichlet; of text: iid, documents, folders."),
 ]
-Data: TypeAlias = Annotated[
+Data = Annotated[
     Path | None, typer.Option("--data", help="Folder of the data sets; or $MATCHA_DATA.")
 ]
-Device: TypeAlias = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
-Compile: TypeAlias = Annotated[
-    bool, typer.Option("--compile", help="CUDA: compile the model's blocks.")
-]
-Overlap: TypeAlias = Annotated[
+Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
+Compile = Annotated[bool, typer.Option("--compile", help="CUDA: compile the model's blocks.")]
+Overlap = Annotated[
     bool, typer.Option("--overlap", help="The exchange runs while the gradient is computed.")
 ]
 
 # -- what is written -------------------------------------------------------------------------------
 
-Folder: TypeAlias = Annotated[Path, typer.Option("--output", "-o", help="Folder to write to.")]
-FolderOrNone: TypeAlias = Annotated[
+Folder = Annotated[Path, typer.Option("--output", "-o", help="Folder to write to.")]
+FolderOrNone = Annotated[
     Path | None, typer.Option("--output", "-o", help="Folder to write to; by default below runs/.")
 ]
-PlanFile: TypeAlias = Annotated[
+PlanFile = Annotated[
     Path | None, typer.Option("--output", "-o", help="Save the plan to this JSON file.")
 ]
-Plot: TypeAlias = Annotated[
-    Path | None, typer.Option("--plot", help="Draw it to a .png, .svg or .pdf file.")
-]
-Report: TypeAlias = Annotated[
+Plot = Annotated[Path | None, typer.Option("--plot", help="Draw it to a .png, .svg or .pdf file.")]
+Report = Annotated[
     bool, typer.Option("--report/--no-report", help="Write a page for the browser at the end.")
 ]
-Resume: TypeAlias = Annotated[
-    bool, typer.Option("--resume", help="Go on with a run that was stopped.")
-]
-Clip: TypeAlias = Annotated[
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")]
+Clip = Annotated[
     float | None,
     typer.Option(
         "--clip",
@@ -171,8 +161,8 @@ Clip: TypeAlias = Annotated[
         "predicts, against workers that send garbage; 1 is a good choice.",
     ),
 ]
-Force: TypeAlias = Annotated[bool, typer.Option("--force", help="Overwrite the output files.")]
-Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON, for machines, instead.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite the output files.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for machines, instead.")]
 
 
 def given(context: typer.Context, names: Iterable[str]) -> list[str]:

@@ -10,19 +10,8 @@ import typer
 from rich.table import Table
 
 from matcha.cli import app
-from matcha.cli.options import (
-    MIXING_WORDS,
-    Budget,
-    EffortOrNone,
-    Force,
-    Json,
-    PlanFile,
-    Plot,
-    Seed,
-    StrategyOrNone,
-    TopologyArgument,
-    Wire,
-)
+from matcha.cli import options as opt
+from matcha.cli.help import Command
 from matcha.cli.output import (
     check_free,
     console,
@@ -41,18 +30,20 @@ from matcha.timing import Scaled, Timing
 from matcha.topology import Matching, Topology, families
 
 
-@app.command("plan")
+@app.command("plan", cls=Command)
 def plan_command(
-    topology: TopologyArgument,
-    budget: Budget = 0.5,
+    topology: opt.TopologyArgument,
+    budget: opt.Budget = 0.5,
     stage: list[str] = typer.Option(
         [],
         metavar="ITERATION:BUDGET",
         help="Another budget from this iteration on, such as [cyan]1000:0.1[/]; may be repeated.",
     ),
-    strategy: StrategyOrNone = None,
-    seed: Seed = 0,
-    mixing: str | None = typer.Option(None, help=f"{MIXING_WORDS}; by default the strategy's own."),
+    strategy: opt.StrategyOrNone = None,
+    seed: opt.Seed = 0,
+    mixing: str | None = typer.Option(
+        None, help=f"{opt.MIXING_WORDS}; by default the strategy's own."
+    ),
     matchings: str | None = typer.Option(
         None,
         help="Your own decomposition: a JSON file [[\\[i, j], …], …], or [cyan]authors[/] for the "
@@ -61,15 +52,15 @@ def plan_command(
     decomposition: str | None = typer.Option(
         None, help="What matcha splits the links into: matchings (the default), links or cliques."
     ),
-    effort: EffortOrNone = None,
-    wire: Wire = "float32",
+    effort: opt.EffortOrNone = None,
+    wire: opt.Wire = "float32",
     delay_exponent: float | None = typer.Option(
         None, help="A round of n matchings costs n^G instead of n (the paper's t(·))."
     ),
-    output: PlanFile = None,
-    plot: Plot = None,
-    force: Force = False,
-    as_json: Json = False,
+    output: opt.PlanFile = None,
+    plot: opt.Plot = None,
+    force: opt.Force = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Plan the communication of a network of workers within a budget.
 
@@ -81,7 +72,7 @@ def plan_command(
 
       matcha plan paper:er8 --budget 0.5
 
-      matcha plan geometric:64:0.25:1 -b 0.1 --strategy greedy -o plan.json --plot plan.svg
+      matcha plan geometric:64:0.25:1 -b 0.1 -o plan.json --plot plan.svg
 
       matcha plan my-network.graphml --json
 

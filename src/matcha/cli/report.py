@@ -9,7 +9,8 @@ from pathlib import Path
 import typer
 
 from matcha.cli import app
-from matcha.cli.options import Explore, Force, Json
+from matcha.cli import options as opt
+from matcha.cli.help import Command
 from matcha.cli.output import (
     check_free,
     check_page,
@@ -25,7 +26,7 @@ from matcha.plans import load_plan
 FORMATS = ("html", "png", "svg", "pdf")
 
 
-@app.command("report")
+@app.command("report", cls=Command)
 def report_command(
     runs: list[Path] = typer.Argument(
         ..., help="Run directories, folders that hold some, or plans (.json) to explore."
@@ -39,9 +40,9 @@ def report_command(
         None,
         help="Compare at this loss; by default the lowest that every run but the diverged reached.",
     ),
-    explore: Explore = False,
-    force: Force = False,
-    as_json: Json = False,
+    explore: opt.Explore = False,
+    force: opt.Force = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Turn runs into one self-contained page, or into figures for a paper.
 
@@ -111,12 +112,12 @@ def _check_place(place: Path, format: str, force: bool) -> None:
         )
 
 
-@app.command("watch")
+@app.command("watch", cls=Command)
 def watch_command(
     run: Path = typer.Argument(..., help="A run's directory, or a folder of runs: the newest."),
     once: bool = typer.Option(False, "--once", help="Show the run as it is now and end."),
     refresh: float = typer.Option(0.5, help="Seconds between frames.", min=0.05),
-    as_json: Json = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Watch a run: loss, consensus, throughput, and how busy each worker's links are.
 

@@ -12,32 +12,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from matcha.cli import app
-from matcha.cli.options import (
-    BatchSize,
-    Budgets,
-    Clip,
-    Compile,
-    ComputeTimeOrMeasured,
-    Data,
-    Device,
-    Epochs,
-    Folder,
-    Json,
-    LearningRate,
-    LinkTime,
-    Model,
-    Momentum,
-    Partition,
-    Report,
-    Resume,
-    Seeds,
-    Strategies,
-    TopologyArgument,
-    Wires,
-    numbers,
-    whole_numbers,
-    words,
-)
+from matcha.cli import options as opt
+from matcha.cli.help import Command
 from matcha.cli.output import (
     Keep,
     check_writable,
@@ -75,44 +51,44 @@ _LEFT_OUT = (
 _FIRST_TO_GO = ("time", "consensus_distance", "comm_units", "megabytes_sent", "test_accuracy")
 
 
-@app.command("simulate")
+@app.command("simulate", cls=Command)
 def simulate_command(
-    topology: TopologyArgument = "paper:er8",
+    topology: opt.TopologyArgument = "paper:er8",
     task: str = typer.Option(
         "digits", help="digits, logistic, quadratic, cifar10, cifar100 or ptb."
     ),
-    strategies: Strategies = ["silent", "allreduce", "local", "vanilla", "matcha"],
-    budgets: Budgets = ["0.5"],
-    wires: Wires = ["float32"],
-    seeds: Seeds = ["0"],
+    strategies: opt.Strategies = ["silent", "allreduce", "local", "vanilla", "matcha"],
+    budgets: opt.Budgets = ["0.5"],
+    wires: opt.Wires = ["float32"],
+    seeds: opt.Seeds = ["0"],
     plans: list[Path] = typer.Option([], "--plan", help="Saved plans instead of strategies."),
-    epochs: Epochs = None,
-    batch_size: BatchSize = None,
-    learning_rate: LearningRate = None,
+    epochs: opt.Epochs = None,
+    batch_size: opt.BatchSize = None,
+    learning_rate: opt.LearningRate = None,
     optimizer: str | None = typer.Option(
         None,
         help="Instead of the task's own: sgd (without momentum), or adam or adamw, whose learning "
         "rate is 0.001 unless you give one.",
     ),
-    momentum: Momentum = "local",
-    model: Model = None,
+    momentum: opt.Momentum = "local",
+    model: opt.Model = None,
     overlap: bool = typer.Option(
         False, help="Mix before the step (x ← Wx − ηu), so that the exchange overlaps the gradient."
     ),
-    partition: Partition = "iid",
+    partition: opt.Partition = "iid",
     concentration: float = typer.Option(0.5, help="Of a Dirichlet partition; less is more skewed."),
     num_train: int | None = typer.Option(None, help="Use only so many training examples."),
     num_test: int | None = typer.Option(None, help="Use only so many test examples."),
-    data: Data = None,
-    device: Device = "auto",
+    data: opt.Data = None,
+    device: opt.Device = "auto",
     precision: str = typer.Option("auto", help="float32, float64 or bfloat16 (auto on CUDA)."),
     streams: int = typer.Option(8, help="CUDA: workers whose passes may overlap."),
-    compile: Compile = False,
-    clip: Clip = None,
+    compile: opt.Compile = False,
+    clip: opt.Clip = None,
     evaluate_every: int = typer.Option(1, help="Epochs between tests of the average model."),
     statistics: str = typer.Option("recalibrated", help="BatchNorm: recalibrated or averaged."),
-    compute_time: ComputeTimeOrMeasured = None,
-    link_time: LinkTime = 0.01,
+    compute_time: opt.ComputeTimeOrMeasured = None,
+    link_time: opt.LinkTime = 0.01,
     events: Path | None = typer.Option(
         None, help="A script of workers lost and back, links cut and slower, by iteration (JSON)."
     ),
@@ -122,13 +98,13 @@ def simulate_command(
     asynchronous: bool = typer.Option(
         False, help="Beside each run of pairs the same with meetings when both have time."
     ),
-    output: Folder = Path("runs/simulate"),
-    resume: Resume = False,
+    output: opt.Folder = Path("runs/simulate"),
+    resume: opt.Resume = False,
     format: str = typer.Option(
         "auto", help="Of the figures: png, svg, pdf or none; auto: png if matplotlib is there."
     ),
-    report: Report = True,
-    as_json: Json = False,
+    report: opt.Report = True,
+    as_json: opt.Json = False,
 ) -> None:
     """Train by one or several plans, all workers on one device, and compare.
 
@@ -139,11 +115,11 @@ def simulate_command(
 
       matcha simulate paper:er8 -s vanilla,matcha,greedy -b 0.1
 
-      matcha simulate paper:er8 -s greedy --speeds 1,1,1,1,1,1,1,0.25 --asynchronous
+      matcha simulate ring:4 -s greedy --speeds 1,1,1,0.25 --asynchronous
 
       matcha simulate paper:er8 -s vanilla,greedy -b 0.02 --wire float32,modulo:3
 
-      matcha simulate torus:4x4 --task cifar10 --data ~/data --model resnet20 -e 30 --device cuda
+      matcha simulate torus:4x4 --task cifar10 --data ~/data --model resnet20
     """
     from matcha.report.figures import check_format
     from matcha.simulation import Delays, Execution
@@ -167,21 +143,21 @@ def simulate_command(
         delays=Delays(
             compute_seconds=compute_time,
             seconds_per_unit=link_time,
-            speeds=tuple(numbers([speeds], "--speeds")) if speeds else (),
+            speeds=tuple(opt.numbers([speeds], "--speeds")) if speeds else (),
         ),
         execution=Execution.auto(device, precision, streams=streams, compile=compile),
     )
     script = Events.read(events) if events is not None else None
-    numbered = whole_numbers(seeds, "--seed")
+    numbered = opt.whole_numbers(seeds, "--seed")
     if resume and not find_runs(output):
         raise InputError(
             f"{str(output)!r} holds no run to go on with: leave --resume out to start one."
         )
     check_writable(output, output)
-    messages = [parse_wire(wire).name for wire in words(wires)] or ["float32"]
+    messages = [parse_wire(wire).name for wire in opt.words(wires)] or ["float32"]
     jobs = []
     for seed in numbered:
-        made = _plans(plans, topology, words(strategies), numbers(budgets), messages, seed)
+        made = _plans(plans, topology, opt.words(strategies), opt.numbers(budgets), messages, seed)
         choices = Choices(
             num_workers=made[0].num_workers,
             data=data,

@@ -5,19 +5,8 @@ from __future__ import annotations
 from rich.table import Table
 
 from matcha.cli import app
-from matcha.cli.options import (
-    Budgets,
-    Effort,
-    Force,
-    Json,
-    Plot,
-    Seed,
-    Strategies,
-    TopologyArgument,
-    Wires,
-    numbers,
-    words,
-)
+from matcha.cli import options as opt
+from matcha.cli.help import Command
 from matcha.cli.output import (
     check_free,
     console,
@@ -32,17 +21,17 @@ from matcha.sweeps import DEFAULT_BUDGETS, Sweep, sweep
 from matcha.topology import families
 
 
-@app.command("sweep")
+@app.command("sweep", cls=Command)
 def sweep_command(
-    topology: TopologyArgument,
-    budgets: Budgets = [f"{b:g}" for b in DEFAULT_BUDGETS],
-    strategies: Strategies = list(COMPARED),
-    wires: Wires = ["float32"],
-    seed: Seed = 0,
-    effort: Effort = "default",
-    plot: Plot = None,
-    force: Force = False,
-    as_json: Json = False,
+    topology: opt.TopologyArgument,
+    budgets: opt.Budgets = [f"{b:g}" for b in DEFAULT_BUDGETS],
+    strategies: opt.Strategies = list(COMPARED),
+    wires: opt.Wires = ["float32"],
+    seed: opt.Seed = 0,
+    effort: opt.Effort = "default",
+    plot: opt.Plot = None,
+    force: opt.Force = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Compare strategies over communication budgets: the paper's Figures 1c and 3.
 
@@ -56,7 +45,7 @@ def sweep_command(
 
       matcha sweep paper:geometric16-d10 --budget 0.1,0.3,0.5 --plot sweep.svg
 
-      matcha sweep paper:er8 -s greedy -b 0.02,0.1 --wire float32,modulo:4,modulo:3
+      matcha sweep paper:er8 -s greedy -b 0.02,0.1 --wire float32,modulo:3
     """
     from matcha.report import figures
 
@@ -68,9 +57,9 @@ def sweep_command(
     with patient_progress("sweeping") as progress:
         points = sweep(
             graph,
-            numbers(budgets),
-            [strategy_with(name, effort=effort) for name in words(strategies)],
-            wires=words(wires),
+            opt.numbers(budgets),
+            [strategy_with(name, effort=effort) for name in opt.words(strategies)],
+            wires=opt.words(wires),
             seed=seed,
             progress=progress,
         )

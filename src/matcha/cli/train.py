@@ -10,29 +10,8 @@ from pathlib import Path
 import typer
 
 from matcha.cli import app
-from matcha.cli.options import (
-    BatchSize,
-    Budget,
-    Clip,
-    Data,
-    Epochs,
-    FolderOrNone,
-    Json,
-    LearningRate,
-    Model,
-    Momentum,
-    Overlap,
-    Partition,
-    Report,
-    Resume,
-    Seed,
-    Strategy,
-    Timeout,
-    TopologyOption,
-    WireOrPlans,
-    given,
-    refuse,
-)
+from matcha.cli import options as opt
+from matcha.cli.help import Command
 from matcha.cli.output import (
     Keep,
     console,
@@ -73,41 +52,41 @@ _TASK_OPTIONS = (
 _PLANNING = ("topology", "strategy", "budget")
 
 
-@app.command("train", context_settings={"allow_interspersed_args": True})
+@app.command("train", cls=Command, context_settings={"allow_interspersed_args": True})
 def train_command(
     context: typer.Context,
     target: str = typer.Argument(
         ..., metavar="SCRIPT|TASK", help="Your training script (.py), or a task such as digits."
     ),
     arguments: list[str] = typer.Argument(None, help="The script's own arguments, after --."),
-    topology: TopologyOption = "paper:er8",
-    strategy: Strategy = "matcha",
-    budget: Budget = 0.5,
-    wire: WireOrPlans = None,
-    seed: Seed = 0,
+    topology: opt.TopologyOption = "paper:er8",
+    strategy: opt.Strategy = "matcha",
+    budget: opt.Budget = 0.5,
+    wire: opt.WireOrPlans = None,
+    seed: opt.Seed = 0,
     plan_file: Path | None = typer.Option(
         None, "--plan", help="A saved plan instead of topology, strategy and budget."
     ),
-    output: FolderOrNone = None,
-    epochs: Epochs = None,
-    learning_rate: LearningRate = None,
-    batch_size: BatchSize = None,
-    momentum: Momentum = "local",
-    model: Model = None,
-    partition: Partition = "iid",
-    data: Data = None,
+    output: opt.FolderOrNone = None,
+    epochs: opt.Epochs = None,
+    learning_rate: opt.LearningRate = None,
+    batch_size: opt.BatchSize = None,
+    momentum: opt.Momentum = "local",
+    model: opt.Model = None,
+    partition: opt.Partition = "iid",
+    data: opt.Data = None,
     target_loss: float | None = typer.Option(None, help="Task: stop at this training loss."),
-    overlap: Overlap = False,
+    overlap: opt.Overlap = False,
     link_mbps: float | None = typer.Option(
         None, help="Task: slow links to this many Mbit/s. An emulation, by waiting."
     ),
-    clip: Clip = None,
-    timeout: Timeout = 300.0,
+    clip: opt.Clip = None,
+    timeout: opt.Timeout = 300.0,
     checkpoint_every: int = typer.Option(0, help="Task: epochs between checkpoints; 0: none."),
-    resume: Resume = False,
+    resume: opt.Resume = False,
     tensorboard: bool = typer.Option(False, "--tensorboard", help="Task: also write event files."),
     watch: bool = typer.Option(False, "--watch", help="Task: a live dashboard instead of lines."),
-    report: Report = True,
+    report: opt.Report = True,
     hosts: int = typer.Option(1, help="Machines that take part, each running this command."),
     rendezvous: str | None = typer.Option(
         None, help="HOST:PORT of one of several machines, where they meet."
@@ -136,7 +115,7 @@ def train_command(
         min=0,
         help="Every so many iterations, plan again where link times have changed; 0: never.",
     ),
-    as_json: Json = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Train decentralized on real workers, one process each.
 
@@ -158,16 +137,16 @@ def train_command(
 
       matcha train digits --elastic --keys keys
 
-      matcha train digits --plan plan.json --peers peers --rank 3 --keys keys -o runs/first
+      matcha train digits --plan plan.json --peers peers --rank 3 --keys keys
 
-      torchrun --nproc-per-node=8 -m matcha.cli train digits --plan plan.json -o runs/first
+      torchrun --nproc-per-node=8 -m matcha.cli train digits --plan plan.json
     """
     is_script = target.endswith(".py")
     if is_script:
         if not Path(target).is_file():
             raise InputError(f"there is no script {target!r}.")
-        refuse(
-            given(context, _TASK_OPTIONS),
+        opt.refuse(
+            opt.given(context, _TASK_OPTIONS),
             "for tasks: a script trains by itself, so give it options of its own after --.",
         )
     elif arguments:
@@ -175,15 +154,19 @@ def train_command(
     if resume and output is None:
         raise InputError("--resume needs --output: the directory of the run to go on with.")
     if plan_file is not None:
-        refuse(
-            given(context, _PLANNING), "for planning: a saved plan has its own; leave --plan out."
+        opt.refuse(
+            opt.given(context, _PLANNING),
+            "for planning: a saved plan has its own; leave --plan out.",
         )
     if not elastic:
-        refuse(
-            given(context, ["restarts"]), "for --elastic: other teams end with their first loss."
+        opt.refuse(
+            opt.given(context, ["restarts"]),
+            "for --elastic: other teams end with their first loss.",
         )
     if hosts > 1:
-        refuse(given(context, ["watch"]), "for one machine: use `matcha watch` beside the run.")
+        opt.refuse(
+            opt.given(context, ["watch"]), "for one machine: use `matcha watch` beside the run."
+        )
     if rank is not None and peers is None:
         raise InputError("--rank needs --peers: who the other workers are.")
     if not is_script:

@@ -8,30 +8,8 @@ from typing import TYPE_CHECKING
 import typer
 
 from matcha.cli import app
-from matcha.cli.options import (
-    BatchSize,
-    Budgets,
-    ComputeTime,
-    Data,
-    Effort,
-    Epochs,
-    Force,
-    Json,
-    Latency,
-    LearningRate,
-    LinkTimeOrNone,
-    Model,
-    Overlap,
-    Partition,
-    PlanFile,
-    Plot,
-    Seed,
-    Strategies,
-    TopologyArgument,
-    Wires,
-    numbers,
-    words,
-)
+from matcha.cli import options as opt
+from matcha.cli.help import Command
 from matcha.cli.output import check_free, check_page, console, keeping, patient_progress, print_json
 from matcha.errors import InputError
 from matcha.strategies import strategy_with
@@ -52,27 +30,27 @@ if TYPE_CHECKING:
 _TRIAL_EPOCHS = 12
 
 
-@app.command("tune")
+@app.command("tune", cls=Command)
 def tune_command(
-    topology: TopologyArgument,
-    compute_time: ComputeTime,
-    link_time: LinkTimeOrNone = None,
-    latency: Latency = 0.0,
-    budgets: Budgets = [f"{b:g}" for b in DEFAULT_BUDGETS],
-    strategies: Strategies = list(DEFAULT_STRATEGIES),
-    wires: Wires = list(DEFAULT_WIRES),
+    topology: opt.TopologyArgument,
+    compute_time: opt.ComputeTime,
+    link_time: opt.LinkTimeOrNone = None,
+    latency: opt.Latency = 0.0,
+    budgets: opt.Budgets = [f"{b:g}" for b in DEFAULT_BUDGETS],
+    strategies: opt.Strategies = list(DEFAULT_STRATEGIES),
+    wires: opt.Wires = list(DEFAULT_WIRES),
     task: str | None = typer.Option(
         None,
         help="Train with the best few, all workers on this machine: digits, logistic, … as for "
         "[cyan]matcha simulate[/]. Without a task theory decides.",
     ),
     trials: int = typer.Option(MAX_TRIALS, help="Plans to try at most, with --task."),
-    epochs: Epochs = None,
-    learning_rate: LearningRate = None,
-    batch_size: BatchSize = None,
-    model: Model = None,
-    partition: Partition = "iid",
-    data: Data = None,
+    epochs: opt.Epochs = None,
+    learning_rate: opt.LearningRate = None,
+    batch_size: opt.BatchSize = None,
+    model: opt.Model = None,
+    partition: opt.Partition = "iid",
+    data: opt.Data = None,
     target_loss: float | None = typer.Option(
         None,
         help="With --task: the average model's training loss to reach; by default what exact "
@@ -90,14 +68,14 @@ def tune_command(
     dissimilarity: float = typer.Option(
         0.0, help="How far workers' expected gradients lie apart (heterogeneous data), squared."
     ),
-    overlap: Overlap = False,
-    seed: Seed = 0,
-    effort: Effort = "default",
-    output: PlanFile = None,
-    plot: Plot = None,
+    overlap: opt.Overlap = False,
+    seed: opt.Seed = 0,
+    effort: opt.Effort = "default",
+    output: opt.PlanFile = None,
+    plot: opt.Plot = None,
     page: Path | None = typer.Option(None, help="Write a page (.html) that shows the plan."),
-    force: Force = False,
-    as_json: Json = False,
+    force: opt.Force = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Choose strategy, budget and wire: the plan whose average model reaches a target soonest.
 
@@ -106,9 +84,9 @@ def tune_command(
 
     [bold]Examples[/]
 
-      matcha tune paper:geometric16-d10 --compute-time 0.1 --link-time 0.05 --plot tune.svg
+      matcha tune paper:er16 --compute-time 0.1 --link-time 0.05 --plot tune.svg
 
-      matcha tune network.json --compute-time 0.1 --task digits --partition shards -o plan.json
+      matcha tune network.json --compute-time 0.1 --task digits -o plan.json
     """
     from matcha.report import figures, write_report
 
@@ -151,9 +129,9 @@ def tune_command(
             link_time=link_time,
             latency=latency,
             problem=problem,
-            strategies=[strategy_with(name, effort=effort) for name in words(strategies)],
-            budgets=numbers(budgets),
-            wires=words(wires),
+            strategies=[strategy_with(name, effort=effort) for name in opt.words(strategies)],
+            budgets=opt.numbers(budgets),
+            wires=opt.words(wires),
             overlap=overlap,
             seed=seed,
             trials=measure,

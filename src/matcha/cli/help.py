@@ -1,0 +1,144 @@
+"""Help that fits a terminal of 80 columns: options in groups, in words that people know."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any, get_type_hints
+
+from rich.console import Console
+from rich.table import Table
+from typer.core import TyperCommand, TyperGroup
+
+COMMANDS = [
+    "plan",
+    "sweep",
+    "tune",
+    "simulate",
+    "train",
+    "report",
+    "watch",
+    "probe",
+    "keys",
+    "demo",
+    "bench",
+]
+"""In the order in which one needs them."""
+GROUPS = {
+    "Plan": "topology strategies strategy budgets budget wires wire seeds seed plans plan_file "
+    "stage mixing matchings decomposition effort delay_exponent",
+    "Training": "task epochs learning_rate batch_size optimizer momentum clip overlap model data "
+    "partition concentration num_train num_test target_loss evaluate_every statistics trials "
+    "target_gap initial_gap smoothness strong_convexity gradient_variance dissimilarity",
+    "Network": "compute_time link_time latency link_mbps timeout links keys peers rank elastic "
+    "restarts replan speeds asynchronous events message_mb repetitions",
+    "Launch": "device precision streams compile hosts rendezvous host_rank workers worker days",
+    "Output": "output plot page format title explore report checkpoint_every resume "
+    "tensorboard watch once refresh force as_json",
+}
+"""Options by their names: one that several commands share stands in the same group in each."""
+_KINDS = {"float": "NUMBER", "int": "INTEGER", "Path": "PATH", "str": "TEXT"}
+_WIDTH = 27  # of the column of names
+
+
+class Command(TyperCommand):
+    """A command whose help is ours."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print usage, description, arguments and options."""
+        _print_help(self, ctx)
+
+
+class Group(TyperGroup):
+    """A group of commands, in our order."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The names of the commands."""
+        names = list(self.commands)
+        return sorted(names, key=lambda n: COMMANDS.index(n) if n in COMMANDS else len(names))
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print usage, description, commands and options."""
+        _print_help(self, ctx)
+
+
+def _print_help(command: Any, ctx: Any) -> None:
+    console = Console()
+    console.width = min(console.width, 100)
+    arguments = [p for p in command.params if p.param_type_name == "argument"]
+    usage = [_argument(p) if p.required else f"[{_argument(p)}]" for p in arguments]
+    usage += ["COMMAND"] if hasattr(command, "commands") else []
+    console.print(f"Usage: [bold]{ctx.command_path}[/] ", end="")
+    console.print(" ".join([*usage, "[OPTIONS]"]), markup=False, highlight=False)
+    for paragraph in (command.help or "").split("\n\n"):
+        # An indented paragraph, an example, stays as it was written.
+        is_prose = not paragraph.startswith(" ")
+        text = " ".join(paragraph.split()) if is_prose else f"  {paragraph.strip()}"
+        console.print(f"\n{text}" if is_prose else text, highlight=False)
+    for title, rows in _sections(command, ctx):
+        console.print(f"\n[bold]{title}[/]")
+        for name, text in rows:
+            table = Table.grid(padding=(0, 1))
+            table.add_column(width=_WIDTH, no_wrap=True)
+            table.add_column()
+            if len(name) + 2 > _WIDTH:
+                console.print(f"  {name}", markup=False, highlight=False)
+                name = ""
+            table.add_row(f"  [cyan]{name}[/]" if name else "", text)
+            console.print(table)
+    console.print()
+
+
+def _sections(command: Any, ctx: Any) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    """Arguments, commands and each group of options, each with its name and its text."""
+    parameters = [p for p in command.get_params(ctx) if not getattr(p, "hidden", False)]
+    arguments = [p for p in parameters if p.param_type_name == "argument"]
+    options = [p for p in parameters if p.param_type_name == "option"]
+    if arguments:
+        yield "Arguments", [(_argument(p), _text(p)) for p in arguments]
+    if hasattr(command, "commands"):
+        found = [(name, command.commands[name]) for name in command.list_commands(ctx)]
+        yield "Commands", [(name, _first_sentence(one.help or "")) for name, one in found]
+    kinds = _kinds(command)
+    known = " ".join(GROUPS.values()).split()
+    rest = " ".join(p.name for p in options if p.name not in known)
+    for title, names in (GROUPS | {"Other": rest}).items():
+        order = names.split()
+        members = sorted((p for p in options if p.name in order), key=lambda p: order.index(p.name))
+        if members:
+            yield title, [(_spelling(p, kinds.get(p.name, "")), _text(p)) for p in members]
+
+
+def _first_sentence(text: str) -> str:
+    return " ".join(text.split("\n\n")[0].split()).rstrip(".")
+
+
+def _kinds(command: Any) -> dict[str, str]:
+    """What each of a command's options takes."""
+    hints = get_type_hints(inspect.unwrap(command.callback)) if command.callback else {}
+    spelled = {name: str(hint) for name, hint in hints.items()}
+    return {n: next((w for k, w in _KINDS.items() if k in kind), "") for n, kind in spelled.items()}
+
+
+def _argument(parameter: Any) -> str:
+    return str(parameter.metavar or parameter.name.upper())
+
+
+def _spelling(parameter: Any, kind: str) -> str:
+    """An option as one types it, the short spelling first, and what it takes."""
+    names = sorted([*parameter.opts, *parameter.secondary_opts], key=lambda n: n.startswith("--"))
+    takes = "" if parameter.is_flag else f" {parameter.metavar or kind}"
+    return ", ".join(names) + takes
+
+
+def _text(parameter: Any) -> str:
+    """What an option is for, and what it is without being given."""
+    text, default = parameter.help or "", parameter.default
+    if parameter.required:
+        return f"{text} Required." if parameter.param_type_name == "option" else text
+    if isinstance(default, (list, tuple)):
+        default = ", ".join(map(str, default))
+    if default is None or default is False or default == "" or parameter.secondary_opts:
+        return text
+    value = f"{default:g}" if isinstance(default, float) else default
+    return f"{text} [dim]\\[{value}][/]"
