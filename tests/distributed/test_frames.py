@@ -88,6 +88,6 @@ def test_with_everything_on_it_sends_within_ten_frames(monkeypatch) -> None:
     options = {"on_loss": "continue", "replan": 100, "clip": 1.0}
     run_linked(PLAN.topology, lambda transport: train(transport, **options))
     found = deepest([stack for stack in stacks if len(stack) > 1])
-    assert "clipping" in "".join(s for stack in stacks for s in stack)
-    assert "elastic_meetings" in "".join(s for stack in stacks for s in stack)
+    sending = {name for stack in stacks for name in stack}
+    assert {"hooks.before", "hooks.after"} <= sending  # clipping sends before, elastic after
     assert len(found) <= 10, "\n".join(found)

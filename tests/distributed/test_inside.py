@@ -180,7 +180,7 @@ def test_gossips_that_share_a_transport_exchange_in_the_script(first: dict[str, 
 
     def work(transport: MemoryTransport) -> None:
         _, _, one = make(transport, **first)
-        with pytest.raises(InputError, match=r"two Gossips over one transport .*detach\(\)"):
+        with pytest.raises(InputError, match=r"over the same transport: .*detach\(\)"):
             make(transport, overlap=True)
         one.detach()
         model, optimizer, _ = make(transport, overlap=True)

@@ -37,6 +37,9 @@ MADE: dict[Choice, dict[str, Any]] = {
         "optimizers": (torch.optim.LBFGS(nn.Linear(1, 1).parameters(), lr=0.1),)
     },
     options.LBFGS: {"optimizers": (torch.optim.LBFGS(nn.Linear(1, 1).parameters(), lr=0.1),)},
+    options.BESIDE: {"options": {"overlap": True}},
+    options.SHARED_TRANSPORT: {"others": (GossipOptions(),)},
+    options.TASK: {"call": "train"},
     options.JOIN: {"call": "join"},
     options.LOAD_STATE: {"call": "load_state_dict"},
     options.ONE_THREAD: {"transport": SimpleNamespace(threads=False)},

@@ -17,20 +17,13 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from matcha.distributed.checkpoint.checkpoint import load_checkpoint, save_checkpoint
 from matcha.distributed.elastic.membership import Membership
-from matcha.distributed.exchange.averaging import Averaging
 from matcha.distributed.exchange.background import Asynchrony
 from matcha.distributed.exchange.buckets import (
-    describe_layout,
-    fill_buckets,
     gathered,
     is_sharded,
-    layout_digest,
 )
-from matcha.distributed.exchange.exchange import Stopwatch, alignment
 from matcha.distributed.exchange.meeting import RUNNING, PlanCursor
-from matcha.distributed.launch.environment import goes_on, replan_every
-from matcha.distributed.launch.placement import Placement, find_placement, shared_facts
-from matcha.distributed.links.transport import LinkTransport
+from matcha.distributed.launch.placement import Placement, find_placement
 from matcha.distributed.momentum import describe_optimizers
 from matcha.distributed.optimizer_hooks import (
     OptimizerHooks,
@@ -50,7 +43,7 @@ from matcha.distributed.options import (
 )
 from matcha.distributed.transports.base import Transport
 from matcha.distributed.transports.collectives import gather, roll_call
-from matcha.distributed.worker_state import WorkerState, make_worker_state
+from matcha.distributed.worker_state import WorkerState
 from matcha.errors import InputError
 from matcha.plans import PlanLike
 from matcha.records import Span
@@ -123,13 +116,7 @@ class Gossip:
         options: GossipOptions | None = None,
         **keywords: Any,
     ) -> None:
-        options = replace(options or GossipOptions(), **keywords)
-        continues = goes_on(options.on_loss)
-        options = replace(
-            options,
-            on_loss="continue" if continues else "stop",
-            replan=replan_every(options.replan),
-        )
+        options = replace(options or GossipOptions(), **keywords).with_launcher()
         given = as_list(optimizer)
         optimizers = hookable(given)
         setup = Setup(
@@ -166,54 +153,30 @@ class Gossip:
         on_span: Callable[[Span], None] | None,
     ) -> None:
         """Agree with the other workers, start from the same values, and attach."""
-        continues = setup.options.on_loss == "continue"
-        transport, plan, options = placement.transport, setup.plan, setup.options
-        self._setup = replace(setup, transport=transport, num_parts=placement.num_parts)
+        self._is_detached: bool = False
+        transport, timeout = placement.transport, setup.options.timeout
+        others = [gossip for gossip in _ATTACHED.get(transport, ()) if not gossip._is_detached]
+        beside = tuple(gossip._setup.options for gossip in others)
+        self._setup: Setup = replace(
+            setup, transport=transport, num_parts=placement.num_parts, others=beside
+        )
         check_setup(self._setup)
-        self._is_detached = False
-        self._check_transport(transport, options)
+        _ATTACHED.setdefault(transport, weakref.WeakSet()).add(self)
         transport.period += 1
-
-        buckets = fill_buckets(
-            modules,
-            bucket_bytes=int(options.bucket_cap_mb * 1e6),
-            buffers=options.buffers == "average",
-            sharded=setup.has_mesh,
-            alignment=alignment(plan.wire),
-        )
-        values = (*modules.parameters(), *modules.buffers())
-        transport.expect_model(sum(value.nbytes for value in values))
-        averaging = Averaging(placement, modules, buckets, options.timeout)
-        layout = layout_digest(buckets)
-        team = transport if continues and isinstance(transport, LinkTransport) else None
-        if team is None or not team.needs_state:
-            facts = shared_facts(plan, placement, options.describe())
-            placement.agree(facts, layout, describe_layout(buckets), options.timeout)
-            averaging.start_equal()
-        self.state: WorkerState = make_worker_state(
-            modules,
-            optimizers,
-            plan,
-            placement,
-            replace(options, momentum=setup.momentum),
-            buckets=buckets,
-            layout=layout,
-            averaging=averaging,
-            stopwatch=Stopwatch(transport.rank, on_span),
-        )
-        self._hooks = OptimizerHooks(self.state, ownership, scaler)
-        if self.state.asynchrony is not None:
-            self.state.asynchrony.open(self.state.exchange, self.state.stopwatch, options.timeout)
+        self.state = state = WorkerState(self._setup, modules, optimizers, placement, on_span)
+        self._hooks = OptimizerHooks(state, ownership, scaler)
+        if state.asynchrony is not None:
+            state.asynchrony.open(state.exchange, state.stopwatch, timeout)
         # The optimizers keep their hooks: dropping this object alone ends nothing.
-        leaving = transport, self.state.cursor, self.state.asynchrony
+        leaving = transport, state.cursor, state.asynchrony
         self._farewell = weakref.finalize(self._hooks, _say_finished, *leaving)
         self.membership: Membership | None = None
-        if team is not None:
-            self.membership = Membership(self.state, team, options.timeout)
+        if state.team is not None:
+            self.membership = Membership(state, state.team, timeout)
             self._hooks.membership = self.membership
             self.membership.start(0)
             if self.membership.returns:
-                self.state.follow_network()
+                state.follow_network()
 
     # -- where this worker is ---------------------------------------------------------------------
 
@@ -428,18 +391,6 @@ class Gossip:
         return extra
 
     # -- the end ----------------------------------------------------------------------------------
-
-    def _check_transport(self, transport: Transport, options: GossipOptions) -> None:
-        """Refuse to share a transport with a Gossip if either exchanges beside the script."""
-        others = [gossip for gossip in _ATTACHED.get(transport, ()) if not gossip._is_detached]
-        every = [options, *(gossip._setup.options for gossip in others)]
-        if others and any(one.overlap or one.asynchronous for one in every):
-            raise InputError(
-                "two Gossips over one transport would mix their messages, as overlap and "
-                "asynchronous exchange beside the script: detach() the first, give each a "
-                "transport of its own, or leave overlap and asynchronous out."
-            )
-        _ATTACHED.setdefault(transport, weakref.WeakSet()).add(self)
 
     def detach(self) -> None:
         """Stop exchanging; the model and optimizer go on as ordinary ones. May be called twice."""

@@ -5,8 +5,9 @@ Errors are raised from `EXCLUSIONS`, and the table in docs/limits.md is made fro
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 import torch
@@ -14,6 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from matcha.distributed.exchange.buckets import is_sharded
+from matcha.distributed.launch.environment import LOSS_VARIABLE, REPLAN_VARIABLE
 from matcha.distributed.links.transport import LinkTransport
 from matcha.distributed.transports.base import Transport
 from matcha.errors import InputError
@@ -92,6 +94,19 @@ class GossipOptions:
         if self.clip is not None:
             check_clip(self.clip)
 
+    def with_launcher(self) -> GossipOptions:
+        """Fill in what the script leaves to the launcher: `on_loss` and `replan`.
+
+        Raises:
+            InputError: the launcher's variables hold something else.
+        """
+        on_loss: Any = self.on_loss or os.environ.get(LOSS_VARIABLE, "stop")
+        replan: Any = self.replan
+        if replan is None:
+            text = os.environ.get(REPLAN_VARIABLE, "0")
+            replan = int(text) if text.isdigit() else text
+        return replace(self, on_loss=on_loss, replan=replan)
+
     def describe(self) -> str:
         """Return the options that must be the same on all workers, as text to compare."""
         names = [field.name for field in fields(self) if field.name != "timeout"]
@@ -115,8 +130,10 @@ class Setup:
     """Once there is one."""
     num_parts: int = 1
     """Processes per worker."""
+    others: tuple[GossipOptions, ...] = ()
+    """Of other Gossips that use the transport."""
     call: str = ""
-    """A method of Gossip that is called, such as `join`."""
+    """A method of Gossip that is called, such as `join`, or `train` for a task."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +230,12 @@ SEVERAL_GRADIENTS = Choice(
 LBFGS = Choice(
     "LBFGS", lambda s: any(isinstance(optimizer, torch.optim.LBFGS) for optimizer in s.optimizers)
 )
+BESIDE = Choice(
+    "`overlap=True` or `asynchronous=True`",
+    lambda s: any(one.overlap or one.asynchronous for one in (s.options, *s.others)),
+)
+SHARED_TRANSPORT = Choice("another Gossip over the same transport", lambda s: bool(s.others))
+TASK = Choice("training a task", lambda s: s.call == "train")
 JOIN = Choice("`join()`", lambda s: s.call == "join")
 LOAD_STATE = Choice("`load_state_dict()`", lambda s: s.call == "load_state_dict")
 DIRECTED = Choice("links that carry one way", lambda s: s.plan.topology.directed)
@@ -378,6 +401,18 @@ EXCLUSIONS = (
         LOAD_STATE,
         PUSH_SUM,
         "it keeps x and ω beside the parameters: use save() and load()",
+    ),
+    Exclusion(
+        TASK,
+        ASYNCHRONOUS,
+        "workers that meet asynchronously have no epochs together: give asynchronous=True to "
+        "Gossip, in a loop of your own",
+    ),
+    Exclusion(
+        BESIDE,
+        SHARED_TRANSPORT,
+        "they exchange beside the script, so the two would mix their messages: detach() the first, "
+        "or give each a transport of its own",
     ),
     Exclusion(MESH, TRANSPORT, "mesh makes transports of its own: leave transport out"),
 )

@@ -679,11 +679,8 @@ def check_trainable(task: Task, plan: PlanLike, settings: Settings) -> None:
         raise InputError(
             f"the plan is for {plan.num_workers} workers and the task for {task.num_workers}."
         )
-    if settings.asynchronous:
-        raise InputError(
-            "workers that meet asynchronously have no epochs together: give asynchronous=True to "
-            "Gossip, in a loop of your own."
-        )
+    options = GossipOptions(asynchronous=settings.asynchronous)
+    check_setup(Setup(options=options, plan=plan, call="train"))
     execution = settings.execution
     usual = Execution(device=execution.device, precision=execution.precision)
     if execution != usual or settings.delays != Delays():

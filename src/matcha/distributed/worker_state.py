@@ -2,74 +2,124 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from matcha.distributed.elastic.replanning import Replanning
-from matcha.distributed.exchange.averaging import Averaging, PushSumValues, push_sum_of
+from matcha.distributed.exchange.averaging import Averaging, PushSumValues
 from matcha.distributed.exchange.background import Asynchrony, Overlap
-from matcha.distributed.exchange.buckets import Bucket
-from matcha.distributed.exchange.exchange import Exchange, Stopwatch, make_exchange
+from matcha.distributed.exchange.buckets import describe_layout, fill_buckets, layout_digest
+from matcha.distributed.exchange.exchange import Stopwatch, alignment, make_exchange
 from matcha.distributed.exchange.hooks import Clipping, ElasticMeetings, LinkTimer
 from matcha.distributed.exchange.meeting import PlanCursor
-from matcha.distributed.launch.placement import Placement
+from matcha.distributed.launch.placement import Placement, shared_facts
 from matcha.distributed.links.transport import LinkTransport
 from matcha.distributed.momentum import MomentumRules
-from matcha.distributed.options import GossipOptions
+from matcha.distributed.options import Setup
 from matcha.distributed.transports.base import Transport
 from matcha.errors import InputError, ModelError
 from matcha.plans import PlanLike
+from matcha.records import Span
 from matcha.training.clipping import allowance
 
-__all__ = ["WorkerState", "make_worker_state"]
+__all__ = ["WorkerState"]
 
 
-@dataclass(kw_only=True, eq=False)
 class WorkerState:
     """One worker's model, its optimizers, its position in the plan, and its exchange.
 
-    A checkpoint holds what of it later iterations depend on.
+    A checkpoint holds what of it later iterations depend on. Making one is a collective call: the
+    workers check that they agree, and all start from worker 0's values.
+
+    Args:
+        setup: plan and options, with what the launcher and the optimizers decide filled in.
+        modules: the model, and what is exchanged beside it.
+        optimizers: what steps them.
+        placement: this process's place among all workers.
+        on_span: as for `Gossip`.
+
+    Attributes:
+        buckets: where the trainable parameters lie.
+        layout: a digest of what lies where.
+        team: the transport, where training goes on without lost workers.
+        overlap: runs the exchange beside the gradient, where that was asked for.
+        asynchrony: holds meetings when both ends have time, where that was asked for.
+        push_sum: x and ω, where messages go one way without coming round.
+        clipping: bounds what a meeting does, where that was asked for.
+        elastic: leaves out meetings with workers that are lost, where training goes on then.
+        stepped: which optimizers have stepped in the iteration under way.
+        has_met: whether a meeting of the last round took place.
     """
 
-    modules: nn.Module
-    """The model, and what is exchanged beside it."""
-    optimizers: tuple[torch.optim.Optimizer, ...]
-    options: GossipOptions
-    """The options, with what the launcher and the optimizers decide filled in."""
-    placement: Placement
-    buckets: Sequence[Bucket]
-    """Where the trainable parameters lie."""
-    layout: str
-    """A digest of what lies where."""
-    frozen: Sequence[nn.Parameter]
-    """Parameters that do not train."""
-    cursor: PlanCursor
-    exchange: Exchange
-    """Mixes values with partners."""
-    momentum: MomentumRules
-    averaging: Averaging
-    replanning: Replanning
-    """Keeps the plan that is in force."""
-    stopwatch: Stopwatch
-    overlap: Overlap | None
-    """Runs the exchange beside the gradient, where that was asked for."""
-    asynchrony: Asynchrony | None
-    """Holds meetings when both ends have time, where that was asked for."""
-    push_sum: PushSumValues | None
-    """x and ω, where messages go one way without coming round."""
-    clipping: Clipping | None
-    """Bounds what a meeting does, where that was asked for."""
-    elastic: ElasticMeetings | None
-    """Leaves out meetings with workers that are lost, where training goes on then."""
-    stepped: set[int] = field(default_factory=set)
-    """Which optimizers have stepped in the iteration under way."""
-    has_met: bool = True
-    """Whether a meeting of the last round took place; at first, of the round in a checkpoint."""
+    def __init__(
+        self,
+        setup: Setup,
+        modules: nn.Module,
+        optimizers: tuple[torch.optim.Optimizer, ...],
+        placement: Placement,
+        on_span: Callable[[Span], None] | None,
+    ) -> None:
+        plan, options, transport = setup.plan, setup.options, placement.transport
+        alone = transport.num_workers == 1
+        replan = 0 if alone else options.replan or 0
+        timeout, bucket_bytes = options.timeout, int(options.bucket_cap_mb * 1e6)
+        self.modules, self.optimizers, self.placement = modules, optimizers, placement
+        self.options = replace(options, momentum=setup.momentum, replan=replan)
+        self.frozen = [p for p in modules.parameters() if not p.requires_grad]
+        self.stepped: set[int] = set()
+        self.has_met = True
+        self.stopwatch = Stopwatch(transport.rank, on_span)
+        self.cursor = PlanCursor(plan, transport.rank, 0, alone=alone)
+        self.buckets = fill_buckets(
+            modules,
+            bucket_bytes=bucket_bytes,
+            buffers=options.buffers == "average",
+            sharded=setup.has_mesh,
+            alignment=alignment(plan.wire),
+        )
+        self.layout = layout_digest(self.buckets)
+        self.averaging = Averaging(placement, modules, self.buckets, timeout)
+        continues = options.on_loss == "continue"
+        self.team = transport if continues and isinstance(transport, LinkTransport) else None
+        transport.expect_model(sum(v.nbytes for v in (*modules.parameters(), *modules.buffers())))
+        if self.team is None or not self.team.needs_state:
+            facts = shared_facts(plan, placement, options.describe())
+            placement.agree(facts, self.layout, describe_layout(self.buckets), timeout)
+            self.averaging.start_equal()
+
+        # From here on the parameters hold their first values.
+        values = [bucket.data for bucket in self.buckets]
+        self.momentum = MomentumRules(setup.momentum, optimizers, plan, self.buckets)
+        needs_push_sum = any(level.needs_push_sum for level in plan.levels)
+        self.push_sum = PushSumValues(values) if needs_push_sum else None
+        self.averaging.push_sum = self.push_sum
+        self.overlap = Overlap(self.buckets) if options.overlap else None
+        self.asynchrony: Asynchrony | None = None
+        if options.asynchronous and not alone:
+            neighbors = plan.topology.neighbors(transport.rank)
+            self.asynchrony = Asynchrony(self.buckets, transport, neighbors)
+        apart = self.push_sum or self.overlap or self.asynchrony
+        mixed, travelling = apart.mixed if apart else values, self.momentum.travelling
+        self.exchange = make_exchange(
+            plan.wire, transport, self.buckets, mixed, travelling, bucket_bytes, timeout
+        )
+        everything = [*mixed, *(tensor for _, tensor in travelling)]
+        self.replanning = Replanning(plan, replan, placement, everything, timeout)
+        self.elastic: ElasticMeetings | None = None
+        if self.team is not None:
+            self.elastic = ElasticMeetings(self.exchange, self.team, everything)
+            self.exchange.hooks.append(self.elastic)
+        if replan:
+            self.exchange.hooks.append(LinkTimer(self.exchange, self.replanning.times))
+        self.clipping: Clipping | None = None
+        if options.clip is not None:
+            self.clipping = Clipping(self.exchange, mixed, allowance(plan, options.clip))
+            self.exchange.hooks.append(self.clipping)
 
     @property
     def transport(self) -> Transport:
@@ -246,79 +296,3 @@ class WorkerState:
         )
         kept = [(name, part.state()) for name, part in parts if part is not None]
         return {f"{name}/{key}": tensor for name, state in kept for key, tensor in state.items()}
-
-
-def make_worker_state(
-    modules: nn.Module,
-    optimizers: tuple[torch.optim.Optimizer, ...],
-    plan: PlanLike,
-    placement: Placement,
-    options: GossipOptions,
-    *,
-    buckets: Sequence[Bucket],
-    layout: str,
-    averaging: Averaging,
-    stopwatch: Stopwatch,
-) -> WorkerState:
-    """Set up what exchanges a model's parameters, which hold their first values by now.
-
-    Args:
-        modules: whose trainable parameters and buffers are exchanged.
-        optimizers: what steps them.
-        plan: who talks when.
-        placement: this process's.
-        options: how to exchange.
-        buckets: where the parameters lie.
-        layout: a digest of what lies where.
-        averaging: of the modules.
-        stopwatch: counts the time that exchanges take.
-    """
-    transport, timeout = placement.transport, options.timeout
-    alone = transport.num_workers == 1
-    bucket_bytes = int(options.bucket_cap_mb * 1e6)
-    values = [bucket.data for bucket in buckets]
-    momentum = MomentumRules(options.momentum, optimizers, plan, buckets)
-    push_sum = push_sum_of(plan, values)
-    overlap = Overlap(buckets) if options.overlap else None
-    asynchrony = None
-    if options.asynchronous and not alone:
-        asynchrony = Asynchrony(buckets, transport, plan.topology.neighbors(transport.rank))
-    apart = push_sum or overlap or asynchrony
-    mixed = apart.mixed if apart else values
-    exchange = make_exchange(
-        plan.wire, transport, buckets, mixed, momentum.travelling, bucket_bytes, timeout
-    )
-    everything = [*mixed, *(tensor for _, tensor in momentum.travelling)]
-    replan = 0 if alone else options.replan or 0
-    replanning = Replanning(plan, replan, placement, everything, timeout)
-    elastic: ElasticMeetings | None = None
-    if isinstance(transport, LinkTransport) and options.on_loss == "continue":
-        elastic = ElasticMeetings(exchange, transport, everything)
-        exchange.hooks.append(elastic)
-    if replan:
-        exchange.hooks.append(LinkTimer(exchange, replanning.times))
-    clipping: Clipping | None = None
-    if options.clip is not None:
-        clipping = Clipping(exchange, mixed, allowance(plan, options.clip))
-        exchange.hooks.append(clipping)
-    averaging.push_sum = push_sum
-    return WorkerState(
-        modules=modules,
-        optimizers=optimizers,
-        options=replace(options, replan=replan),
-        placement=placement,
-        buckets=buckets,
-        layout=layout,
-        frozen=[p for p in modules.parameters() if not p.requires_grad],
-        cursor=PlanCursor(plan, transport.rank, 0, alone=alone),
-        exchange=exchange,
-        momentum=momentum,
-        averaging=averaging,
-        replanning=replanning,
-        stopwatch=stopwatch,
-        overlap=overlap,
-        asynchrony=asynchrony,
-        push_sum=push_sum,
-        clipping=clipping,
-        elastic=elastic,
-    )

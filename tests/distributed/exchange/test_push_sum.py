@@ -8,7 +8,7 @@ import torch
 from tests.distributed import cases
 
 from matcha.distributed import Gossip
-from matcha.distributed.exchange.averaging import PushSumValues, push_sum_of
+from matcha.distributed.exchange.averaging import PushSumValues
 from matcha.errors import InputError
 from matcha.rounds import PushSum
 from matcha.testing import run_threads
@@ -40,9 +40,15 @@ def test_workers_values_are_those_of_the_definition() -> None:
 
 
 def test_only_messages_that_do_not_come_round_need_it() -> None:
-    values = [torch.ones(2)]
-    assert push_sum_of(cases.make_plan("greedy", "pairwise"), values) is None
-    assert isinstance(push_sum_of(PLAN, values), PushSumValues)
+    def work(transport, plan) -> bool:
+        model = cases.Quadratic(transport.rank)
+        optimizer = torch.optim.SGD(model.parameters(), lr=cases.RATE)
+        with Gossip(model, optimizer, plan, transport=transport) as gossip:
+            return gossip.state.push_sum is not None
+
+    balanced = cases.make_plan("greedy", "pairwise")
+    assert run_threads(PLAN.num_workers, lambda t: work(t, PLAN)) == [True] * PLAN.num_workers
+    assert not any(run_threads(balanced.num_workers, lambda t: work(t, balanced)))
 
 
 class Worker:

@@ -36,10 +36,8 @@ __all__ = [
     "REPLAN_VARIABLE",
     "LinkAddress",
     "default_transport",
-    "goes_on",
     "is_alone",
     "is_worker",
-    "replan_every",
     "worker_transport",
 ]
 
@@ -104,30 +102,6 @@ def is_worker(address: LinkAddress | None = None) -> bool:
 def is_alone() -> bool:
     """Whether nothing says that there are other workers: no process group, no launcher."""
     return not is_worker() and not (dist.is_available() and dist.is_initialized())
-
-
-def goes_on(on_loss: str | None) -> bool:
-    """Whether workers go on without one that is lost: as asked for, or as the launcher says.
-
-    Raises:
-        InputError: the launcher says neither `stop` nor `continue`.
-    """
-    chosen = on_loss or os.environ.get(LOSS_VARIABLE, "stop")
-    if chosen not in ("stop", "continue"):
-        raise InputError(f"on_loss is {chosen!r}, but it is 'stop' or 'continue'.")
-    return chosen == "continue"
-
-
-def replan_every(asked: int | None) -> int:
-    """After how many iterations a plan follows the network: as asked for, or as the launcher says.
-
-    Raises:
-        InputError: it is no number of iterations.
-    """
-    chosen = os.environ.get(REPLAN_VARIABLE, "0") if asked is None else str(asked)
-    if not chosen.isdigit():
-        raise InputError(f"replan is {chosen}, but it is a number of iterations, or 0 for never.")
-    return int(chosen)
 
 
 def default_transport(
