@@ -18,13 +18,13 @@ from matcha.distributed import Gossip
 from matcha.errors import InputError
 from matcha.simulation import SGD, Execution, Settings, Simulation
 from matcha.testing import MemoryTransport, run_threads
-from matcha.training.momentum import Momentum, make_rule
+from matcha.training.momentum import MOMENTA, Momentum, make_rule
 from matcha.training.optimizers import Adam, adamw
 from matcha.training.rates import Constant
 from matcha.wires import parse_wire
 
 
-@pytest.mark.parametrize("momentum", ["quasi-global", "outer", "tracking", "shared", "auto"])
+@pytest.mark.parametrize("momentum", [name for name in MOMENTA if name != "local"])
 @pytest.mark.parametrize("wire", ["float32", "modulo:4"])
 def test_momentum_on_real_workers_is_the_simulators(momentum, wire) -> None:
     task, plan = digits(name="logistic", steps=5), er8("greedy", 0.3)
@@ -193,7 +193,9 @@ def test_the_outer_step_goes_with_updates_written_by_hand() -> None:
         assert torch.allclose(moved, torch.full_like(moved, 0.7))
 
 
-@pytest.mark.parametrize("momentum", ["tracking", "quasi-global", "outer"])
+@pytest.mark.parametrize(
+    "momentum", ["tracking", "quasi-global", "outer", "exact-diffusion", "momentum-tracking"]
+)
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
 def test_complex_parameters_are_pairs_of_real_ones(momentum, kind) -> None:
     """Tracking once dropped the imaginary parts of gradients, quasi-global crashed."""
@@ -284,7 +286,7 @@ def test_a_silent_round_leaves_what_a_round_that_moves_nothing_leaves(optimizer)
 
 
 @pytest.mark.parametrize("by_two", [False, True])
-@pytest.mark.parametrize("momentum", ["quasi-global", "outer", "tracking"])
+@pytest.mark.parametrize("momentum", [name for name in MOMENTA if name != "auto"])
 def test_training_goes_on_from_a_checkpoint_between_two_optimizers_steps(
     momentum, by_two, tmp_path
 ) -> None:
@@ -309,7 +311,8 @@ def test_training_goes_on_from_a_checkpoint_between_two_optimizers_steps(
         for k in range(12):
             backward(model, batch(generator))
             optimizers[k % len(optimizers)].step()
-            if k == 6 and stops and momentum == "quasi-global" and by_two:
+            follows = momentum in ("quasi-global", "momentum-tracking", "shared")
+            if k == 6 and stops and follows and by_two:
                 with pytest.raises(InputError, match="between the steps of an iteration"):
                     gossip.save(tmp_path / momentum)
             elif k == 6 and stops:

@@ -24,6 +24,8 @@ MADE: dict[Choice, dict[str, Any]] = {
     options.ASYNCHRONOUS: {"options": {"asynchronous": True}},
     options.MOMENTUM: {"momentum": Momentum(kind="outer")},
     options.TRACKING: {"momentum": Momentum(kind="tracking")},
+    options.MOMENTUM_TRACKING: {"momentum": Momentum(kind="momentum-tracking")},
+    options.EXACT_DIFFUSION: {"momentum": Momentum(kind="exact-diffusion")},
     options.SHARED: {"momentum": Momentum(kind="shared")},
     options.CLIP: {"options": {"clip": 1.0}},
     options.REPLAN: {"options": {"replan": 10}},

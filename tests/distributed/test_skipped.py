@@ -13,8 +13,9 @@ from torch import nn
 from matcha.distributed import Gossip
 from matcha.errors import InputError
 from matcha.testing import MemoryNetwork, MemoryTransport, run_threads
+from matcha.training.momentum import MOMENTA
 
-RULES = ["local", "quasi-global", "outer", "tracking", "shared"]
+RULES = [name for name in MOMENTA if name != "auto"]
 
 
 def sgd(model: nn.Module, **options: Any) -> torch.optim.Optimizer:

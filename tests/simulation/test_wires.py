@@ -10,6 +10,7 @@ from tests.simulation.tasks import digits, er8, rows
 
 from matcha.plans import Plan
 from matcha.simulation import SGD, Execution, Settings, Simulation
+from matcha.training.momentum import MOMENTA
 from matcha.training.rates import Constant
 from matcha.wires import parse_wire
 
@@ -50,7 +51,7 @@ def test_training_over_a_wire_is_the_definition(wire, strategy, mixing) -> None:
 
 
 @pytest.mark.parametrize("wire", ["modulo:3", "lowrank:2"])
-@pytest.mark.parametrize("momentum", ["local", "quasi-global", "outer", "tracking", "shared"])
+@pytest.mark.parametrize("momentum", [name for name in MOMENTA if name != "auto"])
 def test_resuming_over_a_wire_is_exact(tmp_path, wire, momentum) -> None:
     task, plan = digits(name="logistic", steps=4), over(wire)
     how = settings(momentum=momentum, epochs=4)

@@ -8,15 +8,18 @@ from tests.simulation.tasks import digits, er8, rows
 
 import matcha
 from matcha.errors import InputError
+from matcha.plans.events import Events, Loss
 from matcha.simulation import SGD, Execution, Settings, Simulation
 from matcha.simulation.execution import Graphs
 from matcha.simulation.mixing import WireMixing
+from matcha.strategies import Vanilla
 from matcha.training.momentum import (
     iterations_between_meetings,
     make_rule,
     parse_momentum,
     quasi_global,
     resolve_momentum,
+    stable_correction,
 )
 from matcha.training.optimizers import OPTIMIZERS, Adam
 from matcha.training.rates import Constant
@@ -96,6 +99,91 @@ def test_quasi_global_is_the_papers(overlap, warmup) -> None:
         return after
 
     np.testing.assert_allclose(found, book.run(iteration), rtol=0, atol=1e-10)
+
+
+def test_exact_diffusion_is_the_papers() -> None:
+    """D²: x ← W(2x − x₋ − η(u − u₋)), with the same W in every iteration."""
+    task, ring = digits(name="logistic", steps=4), matcha.families.ring(8)
+    plan = matcha.plan(ring, 1.0, Vanilla(alpha=0.3))
+    found = simulated(task, plan, "exact-diffusion:correction=1")
+    book = Textbook(task, plan)
+    u, before = np.zeros_like(book.x), None
+
+    def iteration(x, g, W, met):
+        nonlocal u, before
+        last, u = u, BETA * u + g
+        step = x - RATE * u if before is None else 2 * x - before - RATE * (u - last)
+        before = x
+        return W @ step
+
+    np.testing.assert_allclose(found, book.run(iteration), rtol=0, atol=1e-10)
+
+
+def test_exact_diffusion_corrects_by_a_share_where_rounds_differ() -> None:
+    task, plan = digits(name="logistic", steps=4), er8("greedy", 0.3)
+    found = simulated(task, plan, "exact-diffusion:correction=0.25", SGD())
+    book = Textbook(task, plan)
+    moved = np.zeros_like(book.x)
+
+    def iteration(x, g, W, met):
+        nonlocal moved
+        own = x - RATE * g - 0.25 * moved
+        moved = moved + own - W @ own
+        np.testing.assert_allclose(moved.sum(0), 0, atol=1e-10)
+        return W @ own
+
+    np.testing.assert_allclose(found, book.run(iteration), rtol=0, atol=1e-10)
+
+
+def test_momentum_tracking_is_the_papers() -> None:
+    """c ← W(c − u) + u and x ← W(x − η(u − c)), where u is the buffer of the new gradient."""
+    task, plan = digits(name="logistic", steps=4), er8("matcha", 0.5)
+    found = simulated(task, plan, "momentum-tracking")
+    book = Textbook(task, plan)
+    u, c = np.zeros_like(book.x), np.zeros_like(book.x)
+
+    def iteration(x, g, W, met):
+        nonlocal u, c
+        u = BETA * u + g
+        after = W @ (x - RATE * (u - c))
+        c = W @ (c - u) + u
+        return after
+
+    np.testing.assert_allclose(found, book.run(iteration), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "budget"), [("vanilla", 1.0), ("greedy", 0.1), ("hypercube", 0.1)]
+)
+def test_exact_diffusion_ends_where_workers_agree(strategy, budget) -> None:
+    """Quadratics with minima of their own: local SGD stays apart, the correction does not."""
+    plan = matcha.plan(matcha.families.complete(8), budget, strategy)
+    minima = np.random.default_rng(0).normal(size=(8, 3))
+
+    def apart(share: float) -> float:
+        x, moved = np.zeros((8, 3)), np.zeros((8, 3))
+        for round in plan.rounds(0, 4000):
+            own = x - 0.01 * (x - minima) - share * moved
+            x = round.mix(own)
+            moved = moved + own - x
+        return float(np.abs(x - minima.mean(0)).max())
+
+    share = stable_correction(plan)
+    assert apart(share) < 1e-6 < 1e-4 < apart(0.0) + (strategy == "vanilla")
+
+
+@pytest.mark.parametrize("momentum", ["exact-diffusion", "momentum-tracking", "shared"])
+def test_rules_that_change_the_step_need_it_before_the_round(momentum) -> None:
+    task = digits(name="logistic", steps=4)
+    with pytest.raises(InputError, match="leave overlap out"):
+        simulated(task, er8("greedy", 0.3), momentum, overlap=True)
+
+
+def test_exact_diffusion_needs_all_workers() -> None:
+    settings = Settings(epochs=1, momentum="exact-diffusion")
+    events = Events(losses=(Loss(worker=1, at=1, back=2),))
+    with pytest.raises(InputError, match="only while all workers are there"):
+        Simulation(digits(steps=4), er8("greedy", 0.3), settings, events=events)
 
 
 def test_an_outer_step_goes_from_an_anchor_through_the_mean() -> None:

@@ -50,6 +50,17 @@ def test_concentration_decides_how_much_workers_differ():
     assert skew(0.1) > 3 * skew(100.0)
 
 
+@pytest.mark.parametrize("concentration", [1.0, 0.1, 0.01])
+@pytest.mark.parametrize("num_workers", [4, 16, 20])
+def test_even_dirichlet_draws_leave_workers_equally_many(num_workers, concentration):
+    labels = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 400))
+    parts = partition(labels, num_workers, "dirichlet-even", concentration=concentration)
+    assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(4000))
+    assert {len(part) for part in parts} == {4000 // num_workers}
+    most = [np.bincount(labels[part]).max() / len(part) for part in parts]
+    assert bool(np.mean(most) > 0.35) == (concentration < 1)
+
+
 @pytest.mark.parametrize(
     ("labels", "workers", "choices"),
     [

@@ -122,13 +122,17 @@ BatchSize = Annotated[
 Momentum = Annotated[
     str,
     typer.Option(
-        "--momentum", help="Around meetings: local, quasi-global, outer, tracking, shared, auto."
+        "--momentum",
+        help="Around meetings: local, quasi-global, exact-diffusion, outer, tracking, "
+        "momentum-tracking, shared, auto.",
     ),
 ]
 Model = Annotated[str | None, typer.Option("--model", help="Another network, such as resnet20.")]
 Partition = Annotated[
     str,
-    typer.Option("--partition", help="iid, shards or dirichlet; of text: iid, documents, folders."),
+    typer.Option(
+        "--partition", help="iid, shards, dirichlet, dirichlet-even; text: iid, documents, folders."
+    ),
 ]
 Data = Annotated[
     Path | None, typer.Option("--data", help="Folder of the data sets; or $MATCHA_DATA.")

@@ -11,7 +11,14 @@ import torch
 from matcha.distributed.exchange.buckets import Bucket, Slot
 from matcha.errors import InputError
 from matcha.plans import Plan, PlanLike
-from matcha.training.momentum import Momentum, MomentumRule, Tracking, make_rule, resolve_momentum
+from matcha.training.momentum import (
+    Momentum,
+    MomentumRule,
+    MomentumTracking,
+    Tracking,
+    make_rule,
+    resolve_momentum,
+)
 from matcha.training.optimizers import SGD, Adam, Optimizer
 from matcha.wires.wire import BLOCK
 
@@ -59,36 +66,35 @@ class MomentumRules:
         """What is exchanged beside the parameters, laid out like these buckets."""
         self._parts: list[_Part] = []
         self._moments: list[tuple[_Part, torch.Tensor]] = []
-        self._is_silent = False
-        self._follows_meetings_alone = isinstance(kind, Adam)
+        self._meets = True
+        self._follows_meetings_alone = self.spec.kind == "quasi-global" and isinstance(kind, Adam)
         held = [bucket for bucket in buckets if bucket.slots and not bucket.volatile]
         if self.spec.kind == "tracking":
             self._parts = [
                 part for k, b in enumerate(held) for part in self._track(k, b, optimizers)
             ]
-        elif self.spec.kind == "shared":
-            self._parts = [part for b in held for part in self._share(b, kind, optimizers)]
+        elif self.spec.messages > 1:
+            self._parts = [part for b in held for part in self._accompany(b, kind, optimizers)]
         elif self.is_needed:
             self._parts = list(_follow(self.spec, kind, optimizers, held))
 
-    def _share(
+    def _accompany(
         self, bucket: Bucket, kind: Optimizer, optimizers: Sequence[torch.optim.Optimizer]
     ) -> Iterator[_Part]:
-        """Parts whose first moments are exchanged, and their places among what travels."""
-        moments = torch.zeros_like(bucket.data)
-        self.travelling.append((bucket, moments))
+        """Parts with a second vector each, and its place among what travels."""
+        vectors = torch.zeros_like(bucket.data)
+        self.travelling.append((bucket, vectors))
         owners = _owners(optimizers)
-        for slot in {slot.offset: slot for slot in reversed(bucket.slots)}.values():
+        for slot in _distinct(bucket):
             if id(slot.tensor) in owners:
                 values = _as_real(slot.tensor.data)
-                place = bucket.part(slot, moments).view(values.shape)
-                part = _Part(
-                    [slot.name],
-                    (slot,),
-                    *owners[id(slot.tensor)],
-                    make_rule(self.spec, kind, values),
-                )
-                self._moments.append((part, place))
+                place = bucket.part(slot, vectors).view(values.shape)
+                rule = make_rule(self.spec, kind, values)
+                part = _Part([slot.name], (slot,), *owners[id(slot.tensor)], rule)
+                if isinstance(rule, MomentumTracking):
+                    rule.tracked = place
+                else:
+                    self._moments.append((part, place))
                 yield part
 
     def _track(
@@ -128,10 +134,11 @@ class MomentumRules:
         Raises:
             InputError: an optimizer has stepped, and its displacement is not folded in yet.
         """
-        if self.spec.kind == "quasi-global" and any(part.has_stepped for part in self._parts):
+        follows = self.spec.kind in ("quasi-global", "momentum-tracking", "shared")
+        if follows and any(part.has_stepped for part in self._parts):
             raise InputError(
-                "save() came between the steps of an iteration, whose displacement quasi-global "
-                "momentum still has to follow: save once all optimizers have stepped."
+                "save() came between the steps of an iteration, whose displacement "
+                f"{self.spec.kind} still has to follow: save once all optimizers have stepped."
             )
 
     def reset(self) -> None:
@@ -144,8 +151,8 @@ class MomentumRules:
 
         `meets`: whether this worker's round has meetings; without any, rules have less to do.
         """
-        self._is_silent = self.spec.kind == "quasi-global" and not meets
-        if (self._is_silent and self._follows_meetings_alone) or not _unscale(optimizer):
+        self._meets = meets
+        if (self._follows_meetings_alone and not meets) or not _unscale(optimizer):
             return
         for part in self._parts:
             if part.optimizer is not optimizer:
@@ -158,7 +165,8 @@ class MomentumRules:
             if part.has_stepped:
                 continue
             part.has_stepped = True
-            gradients = None if self._is_silent else part.gradients()
+            is_bounded = self.spec.kind == "quasi-global" and meets
+            gradients = part.gradients() if is_bounded or self.spec.kind == "tracking" else None
             if gradients is not None:
                 part.rule.adjust_gradient(gradients)
             if self.spec.kind == "tracking":
@@ -168,13 +176,14 @@ class MomentumRules:
 
     def after_step(self) -> None:
         """Between the last step of an iteration and its round."""
-        if self.spec.kind == "quasi-global" and not self._is_silent:
-            for part in self._parts:
-                if part.has_stepped:
-                    part.rule.after_step(part.values(), part.rate)
-        for part, place in self._moments:
-            if part.has_stepped:
+        if self.spec.kind == "quasi-global" and not self._meets:
+            return
+        for part in self._parts:
+            if part.has_stepped and self.spec.kind != "tracking":
                 part.rule.after_step(part.values(), part.rate)
+            elif self.spec.steps_first:
+                part.rule.after_skipped_step(part.values(), part.rate)
+        for part, place in self._moments if self._meets else ():
             (moment,) = part.changed_memory()[1]
             if moment is None:
                 place.zero_()
@@ -189,12 +198,12 @@ class MomentumRules:
                 _as_real(moment).copy_(place)
         for part in self._parts:
             has_stepped, part.has_stepped = part.has_stepped, False
-            if self.spec.kind == "outer":
-                if met:  # the mean is a step of its own, whatever became of this worker's
+            if self.spec.kind in ("outer", "exact-diffusion"):
+                if met:  # what meetings do is followed, whatever became of this worker's step
                     part.rule.after_round(part.values(), {}, 0.0, None)
             elif self.spec.kind == "quasi-global" and has_stepped and part.has_memory:
                 values, memory = part.values(), part.memory()
-                if self._is_silent:
+                if not self._meets:
                     part.rule.after_silent_round(values, memory, part.rate)
                 else:
                     part.rule.after_round(values, memory, part.rate, None)
@@ -235,8 +244,9 @@ class _Part:
 
     @property
     def rate(self) -> float:
-        """The learning rate."""
-        assert self.optimizer is not None
+        """The learning rate; 0 where nothing steps."""
+        if self.optimizer is None:
+            return 0.0
         return float(self.optimizer.param_groups[self._group]["lr"])
 
     @property
@@ -334,11 +344,10 @@ def _follow(
     owners = _owners(optimizers)
     small: dict[tuple[object, ...], list[Slot]] = {}
     for bucket in buckets:
-        # Tied parameters have one place and one rule.
-        for slot in {slot.offset: slot for slot in reversed(bucket.slots)}.values():
+        for slot in _distinct(bucket):
             optimizer, group = owners.get(id(slot.tensor), (None, 0))
             values = _as_real(slot.tensor.data)
-            if optimizer is None and spec.kind != "outer":
+            if optimizer is None and spec.kind not in ("outer", "exact-diffusion"):
                 continue
             if spec.kind == "quasi-global" and values.numel() <= _SMALL:
                 key = id(optimizer), group, values.dtype, values.device
@@ -355,6 +364,11 @@ def _follow(
         optimizer, group = owners[id(slots[0].tensor)]
         names = [slot.name for slot in slots]
         yield _Part(names, slots, optimizer, group, make_rule(spec, kind, like), offsets, like)
+
+
+def _distinct(bucket: Bucket) -> Iterable[Slot]:
+    """The slots that have a place of their own: tied parameters have one place and one rule."""
+    return {slot.offset: slot for slot in reversed(bucket.slots)}.values()
 
 
 def _owners(

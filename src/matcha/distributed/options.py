@@ -61,7 +61,7 @@ class GossipOptions:
     """Meet when both ends have time, instead of waiting for a slow partner: what a meeting moves is
     added at each end's next step (see `exchange.background`)."""
     momentum: str | Momentum = "local"
-    """Around meetings: `local`, `quasi-global`, `outer`, `tracking`, `shared` or `auto`."""
+    """Around meetings: one of `matcha.training.momentum.MOMENTA`."""
     buffers: Literal["local", "average"] = "local"
     """`local` keeps BatchNorm's statistics; `average` mixes them like parameters."""
     bucket_cap_mb: float = 25.0
@@ -214,6 +214,12 @@ OVERLAP = Choice("`overlap=True`", lambda s: s.options.overlap)
 ASYNCHRONOUS = Choice("`asynchronous=True`", lambda s: s.options.asynchronous)
 MOMENTUM = Choice("a momentum other than `local`", lambda s: s.momentum.kind != "local")
 TRACKING = Choice('`momentum="tracking"`', lambda s: s.momentum.kind == "tracking")
+MOMENTUM_TRACKING = Choice(
+    '`momentum="momentum-tracking"`', lambda s: s.momentum.kind == "momentum-tracking"
+)
+EXACT_DIFFUSION = Choice(
+    '`momentum="exact-diffusion"`', lambda s: s.momentum.kind == "exact-diffusion"
+)
 SHARED = Choice('`momentum="shared"`', lambda s: s.momentum.kind == "shared")
 CLIP = Choice("`clip`", lambda s: s.options.clip is not None)
 REPLAN = Choice("`replan`", lambda s: bool(s.options.replan))
@@ -292,6 +298,45 @@ EXCLUSIONS = (
         "overlap out",
     ),
     Exclusion(
+        OVERLAP,
+        MOMENTUM_TRACKING,
+        "it changes the step before the round, but with overlap the round comes first: leave "
+        "overlap out",
+    ),
+    Exclusion(
+        OVERLAP,
+        EXACT_DIFFUSION,
+        "it changes the step before the round, but with overlap the round comes first: leave "
+        "overlap out",
+    ),
+    Exclusion(
+        EXACT_DIFFUSION,
+        CONTINUE,
+        "its corrections cancel only while all workers are there: leave on_loss at 'stop', or use "
+        "another momentum",
+    ),
+    Exclusion(
+        EXACT_DIFFUSION,
+        REPLAN,
+        "how much it corrects is decided with the plan's rounds: leave replan out, or use another "
+        "momentum",
+    ),
+    *(
+        Exclusion(
+            choice,
+            JOIN,
+            "each iteration is corrected, also of a worker that has finished: leave join out, or "
+            "use another momentum",
+        )
+        for choice in (EXACT_DIFFUSION, MOMENTUM_TRACKING)
+    ),
+    Exclusion(
+        MOMENTUM_TRACKING,
+        NO_OPTIMIZER,
+        "it replaces each step by one along what is tracked, and only an optimizer tells when: "
+        "give Gossip the optimizer, or use another momentum",
+    ),
+    Exclusion(
         TRACKING,
         NO_OPTIMIZER,
         "it corrects gradients before each step, and only an optimizer tells when: give Gossip the "
@@ -355,6 +400,11 @@ EXCLUSIONS = (
         CLIP,
         TRACKING,
         "clip bounds parameters, but tracking sends gradients as well: use another momentum",
+    ),
+    Exclusion(
+        CLIP,
+        MOMENTUM_TRACKING,
+        "clip bounds parameters, but it sends momentum as well: use another momentum",
     ),
     Exclusion(
         CLIP,

@@ -60,8 +60,8 @@ def clock_in_words(runs: Sequence[Run]) -> str | None:
 def _data(run: Run) -> str | None:
     """Whose share of the data is whose, and of how much."""
     partition, number = run.header.setting("partition"), run.header.setting("num_train")
-    if partition == "dirichlet":
-        partition = f"dirichlet {run.header.setting('concentration')}"
+    if str(partition).startswith("dirichlet"):
+        partition = f"{partition} {run.header.setting('concentration')}"
     return f"{partition} of {number}" if number else partition
 
 

@@ -147,15 +147,15 @@ class Engine:
                 "messages that go one way without coming round carry whole values after the "
                 "gradient step: leave wire, momentum and overlap at their defaults."
             )
-        if momentum.kind == "shared" and self.overlap:
+        if momentum.steps_first and self.overlap:
             raise InputError(
-                "shared momentum bounds the step before the round, but with overlap the round "
+                f"{momentum.kind} changes the step before the round, but with overlap the round "
                 "comes first: leave overlap out."
             )
         if allowance is not None and (not is_whole(wire) or momentum.messages > 1):
             raise InputError(
                 "clip goes with whole values in a simulation, and with one vector per message: "
-                "leave tracking and shared momentum out."
+                "leave tracking, momentum-tracking and shared momentum out."
             )
         self._equipment = asked
         self._averages_gradients = average_gradients
@@ -165,7 +165,7 @@ class Engine:
             momentum, self.optimizer, workers.parameters, mixes_first=self.overlap
         )
         rows = [workers.parameters]
-        if momentum.kind == "tracking":
+        if momentum.kind in ("tracking", "momentum-tracking"):
             rows.append(self.momentum_rule.state()["tracked"])
         elif momentum.kind == "shared":
             rows.append(first_moment(self.memory))
@@ -228,7 +228,9 @@ class Engine:
             if self.batching == "stacked":
                 losses = self._losses_at_once(leaves, inputs, targets)
             else:
-                losses = torch.func.vmap(self._losses_of)(leaves, inputs, targets)
+                losses = torch.func.vmap(self._losses_of, randomness="different")(
+                    leaves, inputs, targets
+                )
         gradients = torch.autograd.grad(losses.sum(), list(leaves.values()))
         for target, gradient in zip(
             self.workers.stacked_updates().values(), gradients, strict=True

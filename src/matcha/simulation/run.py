@@ -78,6 +78,11 @@ class Simulation:
             if theirs != (task, settings.optimizer, settings.overlap, settings.execution):
                 raise InputError("the engine was made for another task or for other settings")
         self.momentum = resolve_momentum(settings.momentum, settings.optimizer, plan)
+        if self.momentum.kind == "exact-diffusion" and self.events.losses:
+            raise InputError(
+                "corrections of exact diffusion cancel only while all workers are there: leave "
+                "the losses out, or use another momentum"
+            )
         push_sum = any(level.needs_push_sum for level in plan.levels)
         longest = None if settings.clip is None else allowance(plan, settings.clip)
         links = plan.topology.links

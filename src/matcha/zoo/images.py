@@ -152,7 +152,12 @@ class ImageTask(Task):
     def loss(
         self, model: nn.Module, inputs: Tensor, targets: Tensor, state: tuple[Tensor, ...]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        return functional.cross_entropy(model(inputs), targets), ()
+        """Cross-entropy; one per worker where models and batches are stacked."""
+        scores = model(inputs)
+        if targets.dim() == 1:
+            return functional.cross_entropy(scores, targets), ()
+        losses = functional.cross_entropy(scores.flatten(0, 1), targets.flatten(), reduction="none")
+        return losses.view(targets.shape).mean(1), ()
 
     def evaluate(self, model: nn.Module) -> Evaluation:
         images, labels = self._held["test"], self._held["test_labels"]

@@ -68,8 +68,12 @@ class Recipe:
     length: int = 35
     """Words a batch and place, where the examples are text."""
     decay: str = "steps"
-    """``steps`` (÷ 10 after half and three quarters, warmed up), ``plateau`` (÷ 4), ``cosine`` (to
-    a tenth, warmed up) or ``none``."""
+    """``steps`` (÷ 10 at each milestone, warmed up), ``plateau`` (÷ 4), ``cosine`` (to a tenth,
+    warmed up) or ``none``."""
+    milestones: tuple[float, ...] = (0.5, 0.75)
+    """Of ``steps``, in shares of the epochs."""
+    warmup: float = 0.05
+    """Of ``steps``, likewise; the rate climbs from a tenth."""
 
     def __reduce__(self) -> tuple[Callable[[str], Recipe], tuple[str]]:
         """Travel to other processes by name: what makes a task is code."""
@@ -156,8 +160,8 @@ class Recipe:
         if self.decay == "steps":
             return StepDecay(
                 base=base,
-                milestones=(0.5 * epochs, 0.75 * epochs),
-                warmup=0.05 * epochs,
+                milestones=tuple(share * epochs for share in self.milestones),
+                warmup=self.warmup * epochs,
                 start=0.1 * base,
             )
         if self.decay == "cosine":
@@ -309,6 +313,17 @@ RECIPES: dict[str, Recipe] = {
             batch_size=64,
             epochs=200,
             learning_rate=0.8,
+        ),
+        Recipe(
+            name="cifar10-vgg11",
+            description="CIFAR-10, VGG-11 without normalization: RelaySGD's Table 2",
+            make=_images(lambda choices: sets.cifar10(choices.data), augment=True),
+            model="vgg11",
+            batch_size=32,
+            epochs=200,
+            learning_rate=0.1,
+            milestones=(0.75, 0.9),
+            warmup=0.025,
         ),
         Recipe(
             name="cifar100",

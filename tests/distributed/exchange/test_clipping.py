@@ -109,7 +109,9 @@ def test_tracking_is_refused() -> None:
     plan = cases.make_plan("matcha", "pairwise")
     settings = Settings(epochs=1, clip=1.0, momentum="tracking")
     task = recipe("digits").task(Choices(num_workers=8))
-    with pytest.raises(InputError, match="leave tracking and shared momentum out"):
+    with pytest.raises(
+        InputError, match="leave tracking, momentum-tracking and shared momentum out"
+    ):
         Simulation(task, plan, settings)
 
     def work(transport):

@@ -5,6 +5,8 @@ the optimizer's step and the round that follows it, on flat tensors: all workers
 simulator, one worker's buckets in the runtime. docs/momentum.md compares them.
 """
 
+from matcha.training.momentum.exact_diffusion import ExactDiffusion, stable_correction
+from matcha.training.momentum.momentum_tracking import MomentumTracking
 from matcha.training.momentum.outer import Outer
 from matcha.training.momentum.quasi_global import (
     QuasiGlobal,
@@ -19,9 +21,11 @@ from matcha.training.momentum.tracking import Tracking
 
 __all__ = [
     "MOMENTA",
+    "ExactDiffusion",
     "Kind",
     "Momentum",
     "MomentumRule",
+    "MomentumTracking",
     "Outer",
     "QuasiGlobal",
     "Shared",
@@ -33,5 +37,6 @@ __all__ = [
     "momentum_for",
     "parse_momentum",
     "resolve_momentum",
+    "stable_correction",
     "stable_follow",
 ]

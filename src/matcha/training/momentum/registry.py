@@ -8,6 +8,8 @@ from torch import Tensor
 
 from matcha.errors import InputError
 from matcha.plans import PlanLike
+from matcha.training.momentum.exact_diffusion import ExactDiffusion, stable_correction
+from matcha.training.momentum.momentum_tracking import MomentumTracking
 from matcha.training.momentum.outer import Outer
 from matcha.training.momentum.quasi_global import (
     QuasiGlobal,
@@ -28,6 +30,8 @@ def resolve_momentum(name: str | Momentum, optimizer: Optimizer, plan: PlanLike)
         InputError: It needs an optimizer with momentum, and this one has none.
     """
     chosen = momentum_for(name, optimizer)
+    if chosen.kind == "exact-diffusion" and chosen.correction is None:
+        return replace(chosen, correction=stable_correction(plan))
     if chosen.kind != "quasi-global":
         return chosen
     chosen = replace(chosen, pause=iterations_between_meetings(plan))
@@ -68,4 +72,8 @@ def make_rule(
         return Outer(spec, x)
     if spec.kind == "shared" and isinstance(optimizer, Adam):
         return Shared(x)
+    if spec.kind == "exact-diffusion":
+        return ExactDiffusion(spec, x)
+    if spec.kind == "momentum-tracking":
+        return MomentumTracking(x)
     return Tracking(spec, x) if spec.kind == "tracking" else MomentumRule()

@@ -26,6 +26,9 @@ class MomentumRule:
     def after_step(self, x: Tensor, rate: Tensor | float) -> None:
         """Between the step and the round."""
 
+    def after_skipped_step(self, x: Tensor, rate: Tensor | float) -> None:
+        """In place of `after_step`, where the optimizer left its step out."""
+
     def after_round(
         self, x: Tensor, memory: Mapping[str, Tensor], rate: Tensor | float, met: Tensor | None
     ) -> None:

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 from matcha.errors import InputError, unknown_name
 
-Kind: TypeAlias = Literal["local", "quasi-global", "outer", "tracking", "shared"]
-MOMENTA = ("local", "quasi-global", "outer", "tracking", "shared", "auto")
+Kind: TypeAlias = Literal[
+    "local",
+    "quasi-global",
+    "outer",
+    "tracking",
+    "momentum-tracking",
+    "exact-diffusion",
+    "shared",
+]
+MOMENTA = (*get_args(Kind), "auto")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,6 +39,9 @@ class Momentum:
     outer_momentum: float = 0.5
     nesterov: bool = False
     """Outer: step along Δ + βv and not along v, as DiLoCo does."""
+    correction: float | None = None
+    """Exact diffusion: the share of what rounds moved a worker by that each iteration anticipates;
+    None: what the plan's rounds hold. 1 is D² as published."""
 
     def __post_init__(self) -> None:
         if self.kind not in MOMENTA[:-1]:
@@ -38,15 +49,22 @@ class Momentum:
         for name in ("memory", "outer_momentum"):
             if not 0 <= getattr(self, name) < 1:
                 raise InputError(f"{name} must be in [0, 1), not {getattr(self, name)}")
-        if self.follow is not None and not 0 <= self.follow <= 1:
-            raise InputError(f"follow must be between 0 and 1, not {self.follow}")
+        for name in ("follow", "correction"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value <= 1:
+                raise InputError(f"{name} must be between 0 and 1, not {value}")
         if not self.warmup >= 0:
             raise InputError(f"warmup must be 0 or more iterations, not {self.warmup}")
 
     @property
     def messages(self) -> int:
         """Vectors that a meeting exchanges: some kinds send a second one."""
-        return 2 if self.kind in ("tracking", "shared") else 1
+        return 2 if self.kind in ("tracking", "momentum-tracking", "shared") else 1
+
+    @property
+    def steps_first(self) -> bool:
+        """Whether it changes what a step did before the round, so that overlap excludes it."""
+        return self.kind in ("momentum-tracking", "exact-diffusion", "shared")
 
 
 def parse_momentum(name: str | Momentum) -> Momentum | None:

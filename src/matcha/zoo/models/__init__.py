@@ -11,7 +11,7 @@ from torch import nn
 from matcha.errors import unknown_name
 from matcha.zoo.models.lstm import LanguageModel
 from matcha.zoo.models.transformer import Transformer
-from matcha.zoo.models.vision import VGG16, ResNet, SmallCNN, WideResNet, resnet
+from matcha.zoo.models.vision import VGG11, VGG16, ResNet, SmallCNN, WideResNet, resnet
 
 MODELS: dict[str, Callable[[int], nn.Module]] = {
     "cnn": SmallCNN,
@@ -24,6 +24,7 @@ MODELS: dict[str, Callable[[int], nn.Module]] = {
     "resnet18": ResNet.resnet18,
     "wideresnet28-10": lambda classes: WideResNet(28, 10, classes),
     "wideresnet16-4": lambda classes: WideResNet(16, 4, classes),
+    "vgg11": VGG11,
     "vgg16": VGG16,
 }
 """Image classifiers by name; each takes the number of classes."""

@@ -1,13 +1,15 @@
-"""Image classifiers: residual networks, VGG-16 and a small CNN, for images of 32 × 32 or 8 × 8."""
+"""Image classifiers: residual networks, VGGs and a small CNN, for images of 32 × 32 or 8 × 8."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from torch import Tensor, nn
 from torch.nn import functional
 
 from matcha.errors import InputError
+from matcha.zoo.models.layers import convolve, halve, linear
 
 # -- residual networks (He et al., 2015), in the variants the paper trained
 
@@ -207,7 +209,7 @@ class WideResNet(nn.Module):
         return scores
 
 
-# -- VGG-16 with BatchNorm (Simonyan and Zisserman, 2014)
+# -- VGGs (Simonyan and Zisserman, 2014): 16 with BatchNorm, 11 without normalization
 
 _WIDTHS = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
 
@@ -236,6 +238,48 @@ class VGG16(nn.Module):
         """Class scores."""
         scores: Tensor = self.head(self.features(x).flatten(1))
         return scores
+
+
+class VGG11(nn.Module):
+    """Eight convolutions without normalization and three linear layers, for RelaySGD's Table 2.
+
+    What is pooled is rectified after and not before, which is the same on a quarter of the values.
+
+    >>> sum(p.numel() for p in VGG11(10).parameters())
+    9750922
+    """
+
+    stacks = True
+    pooled = (0, 1, 3, 5, 7)
+    """The convolutions that end a group."""
+
+    def __init__(self, num_classes: int, dropout: float = 0.5) -> None:
+        super().__init__()
+        widths = (3, 64, 128, 256, 256, 512, 512, 512, 512)
+        self.convolutions = nn.ModuleList(
+            nn.Conv2d(into, out, 3, padding=1) for into, out in pairwise(widths)
+        )
+        self.hidden = nn.ModuleList((nn.Linear(512, 512), nn.Linear(512, 512)))
+        self.head = nn.Linear(512, num_classes)
+        self.dropout = dropout
+        initialize(self)
+        for layer in self.convolutions:
+            assert isinstance(layer, nn.Conv2d)
+            assert layer.bias is not None
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Class scores."""
+        for k, layer in enumerate(self.convolutions):
+            assert isinstance(layer, nn.Conv2d)
+            x = convolve(layer, x)
+            x = functional.relu(halve(x) if k in self.pooled else x)
+        x = x.flatten(-3)
+        for layer in self.hidden:
+            assert isinstance(layer, nn.Linear)
+            x = functional.dropout(x, self.dropout, self.training)
+            x = functional.relu(linear(layer, x), inplace=True)
+        return linear(self.head, x)
 
 
 # -- for many workers on two CPU cores

@@ -1,0 +1,414 @@
+"""RelaySGD's Table 2 on one GPU: VGG-11, CIFAR-10, 16 workers, 200 epochs, data that differ.
+
+    # here: the plans, for a machine that cannot plan itself
+    python benchmarks/relaysgd_gpu.py plans main --plans .carry/differ/plans
+    # there: which way of batching the workers is fastest, then trainings
+    python benchmarks/relaysgd_gpu.py probe --output $OUT --state /tmp/state
+    python benchmarks/relaysgd_gpu.py train main --data /tmp/data --plans .carry/differ/plans \
+        --output $OUT --state /tmp/state --seconds 540
+    python benchmarks/relaysgd_gpu.py table benchmarks/results/relaysgd_h200.jsonl
+
+A run is `concentration=,topology=,strategy=,bytes=,wire=,momentum=,rate=,seed=,epochs=` with
+defaults, or the name of a list. `bytes` is a share of theirs: two whole models per worker and
+iteration, as on a ring. Each result is a line of OUTPUT/relaysgd.jsonl as soon as it is known;
+what --state holds is not run again, and a run that --seconds cut short goes on there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from matcha.plans import Plan
+from matcha.records import Record
+from matcha.simulation import Delays, Engine, Execution, Settings, Simulation
+from matcha.training.momentum import parse_momentum
+from matcha.wires import parse_wire
+from matcha.zoo.data import Images, cifar10
+from matcha.zoo.images import ImageTask
+from matcha.zoo.models import build, maker
+from matcha.zoo.partitions import partition
+from matcha.zoo.recipes import recipe
+
+WORKERS = 16
+TASK = "cifar10-vgg11"
+THEIRS = 2.0
+"""Whole models that their workers send per iteration."""
+_SAVING = 12.0
+"""Seconds set aside for a checkpoint."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One training."""
+
+    concentration: float = 0.1
+    topology: str = "complete"
+    strategy: str = "hypercube"
+    bytes: float = 1.0
+    wire: str = "bfloat16"
+    momentum: str = "local"
+    rate: float = 0.1
+    seed: int = 0
+    epochs: int = 200
+
+    @property
+    def meetings(self) -> float:
+        """Meetings of a worker per iteration that the bytes buy."""
+        wire, momentum = parse_wire(self.wire), parse_momentum(self.momentum)
+        shapes = [tuple(p.shape) for p in build("vgg11", 10).parameters()]
+        messages = momentum.messages if momentum else 1
+        return THEIRS * self.bytes / (wire.size_ratio(shapes) * messages)
+
+    def plan_file(self) -> str:
+        """The name of its plan's file."""
+        return f"{self.topology}_{self.strategy}_{self.meetings:.4g}.json"
+
+    def key(self) -> str:
+        """All that says what is run."""
+        return ",".join(f"{k}={v}" for k, v in asdict(self).items())
+
+
+def _both(**values: Any) -> list[Run]:
+    return [Run(concentration=alpha, **values) for alpha in (0.1, 0.01)]
+
+
+_SMALL: dict[str, Any] = {"bytes": 0.02, "wire": "modulo:3"}
+_RING: dict[str, Any] = {"topology": "ring", "strategy": "vanilla", "wire": "float32"}
+_EXACT = "exact-diffusion"
+_BEST = [*_both(), *_both(**_SMALL, momentum=_EXACT, rate=0.05)]
+_THEIRS = [
+    Run(**_RING, momentum="quasi-global:follow=1,warmup=0", rate=0.025),
+    Run(**_RING, rate=0.05),
+]
+
+LISTS: dict[str, list[Run]] = {
+    # Which rule at a fiftieth of the bytes: a few epochs each, by training loss.
+    "screen": [
+        Run(concentration=0.01, **_SMALL, momentum=momentum, rate=rate, epochs=20)
+        for rate in (0.1, 0.05)
+        for momentum in (_EXACT, "local", "momentum-tracking", "tracking", "quasi-global")
+    ],
+    "main": [
+        _BEST[0],
+        _BEST[2],
+        _BEST[1],
+        _BEST[3],
+        *_THEIRS,
+        *(replace(run, seed=seed) for seed in (1, 2) for run in (_BEST[2], _BEST[3])),
+        *(replace(run, seed=seed) for seed in (1, 2) for run in (_BEST[0], _BEST[1])),
+    ],
+    "sparse": [
+        *_both(**_RING, momentum=_EXACT, rate=0.05),
+        *_both(topology="geometric16-d10", strategy="greedy"),
+        *_both(topology="geometric16-d10", strategy="greedy", **_SMALL, momentum=_EXACT, rate=0.05),
+        *(replace(run, concentration=0.01) for run in _THEIRS),
+    ],
+}
+
+
+def parse(words: Sequence[str]) -> Iterator[Run]:
+    """Runs by the name of a list, or as key=value,... with `+` for a comma within a value."""
+    kinds = {field.name: type(field.default) for field in fields(Run)}
+    for word in words:
+        if word in LISTS:
+            yield from LISTS[word]
+        else:
+            pairs = (part.split("=", 1) for part in word.split(","))
+            yield Run(**{k: kinds[k](v.replace("+", ",")) for k, v in pairs})
+
+
+def make_plans(runs: Sequence[Run], folder: Path) -> None:
+    """Write the plan of every run."""
+    import matcha
+    from matcha.strategies import Vanilla
+
+    folder.mkdir(parents=True, exist_ok=True)
+    families: dict[str, Any] = {"complete": matcha.families.complete, "ring": matcha.families.ring}
+    for run in runs:
+        path = folder / run.plan_file()
+        if path.exists():
+            continue
+        if run.topology in families:
+            topology = families[run.topology](WORKERS)
+        else:
+            topology = matcha.families.paper(run.topology)
+        if run.strategy == "vanilla":  # their weights: 1 / (1 + degree)
+            plan = matcha.plan(topology, 1.0, Vanilla(alpha=1 / 3))
+        else:
+            budget = run.meetings / max(topology.degrees)
+            for _ in range(3):  # not all matchings have all workers
+                plan = matcha.plan(topology, float(f"{min(1.0, budget):.6g}"), run.strategy)
+                budget *= run.meetings / _meetings(plan)
+        plan.save(path)
+        print(f"{path.name}: rho {plan.rho:.4g}, {_meetings(plan):.4g} meetings per iteration")
+
+
+def _meetings(plan: Plan, number: int = 2000) -> float:
+    return sum(2 * len(r.links) for r in plan.rounds(0, number)) / number / plan.num_workers
+
+
+# -- there ----------------------------------------------------------------------------------------
+
+
+def _task(data: Images, run: Run, num_images: int | None = None) -> ImageTask:
+    labels = data.train_labels[:num_images]
+    return ImageTask(
+        TASK,
+        data,
+        _parts(labels, run),
+        maker("vgg11", data.num_classes),
+        batch_size=recipe(TASK).batch_size,
+        seed=run.seed,
+        augment=True,
+    )
+
+
+def _parts(labels: Any, run: Run) -> Any:
+    kind, alpha = "dirichlet-even", run.concentration
+    return partition(labels, WORKERS, kind, seed=run.seed, concentration=alpha)  # type: ignore[arg-type]
+
+
+def _random_images(number: int) -> Images:
+    random = np.random.default_rng(0)
+    pixels = random.integers(256, size=(number, 32, 32, 3), dtype=np.uint8)
+    labels = random.integers(10, size=number)
+    return Images(
+        train_images=pixels,
+        train_labels=labels,
+        test_images=pixels[:100],
+        test_labels=labels[:100],
+        num_classes=10,
+    )
+
+
+def _engine(task: ImageTask, batching: str, args: argparse.Namespace) -> Engine:
+    on_gpu = args.device.startswith("cuda")
+    execution = Execution(
+        device=args.device,
+        precision="bfloat16" if on_gpu else "float32",
+        batching=batching,  # type: ignore[arg-type]
+        streams=args.streams,
+    )
+    return Engine(task, recipe(TASK).optimizer, execution=execution)
+
+
+def probe(args: argparse.Namespace) -> None:
+    """Seconds of an iteration by each way of batching; all must find the same gradients."""
+    data, found = _random_images(args.images), {}
+    reference = None
+    for batching in ("loop", "stacked", "vmap"):
+        task = _task(data, Run(concentration=1.0))
+        try:
+            engine = _engine(task, batching, args)
+            steps = task.steps_per_epoch
+            engine.workers.template.dropout = 0.0  # type: ignore[assignment]
+            for module in engine.workers.modules:
+                module.dropout = 0.0  # type: ignore[assignment]
+            idle = [_idle_round()] * steps
+            engine.begin_epoch(0, [0.0] * steps, idle)
+            engine._run("gradients")
+            gradients = {n: v.float().clone() for n, v in engine.workers.stacked_updates().items()}
+            reference = reference or gradients
+            apart = max(float((gradients[n] - g).norm() / g.norm()) for n, g in reference.items())
+            seconds = engine.time_gradients(args.repetitions) * WORKERS
+        except Exception as error:
+            print(f"{batching} failed: {type(error).__name__}: {error}", flush=True)
+            continue
+        found[batching] = seconds
+        print(f"{batching}: {seconds * 1e3:.2f} ms per iteration, {apart:.1e} apart", flush=True)
+        del engine
+    best = min(found, key=found.__getitem__)
+    document = {"seconds": found, "best": best, "device": _device(args)}
+    for folder in (args.output, args.state):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "probe.json").write_text(json.dumps(document) + "\n")
+
+
+def _idle_round() -> Any:
+    from matcha.rounds import Round
+
+    return Round(matchings=(), indices=(), mixing="pairwise", weight=0.5)
+
+
+def _device(args: argparse.Namespace) -> str:
+    return torch.cuda.get_device_name() if args.device.startswith("cuda") else args.device
+
+
+def train(runs: Sequence[Run], args: argparse.Namespace) -> None:
+    """Run what is not done yet, in order, as far as the time goes."""
+    deadline = time.perf_counter() + args.seconds
+    args.state.mkdir(parents=True, exist_ok=True)
+    args.output.mkdir(parents=True, exist_ok=True)
+    done = {json.dumps(line["run"], sort_keys=True) for line in _lines(args.state)}
+    known = args.state / "probe.json"
+    batching = args.batching or (json.loads(known.read_text())["best"] if known.exists() else None)
+    data = cifar10(args.data) if args.data else _random_images(args.images)
+    task = _task(data, runs[0])
+    engine = _engine(task, batching or "auto", args)
+    print(f"batching: {engine.batching}", flush=True)
+    for run in runs:
+        if json.dumps(asdict(run), sort_keys=True) in done:
+            continue
+        if time.perf_counter() + 2 * _SAVING > deadline:
+            print(f"no time for {run.key()}", flush=True)
+            continue
+        task.seed, task.parts = run.seed, _parts(data.train_labels, run)
+        task.__dict__.pop("_fixed", None)
+        try:
+            line = _train(run, engine, args, deadline)
+        except Exception as error:
+            print(f"{run.key()} failed: {type(error).__name__}: {error}", flush=True)
+            continue
+        if line is None:
+            break
+        for folder in (args.output, args.state):
+            with (folder / "relaysgd.jsonl").open("a") as file:
+                file.write(json.dumps(line) + "\n")
+    if args.device.startswith("cuda"):
+        print(f"peak memory {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB", flush=True)
+
+
+def _train(
+    run: Run, engine: Engine, args: argparse.Namespace, deadline: float
+) -> dict[str, Any] | None:
+    """Train, going on where an earlier call stopped; None where this one must stop."""
+    plan = replace(Plan.load(args.plans / run.plan_file()), wire=parse_wire(run.wire))
+    settings = Settings(
+        epochs=run.epochs,
+        schedule=recipe(TASK).schedule(run.epochs, run.rate),
+        optimizer=engine.optimizer,
+        momentum=run.momentum,
+        evaluate_every=max(1, run.epochs // 10),
+        delays=Delays(compute_seconds=0.05),
+        execution=engine.execution,
+    )
+    simulation = Simulation(engine.task, plan, settings, engine=engine)
+    checkpoint, kept = args.state / "cut.pt", args.state / "cut.json"
+    records: list[dict[str, Any]] = []
+    seconds = 0.0
+    if kept.exists() and json.loads(kept.read_text())["run"] == asdict(run):
+        simulation.load(checkpoint)
+        earlier = json.loads(kept.read_text())
+        records, seconds = earlier["records"], earlier["seconds"]
+        print(f"goes on after epoch {simulation.progress.epoch}: {run.key()}", flush=True)
+    started = time.perf_counter()
+    for record in simulation:
+        records.append(_compact(record))
+        if time.perf_counter() + _SAVING > deadline and not simulation.is_over:
+            simulation.save(checkpoint)
+            seconds += time.perf_counter() - started
+            document = {"run": asdict(run), "records": records, "seconds": seconds}
+            kept.write_text(json.dumps(document))
+            (args.output / "cut.json").write_text(json.dumps(document))
+            print(f"stops after epoch {simulation.progress.epoch}: {run.key()}", flush=True)
+            return None
+    seconds += time.perf_counter() - started
+    last, own = records[-1], _own_accuracies(engine)
+    print(
+        f"{run.key()}: test {last.get('test_accuracy')} (workers {statistics.fmean(own):.4f}), "
+        f"train {last.get('train_loss')}, own {last['worker_loss']}, "
+        f"consensus {last['consensus_distance']:.4g}, {last['megabytes_sent'] / 1e6:.4g} TB, "
+        f"{seconds:.1f} s",
+        flush=True,
+    )
+    return {
+        "run": asdict(run),
+        "momentum": asdict(simulation.momentum),
+        "device": _device(args),
+        "batching": engine.batching,
+        "seconds": seconds,
+        "worker_accuracies": own,
+        "records": records,
+    }
+
+
+def _compact(record: Record) -> dict[str, Any]:
+    return {k: v for k, v in asdict(record).items() if v is not None}
+
+
+def _own_accuracies(engine: Engine) -> list[float]:
+    """Each worker's own model on the test set, which is what their table is of."""
+    found = []
+    for i in range(engine.task.num_workers):
+        module = engine.workers.average()
+        named = dict(module.named_parameters())
+        with torch.no_grad(), engine.execution.autocast():
+            for name, view in engine.workers.layout.views(engine.workers.parameters[i]):
+                named[name].copy_(view)
+            found.append(engine.task.evaluate(module).accuracy or 0.0)
+    return found
+
+
+# -- afterwards -----------------------------------------------------------------------------------
+
+
+def _lines(folder: Path) -> Iterator[dict[str, Any]]:
+    path = folder if folder.is_file() else folder / "relaysgd.jsonl"
+    if path.exists():
+        yield from map(json.loads, path.read_text().splitlines())
+
+
+def table(path: Path) -> str:
+    """A row for runs that differ in their seed only."""
+    rows: dict[Run, list[dict[str, Any]]] = {}
+    for line in _lines(path):
+        rows.setdefault(replace(Run(**line["run"]), seed=0), []).append(line)
+    out = [
+        "| concentration | bytes | topology | strategy | wire | momentum | rate | epochs | seeds "
+        "| average model | workers | TB per worker |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | ---: | ---: | ---: |",
+    ]
+    for run, lines in rows.items():
+        last = [line["records"][-1] for line in lines]
+        scores = [100 * r["test_accuracy"] for r in last if r.get("test_accuracy") is not None]
+        own = [100 * statistics.fmean(line["worker_accuracies"]) for line in lines]
+        spread = f" ± {statistics.stdev(scores):.1f}" if len(scores) > 1 else ""
+        mean = f"{statistics.fmean(scores):.1f}{spread}" if scores else "diverged"
+        out.append(
+            f"| {run.concentration:g} | {run.bytes:g} | {run.topology} | {run.strategy} "
+            f"| `{run.wire}` | {run.momentum} | {run.rate:g} | {run.epochs} | {len(lines)} "
+            f"| {mean} | {statistics.fmean(own):.1f} | {last[0]['megabytes_sent'] / 1e6:.3g} |"
+        )
+    return "\n".join(out)
+
+
+def main() -> None:
+    """Parse and do."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("action", choices=["plans", "probe", "train", "table"])
+    parser.add_argument("what", nargs="*", default=["main"])
+    parser.add_argument("--plans", type=Path, default=Path(".carry/differ/plans"))
+    parser.add_argument("--data", type=Path, help="default: random images, to try the script")
+    parser.add_argument("--output", type=Path, default=Path("."))
+    parser.add_argument("--state", type=Path, default=Path("/tmp/relaysgd"))
+    parser.add_argument("--seconds", type=float, default=540, help="of training in this call")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--batching", choices=["loop", "stacked", "vmap"], help="default: probed")
+    parser.add_argument("--streams", type=int, default=16)
+    parser.add_argument("--images", type=int, default=8192, help="random ones")
+    parser.add_argument("--repetitions", type=int, default=30)
+    args = parser.parse_args()
+    if args.action == "table":
+        print(table(Path(args.what[0])))
+    elif args.action == "probe":
+        probe(args)
+    elif args.action == "plans":
+        make_plans(list(parse(args.what)), args.plans)
+    else:
+        train(list(parse(args.what)), args)
+
+
+if __name__ == "__main__":
+    main()
