@@ -22,7 +22,7 @@ from typing import Any
 
 import harness
 from parts.one_peer import two_model_ceca_error
-from parts.supports import searched_lengths
+from parts.supports import searched_lengths, sharpen
 
 import matcha
 from matcha import Topology, families, theory
@@ -88,14 +88,13 @@ def bounds_of(name: str) -> dict[str, Any]:
     topology = topology_of(name)
     goal = matcha.plan(topology, 1.0, "vanilla").consensus_error or 0.0
     m, graph = topology.num_workers, partial(theory.graph_bound, topology)
+    searched = searched_lengths(topology, seconds=SEARCH)
     return {
         "graph": name,
         "goal": goal,
         "doubling": least(lambda c: theory.doubling_bound(m, c), goal, 0.01, 20),
         "quick": least(graph, goal, 0.01, 20),
-        "bound": least(
-            partial(graph, searched=searched_lengths(topology, seconds=SEARCH)), goal, 0.01, 20
-        ),
+        "bound": least(partial(graph, sharpen=partial(sharpen, searched=searched)), goal, 0.01, 20),
         "one_way_bound": least(partial(graph, one_way=True), goal, 0.01, 20),
     }
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from harness import Column, finish, parser, table
+from parts.fair_alpha import with_error_optimal_alpha
 
 import matcha
 
@@ -26,7 +27,7 @@ def points_of(graph: str, strategy: str) -> list[dict[str, object]]:
     for budget in (1.0,) if strategy == "vanilla" else BUDGETS:
         plan = matcha.plan(matcha.families.paper(graph), budget, strategy)
         if plan.mixing == "laplacian":
-            plan = plan.with_error_optimal_alpha()
+            plan = with_error_optimal_alpha(plan)
         points.append(
             {
                 "graph": graph,

@@ -19,7 +19,6 @@ from matcha.timing import (
     Units,
     all_reduce_time,
     default_timing,
-    transfer_times,
 )
 from matcha.wires.delays import Wired
 
@@ -86,7 +85,6 @@ def test_random_links_average_the_slowest():
 def test_defaults_and_conversion():
     assert default_timing(PATH).unit == "seconds"
     assert default_timing(families.ring(4)).unit == "units"
-    assert transfer_times(0.01, [1e6], 500_000) == (0.51,)
 
 
 @pytest.mark.parametrize(

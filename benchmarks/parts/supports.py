@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -56,6 +56,15 @@ def searched_lengths(topology: Topology, *, seconds: float = 60.0) -> tuple[floa
             break
         states = np.concatenate(grown)
     return tuple(lengths)
+
+
+def sharpen(lengths: Sequence[float], searched: Sequence[float]) -> list[float]:
+    """The larger of both; a matching at best halves what is left, beyond where the search ended."""
+    sharper = [max(one, other) for one, other in zip(lengths, searched, strict=False)]
+    while sharper[-1] > (1 + 1e-9) * lengths[-1]:
+        known = lengths[min(len(sharper), len(lengths) - 1)]
+        sharper.append(max(known, sharper[-1] / 2))
+    return sharper
 
 
 def _new(states: Bools, seen: set[bytes]) -> Bools:

@@ -83,22 +83,15 @@ class Schedule(Protocol):
         """The schedule as plain JSON values; probabilities and seed stand beside it in a plan."""
 
 
-def check_seed(seed: int) -> None:
-    """Refuse a seed that the generator cannot take.
-
-    Raises:
-        PlanError: It is negative or has more than 128 bits.
-    """
-    if not 0 <= seed < 2**128:
-        raise PlanError(f"the seed is {seed!r}, but it must be in 0 .. 2^128 - 1.")
+def check_seed(seed: int) -> int:
+    """Refuse a seed that the generator cannot take."""
+    if isinstance(seed, bool) or not hasattr(seed, "__index__") or not 0 <= seed < 2**128:
+        raise PlanError(f"the seed is {seed!r}, but it is a whole number in 0 .. 2^128 - 1.")
+    return operator.index(seed)
 
 
 def check_iteration(k: int) -> None:
-    """Refuse an iteration before the first, or between two.
-
-    Raises:
-        InputError: k is below 0, or not a whole number.
-    """
+    """Refuse an iteration before the first, or between two."""
     if not hasattr(k, "__index__"):
         raise InputError(f"iterations are whole numbers, but round {k!r} was asked for.")
     if k < 0:
@@ -154,19 +147,16 @@ class Bernoulli(_Drawn):
 
     @cached_property
     def coins(self) -> tuple[Coin, ...]:
-        """One per group, or one per matching."""
         groups = self.groups or tuple((j,) for j in range(len(self.probabilities)))
         return tuple((self.probabilities[group[0]], group) for group in groups)
 
     @cached_property
     def period(self) -> tuple[Active, ...] | None:
-        """The one round, where every probability is 0 or 1."""
         certain = all(p in (0.0, 1.0) for p in self.probabilities)
         return self.largest if certain else None
 
     @cached_property
     def largest(self) -> tuple[Active, ...]:
-        """Everything that may be active, at once."""
         return (tuple(j for j, p in enumerate(self.probabilities) if p > 0),)
 
     @cached_property
@@ -174,15 +164,13 @@ class Bernoulli(_Drawn):
         return np.array([_threshold(p) for p, _ in self.coins], dtype=np.uint64)
 
     def active(self, k: int) -> Active:
-        """The matchings whose coins fall heads at iteration k."""
         heads = _random_bits(self.seed, k, 1, len(self.coins))[0] < self._thresholds
         return self._members(heads)
 
     def actives(self, start: int, stop: int | None) -> Iterator[Active]:
-        """The same in order, drawn in blocks; equal rounds are built once."""
         width = len(self.coins)
 
-        @lru_cache(maxsize=_KNOWN)
+        @lru_cache(maxsize=_KNOWN)  # equal rounds are built once
         def members(packed: bytes) -> Active:
             bits = np.unpackbits(np.frombuffer(packed, dtype=np.uint8), count=width)
             return self._members(bits.astype(bool))
@@ -213,7 +201,6 @@ class Bernoulli(_Drawn):
         return float(chances @ times)
 
     def to_json(self) -> dict[str, Any]:
-        """The schedule as plain JSON values; probabilities and seed are the plan's."""
         return {"kind": "bernoulli", "groups": [list(group) for group in self.groups]}
 
 
@@ -237,12 +224,10 @@ class Choice(_Drawn):
 
     @cached_property
     def coins(self) -> tuple[Coin, ...]:
-        """One per matching."""
         return tuple((p, (j,)) for j, p in enumerate(self.probabilities))
 
     @cached_property
     def largest(self) -> tuple[Active, ...]:
-        """Every matching that may be drawn, alone."""
         return tuple((j,) for j, p in enumerate(self.probabilities) if p > 0)
 
     @cached_property
@@ -252,11 +237,9 @@ class Choice(_Drawn):
         return np.array([_threshold(float(p)) for p in sums], dtype=np.uint64)
 
     def active(self, k: int) -> Active:
-        """The matching drawn at iteration k, if any."""
         return self._drawn(_random_bits(self.seed, k, 1, 1)[:, 0])[0]
 
     def actives(self, start: int, stop: int | None) -> Iterator[Active]:
-        """The same in order, drawn in blocks."""
         for k, size in _blocks(start, stop):
             yield from self._drawn(_random_bits(self.seed, k, size, 1)[:, 0])
 
@@ -266,12 +249,10 @@ class Choice(_Drawn):
         return [options[j] for j in drawn]
 
     def expected_time(self, timing: Timing, matchings: Sequence[Matching]) -> float:
-        """The mean time of the matching drawn."""
         times = (timing.matching_time(matching) for matching in matchings)
         return sum(p * t for p, t in zip(self.probabilities, times, strict=True))
 
     def to_json(self) -> dict[str, Any]:
-        """The schedule as plain JSON values; probabilities and seed are the plan's."""
         return {"kind": "choice"}
 
 
@@ -323,12 +304,10 @@ class Periodic(_Repeated):
 
     @property
     def probabilities(self) -> tuple[float, ...]:
-        """The frequency, for all of them."""
         return (self.frequency,) * self.num_matchings
 
     @property
     def uses(self) -> tuple[float, ...]:
-        """The frequency, for all of them."""
         return self.probabilities
 
     @cached_property
@@ -338,29 +317,26 @@ class Periodic(_Repeated):
         >>> Periodic(frequency=0.4, num_matchings=2).period
         ((), (), (0, 1), (), (0, 1))
         """
-        n, d = self._exact.limit_denominator(_LONGEST_PERIOD).as_integer_ratio()
-        return tuple(self._all if (k + 1) * n // d > k * n // d else () for k in range(d))
+        short = self._exact.limit_denominator(_LONGEST_PERIOD)
+        return tuple(self._active(k, short) for k in range(short.denominator))
 
     @cached_property
     def _exact(self) -> Fraction:
         # The decimal the user typed, so that 0.3 means 3 in 10 and not a binary neighbour.
         return Fraction(repr(float(self.frequency)))
 
-    @cached_property
-    def _all(self) -> Active:
-        return tuple(range(self.num_matchings))
-
     def active(self, k: int) -> Active:
+        return self._active(k, self._exact)
+
+    def _active(self, k: int, frequency: Fraction) -> Active:
         """All matchings when the accrued frequency passes a whole number at iteration k."""
-        n, d = self._exact.numerator, self._exact.denominator
-        return self._all if (k + 1) * n // d > k * n // d else ()
+        n, d = frequency.as_integer_ratio()
+        return tuple(range(self.num_matchings)) if (k + 1) * n // d > k * n // d else ()
 
     def expected_time(self, timing: Timing, matchings: Sequence[Matching]) -> float:
-        """The share of a full exchange."""
         return self.frequency * timing.round_time(matchings)
 
     def to_json(self) -> dict[str, Any]:
-        """The schedule as plain JSON values."""
         return {"kind": "periodic", "frequency": self.frequency}
 
 
@@ -388,12 +364,10 @@ class Cycle(_Repeated):
 
     @cached_property
     def probabilities(self) -> tuple[float, ...]:
-        """The share of the cycle's rounds that use each matching."""
         return self._shares(j for active in self.cycle for j in set(active))
 
     @cached_property
     def uses(self) -> tuple[float, ...]:
-        """Uses per round, where some rounds use a matching more than once."""
         return self._shares(j for active in self.cycle for j in active)
 
     def _shares(self, used: Iterable[int]) -> tuple[float, ...]:
@@ -402,48 +376,24 @@ class Cycle(_Repeated):
 
     @property
     def period(self) -> tuple[Active, ...]:
-        """The cycle itself."""
         return self.cycle
 
     def active(self, k: int) -> Active:
-        """Round k modulo the cycle's length."""
         return self.cycle[k % len(self.cycle)]
 
     def expected_time(self, timing: Timing, matchings: Sequence[Matching]) -> float:
-        """The mean over the cycle."""
         times = [timing.round_time([matchings[j] for j in active]) for active in self.cycle]
         return math.fsum(times) / len(times)
 
     def to_json(self) -> dict[str, Any]:
-        """The schedule as plain JSON values."""
         return {"kind": "cycle", "cycle": [list(active) for active in self.cycle]}
 
 
 # -- in files -----------------------------------------------------------------------------------
 
 
-def _read_bernoulli(
-    document: dict[str, Any], probabilities: tuple[float, ...], seed: int
-) -> Bernoulli:
-    groups = tuple(tuple(map(operator.index, group)) for group in document["groups"])
-    return Bernoulli(probabilities=probabilities, seed=seed, groups=groups)
-
-
-def _read_choice(_: dict[str, Any], probabilities: tuple[float, ...], seed: int) -> Choice:
-    return Choice(probabilities=probabilities, seed=seed)
-
-
-def _read_periodic(
-    document: dict[str, Any], probabilities: tuple[float, ...], seed: int
-) -> Periodic:
-    return Periodic(
-        frequency=float(document["frequency"]), num_matchings=len(probabilities), seed=seed
-    )
-
-
-def _read_cycle(document: dict[str, Any], probabilities: tuple[float, ...], seed: int) -> Cycle:
-    cycle = tuple(tuple(map(operator.index, active)) for active in document["cycle"])
-    return Cycle(cycle=cycle, num_matchings=len(probabilities), seed=seed)
+def _rows(rows: Iterable[Iterable[Any]]) -> tuple[Active, ...]:
+    return tuple(tuple(map(operator.index, row)) for row in rows)
 
 
 SCHEDULES: Registry[Schedule] = Registry(
@@ -451,10 +401,16 @@ SCHEDULES: Registry[Schedule] = Registry(
     "kind",
     "matcha.schedules.register_schedule",
     {
-        "bernoulli": _read_bernoulli,
-        "choice": _read_choice,
-        "periodic": _read_periodic,
-        "cycle": _read_cycle,
+        "bernoulli": lambda document, p, seed: Bernoulli(
+            probabilities=p, seed=seed, groups=_rows(document["groups"])
+        ),
+        "choice": lambda _, p, seed: Choice(probabilities=p, seed=seed),
+        "periodic": lambda document, p, seed: Periodic(
+            frequency=float(document["frequency"]), num_matchings=len(p), seed=seed
+        ),
+        "cycle": lambda document, p, seed: Cycle(
+            cycle=_rows(document["cycle"]), num_matchings=len(p), seed=seed
+        ),
     },
 )
 """How saved schedules are read, by kind; `read` takes (document, probabilities, seed)."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from numbers import Real
 from typing import Any
 
@@ -89,9 +89,8 @@ def sweep(
         budgets: One or several values of C_b in (0, 1].
         strategies: One or several, as for `matcha.plan`: names, or strategies with options.
         wires: One or several names as for `matcha.plan`: what messages hold. The budget counts
-            time, so over a
-            smaller wire it buys more rounds; budgets that buy all rounds are left out but the
-            least of them.
+            time, so over a smaller wire it buys more rounds; of the budgets that buy all rounds
+            only the least is planned.
         progress: Called with (done, total, "plans") after each plan.
         options: Passed on to `matcha.plan`: seed, matchings, timing.
 
@@ -166,14 +165,5 @@ def combinations(
 
 def point_of(plan: Plan) -> SweepPoint:
     """What a plan promises, as a point of a sweep."""
-    return SweepPoint(
-        strategy=plan.strategy,
-        budget=plan.budget,
-        wire=plan.wire.name,
-        rho=plan.rho,
-        rho_kind=plan.rho_kind,
-        algebraic_connectivity=plan.algebraic_connectivity,
-        expected_comm_time=plan.expected_comm_time,
-        consensus_error=plan.consensus_error,
-        alpha=plan.alpha,
-    )
+    promised = {field.name: getattr(plan, field.name) for field in fields(SweepPoint)}
+    return SweepPoint(**{**promised, "wire": plan.wire.name})

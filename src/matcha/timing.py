@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import pairwise
@@ -71,11 +71,9 @@ class Units(Timing):
     unit: str = field(default="units", init=False)
 
     def matching_time(self, matching: Matching) -> float:
-        """One unit, whatever the links."""
         return 1.0 if matching else 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """The model as plain JSON values."""
         return {"model": "units"}
 
 
@@ -105,12 +103,12 @@ class Scaled(Timing):
             raise InputError("t(n) must increase with n.")
 
     def matching_time(self, matching: Matching) -> float:
-        """t(1): one matching alone."""
         return self.table[1] if matching else 0.0
 
     def round_time(self, matchings: Sequence[Matching]) -> float:
-        """t(n) for a round of n matchings."""
-        n = sum(1 for matching in matchings if matching)
+        return self._time(sum(1 for matching in matchings if matching))
+
+    def _time(self, n: int) -> float:
         return self.table[n] if n < len(self.table) else float(self.t(n))
 
     def expected_time(self, matchings: Sequence[Matching], probabilities: Sequence[float]) -> float:
@@ -118,14 +116,10 @@ class Scaled(Timing):
         counts = np.ones(1)
         for p in probabilities:
             counts = np.convolve(counts, (1 - p, p))
-        times = [
-            self.table[n] if n < len(self.table) else float(self.t(n)) for n in range(len(counts))
-        ]
-        return float(counts @ times)
+        return float(counts @ [self._time(n) for n in range(len(counts))])
 
     def costs(self, matchings: Sequence[Matching]) -> tuple[float, ...]:
-        """One each: the constraint is on how many are active."""
-        return (1.0,) * len(matchings)
+        return (1.0,) * len(matchings)  # the constraint is on how many are active
 
     def allowance(self, matchings: Sequence[Matching], budget: float) -> float:
         """The s with t(s) = C_b · t(M), found by bisection."""
@@ -139,7 +133,6 @@ class Scaled(Timing):
         return low
 
     def to_json(self) -> dict[str, Any]:
-        """The model as plain JSON values: a table."""
         return {"model": "scaled", "table": list(self.table)}
 
 
@@ -185,18 +178,12 @@ class LinkSeconds(Timing):
         )
 
     def matching_time(self, matching: Matching) -> float:
-        """The slowest link's seconds."""
         return max((self.seconds[link] for link in matching), default=0.0)
 
     def to_json(self) -> dict[str, Any]:
-        """The model as plain JSON values; the times are the topology's."""
-        if (self.size_ratio, self.num_phases) == (1.0, 1):
-            return {"model": "link-seconds"}
-        return {
-            "model": "link-seconds",
-            "size_ratio": self.size_ratio,
-            "num_phases": self.num_phases,
-        }
+        whole = (self.size_ratio, self.num_phases) == (1.0, 1)
+        message = {"size_ratio": self.size_ratio, "num_phases": self.num_phases}
+        return {"model": "link-seconds", **({} if whole else message)}
 
 
 @dataclass(frozen=True)
@@ -221,22 +208,16 @@ class RandomLinks(Timing):
             raise InputError("link time samples are positive seconds.")
 
     @cached_property
-    def _column(self) -> Mapping[Link, int]:
-        return _columns(self.topology)
-
-    @cached_property
     def _values(self) -> Any:
         return np.array(self.samples)
 
     def matching_time(self, matching: Matching) -> float:
-        """The mean of the slowest link's seconds."""
         if not matching:
             return 0.0
-        columns = [self._column[link] for link in matching]
+        columns = [self.topology.columns[link] for link in matching]
         return float(self._values[:, columns].max(axis=1).mean())
 
     def to_json(self) -> dict[str, Any]:
-        """The model as plain JSON values."""
         return {"model": "random-links", "samples": [list(row) for row in self.samples]}
 
 
@@ -306,35 +287,23 @@ class Underlay(Timing):
         """Seconds that each channel (row) is busy with one exchange over each link (column)."""
         loads = np.zeros((len(self.channels), len(self.topology.links)))
         for row, channel in enumerate(self.channels):
-            loads[row, [self._column[link] for link in channel.links]] = channel.seconds
+            loads[row, [self.topology.columns[link] for link in channel.links]] = channel.seconds
         return loads
 
-    @cached_property
-    def _column(self) -> Mapping[Link, int]:
-        return _columns(self.topology)
-
     def matching_time(self, matching: Matching) -> float:
-        """The slowest link's seconds, or the busiest channel's."""
         if not matching:
             return 0.0
         assert self.topology.link_times is not None
-        columns = sorted({self._column[link] for link in matching})
+        columns = sorted({self.topology.columns[link] for link in matching})
         slowest = max(self.topology.link_times[e] for e in columns)
         return max(slowest, float(self.loads[:, columns].sum(axis=1).max(initial=0.0)))
 
     def to_json(self) -> dict[str, Any]:
-        """The model as plain JSON values; the links' own times are the topology's."""
         channels = [
             {"seconds": channel.seconds, "links": [list(link) for link in channel.links]}
             for channel in self.channels
         ]
         return {"model": "underlay", "channels": channels}
-
-
-def _columns(topology: Topology) -> dict[Link, int]:
-    """The position of each link; where it carries both ways, of messages either way."""
-    column = {link: e for e, link in enumerate(topology.links)}
-    return column if topology.directed else column | {(j, i): e for (i, j), e in column.items()}
 
 
 def default_timing(topology: Topology) -> Timing:
@@ -359,12 +328,10 @@ def all_reduce_time(
     """
     m = topology.num_workers
     factors = tuple(sorted(slower.items())) if slower else ()
-    # Delay models are values.
-    hop: float = _slowest_hop(timing, topology, factors)
-    return 2 * (m - 1) / m * hop
+    return 2 * (m - 1) / m * _slowest_hop(timing, topology, factors)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=64)  # delay models are values
 def _slowest_hop(
     timing: Timing, topology: Topology, factors: tuple[tuple[Link, float], ...]
 ) -> float:
@@ -385,17 +352,6 @@ def _slowest_hop(
     return max(float(nx.dijkstra_path_length(graph, i, j)) for i, j in hops)
 
 
-def transfer_times(
-    latency: float, bandwidth: Iterable[float], message_bytes: int
-) -> tuple[float, ...]:
-    """Seconds that one exchange of a message takes over links of some bandwidths (bytes/s).
-
-    >>> transfer_times(0.001, [1e6, 1e7], 1_000_000)
-    (1.001, 0.101)
-    """
-    return tuple(latency + message_bytes / b for b in bandwidth)
-
-
 def _read_link_seconds(document: dict[str, Any], topology: Topology) -> Timing:
     size_ratio = document.get("size_ratio", document.get("share", 1.0))  # as 0.2 wrote it
     num_phases = document.get("num_phases", document.get("halves", 1))
@@ -408,19 +364,11 @@ def _read_scaled(document: dict[str, Any], topology: Topology) -> Timing:
     return Scaled(lambda n: float(np.interp(n, grid, table)), len(table) - 1)
 
 
-def _read_random_links(document: dict[str, Any], topology: Topology) -> Timing:
-    return RandomLinks(topology, tuple(tuple(row) for row in document["samples"]))
-
-
 def _read_underlay(document: dict[str, Any], topology: Topology) -> Timing:
-    named = document["channels"] if "channels" in document else document["wires"]  # as 0.2 wrote
-    channels = (
-        SharedChannel(
-            seconds=float(channel["seconds"]),
-            links=tuple((int(i), int(j)) for i, j in channel["links"]),
-        )
-        for channel in named
-    )
+    channels = []
+    for channel in document["channels" if "channels" in document else "wires"]:  # as 0.2 wrote it
+        links = tuple((int(i), int(j)) for i, j in channel["links"])
+        channels.append(SharedChannel(links=links, seconds=float(channel["seconds"])))
     return Underlay(topology, tuple(channels))
 
 
@@ -431,7 +379,9 @@ TIMINGS: Registry[Timing] = Registry(
     {
         "units": lambda document, topology: Units(),
         "link-seconds": _read_link_seconds,
-        "random-links": _read_random_links,
+        "random-links": lambda document, topology: RandomLinks(
+            topology, tuple(map(tuple, document["samples"]))
+        ),
         "scaled": _read_scaled,
         "underlay": _read_underlay,
     },

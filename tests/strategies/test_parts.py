@@ -8,7 +8,7 @@ import matcha
 from matcha import families
 from matcha.errors import InputError
 from matcha.schedules import Cycle
-from matcha.strategies.parts import assemble_plan, check_affordable, check_probabilities, coloring
+from matcha.strategies.parts import assemble_plan, check_affordable, check_probabilities
 from matcha.strategies.strategy import Request
 from matcha.timing import Units
 
@@ -38,16 +38,14 @@ def test_notes_warn_of_negative_weights_and_of_better_alternatives():
 
 def test_own_matchings_are_the_full_exchange():
     own = (((0, 1),), ((2, 3),), ((1, 2), (0, 3)))
-    assert coloring(request(matchings=own)) == own
-    assert len(coloring(request())) == 2
+    assert request(matchings=own).colors == own
+    assert len(request().colors) == 2
 
 
 def test_the_users_weight_takes_the_place_of_the_strategys():
     parts = {
-        "matchings": coloring(request()),
         "schedule": Cycle(cycle=((0,), (1,)), num_matchings=2),
         "alpha": 0.5,
-        "num_colors": 2,
         "notes": ("found.",),
     }
     assert assemble_plan(request(), **parts).alpha == 0.5
@@ -65,7 +63,7 @@ def test_what_is_beyond_the_budget_names_the_budget_that_would_do():
 
 
 def test_probabilities_are_one_per_matching():
-    matchings = coloring(request())
-    check_probabilities((0.5, 0.25), matchings)
+    matchings = request().colors
+    assert check_probabilities([0.5, 0.25], matchings) == (0.5, 0.25)
     with pytest.raises(InputError, match="2 probabilities were given for 1 matchings"):
         check_probabilities((0.5, 0.25), matchings[:1])

@@ -9,7 +9,7 @@ from tests.graphs import topologies
 import matcha
 from matcha import families
 from matcha.matchings import decompose, is_decomposition
-from matcha.strategies import Matcha
+from matcha.strategies import Matcha, Request
 from matcha.strategies.recoloring import _least_of_each, improve
 from matcha.timing import LinkSeconds, Units
 
@@ -20,6 +20,18 @@ BARS = {
     "geometric16-d13": 0.4000,
     "er16": 0.6600,
 }
+
+
+def request(topology, budget, *, seed=0, matchings=None):
+    return Request(
+        topology=topology,
+        budget=budget,
+        strategy="matcha",
+        seed=seed,
+        mixing="laplacian",
+        timing=Units(),
+        matchings=matchings,
+    )
 
 
 @pytest.mark.parametrize("name", BARS)
@@ -33,7 +45,7 @@ def test_from_links_alone_the_plan_is_at_least_this_good(name):
 @given(topologies(max_workers=9), st.sampled_from([0.1, 0.4, 0.8]), st.integers(0, 3))
 def test_improved_decompositions_verify_and_are_never_worse(topology, budget, seed):
     before = decompose(topology)
-    after = improve(topology, before, Units(), budget, seed=seed)
+    after = improve(request(topology, budget, seed=seed, matchings=before))
     assert is_decomposition(topology, after)
     assert len(after) == len(before)
     rho = {}
@@ -50,12 +62,11 @@ def test_medium_graphs_improve_too():
 
 
 def test_effort_none_and_a_full_budget_change_nothing():
-    topology = families.paper("er16")
+    topology, large = families.paper("er16"), families.ring(200)
     before = decompose(topology)
-    assert improve(topology, before, Units(), 0.5, effort="none") == before
-    assert improve(topology, before, Units(), 1.0) == before
-    large = families.ring(200)
-    assert improve(large, decompose(large), Units(), 0.5) == decompose(large)
+    assert improve(request(topology, 0.5), "none") == before
+    assert improve(request(topology, 1.0)) == before
+    assert improve(request(large, 0.5)) == decompose(large)
 
 
 def test_more_effort_is_not_worse():

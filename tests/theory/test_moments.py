@@ -13,7 +13,7 @@ from matcha import families
 from matcha.errors import InputError
 from matcha.schedules import Bernoulli, Choice
 from matcha.theory import consensus_error
-from matcha.theory.moments import second_moment
+from matcha.theory.steady_state import second_moment
 
 
 @pytest.mark.parametrize("mixing", ["laplacian", "pairwise"])

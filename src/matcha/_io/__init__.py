@@ -16,6 +16,7 @@ from matcha.errors import InputError, PlanError, WriteError
 
 Value = TypeVar("Value")
 MAX_BYTES = 512 * 2**20
+_MALFORMED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 _WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
@@ -131,9 +132,7 @@ def explain_malformed(kind: type[InputError]) -> Iterator[None]:
         raise kind(str(error)) from None
     except KeyError as error:
         raise kind(f"it lacks {error.args[0]!r}.") from None
-    except (ArithmeticError, AttributeError, LookupError, RecursionError) as error:
-        raise kind(f"a part of it is malformed ({error}).") from None
-    except (TypeError, ValueError) as error:
+    except _MALFORMED as error:
         raise kind(f"a part of it is malformed ({error}).") from None
 
 

@@ -17,7 +17,7 @@ variables are many.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -139,21 +139,8 @@ def _interior_point(pencil: _Pencil, rows: _Rows, tolerance: float) -> Solution:
 # -- the constraints, in the variables x = (p, t) -------------------------------------------------
 
 
-class _Pencil(Protocol):
-    """S(x) = Σ_j p_j A_j − t I, and what Newton's method asks of it."""
-
-    def matrices(self, x: Array) -> Array:
-        """S(x) for each instance."""
-
-    def adjoint(self, Y: Array) -> Array:
-        """⟨Y, A_j⟩ for each j, then −trace(Y)."""
-
-    def schur(self, S_inverse: Array, Y: Array) -> Array:
-        """H_ij = tr(F_i S⁻¹ F_j Y) over the matrices F = (A_1, …, A_M, −I)."""
-
-
 class _Stacked:
-    """Matrices held as such."""
+    """S(x) = Σ_j p_j A_j − t I, and what Newton's method asks of it, for matrices held as such."""
 
     def __init__(self, A: Array) -> None:
         N, M, k, _ = A.shape
@@ -161,12 +148,15 @@ class _Stacked:
         self.flat = self.F.reshape(N, M + 1, k * k)
 
     def matrices(self, x: Array) -> Array:
+        """S(x) for each instance."""
         return np.asarray((x[:, None] @ self.flat).reshape(len(x), *self.F.shape[2:]))
 
     def adjoint(self, Y: Array) -> Array:
+        """⟨Y, A_j⟩ for each j, then −trace(Y)."""
         return np.asarray((self.flat @ Y.reshape(len(Y), -1, 1))[..., 0])
 
     def schur(self, S_inverse: Array, Y: Array) -> Array:
+        """H_ij = tr(F_i S⁻¹ F_j Y) over the matrices F = (A_1, …, A_M, −I)."""
         Z = S_inverse[:, None] @ self.F @ Y[:, None]
         H = Z.swapaxes(-1, -2).reshape(self.flat.shape) @ self.flat.swapaxes(-1, -2)
         return _symmetric(H)
@@ -198,6 +188,9 @@ class _Factored:
 
     def _sums(self, values: Array) -> Array:
         return np.asarray(np.add.reduceat(values, self.first))
+
+
+_Pencil: TypeAlias = _Stacked | _Factored
 
 
 class _Rows:

@@ -186,12 +186,6 @@ class Plan(AnyPlan):
             )
         return replace(self, process=replace(self.process, **changes))
 
-    def with_error_optimal_alpha(self) -> Plan:
-        """The plan with the α that minimises its consensus error; weights per link stay."""
-        if self.weights is not None:
-            return self
-        return self.with_process(alpha=theory.error_optimal_alpha(self.process))
-
     def without(self, workers: Iterable[int]) -> Plan:
         """The plan of the workers that are left when some are gone; all keep their numbers.
 

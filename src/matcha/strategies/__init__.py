@@ -3,6 +3,7 @@
 from matcha.strategies.base import Base
 from matcha.strategies.finite_time import Ceca, Hypercube, OnePeer
 from matcha.strategies.fixed import AllReduce, Local, Periodic, Silent, Vanilla
+from matcha.strategies.matcha import Matcha, Single
 from matcha.strategies.own import Rounds
 from matcha.strategies.planning import plan
 from matcha.strategies.registry import (
@@ -10,8 +11,6 @@ from matcha.strategies.registry import (
     OFFERED,
     STRATEGIES,
     Greedy,
-    Matcha,
-    Single,
     as_strategy,
     has_budget,
     is_control,

@@ -30,7 +30,7 @@ from matcha.plans import Plan
 from matcha.rounds import Shares
 from matcha.schedules import Cycle
 from matcha.strategies.pacing import LONGEST_CYCLE, simple, timeline, unroll
-from matcha.strategies.parts import assemble_plan, coloring
+from matcha.strategies.parts import assemble_plan
 from matcha.strategies.strategy import Request, Strategy
 from matcha.topology import Link, Matching, Topology
 
@@ -177,10 +177,9 @@ def repeat_rounds(
     weights: Shares | None = None,
 ) -> Plan:
     """The plan that goes through the rounds again and again as its time accrues."""
-    timing, colors = request.timing, coloring(request)
     share = simple(Fraction(repr(request.budget)), 10**6)
-    rate = share * Fraction(timing.round_time(colors))
-    costs = [Fraction(timing.round_time(round_)) for round_ in groups]
+    rate = share * Fraction(request.full_time)
+    costs = [Fraction(request.timing.round_time(round_)) for round_ in groups]
     # Repeated until the cycle's time is whole iterations, so that none of the budget is lost.
     once = sum(costs, start=Fraction(0)) / rate
     repeats = min(once.denominator, _MOST_TURNS, max(1, int(LONGEST_CYCLE / once)))
@@ -197,6 +196,5 @@ def repeat_rounds(
         schedule=Cycle(cycle=cycle, num_matchings=firsts[-1], seed=request.seed),
         alpha=alpha,
         weights=weights,
-        num_colors=len(colors),
         notes=(note,),
     )

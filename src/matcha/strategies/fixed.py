@@ -20,7 +20,7 @@ from matcha.plans import Plan
 from matcha.schedules import Cycle
 from matcha.schedules import Periodic as PeriodicSchedule
 from matcha.strategies.pacing import unroll
-from matcha.strategies.parts import assemble_plan, coloring
+from matcha.strategies.parts import assemble_plan
 from matcha.strategies.strategy import Request, Strategy, Weights
 from matcha.timing import all_reduce_time
 
@@ -98,10 +98,9 @@ class Local(Strategy):
 
     def build(self, request: Request) -> Plan:
         """Plan an exact average every H iterations, for the smallest H that the budget allows."""
-        full = request.timing.round_time(coloring(request))
         once = all_reduce_time(request.timing, request.topology)
         # In exact numbers: of the smallest budgets a float would be 0, or the quotient infinite.
-        ratio = Fraction(once) / (Fraction(request.budget) * Fraction(full))
+        ratio = Fraction(once) / (Fraction(request.budget) * Fraction(request.full_time))
         return _averages(request, max(1, math.ceil(ratio - Fraction(1, 10**9))))
 
 
@@ -119,14 +118,11 @@ class Silent(Strategy):
 
     def build(self, request: Request) -> Plan:
         """Plan no exchange at all: C_b = 0."""
-        matchings = coloring(request)
         return assemble_plan(
             request,
             budget=0.0,
-            matchings=matchings,
-            schedule=Cycle(cycle=((),), num_matchings=len(matchings), seed=request.seed),
+            schedule=Cycle(cycle=((),), num_matchings=len(request.colors), seed=request.seed),
             alpha=0.5,
-            num_colors=len(matchings),
             figures={"rho": 1.0, "connectivity": 0.0, "consensus_error": math.inf},
             notes=("no worker ever talks: a control, not a way to train.",),
         )
@@ -134,35 +130,28 @@ class Silent(Strategy):
 
 def _all_links(request: Request, frequency: float, best: Contraction) -> Plan:
     """The plan that exchanges over all links in a fraction of the iterations."""
-    topology, matchings = request.topology, coloring(request)
+    topology, number = request.topology, len(request.colors)
     connectivity = laplacian_extremes(topology.laplacian(), topology)[0]
     return assemble_plan(
         request,
         budget=frequency,
-        matchings=matchings,
-        schedule=PeriodicSchedule(
-            frequency=frequency, num_matchings=len(matchings), seed=request.seed
-        ),
+        schedule=PeriodicSchedule(frequency=frequency, num_matchings=number, seed=request.seed),
         alpha=best.alpha,
-        num_colors=len(matchings),
         figures={"rho": best.rho, "connectivity": frequency * connectivity},
     )
 
 
 def _averages(request: Request, period: int) -> Plan:
     """The plan that averages exactly every so many iterations."""
-    m, matchings = request.topology.num_workers, coloring(request)
-    full = request.timing.round_time(matchings)
-    cycle = unroll([(period, tuple(range(len(matchings))))])
-    spent = all_reduce_time(request.timing, request.topology) / (period * full)
+    m, number = request.topology.num_workers, len(request.colors)
+    cycle = unroll([(period, tuple(range(number)))])
+    spent = all_reduce_time(request.timing, request.topology) / (period * request.full_time)
     note = f"an exact average every {period} iterations." if period > 1 else None
     return assemble_plan(
         request,
         budget=request.budget if request.strategy == "local" else min(1.0, spent),
-        matchings=matchings,
-        schedule=Cycle(cycle=cycle, num_matchings=len(matchings), seed=request.seed),
+        schedule=Cycle(cycle=cycle, num_matchings=number, seed=request.seed),
         alpha=1 / m,
-        num_colors=len(matchings),
         figures={
             "rho": 1 - 1 / period,
             # Disagreement grows by (m − 1)/m per iteration and is gone after an average.

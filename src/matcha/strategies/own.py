@@ -11,7 +11,7 @@ from matcha.errors import InputError, PlanError
 from matcha.plans import Plan
 from matcha.rounds import Mixing
 from matcha.schedules import Cycle
-from matcha.strategies.parts import assemble_plan, check_affordable, coloring, sorted_pairs
+from matcha.strategies.parts import assemble_plan, check_affordable, sorted_pairs
 from matcha.strategies.strategy import Request, Strategy, Weights
 from matcha.topology import Matching, Topology, check_matchings
 
@@ -54,17 +54,15 @@ class Rounds(Strategy):
         )
         if not places:
             raise InputError("no round has a matching: give at least one round one.")
-        matchings, colors = tuple(places), coloring(request)
+        matchings = tuple(places)
         schedule = Cycle(cycle=cycle, num_matchings=len(matchings), seed=request.seed)
-        limit = request.budget * request.timing.round_time(colors)
         cost = schedule.expected_time(request.timing, matchings)
-        check_affordable(request, cost, limit, "the rounds")
+        check_affordable(request, cost, request.budget * request.full_time, "the rounds")
         return assemble_plan(
             request,
             matchings=matchings,
             schedule=schedule,
             alpha=0.5 if request.mixing != "laplacian" else _laplacian_weight(rounds),
-            num_colors=len(colors),
             notes=("the rounds are yours.",),
         )
 

@@ -1,15 +1,14 @@
-"""What strategies share: the decomposition, the time of a full exchange, the finished plan."""
+"""What strategies share: checks of what the user brought, and the finished plan."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
 from matcha._numerics import Certificate
 from matcha.errors import InputError, PlanError
-from matcha.matchings import decompose
 from matcha.mixing import periodic_contraction
 from matcha.plans import Plan
 from matcha.rounds import RoundProcess, Shares
@@ -20,43 +19,34 @@ from matcha.topology import Matching
 _COMPARED_UP_TO = 2000
 
 
-def coloring(request: Request) -> tuple[Matching, ...]:
-    """The matchings of a full exchange, whose time the budget is a fraction of."""
-    if request.matchings is not None:
-        return request.matchings
-    return decompose(request.topology, seed=request.seed)
-
-
 def assemble_plan(
     request: Request,
     *,
-    matchings: tuple[Matching, ...],
     schedule: Schedule,
     alpha: float,
-    num_colors: int,
+    matchings: tuple[Matching, ...] | None = None,
     weights: Shares | None = None,
     budget: float | None = None,
     figures: Mapping[str, float] = MappingProxyType({}),
     certificate: Certificate | None = None,
     notes: tuple[str, ...] = (),
-    full_time: float | None = None,
+    beside_periodic: bool = False,
 ) -> Plan:
     """The plan that a strategy arrived at, with what its user should know in its notes.
 
     Args:
         request: What was asked for; own weights take the place of the strategy's.
-        matchings: What rounds are made of.
-        schedule: When they are active.
+        schedule: When matchings are active.
         alpha: The strategy's mixing weight.
-        num_colors: M, the matchings of a full exchange.
+        matchings: What rounds are made of; by default those of a full exchange.
         weights: One for each link of each matching, where they differ.
         budget: What the plan's budget is, where not the one asked for.
         figures: `rho`, `connectivity` and `consensus_error` as far as found on the way.
         certificate: Of the probabilities.
         notes: What only the strategy knows.
-        full_time: What a full exchange costs, for strategies that compete with periodic ones.
+        beside_periodic: Note where periodic communication would contract faster.
     """
-    known = dict(figures)
+    known, matchings = dict(figures), matchings or request.colors
     if request.alpha is not None:
         own = f"the mixing weight {request.alpha:.4g} is yours; {alpha:.4g} was found best."
         alpha, weights, known, notes = request.alpha, None, {}, (*notes, own)
@@ -76,32 +66,26 @@ def assemble_plan(
         strategy=request.strategy,
         budget=request.budget if budget is None else budget,
         timing=request.timing,
-        num_colors=num_colors,
+        num_colors=len(request.colors),
         certificate=certificate,
         notes=notes,
     )
-    return _add_notes(plan, full_time)
+    return _add_notes(plan, request.full_time if beside_periodic else None)
 
 
-def check_probabilities(p: tuple[float, ...], matchings: tuple[Matching, ...]) -> None:
-    """Refuse probabilities of which there are more or fewer than matchings.
-
-    Raises:
-        InputError: Says how many there are of each.
-    """
+def check_probabilities(given: Iterable[float], matchings: Sequence[Matching]) -> tuple[float, ...]:
+    """Refuse probabilities of which there are more or fewer than matchings."""
+    p = tuple(given)
     if len(p) != len(matchings):
         raise InputError(
             f"{len(p)} probabilities were given for {len(matchings)} "
             "matchings: give matchings too, so that it is clear whose they are."
         )
+    return p
 
 
 def check_affordable(request: Request, cost: float, limit: float, what: str) -> None:
-    """Refuse what the user brought if it takes more time than the budget allows.
-
-    Raises:
-        InputError: Says which budget would do.
-    """
+    """Refuse what the user brought if it takes more time than the budget allows."""
     if cost > limit * (1 + 1e-9):
         needed = request.budget * cost / limit
         do = f"give budget={needed:.4g}" if needed <= 1 else "use less"

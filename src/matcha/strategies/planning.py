@@ -12,8 +12,10 @@ from matcha.matchings import check_decomposition
 from matcha.mixing import link_weights
 from matcha.plans import Plan, check_budget
 from matcha.rounds import ONE_WAY, Mixing
+from matcha.schedules import check_seed
+from matcha.strategies.matcha import Matcha
 from matcha.strategies.parts import sorted_pairs
-from matcha.strategies.registry import STRATEGIES, Greedy, Matcha, as_strategy
+from matcha.strategies.registry import STRATEGIES, Greedy, as_strategy
 from matcha.strategies.strategy import Builder, OwnStrategy, Request, Strategy
 from matcha.timing import Timing, default_timing
 from matcha.topology import Link, Topology
@@ -70,7 +72,7 @@ def plan(
         topology=topology,
         budget=budget_over(topology, whole, message, asked),
         strategy=chosen.label,
-        seed=_check_seed(seed),
+        seed=check_seed(seed),
         mixing=mixing,
         timing=timing_over(whole, message),
         alpha=getattr(chosen, "alpha", None),
@@ -141,12 +143,6 @@ def _check_budget(budget: float) -> float:
         raise InputError(f"the budget is {budget!r}, but it is a number in (0, 1].")
     check_budget(float(budget))
     return float(budget)
-
-
-def _check_seed(seed: int) -> int:
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise InputError(f"the seed is {seed!r}, but it is a whole number from 0 up.")
-    return seed
 
 
 def _resolve_weights(

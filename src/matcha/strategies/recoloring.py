@@ -14,21 +14,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
-from typing import Literal
 
 import numpy as np
 
-from matcha._numerics import ProgressCallback, on_one_thread, stepper
+from matcha._numerics import on_one_thread, stepper
 from matcha._numerics.semidefinite import solve
 from matcha._numerics.spectra import Array, Indices, laplacian, perpendicular_basis
 from matcha.activation import optimal_probabilities
 from matcha.matchings import sort_matchings
 from matcha.matchings.coloring import Coloring
 from matcha.mixing import moments, optimal_contraction
-from matcha.timing import Timing
-from matcha.topology import Link, Matching, Topology
-
-Effort = Literal["none", "default", "high"]
+from matcha.strategies.strategy import Effort, Request
+from matcha.topology import Link, Matching
 
 _STACKED_UP_TO = 24
 """Workers up to which candidates are planned as one stack of full-size programs."""
@@ -65,52 +62,26 @@ class _Scored:
 
 
 @on_one_thread
-def improve(
-    topology: Topology,
-    matchings: Sequence[Matching],
-    timing: Timing,
-    budget: float,
-    *,
-    effort: Effort = "default",
-    seed: int = 0,
-    progress: ProgressCallback | None = None,
-) -> tuple[Matching, ...]:
-    """A decomposition of the same size whose plan at this budget has a smaller ρ.
+def improve(request: Request, effort: Effort = "default") -> tuple[Matching, ...]:
+    """A decomposition of the same size as the request's whose plan has no larger ρ.
 
     With link times the comparison is at equal seconds: a candidate may spend no more than the
-    decomposition that the search started from.
-
-    Args:
-        topology: The workers and their links.
-        matchings: A decomposition to start from.
-        timing: The delay model.
-        budget: C_b.
-        effort: How long to search; `none` returns the matchings as they are.
-        seed: Decides the restarts, and the samples on graphs with very many colours.
-        progress: Called with (done, total, "steps among decompositions at most") after each step.
-
-    Returns:
-        A decomposition into as many matchings, never worse than the one given.
-
-    >>> from matcha.topology.families import paper
-    >>> from matcha.matchings import decompose
-    >>> from matcha.timing import Units
-    >>> er8 = paper("er8")
-    >>> len(improve(er8, decompose(er8), Units(), 0.5))
-    5
+    decomposition that the search started from. The request's seed decides the restarts, and the
+    samples on graphs with very many colours.
     """
-    m, num_colors = topology.num_workers, len(matchings)
-    limit = timing.allowance(matchings, budget)
-    pointless = num_colors < 2 or limit >= sum(timing.costs(matchings)) * (1.0 - 1e-12)
+    matchings, timing, m = request.colors, request.timing, request.topology.num_workers
+    limit = timing.allowance(matchings, request.budget)
+    pointless = len(matchings) < 2 or limit >= sum(timing.costs(matchings)) * (1.0 - 1e-12)
     if effort == "none" or pointless or m > _SEARCHED_UP_TO[effort]:
-        return tuple(matchings)
-    if m > _STACKED_UP_TO and num_colors > _COLORS_UP_TO:
-        return tuple(matchings)
-    problem = _Problem(topology, num_colors, timing, budget, limit, seed)
+        return matchings
+    if m > _STACKED_UP_TO and len(matchings) > _COLORS_UP_TO:
+        return matchings
+    problem = _Problem(request, limit)
     first = problem.plan([problem.colors_of(matchings)])[0]
     short, walk, seen = _walk(m, "default"), _walk(m, effort), {problem.key(first.colors)}
     walks = walk.restarts + (effort == "high")
-    step = stepper(short.steps + walks * walk.steps, "steps among decompositions at most", progress)
+    total, what = short.steps + walks * walk.steps, "steps among decompositions at most"
+    step = stepper(total, what, request.progress)
     best = _search(problem, first, short, {problem.key(first.colors)}, step)
     if effort == "high":  # a wider walk takes another way, not always a better one
         best = min(best, _search(problem, first, walk, seen, step), key=lambda state: state.rho)
@@ -120,8 +91,8 @@ def improve(
     # The walk plans to a few digits; only a gain that stands to all of them counts.
     before, after = problem.plan_each([first.colors, best.colors], tolerance=None)
     if after.rho >= before.rho:
-        return tuple(matchings)
-    return sort_matchings(topology, problem.matchings_of(best.colors))
+        return matchings
+    return sort_matchings(request.topology, problem.matchings_of(best.colors))
 
 
 def _walk(num_workers: int, effort: Effort) -> _Walk:
@@ -168,20 +139,13 @@ def _search(
 class _Problem:
     """What the search knows of the topology and the budget, as arrays."""
 
-    def __init__(
-        self,
-        topology: Topology,
-        num_colors: int,
-        timing: Timing,
-        budget: float,
-        limit: float,
-        seed: int,
-    ) -> None:
-        self.rng = np.random.default_rng(seed)
-        self.num_workers, self.num_colors = topology.num_workers, num_colors
+    def __init__(self, request: Request, limit: float) -> None:
+        topology = request.topology
+        self.rng = np.random.default_rng(request.seed)
+        self.num_workers, self.num_colors = topology.num_workers, len(request.colors)
         self.links, self.ends = topology.links, topology.link_array
-        self.index = {link: e for e, link in enumerate(topology.links)}
-        self.timing, self.budget, self.limit = timing, budget, limit
+        self.index = topology.columns
+        self.timing, self.budget, self.limit = request.timing, request.budget, limit
         self.plan: Callable[[Sequence[Indices]], list[_Scored]] = self.plan_each
         if self.num_workers <= _STACKED_UP_TO:
             Q = perpendicular_basis(self.num_workers)
@@ -227,7 +191,7 @@ class _Problem:
     def _exchange(self, colors: Indices, chain: Sequence[int], a: int, b: int) -> Indices:
         moved: Indices = colors.copy()
         for i, j in pairwise(chain):
-            link = self.index[(i, j) if i < j else (j, i)]
+            link = self.index[i, j]
             moved[link] = a + b - colors[link]
         return moved
 

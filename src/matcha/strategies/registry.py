@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,47 +12,9 @@ from matcha.rounds import Mixing
 from matcha.strategies.base import Base
 from matcha.strategies.finite_time import Ceca, Hypercube, OnePeer
 from matcha.strategies.fixed import AllReduce, Local, Periodic, Silent, Vanilla
+from matcha.strategies.matcha import Matcha, Single
 from matcha.strategies.own import Rounds
-from matcha.strategies.strategy import Decomposition, Effort, Request, Strategy, Weights
-
-# These three search, and import their machinery when they plan: `import matcha` stays quick. The
-# others stand in files of their own.
-
-
-@dataclass(frozen=True, kw_only=True)
-class Matcha(Strategy):
-    """Each matching by a coin of its own: the paper's method.
-
-    Args:
-        mixing: `laplacian` (the paper's I − αL, the default) or `pairwise`.
-        decomposition: What the links are split into: `matchings`, single `links`, `cliques`.
-        effort: How long to search for a good decomposition: `none`, `default` or `high`.
-        probabilities: Your own, one per matching; by default the best.
-        alpha: As for `Vanilla`.
-        weights: As for `Vanilla`, with laplacian mixing.
-    """
-
-    name = "matcha"
-    about = "each matching by a coin of its own (the paper)"
-    mixings = ("laplacian", "pairwise")
-    compared = True
-    mixing: Mixing | None = None
-    decomposition: Decomposition = "matchings"
-    effort: Effort = "default"
-    probabilities: Iterable[float] | None = None
-    alpha: float | None = None
-    weights: Weights | None = None
-
-    def build(self, request: Request) -> Plan:
-        """Decompose, optimise probabilities (eq. 5), then the weight (eq. 9)."""
-        from matcha.strategies import matcha
-
-        return matcha.build(
-            request,
-            decomposition=self.decomposition,
-            effort=self.effort,
-            probabilities=self.probabilities,  # type: ignore[arg-type]  # a tuple once checked
-        )
+from matcha.strategies.strategy import Effort, Request, Strategy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,35 +37,9 @@ class Greedy(Strategy):
 
     def build(self, request: Request) -> Plan:
         """Search for a cycle: exactly on small graphs, by sketch on large ones."""
-        from matcha.strategies import greedy
+        from matcha.strategies import greedy  # here, so that `import matcha` stays quick
 
         return greedy.build(request, self.effort)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Single(Strategy):
-    """At most one matching per iteration, drawn.
-
-    Args:
-        mixing: `laplacian` or `pairwise`: with one matching at a time they are the same.
-        probabilities: Your own, one per matching; by default the best.
-        alpha: As for `Vanilla`.
-        weights: As for `Vanilla`, with laplacian mixing.
-    """
-
-    name = "single"
-    about = "at most one matching per iteration, drawn"
-    mixings = ("laplacian", "pairwise")
-    mixing: Mixing | None = None
-    probabilities: Iterable[float] | None = None
-    alpha: float | None = None
-    weights: Weights | None = None
-
-    def build(self, request: Request) -> Plan:
-        """Optimise the probabilities with which one matching is drawn."""
-        from matcha.strategies import matcha
-
-        return matcha.single(request, self.probabilities)  # type: ignore[arg-type]  # a tuple now
 
 
 _ALL: tuple[type[Strategy], ...] = (

@@ -5,12 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 import numpy.typing as npt
 
 from matcha._numerics import ProgressCallback
 from matcha.errors import InputError, unknown_name
+from matcha.matchings import decompose
 from matcha.plans import Plan
 from matcha.rounds import MIXINGS, Mixing
 from matcha.timing import Timing
@@ -25,7 +27,7 @@ EFFORTS: tuple[Effort, ...] = get_args(Effort)
 DECOMPOSITIONS: tuple[Decomposition, ...] = get_args(Decomposition)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Request:
     """What `plan` hands to a strategy, checked."""
 
@@ -45,6 +47,16 @@ class Request:
     """The user's own for each link, in place of a mixing weight."""
     progress: ProgressCallback | None = None
     """Called with (done, total, what the steps are) while long searches run."""
+
+    @cached_property
+    def colors(self) -> tuple[Matching, ...]:
+        """The matchings of a full exchange, whose time the budget is a fraction of."""
+        return self.matchings or decompose(self.topology, seed=self.seed)
+
+    @cached_property
+    def full_time(self) -> float:
+        """The time of a full exchange."""
+        return self.timing.round_time(self.colors)
 
 
 Builder: TypeAlias = Callable[[Request], Plan]

@@ -15,7 +15,6 @@ from matcha.theory.steady_state import (
     consensus_error,
     contraction,
     drift_error,
-    error_optimal_alpha,
 )
 
 __all__ = [
@@ -28,7 +27,6 @@ __all__ = [
     "doubling_bound",
     "drift_error",
     "error_bound",
-    "error_optimal_alpha",
     "gradient_bound",
     "graph_bound",
     "push_sum_weights",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -124,7 +124,7 @@ def graph_bound(
     matchings_per_iteration: float,
     *,
     one_way: bool = False,
-    searched: Sequence[float] = (),
+    sharpen: Callable[[list[float]], list[float]] | None = None,
 ) -> float:
     """A consensus error that no schedule of matchings on this graph goes below, sharper.
 
@@ -138,8 +138,8 @@ def graph_bound(
         topology: The workers and their links.
         matchings_per_iteration: c.
         one_way: Whether messages may go one way: then all rows may be mixed at once.
-        searched: F(0), F(1), … as far as a search through all choices of matchings found them (as
-            benchmarks/parts/supports.py does): a sharper bound where messages go both ways.
+        sharpen: From these F(0), F(1), … to larger ones (as benchmarks/parts/supports.py finds
+            them), where messages go both ways.
 
     >>> from matcha.topology import families
     >>> graph_bound(families.complete(8), 1.0), round(graph_bound(families.star(8), 1.0), 2)
@@ -150,8 +150,8 @@ def graph_bound(
     m = topology.num_workers
     one_way = one_way or topology.directed
     lengths = _shortest_lengths(topology, one_way)
-    if searched and not one_way:
-        lengths = _sharpen(lengths, searched)
+    if sharpen is not None and not one_way:
+        lengths = sharpen(lengths)
     ages = np.arange(1, math.ceil(len(lengths) / matchings_per_iteration) + 1)
     hull = _lower_envelope(lengths)
     found = np.interp(matchings_per_iteration * ages, hull, np.array(lengths)[hull])
@@ -180,15 +180,6 @@ def _shortest_lengths(topology: Topology, one_way: bool) -> list[float]:
         rows[longest] /= 2
         lengths.append(max(float(np.mean(1 / reach)), float(rows.mean())))
     return lengths
-
-
-def _sharpen(lengths: Sequence[float], searched: Sequence[float]) -> list[float]:
-    """The larger of both; a matching at best halves what is left, beyond where the search ended."""
-    sharper = [max(one, other) for one, other in zip(lengths, searched, strict=False)]
-    while sharper[-1] > (1 + 1e-9) * lengths[-1]:
-        known = lengths[min(len(sharper), len(lengths) - 1)]
-        sharper.append(max(known, sharper[-1] / 2))
-    return sharper
 
 
 def _lower_envelope(values: Sequence[float]) -> list[int]:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from matcha.topology import Matching
+from matcha.topology import Matching, joins_all
 
 _T = TypeVar("_T")
 Array: TypeAlias = npt.NDArray[np.float64]
@@ -283,13 +283,5 @@ def connects(turns: Turns, num_workers: int) -> bool:
 
     Where messages go round cycles of workers, joined workers are also reached.
     """
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
-
-    steps = [ends for _, some in turns for ends in some]
-    if not steps:
-        return num_workers == 1
-    i = np.concatenate([ends.i for ends in steps])
-    j = np.concatenate([ends.j for ends in steps])
-    graph = coo_array((np.ones(len(i)), (i, j)), shape=(num_workers, num_workers))
-    return int(connected_components(graph, directed=False)[0]) == 1
+    ends = [np.stack([step.i, step.j], axis=1) for _, steps in turns for step in steps]
+    return joins_all(np.concatenate(ends) if ends else [], num_workers)

@@ -46,6 +46,30 @@ def cycle_error(process: RoundProcess) -> float:
     return math.inf if fixed is None else advance(fixed)[1] / (len(period) * m)
 
 
+def cycle_drift(process: RoundProcess) -> float:
+    """The disagreement that gradients with fixed differences cause, averaged over a period."""
+    m, period = process.num_workers, period_of(process)
+    made, noise = mixing_matrices(process), cycles.centering(m)
+    matrices = [made.get(active) for active in period]
+
+    def advance(X: Array, C: Array) -> tuple[Array, Array, float]:
+        total = 0.0
+        for W in matrices:
+            X = X + noise + C + C.T
+            C = C + noise
+            if W is not None:
+                X, C = W @ X @ W.T, W @ C
+            total += float(np.trace(X))
+        return X, C, total
+
+    zero, product = np.zeros((m, m)), _product(made, period, m)
+    if float(np.linalg.norm(product, 2)) > 1 - 1e-12:
+        return math.inf
+    C: Array = np.linalg.solve(np.eye(m) - product, advance(zero, zero)[1]).astype(np.float64)
+    X = cycles.lyapunov(product, advance(zero, C)[0])
+    return math.inf if X is None else advance(X, C)[2] / (len(period) * m)
+
+
 def _commuting_error(period: Sequence[Active], W: Array, m: int) -> float:
     """One symmetric W in all active rounds: every eigenvector of W evolves alone."""
     shrink = np.linalg.eigvalsh(W - 1 / m) ** 2

@@ -9,25 +9,24 @@ workers' mean squared distance to their average settles near η²σ² times it.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from matcha._numerics.spectra import laplacian
+from matcha.errors import InputError
 from matcha.mixing import contraction_factor, laplacian_extremes, moments
 from matcha.rounds import RoundProcess
 from matcha.schedules import Active
 from matcha.theory import cycles
 from matcha.theory.cycles import Array
-from matcha.theory.cyclic_rounds import (
-    cycle_contraction,
-    cycle_error,
-    mixing_matrices,
-    period_of,
-)
-from matcha.theory.moments import adds_up, coin_laplacian, fixed_point_error, second_moment
+from matcha.theory.cyclic_rounds import cycle_contraction, cycle_drift, cycle_error
+from matcha.theory.pairwise import expected_conjugate
 from matcha.topology import Link
 
+Operator: TypeAlias = Callable[[Array], Array]
+_TOLERANCE = 1e-10
 MAX_WORKERS = 512
 """Beyond this the exact covariance (m × m, solved for) is too slow to be a default."""
 
@@ -78,7 +77,7 @@ def drift_error(process: RoundProcess, *, max_workers: int = MAX_WORKERS) -> flo
         return None
     noise = cycles.centering(m)
     if process.schedule.period is not None:
-        return _cycle_drift(process, noise)
+        return cycle_drift(process)
     symmetric = adds_up(process)
     mean = noise.copy()
     for p, coin in process.schedule.coins:
@@ -90,57 +89,6 @@ def drift_error(process: RoundProcess, *, max_workers: int = MAX_WORKERS) -> flo
     C = np.linalg.solve(np.eye(m) - mean, mean @ noise)
     source = noise + C + C.T
     return fixed_point_error(second_moment(process), m, symmetric=symmetric, noise=source)
-
-
-def _cycle_drift(process: RoundProcess, noise: Array) -> float:
-    m, period = process.num_workers, period_of(process)
-    made = mixing_matrices(process)
-    matrices = [made.get(active) for active in period]
-
-    def advance(X: Array, C: Array) -> tuple[Array, Array, float]:
-        total = 0.0
-        for W in matrices:
-            X = X + noise + C + C.T
-            C = C + noise
-            if W is not None:
-                X, C = W @ X @ W.T, W @ C
-            total += float(np.trace(X))
-        return X, C, total
-
-    zero = np.zeros((m, m))
-    product = noise
-    for W in matrices:
-        product = product if W is None else W @ product
-    if float(np.linalg.norm(product, 2)) > 1 - 1e-12:
-        return math.inf
-    C: Array = np.linalg.solve(np.eye(m) - product, advance(zero, zero)[1]).astype(np.float64)
-    X = cycles.lyapunov(product, advance(zero, C)[0])
-    return math.inf if X is None else advance(X, C)[2] / (len(period) * m)
-
-
-def error_optimal_alpha(process: RoundProcess) -> float:
-    """The α that minimises the steady-state consensus error of the same rounds.
-
-    ρ is a worst case over directions; the error is an average over them, and its best α is
-    usually smaller. For a fair comparison of strategies by consensus error, use this one.
-    Weights per link were found together and stay as they are.
-    """
-    from scipy.optimize import minimize_scalar
-
-    if process.weights is not None:
-        return process.alpha
-
-    def error(alpha: float) -> float:
-        value = _consensus_error(replace(process, alpha=float(alpha)))
-        return value if math.isfinite(value) else 1e300
-
-    # The error blows up at both ends of the range of α and had one minimum wherever we looked.
-    high = min(1.6 * process.alpha, 1.0) if process.mixing == "laplacian" else 0.95
-    found = minimize_scalar(
-        error, bounds=(0.2 * process.alpha, high), method="bounded", options={"xatol": 1e-5}
-    )
-    better = error(found.x) <= error(process.alpha)
-    return float(found.x) if better else process.alpha
 
 
 def contraction(process: RoundProcess) -> float:
@@ -209,3 +157,110 @@ def _connectivity(process: RoundProcess) -> float:
         return 0.0
     mean = laplacian(topology.link_array, process.num_workers, weights)
     return laplacian_extremes(mean, topology)[0]
+
+
+# -- rounds that are drawn: the second moment of disagreement -------------------------------------
+# A schedule of coins maps the covariance X to E[W X Wᵀ]; the fixed point of X ← E[W (X + I − J)Wᵀ]
+# is found without forming that m² × m² map.
+
+
+def second_moment(process: RoundProcess, *, adjoint: bool = False) -> Operator:
+    """X ↦ E[W X Wᵀ] of rounds that are drawn, or its adjoint E[Wᵀ X W]."""
+    if process.schedule.exclusive:
+        return _exclusive(process)
+    if process.mixing == "laplacian":
+        return _laplacian(process)
+    return _pairwise(process, adjoint=adjoint)
+
+
+def adds_up(process: RoundProcess) -> bool:
+    """Whether E[W] is I minus a sum over matchings, not a product over them; then W = Wᵀ."""
+    return process.mixing == "laplacian" or process.schedule.exclusive
+
+
+def coin_laplacian(process: RoundProcess, coin: Active) -> Any:
+    """The Laplacian of what a coin activates; each link by its weight where it has one."""
+    links = [link for j in coin for link in process.matchings[j]]
+    shares = process.weights
+    weights = None if shares is None else [w for j in coin for w in shares[j]]
+    return laplacian(links, process.num_workers, weights)
+
+
+def _laplacian(process: RoundProcess) -> Operator:
+    """W = I − α Σ b_c L_c: mean part plus α² Σ p(1 − p) L_c X L_c."""
+    parts = []
+    mean, alpha = np.eye(process.num_workers), process.link_scale
+    for p, coin in process.schedule.coins:
+        L = coin_laplacian(process, coin)
+        mean -= alpha * p * L.toarray()
+        if 0 < p < 1:
+            parts.append((alpha * alpha * p * (1 - p), L))
+
+    def apply(X: Array) -> Array:
+        result = mean @ X @ mean
+        for scale, L in parts:
+            result += scale * (L @ (L @ X).T)
+        return result
+
+    return apply
+
+
+def _pairwise(process: RoundProcess, *, adjoint: bool) -> Operator:
+    """W = A_r ··· A_1, one matching at a time."""
+    matchings, coins = process.matchings, process.schedule.coins
+    if any(len(coin) > 1 for _, coin in coins):
+        raise InputError("pairwise mixing needs a coin for each matching, not one for a group.")
+    chain = [(p, cycles.step(matchings[j])) for p, (j,) in coins if p > 0 and matchings[j]]
+    if adjoint:
+        chain.reverse()
+    return lambda X: expected_conjugate(X, chain, process.alpha)
+
+
+def _exclusive(process: RoundProcess) -> Operator:
+    """X ↦ (1 − Σ p_j) X + Σ p_j W_j X W_j; a single matching mixes alike under both rules."""
+    matchings = process.matchings
+    shares = process.weights or (None,) * len(matchings)
+    steps = [
+        (p, cycles.step(matchings[j], shares[j]))
+        for p, (j,) in process.schedule.coins
+        if p > 0 and matchings[j]
+    ]
+
+    def apply(X: Array) -> Array:
+        result: Array = X.copy()
+        for p, ends in steps:
+            mixed = X.copy()
+            cycles.conjugate(mixed, ends, process.alpha)
+            result += p * (mixed - X)
+        return result
+
+    return apply
+
+
+def fixed_point_error(
+    operator: Operator, m: int, *, symmetric: bool, noise: Array | None = None
+) -> float:
+    """tr(X)/m for X = K(X + I − J), solving (I − K) X = K(I − J) without forming K."""
+    from scipy.sparse.linalg import LinearOperator, cg, gmres
+
+    centering = cycles.centering(m)
+    source = operator(centering if noise is None else noise)
+
+    def residual(x: Array) -> Array:
+        # J is a fixed direction of K; projecting it out keeps the operator definite.
+        X: Array = x.reshape(m, m)
+        left: Array = X - operator(centering @ X @ centering)
+        return left.reshape(m * m)
+
+    system = LinearOperator((m * m, m * m), matvec=residual, dtype=np.float64)
+    if symmetric:
+        # Warm start: K(I − J) summed as if K were the scalar that its trace suggests.
+        shrink = float(np.trace(source)) / (m - 1)
+        guess = source / max(1 - shrink, 1e-6) if shrink < 1 else source
+        x, failed = cg(system, source.ravel(), x0=guess.ravel(), rtol=_TOLERANCE, maxiter=5000)
+    else:
+        x, failed = gmres(system, source.ravel(), rtol=_TOLERANCE, restart=60, maxiter=100)
+    X = x.reshape(m, m)
+    # A steady state is positive semidefinite: no other solution of the equation is one.
+    diverges = failed or float(np.linalg.eigvalsh((X + X.T) / 2)[0]) < -1e-6 * abs(np.trace(X))
+    return math.inf if diverges else float(np.trace(X)) / m

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from matcha.errors import InputError, TopologyError, unknown_name
-from matcha.topology.topology import Link, Matching, Topology
+from matcha.topology.topology import Matching, Topology, joins_all
 
 MAX_LINKS = 2_000_000
 """The largest graph that is made by name: its links alone take about a gigabyte."""
@@ -27,10 +27,9 @@ def ring(num_workers: int) -> Topology:
     >>> ring(4).links
     ((0, 1), (0, 3), (1, 2), (2, 3))
     """
-    _at_least("ring", num_workers, 3)
-    _at_most(f"ring:{num_workers}", num_workers)
+    name = _name("ring", num_workers, 3, num_workers)
     links = [(i, (i + 1) % num_workers) for i in range(num_workers)]
-    return Topology.from_links(links, positions=_circle(num_workers), name=f"ring:{num_workers}")
+    return Topology.from_links(links, positions=_circle(num_workers), name=name)
 
 
 def path(num_workers: int) -> Topology:
@@ -39,11 +38,10 @@ def path(num_workers: int) -> Topology:
     >>> path(3).links
     ((0, 1), (1, 2))
     """
-    _at_least("path", num_workers, 2)
-    _at_most(f"path:{num_workers}", num_workers)
+    name = _name("path", num_workers, 2, num_workers)
     links = [(i, i + 1) for i in range(num_workers - 1)]
     points = [(float(i), 0.0) for i in range(num_workers)]
-    return Topology.from_links(links, positions=points, name=f"path:{num_workers}")
+    return Topology.from_links(links, positions=points, name=name)
 
 
 def torus(rows: int, columns: int) -> Topology:
@@ -52,16 +50,16 @@ def torus(rows: int, columns: int) -> Topology:
     >>> torus(3, 3).max_degree
     4
     """
-    _at_least("torus", min(rows, columns), 2)
-    _at_most(f"torus:{rows}x{columns}", 2 * rows * columns)
+    _name("torus", min(rows, columns), 2, 0)
+    name = _check_size(f"torus:{rows}x{columns}", 2 * rows * columns)
+    cells = [(r, c) for r in range(rows) for c in range(columns)]
     links = set()
-    for r in range(rows):
-        for c in range(columns):
-            here = r * columns + c
-            for there in (r * columns + (c + 1) % columns, (r + 1) % rows * columns + c):
-                links.add((min(here, there), max(here, there)))
-    points = [(float(c), float(-r)) for r in range(rows) for c in range(columns)]
-    return Topology.from_links(sorted(links), positions=points, name=f"torus:{rows}x{columns}")
+    for r, c in cells:
+        here = r * columns + c
+        for there in (r * columns + (c + 1) % columns, (r + 1) % rows * columns + c):
+            links.add((min(here, there), max(here, there)))
+    points = [(float(c), float(-r)) for r, c in cells]
+    return Topology.from_links(sorted(links), positions=points, name=name)
 
 
 def hypercube(dimension: int) -> Topology:
@@ -70,11 +68,10 @@ def hypercube(dimension: int) -> Topology:
     >>> hypercube(3).num_workers, hypercube(3).max_degree
     (8, 3)
     """
-    _at_least("hypercube", dimension, 1)
-    _at_most(f"hypercube:{dimension}", dimension * 2 ** min(dimension - 1, 64))
+    name = _name("hypercube", dimension, 1, dimension * 2 ** min(dimension - 1, 64))
     m = 2**dimension
     links = [(i, i ^ 1 << b) for i in range(m) for b in range(dimension) if i < i ^ 1 << b]
-    return Topology.from_links(links, name=f"hypercube:{dimension}")
+    return Topology.from_links(links, name=name)
 
 
 def star(num_workers: int) -> Topology:
@@ -83,11 +80,10 @@ def star(num_workers: int) -> Topology:
     >>> star(4).degrees
     (3, 1, 1, 1)
     """
-    _at_least("star", num_workers, 2)
-    _at_most(f"star:{num_workers}", num_workers)
+    name = _name("star", num_workers, 2, num_workers)
     points = [(0.0, 0.0), *_circle(num_workers - 1)]
     links = [(0, i) for i in range(1, num_workers)]
-    return Topology.from_links(links, positions=points, name=f"star:{num_workers}")
+    return Topology.from_links(links, positions=points, name=name)
 
 
 def complete(num_workers: int) -> Topology:
@@ -96,11 +92,9 @@ def complete(num_workers: int) -> Topology:
     >>> len(complete(5).links)
     10
     """
-    _at_least("complete", num_workers, 2)
-    _at_most(f"complete:{num_workers}", num_workers * (num_workers - 1) // 2)
+    name = _name("complete", num_workers, 2, num_workers * (num_workers - 1) // 2)
     links = [(i, j) for i in range(num_workers) for j in range(i + 1, num_workers)]
-    positions = _circle(num_workers)
-    return Topology.from_links(links, positions=positions, name=f"complete:{num_workers}")
+    return Topology.from_links(links, positions=_circle(num_workers), name=name)
 
 
 def barbell(num_workers: int) -> Topology:
@@ -109,13 +103,12 @@ def barbell(num_workers: int) -> Topology:
     >>> barbell(6).degrees
     (2, 2, 3, 3, 2, 2)
     """
-    _at_least("barbell", num_workers, 4)
-    _at_most(f"barbell:{num_workers}", num_workers * (num_workers - 2) // 4)
+    name = _name("barbell", num_workers, 4, num_workers * (num_workers - 2) // 4)
     half = num_workers // 2
     left = [(i, j) for i in range(half) for j in range(i + 1, half)]
     right = [(i, j) for i in range(half, num_workers) for j in range(i + 1, num_workers)]
     links = [*left, *right, (half - 1, half)]
-    return Topology.from_links(links, name=f"barbell:{num_workers}")
+    return Topology.from_links(links, name=name)
 
 
 def erdos_renyi(num_workers: int, probability: float, seed: int = 0) -> Topology:
@@ -124,13 +117,13 @@ def erdos_renyi(num_workers: int, probability: float, seed: int = 0) -> Topology
     >>> erdos_renyi(16, 0.3, seed=1) == erdos_renyi(16, 0.3, seed=1)
     True
     """
-    _at_least("erdos-renyi", num_workers, 2)
+    _name("erdos-renyi", num_workers, 2, 0)
     if not 0 < probability <= 1:
         raise InputError(f"erdos-renyi needs a probability in (0, 1], not {probability!r}.")
     name = f"erdos-renyi:{num_workers}:{probability:g}:{seed}"
     # Drawing looks at every pair: beyond 100,000 workers that is minutes, whatever the links.
     pairs = num_workers * (num_workers - 1) / 2
-    _at_most(name, max(probability * pairs, pairs / 2500))
+    _check_size(name, max(probability * pairs, pairs / 2500))
 
     def draw(rng: np.random.Generator) -> tuple[list[tuple[int, int]], None]:
         rows: list[tuple[int, int]] = []
@@ -150,12 +143,12 @@ def geometric(num_workers: int, radius: float, seed: int = 0) -> Topology:
     >>> geometric(16, radius=0.4, seed=1).num_workers
     16
     """
-    _at_least("geometric", num_workers, 2)
+    _name("geometric", num_workers, 2, 0)
     if not radius > 0:
         raise InputError(f"geometric needs a positive radius, not {radius!r}.")
     name = f"geometric:{num_workers}:{radius:g}:{seed}"
     share = min(1.0, 3.2 * min(radius, 1.0) ** 2)  # of all pairs, at most
-    _at_most(name, max(num_workers, share * num_workers * (num_workers - 1) / 2))
+    _check_size(name, max(num_workers, share * num_workers * (num_workers - 1) / 2))
 
     def draw(rng: np.random.Generator) -> tuple[list[tuple[int, int]], list[tuple[float, float]]]:
         from scipy.spatial import cKDTree
@@ -186,7 +179,7 @@ def one_way(topology: Topology, share: float, seed: int = 0) -> Topology:
     arrows, wanted = set(topology.arrows), round(share * len(topology.links))
     for i, j in rng.permutation(topology.links).tolist():
         for lost in ((i, j), (j, i)) if rng.random() < 0.5 else ((j, i), (i, j)):
-            if wanted and _still_reached(arrows - {lost}, topology.num_workers):
+            if wanted and joins_all(sorted(arrows - {lost}), topology.num_workers, strong=True):
                 arrows.discard(lost)
                 wanted -= 1
                 break
@@ -204,15 +197,6 @@ def one_way(topology: Topology, share: float, seed: int = 0) -> Topology:
         name=f"{topology.name}, {share:.0%} one way",
         directed=True,
     )
-
-
-def _still_reached(arrows: set[Link], num_workers: int) -> bool:
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
-
-    i, j = np.array(sorted(arrows)).T
-    graph = coo_array((np.ones(len(i)), (i, j)), shape=(num_workers, num_workers))
-    return int(connected_components(graph, directed=True, connection="strong")[0]) == 1
 
 
 def paper(name: str) -> Topology:
@@ -243,11 +227,20 @@ def parse(text: str) -> Topology:
         InputError: The family is unknown or its numbers are wrong.
     """
     family, _, rest = text.partition(":")
-    if family in _FAMILIES:
-        return _FAMILIES[family](text, rest.split(":") if rest else [])
-    if Path(text).exists() or Path(text).suffix or "/" in text:
-        return Topology.read(text)
-    raise unknown_name("topology family", family, _FAMILIES)
+    if family not in _FAMILIES:
+        if Path(text).exists() or Path(text).suffix or "/" in text:
+            return Topology.read(text)
+        raise unknown_name("topology family", family, _FAMILIES)
+    build, usage = _FAMILIES[family]
+    separator = "x" if "x" in usage else ":"
+    kinds, words = usage.split(separator), rest.split(separator)
+    try:
+        if len(words) not in (len(kinds), len(kinds) - kinds.count("SEED")) or not rest:
+            raise ValueError
+        values = [_KINDS.get(kind, int)(word) for kind, word in zip(kinds, words, strict=False)]
+    except ValueError:
+        raise InputError(f"{text!r} is not of the form {family}:{usage}.") from None
+    return build(*values)
 
 
 TopologyLike: TypeAlias = Topology | str | PathLike[str] | Iterable[Any]
@@ -281,18 +274,21 @@ def as_topology(given: TopologyLike) -> Topology:
 # -- helpers ------------------------------------------------------------------------------------
 
 
-def _at_most(name: str, num_links: float) -> None:
-    """Refuse a graph before its links fill the memory."""
+def _check_size(name: str, num_links: float) -> str:
+    """Refuse a graph before its links fill the memory; its name."""
     if num_links > MAX_LINKS:
         raise InputError(
             f"{name} would have about {num_links:.2g} links, more than the {MAX_LINKS:,} that "
             "can be planned: choose fewer workers or a sparser family."
         )
+    return name
 
 
-def _at_least(family: str, value: int, least: int) -> None:
-    if value < least:
-        raise TopologyError(f"{family} needs a size of at least {least}, not {value}.")
+def _name(family: str, size: int, least: int, num_links: float) -> str:
+    """The name of a graph, of which there is one of each size."""
+    if size < least:
+        raise TopologyError(f"{family} needs a size of at least {least}, not {size}.")
+    return _check_size(f"{family}:{size}", num_links)
 
 
 def _circle(n: int) -> list[tuple[float, float]]:
@@ -311,20 +307,9 @@ def _until_connected(
     rng = np.random.default_rng(seed)
     for _ in range(_MAX_DRAWS if num_workers <= 1000 else 30):
         links, positions = draw(rng)
-        if _connects(links, num_workers):
+        if len(links) >= num_workers - 1 and joins_all(links, num_workers):
             return Topology.from_links(links, num_workers, positions=positions, name=name)
     raise TopologyError(f"{name}: no connected graph turned up; raise the density.")
-
-
-def _connects(links: list[tuple[int, int]], num_workers: int) -> bool:
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
-
-    if len(links) < num_workers - 1:
-        return False
-    ends = np.array(links)
-    graph = coo_array((np.ones(len(ends)), ends.T), shape=(num_workers, num_workers))
-    return int(connected_components(graph, directed=False)[0]) == 1
 
 
 @lru_cache(maxsize=1)
@@ -342,44 +327,17 @@ def _paper_graph(name: str) -> dict[str, Any]:
     return graphs[name]
 
 
-def _numbers(text: str, words: list[str], usage: str, *kinds: Callable[[str], Any]) -> list[Any]:
-    try:
-        if len(words) != len(kinds):
-            raise ValueError
-        return [kind(word) for kind, word in zip(kinds, words, strict=True)]
-    except ValueError:
-        raise InputError(f"{text!r} is not of the form {usage}.") from None
-
-
-def _sized(build: Callable[[int], Topology], usage: str) -> Callable[[str, list[str]], Topology]:
-    return lambda text, words: build(*_numbers(text, words, usage, int))
-
-
-def _parse_torus(text: str, words: list[str]) -> Topology:
-    sides = words[0].split("x") if len(words) == 1 else []
-    return torus(*_numbers(text, sides, "torus:ROWSxCOLUMNS", int, int))
-
-
-def _seeded(
-    build: Callable[[int, float, int], Topology], usage: str
-) -> Callable[[str, list[str]], Topology]:
-    def parse_words(text: str, words: list[str]) -> Topology:
-        if len(words) == 2:
-            words = [*words, "0"]
-        return build(*_numbers(text, words, usage, int, float, int))
-
-    return parse_words
-
-
-_FAMILIES: dict[str, Callable[[str, list[str]], Topology]] = {
-    "ring": _sized(ring, "ring:WORKERS"),
-    "path": _sized(path, "path:WORKERS"),
-    "torus": _parse_torus,
-    "hypercube": _sized(hypercube, "hypercube:DIMENSION"),
-    "star": _sized(star, "star:WORKERS"),
-    "complete": _sized(complete, "complete:WORKERS"),
-    "barbell": _sized(barbell, "barbell:WORKERS"),
-    "erdos-renyi": _seeded(erdos_renyi, "erdos-renyi:WORKERS:PROBABILITY:SEED"),
-    "geometric": _seeded(geometric, "geometric:WORKERS:RADIUS:SEED"),
-    "paper": lambda text, words: paper(*_numbers(text, words, "paper:NAME", str)),
+_FAMILIES: dict[str, tuple[Callable[..., Topology], str]] = {
+    "ring": (ring, "WORKERS"),
+    "path": (path, "WORKERS"),
+    "torus": (torus, "ROWSxCOLUMNS"),
+    "hypercube": (hypercube, "DIMENSION"),
+    "star": (star, "WORKERS"),
+    "complete": (complete, "WORKERS"),
+    "barbell": (barbell, "WORKERS"),
+    "erdos-renyi": (erdos_renyi, "WORKERS:PROBABILITY:SEED"),
+    "geometric": (geometric, "WORKERS:RADIUS:SEED"),
+    "paper": (paper, "NAME"),
 }
+_KINDS: dict[str, Callable[[str], Any]] = {"PROBABILITY": float, "RADIUS": float, "NAME": str}
+"""Of the words of a name; others are whole numbers."""

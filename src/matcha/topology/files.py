@@ -1,21 +1,33 @@
-"""Topologies in files: JSON, GraphML, edge lists, adjacency matrices."""
+"""Links as users have them: networkx graphs, and JSON, GraphML, tables and arrays in files.
+
+Each reader returns the arguments of `Topology.from_links`, which checks and numbers the workers.
+"""
 
 from __future__ import annotations
 
 import csv
 import json
 import tokenize
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from matcha._io import MAX_BYTES
 from matcha.errors import TopologyError
-from matcha.topology import graphs
-from matcha.topology.graphs import LinkList, Weight
+
+SCHEMA = "matcha.topology/1"
+Links: TypeAlias = dict[str, Any]
+"""The arguments of `Topology.from_links`."""
+Weight: TypeAlias = Literal["time", "ignore"]
+"""What the weight of a link means: the seconds of one exchange, or nothing."""
+_WEIGHTS = (
+    "its links carry 'weight', which may mean anything: say weight='time' if it is the seconds of "
+    "one exchange (or rename it 'time'), or weight='ignore'."
+)
 
 _UNREADABLE = (
     *(ArithmeticError, AttributeError, EOFError, LookupError, MemoryError, OSError, RecursionError),
@@ -33,18 +45,15 @@ _EXPECTED = (
 _TEXT = "utf-8-sig"  # spreadsheets and Windows editors put a mark before the first letter
 
 
-def read(path: Path, weight: Weight | None = None) -> LinkList:
+def read(path: Path, weight: Weight | None = None) -> Links:
     """The links in a file; its ending says which format it is in.
 
     `.json` (ours, networkx's node-link data, or a plain list of links), `.graphml`, `.csv` (an
     adjacency matrix or a list of links), `.npy` (adjacency matrix), `.edges`, `.edgelist` and
     `.txt` (a link per line: two ends and, if all have it, seconds; `a -> b` on every line where
     links carry one way).
-
-    Raises:
-        TopologyError: The file is missing, unreadable, or does not hold a valid topology.
     """
-    readers: dict[str, Callable[[Path, Weight | None], LinkList]] = {
+    readers: dict[str, Callable[[Path, Weight | None], Links]] = {
         ".json": _read_json,
         ".graphml": _read_graphml,
         ".xml": _read_graphml,
@@ -68,11 +77,7 @@ def read(path: Path, weight: Weight | None = None) -> LinkList:
 
 @contextmanager
 def explain(path: Path) -> Iterator[None]:
-    """Say in one sentence, with the file's name, what is wrong with what was read from it.
-
-    Raises:
-        TopologyError: Whatever a reader raised.
-    """
+    """Say in one sentence, with the file's name, what is wrong with what was read from it."""
     try:
         yield
     except TopologyError as error:
@@ -84,11 +89,11 @@ def explain(path: Path) -> Iterator[None]:
         ) from None
 
 
-def _read_json(path: Path, weight: Weight | None) -> LinkList:
-    return graphs.from_json(json.loads(path.read_text(encoding=_TEXT)), weight)
+def _read_json(path: Path, weight: Weight | None) -> Links:
+    return from_json(json.loads(path.read_text(encoding=_TEXT)), weight)
 
 
-def _read_graphml(path: Path, weight: Weight | None) -> LinkList:
+def _read_graphml(path: Path, weight: Weight | None) -> Links:
     import networkx as nx
 
     try:
@@ -99,17 +104,17 @@ def _read_graphml(path: Path, weight: Weight | None) -> LinkList:
         numbers = {node: int(str(node).lstrip("n")) for node in graph.nodes}
         if set(numbers.values()) == set(range(len(numbers))):
             graph = nx.relabel_nodes(graph, numbers)
-    return graphs.from_networkx(graph, path.stem, weight)
+    return from_networkx(graph, path.stem, weight)
 
 
-def _read_npy(path: Path, weight: Weight | None) -> LinkList:
-    return graphs.from_adjacency(np.load(path, allow_pickle=False), path.stem)
+def _read_npy(path: Path, weight: Weight | None) -> Links:
+    return from_adjacency(np.load(path, allow_pickle=False), path.stem)
 
 
 # -- tables ---------------------------------------------------------------------------------------
 
 
-def _read_csv(path: Path, weight: Weight | None) -> LinkList:
+def _read_csv(path: Path, weight: Weight | None) -> Links:
     """An adjacency matrix, with or without names, or a list of links, with or without a header."""
     text = [line for line in path.read_text(encoding=_TEXT).splitlines() if line.strip()]
     lines = [line for line in text if not line.lstrip().startswith("#")]
@@ -124,7 +129,7 @@ def _read_csv(path: Path, weight: Weight | None) -> LinkList:
     return _as_links(rows, path.stem, weight) if matrix is None else matrix
 
 
-def _as_matrix(rows: list[list[str]], name: str) -> LinkList | None:
+def _as_matrix(rows: list[list[str]], name: str) -> Links | None:
     """The adjacency matrix in a table; None where it is a list of links."""
     labels: list[str] | None = None
     framed = len(rows) > 1 and rows[0][1:] == [row[0] for row in rows[1:]]
@@ -143,14 +148,14 @@ def _as_matrix(rows: list[list[str]], name: str) -> LinkList | None:
     matrix = np.array(cells, dtype=np.float64)
     if labels is None and len(cells) in (2, 3) and matrix.diagonal().any():
         return None  # two or three links between numbers
-    found = graphs.from_adjacency(matrix, name)
+    found = from_adjacency(matrix, name)
     if labels is None or set(labels) == {str(i) for i in range(len(labels))}:
         return found
-    named = [(labels[i], labels[j]) for i, j in found.links]
-    return replace(found, links=named, labels=labels, num_workers=None)
+    named = [(labels[i], labels[j]) for i, j in found["links"]]
+    return {**found, "links": named, "labels": labels, "num_workers": None}
 
 
-def _as_links(rows: list[list[str]], name: str, weight: Weight | None) -> LinkList:
+def _as_links(rows: list[list[str]], name: str, weight: Weight | None) -> Links:
     columns = _columns(rows[0])
     if columns is None:
         columns = (0, 1, 2 if len(rows[0]) == 3 else None, False)
@@ -161,7 +166,7 @@ def _as_links(rows: list[list[str]], name: str, weight: Weight | None) -> LinkLi
     values = None if seconds is None else [row[seconds] for row in rows]
     if values is not None and is_weight and weight != "time":
         if weight is None and len(set(values)) > 1:
-            raise TopologyError(graphs.WEIGHTS)
+            raise TopologyError(_WEIGHTS)
         values = None
     return _links(words, values or [""] * len(rows), name)
 
@@ -181,7 +186,7 @@ def _columns(header: list[str]) -> tuple[int, int, int | None, bool] | None:
     return source, target, heavy if seconds is None else seconds, seconds is None
 
 
-def _read_edges(path: Path, weight: Weight | None) -> LinkList:
+def _read_edges(path: Path, weight: Weight | None) -> Links:
     ends, seconds = [], []
     directed = None
     for number, line in enumerate(path.read_text(encoding=_TEXT).splitlines(), start=1):
@@ -197,7 +202,7 @@ def _read_edges(path: Path, weight: Weight | None) -> LinkList:
             raise TopologyError(f"line {number} is not two workers (and seconds): {line[:60]!r}.")
         ends.append(words[:2])
         seconds.append(words[2] if len(words) == 3 else "")
-    return replace(_links(ends, seconds, path.stem), directed=bool(directed))
+    return {**_links(ends, seconds, path.stem), "directed": bool(directed)}
 
 
 def _words(line: str) -> list[str]:
@@ -211,12 +216,12 @@ def _words(line: str) -> list[str]:
     return [word.strip() for word in words]
 
 
-def _links(ends: list[list[str]], seconds: list[str], name: str) -> LinkList:
+def _links(ends: list[list[str]], seconds: list[str], name: str) -> Links:
     """Pairs of names; of numbers where all of them are."""
     numbers = all(word.isdigit() for pair in ends for word in pair)
     links = [(int(a), int(b)) if numbers else (a, b) for a, b in ends]
     timed = [(link, float(s) if s else None) for link, s in zip(links, seconds, strict=True)]
-    return LinkList(links=links, link_times=graphs.times_of_all(timed), name=name)
+    return {"links": links, "link_times": times_of_all(timed), "name": name}
 
 
 def _is_number(cell: str) -> bool:
@@ -225,3 +230,228 @@ def _is_number(cell: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+# -- graphs and documents -------------------------------------------------------------------------
+
+
+def from_networkx(graph: Any, name: str | None = None, weight: Weight | None = None) -> Links:
+    """The links of a networkx graph, with edges' `time` and, where all have it, nodes' `pos`."""
+    if graph.is_multigraph():
+        raise TopologyError(
+            "the graph is a multigraph but workers share at most one link: "
+            "pass networkx.Graph(graph), or DiGraph where links carry one way."
+        )
+    edges = list(graph.edges(data=True))
+    key = "weight" if weight == "time" else "time"
+    timed = any("time" in data for _, _, data in edges)
+    differ = len({data.get("weight") for _, _, data in edges}) > 1
+    if weight is None and differ and not timed:
+        raise TopologyError(_WEIGHTS)  # seconds, a bandwidth or a likeness: its author knows
+    points = [data.get("pos") for _, data in graph.nodes(data=True)]
+    nodes = list(graph.nodes)
+    if are_worker_numbers(nodes):
+        points = [graph.nodes[i].get("pos") for i in range(len(nodes))]
+        nodes = list(range(len(nodes)))
+    return {
+        "links": [(a, b) for a, b, _ in edges],
+        "labels": nodes,
+        "link_times": times_of_all([((a, b), data.get(key)) for a, b, data in edges]),
+        "positions": None if any(p is None for p in points) else points,
+        "name": name or str(graph.name or "networkx"),
+        "directed": graph.is_directed(),
+    }
+
+
+def times_of_all(timed: Sequence[tuple[tuple[Any, Any], float | None]]) -> list[float] | None:
+    """Seconds for each link, None where no link has them; refused where only some have.
+
+    >>> times_of_all([((0, 1), 0.5), ((1, 2), 0.25)])
+    [0.5, 0.25]
+    """
+    times = [seconds for _, seconds in timed if seconds is not None]
+    if times and len(times) < len(timed):
+        a, b = next(link for link, seconds in timed if seconds is None)
+        raise TopologyError(
+            f"{len(times)} of {len(timed)} links have a time and link ({a!r}, {b!r}) has none: "
+            "give all links their seconds, or none."
+        )
+    return times or None
+
+
+def from_adjacency(matrix: npt.NDArray[Any], name: str) -> Links:
+    """A link wherever the entry of an adjacency matrix is not zero.
+
+    Entries of 0 and 1 say only who is linked; any others are the links' seconds. Where the matrix
+    is not symmetric the topology is directed: row i, column j is the link from i to j.
+    """
+    if matrix.dtype.kind not in "biuf":
+        raise TopologyError(f"an adjacency matrix holds numbers, but this one is {matrix.dtype}.")
+    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
+        raise TopologyError(f"an adjacency matrix is square, but this one is {matrix.shape}.")
+    if not np.isfinite(matrix).all() or (matrix < 0).any():
+        raise TopologyError(
+            "an adjacency matrix has no negative, infinite or missing (NaN) entries."
+        )
+    directed = not (matrix == matrix.T).all()
+    links = [(int(i), int(j)) for i, j in np.argwhere(matrix) if directed or i <= j]
+    seconds = [float(matrix[link]) for link in links]
+    return {
+        "links": links,
+        "num_workers": matrix.shape[0],
+        "link_times": None if set(seconds) <= {1.0} else seconds,
+        "name": name,
+        "directed": directed,
+    }
+
+
+def from_json(document: Any, weight: Weight | None = None) -> Links:
+    """The links in a JSON document: ours, networkx's node-link data, or a plain list of links.
+
+    A link of the list is a pair of workers, or a pair and its seconds.
+    """
+    if isinstance(document, list):
+        timed = [_timed_link(entry) for entry in document]
+        return {"links": [link for link, _ in timed], "link_times": times_of_all(timed)}
+    if not isinstance(document, dict) or not {"links", "edges"} & document.keys():
+        raise TopologyError('it is neither a list of links nor an object with "links".')
+    if "nodes" in document:
+        return _from_node_link(document, weight)
+    if "links" not in document:
+        raise TopologyError('it has "edges" but no "nodes": node-link data has both.')
+    schema = document.get("schema", SCHEMA)
+    if schema != SCHEMA:
+        raise TopologyError(f"its schema is {schema!r}, but {SCHEMA!r} is wanted.")
+    links = [pair(entry) for entry in _list(document, "links") or ()]
+    labels = _list(document, "labels")
+    if labels is not None:
+        labels = [_label(name) for name in labels]
+        links = [(_named(labels, i), _named(labels, j)) for i, j in links]
+    directed = document.get("directed", False)
+    if not isinstance(directed, bool):
+        raise TopologyError(f"its 'directed' is {directed!r:.60}, but it is true or false.")
+    return {
+        "links": links,
+        "num_workers": _count(document.get("num_workers"), len(links)),
+        "labels": labels,
+        "link_times": _list(document, "link_times", _is_real, "numbers"),
+        "link_latencies": _list(document, "link_latencies", _is_real, "numbers"),
+        "positions": _list(document, "positions", _is_point, "pairs [x, y]"),
+        "name": str(document.get("name", "custom")),
+        "directed": directed,
+    }
+
+
+def are_worker_numbers(names: Sequence[Hashable]) -> bool:
+    """Whether names are 0, …, m − 1 already, in any order."""
+    return all(isinstance(n, (int, np.integer)) and not isinstance(n, bool) for n in names) and set(
+        names
+    ) == set(range(len(names)))
+
+
+def _named(labels: Sequence[Hashable], number: Any) -> Hashable:
+    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < len(labels):
+        raise TopologyError(f"a link names worker {number!r}, but there are {len(labels)} labels.")
+    return labels[number]
+
+
+def _list(
+    document: dict[str, Any],
+    key: str,
+    is_kind: Callable[[Any], bool] = lambda item: True,
+    kind: str = "",
+) -> list[Any] | None:
+    """A list in a document, whose items are all of a kind; None where there is none."""
+    value = document.get(key)
+    if value is not None and not isinstance(value, list):
+        raise TopologyError(f"its {key} are {value!r:.60}, but they are a list.")
+    for item in value or ():
+        if not is_kind(item):
+            raise TopologyError(f"its {key} hold {item!r:.60}, but they are {kind}.")
+    return value
+
+
+def _is_real(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_point(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(map(_is_real, value))
+
+
+def _label(name: Any) -> Hashable:
+    """A worker's name as `plain_label` wrote it."""
+    if isinstance(name, list):
+        return tuple(_label(part) for part in name)
+    if not isinstance(name, (str, int, float)):
+        raise TopologyError(f"its labels hold {name!r:.60}, which is not a name.")
+    return name
+
+
+def _count(value: Any, num_links: int) -> int | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or value < 2:
+        raise TopologyError(f"num_workers is {value!r}, but it is a whole number from 2 up.")
+    # Before a list of all of them is made: a file may name billions.
+    if value > num_links + 1:
+        raise TopologyError(
+            f"{value:,} workers need at least {value - 1:,} links to be connected, but there are "
+            f"{num_links:,}: add links, or leave num_workers out."
+        )
+    return value
+
+
+def _from_node_link(document: dict[str, Any], weight: Weight | None) -> Links:
+    """What `networkx.node_link_data` wrote, with its links under "edges" or "links"."""
+    import networkx as nx
+
+    edges = "edges" if "edges" in document else "links"
+    try:
+        # Who writes it by hand leaves these out and means neither; networkx would take both.
+        simple = {"directed": False, "multigraph": False, **document}
+        graph = nx.node_link_graph(simple, edges=edges)
+        known = {_hashable(node["id"]) for node in document["nodes"]}
+    except (KeyError, TypeError, AttributeError, nx.NetworkXError):
+        raise TopologyError(
+            'its "nodes" and links are not networkx node-link data: a node needs an "id", '
+            'a link a "source" and a "target".'
+        ) from None
+    strange = [node for node in graph.nodes if node not in known]
+    if strange:
+        raise TopologyError(f"a link names {strange[0]!r}, which is not among its nodes.")
+    return from_networkx(graph, weight=weight)
+
+
+def _hashable(value: Any) -> Any:
+    return tuple(map(_hashable, value)) if isinstance(value, list) else value
+
+
+def _timed_link(entry: Any) -> tuple[tuple[Any, Any], float | None]:
+    if not isinstance(entry, (list, tuple)) or len(entry) not in (2, 3):
+        raise TopologyError(f"a link is a pair of workers (and seconds), but {entry!r} is not.")
+    if len(entry) == 2:
+        return pair(entry), None
+    seconds = entry[2]
+    if not _is_real(seconds):
+        raise TopologyError(f"link {entry!r} ends in its seconds, but {seconds!r} is not a number.")
+    return pair(entry[:2]), float(seconds)
+
+
+def pair(link: Any) -> tuple[Any, Any]:
+    """The two ends of a link, each of which is a name."""
+    if isinstance(link, (str, Mapping)) or not hasattr(link, "__getitem__") or len(link) != 2:
+        raise TopologyError(f"a link is a pair of workers, but {link!r} is not.")
+    for end in link:
+        if end is None or isinstance(end, bool) or not isinstance(end, Hashable):
+            raise TopologyError(f"link {link!r} names a worker {end!r}, which is not a name.")
+    return link[0], link[1]
+
+
+def plain_label(label: Any) -> Any:
+    """A worker's name as JSON can hold it."""
+    if isinstance(label, (str, int, float, bool)) or label is None:
+        return label
+    if isinstance(label, tuple):
+        return [plain_label(part) for part in label]
+    return str(label)

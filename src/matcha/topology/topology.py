@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -15,13 +15,15 @@ import numpy.typing as npt
 from matcha._io import write_atomically
 from matcha._numerics.spectra import laplacian
 from matcha.errors import PlanError, TopologyError
-from matcha.topology import files, graphs
-from matcha.topology.graphs import Weight
+from matcha.topology import files
+from matcha.topology.files import SCHEMA, Weight, are_worker_numbers, pair, plain_label
 
 MAX_SECONDS = 1e9
 """The longest time of a link, thirty years. Beyond it sums overflow."""
 Link = tuple[int, int]
 Matching = tuple[Link, ...]
+Seconds: TypeAlias = Mapping[tuple[Any, Any], float] | Sequence[float]
+"""Of each link: by pair, or in the order of the links."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +70,8 @@ class Topology:
         num_workers: int | None = None,
         *,
         labels: Sequence[Hashable] | None = None,
-        link_times: Mapping[tuple[Any, Any], float] | Sequence[float] | None = None,
+        link_times: Seconds | None = None,
+        link_latencies: Seconds | None = None,
         positions: Sequence[Sequence[float]] | None = None,
         name: str = "custom",
         directed: bool = False,
@@ -83,6 +86,7 @@ class Topology:
             num_workers: How many workers there are, when more than the links mention.
             labels: The workers' names in order; ends are then looked up among them.
             link_times: Seconds for each link: by pair, or in the order of `links`.
+            link_latencies: The part of them that a message of any size takes.
             positions: A point (x, y) for each worker.
             name: What to call the topology.
             directed: Whether a pair means a link from its first end to its second alone.
@@ -96,7 +100,7 @@ class Topology:
         >>> Topology.from_links([(0, 1), (1, 2), (2, 0)], directed=True).links
         ((0, 1), (1, 2), (2, 0))
         """
-        pairs = [_pair(link) for link in links]
+        pairs = [pair(link) for link in links]
         names = _worker_names(pairs, num_workers, labels)
         number = {label: i for i, label in enumerate(names)}
         for a, b in pairs:
@@ -116,6 +120,7 @@ class Topology:
             links=tuple(numbered[e] for e in order),
             labels=tuple(names),
             link_times=_times(link_times, pairs, order, directed=directed),
+            link_latencies=_times(link_latencies, pairs, order, directed=directed),
             positions=None
             if positions is None
             else tuple((float(x), float(y)) for x, y in positions),
@@ -141,7 +146,7 @@ class Topology:
         Raises:
             TopologyError: The graph is a multigraph, or not a valid topology.
         """
-        return cls._of(graphs.from_networkx(graph, name, weight))
+        return cls.from_links(**files.from_networkx(graph, name, weight))
 
     @classmethod
     def read(cls, path: str | Path, *, weight: Weight | None = None) -> Topology:
@@ -155,17 +160,17 @@ class Topology:
             TopologyError: The file is missing, unreadable, or does not hold a valid topology.
         """
         with files.explain(Path(path)):
-            return cls._of(files.read(Path(path), weight))
+            return cls.from_links(**files.read(Path(path), weight))
 
     @classmethod
     def from_json(cls, document: Any) -> Topology:
         """The topology in a JSON document: ours, node-link data, or a plain list of links."""
-        return cls._of(graphs.from_json(document))
+        return cls.from_links(**files.from_json(document))
 
     def to_json(self) -> dict[str, Any]:
         """The topology as plain JSON values."""
         document: dict[str, Any] = {
-            "schema": graphs.SCHEMA,
+            "schema": SCHEMA,
             "name": self.name,
             "num_workers": self.num_workers,
             "links": [list(link) for link in self.links],
@@ -173,7 +178,7 @@ class Topology:
         if self.directed:
             document["directed"] = True
         if self.labels != tuple(range(self.num_workers)):
-            document["labels"] = [graphs.plain_label(label) for label in self.labels]
+            document["labels"] = [plain_label(label) for label in self.labels]
         if self.link_times is not None:
             document["link_times"] = list(self.link_times)
         if self.link_latencies is not None:
@@ -186,29 +191,10 @@ class Topology:
         """Write the topology as JSON that `Topology.read` takes back unchanged."""
         write_atomically(Path(path), json.dumps(self.to_json(), indent=1) + "\n")
 
-    @classmethod
-    def _of(cls, given: graphs.LinkList) -> Topology:
-        made = cls.from_links(
-            given.links,
-            given.num_workers,
-            labels=given.labels,
-            link_times=given.link_times,
-            positions=given.positions,
-            name=given.name,
-            directed=given.directed,
-        )
-        if given.link_latencies is None:
-            return made
-        if given.link_times is None:
-            raise TopologyError("it has link latencies, but no link times.")
-        both = (given.link_times, given.link_latencies)
-        pairs = [_pair(link) for link in given.links]
-        return made.with_link_times(*(dict(zip(pairs, some, strict=False)) for some in both))
-
     def with_link_times(
         self,
-        link_times: Mapping[tuple[Any, Any], float] | Sequence[float],
-        latencies: Mapping[tuple[Any, Any], float] | Sequence[float] | None = None,
+        link_times: Seconds,
+        latencies: Seconds | None = None,
     ) -> Topology:
         """The same topology with seconds for each link, by pair of labels or in link order.
 
@@ -231,6 +217,12 @@ class Topology:
         array = np.array(self.links, dtype=np.int64).reshape(-1, 2)
         array.setflags(write=False)
         return array
+
+    @cached_property
+    def columns(self) -> dict[Link, int]:
+        """The position of each link; where it carries both ways, of messages either way."""
+        column = {link: e for e, link in enumerate(self.links)}
+        return column if self.directed else column | {(j, i): e for (i, j), e in column.items()}
 
     @cached_property
     def degrees(self) -> tuple[int, ...]:
@@ -318,15 +310,6 @@ def check_matchings(
 # -- validation ---------------------------------------------------------------------------------
 
 
-def _pair(link: Sequence[Any]) -> tuple[Any, Any]:
-    if isinstance(link, str) or len(link) != 2:
-        raise TopologyError(f"a link is a pair of workers, but {link!r} is not.")
-    for end in link:
-        if end is None or isinstance(end, bool) or not isinstance(end, Hashable):
-            raise TopologyError(f"link {link!r} names a worker {end!r}, which is not a name.")
-    return link[0], link[1]
-
-
 def _ordered(i: int, j: int) -> Link:
     return (i, j) if i < j else (j, i)
 
@@ -349,7 +332,7 @@ def _worker_names(
                 f"0..{num_workers - 1}, but they are {_few(seen)}."
             )
         return list(range(num_workers))
-    if graphs.are_worker_numbers(seen):
+    if are_worker_numbers(seen):
         return list(range(len(seen)))
     try:
         return sorted(seen)
@@ -358,7 +341,7 @@ def _worker_names(
 
 
 def _times(
-    times: Mapping[tuple[Any, Any], float] | Sequence[float] | None,
+    times: Seconds | None,
     pairs: Sequence[tuple[Any, Any]],
     order: Iterable[int],
     *,
@@ -409,6 +392,8 @@ def _check_links(topology: Topology) -> None:
         raise TopologyError("links are not sorted: use Topology.from_links.")
     times = topology.link_times
     if times is None:
+        if topology.link_latencies is not None:
+            raise TopologyError("it has link latencies, but no link times.")
         return
     if len(times) != len(topology.links):
         raise TopologyError(f"{len(times)} link times were given for {len(topology.links)} links.")
@@ -424,6 +409,16 @@ def _check_links(topology: Topology) -> None:
         len(waits) == len(times) and all(0 <= w <= t for w, t in zip(waits, times, strict=False))
     ):
         raise TopologyError("link latencies need one value per link, a part of the link's time.")
+
+
+def joins_all(ends: npt.ArrayLike, num_workers: int, *, strong: bool = False) -> bool:
+    """Whether links, as rows (i, j), lead from every worker to every other; `strong`: one way."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    i, j = np.asarray(ends, dtype=np.int64).reshape(-1, 2).T
+    graph = coo_array((np.ones(len(i)), (i, j)), shape=(num_workers, num_workers))
+    return int(connected_components(graph, directed=strong, connection="strong")[0]) == 1
 
 
 def _check_connected(topology: Topology) -> None:

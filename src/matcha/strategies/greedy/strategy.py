@@ -22,7 +22,7 @@ from matcha.strategies.greedy.initial_cycles import as_circles, initial_cycles
 from matcha.strategies.greedy.search import HORIZONS, WEIGHTS, Found, best_cycle
 from matcha.strategies.greedy.weights import optimize_weights
 from matcha.strategies.pacing import check_storable, simple, unroll
-from matcha.strategies.parts import assemble_plan, coloring
+from matcha.strategies.parts import assemble_plan
 from matcha.strategies.strategy import Effort, Request
 from matcha.theory import cycles
 from matcha.timing import RandomLinks, Scaled, Underlay
@@ -52,7 +52,7 @@ _EFFORTS: dict[Effort, _Effort] = {
 
 def build(request: Request, effort: Effort = "default") -> Plan:
     """Plan a cycle of greedily chosen matchings, exactly for small graphs, by sketch for large."""
-    colors, m = coloring(request), request.topology.num_workers
+    colors, m = request.colors, request.topology.num_workers
     network = network_of(request, colors)
     check_storable(math.ceil(min(network.times) / network.rate))  # before a search for nothing
     if m <= cycles.EXACT_UP_TO:
@@ -84,8 +84,7 @@ def network_of(request: Request, colors: Sequence[Matching]) -> Network:
         rate = simple(Fraction(repr(request.budget)) * len(colors), 1000) * times[0]
     else:
         rate = Fraction(timing.allowance(colors, request.budget))
-    column = {link: e for e, link in enumerate(topology.links)}
-    columns = [column[i, j] if (i, j) in column else column[j, i] for i, j in links]
+    columns = [topology.columns[link] for link in links]
     return Network(
         num_workers=topology.num_workers,
         links=np.array(links)[:, ::-1] if push else topology.link_array,
@@ -121,7 +120,7 @@ def _exact(request: Request, network: Network, wanted: Effort) -> tuple[Candidat
     if network.directed and not request.topology.directed:
         # Exchanges are circles of two: never worse than greedy over matchings.
         alike = replace(request, mixing="pairwise")
-        pairs = _exact(alike, network_of(alike, coloring(alike)), wanted)[0]
+        pairs = _exact(alike, network_of(alike, alike.colors), wanted)[0]
         pairs = as_circles(pairs, network)
         starts.append(replace(pairs, weights=None).with_error())
     first = max(lengths)
@@ -202,7 +201,6 @@ def _plan(
         schedule=Cycle(cycle=cycle, num_matchings=len(matchings), seed=request.seed),
         alpha=found.weight,
         weights=None if found.weights is None else tuple(weights),
-        num_colors=len(colors),
         figures={
             "rho": cycles.contraction(found.turns(), m, found.weight),
             "consensus_error": found.error,
