@@ -97,11 +97,7 @@ def is_installed(package: str) -> bool:
 
 
 def require(package: str) -> None:
-    """Say that a package is missing before any work is done, not after.
-
-    Raises:
-        PackageError: It is not installed.
-    """
+    """Say that a package is missing before any work is done, not after."""
     missing = None if is_installed(package) else missing_package(ImportError(name=package))
     if missing is not None:
         raise missing

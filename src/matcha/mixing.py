@@ -35,6 +35,8 @@ from matcha.errors import InputError, unknown_name
 from matcha.topology import Link, Matching, Topology
 
 _MAX_ITERATIONS = 30
+_TOLERANCE = 1e-9
+"""Of ρ above its minimum, and of the sums of a doubly stochastic matrix."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,12 +74,8 @@ def moments(
 ) -> Moments:
     """Mean and variance of the Laplacian when each matching is active independently.
 
-    Args:
-        matchings: The decomposition.
-        probabilities: One per matching; matchings of a group must have the same.
-        num_workers: m.
-        groups: Matchings, by position, that share one coin; without groups each has its own.
-        weights: One for each link of each matching; without, all are 1.
+    Matchings of a group, by position, share one coin and so one probability; without groups each
+    has its own. Weights, one for each link of each matching, are 1 by default.
 
     >>> both = moments([((0, 1),)], [0.5], 2)
     >>> both.mean.toarray().tolist(), both.variance.toarray().tolist()
@@ -102,19 +100,17 @@ def moments(
     return Moments(mean=mean, variance=variance.tocsr())
 
 
-def contraction_factor(of: Moments, alpha: float, *, seed: int = 0) -> float:
+def contraction_factor(of: Moments, alpha: float) -> float:
     """ρ(α) = λ_max(I − 2αL̄ + α²E[L²] − J), exactly.
 
     >>> contraction_factor(moments([((0, 1),)], [0.5], 2), 0.5)
     0.5
     """
-    if of.num_workers <= DENSE_LIMIT:
-        return float(_Dense(of).top(alpha)[0][0])
-    return float(_Sparse(of, seed).top(alpha)[0][0])
+    return float(_eigenvalues(of).top(alpha)[0][0])
 
 
 @on_one_thread
-def optimal_contraction(of: Moments, *, tolerance: float = 1e-9, seed: int = 0) -> Contraction:
+def optimal_contraction(of: Moments) -> Contraction:
     """Find the α of eq. 9, which minimises ρ, and that ρ.
 
     Only the parabolas of a few vectors matter near the minimum: those of the slowest directions
@@ -122,15 +118,10 @@ def optimal_contraction(of: Moments, *, tolerance: float = 1e-9, seed: int = 0) 
     (a lower bound), take the top eigenvectors at that α (an upper bound) and repeat until the two
     meet.
 
-    Args:
-        of: The moments of the Laplacian.
-        tolerance: Stop when ρ is within this of its minimum.
-        seed: Start vectors of the eigenvalue iteration on large graphs.
-
     >>> round(optimal_contraction(moments([((0, 1),)], [0.5], 2)).rho, 9)
     0.5
     """
-    exact: _Dense | _Sparse = _Dense(of) if of.num_workers <= DENSE_LIMIT else _Sparse(of, seed)
+    exact = _eigenvalues(of)
     V = exact.first()
     best = Contraction(alpha=0.0, rho=np.inf)
     for _ in range(_MAX_ITERATIONS):
@@ -138,27 +129,27 @@ def optimal_contraction(of: Moments, *, tolerance: float = 1e-9, seed: int = 0) 
         values, vectors = exact.top(alpha)
         if values[0] < best.rho:
             best = Contraction(alpha=alpha, rho=float(values[0]))
-        if best.rho - below <= tolerance:
+        if best.rho - below <= _TOLERANCE:
             break
         V = orthonormal(np.hstack([V, vectors]))
     # On a path of 100,000 workers ρ is within the tolerance of 1, and rounding may put it above.
     return replace(best, rho=min(best.rho, 1.0))
 
 
-def vanilla_contraction(topology: Topology, *, seed: int = 0) -> Contraction:
+def vanilla_contraction(topology: Topology) -> Contraction:
     """All links at every iteration: α = 2/(λ₂ + λ_m), ρ = ((λ_m − λ₂)/(λ_m + λ₂))².
 
     >>> from matcha.topology.families import ring
     >>> vanilla_contraction(ring(4))
     Contraction(alpha=0.333..., rho=0.111...)
     """
-    low, high = laplacian_extremes(topology.laplacian(), topology, seed=seed)
+    low, high = laplacian_extremes(topology.laplacian(), topology)
     return Contraction(alpha=2.0 / (low + high), rho=((high - low) / (high + low)) ** 2)
 
 
-def periodic_contraction(topology: Topology, budget: float, *, seed: int = 0) -> Contraction:
+def periodic_contraction(topology: Topology, budget: float) -> Contraction:
     """All links every 1/C_b iterations: per iteration ρ = 1 − C_b + C_b·ρ_vanilla."""
-    every = vanilla_contraction(topology, seed=seed)
+    every = vanilla_contraction(topology)
     return Contraction(alpha=every.alpha, rho=1.0 - budget + budget * every.rho)
 
 
@@ -171,13 +162,13 @@ def single_contraction(algebraic_connectivity: float) -> Contraction:
     return Contraction(alpha=0.5, rho=1.0 - 0.5 * algebraic_connectivity)
 
 
-def laplacian_extremes(matrix: Any, topology: Topology, *, seed: int = 0) -> tuple[float, float]:
+def laplacian_extremes(matrix: Any, topology: Topology) -> tuple[float, float]:
     """λ₂ and λ_m of a Laplacian over the links of a topology."""
     m = topology.num_workers
     if m <= DENSE_LIMIT:
         values = np.linalg.eigvalsh(matrix.toarray())
         return float(values[1]), float(values[-1])
-    start = start_vector(m, seed)
+    start = start_vector(m, 0)
     narrow = is_narrow(topology.link_array, m)
     low, _ = lowest_eigenpairs(matrix, 4, narrow=narrow, start=start, tolerance=1e-8)
     high, _ = top_eigenpairs(lambda x: matrix @ x, m, 1, start, 1e-8)
@@ -229,21 +220,14 @@ def _entries(given: Any, topology: Topology) -> dict[Link, float]:
         raise InputError("weights must be 'metropolis', {(i, j): w, …}, or a matrix W.") from None
     if W.shape != (m, m) or not is_doubly_stochastic(W) or not np.allclose(W, W.T, atol=1e-12):
         raise InputError(f"W must be a symmetric {m} × {m} matrix whose rows sum to one.")
-    across = {
-        (int(i), int(j)): float(W[i, j]) for i, j in zip(*np.nonzero(W), strict=True) if i < j
-    }
-    return across
+    entries = zip(*np.nonzero(W), strict=True)
+    return {(int(i), int(j)): float(W[i, j]) for i, j in entries if i < j}
 
 
-def is_doubly_stochastic(
-    matrix: npt.ArrayLike, *, tolerance: float = 1e-9, signed: bool = True
-) -> bool:
+def is_doubly_stochastic(matrix: npt.ArrayLike, *, signed: bool = True) -> bool:
     """Whether all rows and columns of a mixing matrix sum to one.
 
-    Args:
-        matrix: Square matrix W.
-        tolerance: How far a sum may be from one.
-        signed: Accept negative entries, as the paper's I − αL may have; else refuse them.
+    Negative entries, as the paper's I − αL may have, are accepted if `signed`.
 
     >>> is_doubly_stochastic([[0.5, 0.5], [0.5, 0.5]])
     True
@@ -254,8 +238,8 @@ def is_doubly_stochastic(
     if W.ndim != 2 or W.shape[0] != W.shape[1] or not np.isfinite(W).all():
         return False
     sums = np.concatenate([W.sum(axis=0), W.sum(axis=1)])
-    positive = signed or bool(W.min() >= -tolerance)
-    return positive and bool(np.abs(sums - 1.0).max() <= tolerance)
+    positive = signed or bool(W.min() >= -_TOLERANCE)
+    return positive and bool(np.abs(sums - 1.0).max() <= _TOLERANCE)
 
 
 # -- eigenvalues of E[WᵀW] − J --------------------------------------------------------------------
@@ -284,9 +268,9 @@ class _Dense:
 class _Sparse:
     """Large graphs: a few eigenvectors by Lanczos iteration."""
 
-    def __init__(self, of: Moments, seed: int) -> None:
+    def __init__(self, of: Moments) -> None:
         self.of = of
-        self.start = start_vector(of.num_workers, seed)
+        self.start = start_vector(of.num_workers, 0)
 
     def first(self) -> Array:
         m, mean = self.of.num_workers, self.of.mean
@@ -308,6 +292,10 @@ class _Sparse:
         values, vectors = top_eigenpairs(apply, self.of.num_workers, 3, self.start, 1e-8)
         self.start = vectors.sum(axis=1)
         return values, vectors
+
+
+def _eigenvalues(of: Moments) -> _Dense | _Sparse:
+    return _Dense(of) if of.num_workers <= DENSE_LIMIT else _Sparse(of)
 
 
 def _least(P: Array, Q: Array) -> tuple[float, float]:

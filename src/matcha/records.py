@@ -265,11 +265,7 @@ def holds_run(directory: str | Path) -> bool:
 
 
 def check_same(directory: str | Path, header: RunHeader) -> None:
-    """Refuse to go on with a run under other choices: its records would not be of one run.
-
-    Raises:
-        InputError: The run in the directory differs in more than where it ends.
-    """
+    """Refuse to go on with a run under other choices: its records would not be of one run."""
     theirs = read_header(directory)
     changed = [] if theirs.task == header.task else ["task"]
     for part, mine in header.config.items():
@@ -416,11 +412,7 @@ def _build(cls: type[_T], document: dict[str, Any]) -> _T:
 
 @contextmanager
 def _explain_damage(path: Path) -> Iterator[None]:
-    """Turn what goes wrong while a file of records is read into one sentence.
-
-    Raises:
-        InputError: It cannot be read, or is not text.
-    """
+    """Turn what goes wrong while a file of records is read into one sentence."""
     try:
         yield
     except OSError as error:

@@ -35,11 +35,7 @@ _KNOWN_ROUNDS = 1 << 16  # rounds repeat; beyond this many different ones, build
 
 
 def check_separable(mixing: Mixing) -> None:
-    """Refuse to leave meetings out where a round is all or nothing.
-
-    Raises:
-        InputError: Says what to do instead.
-    """
+    """Refuse to leave meetings out where a round is all or nothing."""
     if mixing == "windows":
         raise InputError(
             "sums that hop (ceca) pass through every worker, so none can be left out: plan again "
@@ -48,11 +44,7 @@ def check_separable(mixing: Mixing) -> None:
 
 
 def check_losable(mixing: Mixing, what: str) -> None:
-    """Refuse what may lose messages where a lost message takes part of the sum with it.
-
-    Raises:
-        InputError: Names what was asked for.
-    """
+    """Refuse what may lose messages where a lost message takes part of the sum with it."""
     if mixing in ONE_WAY:
         raise InputError(
             f"{what} needs meetings of two: a one-way message that is lost takes its share of the "
@@ -485,11 +477,7 @@ class PushSum:
 
 
 def check_workers(topology: Topology, workers: Iterable[int]) -> frozenset[int]:
-    """The workers as a set.
-
-    Raises:
-        InputError: The topology has no such worker.
-    """
+    """The workers as a set."""
     found = frozenset(workers)
     for worker in sorted(found):
         if not 0 <= worker < topology.num_workers:
@@ -498,11 +486,7 @@ def check_workers(topology: Topology, workers: Iterable[int]) -> frozenset[int]:
 
 
 def check_links(topology: Topology, links: Iterable[Link]) -> frozenset[Link]:
-    """The links as the topology spells them.
-
-    Raises:
-        InputError: The topology has no such link.
-    """
+    """The links as the topology spells them."""
     found = set()
     for i, j in links:
         link = (i, j) if topology.directed or i < j else (j, i)

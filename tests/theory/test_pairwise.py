@@ -5,12 +5,14 @@ from itertools import product
 
 import numpy as np
 import pytest
+from tests.theory.brute import process
 
 import matcha
-from matcha import families
+from matcha import families, theory
 from matcha.activation import optimal_probabilities
 from matcha.errors import InputError
 from matcha.rounds import Round
+from matcha.schedules import Bernoulli
 from matcha.strategies import Matcha
 from matcha.theory import pairwise
 
@@ -30,18 +32,23 @@ def brute_rho(matchings, p, m):
     return np.linalg.eigvalsh(total - 1 / m)[-1]
 
 
+def rho(matchings, p, m):
+    schedule = Bernoulli(probabilities=tuple(p), seed=0)
+    return theory.contraction(process(matchings, schedule, m, "pairwise", 0.5))
+
+
 @pytest.mark.parametrize("p", [(0.9, 0.5, 0.3, 0.2, 0.7), (1.0, 1.0, 0.0, 0.5, 0.1)])
 def test_rho_against_all_outcomes(p):
     matchings = families.paper_matchings("er8")
-    assert pairwise.contraction_factor(matchings, p, 8) == pytest.approx(brute_rho(matchings, p, 8))
+    assert rho(matchings, p, 8) == pytest.approx(brute_rho(matchings, p, 8))
 
 
 def test_the_order_of_exchange_matters_and_is_right():
     matchings = families.paper_matchings("er8")
     p = (0.9, 0.8, 0.7, 0.6, 0.5)
-    backward = pairwise.contraction_factor(matchings[::-1], p[::-1], 8)
+    backward = rho(matchings[::-1], p[::-1], 8)
     assert backward == pytest.approx(brute_rho(matchings[::-1], p[::-1], 8))
-    assert backward != pytest.approx(pairwise.contraction_factor(matchings, p, 8), rel=1e-6)
+    assert backward != pytest.approx(rho(matchings, p, 8), rel=1e-6)
 
 
 def test_gradient_against_differences():
@@ -66,14 +73,12 @@ def test_never_worse_than_the_connectivity_solution(name, budget):
     m, limit = topology.num_workers, budget * len(matchings)
     start = optimal_probabilities(matchings, m, limit).probabilities
     best = pairwise.optimal_activation(matchings, start, m, limit)
-    assert best.start_rho == pytest.approx(pairwise.contraction_factor(matchings, start, m))
+    assert best.start_rho == pytest.approx(rho(matchings, start, m))
     assert best.rho <= best.start_rho
     assert sum(best.probabilities) <= limit * (1 + 1e-9)
     ordered = [matchings[j] for j in best.order]
     assert sorted(best.order) == list(range(len(matchings)))
-    assert best.rho == pytest.approx(
-        pairwise.contraction_factor(ordered, best.probabilities, m), abs=1e-12
-    )
+    assert best.rho == pytest.approx(rho(ordered, best.probabilities, m), abs=1e-12)
 
 
 def test_matcha_with_pairwise_mixing():
@@ -86,9 +91,7 @@ def test_matcha_with_pairwise_mixing():
     assert ours.rho < 0.9 * theirs.rho
     assert ours.consensus_error < 0.5 * theirs.consensus_error
     assert ours.expected_comm_time <= 0.3 * ours.num_colors * (1 + 1e-9)
-    assert ours.rho == pytest.approx(
-        pairwise.contraction_factor(ours.matchings, ours.probabilities, 16)
-    )
+    assert ours.rho == pytest.approx(rho(ours.matchings, ours.probabilities, 16))
 
 
 def test_shared_coins_and_too_many_workers_are_refused():

@@ -25,9 +25,6 @@ def write_atomically(path: Path, text: str) -> None:
 
     Several processes may write the same file at once: each writes its own temporary one, and the
     last to finish wins.
-
-    Raises:
-        WriteError: With the operating system's reason.
     """
     with replace_file(path) as partial:
         partial.write_text(text, encoding="utf-8")
@@ -57,11 +54,7 @@ def replace_file(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def explain_write_errors(path: Path) -> Iterator[None]:
-    """Turn an operating system's error about a file that cannot be written into one sentence.
-
-    Raises:
-        WriteError: With the file's name and the reason.
-    """
+    """Turn an operating system's error about a file that cannot be written into one sentence."""
     try:
         yield
     except WriteError:
@@ -121,11 +114,7 @@ def load_document(path: str | Path, make: Callable[[dict[str, Any]], Value]) -> 
 
 @contextmanager
 def explain_malformed(kind: type[InputError]) -> Iterator[None]:
-    """Turn whatever goes wrong while a document becomes a value into one sentence.
-
-    Raises:
-        InputError: Of the kind given: it lacks a field, or a part of it is not what it should be.
-    """
+    """Turn whatever goes wrong while a document becomes a value into one sentence."""
     try:
         yield
     except InputError as error:
@@ -157,20 +146,12 @@ class Registry(Generic[Value]):
         self._readers = dict(readers)
 
     def register(self, name: str, read: Callable[..., Value]) -> None:
-        """Add a kind.
-
-        Raises:
-            InputError: The name is taken by another.
-        """
+        """Add a kind."""
         if self._readers.setdefault(name, read) is not read:
             raise InputError(f"a {self._noun} {name!r} is registered already: choose another name.")
 
     def to_json(self, value: Value) -> dict[str, Any]:
-        """The value as JSON, after checking that `from_json` can read it back.
-
-        Raises:
-            PlanError: Its kind is not registered, so it could not be read back.
-        """
+        """The value as JSON, after checking that `from_json` can read it back."""
         document: dict[str, Any] = value.to_json() if hasattr(value, "to_json") else {}
         if document.get(self._field) not in self._readers:
             raise PlanError(
@@ -180,11 +161,7 @@ class Registry(Generic[Value]):
         return document
 
     def from_json(self, document: Any, *beside: Any) -> Value:
-        """The value in a document.
-
-        Raises:
-            PlanError: The document does not describe one that is known here.
-        """
+        """The value in a document."""
         if not isinstance(document, dict):
             raise PlanError(f"its {self._noun} is not an object.")
         name = document.get(self._field)

@@ -42,11 +42,7 @@ class Certificate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keys:
-    """One worker's view of a directory of keys: its identity and the authority that it trusts.
-
-    Raises:
-        InputError: a file is missing or cannot be used.
-    """
+    """One worker's view of a directory of keys: its identity and the authority that it trusts."""
 
     directory: Path
     rank: int
@@ -101,11 +97,7 @@ def worker_of(certificate: Any) -> int | None:
 
 
 def new_keys(directory: str | Path, num_workers: int, *, days: float = 365.0) -> list[Certificate]:
-    """Make an authority and a certificate for each worker.
-
-    Raises:
-        InputError: there are keys already, or no workers to make them for.
-    """
+    """Make an authority and a certificate for each worker."""
     root = Path(directory)
     if num_workers < 1:
         raise InputError(f"keys are for at least one worker, not {num_workers}.")
@@ -154,11 +146,7 @@ def revoke(directory: str | Path, workers: Sequence[int]) -> None:
 
 
 def read_certificates(directory: str | Path) -> list[Certificate]:
-    """What a directory of keys holds, the authority first.
-
-    Raises:
-        InputError: it holds none.
-    """
+    """What a directory of keys holds, the authority first."""
     root = Path(directory)
     x509, _, _ = _cryptography()
     revoked = _revoked(root)

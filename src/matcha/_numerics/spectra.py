@@ -57,17 +57,11 @@ def is_narrow(links: Indices, num_workers: int) -> bool:
 def lowest_eigenpairs(
     matrix: Any, count: int, *, narrow: bool, start: Array, tolerance: float = 1e-6
 ) -> tuple[Array, Array]:
-    """The smallest eigenvalues of a Laplacian and their vectors, the vector of ones left out.
+    """The smallest eigenvalues of a Laplacian, ascending from λ₂, and their orthonormal vectors.
 
-    Args:
-        matrix: Sparse Laplacian of a connected graph (weights may be tiny).
-        count: How many pairs; fewer come back when the graph is smaller.
-        narrow: Whether to factorise (see `is_narrow`) or to use products alone.
-        start: Start vector of the iteration; decides nothing but the digits beyond tolerance.
-        tolerance: Relative accuracy of the eigenvectors' residuals.
-
-    Returns:
-        Eigenvalues in ascending order (the first is λ₂) and orthonormal columns.
+    The graph is connected, and the vector of ones is left out. `narrow` (see `is_narrow`) says
+    whether to factorise or to use products alone; the `start` of the iteration decides nothing but
+    the digits beyond the tolerance, which is of the eigenvectors' residuals.
     """
     m = matrix.shape[0]
     count = min(count, m - 1)

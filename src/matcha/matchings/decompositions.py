@@ -167,11 +167,7 @@ def is_clique_partition(
 
 
 def check_decomposition(topology: Topology, matchings: Sequence[Matching]) -> None:
-    """Refuse matchings that do not split the topology's links.
-
-    Raises:
-        PlanError: Names the link that is missing, foreign or used twice, or the shared worker.
-    """
+    """Refuse matchings that do not split the topology's links."""
     check_matchings(topology, tuple(matchings))
     seen: set[Link] = set()
     for number, matching in enumerate(matchings):

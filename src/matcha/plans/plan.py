@@ -206,11 +206,7 @@ class Plan(AnyPlan):
         return self._reduced(self.process.without(gone), [f"worker {worker}" for worker in gone])
 
     def without_links(self, links: Iterable[Link]) -> Plan:
-        """The plan with some links cut: the same rounds except for the meetings over them.
-
-        Raises:
-            InputError: There is no such link.
-        """
+        """The plan with some links cut: the same rounds except for the meetings over them."""
         cut = check_links(self.topology, links)
         lost = [f"link {i}–{j}" for i, j in sorted(cut)]
         return self._reduced(self.process.without(links=cut), lost)
@@ -420,17 +416,14 @@ def time_of_round(timing: Timing, topology: Topology, round: Round) -> float:
     return timing.round_time(round.matchings)
 
 
-def check_budget(budget: float) -> None:
-    """Refuse a budget outside (0, 1].
-
-    Raises:
-        InputError: The budget is not a fraction in (0, 1].
-    """
-    if not 0 < budget <= 1:
+def check_budget(budget: float) -> float:
+    """Refuse a budget that is no number in (0, 1]."""
+    if isinstance(budget, bool) or not isinstance(budget, (int, float)) or not 0 < budget <= 1:
         raise InputError(
             f"the budget is {budget!r}, but it is a fraction of vanilla's communication: "
             "choose it in (0, 1]."
         )
+    return float(budget)
 
 
 def _read_certificate(document: dict[str, Any]) -> Certificate:

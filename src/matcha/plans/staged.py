@@ -73,12 +73,10 @@ class StagedPlan(AnyPlan):
 
     @property
     def topology(self) -> Topology:
-        """The workers and their links."""
         return self.levels[0].topology
 
     @property
     def timing(self) -> Timing:
-        """The first level's delay model."""
         return self.levels[0].timing
 
     @property
@@ -124,13 +122,11 @@ class StagedPlan(AnyPlan):
         return self.levels[self.stages[self._stage_at(k)].level]
 
     def round(self, k: int) -> Round:
-        """The round of iteration k: the same on every worker, in any order of k."""
         check_iteration(k)
         stage = self.stages[self._stage_at(k)]
         return self._numbered(self.levels[stage.level].round(k - stage.start), stage.level)
 
     def rounds(self, start: int = 0, stop: int | None = None) -> Iterator[Round]:
-        """The rounds of iterations start, start + 1, … in order; quicker than one by one."""
         check_iteration(start)
         return self._rounds(start, stop)
 
@@ -146,7 +142,6 @@ class StagedPlan(AnyPlan):
                 k += 1
 
     def round_time(self, round: Round) -> float:
-        """The communication time of a round, in the first level's unit."""
         return time_of_round(self.timing, self.topology, round)
 
     def without(self, workers: Iterable[int]) -> StagedPlan:
@@ -161,7 +156,6 @@ class StagedPlan(AnyPlan):
 
     @cached_property
     def digest(self) -> str:
-        """A fingerprint of everything that workers must agree on."""
         parts = {
             "levels": [level.digest for level in self.levels],
             "stages": [[stage.start, stage.level] for stage in self.stages],
@@ -196,7 +190,6 @@ class StagedPlan(AnyPlan):
     # -- in and out -----------------------------------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:
-        """The plan as plain JSON values."""
         return {
             "schema": SCHEMA,
             "stages": [[stage.start, stage.level] for stage in self.stages],
@@ -222,7 +215,6 @@ class StagedPlan(AnyPlan):
             )
 
     def summary(self) -> str:
-        """The plan in a few lines of text."""
         lines = [f"staged {self.strategy} plan for {self.topology}"]
         for stage in self.stages:
             level = self.levels[stage.level]

@@ -46,9 +46,6 @@ class Base(Strategy):
 
         Base 2 is one matching per round and mixes pairwise. In larger bases all of a group average
         at once, by Laplacian mixing; they are left out where pairwise mixing is asked for.
-
-        Raises:
-            InputError: No base has all its links in the topology.
         """
         m = request.topology.num_workers
         larger = range(3, min(LARGEST_BASE, m) + 1) if request.mixing == "laplacian" else range(0)

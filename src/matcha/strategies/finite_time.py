@@ -20,7 +20,6 @@ other plan: messages are saved up and all sent in the iteration in which the las
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate
@@ -46,11 +45,7 @@ class Hypercube(Strategy):
     mixings = ("pairwise",)
 
     def build(self, request: Request) -> Plan:
-        """Plan to average with the neighbour across one dimension of a hypercube after another.
-
-        Raises:
-            InputError: The number of workers is not a power of two, or links are missing.
-        """
+        """Plan to average with the neighbour across one dimension of a hypercube after another."""
         m = request.topology.num_workers
         groups = tuple((matching,) for matching in hypercube_matchings(m))
         if not groups:
@@ -75,14 +70,9 @@ class OnePeer(Strategy):
     mixings = ("push",)
 
     def build(self, request: Request) -> Plan:
-        """Plan to hop 1, 2, 4, … places, again and again.
-
-        Raises:
-            InputError: Links are missing.
-        """
+        """Plan to hop 1, 2, 4, … places, again and again."""
         m = request.topology.num_workers
         rounds = tuple((messages(m, hop),) for hop in exponential_hops(m))
-        _check_arrows(self.name, request.topology, [links for (links,) in rounds])
         exact = "; exact consensus after all of them" if m & (m - 1) == 0 else ""
         note = f"hops of {len(rounds)} rounds{exact}."
         return repeat_rounds(request, rounds, alpha=0.5, note=note)
@@ -97,14 +87,9 @@ class Ceca(Strategy):
     mixings = ("windows",)
 
     def build(self, request: Request) -> Plan:
-        """Plan an exact mean by hops, as often as the budget allows.
-
-        Raises:
-            InputError: Links are missing.
-        """
+        """Plan an exact mean by hops, as often as the budget allows."""
         m = request.topology.num_workers
         hops = tuple(messages(m, hop) for hop in ceca_hops(m))
-        _check_arrows(self.name, request.topology, hops)
         note = f"exact consensus by {len(hops)} hops at once, of sums over ever more workers."
         return repeat_rounds(request, (hops,), alpha=1 / m, note=note)
 
@@ -153,19 +138,9 @@ def ceca_hops(num_workers: int) -> tuple[int, ...]:
 
 def missing_link(topology: Topology, groups: tuple[tuple[Matching, ...], ...]) -> Link | None:
     """A link that rounds need and the topology lacks; None where it has all of them."""
-    links = set(topology.links)
-    needed = (link for round_ in groups for matching in round_ for link in matching)
-    return next((link for link in needed if link not in links), None)
-
-
-def _check_arrows(name: str, topology: Topology, hops: Iterable[Matching]) -> None:
     arrows = set(topology.arrows)
-    missing = next((arrow for hop in hops for arrow in hop if arrow not in arrows), None)
-    if missing is not None:
-        raise InputError(
-            f"{name} needs the link from worker {missing[0]} to {missing[1]}, which the topology "
-            "does not have: use greedy, which works anywhere."
-        )
+    needed = (link for round_ in groups for matching in round_ for link in matching)
+    return next((link for link in needed if link not in arrows), None)
 
 
 def repeat_rounds(
@@ -177,6 +152,12 @@ def repeat_rounds(
     weights: Shares | None = None,
 ) -> Plan:
     """The plan that goes through the rounds again and again as its time accrues."""
+    missing = missing_link(request.topology, groups)
+    if missing is not None:
+        raise InputError(
+            f"{request.strategy} needs the link from worker {missing[0]} to {missing[1]}, which "
+            "the topology does not have: use greedy, which works anywhere."
+        )
     share = simple(Fraction(repr(request.budget)), 10**6)
     rate = share * Fraction(request.full_time)
     costs = [Fraction(request.timing.round_time(round_)) for round_ in groups]

@@ -39,11 +39,7 @@ class Rounds(Strategy):
     weights: Weights | None = None
 
     def build(self, request: Request) -> Plan:
-        """Plan to repeat the rounds that the user brought.
-
-        Raises:
-            InputError: There are none, or they take more time than the budget allows.
-        """
+        """Plan to repeat the rounds that the user brought."""
         if self.rounds is None:
             raise InputError("the rounds strategy needs rounds=[[[(i, j), …], …], …].")
         rounds = _check_rounds(request.topology, self.rounds, push=request.mixing == "push")

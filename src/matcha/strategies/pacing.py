@@ -38,9 +38,6 @@ def unroll(turns: Iterable[tuple[int, tuple[int, ...]]]) -> tuple[tuple[int, ...
 
     >>> unroll([(2, (0,)), (1, (1,))])
     ((), (0,), (1,))
-
-    Raises:
-        InputError: They are more than a plan may store: the budget is too small.
     """
     turns = list(turns)
     check_storable(sum(iterations for iterations, _ in turns))
@@ -52,11 +49,7 @@ def unroll(turns: Iterable[tuple[int, tuple[int, ...]]]) -> tuple[tuple[int, ...
 
 
 def check_storable(rounds: int) -> None:
-    """Refuse a plan of more rounds than it may store.
-
-    Raises:
-        InputError: The budget is too small.
-    """
+    """Refuse a plan of more rounds than it may store."""
     if rounds > LONGEST_CYCLE:
         raise InputError(
             f"at this budget the plan repeats after {_short(rounds)} iterations, more than the "

@@ -96,11 +96,7 @@ def check_affordable(request: Request, cost: float, limit: float, what: str) -> 
 
 
 def sorted_pairs(given: Any, *, push: bool = False) -> tuple[Matching, ...]:
-    """Matchings that the user wrote down, with sorted pairs; for push, as (sender, receiver).
-
-    Raises:
-        PlanError: They are not lists of pairs of worker numbers.
-    """
+    """Matchings that the user wrote down, with sorted pairs; for push, as (sender, receiver)."""
     try:
         pairs = [[(int(i), int(j)) for i, j in matching] for matching in given]
         if not push:

@@ -66,7 +66,7 @@ def plan(
     chosen = _resolve(strategy, has_matchings=matchings is not None)
     mixing = _resolve_mixing(chosen, topology)
     message, whole = parse_wire(wire), timing or default_timing(topology)
-    asked = _check_budget(budget)
+    asked = check_budget(budget)
     _check_wire(chosen, mixing, message)
     request = Request(
         topology=topology,
@@ -136,13 +136,6 @@ def _check_wire(chosen: Strategy, mixing: Mixing, wire: Wire) -> None:
             f"{chosen.label} averages whole values, not what the wire {wire.name!r} holds: "
             "leave the wire out, or use greedy."
         )
-
-
-def _check_budget(budget: float) -> float:
-    if isinstance(budget, bool) or not isinstance(budget, (int, float)):
-        raise InputError(f"the budget is {budget!r}, but it is a number in (0, 1].")
-    check_budget(float(budget))
-    return float(budget)
 
 
 def _resolve_weights(

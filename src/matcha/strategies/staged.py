@@ -50,11 +50,7 @@ def staged_plan(
 
 
 def check_followable(plan: PlanLike) -> None:
-    """Refuse plans of which no next stage can be made.
-
-    Raises:
-        InputError: It has stages of its own, no budget, or links that carry one way.
-    """
+    """Refuse plans of which no next stage can be made."""
     if isinstance(plan, StagedPlan):
         raise InputError("this plan has stages of its own: a plan that follows starts with one.")
     strategy = STRATEGIES.get(plan.strategy)

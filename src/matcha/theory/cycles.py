@@ -161,11 +161,7 @@ def retreat(adjoint: Array, turns: Turns, weight: float, noise: Array) -> None:
 
 def transition(turns: Turns, num_workers: int, weight: float) -> Array:
     """Φ − J: what one cycle does to disagreement."""
-    product = centering(num_workers)
-    for _, steps in turns:
-        for ends in steps:
-            mix(product, ends, weight)
-    return product
+    return through(turns, centering(num_workers), weight)
 
 
 def lyapunov(transition: Array, source: Array) -> Array | None:

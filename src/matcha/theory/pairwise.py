@@ -49,31 +49,6 @@ def expected_conjugate(X: Array, chain: Sequence[tuple[float, Step]], weight: fl
     return X
 
 
-def contraction_factor(
-    matchings: Sequence[Matching],
-    probabilities: Sequence[float],
-    num_workers: int,
-    *,
-    weight: float = 0.5,
-) -> float:
-    """The exact ρ = ‖E[WᵀW] − J‖₂ of pairwise mixing with independent coins.
-
-    Args:
-        matchings: In the order of exchange.
-        probabilities: One per matching.
-        num_workers: m.
-        weight: The partner's share.
-
-    >>> contraction_factor([((0, 1),)], [0.25], 2)
-    0.75
-    >>> contraction_factor([((0, 1), (2, 3)), ((0, 2), (1, 3))], [1.0, 1.0], 4)
-    0.0
-    """
-    chain = _chain(matchings, probabilities)
-    X = expected_conjugate(np.eye(num_workers), chain[::-1], weight)
-    return _top(X)[0]
-
-
 def optimal_activation(
     matchings: Sequence[Matching],
     start: Sequence[float],
@@ -86,17 +61,8 @@ def optimal_activation(
 
     The order is improved by exchanging two matchings at a time, the probabilities by projected
     gradient steps through the recursion; both accept only what lowers the exact ρ, so the answer
-    is never worse than the start.
-
-    Args:
-        matchings: The decomposition.
-        start: Probabilities to start from, as those that maximise λ₂ (eq. 5).
-        num_workers: m.
-        limit: Σ p_j · cost_j may not exceed this.
-        costs: One per matching; all 1 by default.
-
-    Raises:
-        InputError: More workers than the exact recursion is good for.
+    is never worse than the start, such as the probabilities that maximise λ₂ (eq. 5).
+    Σ p_j · cost_j stays within the limit; costs are 1 by default.
     """
     if num_workers > MAX_WORKERS:
         raise InputError(
@@ -142,13 +108,6 @@ def project(p: Array, costs: Array, limit: float) -> Array:
 
 
 # -- search -------------------------------------------------------------------------------------
-
-
-def _chain(
-    matchings: Sequence[Matching], probabilities: Sequence[float]
-) -> list[tuple[float, Step]]:
-    pairs = zip(matchings, probabilities, strict=True)
-    return [(p, cycles.step(matching)) for matching, p in pairs if p > 0 and matching]
 
 
 def _top(X: Array) -> tuple[float, Array]:

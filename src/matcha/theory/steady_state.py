@@ -61,7 +61,7 @@ def _consensus_error(process: RoundProcess) -> float:
     return fixed_point_error(operator, process.num_workers, symmetric=adds_up(process))
 
 
-def drift_error(process: RoundProcess, *, max_workers: int = MAX_WORKERS) -> float | None:
+def drift_error(process: RoundProcess) -> float | None:
     """The steady-state disagreement tr(X)/m that gradients with fixed differences cause.
 
     Where workers' gradients differ by the same vectors at every iteration (heterogeneous data),
@@ -73,7 +73,7 @@ def drift_error(process: RoundProcess, *, max_workers: int = MAX_WORKERS) -> flo
         The error, infinite where consensus is never reached; None where m is too large.
     """
     m = process.num_workers
-    if m > max_workers:
+    if m > MAX_WORKERS:
         return None
     noise = cycles.centering(m)
     if process.schedule.period is not None:

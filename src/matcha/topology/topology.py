@@ -285,9 +285,6 @@ def check_matchings(
 
     With `push` the pairs are messages (sender, receiver); each worker sends at most one and
     receives at most one.
-
-    Raises:
-        PlanError: Names the offending matching and link.
     """
     links = set(topology.arrows if push else topology.links)
     for number, matching in enumerate(matchings):
