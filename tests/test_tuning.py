@@ -13,7 +13,7 @@ from matcha.report.figures import draw_tuning, save_figure
 from matcha.simulation import SGD, Constant, Settings, TaskTrials
 from matcha.strategies import Greedy
 from matcha.tuning import Problem, floor
-from matcha.tuning.trials import _Known, infer_iterations
+from matcha.tuning.trials import infer_iterations
 from matcha.wires import parse_wire
 from matcha.zoo.recipes import Choices, recipe
 
@@ -148,7 +148,7 @@ def test_a_control_is_shown_and_never_chosen():
 
 
 def test_iterations_are_inferred_from_neighbours():
-    known = [_Known(disagreement=d, iterations=n) for d, n in ((0, 100), (4, 140), (1, 104))]
+    known = [(0, 100), (4, 140), (1, 104)]
     assert infer_iterations(0.5, known) == pytest.approx(102)
     assert infer_iterations(2.5, known) == pytest.approx(122)
     assert infer_iterations(8, known) == pytest.approx(180)

@@ -145,8 +145,8 @@ DEFECTS = (
     ),
     _defect(
         "strategies/fixed.py",
-        'figures={"rho": best.rho, "connectivity": frequency * connectivity},',
-        'figures={"rho": best.rho, "connectivity": connectivity},',
+        'figures={"rho": best.rho, "algebraic_connectivity": frequency * connectivity},',
+        'figures={"rho": best.rho, "algebraic_connectivity": connectivity},',
         "strategies/test_periodic.py", "strategies/test_vanilla.py", "plans",
     ),
     _defect(

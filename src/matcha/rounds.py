@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from matcha.errors import InputError, PlanError
 from matcha.schedules import Active, Schedule, check_iteration
+from matcha.timing import count_chances
 from matcha.topology import Link, Matching, Topology, check_matchings
 
 _F = TypeVar("_F", np.float32, np.float64)
@@ -148,7 +149,10 @@ class Round(_Mixed):
 
     def partners(self, worker: int) -> tuple[int | None, ...]:
         """The partner of `worker` in each matching; None where it rests."""
-        return tuple(_partner(matching, worker) for matching in self.matchings)
+        return tuple(
+            next((j if i == worker else i for i, j in matching if worker in (i, j)), None)
+            for matching in self.matchings
+        )
 
     def one_way_roles(self, worker: int) -> tuple[OneWayRole | None, ...]:
         """What `worker` sends and receives in each matching; None where it rests."""
@@ -520,13 +524,11 @@ def _most_given_away(process: RoundProcess) -> float:
     if process.weights is not None:  # sums of unequal weights have no short table of frequencies
         likely = tuple(j for p, members in schedule.coins if p >= RARE for j in members)
         return max(_given_away(process, likely).values(), default=0)
-    often: dict[int, npt.NDArray[np.float64]] = {}  # by worker: of 0, 1, … active links
+    coins: dict[int, list[tuple[float, int]]] = defaultdict(list)  # by worker
     for p, members in schedule.coins:
         for worker, links in _given_away(process, members).items():
-            heads = np.zeros(int(links) + 1)
-            heads[0], heads[-1] = 1 - p, p
-            often[worker] = np.convolve(often.get(worker, np.ones(1)), heads)
-    tails = (np.cumsum(counts[::-1])[::-1] for counts in often.values())
+            coins[worker].append((p, int(links)))
+    tails = (np.cumsum(count_chances(some)[::-1])[::-1] for some in coins.values())
     return max((int(np.flatnonzero(tail >= RARE)[-1]) for tail in tails), default=0)
 
 
@@ -539,12 +541,3 @@ def _given_away(process: RoundProcess, active: Active) -> dict[int, float]:
             for worker in link:
                 given[worker] += w
     return given
-
-
-def _partner(matching: Matching, worker: int) -> int | None:
-    for i, j in matching:
-        if i == worker:
-            return j
-        if j == worker:
-            return i
-    return None

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from matcha._io import Registry
 from matcha.errors import InputError, PlanError
-from matcha.timing import Timing
+from matcha.timing import Timing, count_chances
 from matcha.topology import Matching
 
 Active = tuple[int, ...]
@@ -192,11 +192,7 @@ class Bernoulli(_Drawn):
         if not self.groups or additive:
             return timing.expected_time(matchings, self.probabilities)
         # Under t(n) only the number of active matchings counts: convolve the coins.
-        chances = np.ones(1)
-        for p, group in self.coins:
-            coin = np.zeros(len(group) + 1)
-            coin[0], coin[-1] = 1.0 - p, p
-            chances = np.convolve(chances, coin)
+        chances = count_chances((p, len(group)) for p, group in self.coins)
         times = [timing.round_time(matchings[:n]) for n in range(len(chances))]
         return float(chances @ times)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import pairwise
@@ -113,10 +113,8 @@ class Scaled(Timing):
 
     def expected_time(self, matchings: Sequence[Matching], probabilities: Sequence[float]) -> float:
         """E t(number of active matchings): a Poisson-binomial expectation."""
-        counts = np.ones(1)
-        for p in probabilities:
-            counts = np.convolve(counts, (1 - p, p))
-        return float(counts @ [self._time(n) for n in range(len(counts))])
+        chances = count_chances((p, 1) for p in probabilities)
+        return float(chances @ [self._time(n) for n in range(len(chances))])
 
     def costs(self, matchings: Sequence[Matching]) -> tuple[float, ...]:
         return (1.0,) * len(matchings)  # the constraint is on how many are active
@@ -134,6 +132,20 @@ class Scaled(Timing):
 
     def to_json(self) -> dict[str, Any]:
         return {"model": "scaled", "table": list(self.table)}
+
+
+def count_chances(coins: Iterable[tuple[float, int]]) -> npt.NDArray[np.float64]:
+    """The chances that 0, 1, … are active, where a coin of some probability activates several.
+
+    >>> count_chances([(0.5, 2), (0.5, 1)]).tolist()
+    [0.25, 0.25, 0.25, 0.25]
+    """
+    chances = np.ones(1)
+    for p, number in coins:
+        heads = np.zeros(number + 1)
+        heads[0], heads[-1] = 1 - p, p
+        chances = np.convolve(chances, heads)
+    return chances
 
 
 @dataclass(frozen=True)

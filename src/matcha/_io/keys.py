@@ -105,12 +105,8 @@ def new_keys(directory: str | Path, num_workers: int, *, days: float = 365.0) ->
         raise InputError(f"{str(root)!r} holds an authority already: choose another directory.")
     root.mkdir(parents=True, exist_ok=True)
     x509, _, _ = _cryptography()
-    key = _new_key()
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "matcha authority")])
-    builder = _builder(name, name, key, days).add_extension(
-        x509.BasicConstraints(ca=True, path_length=0), critical=True
-    )
-    _write(root, _AUTHORITY, _sign(builder, key), key)
+    constraint = x509.BasicConstraints(ca=True, path_length=0)
+    _certify(root, _AUTHORITY, "matcha authority", constraint, days)
     for rank in range(num_workers):
         issue(root, rank, days=days)
     return read_certificates(root)
@@ -127,11 +123,9 @@ def issue(directory: str | Path, rank: int, *, days: float = 365.0) -> None:
         revoke(root, [rank])
     authority = serialization.load_pem_private_key(file.read_bytes(), password=None)
     issuer = x509.load_pem_x509_certificate((root / f"{_AUTHORITY}.pem").read_bytes()).subject
-    key = _new_key()
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, f"matcha worker {rank}")])
     identity = x509.SubjectAlternativeName([x509.UniformResourceIdentifier(f"{_IDENTITY}{rank}")])
-    builder = _builder(name, issuer, key, days).add_extension(identity, critical=False)
-    _write(root, f"worker-{rank}", _sign(builder, authority), key)
+    title = f"matcha worker {rank}"
+    _certify(root, f"worker-{rank}", title, identity, days, authority=(issuer, authority))
 
 
 def revoke(directory: str | Path, workers: Sequence[int]) -> None:
@@ -188,17 +182,17 @@ def _cryptography() -> tuple[Any, Any, Any]:
     return x509, hashes, serialization
 
 
-def _new_key() -> Any:
-    _cryptography()
+def _certify(
+    root: Path, name: str, title: str, extension: Any, days: float, authority: Any = None
+) -> None:
+    """Write a new key and its certificate, signed by the authority (its name and key) or itself."""
+    x509, hashes, serialization = _cryptography()
     from cryptography.hazmat.primitives.asymmetric import ec
 
-    return ec.generate_private_key(ec.SECP256R1())
-
-
-def _builder(subject: Any, issuer: Any, key: Any, days: float) -> Any:
-    x509, _, _ = _cryptography()
-    now = datetime.now(timezone.utc)
-    return (
+    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(timezone.utc)
+    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, title)])
+    issuer, signer = authority or (subject, key)
+    certificate = (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(issuer)
@@ -206,16 +200,9 @@ def _builder(subject: Any, issuer: Any, key: Any, days: float) -> Any:
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - _CLOCKS + min(timedelta(0), timedelta(days=days)))
         .not_valid_after(now + timedelta(days=days))
+        .add_extension(extension, critical=authority is None)
+        .sign(signer, hashes.SHA256())
     )
-
-
-def _sign(builder: Any, key: Any) -> Any:
-    _, hashes, _ = _cryptography()
-    return builder.sign(key, hashes.SHA256())
-
-
-def _write(root: Path, name: str, certificate: Any, key: Any) -> None:
-    _, _, serialization = _cryptography()
     pem = serialization.Encoding.PEM
     (root / f"{name}.pem").write_bytes(certificate.public_bytes(pem))
     secret = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())

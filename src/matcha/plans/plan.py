@@ -339,39 +339,35 @@ class Plan(AnyPlan):
                 "make it again with `matcha plan`."
             )
         with explain_malformed(PlanError):
-            return cls._from_fields(document)
-
-    @classmethod
-    def _from_fields(cls, document: dict[str, Any]) -> Plan:
-        topology = Topology.from_json(document["topology"])
-        probabilities = tuple(float(p) for p in document["probabilities"])
-        seed, weights = operator.index(document["seed"]), document.get("weights")
-        certificate = document["certificate"]
-        wire = parse_wire(str(document.get("wire", "float32")))  # 0.1 knew no other
-        process = RoundProcess(
-            topology=topology,
-            matchings=tuple(
-                tuple((operator.index(i), operator.index(j)) for i, j in matching)
-                for matching in document["matchings"]
-            ),
-            schedule=SCHEDULES.from_json(document["schedule"], probabilities, seed),
-            mixing=document["mixing"],
-            alpha=float(document["alpha"]),
-            weights=None
-            if weights is None
-            else tuple(tuple(float(w) for w in some) for some in weights),
-        )
-        process.remember(**_read_figures(document, process, 1 - wire.residual))
-        return cls(
-            process=process,
-            strategy=str(document["strategy"]),
-            budget=float(document["budget"]),
-            timing=TIMINGS.from_json(document["timing"], topology),
-            num_colors=operator.index(document["num_colors"]),
-            wire=wire,
-            certificate=None if certificate is None else _read_certificate(certificate),
-            notes=tuple(str(note) for note in document["notes"]),
-        )
+            topology = Topology.from_json(document["topology"])
+            probabilities = tuple(float(p) for p in document["probabilities"])
+            seed, weights = operator.index(document["seed"]), document.get("weights")
+            certificate = document["certificate"]
+            wire = parse_wire(str(document.get("wire", "float32")))  # 0.1 knew no other
+            process = RoundProcess(
+                topology=topology,
+                matchings=tuple(
+                    tuple((operator.index(i), operator.index(j)) for i, j in matching)
+                    for matching in document["matchings"]
+                ),
+                schedule=SCHEDULES.from_json(document["schedule"], probabilities, seed),
+                mixing=document["mixing"],
+                alpha=float(document["alpha"]),
+                weights=None
+                if weights is None
+                else tuple(tuple(float(w) for w in some) for some in weights),
+            )
+            process.remember(**_read_figures(document, process, 1 - wire.residual))
+            return cls(
+                process=process,
+                strategy=str(document["strategy"]),
+                budget=float(document["budget"]),
+                timing=TIMINGS.from_json(document["timing"], topology),
+                num_colors=operator.index(document["num_colors"]),
+                wire=wire,
+                certificate=None if certificate is None else _read_certificate(certificate),
+                notes=tuple(str(note) for note in document["notes"]),
+            )
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:
@@ -433,16 +429,12 @@ def _read_certificate(document: dict[str, Any]) -> Certificate:
 
 def _read_figures(document: dict[str, Any], process: RoundProcess, kept: float) -> dict[str, float]:
     """What a document says of its plan, refused where no such rounds could have it."""
-    names = {"rho": "rho", "algebraic_connectivity": "connectivity"}
-    names["consensus_error"] = "consensus_error"
-    found = {
-        ours: float(decode_number(document[name]))
-        for name, ours in names.items()
-        if document[name] is not None
-    }
-    for name, ours in names.items():
-        if not found.get(ours, 0.0) >= -1e-9:  # an eigenvalue of 0 may be rounded below it
-            raise PlanError(f"its {name} is {found[ours]!r}, but it is never below 0.")
+    names = ("rho", "algebraic_connectivity", "consensus_error")
+    given = {name: document[name] for name in names if document[name] is not None}
+    found = {name: float(decode_number(value)) for name, value in given.items()}
+    for name, value in found.items():
+        if not value >= -1e-9:  # an eigenvalue of 0 may be rounded below it
+            raise PlanError(f"its {name} is {value!r}, but it is never below 0.")
     # Only rounds that diverge have a rho above 1: few, so those alone are computed again.
     rho = found.get("rho", 0.0)
     if rho > 1 + 1e-9 and not math.isclose(theory.contraction(process), rho, rel_tol=1e-6):

@@ -113,7 +113,7 @@ def base_rounds(num_workers: int, base: int) -> tuple[Exchanges, ...]:
         within = _together([_sums(group, base) for group in groups])
         ways.append([*within, *_together([_cube(column, base) for column in columns])])
     rounds = min(ways, key=lambda way: (sum(map(len, way)), len(way)))
-    return tuple([_sort_links(links) for links in round_] for round_ in rounds)
+    return tuple([dict(sorted(links.items())) for links in round_] for round_ in rounds)
 
 
 def is_power(number: int, base: int) -> bool:
@@ -125,10 +125,6 @@ def is_power(number: int, base: int) -> bool:
     while number % base == 0:
         number //= base
     return number == 1
-
-
-def _sort_links(links: dict[Link, float]) -> dict[Link, float]:
-    return {link: links[link] for link in sorted(links)}
 
 
 def _factors(number: int, base: int, *, partial: bool = False) -> list[int]:

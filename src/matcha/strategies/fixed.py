@@ -123,7 +123,7 @@ class Silent(Strategy):
             budget=0.0,
             schedule=Cycle(cycle=((),), num_matchings=len(request.colors), seed=request.seed),
             alpha=0.5,
-            figures={"rho": 1.0, "connectivity": 0.0, "consensus_error": math.inf},
+            figures={"rho": 1.0, "algebraic_connectivity": 0.0, "consensus_error": math.inf},
             notes=("no worker ever talks: a control, not a way to train.",),
         )
 
@@ -137,7 +137,7 @@ def _all_links(request: Request, frequency: float, best: Contraction) -> Plan:
         budget=frequency,
         schedule=PeriodicSchedule(frequency=frequency, num_matchings=number, seed=request.seed),
         alpha=best.alpha,
-        figures={"rho": best.rho, "connectivity": frequency * connectivity},
+        figures={"rho": best.rho, "algebraic_connectivity": frequency * connectivity},
     )
 
 

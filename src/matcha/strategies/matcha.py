@@ -98,7 +98,7 @@ class Matcha(Strategy):
             matchings=matchings,
             schedule=schedule,
             alpha=0.5 if best is None else best.alpha,
-            figures={"rho": best.rho, "connectivity": certificate.value}
+            figures={"rho": best.rho, "algebraic_connectivity": certificate.value}
             if best is not None and certificate is not None
             else {},
             certificate=certificate,
@@ -132,13 +132,13 @@ def _pairwise(
     matchings = tuple(matchings[j] for j in best.order)
     links = np.array([link for matching in matchings for link in matching])
     weights = np.repeat(p, [len(matching) for matching in matchings])
-    expected = laplacian(links, m, weights)
+    connectivity = laplacian_extremes(laplacian(links, m, weights), topology)[0]
     return assemble_plan(
         request,
         matchings=matchings,
         schedule=Bernoulli(probabilities=p, seed=request.seed),
         alpha=0.5,
-        figures={"rho": best.rho, "connectivity": laplacian_extremes(expected, topology)[0]},
+        figures={"rho": best.rho, "algebraic_connectivity": connectivity},
         certificate=found.certificate,
         notes=(
             f"probabilities and order minimise rho itself: {best.rho:.4f}, against "
@@ -194,7 +194,7 @@ class Single(Strategy):
             request,
             schedule=Choice(probabilities=found.probabilities, seed=seed),
             alpha=best.alpha,
-            figures={"rho": best.rho, "connectivity": found.certificate.value},
+            figures={"rho": best.rho, "algebraic_connectivity": found.certificate.value},
             certificate=found.certificate,
             beside_periodic=True,
         )

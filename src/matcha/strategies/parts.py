@@ -41,7 +41,7 @@ def assemble_plan(
         matchings: What rounds are made of; by default those of a full exchange.
         weights: One for each link of each matching, where they differ.
         budget: What the plan's budget is, where not the one asked for.
-        figures: `rho`, `connectivity` and `consensus_error` as far as found on the way.
+        figures: `rho`, `algebraic_connectivity`, `consensus_error` as far as found on the way.
         certificate: Of the probabilities.
         notes: What only the strategy knows.
         beside_periodic: Note where periodic communication would contract faster.

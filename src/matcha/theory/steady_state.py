@@ -141,7 +141,7 @@ def _shared_contraction(process: RoundProcess, active: Active) -> float:
 
 def connectivity(process: RoundProcess) -> float:
     """λ₂ of the expected topology Σ p_j L_j (eq. 5), of any rounds."""
-    return process.figure("connectivity", _connectivity)
+    return process.figure("algebraic_connectivity", _connectivity)
 
 
 def _connectivity(process: RoundProcess) -> float:

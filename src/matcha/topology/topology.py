@@ -112,7 +112,7 @@ class Topology:
                     )
         numbered = [(number[a], number[b]) for a, b in pairs]
         if not directed:
-            numbered = [_ordered(i, j) for i, j in numbered]
+            numbered = [(min(link), max(link)) for link in numbered]
         _check_distinct(numbered, names)
         order = sorted(range(len(numbered)), key=numbered.__getitem__)
         return cls(
@@ -305,10 +305,6 @@ def check_matchings(
 
 
 # -- validation ---------------------------------------------------------------------------------
-
-
-def _ordered(i: int, j: int) -> Link:
-    return (i, j) if i < j else (j, i)
 
 
 def _worker_names(

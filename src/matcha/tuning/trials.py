@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
 from matcha._numerics import ProgressCallback
@@ -36,14 +36,6 @@ class Trials(Protocol):
         """Iterations until the average model holds the target; infinite if not within a limit."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Known:
-    """What is known of iterations at some disagreement."""
-
-    disagreement: float
-    iterations: float
-
-
 def try_best(
     points: Sequence[TunedPoint],
     plans: Sequence[Plan],
@@ -64,7 +56,7 @@ def try_best(
         progress: Called with (done, total, "trials at most") after each trial.
     """
     exact = trials.exact_iterations
-    known = [_Known(disagreement=0.0, iterations=exact)]
+    known = [(0.0, exact)]
     measured: dict[int, float] = {}
     best = math.inf
     while len(measured) < max_trials:
@@ -83,54 +75,39 @@ def try_best(
         best = min(best, needed * each)
         # What was not reached within the limit takes longer, by an unknown amount.
         lesson = needed if math.isfinite(needed) else 1.5 * limit
-        known.append(_Known(disagreement=disagreements[place], iterations=lesson))
+        known.append((disagreements[place], lesson))
         if progress is not None:
             progress(len(measured), max_trials, "trials at most")
-    return [
-        _with_measured(point, measured[n])
-        if n in measured
-        else _with_inferred(point, infer_iterations(disagreements[n], known))
-        for n, point in enumerate(points)
-    ]
+    found = []
+    for n, point in enumerate(points):
+        tried = n in measured
+        needed = measured[n] if tried else infer_iterations(disagreements[n], known)
+        seconds = needed * point.iteration_seconds
+        found.append(
+            replace(point, iterations=needed, seconds=seconds, learning_rate=None, tried=tried)
+        )
+    return found
 
 
-def infer_iterations(disagreement: float, known: Sequence[_Known]) -> float:
+def infer_iterations(disagreement: float, known: Sequence[tuple[float, float]]) -> float:
     """Iterations by straight lines between what is known, and beyond the last by the last's slope.
 
-    >>> known = [_Known(disagreement=0.0, iterations=100.0)]
-    >>> infer_iterations(2.0, known)
+    >>> infer_iterations(2.0, [(0.0, 100.0)])
     110.0
-    >>> infer_iterations(1.0, [*known, _Known(disagreement=2.0, iterations=160.0)])
+    >>> infer_iterations(1.0, [(0.0, 100.0), (2.0, 160.0)])
     130.0
     """
     if not math.isfinite(disagreement):
         return math.inf
-    ordered = sorted(known, key=lambda each: each.disagreement)
-    below = [each for each in ordered if each.disagreement <= disagreement]
-    above = [each for each in ordered if each.disagreement > disagreement]
-    first = below[-1]
-    if above:
-        way = above[0].disagreement - first.disagreement
-        slope = (above[0].iterations - first.iterations) / way
-    else:
-        slope = _last_slope(ordered)
-    return first.iterations + slope * (disagreement - first.disagreement)
+    ordered = sorted(known, key=lambda each: each[0])
+    x, iterations = next(each for each in reversed(ordered) if each[0] <= disagreement)
+    after = next((each for each in ordered if each[0] > disagreement), None)
+    slope = _last_slope(ordered) if after is None else (after[1] - iterations) / (after[0] - x)
+    return iterations + slope * (disagreement - x)
 
 
-def _last_slope(ordered: Sequence[_Known]) -> float:
+def _last_slope(ordered: Sequence[tuple[float, float]]) -> float:
     """Beyond what was tried: the whole chain's slope, for two neighbours differ by luck too."""
-    first, last = ordered[0], ordered[-1]
-    least = _SLOPE * first.iterations
-    if last.disagreement <= 0:
-        return least
-    return max((last.iterations - first.iterations) / last.disagreement, least / 10)
-
-
-def _with_measured(point: TunedPoint, iterations: float) -> TunedPoint:
-    seconds = iterations * point.iteration_seconds
-    return replace(point, iterations=iterations, seconds=seconds, learning_rate=None, tried=True)
-
-
-def _with_inferred(point: TunedPoint, iterations: float) -> TunedPoint:
-    seconds = iterations * point.iteration_seconds
-    return replace(point, iterations=iterations, seconds=seconds, learning_rate=None)
+    (_, first), (disagreement, last) = ordered[0], ordered[-1]
+    least = _SLOPE * first
+    return least if disagreement <= 0 else max((last - first) / disagreement, least / 10)
