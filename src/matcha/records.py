@@ -168,17 +168,16 @@ def to_frame(records: Sequence[Record]) -> Any:
 class RunWriter:
     """Writes a run's directory as it goes; every line is whole on disk once written.
 
-    Several processes may write to one directory when each writes its own workers' records:
-    `primary=False` leaves what is of the run as a whole to the process that is primary.
+    Several processes may write to one directory when each writes its own workers' records; the
+    primary one writes the files of the run as a whole.
 
     Args:
         directory: The run's.
         header: What is run.
         plan: Who talks when.
-        after: Go on with the run that is there, after so many iterations; what was recorded of
-            later ones is dropped, as they will be run again. None starts a new run.
-        primary: Whether this process writes what is of the run as a whole; a function where
-            that may change hands.
+        after: Resume the run that is there after so many iterations, and drop the records of later
+            ones, which will be run again. None starts a new run.
+        primary: Whether this process is the primary one; a function where that may change.
 
     Raises:
         InputError: There is a run already, or, when going on, one of other choices.

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
-from itertools import repeat
+from itertools import compress, repeat
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
 import numpy as np
@@ -21,6 +21,7 @@ from matcha.timing import count_chances
 from matcha.topology import Link, Matching, Topology, check_matchings
 
 _F = TypeVar("_F", np.float32, np.float64)
+_T = TypeVar("_T")
 Mixing: TypeAlias = Literal["laplacian", "pairwise", "push", "average", "windows"]
 MIXINGS: tuple[Mixing, ...] = get_args(Mixing)
 ONE_WAY: tuple[Mixing, ...] = ("push", "windows")
@@ -180,14 +181,12 @@ class Round(_Mixed):
         if all(len(ks) == len(m) for ks, m in zip(places, self.matchings, strict=True)):
             return self
         check_separable(self.mixing)
-        left = [position for position, ks in enumerate(places) if ks]
+        matchings, weights = _take(self.matchings, places), self.weights
         return replace(
             self,
-            matchings=tuple(tuple(self.matchings[p][k] for k in places[p]) for p in left),
-            indices=tuple(self.indices[p] for p in left),
-            weights=None
-            if self.weights is None
-            else tuple(tuple(self.weights[p][k] for k in places[p]) for p in left),
+            matchings=tuple(filter(None, matchings)),
+            indices=tuple(compress(self.indices, matchings)),
+            weights=None if weights is None else tuple(filter(None, _take(weights, places))),
         )
 
     def renumber(self, workers: list[int]) -> Round:
@@ -407,13 +406,8 @@ class RoundProcess(_Mixed):
         if self.mixing == "push" and not self.topology.directed:
             cut |= {(j, i) for i, j in cut}
         places = _places_left(self.matchings, gone, cut)
-        weights = self.weights
-        if weights is not None:
-            pairs = zip(weights, places, strict=True)
-            weights = tuple(tuple(shares[k] for k in ks) for shares, ks in pairs)
-        pairs_left = zip(self.matchings, places, strict=True)
-        left = tuple(tuple(matching[k] for k in ks) for matching, ks in pairs_left)
-        process = replace(self, matchings=left, weights=weights)
+        weights = None if self.weights is None else _take(self.weights, places)
+        process = replace(self, matchings=_take(self.matchings, places), weights=weights)
         object.__setattr__(process, "gone", everyone_gone)
         return process
 
@@ -509,6 +503,12 @@ def _places_left(
         [k for k, link in enumerate(m) if link not in links and not gone.intersection(link)]
         for m in matchings
     ]
+
+
+def _take(
+    rows: Sequence[tuple[_T, ...]], places: Sequence[Sequence[int]]
+) -> tuple[tuple[_T, ...], ...]:
+    return tuple(tuple(row[k] for k in ks) for row, ks in zip(rows, places, strict=True))
 
 
 def _renumber(matchings: Sequence[Matching], number: dict[int, int]) -> tuple[Matching, ...]:

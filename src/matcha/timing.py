@@ -358,7 +358,7 @@ def _slowest_hop(
     graph = nx.Graph()
     graph.add_weighted_edges_from((i, j, seconds[i, j]) for i, j in topology.links)
     tree = nx.minimum_spanning_tree(graph)
-    # Of a tree's workers in the order of a walk, neighbours in the order are near one another.
+    # In the order of a walk along the tree, consecutive workers are near one another.
     order = list(nx.dfs_preorder_nodes(tree, source=min(graph)))
     hops: list[Link] = list(zip(order, [*order[1:], order[0]], strict=True))
     return max(float(nx.dijkstra_path_length(graph, i, j)) for i, j in hops)

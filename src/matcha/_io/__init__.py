@@ -7,8 +7,9 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -125,52 +126,50 @@ def explain_malformed(kind: type[InputError]) -> Iterator[None]:
         raise kind(f"a part of it is malformed ({error}).") from None
 
 
+@dataclass(frozen=True)
 class Registry(Generic[Value]):
     """A registry of values that are saved by the name of their kind, users' own among them.
-
-    Args:
-        noun: What they are, as sentences say it.
-        field: Which field of a document names the kind.
-        public: The function by which users register theirs, as sentences say it.
-        readers: How each kind is read, from a document and what is stored beside it.
 
     >>> colors = Registry("colour", "model", "paint.register", {"grey": lambda doc: doc["share"]})
     >>> colors.from_json({"model": "grey", "share": 0.5})
     0.5
     """
 
-    def __init__(
-        self, noun: str, field: str, public: str, readers: Mapping[str, Callable[..., Value]]
-    ) -> None:
-        self._noun, self._field, self._public = noun, field, public
-        self._readers = dict(readers)
+    noun: str
+    """What they are, as sentences say it."""
+    field: str
+    """Which field of a document names the kind."""
+    public: str
+    """The function by which users register theirs."""
+    readers: dict[str, Callable[..., Value]]
+    """How each kind is read, from a document and what is stored beside it."""
 
     def register(self, name: str, read: Callable[..., Value]) -> None:
         """Add a kind."""
-        if self._readers.setdefault(name, read) is not read:
-            raise InputError(f"a {self._noun} {name!r} is registered already: choose another name.")
+        if self.readers.setdefault(name, read) is not read:
+            raise InputError(f"a {self.noun} {name!r} is registered already: choose another name.")
 
     def to_json(self, value: Value) -> dict[str, Any]:
         """The value as JSON, after checking that `from_json` can read it back."""
         document: dict[str, Any] = value.to_json() if hasattr(value, "to_json") else {}
-        if document.get(self._field) not in self._readers:
+        if document.get(self.field) not in self.readers:
             raise PlanError(
-                f"the {self._noun} {type(value).__name__} cannot be saved: give it a to_json with "
-                f"a {self._field!r}, and register it with {self._public}."
+                f"the {self.noun} {type(value).__name__} cannot be saved: give it a to_json with "
+                f"a {self.field!r}, and register it with {self.public}."
             )
         return document
 
     def from_json(self, document: Any, *beside: Any) -> Value:
         """The value in a document."""
         if not isinstance(document, dict):
-            raise PlanError(f"its {self._noun} is not an object.")
-        name = document.get(self._field)
-        if not isinstance(name, str) or name not in self._readers:
+            raise PlanError(f"its {self.noun} is not an object.")
+        name = document.get(self.field)
+        if not isinstance(name, str) or name not in self.readers:
             raise PlanError(
-                f"its {self._noun} {name!r} is unknown: register one of your own with "
-                f"{self._public} before loading."
+                f"its {self.noun} {name!r} is unknown: register one of your own with "
+                f"{self.public} before loading."
             )
-        return self._readers[name](document, *beside)
+        return self.readers[name](document, *beside)
 
 
 def fingerprint(document: Any) -> str:

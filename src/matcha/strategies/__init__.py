@@ -2,9 +2,8 @@
 
 from matcha.strategies.base import Base
 from matcha.strategies.finite_time import Ceca, Hypercube, OnePeer
-from matcha.strategies.fixed import AllReduce, Local, Periodic, Silent, Vanilla
+from matcha.strategies.fixed import AllReduce, Local, Periodic, Rounds, Silent, Vanilla
 from matcha.strategies.matcha import Matcha, Single
-from matcha.strategies.own import Rounds
 from matcha.strategies.planning import plan
 from matcha.strategies.registry import (
     COMPARED,

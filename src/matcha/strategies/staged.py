@@ -73,7 +73,7 @@ def is_off(plan: Plan, seconds: Mapping[Link, float], *, least: float = 0.0) -> 
         plan: The plan in force.
         seconds: What a meeting over each link takes now.
         least: Seconds per iteration by which a link must be off, as often as it is used (or, where
-            it is hardly used, as a typical one is), so that trifles count for nothing.
+            it is hardly used, as a typical one is), so that small differences do not count.
     """
     planned, pace, uses = _planned_times(plan), _pace(plan, seconds), _uses(plan)
     typical = statistics.fmean(uses.values())
