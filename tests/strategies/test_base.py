@@ -13,7 +13,7 @@ from matcha.errors import InputError
 from matcha.matchings import decompose, is_matching
 from matcha.rounds import Round
 from matcha.strategies import Base
-from matcha.strategies.base import base_rounds, is_power
+from matcha.strategies.finite_time import base_rounds, is_power
 
 
 def matrices(rounds, workers):

@@ -13,7 +13,7 @@ from matcha import families
 from matcha.schedules import Cycle, Periodic
 from matcha.strategies import Greedy, Rounds
 from matcha.theory import consensus_error, push_sum_weights
-from matcha.theory.cyclic_rounds import cycle_contraction, mixing_matrices, push_sum_error
+from matcha.theory.steady_state import cycle_contraction, mixing_matrices, push_sum_error
 
 
 @pytest.mark.parametrize("mixing", ["laplacian", "pairwise"])

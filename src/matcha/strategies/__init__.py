@@ -1,7 +1,6 @@
 """Strategies: how a plan is made from a topology and a budget. One registry, one file each."""
 
-from matcha.strategies.base import Base
-from matcha.strategies.finite_time import Ceca, Hypercube, OnePeer
+from matcha.strategies.finite_time import Base, Ceca, Hypercube, OnePeer
 from matcha.strategies.fixed import AllReduce, Local, Periodic, Rounds, Silent, Vanilla
 from matcha.strategies.matcha import Matcha, Single
 from matcha.strategies.planning import plan

@@ -9,8 +9,7 @@ from typing import Any
 from matcha.errors import InputError, unknown_name
 from matcha.plans import Plan
 from matcha.rounds import Mixing
-from matcha.strategies.base import Base
-from matcha.strategies.finite_time import Ceca, Hypercube, OnePeer
+from matcha.strategies.finite_time import Base, Ceca, Hypercube, OnePeer
 from matcha.strategies.fixed import AllReduce, Local, Periodic, Rounds, Silent, Vanilla
 from matcha.strategies.matcha import Matcha, Single
 from matcha.strategies.strategy import Effort, Request, Strategy

@@ -7,7 +7,6 @@ from matcha.theory.bounds import (
     gradient_bound,
     graph_bound,
 )
-from matcha.theory.cyclic_rounds import push_sum_weights
 from matcha.theory.steady_state import (
     MAX_WORKERS,
     averages_over_cycle,
@@ -15,6 +14,7 @@ from matcha.theory.steady_state import (
     consensus_error,
     contraction,
     drift_error,
+    push_sum_weights,
 )
 
 __all__ = [
