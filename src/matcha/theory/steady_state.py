@@ -325,18 +325,13 @@ def push_sum_weights(process: RoundProcess) -> tuple[float, ...]:
     >>> [round(share, 6) for share in push_sum_weights(plan.process)]
     [1.0, 1.0]
     """
-    return tuple(cycle_weights(push_turns(process), process.num_workers).tolist())
-
-
-def cycle_weights(turns: Sequence[tuple[int, Array | None]], m: int) -> Array:
-    """Push-sum's ω of every worker, averaged over the iterations of a cycle."""
+    turns, m = push_turns(process), process.num_workers
     omega, total = _steady_weights(turns, m), np.zeros(m)
     for wait, W in turns:
         total += (wait - 1) * omega
         omega = omega if W is None else W @ omega
         total += omega
-    mean: Array = total / sum(wait for wait, _ in turns)
-    return mean
+    return tuple((total / sum(wait for wait, _ in turns)).tolist())
 
 
 def _steady_weights(turns: Sequence[tuple[int, Array | None]], m: int) -> Array:
