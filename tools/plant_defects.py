@@ -147,7 +147,7 @@ DEFECTS = (
         "strategies/fixed.py",
         'figures={"rho": best.rho, "algebraic_connectivity": frequency * connectivity},',
         'figures={"rho": best.rho, "algebraic_connectivity": connectivity},',
-        "strategies/test_periodic.py", "strategies/test_vanilla.py", "plans",
+        "strategies/test_fixed.py", "plans",
     ),
     _defect(
         "records.py",

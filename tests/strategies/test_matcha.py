@@ -9,7 +9,7 @@ import matcha
 from matcha import families
 from matcha.errors import InputError, PlanError
 from matcha.matchings import is_decomposition
-from matcha.strategies import Matcha
+from matcha.strategies import Matcha, Single
 from matcha.timing import Scaled
 
 
@@ -69,3 +69,25 @@ def test_cliques_share_coins_which_pairwise_mixing_cannot():
             0.5,
             Matcha(decomposition="cliques", mixing="pairwise", effort="none"),
         )
+
+
+# -- one matching at a time -----------------------------------------------------------------------
+
+
+def test_single_draws_at_most_one_matching_an_iteration():
+    plan = matcha.plan(matcha.families.paper("er8"), 0.2, "single")
+    assert {len(plan.round(k).matchings) for k in range(500)} <= {0, 1}
+    assert sum(plan.probabilities) <= 0.2 * len(plan.matchings) + 1e-9
+
+
+def test_both_ends_take_their_mean_so_the_two_mixings_are_one():
+    topology = matcha.families.ring(4)
+    laplacian = matcha.plan(topology, 0.5, Single(mixing="laplacian"))
+    pairwise = matcha.plan(topology, 0.5, Single(mixing="pairwise"))
+    assert laplacian.alpha == pairwise.alpha == 0.5
+    assert laplacian.rho == pytest.approx(pairwise.rho)
+
+
+def test_singles_own_probabilities_beyond_the_budget_are_refused():
+    with pytest.raises(InputError):
+        matcha.plan(matcha.families.ring(4), 0.1, Single(probabilities=[0.5, 0.5]))
