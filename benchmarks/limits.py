@@ -22,7 +22,7 @@ from typing import Any
 
 import harness
 from parts.one_peer import two_model_ceca_error
-from parts.supports import searched_lengths, sharpen
+from parts.supports import doubling_bound, searched_lengths, sharpen
 
 import matcha
 from matcha import Topology, families, theory
@@ -92,7 +92,7 @@ def bounds_of(name: str) -> dict[str, Any]:
     return {
         "graph": name,
         "goal": goal,
-        "doubling": least(lambda c: theory.doubling_bound(m, c), goal, 0.01, 20),
+        "doubling": least(lambda c: doubling_bound(m, c), goal, 0.01, 20),
         "quick": least(graph, goal, 0.01, 20),
         "bound": least(partial(graph, sharpen=partial(sharpen, searched=searched)), goal, 0.01, 20),
         "one_way_bound": least(partial(graph, one_way=True), goal, 0.01, 20),
@@ -158,7 +158,7 @@ def directed(_: argparse.Namespace) -> list[dict[str, Any]]:
             "base": ("base", None),
             "ceca": ("ceca", None),
         }
-        row: dict[str, Any] = {"workers": m, "no_less": theory.doubling_bound(m, 1.0)}
+        row: dict[str, Any] = {"workers": m, "no_less": doubling_bound(m, 1.0)}
         row["error"] = {
             label: matcha.plan(topology, budget, strategy_with(name, mixing=mixing)).consensus_error  # type: ignore[arg-type]
             for label, (name, mixing) in asked.items()

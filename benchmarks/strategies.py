@@ -21,9 +21,10 @@ import harness
 import numpy as np
 from parts.fair_alpha import with_error_optimal_alpha
 from parts.one_peer import one_peer_exponential_error
+from parts.supports import doubling_bound
 
 import matcha
-from matcha import Plan, Topology, families, theory
+from matcha import Plan, Topology, families
 from matcha.strategies import Greedy, Matcha
 
 BUDGETS = (0.02, 0.1, 0.3, 0.5)
@@ -120,7 +121,7 @@ def errors(graphs: Sequence[str]) -> list[dict[str, Any]]:
             row["rho"] = {label: plan.rho for label, plan in found.items()}
             row["comm_time"] = {label: plan.expected_comm_time for label, plan in found.items()}
             row["weight"] = found["greedy"].alpha
-            row["doubling_bound"] = theory.doubling_bound(
+            row["doubling_bound"] = doubling_bound(
                 found["greedy"].num_workers, budget * found["greedy"].num_colors
             )
             row["design"] = DESIGN.get(budget, {}).get(name)
@@ -225,7 +226,7 @@ def crossings(graphs: Sequence[str]) -> list[dict[str, Any]]:
         }
         m, colors = topology.num_workers, len(own)
         row["no_less"] = least_budget(
-            lambda b, m=m, c=colors: theory.doubling_bound(m, b * c), goal, 0.01, 20
+            lambda b, m=m, c=colors: doubling_bound(m, b * c), goal, 0.01, 20
         )
         for kind in ("best", "paper"):
             row[f"share_{kind}"] = row["greedy"] / row[f"matcha_{kind}"]
@@ -342,7 +343,7 @@ def free_links(_: Sequence[str]) -> list[dict[str, Any]]:
                     "finite_time": matcha.plan(topology, budget, finite).consensus_error,
                     "ceca": matcha.plan(topology, budget, "ceca").consensus_error,
                     "one_way": matcha.plan(topology, budget, Greedy(mixing="push")).consensus_error,
-                    "no_less": theory.doubling_bound(m, units),
+                    "no_less": doubling_bound(m, units),
                 }
             )
             print(free_line(rows[-1]), flush=True)

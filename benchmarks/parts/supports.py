@@ -1,5 +1,6 @@
-"""Supports: which workers a value can have reached after a few matchings, over all choices of them.
+"""Bounds that hold for every schedule: by doubling, and by supports over all choices of matchings.
 
+A support is the workers that a value can have reached after a few matchings.
 `theory.graph_bound` lets every worker's noise spread as if matchings were made for it alone. Here
 all workers share them. With B the product of some matchings and A one more, of weights in [0, 1],
 
@@ -19,12 +20,31 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from matcha.errors import InputError
 from matcha.topology import Topology
 
 Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
 _MOST_MATCHINGS = 6000
 _MOST_STEPS = 4e9
+
+
+def doubling_bound(num_workers: int, matchings_per_iteration: float) -> float:
+    """A consensus error that no strategy goes below, whatever its links and weights.
+
+    After a matchings, one worker's noise has reached at most 2^a workers, so it still has squared
+    length max(2^-a, 1/m); and by convexity no timing beats an even one. Hence
+    tr(X)/m >= Σ_{n>=1} (max(2^{-cn}, 1/m) − 1/m) at c matchings per iteration.
+
+    >>> doubling_bound(8, 1.0)
+    0.5
+    """
+    if not matchings_per_iteration > 0:
+        raise InputError("a bound needs a positive number of matchings per iteration.")
+    last = math.ceil(math.log2(num_workers) / matchings_per_iteration)
+    ages = np.arange(1, last + 1)
+    lengths = np.maximum(2.0 ** (-matchings_per_iteration * ages), 1 / num_workers)
+    return float(np.sum(lengths - 1 / num_workers))
 
 
 def searched_lengths(topology: Topology, *, seconds: float = 60.0) -> tuple[float, ...]:

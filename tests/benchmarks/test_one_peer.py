@@ -5,8 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from matcha import theory
+from benchmarks.parts.supports import doubling_bound
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "parts" / "one_peer.py"
 
@@ -29,8 +28,8 @@ def test_it_is_doubly_stochastic_and_exact_for_powers_of_two(one_peer):
         exact = np.allclose(product, 1 / workers)
         assert exact == (workers in (8, 16))
     error = one_peer.one_peer_exponential_error
-    assert error(8, 1.0) == pytest.approx(theory.doubling_bound(8, 1.0))
-    assert error(6, 1.0) > theory.doubling_bound(6, 1.0)
+    assert error(8, 1.0) == pytest.approx(doubling_bound(8, 1.0))
+    assert error(6, 1.0) > doubling_bound(6, 1.0)
 
 
 def test_ceca_with_two_models_is_the_exponential_graph_for_powers_of_two(one_peer):

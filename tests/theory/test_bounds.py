@@ -3,12 +3,13 @@ from __future__ import annotations
 import math
 
 import pytest
+from benchmarks.parts.supports import doubling_bound
 
 import matcha
 from matcha import families, theory
 from matcha.errors import InputError
 from matcha.strategies import Greedy, strategy_with
-from matcha.theory import admissible_learning_rate, doubling_bound, gradient_bound
+from matcha.theory import admissible_learning_rate, gradient_bound
 
 CASE = {
     "num_workers": 4,
@@ -62,12 +63,12 @@ def test_no_schedule_goes_below_the_bound_of_its_graph(name, budget):
     plan = matcha.plan(topology, budget, Greedy(effort="none"))
     pace = plan.expected_comm_time
     sharper = theory.graph_bound(topology, pace)
-    assert theory.doubling_bound(topology.num_workers, pace) <= sharper * (1 + 1e-9)
+    assert doubling_bound(topology.num_workers, pace) <= sharper * (1 + 1e-9)
     assert sharper <= plan.consensus_error * (1 + 1e-9)
 
 
 def test_a_star_can_do_little_at_a_time():
-    assert theory.graph_bound(families.star(16), 1.0) > 4 * theory.doubling_bound(16, 1.0)
+    assert theory.graph_bound(families.star(16), 1.0) > 4 * doubling_bound(16, 1.0)
     with pytest.raises(InputError, match="positive number of matchings"):
         theory.graph_bound(families.ring(4), 0.0)
 

@@ -2,7 +2,6 @@
 
 from matcha.theory.bounds import (
     admissible_learning_rate,
-    doubling_bound,
     error_bound,
     gradient_bound,
     graph_bound,
@@ -24,7 +23,6 @@ __all__ = [
     "connectivity",
     "consensus_error",
     "contraction",
-    "doubling_bound",
     "drift_error",
     "error_bound",
     "gradient_bound",

@@ -20,7 +20,8 @@ def admissible_learning_rate(rho: float, smoothness: float) -> float:
     >>> admissible_learning_rate(0.25, smoothness=2.0)
     0.125
     """
-    _check_rho(rho)
+    if not 0 <= rho < 1:
+        raise InputError(f"rho is {rho!r}, but Theorem 2 needs 0 <= rho < 1.")
     if not smoothness > 0:
         raise InputError(f"the smoothness constant is {smoothness!r}, but it must be positive.")
     return min(1.0, (1 / math.sqrt(rho) - 1) / 4 if rho > 0 else 1.0) / smoothness
@@ -80,24 +81,6 @@ def gradient_bound(
         * (gradient_variance / (1 + root) + 3 * dissimilarity / (1 - root))
     )
     return (synchronous + network) / (1 - 2 * D)
-
-
-def doubling_bound(num_workers: int, matchings_per_iteration: float) -> float:
-    """A consensus error that no strategy goes below, whatever its links and weights.
-
-    After a matchings, one worker's noise has reached at most 2^a workers, so it still has squared
-    length max(2^-a, 1/m); and by convexity no timing beats an even one. Hence
-    tr(X)/m >= Σ_{n>=1} (max(2^{-cn}, 1/m) − 1/m) at c matchings per iteration.
-
-    >>> doubling_bound(8, 1.0)
-    0.5
-    """
-    if not matchings_per_iteration > 0:
-        raise InputError("a bound needs a positive number of matchings per iteration.")
-    last = math.ceil(math.log2(num_workers) / matchings_per_iteration)
-    ages = np.arange(1, last + 1)
-    lengths = np.maximum(2.0 ** (-matchings_per_iteration * ages), 1 / num_workers)
-    return float(np.sum(lengths - 1 / num_workers))
 
 
 def error_bound(process: RoundProcess) -> float | None:
@@ -193,8 +176,3 @@ def _lower_envelope(values: Sequence[float]) -> list[int]:
             hull.pop()
         hull.append(k)
     return hull
-
-
-def _check_rho(rho: float) -> None:
-    if not 0 <= rho < 1:
-        raise InputError(f"rho is {rho!r}, but Theorem 2 needs 0 <= rho < 1.")

@@ -9,8 +9,8 @@ X ← (1 − p_j) X + p_j A_j X A_j with the matching applied last coming first;
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import combinations
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,8 +26,7 @@ _ITERATIONS = 60
 _ORDERED_UP_TO = 128
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PairwiseActivation:
+class PairwiseActivation(NamedTuple):
     """An order of matchings and their probabilities, with the contraction they give."""
 
     order: tuple[int, ...]

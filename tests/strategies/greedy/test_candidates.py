@@ -8,12 +8,13 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from benchmarks.parts.supports import doubling_bound
 from tests.strategies.greedy.networks import network
 
 from matcha import families
 from matcha.strategies.finite_time import hypercube_matchings
 from matcha.strategies.greedy.candidates import Candidate
-from matcha.theory import cycles, doubling_bound
+from matcha.theory import cycles
 
 
 @pytest.mark.parametrize("directed", [False, True])

@@ -5,11 +5,11 @@ from __future__ import annotations
 from fractions import Fraction
 
 import pytest
+from benchmarks.parts.supports import doubling_bound
 from tests.strategies.greedy.networks import network
 
 from matcha import families
 from matcha.strategies.greedy.initial_cycles import as_circles, both_ways, initial_cycles
-from matcha.theory import doubling_bound
 
 
 def test_a_hypercubes_cycle_is_known_where_its_links_are():

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from benchmarks.parts.supports import doubling_bound
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -32,7 +33,7 @@ def test_at_most_the_error_of_one_peer_exponential_on_complete_graphs(workers):
     assert ours.expected_comm_time <= 1
     assert ours.consensus_error <= other.consensus_error
     assert not ours.needs_push_sum
-    assert theory.doubling_bound(workers, 1.0) <= ours.consensus_error
+    assert doubling_bound(workers, 1.0) <= ours.consensus_error
 
 
 @pytest.mark.parametrize("name", ["paper:er8", "ring:6", "torus:3x3"])

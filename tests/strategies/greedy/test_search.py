@@ -6,6 +6,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from benchmarks.parts.supports import doubling_bound
 from tests.strategies.greedy.networks import network
 
 import matcha
@@ -13,7 +14,7 @@ from matcha import families
 from matcha.strategies import Greedy
 from matcha.strategies.greedy import search
 from matcha.strategies.greedy.initial_cycles import initial_cycles
-from matcha.theory import cycles, doubling_bound
+from matcha.theory import cycles
 
 
 def test_on_a_complete_graph_all_directions_have_one_price():

@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 from benchmarks.parts.fair_alpha import with_error_optimal_alpha
+from benchmarks.parts.supports import doubling_bound
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -144,8 +145,8 @@ def test_a_hypercube_inside_is_found():
     plan = matcha.plan(families.complete(16), 0.2, Greedy(effort="none"))
     assert plan.expected_comm_time == 3.0
     hypercube = matcha.plan(families.hypercube(4), 0.25, "greedy")
-    assert hypercube.consensus_error == pytest.approx(theory.doubling_bound(16, 1.0))
-    assert plan.consensus_error >= theory.doubling_bound(16, 3.0) - 1e-12
+    assert hypercube.consensus_error == pytest.approx(doubling_bound(16, 1.0))
+    assert plan.consensus_error >= doubling_bound(16, 3.0) - 1e-12
 
 
 # -- links that differ --------------------------------------------------------------------------
