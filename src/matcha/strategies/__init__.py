@@ -19,7 +19,6 @@ from matcha.strategies.registry import (
 )
 from matcha.strategies.staged import next_stage, staged_plan
 from matcha.strategies.strategy import (
-    DECOMPOSITIONS,
     EFFORTS,
     Decomposition,
     Effort,
@@ -29,7 +28,6 @@ from matcha.strategies.strategy import (
 
 __all__ = [
     "COMPARED",
-    "DECOMPOSITIONS",
     "EFFORTS",
     "OFFERED",
     "STRATEGIES",

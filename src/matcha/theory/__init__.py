@@ -7,7 +7,6 @@ from matcha.theory.bounds import (
     graph_bound,
 )
 from matcha.theory.steady_state import (
-    MAX_WORKERS,
     averages_over_cycle,
     connectivity,
     consensus_error,
@@ -17,7 +16,6 @@ from matcha.theory.steady_state import (
 )
 
 __all__ = [
-    "MAX_WORKERS",
     "admissible_learning_rate",
     "averages_over_cycle",
     "connectivity",
