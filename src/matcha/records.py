@@ -447,16 +447,10 @@ def _parsed(line: str, cls: type[_T], path: Path, place: int) -> _T:
 
 def _forget(path: Path, after: int) -> None:
     """Drop what was recorded after so many iterations: they will be run again."""
+    # A record comes after its iterations; a span is of an iteration counted from 0.
     is_spans = path.name == "spans.jsonl"
-    kept = []
-    for place, line in enumerate(_whole_lines(path), start=1):
-        # A record comes after its iterations; a span is of an iteration counted from 0.
-        finished = (
-            _parsed(line, Span, path, place).iteration + 1
-            if is_spans
-            else _parsed(line, Record, path, place).iteration
-        )
-        if finished <= after:
-            kept.append(line)
+    cls: type[Record] | type[Span] = Span if is_spans else Record
+    lines = enumerate(_whole_lines(path), start=1)
+    kept = [x for n, x in lines if _parsed(x, cls, path, n).iteration + is_spans <= after]
     if kept or path.exists():
         write_atomically(path, "".join(kept))

@@ -312,19 +312,14 @@ def _until_connected(
     raise TopologyError(f"{name}: no connected graph turned up; raise the density.")
 
 
-@lru_cache(maxsize=1)
-def _paper_graphs() -> dict[str, dict[str, Any]]:
-    text = (
-        resources.files("matcha.topology").joinpath("paper_graphs.json").read_text(encoding="utf-8")
-    )
-    return {graph["name"]: graph for graph in json.loads(text)}
-
-
+@lru_cache(maxsize=8)
 def _paper_graph(name: str) -> dict[str, Any]:
-    graphs = _paper_graphs()
+    file = resources.files("matcha.topology").joinpath("paper_graphs.json")
+    graphs = {graph["name"]: graph for graph in json.loads(file.read_text(encoding="utf-8"))}
     if name not in graphs:
         raise unknown_name("paper graph", name, graphs)
-    return graphs[name]
+    found: dict[str, Any] = graphs[name]
+    return found
 
 
 _FAMILIES: dict[str, tuple[Callable[..., Topology], str]] = {

@@ -54,11 +54,11 @@ def read(path: Path, weight: Weight | None = None) -> Links:
     links carry one way).
     """
     readers: dict[str, Callable[[Path, Weight | None], Links]] = {
-        ".json": _read_json,
+        ".json": lambda file, weight: from_json(json.loads(file.read_text(encoding=_TEXT)), weight),
         ".graphml": _read_graphml,
         ".xml": _read_graphml,
         ".csv": _read_csv,
-        ".npy": _read_npy,
+        ".npy": lambda file, _: from_adjacency(np.load(file, allow_pickle=False), file.stem),
         ".edges": _read_edges,
         ".edgelist": _read_edges,
         ".txt": _read_edges,
@@ -89,10 +89,6 @@ def explain(path: Path) -> Iterator[None]:
         ) from None
 
 
-def _read_json(path: Path, weight: Weight | None) -> Links:
-    return from_json(json.loads(path.read_text(encoding=_TEXT)), weight)
-
-
 def _read_graphml(path: Path, weight: Weight | None) -> Links:
     import networkx as nx
 
@@ -105,10 +101,6 @@ def _read_graphml(path: Path, weight: Weight | None) -> Links:
         if set(numbers.values()) == set(range(len(numbers))):
             graph = nx.relabel_nodes(graph, numbers)
     return from_networkx(graph, path.stem, weight)
-
-
-def _read_npy(path: Path, weight: Weight | None) -> Links:
-    return from_adjacency(np.load(path, allow_pickle=False), path.stem)
 
 
 # -- tables ---------------------------------------------------------------------------------------
