@@ -86,7 +86,7 @@ class Schedule(Protocol):
 def check_seed(seed: int) -> int:
     """Refuse a seed that the generator cannot take."""
     if isinstance(seed, bool) or not hasattr(seed, "__index__") or not 0 <= seed < 2**128:
-        raise PlanError(f"the seed is {seed!r}, but it is a whole number in 0 .. 2^128 - 1.")
+        raise PlanError(f"the seed is {seed!r}, but it is a whole number from 0 up, below 2^128.")
     return operator.index(seed)
 
 
