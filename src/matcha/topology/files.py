@@ -434,10 +434,11 @@ def pair(link: Any) -> tuple[Any, Any]:
     """The two ends of a link, each of which is a name."""
     if isinstance(link, (str, Mapping)) or not hasattr(link, "__getitem__") or len(link) != 2:
         raise TopologyError(f"a link is a pair of workers, but {link!r} is not.")
-    for end in link:
+    ends = (link[0], link[1])
+    for end in ends:
         if end is None or isinstance(end, bool) or not isinstance(end, Hashable):
-            raise TopologyError(f"link {link!r} names a worker {end!r}, which is not a name.")
-    return link[0], link[1]
+            raise TopologyError(f"link {ends!r} names a worker {end!r}, which is not a name.")
+    return ends
 
 
 def plain_label(label: Any) -> Any:
