@@ -100,7 +100,7 @@ def trained(plan: Plan, optimizer: Optimizer, rate: float, seed: int) -> dict[st
         schedule=recipe("digits").schedule(EPOCHS, rate),
         optimizer=optimizer,
         evaluate_every=EPOCHS,
-        delays=Delays(compute_seconds=1.0),
+        delays=Delays(compute_time=1.0),
     )
     found: dict[str, Any] = {"loss": None, "denominator": None, "cosine": None}
     for record in Simulation(task, plan, settings, engine=engine):

@@ -42,7 +42,7 @@ def ratios(task: str, partition: str, momentum: float, strategy: str, budget: fl
     choices = Choices(num_workers=8, partition=partition)  # type: ignore[arg-type]
     return [
         record.predicted_consensus / record.consensus_distance
-        for record in Simulation(chosen.task(choices), plan, settings, compute_seconds=0.0)
+        for record in Simulation(chosen.task(choices), plan, settings, compute_time=0.0)
         if record.epoch > 1 and record.predicted_consensus and record.consensus_distance
     ]
 

@@ -79,7 +79,7 @@ class HostileMixing:
 
 def simulated(attack: str, clip: float | None, epochs: int) -> float:
     task = recipe("digits").task(Choices(num_workers=WORKERS))
-    simulation = Simulation(task, plan(), settings(clip, epochs), compute_seconds=0.0)
+    simulation = Simulation(task, plan(), settings(clip, epochs), compute_time=0.0)
     engine = simulation.engine
     if attack != "none":
         engine.mixing = HostileMixing(engine.mixing, engine.workers.parameters, attack)  # type: ignore[assignment]

@@ -172,9 +172,7 @@ def run(row: dict[str, Any], data: str, device: str, engines: dict[int, Engine])
         evaluate_every=int(epochs),
         execution=execution,
     )
-    simulation = Simulation(
-        engine.task, method.plan(), settings, engine=engine, compute_seconds=0.0
-    )
+    simulation = Simulation(engine.task, method.plan(), settings, engine=engine, compute_time=0.0)
     started = time.perf_counter()
     records = list(simulation)
     if device == "cuda":

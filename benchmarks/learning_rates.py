@@ -69,7 +69,7 @@ def main() -> None:
                     schedule=how.schedule(args.epochs, rate),
                     optimizer=optimizer,
                     evaluate_every=args.epochs,
-                    delays=Delays(compute_seconds=1.0),
+                    delays=Delays(compute_time=1.0),
                 )
                 simulation = Simulation(task, plan, settings, engine=engine)
                 *_, last = simulation

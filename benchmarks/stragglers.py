@@ -182,9 +182,7 @@ def predicted(chosen: Plan, seed: int, slower: float, asynchronous: bool) -> flo
         epochs=25,
         schedule=Constant(base=RATE),
         optimizer=SGD(momentum=MOMENTUM),
-        delays=Delays(
-            compute_seconds=COMPUTE_SECONDS, seconds_per_unit=MEETING_SECONDS, speeds=speeds
-        ),
+        delays=Delays(compute_time=COMPUTE_SECONDS, link_time=MEETING_SECONDS, speeds=speeds),
     )
     if asynchronous:
         records = list(

@@ -181,7 +181,7 @@ def _settings(run: Run, engine: Engine) -> Settings:
         optimizer=engine.optimizer,
         momentum=run.momentum,
         evaluate_every=max(1, run.epochs // 4),
-        delays=Delays(compute_seconds=0.05),
+        delays=Delays(compute_time=0.05),
         execution=engine.execution,
     )
 

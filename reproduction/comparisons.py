@@ -75,8 +75,8 @@ class Results:
 
         Worked out from iterations and units, so that other delays can be asked about afterwards.
         """
-        compute = self.delays.compute_seconds or 0.0
-        unit = self.delays.seconds_per_unit
+        compute = self.delays.compute_time or 0.0
+        unit = self.delays.link_time
         return [r.iteration * compute + r.comm_units * unit for r in result.records]
 
     def curve(self, results: Sequence[Result]) -> list[tuple[float, float]]:

@@ -198,9 +198,9 @@ def headline() -> str:
     """Why the paper's largest factor is or is not there."""
     results, delays = results_of("cifar100"), group("cifar100").delays
     units = results.seeds(ER8, "vanilla")[0].plan["expected_comm_time"]
-    assert delays.compute_seconds is not None
+    assert delays.compute_time is not None
     return HEADLINE.format(
-        ceiling=1 + units * delays.seconds_per_unit / delays.compute_seconds,
+        ceiling=1 + units * delays.link_time / delays.compute_time,
         epochs=len(results.seeds(ER8, "vanilla")[0].records),
         low=results.final(ER8, "matcha 0.02", results.loss),
         vanilla=results.final(ER8, "vanilla", results.loss),

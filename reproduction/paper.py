@@ -96,7 +96,7 @@ GROUPS: dict[str, Group] = {
                 *_figure5("cifar10", "paper:geometric16-d13"),
                 *_figure5("cifar10", "paper:geometric16-d5"),
             ),
-            delays=Delays(compute_seconds=_COMPUTE, seconds_per_unit=_UNIT),
+            delays=Delays(compute_time=_COMPUTE, link_time=_UNIT),
         ),
         Group(
             name="cifar100",
@@ -114,7 +114,7 @@ GROUPS: dict[str, Group] = {
                 *_longer("cifar100", ["greedy 0.1", "matcha 0.1"], 1.5),
                 *_longer("cifar100", ["greedy 0.02", "matcha 0.02"], 3.0),
             ),
-            delays=Delays(compute_seconds=0.33, seconds_per_unit=_UNIT * 36.5 / _MILLIONS),
+            delays=Delays(compute_time=0.33, link_time=_UNIT * 36.5 / _MILLIONS),
         ),
         Group(
             name="ptb",
@@ -122,7 +122,7 @@ GROUPS: dict[str, Group] = {
             num_workers=8,
             rates=(20.0, 40.0),
             trials=_figure4("ptb"),
-            delays=Delays(compute_seconds=0.33, seconds_per_unit=_UNIT * 51.0 / _MILLIONS),
+            delays=Delays(compute_time=0.33, link_time=_UNIT * 51.0 / _MILLIONS),
         ),
         # At the paper's length, what others run and silence beside it, the most telling first.
         Group(
@@ -142,7 +142,7 @@ GROUPS: dict[str, Group] = {
                 ),
                 *_trials("cifar100", ER8, ["vanilla", "matcha 0.5", "greedy 0.1"], seeds=(1, 2)),
             ),
-            delays=Delays(compute_seconds=0.045, seconds_per_unit=_UNIT * 2.7 / _MILLIONS),
+            delays=Delays(compute_time=0.045, link_time=_UNIT * 2.7 / _MILLIONS),
             model="wideresnet16-4",
             epochs=200,
         ),
@@ -152,7 +152,7 @@ GROUPS: dict[str, Group] = {
             num_workers=8,
             rates=(0.4,),
             trials=tuple(_trials("cifar100", ER8, ["vanilla", "greedy 0.1"])),
-            delays=Delays(compute_seconds=0.33, seconds_per_unit=_UNIT * 36.5 / _MILLIONS),
+            delays=Delays(compute_time=0.33, link_time=_UNIT * 36.5 / _MILLIONS),
             epochs=36,
         ),
         Group(
@@ -167,7 +167,7 @@ GROUPS: dict[str, Group] = {
                     ["vanilla", "greedy 0.1", "allreduce", "matcha 0.4", "silent"],
                 )
             ),
-            delays=Delays(compute_seconds=_COMPUTE, seconds_per_unit=_UNIT),
+            delays=Delays(compute_time=_COMPUTE, link_time=_UNIT),
             epochs=100,
         ),
         Group(
@@ -178,7 +178,7 @@ GROUPS: dict[str, Group] = {
             trials=tuple(
                 _trials("ptb", ER8, ["vanilla", "greedy 0.1", "matcha 0.5", "allreduce", "silent"])
             ),
-            delays=Delays(compute_seconds=0.33, seconds_per_unit=_UNIT * 51.0 / _MILLIONS),
+            delays=Delays(compute_time=0.33, link_time=_UNIT * 51.0 / _MILLIONS),
             epochs=20,
         ),
         # The same comparisons in minutes on two CPU cores; a unit costs as much as a gradient.
@@ -188,7 +188,7 @@ GROUPS: dict[str, Group] = {
             num_workers=8,
             rates=(0.05,),
             trials=_figure4("digits"),
-            delays=Delays(compute_seconds=0.01, seconds_per_unit=0.01),
+            delays=Delays(compute_time=0.01, link_time=0.01),
         ),
         Group(
             name="digits16",
@@ -196,7 +196,7 @@ GROUPS: dict[str, Group] = {
             num_workers=16,
             rates=(0.05,),
             trials=tuple(trial for graph in GEOMETRIC for trial in _figure5("digits", graph)),
-            delays=Delays(compute_seconds=_COMPUTE, seconds_per_unit=_UNIT),
+            delays=Delays(compute_time=_COMPUTE, link_time=_UNIT),
         ),
     )
 }

@@ -30,7 +30,7 @@ def job(directory: Path, **changes) -> Job:
         "schedule": LOGISTIC.schedule(3),
         "optimizer": LOGISTIC.optimizer,
         "overlap": True,
-        "delays": Delays(compute_seconds=0.01),
+        "delays": Delays(compute_time=0.01),
     }
     return Job(
         directory=directory,

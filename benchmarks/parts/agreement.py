@@ -43,7 +43,7 @@ def run(name: str, overlap: bool, execution: Execution) -> list[Record]:
         schedule=StepDecay(base=0.05, milestones=(1,)),
         optimizer=OPTIMIZER,
         overlap=overlap,
-        delays=Delays(compute_seconds=1.0),
+        delays=Delays(compute_time=1.0),
         execution=execution,
     )
     plan = matcha.plan(matcha.families.ring(4), 0.5, "periodic")

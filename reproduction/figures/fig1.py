@@ -167,7 +167,7 @@ def sensitivity(results: Results, topology: str) -> str:
         "| --- | --- | --- | --- | --- |",
     ]
     for ratio in (0.1, 0.3, 1.0, 3.0, 10.0):
-        other = replace(results, delays=Delays(compute_seconds=1.0, seconds_per_unit=ratio))
+        other = replace(results, delays=Delays(compute_time=1.0, link_time=ratio))
         best = [largest_gain(other, topology, strategy) for strategy in ("matcha", "greedy")]
         best += [
             largest_gain(other, topology, strategy, common_loss(results, topology, strategy))

@@ -62,7 +62,7 @@ def times(results: Results) -> list[Claim]:
             return None
         units = runs[0].plan["expected_comm_time"]
         delays: Delays = results.delays
-        each = (delays.compute_seconds or 0.0) + units * delays.seconds_per_unit
+        each = (delays.compute_time or 0.0) + units * delays.link_time
         return float(200 * steps * each / 60)
 
     vanilla = [minutes(topology, "vanilla") for topology in GEOMETRIC]

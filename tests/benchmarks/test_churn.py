@@ -70,7 +70,7 @@ def test_a_minute_of_losses_costs_two_percent_at_most() -> None:
     ]
 
     def final(events: Events) -> float:
-        simulation = Simulation(task, plan, settings, events=events, compute_seconds=1.0)
+        simulation = Simulation(task, plan, settings, events=events, compute_time=1.0)
         loss = [*simulation][-1].train_loss
         assert loss is not None
         return loss

@@ -31,7 +31,16 @@ def test_the_chosen_plan_is_told_saved_and_drawn(tmp_path):
 def test_with_a_task_the_best_few_are_tried(tmp_path):
     out = tmp_path / "plan.json"
     command = ["tune", "ring:4", "--compute-time", "0.01", "--link-time", "0.1", "--effort", "none"]
-    command += ["--task", "logistic", "--learning-rate", "0.2", "--epochs", "6", "--trials", "3"]
+    command += [
+        "--task",
+        "logistic",
+        "--learning-rate",
+        "0.2",
+        "--epochs",
+        "6",
+        "--max-trials",
+        "3",
+    ]
     command += ["--budget", "0.02,0.2", "--strategy", "greedy", "--wire", "float32,modulo:4"]
     result = CliRunner().invoke(app, [*command, "--json", "--output", str(out)])
     assert result.exit_code == 0, result.output

@@ -173,7 +173,7 @@ def test_the_simulator_plays_what_happened(case) -> None:
         losses=(Loss(worker=VICTIM, at=LOST, back=BACK, donor=results[VICTIM][1]),),
         cuts=(Cut(link=LINK, at=CUT, until=MENDED),),
     )
-    simulation = Simulation(make_task(), plan, settings, events=events, compute_seconds=0.0)
+    simulation = Simulation(make_task(), plan, settings, events=events, compute_time=0.0)
     records = list(simulation)
     stacked = sorted(simulation.engine.workers.stacked().items())
     right = torch.cat([values.reshape(plan.num_workers, -1) for _, values in stacked], dim=1)

@@ -86,7 +86,7 @@ def test_a_task_for_another_team_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"delays": Delays(compute_seconds=1.0)}, {"execution": Execution(batching="vmap")}]
+    "change", [{"delays": Delays(compute_time=1.0)}, {"execution": Execution(batching="vmap")}]
 )
 def test_a_simulations_settings_are_refused(change) -> None:
     settings = Settings(epochs=1, **change)

@@ -96,5 +96,5 @@ def test_a_headline_is_coloured_only_where_there_is_a_winner(tmp_path):
     slow = run_of([4, 1, 1], strategy="vanilla", seconds=9, tmp_path=tmp_path)
     tied = replace(quick, header=replace(quick.header, strategy="matcha"))
     for runs, expected in (([quick, slow], "headline decided"), ([quick, tied], "headline")):
-        page = render(build_payload(runs, target=2), runs)
+        page = render(build_payload(runs, target_loss=2), runs)
         assert f'<p class="{expected}">' in page

@@ -37,7 +37,7 @@ def test_a_run_that_sent_nothing_does_not_make_the_target_easy(tmp_path):
 def test_the_runs_own_target_is_used_and_a_given_one_goes_before_it(tmp_path):
     runs = [run_of([4, 3, 2], config={"target_loss": 3.5}, tmp_path=tmp_path)] * 2
     assert compare(runs).target == 3.5
-    assert compare(runs, target=2.5).target == 2.5
+    assert compare(runs, target_loss=2.5).target == 2.5
 
 
 @pytest.mark.parametrize("losses", [[], [None, None]])

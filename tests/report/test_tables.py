@@ -57,7 +57,7 @@ def test_where_there_is_no_verdict_nothing_is_marked(tmp_path):
         run_of([4, 1, loss], strategy=name, tmp_path=tmp_path)
         for name, loss in (("greedy", 1), ("matcha", 0.5))
     ]
-    payload = build_payload(same, target=2)
+    payload = build_payload(same, target_loss=2)
     assert payload["winner"] is None
     assert "<strong>" not in results_table(payload)
 
@@ -70,7 +70,7 @@ def test_the_fastest_is_not_marked_where_it_is_not_ranked(tmp_path):
             run_of([4, 1, 1], strategy="greedy", seconds=3, test_accuracy=0.9, **told),
             run_of([4, 1, 1], strategy="local", seconds=1, test_accuracy=0.5, **told),
         ],
-        target=2,
+        target_loss=2,
     )
     greedy, local = re.findall("<tr>.*?</tr>", results_table(payload))[2:]
     assert "<strong>2 s" in greedy
@@ -81,7 +81,7 @@ def test_clocks_and_units_never_share_a_column(tmp_path):
     simulated = run_of([4, 1, 1], strategy="vanilla", tmp_path=tmp_path)
     real = run_of([4, 1, 1], strategy="greedy", tmp_path=tmp_path)
     real = dataclasses.replace(real, header=dataclasses.replace(real.header, clock="wall"))
-    rows = build_payload([simulated, real], target=2)["summaries"]
+    rows = build_payload([simulated, real], target_loss=2)["summaries"]
     rows[1]["unit"] = "ms"
     shown = {column.heading: [cell(column, row) for row in rows] for column in columns(rows)}
     assert shown["time to target, simulated"] == ["667 ms", "–"]
@@ -94,6 +94,6 @@ def test_who_missed_the_target_spent_nothing_to_reach_it(tmp_path):
     """Communication to the end of the run does not compare with communication to the target."""
     quick = run_of([4, 1, 1], strategy="vanilla", tmp_path=tmp_path)
     slow = run_of([4, 3, 3], strategy="greedy", tmp_path=tmp_path)
-    rows = build_payload([quick, slow], target=2)["summaries"]
+    rows = build_payload([quick, slow], target_loss=2)["summaries"]
     shown = {column.heading: [cell(column, row) for row in rows] for column in columns(rows)}
     assert shown["communication to target, units"] == ["1.333", "–"]

@@ -8,13 +8,13 @@ from matcha.report.summary import Moment, common_target, compare, find_moment, l
 
 def test_one_evaluation_below_the_target_is_not_enough(tmp_path):
     lucky = run_of([4, 1, 3, 1.5, 1, 1], tmp_path=tmp_path)
-    assert compare([lucky], target=2).rows[0].time_to_target == pytest.approx(2 + 1 / 1.5)
+    assert compare([lucky], target_loss=2).rows[0].time_to_target == pytest.approx(2 + 1 / 1.5)
     at_the_end = run_of([4, 3, 1], tmp_path=tmp_path)
-    assert compare([at_the_end], target=2).rows[0].time_to_target is None
+    assert compare([at_the_end], target_loss=2).rows[0].time_to_target is None
 
 
 def test_the_moment_lies_between_evaluations_by_a_straight_line(tmp_path):
-    row = compare([run_of([4, 2, 2], seconds=10, tmp_path=tmp_path)], target=3).rows[0]
+    row = compare([run_of([4, 2, 2], seconds=10, tmp_path=tmp_path)], target_loss=3).rows[0]
     assert (row.time_to_target, row.epochs_to_target, row.comm_units) == (5, 0.5, 1)
 
 

@@ -10,7 +10,7 @@ from matcha.simulation import Delays
 from reproduction.comparisons import Results, time_to
 from reproduction.trials import Result, Trial
 
-DELAYS = Delays(compute_seconds=1.0, seconds_per_unit=2.0)
+DELAYS = Delays(compute_time=1.0, link_time=2.0)
 
 
 def make(strategy, losses, *, budget=0.5, seed=0, rate=0.1, units=1.0, topology="ring:4"):

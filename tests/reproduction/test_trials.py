@@ -11,7 +11,7 @@ from reproduction.trials import Result, Trial, read_results, run_trial
 
 TRIAL = Trial(task="digits", topology="paper:er8", strategy="matcha", budget=0.5)
 SETTINGS = Settings(
-    epochs=2, schedule=Constant(base=0.05), optimizer=SGD(), delays=Delays(compute_seconds=1.0)
+    epochs=2, schedule=Constant(base=0.05), optimizer=SGD(), delays=Delays(compute_time=1.0)
 )
 
 

@@ -26,7 +26,7 @@ SETTINGS = Settings(
     epochs=3,
     schedule=Constant(base=0.05),
     optimizer=SGD(momentum=0.9),
-    delays=Delays(compute_seconds=1.0, seconds_per_unit=0.25, speeds=SLOW),
+    delays=Delays(compute_time=1.0, link_time=0.25, speeds=SLOW),
     execution=Execution(precision="float64"),
     asynchronous=True,
 )
@@ -57,8 +57,8 @@ def test_meetings_keep_the_sum_whatever_the_speeds(seed):
     """Without gradients the sum stays where it is, to 1e-12, and workers come together."""
     random = np.random.default_rng(seed)
     delays = Delays(
-        compute_seconds=1.0,
-        seconds_per_unit=float(random.choice([0.0, 0.4, 3.0])),
+        compute_time=1.0,
+        link_time=float(random.choice([0.0, 0.4, 3.0])),
         speeds=tuple(random.uniform(0.2, 2.0, 8)),
     )
     settings = replace(SETTINGS, epochs=24, delays=delays, schedule=Constant(base=1e-30))

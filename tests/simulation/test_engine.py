@@ -36,7 +36,7 @@ def simulate(task, plan, *, epochs=2, rate=0.05, optimizer=None, overlap=False, 
         schedule=Constant(base=rate),
         optimizer=optimizer or SGD(),
         overlap=overlap,
-        delays=Delays(compute_seconds=1.0),
+        delays=Delays(compute_time=1.0),
         execution=execution,
     )
     simulation = Simulation(task, plan, settings)

@@ -42,5 +42,5 @@ def test_rates_that_change_and_data_that_differ_keep_it_within_a_factor_of_ten(
     chosen = recipe("logistic")
     task = chosen.task(Choices(num_workers=8, partition=partition))
     settings = Settings(epochs=6, schedule=chosen.schedule(6), optimizer=chosen.optimizer)
-    for record in Simulation(task, er8(strategy, budget), settings, compute_seconds=0.01):
+    for record in Simulation(task, er8(strategy, budget), settings, compute_time=0.01):
         assert 0.1 < record.predicted_consensus / record.consensus_distance < 10

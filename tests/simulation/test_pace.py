@@ -73,7 +73,7 @@ def test_links_have_their_own_seconds():
     plan = matcha.plan(topology, 1.0, "vanilla")
     found = [link_seconds(plan, Delays())(link) for link in topology.links]
     assert found == pytest.approx([0.1, 0.2, 0.3, 0.4])
-    assert link_seconds(er8(), Delays(seconds_per_unit=0.5))((0, 1)) == 0.5
+    assert link_seconds(er8(), Delays(link_time=0.5))((0, 1)) == 0.5
 
 
 def test_in_step_a_slow_worker_holds_up_those_who_wait_for_it():

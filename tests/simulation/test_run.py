@@ -28,7 +28,7 @@ SETTINGS = Settings(
     epochs=4,
     schedule=StepDecay(base=0.05, milestones=(2,)),
     optimizer=SGD(momentum=0.9, nesterov=True),
-    delays=Delays(compute_seconds=0.5, seconds_per_unit=0.1),
+    delays=Delays(compute_time=0.5, link_time=0.1),
 )
 
 
@@ -58,7 +58,7 @@ def test_plans_in_seconds_speak_for_themselves():
 
 
 def test_compute_time_is_measured_once_when_not_given():
-    settings = replace(SETTINGS, delays=Delays(seconds_per_unit=0.0))
+    settings = replace(SETTINGS, delays=Delays(link_time=0.0))
     records = list(Simulation(digits(), er8(), settings))
     assert records[0].compute_seconds > 0
     assert len({record.compute_seconds for record in records}) == 1
@@ -252,7 +252,7 @@ def test_a_staged_plan_foresees_by_the_stage_in_force():
 
 def test_the_gradient_norm_stands_beside_its_bound(tmp_path):
     task, plan = quadratic(), er8("vanilla", 1.0)
-    settings = Settings(epochs=3, schedule=Constant(base=0.02), delays=Delays(compute_seconds=1))
+    settings = Settings(epochs=3, schedule=Constant(base=0.02), delays=Delays(compute_time=1))
     simulation = Simulation(task, plan, settings)
     records = list(simulation)
     assert all(0 < record.gradient_norm < record.gradient_bound for record in records)

@@ -19,7 +19,7 @@ SETTINGS = Settings(
     epochs=3,
     schedule=Constant(base=0.05),
     optimizer=RECIPE.optimizer,
-    delays=Delays(compute_seconds=1.0),
+    delays=Delays(compute_time=1.0),
 )
 PLANS = [matcha.plan(matcha.families.ring(4), 0.5, "periodic")]
 

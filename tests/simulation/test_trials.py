@@ -28,15 +28,15 @@ def test_exact_averaging_needs_what_it_says():
 
 
 def test_a_target_may_be_given_and_must_be_reached():
-    easy = TaskTrials(task(), RING, SETTINGS, target=1.0)
+    easy = TaskTrials(task(), RING, SETTINGS, target_loss=1.0)
     usual = TaskTrials(task(), RING, SETTINGS)
     assert easy.exact_iterations < usual.exact_iterations
     with pytest.raises(InputError, match="does not hold a training loss"):
-        TaskTrials(task(), RING, SETTINGS, target=1e-9)
+        TaskTrials(task(), RING, SETTINGS, target_loss=1e-9)
 
 
 def test_what_diverges_never_arrives():
     trials = TaskTrials(task(), RING, SETTINGS)
-    wild = TaskTrials(task(), RING, SETTINGS, target=trials.target)
+    wild = TaskTrials(task(), RING, SETTINGS, target_loss=trials.target)
     wild.settings = Settings(epochs=8, schedule=Constant(base=1e6))
     assert math.isinf(wild(matcha.plan(RING, strategy="vanilla"), 300))

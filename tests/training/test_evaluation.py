@@ -57,7 +57,7 @@ def test_silence_looks_perfect_to_the_workers_and_not_to_the_measure():
     for strategy in ("silent", "vanilla"):
         plan = matcha.plan(matcha.families.paper("er8"), 1.0, strategy)
         task = task_of(partition="shards")
-        last[strategy] = list(Simulation(task, plan, SETTINGS, compute_seconds=0.01))[-1]
+        last[strategy] = list(Simulation(task, plan, SETTINGS, compute_time=0.01))[-1]
     assert last["silent"].worker_loss < last["vanilla"].worker_loss
     assert last["silent"].train_loss > last["vanilla"].train_loss
 
@@ -67,7 +67,7 @@ def test_evaluating_is_not_on_the_clock():
     seldom = Settings(epochs=4, schedule=CHOSEN.schedule(4), evaluate_every=4)
     often = Settings(epochs=4, schedule=CHOSEN.schedule(4))
     times = [
-        list(Simulation(task_of(), plan, settings, compute_seconds=0.01))[-1].time
+        list(Simulation(task_of(), plan, settings, compute_time=0.01))[-1].time
         for settings in (seldom, often)
     ]
     assert times[0] == times[1]

@@ -51,8 +51,8 @@ def test_a_description_is_what_json_gives_back():
 
 
 def test_delays_refuse_nonsense():
-    with pytest.raises(InputError, match="seconds_per_unit"):
-        Delays(seconds_per_unit=float("nan"))
+    with pytest.raises(InputError, match="link_time"):
+        Delays(link_time=float("nan"))
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def test_runs_with_dropout_repeat():
         epochs=2,
         schedule=Plateau(base=8.0),
         optimizer=SGD(clip_norm=1.0),
-        delays=Delays(compute_seconds=1.0),
+        delays=Delays(compute_time=1.0),
     )
     runs = [list(Simulation(make(dropout=0.5), er8(), settings)) for _ in range(2)]
     assert runs[0] == runs[1]

@@ -19,7 +19,7 @@ def task_of(number=128, **choices):
 
 def test_tensors_train_and_become_a_frame():
     settings = Settings(epochs=4, schedule=Constant(base=0.5), optimizer=SGD())
-    records = list(Simulation(task_of(), er8("vanilla"), settings, compute_seconds=0.01))
+    records = list(Simulation(task_of(), er8("vanilla"), settings, compute_time=0.01))
     assert records[-1].train_loss < records[0].train_loss
     assert records[-1].test_accuracy > 0.7
     frame = pytest.importorskip("pandas") and to_frame(records)

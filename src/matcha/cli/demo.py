@@ -207,7 +207,7 @@ def demo_command(
                     runs,
                     path,
                     title=f"Digits on {num_workers} workers over {link_mbps:g} Mbit/s links",
-                    target=target_loss,
+                    target_loss=target_loss,
                     progress=progress,
                 ),
             )

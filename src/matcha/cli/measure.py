@@ -74,7 +74,7 @@ def probe_command(
         measures = probe(
             graph,
             transport,
-            message_bytes=int(message_mb * 1e6),
+            message_mb=message_mb,
             repetitions=repetitions,
             timeout=timeout,
         )

@@ -76,14 +76,14 @@ def report_command(
         if format != "html":
             from matcha.report.figures import write_figures
 
-            return write_figures(found, path, format, target=target_loss)
+            return write_figures(found, path, format, target_loss=target_loss)
         with patient_progress("writing the report") as progress:
             write_report(
                 found,
                 path,
                 plans=plans,
                 title=title,
-                target=target_loss,
+                target_loss=target_loss,
                 explore=explore,
                 progress=progress,
             )

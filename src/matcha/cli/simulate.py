@@ -141,8 +141,8 @@ def simulate_command(
         evaluate_every=evaluate_every,
         statistics=statistics,
         delays=Delays(
-            compute_seconds=compute_time,
-            seconds_per_unit=link_time,
+            compute_time=compute_time,
+            link_time=link_time,
             speeds=tuple(opt.numbers([speeds], "--speeds")) if speeds else (),
         ),
         execution=Execution.auto(device, precision, streams=streams, compile=compile),

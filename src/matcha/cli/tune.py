@@ -44,7 +44,7 @@ def tune_command(
         help="Train with the best few, all workers on this machine: digits, logistic, … as for "
         "[cyan]matcha simulate[/]. Without a task theory decides.",
     ),
-    trials: int = typer.Option(MAX_TRIALS, help="Plans to try at most, with --task."),
+    max_trials: int = typer.Option(MAX_TRIALS, help="Plans to try at most, with --task."),
     epochs: opt.Epochs = None,
     learning_rate: opt.LearningRate = None,
     batch_size: opt.BatchSize = None,
@@ -135,7 +135,7 @@ def tune_command(
             overlap=overlap,
             seed=seed,
             trials=measure,
-            max_trials=trials,
+            max_trials=max_trials,
             progress=progress,
         )
     with keeping() as keep:
@@ -183,7 +183,7 @@ def _trials(
         schedule=Constant(base=chosen.learning_rate if learning_rate is None else learning_rate),
         optimizer=chosen.optimizer,
     )
-    return TaskTrials(chosen.task(choices), graph, settings, target=target)
+    return TaskTrials(chosen.task(choices), graph, settings, target_loss=target)
 
 
 def _refuse_without_task(*given: object) -> None:

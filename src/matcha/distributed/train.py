@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import nn
 
@@ -328,14 +327,7 @@ def run_worker(
 ) -> list[Record]:
     """Train one worker's part of a job and return the records over all workers. Collective.
 
-    Args:
-        job: what is run, the same on every worker.
-        transport: how messages travel.
-        network: what is known about the links.
-        resume: go on from the newest checkpoint in the job's directory.
-        checkpoint_every: epochs between checkpoints; 0 writes none.
-        tensorboard: also write event files.
-        on_record: called with each record over all workers, for progress.
+    The arguments are those of `train_job`, the same on every worker, and how messages travel.
 
     Raises:
         InputError: the run to go on with was started with other choices.
@@ -477,9 +469,7 @@ class Training:
         while not self.is_over:
             epoch = self.progress.epoch
             loss, rate, elapsed, comm = self._train()
-            if (
-                self.progress.epoch != epoch
-            ):  # this worker was away, and goes on where the others are
+            if self.progress.epoch != epoch:  # it was away, and goes on where the others are
                 continue
             self.progress.epoch += 1
             mine = self._mine(loss, rate, elapsed, comm)
@@ -567,7 +557,7 @@ class Training:
         """The record over all workers, the same bits on each."""
         trained = mine.worker_loss is not None  # not if it came back at the epoch's very end
         told = (mine.time, mine.compute_seconds, mine.comm_seconds, mine.megabytes_sent)
-        table = self._shared([trained, mine.worker_loss or 0.0, *told])
+        table = np.array(self._gather([trained, mine.worker_loss or 0.0, *told]), dtype=np.float64)
         who = table[:, 0] > 0
         _, loss, _, compute, comm, sent = map(float, table[who if who.any() else ...].mean(0))
         self.progress.worker_loss = loss
@@ -611,9 +601,6 @@ class Training:
         answer = self._gather([found.train_loss, found.test.loss, found.test.accuracy])[0]
         test = replace(found.test, loss=answer[1], accuracy=answer[2])
         return replace(found, train_loss=answer[0], test=test)
-
-    def _shared(self, values: list[float | None]) -> npt.NDArray[np.float64]:
-        return np.array(self._gather(values), dtype=np.float64)
 
     def _gather(self, value: Any) -> list[Any]:
         """Every worker's plain value, on every worker."""

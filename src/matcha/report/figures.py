@@ -328,7 +328,11 @@ _FORESEEN = {
 
 
 def write_figures(
-    runs: Sequence[Run], folder: str | Path, format: str = "pdf", *, target: float | None = None
+    runs: Sequence[Run],
+    folder: str | Path,
+    format: str = "pdf",
+    *,
+    target_loss: float | None = None,
 ) -> list[Path]:
     """Write every figure that these runs can fill, and say which.
 
@@ -336,9 +340,9 @@ def write_figures(
         runs: The runs to compare.
         folder: Where to write; made if missing.
         format: png, svg or pdf.
-        target: The loss to mark, as for `compare`.
+        target_loss: The loss to mark, as for `compare`.
     """
-    comparison = compare(runs, target)
+    comparison = compare(runs, target_loss)
     objective = comparison.objective
     figures: dict[str, Any] = {}
     if objective is not None:

@@ -35,7 +35,7 @@ def build_payload(
     plans: Sequence[PlanLike] = (),
     *,
     title: str | None = None,
-    target: float | None = None,
+    target_loss: float | None = None,
     explore: bool = False,
     progress: ProgressCallback | None = None,
 ) -> dict[str, Any]:
@@ -45,12 +45,12 @@ def build_payload(
         runs: The runs, in the order to show them.
         plans: Plans to explore that were not run; of a staged one, each level.
         title: The page's heading; by default made from the task and topology.
-        target: The loss at which runs are compared, as for `compare`.
+        target_loss: The loss at which runs are compared, as for `compare`.
         explore: Plan every compared strategy at many budgets, for the slider; by default only the
             plans of the runs are shown.
         progress: Called with (done, total, "budgets") while they are planned.
     """
-    comparison = compare(runs, target)
+    comparison = compare(runs, target_loss)
     given = [*(run.plan for run in runs if run.plan is not None), *plans]
     every = [level for plan in given for level in plan.levels]
     topologies = _distinct(plan.topology for plan in every)
@@ -166,7 +166,7 @@ def write_report(
     *,
     plans: Sequence[PlanLike] = (),
     title: str | None = None,
-    target: float | None = None,
+    target_loss: float | None = None,
     explore: bool = False,
     progress: ProgressCallback | None = None,
 ) -> Path:
@@ -177,8 +177,8 @@ def write_report(
         path: The page to write.
         plans: Plans that were not run, to explore beside the runs or instead of them.
         title: Its heading.
-        target: The loss at which the runs are compared; by default what their configuration calls
-            `target_loss`, or else the lowest that all of them reached.
+        target_loss: The loss at which the runs are compared; by default what their configuration
+            says, or else the lowest that all of them reached.
         explore: Plan every compared strategy at many budgets, for a slider; by default only the
             plans of the runs are shown.
         progress: Called with (done, total, "budgets") while they are planned.
@@ -194,7 +194,7 @@ def write_report(
         found,
         plans,
         title=title,
-        target=target,
+        target_loss=target_loss,
         explore=explore,
         progress=progress,
     )

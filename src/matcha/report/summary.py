@@ -127,12 +127,12 @@ class Comparison:
         }
 
 
-def compare(runs: Sequence[Run], target: float | None = None) -> Comparison:
+def compare(runs: Sequence[Run], target_loss: float | None = None) -> Comparison:
     """Summarise runs at an equal target loss.
 
     Args:
         runs: The runs; those that differ only in their seed become one row.
-        target: The loss to reach. By default what the runs' own configuration calls
+        target_loss: The loss to reach. By default what the runs' own configuration calls
             `target_loss`, or else the lowest loss that every run held in two evaluations (but
             those that diverged, and those that never communicated, such as `silent`).
     """
@@ -141,6 +141,7 @@ def compare(runs: Sequence[Run], target: float | None = None) -> Comparison:
     known = [o for o in OBJECTIVES if able and all(values(run, o) for run in able)]
     objective = known[0] if known else None
     asked = {run.header.setting("target_loss") for run in runs}
+    target = target_loss
     if target is None and len(asked) == 1:
         target = next(iter(asked))
     given = target is not None

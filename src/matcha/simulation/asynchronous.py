@@ -43,7 +43,7 @@ class AsynchronousSimulation:
         plan: of pairs.
         settings: how to train; local momentum, whole messages.
         engine: as `Simulation`'s.
-        compute_seconds: as `Simulation`'s.
+        compute_time: as `Simulation`'s.
     """
 
     def __init__(
@@ -53,16 +53,14 @@ class AsynchronousSimulation:
         settings: Settings,
         *,
         engine: Engine | None = None,
-        compute_seconds: float | None = None,
+        compute_time: float | None = None,
     ) -> None:
-        self._in_step = Simulation(
-            task, plan, settings, engine=engine, compute_seconds=compute_seconds
-        )
+        self._in_step = Simulation(task, plan, settings, engine=engine, compute_time=compute_time)
         _check(plan, self._in_step)
         self.task, self.plan, self.settings = task, plan, settings
         self.engine = self._in_step.engine
         self._seconds = link_seconds(plan, settings.delays)
-        compute = compute_times(settings.delays, self.compute_seconds, task.num_workers)
+        compute = compute_times(settings.delays, self.compute_time, task.num_workers)
         self.agenda = Agenda(plan, compute, self._seconds)
         rows = self.engine.workers.parameters
         self._memories = [
@@ -81,9 +79,9 @@ class AsynchronousSimulation:
         return self._in_step.progress
 
     @property
-    def compute_seconds(self) -> float:
+    def compute_time(self) -> float:
         """Seconds of one gradient at speed 1."""
-        return self._in_step.compute_seconds
+        return self._in_step.compute_time
 
     @property
     def iteration(self) -> int:
@@ -111,7 +109,7 @@ class AsynchronousSimulation:
         self.engine.losses.zero_()
         self._steps = 0
         self.progress.epoch += 1
-        end = self.progress.epoch * steps * self.compute_seconds
+        end = self.progress.epoch * steps * self.compute_time
         while self.agenda.next_time <= end * (1 + 1e-12):
             self._happen(self.agenda.next())
         self.progress.worker_loss = float(self.engine.losses.sum()) / max(1, self._steps)
@@ -172,7 +170,7 @@ class AsynchronousSimulation:
             comm_units=2 * progress.comm_units / m,
             megabytes_sent=2 * self._meetings / m * self.engine.message_bytes / 1e6,
             time=time,
-            compute_seconds=self.task.steps_per_epoch * self.compute_seconds,
+            compute_seconds=self.task.steps_per_epoch * self.compute_time,
             comm_seconds=0.0,
         )
 
@@ -187,7 +185,7 @@ class AsynchronousSimulation:
             "meetings": self._meetings,
             "rates": self._rates,
             "has_begun": self._has_begun,
-            "compute_seconds": self.compute_seconds,
+            "compute_seconds": self.compute_time,
             "agenda": self.agenda.state(),
             "taken": dict(self._taken),
             "memories": self._memories,
@@ -207,7 +205,7 @@ class AsynchronousSimulation:
         now = identity(self.task, self.plan, self.settings)
         document: dict[str, Any] = read_checkpoint(path, CHECKPOINT_SCHEMA, now)
         self._in_step.take_clock(document["compute_seconds"])
-        compute = compute_times(self.settings.delays, self.compute_seconds, self.task.num_workers)
+        compute = compute_times(self.settings.delays, self.compute_time, self.task.num_workers)
         self.agenda = Agenda(self.plan, compute, self._seconds)
         self.agenda.load(document["agenda"])
         self.engine.load_state(document["state"])

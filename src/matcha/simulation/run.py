@@ -45,7 +45,7 @@ class Simulation:
             no average, and takes another's state when it comes back.
         engine: one made for the same task, optimizer, overlap and execution, to start again;
             capturing graphs takes seconds, which a series of runs need spend only once.
-        compute_seconds: of one gradient, where the settings leave it open; runs that are to be
+        compute_time: of one gradient, where the settings leave it open; runs that are to be
             compared share one. None measures it here, apart from the training.
 
     Iterate over it for one :class:`Record` an epoch; between records, :attr:`engine` holds the
@@ -60,7 +60,7 @@ class Simulation:
         *,
         events: Events | None = None,
         engine: Engine | None = None,
-        compute_seconds: float | None = None,
+        compute_time: float | None = None,
     ) -> None:
         if plan.num_workers != task.num_workers:
             raise InputError(
@@ -106,8 +106,8 @@ class Simulation:
         self._clock: LinkClock | None = None
         if settings.delays.speeds:
             compute_times(settings.delays, 0.0, task.num_workers)  # refuses too few
-        given = settings.delays.compute_seconds
-        self._compute_seconds = compute_seconds if given is None else given
+        given = settings.delays.compute_time
+        self._compute_time = compute_time if given is None else given
 
     @property
     def iteration(self) -> int:
@@ -120,11 +120,11 @@ class Simulation:
         return self.progress.is_over(self.settings)
 
     @property
-    def compute_seconds(self) -> float:
+    def compute_time(self) -> float:
         """Seconds of one worker's gradient on the simulated clock, measured at first use."""
-        if self._compute_seconds is None:
-            self._compute_seconds = self._measure()
-        return self._compute_seconds
+        if self._compute_time is None:
+            self._compute_time = self._measure()
+        return self._compute_time
 
     def __iter__(self) -> Iterator[Record]:
         while not self.is_over:
@@ -142,7 +142,7 @@ class Simulation:
         """One epoch."""
         task, plan, steps = self.task, self.plan, self.task.steps_per_epoch
         progress = self.progress
-        compute = steps * self.compute_seconds
+        compute = steps * self.compute_time
         first = self.iteration
         gone = self.events.gone(first + steps - 1)
         present = [worker for worker in range(task.num_workers) if worker not in gone]
@@ -204,13 +204,13 @@ class Simulation:
 
     def _new_clock(self) -> LinkClock:
         delays = self.settings.delays
-        compute = compute_times(delays, self.compute_seconds, self.task.num_workers)
+        compute = compute_times(delays, self.compute_time, self.task.num_workers)
         beside = self.settings.overlap
         return LinkClock(compute, link_seconds(self.plan, delays), beside=beside)
 
     def take_clock(self, seconds: float) -> None:
         """Let a gradient take what it took in a run that is gone on with."""
-        self._compute_seconds = seconds
+        self._compute_time = seconds
 
     def _messages(self, round: Round) -> float:
         """What a worker sends in a round, in the mean over workers and in messages of a meeting."""
@@ -288,7 +288,7 @@ class Simulation:
             "progress": asdict(self.progress),
             "gradient_sum": self._gradient_sum,
             "forecast": self._forecast.state(),
-            "compute_seconds": self._compute_seconds,
+            "compute_seconds": self._compute_time,
             "clock": None if self._clock is None else self._clock.times,
             "state": self.engine.state(),
         }
@@ -307,7 +307,7 @@ class Simulation:
         self.progress = Progress.read(document.get("progress", document))  # flat in 0.2
         self._gradient_sum = document["gradient_sum"]
         self._forecast.load(document["forecast"])
-        self._compute_seconds = document["compute_seconds"]
+        self._compute_time = document["compute_seconds"]
         if document.get("clock") is not None:
             self._clock = self._new_clock()
             self._clock.times = list(document["clock"])

@@ -133,14 +133,14 @@ class Runner:
         simulation = self._simulation(job)
         self._made = (job.task, simulation.engine)
         if job.directory is None:
-            self._clock = simulation.compute_seconds
+            self._clock = simulation.compute_time
             yield from simulation
             return
         checkpoint = job.directory / CHECKPOINT
         resume = resume and holds_run(job.directory)
         if resume and checkpoint.exists():
             simulation.load(checkpoint)
-        self._clock = simulation.compute_seconds
+        self._clock = simulation.compute_time
         yield from carry_out(job, simulation, checkpoint, resume=resume)
 
     def _simulation(self, job: Job) -> Simulation | AsynchronousSimulation:
@@ -148,11 +148,9 @@ class Runner:
         task = job.task.make() if engine is None else engine.task
         plan, settings, clock = job.plan, job.settings, self._clock
         if settings.asynchronous:
-            return AsynchronousSimulation(
-                task, plan, settings, engine=engine, compute_seconds=clock
-            )
+            return AsynchronousSimulation(task, plan, settings, engine=engine, compute_time=clock)
         return Simulation(
-            task, plan, settings, events=job.events, engine=engine, compute_seconds=clock
+            task, plan, settings, events=job.events, engine=engine, compute_time=clock
         )
 
 
@@ -175,31 +173,36 @@ class TaskTrials:
         task: data, model and loss.
         topology: whose workers train.
         settings: how; `epochs` is how long exact averaging trains to find the target.
-        target: the average model's training loss; None takes what exact averaging holds after two
-            thirds of its epochs.
+        target_loss: the average model's training loss; None takes what exact averaging holds after
+            two thirds of its epochs.
 
     Raises:
         InputError: Exact averaging does not hold the target within its epochs.
     """
 
     def __init__(
-        self, task: Task, topology: Topology, settings: Settings, *, target: float | None = None
+        self,
+        task: Task,
+        topology: Topology,
+        settings: Settings,
+        *,
+        target_loss: float | None = None,
     ) -> None:
-        if target is not None and not target > 0:
-            raise InputError(f"the target loss is {target}, but it is above 0.")
-        if target is None and settings.epochs < 2:
+        if target_loss is not None and not target_loss > 0:
+            raise InputError(f"the target loss is {target_loss}, but it is above 0.")
+        if target_loss is None and settings.epochs < 2:
             raise InputError(
                 "a target is what exact averaging holds in two epochs: train for more, or give it."
             )
         self.task = task
         # The clock is not read: a trial counts iterations.
-        clock = Delays(compute_seconds=0.0)
+        clock = Delays(compute_time=0.0)
         self.settings = replace(settings, delays=clock, evaluate_every=1, target_loss=None)
         exact = Simulation(task, make_plan(topology, strategy="allreduce"), self.settings)
         self._engine = exact.engine
         losses = [loss for r in exact if (loss := r.train_loss) is not None]
         held = lowest_held(losses[: max(2, round(2 / 3 * len(losses)))])
-        self.target = held if target is None else target
+        self.target = held if target_loss is None else target_loss
         found = None if self.target is None else arrival(losses, self.target)
         if self.target is None or found is None:
             raise InputError(

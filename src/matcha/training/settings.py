@@ -97,20 +97,20 @@ class Execution:
 class Delays:
     """The simulated clock: an iteration costs computing plus what its round exchanges.
 
-    >>> Delays(compute_seconds=0.045, seconds_per_unit=0.007).of(units=5.0, unit="units")
+    >>> Delays(compute_time=0.045, link_time=0.007).of(units=5.0, unit="units")
     0.035
     """
 
-    compute_seconds: float | None = None
+    compute_time: float | None = None
     """Seconds of one worker's gradient; None takes the first epoch's time on this device over m."""
-    seconds_per_unit: float = 0.01
+    link_time: float = 0.01
     """Seconds of a matching, for plans that count in units."""
     speeds: tuple[float, ...] = ()
     """Each worker's: 0.25 takes four times the seconds per gradient. With speeds a worker in step
     waits for the partners of its round only; without any the clock counts whole rounds."""
 
     def __post_init__(self) -> None:
-        for name in ("compute_seconds", "seconds_per_unit"):
+        for name in ("compute_time", "link_time"):
             value = getattr(self, name)
             if value is not None and not (value >= 0 and math.isfinite(value)):
                 raise InputError(f"{name} must be a number of seconds, not {value}")
@@ -121,7 +121,7 @@ class Delays:
 
     def of(self, units: float, unit: str) -> float:
         """Seconds of communication."""
-        return units * self.seconds_per_unit if unit == "units" else units
+        return units * self.link_time if unit == "units" else units
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -206,6 +206,10 @@ class Settings:
         # What was not chosen is left out: runs and checkpoints older than the option go on.
         if not self.asynchronous:
             del plain["asynchronous"]
-        if not self.delays.speeds:
-            del plain["delays"]["speeds"]
+        # In files delays have the names of 0.2: runs and checkpoints of it go on.
+        delays = plain["delays"]
+        named = {"compute_seconds": "compute_time", "seconds_per_unit": "link_time"}
+        plain["delays"] = {old: delays[name] for old, name in named.items()}
+        if self.delays.speeds:
+            plain["delays"]["speeds"] = delays["speeds"]
         return plain

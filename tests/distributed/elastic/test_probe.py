@@ -14,7 +14,7 @@ def test_every_link_is_measured_and_all_workers_hear_of_it() -> None:
 
     def work(transport):
         # 100 kB at 40 Mbit/s take 20 ms; a matching's links are measured at once.
-        return probe(ring, SlowLinks(transport, 40), message_bytes=100_000, repetitions=3)
+        return probe(ring, SlowLinks(transport, 40), message_mb=0.1, repetitions=3)
 
     measures, *others = run_threads(5, work)
     assert all(other == measures for other in others)

@@ -45,7 +45,7 @@ def probe(
     topology: Topology,
     transport: Transport,
     *,
-    message_bytes: int = 4_000_000,
+    message_mb: float = 4.0,
     repetitions: int = 5,
     timeout: float = 300.0,
 ) -> tuple[LinkMeasure, ...]:
@@ -58,7 +58,7 @@ def probe(
     Args:
         topology: as many workers as the transport has.
         transport: how messages travel.
-        message_bytes: the size of the model's parameters.
+        message_mb: the size of a message: the model's parameters, in megabytes.
         repetitions: of which the median counts.
         timeout: seconds to wait for any one message.
 
@@ -71,6 +71,7 @@ def probe(
             f"the topology has {topology.num_workers} workers, but {transport.num_workers} were "
             f"started: start {topology.num_workers}."
         )
+    message_bytes = int(message_mb * 1e6)
     if message_bytes < 1 or repetitions < 1:
         raise InputError("a probe needs a message of at least 1 byte and at least 1 repetition.")
     settings = f"{message_bytes} bytes, {repetitions} times"

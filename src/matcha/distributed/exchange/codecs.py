@@ -196,11 +196,10 @@ class FloatCodec(Codec):
         self.pieces = [Piece(index, part) for index, part in enumerate(parts)]
 
     def window(self, *, several: bool) -> int:
-        """As `Codec.window`."""
         return 2 if several else 4
 
     def memory(self, spare: SpareMemory, own: torch.device, wire: torch.device) -> Memory:
-        """As `Codec.memory`; pinned, so that a GPU copies to and from it without a detour."""
+        """Pinned, so that a GPU copies to and from it without a detour."""
         if own not in self._sizes:
             pieces = [piece for piece in self.pieces if piece.values.device == own]
             size = max(piece.values.numel() * self._format(piece).itemsize for piece in pieces)
@@ -211,7 +210,7 @@ class FloatCodec(Codec):
         return Memory([block], incoming=block[:size], outgoing=block[size:], kept=block[:0])
 
     def encode(self, transfer: Transfer) -> torch.Tensor:
-        """As `Codec.encode`; the values themselves where they can be sent as they are."""
+        """The values themselves where they can be sent as they are."""
         memory, original = transfer.memory, transfer.original
         if not self._is_staged(transfer.piece, memory.incoming.device):
             return original
@@ -220,7 +219,6 @@ class FloatCodec(Codec):
         return message.copy_(original)
 
     def apply(self, transfer: Transfer) -> None:
-        """As `Codec.apply`."""
         x, message, role = transfer.piece.values, transfer.message, transfer.meeting.role
         arrived, weight = transfer.arrived.view(message.dtype), transfer.meeting.weight
         if role is not None:
@@ -257,15 +255,13 @@ class _ScaledCodec(Codec):
         self._names = list(coders)
 
     def is_finite(self) -> bool:
-        """As `Codec.is_finite`."""
         return all(bool(torch.isfinite(value.sum())) for value in self._values)
 
     def begin_round(self) -> torch.Tensor:
-        """As `Codec.begin_round`: two bytes per block."""
+        """Two bytes per block."""
         return torch.cat([coder.begin().cpu() for coder in self._coders])
 
     def agree(self, theirs: torch.Tensor) -> Sequence[torch.Tensor]:
-        """As `Codec.agree`."""
         parts = torch.split(theirs, [2 * len(coder) for coder in self._coders])
         # Copied: what follows an odd number of bytes cannot be seen as numbers of two.
         return [c.common(part.clone()) for c, part in zip(self._coders, parts, strict=True)]
@@ -280,18 +276,16 @@ class _ScaledCodec(Codec):
         return Memory([incoming, block], incoming, outgoing=block[:size], kept=block[size:])
 
     def end_round(self) -> None:
-        """As `Codec.end_round`: scales follow what the round has shown."""
+        """Scales follow what the round has shown."""
         for coder in self._coders:
             coder.end()
 
     def state(self) -> Mapping[str, torch.Tensor]:
-        """As `Codec.state`."""
         named = zip(self._names, self._coders, strict=True)
         return {f"scales-{name}": coder.scales for name, coder in named}
 
     @property
     def work_bytes(self) -> int:
-        """As `Codec.work_bytes`."""
         return sum(coder.spare_bytes for coder in self._coders)
 
 
@@ -319,11 +313,9 @@ class ModuloCodec(_ScaledCodec):
         self.pieces = list(_blocks(values, segments, limit))
 
     def memory(self, spare: SpareMemory, own: torch.device, wire: torch.device) -> Memory:
-        """As `Codec.memory`."""
         return self._memory(max(len(piece.values) for piece in self.pieces), spare, own, wire)
 
     def encode(self, transfer: Transfer) -> torch.Tensor:
-        """As `Codec.encode`."""
         piece, memory = transfer.piece, transfer.memory
         coder, common = self._coders[piece.tensor], transfer.scales[piece.tensor]
         message = memory.outgoing[: coder.message_bytes(len(piece.values))]
@@ -338,7 +330,6 @@ class ModuloCodec(_ScaledCodec):
         return message
 
     def apply(self, transfer: Transfer) -> None:
-        """As `Codec.apply`."""
         piece, lower = transfer.piece, transfer.is_lower
         coder, common = self._coders[piece.tensor], transfer.scales[piece.tensor]
         assert transfer.coded is not None
@@ -393,11 +384,10 @@ class LowRankCodec(_ScaledCodec):
         self._between: dict[tuple[int, Meeting], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def memory(self, spare: SpareMemory, own: torch.device, wire: torch.device) -> Memory:
-        """As `Codec.memory`."""
         return self._memory(max(len(coder) for coder in self._coders), spare, own, wire)
 
     def encode(self, transfer: Transfer) -> torch.Tensor:
-        """As `Codec.encode`: first X·q, then Xᵀ·p with the p that both ends found."""
+        """First X·q, then Xᵀ·p with the p that both ends found."""
         k, original, memory = transfer.piece.index, transfer.original, transfer.memory
         if transfer.phase == 0:
             half = self._rows[k].first_half(original, self._direction(k, transfer.meeting.peer))
@@ -412,7 +402,6 @@ class LowRankCodec(_ScaledCodec):
         return message
 
     def apply(self, transfer: Transfer) -> None:
-        """As `Codec.apply`."""
         k, found = transfer.piece.index, self._difference(transfer)
         rows, x = self._rows[k], transfer.piece.values
         if transfer.phase == 0:
@@ -439,13 +428,12 @@ class LowRankCodec(_ScaledCodec):
         return whole.view(1, -1)
 
     def state(self) -> Mapping[str, torch.Tensor]:
-        """As `Codec.state`."""
         ks = [k for k, rows in enumerate(self._rows) if rows.matrices]
         directions = {f"directions-{k}-{p}": self._direction(k, p) for p in self._peers for k in ks}
         return {**super().state(), **directions}
 
     def forget(self, peer: int) -> None:
-        """As `Codec.forget`: the link's directions begin as at first."""
+        """The link's directions begin as at first."""
         for k, rows in enumerate(self._rows):
             if rows.matrices:
                 self._direction(k, peer).copy_(rows.start.unsqueeze(0))

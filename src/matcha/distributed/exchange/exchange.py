@@ -355,14 +355,8 @@ def make_exchange(
 ) -> Exchange:
     """The exchange for a wire.
 
-    Args:
-        wire: what messages hold.
-        transport: carries them.
-        buckets: where the parameters lie.
-        values: what is mixed, one tensor laid out like each of the buckets; push-sum's weight last.
-        besides: what travels with them, laid out like these buckets.
-        bucket_bytes: bounds messages and spare memory.
-        timeout: seconds to wait for any one message.
+    `values` are mixed, one tensor laid out like each of the buckets and push-sum's weight last;
+    `besides` travel with them, laid out like their buckets.
     """
     pairs = [*zip(cycle(buckets), values, strict=False), *besides]
     coded = [] if isinstance(wire, Float) else [p for p in pairs if _is_coded(p[0])]

@@ -60,11 +60,10 @@ class ElasticMeetings(MeetingHook):
         self.on_meeting: Callable[[int, Meeting, Outcome, float], None] | None = None
 
     def begin_round(self, iteration: int) -> None:
-        """As `MeetingHook.begin_round`."""
         self._team.begin(iteration)
 
     def before(self, meeting: Meeting, iteration: int) -> bool:
-        """As `MeetingHook.before`: False where the partner will not come."""
+        """False where the partner will not come."""
         self._iteration = iteration
         self._is_under_way = self._has_all = False
         if not self._team.meets(meeting.peer, iteration):
@@ -81,7 +80,7 @@ class ElasticMeetings(MeetingHook):
         return True
 
     def after(self, meeting: Meeting) -> None:
-        """As `MeetingHook.after`: confirm, and wait for the partner's confirmation."""
+        """Confirm, and wait for the partner's confirmation."""
         self._has_all = True
         # The other may be gone as soon as it has our byte: its own is asked for before ours leaves,
         # and it alone is waited for.
@@ -94,7 +93,7 @@ class ElasticMeetings(MeetingHook):
         self._count(meeting, "held")
 
     def undo(self, meeting: Meeting, error: PeerLostError) -> bool:
-        """As `MeetingHook.undo`: the values are what they were before the meeting."""
+        """The values are what they were before the meeting."""
         if not self._is_under_way:
             return False
         _log.info("worker %d: iteration %d: %s", self._team.rank, self._iteration, error)
@@ -146,11 +145,11 @@ class Clipping(MeetingHook):
         return {"reach": self._reach, **{f"after-{k}": a for k, a in enumerate(self._after)}}
 
     def begin_round(self, iteration: int) -> None:
-        """As `MeetingHook.begin_round`: how far this worker went since its last meeting."""
+        """How far this worker went since its last meeting."""
         self._now = renewed_reach(float(self._reach), _squares(self._values, self._after))
 
     def before(self, meeting: Meeting, iteration: int) -> bool:
-        """As `MeetingHook.before`: tell each other how far both went."""
+        """Tell each other how far both went."""
         _copy(self._before, self._values)
         mine = torch.tensor([self._now], dtype=torch.float64)
         self._theirs = torch.empty_like(mine)
@@ -159,7 +158,7 @@ class Clipping(MeetingHook):
         return True
 
     def after(self, meeting: Meeting) -> None:
-        """As `MeetingHook.after`: cut what has moved; none of a NaN is kept."""
+        """Cut what has moved; none of a NaN is kept."""
         assert self._pending is not None
         self._pending.wait(self._exchange.timeout)
         theirs = float(self._theirs)
@@ -173,7 +172,7 @@ class Clipping(MeetingHook):
                 value.sub_(before).mul_(share).add_(before)
 
     def end_round(self, num_held: int) -> None:
-        """As `MeetingHook.end_round`: one without a meeting changes nothing."""
+        """One without a meeting changes nothing."""
         if num_held:
             self._reach.fill_(self._now)
             _copy(self._after, self._values)
@@ -231,12 +230,10 @@ class LinkTimer(MeetingHook):
         self._started = self._waited = 0.0
 
     def before(self, meeting: Meeting, iteration: int) -> bool:
-        """As `MeetingHook.before`."""
         self._started, self._waited = time.perf_counter(), self._exchange.wait_seconds
         return True
 
     def after(self, meeting: Meeting) -> None:
-        """As `MeetingHook.after`."""
         waited = self._exchange.wait_seconds - self._waited
         seconds = time.perf_counter() - self._started - waited
         self._times.add(meeting.peer, seconds, waited=waited)

@@ -69,14 +69,6 @@ class Handshake:
     The position is a small message of its own: it leaves the values as they are, tells when the
     partner came, and is a sign of life that transports can watch for.
 
-    Args:
-        transport: carries it.
-        meeting: which it opens.
-        tag: of the message.
-        iteration: at which this worker is.
-        finished_at: the iteration at which it finished training, or `RUNNING`.
-        content: bytes of the codecs, if any; both ends send equally many.
-
     Attributes:
         messages: to be posted.
         pending: what they were posted under.

@@ -124,12 +124,7 @@ def local_links(num_workers: int, folder: Path, keys: Path | None = None) -> dic
 
 
 def _raise_cause(codes: Mapping[int, int], last_words: Callable[[int], list[str]]) -> None:
-    """Raise what happened to the worker whose end explains the others'.
-
-    Args:
-        codes: exit codes by rank, in the order in which the workers ended.
-        last_words: the last lines that a worker said.
-    """
+    """Raise what happened to the worker whose end explains the others', given in their order."""
     failed = {rank: code for rank, code in codes.items() if code}
     if not failed:
         return

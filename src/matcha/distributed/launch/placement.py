@@ -51,11 +51,7 @@ class Placement:
     ) -> None:
         """Check that all processes run the same thing, and counterparts hold the same part.
 
-        Args:
-            facts: what they run.
-            layout: a digest of the part that this process holds.
-            parameters: what is in it, to name the first that differs.
-            timeout: seconds to wait for any one process.
+        `layout` is a digest of that part; `parameters` say what is in it, to name what differs.
         """
         if self.everyone is not self.transport:
             agree(self.everyone, facts, timeout)
@@ -93,13 +89,7 @@ class Placement:
 def find_placement(
     plan: PlanLike, transport: Transport | None, mesh: DeviceMesh | None, timeout: float
 ) -> Placement:
-    """Find this process's place, with as many workers as the plan has.
-
-    Args:
-        plan: for how many workers.
-        transport: where the script brings its own.
-        mesh: the dimension of a mesh along which workers differ.
-        timeout: seconds to wait for others.
+    """Find this process's place: in a mesh, on the script's own transport, or on the default.
 
     Raises:
         InputError: the plan is for another number of workers, or the mesh is not a line.

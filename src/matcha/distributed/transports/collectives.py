@@ -115,16 +115,9 @@ def window_mean_(
 ) -> int:
     """Overwrite every worker's tensors with their mean, by sums that hop: ⌈log2 m⌉ messages each.
 
-    `matcha.rounds.Round` defines it (mixing `windows`); this follows its order to the bit.
-
-    Args:
-        transport: carries the messages.
-        tensors: this worker's.
-        to: whom it sends to, message by message; it hears from as far behind.
-        timeout: seconds to wait for any one message.
-
-    Returns:
-        How many bytes this worker sent.
+    `matcha.rounds.Round` defines it (mixing `windows`); this follows its order to the bit. `to` is
+    whom this worker sends to, message by message; it hears from as far behind. Returns how many
+    bytes it sent.
     """
     m, rank, sent = transport.num_workers, transport.rank, 0
     hops = [(peer - rank) % m for peer in to if peer is not None]
@@ -168,12 +161,7 @@ def gather(transport: Transport, value: bytes, timeout: float) -> list[bytes]:
 
 
 def agree(transport: Transport, facts: Mapping[str, str], timeout: float) -> None:
-    """Compare facts with all workers, and learn their host names. A collective call.
-
-    Args:
-        transport: its `hosts` are filled in.
-        facts: what must be the same everywhere, by the words a person would use for it.
-        timeout: seconds to wait for any one worker.
+    """Compare facts with all workers, and fill in the transport's `hosts`. A collective call.
 
     Raises:
         InputError: on every worker, naming which rank differs in what.

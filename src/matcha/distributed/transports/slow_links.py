@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 from matcha.distributed.transports.base import Message, Pending, Transport
 from matcha.errors import InputError
@@ -13,13 +12,11 @@ from matcha.errors import InputError
 __all__ = ["SlowLinks"]
 
 
-def _forwarded(name: str) -> Any:
-    """An attribute of the transport below, which makes the errors and does the waiting."""
-
-    def write(slow: SlowLinks, value: Any) -> None:
-        setattr(slow.transport, name, value)
-
-    return property(lambda slow: getattr(slow.transport, name), write)
+_FORWARDED = (
+    "rank", "num_workers", "device", "hosts", "doing", "period", "failed", "threads",
+    "asynchronous", "has_tree", "members", "tree_call", "expect_model", "set_note", "get_note",
+    "report_waiting_on", "waiting_on", "probe", "close",
+)  # fmt: skip
 
 
 class SlowLinks(Transport):
@@ -33,26 +30,6 @@ class SlowLinks(Transport):
     every number measured with it. `benchmarks/network` shapes real links. Collective calls over a
     tree are not part of training and run at full speed.
     """
-
-    rank = _forwarded("rank")
-    num_workers = _forwarded("num_workers")
-    device = _forwarded("device")
-    hosts = _forwarded("hosts")
-    doing = _forwarded("doing")
-    period = _forwarded("period")
-    failed = _forwarded("failed")
-    threads = _forwarded("threads")
-    asynchronous = _forwarded("asynchronous")
-    has_tree = _forwarded("has_tree")
-    members = _forwarded("members")
-    tree_call = _forwarded("tree_call")
-    expect_model = _forwarded("expect_model")
-    set_note = _forwarded("set_note")
-    get_note = _forwarded("get_note")
-    report_waiting_on = _forwarded("report_waiting_on")
-    waiting_on = _forwarded("waiting_on")
-    probe = _forwarded("probe")
-    close = _forwarded("close")
 
     def __init__(self, transport: Transport, mbps: float) -> None:
         if not mbps > 0:
@@ -76,6 +53,18 @@ class SlowLinks(Transport):
             yield
         finally:
             self._at_full_speed = False
+
+
+def _forward(name: str) -> property:
+    """An attribute of the transport below, which makes the errors and does the waiting."""
+    return property(
+        lambda slow: getattr(slow.transport, name),
+        lambda slow, value: setattr(slow.transport, name, value),
+    )
+
+
+for _name in _FORWARDED:
+    setattr(SlowLinks, _name, _forward(_name))
 
 
 class _Slow(Pending):
