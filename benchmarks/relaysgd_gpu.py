@@ -289,7 +289,7 @@ def _train(
         optimizer=engine.optimizer,
         momentum=run.momentum,
         evaluate_every=max(1, run.epochs // 10),
-        delays=Delays(compute_seconds=0.05),
+        delays=Delays(compute_time=0.05),
         execution=engine.execution,
     )
     simulation = Simulation(engine.task, plan, settings, engine=engine)
