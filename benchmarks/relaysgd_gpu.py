@@ -8,6 +8,7 @@
         --output $OUT --state /tmp/state --seconds 540
     python benchmarks/relaysgd_gpu.py table benchmarks/results/relaysgd_h200.jsonl
 
+`train screen main` tries rules and rates for a few epochs first, and trains with the best.
 A run is `concentration=,topology=,strategy=,bytes=,wire=,momentum=,rate=,seed=,epochs=` with
 defaults, or the name of a list. `bytes` is a share of theirs: two whole models per worker and
 iteration, as on a ring. Each result is a line of OUTPUT/relaysgd.jsonl as soon as it is known;
@@ -64,7 +65,8 @@ class Run:
     @property
     def meetings(self) -> float:
         """Meetings of a worker per iteration that the bytes buy."""
-        wire, momentum = parse_wire(self.wire), parse_momentum(self.momentum)
+        named = "local" if self.momentum == SCREENED else self.momentum
+        wire, momentum = parse_wire(self.wire), parse_momentum(named)
         shapes = [tuple(p.shape) for p in build("vgg11", 10).parameters()]
         messages = momentum.messages if momentum else 1
         return THEIRS * self.bytes / (wire.size_ratio(shapes) * messages)
@@ -85,18 +87,25 @@ def _both(**values: Any) -> list[Run]:
 _SMALL: dict[str, Any] = {"bytes": 0.02, "wire": "modulo:3"}
 _RING: dict[str, Any] = {"topology": "ring", "strategy": "vanilla", "wire": "float32"}
 _EXACT = "exact-diffusion"
-_BEST = [*_both(), *_both(**_SMALL, momentum=_EXACT, rate=0.05)]
+SCREENED = "screened"
+"""A momentum that stands for the best of the list `screen`, and its rate."""
+_BEST = [*_both(), *_both(**_SMALL, momentum=SCREENED)]
 _THEIRS = [
     Run(**_RING, momentum="quasi-global:follow=1,warmup=0", rate=0.025),
     Run(**_RING, rate=0.05),
 ]
 
 LISTS: dict[str, list[Run]] = {
-    # Which rule at a fiftieth of the bytes: a few epochs each, by training loss.
+    # Which rule and rate at a fiftieth of the bytes: a few epochs each, by training loss.
     "screen": [
-        Run(concentration=0.01, **_SMALL, momentum=momentum, rate=rate, epochs=20)
-        for rate in (0.1, 0.05)
-        for momentum in (_EXACT, "local", "momentum-tracking", "tracking", "quasi-global")
+        Run(concentration=0.01, **_SMALL, momentum=momentum, rate=rate, epochs=15)
+        for momentum, rate in (
+            (_EXACT, 0.1),
+            (_EXACT, 0.05),
+            ("local", 0.1),
+            ("local", 0.05),
+            ("quasi-global", 0.05),
+        )
     ],
     "main": [
         _BEST[0],
@@ -114,6 +123,19 @@ LISTS: dict[str, list[Run]] = {
         *(replace(run, concentration=0.01) for run in _THEIRS),
     ],
 }
+
+
+def screened(run: Run, lines: Sequence[dict[str, Any]]) -> Run:
+    """The run, with the momentum and the rate that had the least training loss in `screen`."""
+    if run.momentum != SCREENED:
+        return run
+    tried = {one.key() for one in LISTS["screen"]}
+    found = [line for line in lines if Run(**line["run"]).key() in tried]
+    losses = {
+        Run(**line["run"]): line["records"][-1].get("train_loss") or float("inf") for line in found
+    }
+    best = min(losses, key=losses.__getitem__) if losses else LISTS["screen"][1]
+    return replace(run, momentum=best.momentum, rate=best.rate)
 
 
 def parse(words: Sequence[str]) -> Iterator[Run]:
@@ -160,14 +182,13 @@ def _meetings(plan: Plan, number: int = 2000) -> float:
 # -- there ----------------------------------------------------------------------------------------
 
 
-def _task(data: Images, run: Run, num_images: int | None = None) -> ImageTask:
-    labels = data.train_labels[:num_images]
+def _task(data: Images, run: Run, batch_size: int) -> ImageTask:
     return ImageTask(
         TASK,
         data,
-        _parts(labels, run),
+        _parts(data.train_labels, run),
         maker("vgg11", data.num_classes),
-        batch_size=recipe(TASK).batch_size,
+        batch_size=batch_size,
         seed=run.seed,
         augment=True,
     )
@@ -207,7 +228,7 @@ def probe(args: argparse.Namespace) -> None:
     data, found = _random_images(args.images), {}
     reference = None
     for batching in ("loop", "stacked", "vmap"):
-        task = _task(data, Run(concentration=1.0))
+        task = _task(data, Run(concentration=1.0), args.batch_size)
         try:
             engine = _engine(task, batching, args)
             steps = task.steps_per_epoch
@@ -249,15 +270,16 @@ def train(runs: Sequence[Run], args: argparse.Namespace) -> None:
     deadline = time.perf_counter() + args.seconds
     args.state.mkdir(parents=True, exist_ok=True)
     args.output.mkdir(parents=True, exist_ok=True)
-    done = {json.dumps(line["run"], sort_keys=True) for line in _lines(args.state)}
+    lines = list(_lines(args.state))
     known = args.state / "probe.json"
     batching = args.batching or (json.loads(known.read_text())["best"] if known.exists() else None)
     data = cifar10(args.data) if args.data else _random_images(args.images)
-    task = _task(data, runs[0])
+    task = _task(data, runs[0], args.batch_size)
     engine = _engine(task, batching or "auto", args)
     print(f"batching: {engine.batching}", flush=True)
-    for run in runs:
-        if json.dumps(asdict(run), sort_keys=True) in done:
+    for asked in runs:
+        run = screened(asked, lines)
+        if any(line["run"] == asdict(run) for line in lines):
             continue
         if time.perf_counter() + 2 * _SAVING > deadline:
             print(f"no time for {run.key()}", flush=True)
@@ -271,6 +293,7 @@ def train(runs: Sequence[Run], args: argparse.Namespace) -> None:
             continue
         if line is None:
             break
+        lines.append(line)
         for folder in (args.output, args.state):
             with (folder / "relaysgd.jsonl").open("a") as file:
                 file.write(json.dumps(line) + "\n")
@@ -398,6 +421,7 @@ def main() -> None:
     parser.add_argument("--batching", choices=["loop", "stacked", "vmap"], help="default: probed")
     parser.add_argument("--streams", type=int, default=16)
     parser.add_argument("--images", type=int, default=8192, help="random ones")
+    parser.add_argument("--batch-size", type=int, default=recipe(TASK).batch_size)
     parser.add_argument("--repetitions", type=int, default=30)
     args = parser.parse_args()
     if args.action == "table":
