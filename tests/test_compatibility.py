@@ -46,10 +46,11 @@ def test_a_simulation_of_0_2_goes_on_to_the_same_records(tmp_path: Path, kind: s
     assert read_run(folder).header.setting("overlap") == (kind == "simulated")
     changes = {"asynchronous": True, "overlap": False} if kind == "asynchronous" else {}
     list(Runner().run(job(folder, **changes), resume=True))
-    whole = (OF_0_2 / f"{kind}-records.jsonl").read_text()
-    assert [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()] == [
-        json.loads(line) for line in whole.splitlines()
-    ]
+    whole = (OF_0_2 / f"{kind}-records.jsonl").read_text().splitlines()
+    records = (folder / "records.jsonl").read_text().splitlines()
+    # Processors differ in the last bits of float32, so figures are compared and not bytes.
+    for record, wanted in zip(records, whole, strict=True):
+        assert json.loads(record) == pytest.approx(json.loads(wanted), rel=1e-6, abs=1e-6)
 
 
 def test_a_training_of_0_2_goes_on(tmp_path: Path) -> None:
