@@ -19,7 +19,6 @@ from typing import Any
 
 import harness
 import numpy as np
-from parts.fair_alpha import with_error_optimal_alpha
 from parts.one_peer import one_peer_exponential_error
 from parts.supports import doubling_bound
 
@@ -56,13 +55,12 @@ def chosen(names: Sequence[str], wanted: Sequence[str]) -> list[str]:
 def plans(name: str, budget: float) -> dict[str, Plan]:
     """The compared plans; the paper's graphs come with the authors' own matchings as well."""
     topology = topology_of(name)
-    searched = matcha.plan(topology, budget, "matcha")
+    fair = Matcha(alpha="error")
     own = families.paper_matchings(name) if name in PAPER else None
-    by_paper = searched if own is None else matcha.plan(topology, budget, "matcha", matchings=own)
     return {
-        "matcha, paper's alpha": by_paper,
-        "matcha": with_error_optimal_alpha(by_paper),
-        "matcha, searched": with_error_optimal_alpha(searched),
+        "matcha, paper's alpha": matcha.plan(topology, budget, "matcha", matchings=own),
+        "matcha": matcha.plan(topology, budget, fair, matchings=own),
+        "matcha, searched": matcha.plan(topology, budget, fair),
         "matcha, pairwise": matcha.plan(topology, budget, Matcha(mixing="pairwise"), matchings=own),
         "greedy": matcha.plan(topology, budget, "greedy"),
     }
@@ -206,8 +204,8 @@ def crossings(graphs: Sequence[str]) -> list[dict[str, Any]]:
         topology, own = families.paper(name), families.paper_matchings(name)
         goal = matcha.plan(topology, 1.0, "vanilla").consensus_error
 
-        def paper(budget: float, topology: Topology = topology, own: Any = own) -> Plan:
-            return matcha.plan(topology, budget, "matcha", matchings=own)
+        def paper(budget: float, how: Any, topology: Topology = topology, own: Any = own) -> float:
+            return matcha.plan(topology, budget, how, matchings=own).consensus_error or 0.0
 
         def greedy(budget: float, topology: Topology = topology) -> Plan:
             return matcha.plan(topology, budget, Greedy(effort="high"))
@@ -216,12 +214,9 @@ def crossings(graphs: Sequence[str]) -> list[dict[str, Any]]:
             "graph": name,
             "goal": goal,
             "matcha_best": least_budget(
-                lambda b: with_error_optimal_alpha(paper(b)).consensus_error or 0.0,
-                goal,
-                0.2,
-                9,
+                lambda b, f=paper: f(b, Matcha(alpha="error")), goal, 0.2, 9
             ),
-            "matcha_paper": least_budget(lambda b: paper(b).consensus_error or 0.0, goal, 0.2, 9),
+            "matcha_paper": least_budget(lambda b, f=paper: f(b, "matcha"), goal, 0.2, 9),
             "greedy": least_budget(lambda b: greedy(b).consensus_error or 0.0, goal, 0.05, 6),
         }
         m, colors = topology.num_workers, len(own)
@@ -273,7 +268,7 @@ def slow_links(graphs: Sequence[str]) -> list[dict[str, Any]]:
         topology = plain.with_link_times([1.0 if slow & {i, j} else 0.1 for i, j in plain.links])
         for budget in (0.1, 0.3):
             ours = matcha.plan(topology, budget, "greedy")
-            paper = with_error_optimal_alpha(matcha.plan(topology, budget, "matcha"))
+            paper = matcha.plan(topology, budget, Matcha(alpha="error"))
             # Greed that does not know the times, held to the same seconds by a smaller budget.
             blind_budget = budget
             for _ in range(12):

@@ -12,9 +12,9 @@ from __future__ import annotations
 from typing import Any
 
 from harness import Column, finish, parser, table
-from parts.fair_alpha import with_error_optimal_alpha
 
 import matcha
+from matcha.strategies import comparable
 
 GRAPHS = ("er8", "geometric16-d10")
 STRATEGIES = ("vanilla", "periodic", "matcha", "greedy")
@@ -25,9 +25,7 @@ def points_of(graph: str, strategy: str) -> list[dict[str, object]]:
     """One strategy over all budgets; α minimises the error, so that no strategy is held back."""
     points = []
     for budget in (1.0,) if strategy == "vanilla" else BUDGETS:
-        plan = matcha.plan(matcha.families.paper(graph), budget, strategy)
-        if plan.mixing == "laplacian":
-            plan = with_error_optimal_alpha(plan)
+        plan = matcha.plan(matcha.families.paper(graph), budget, comparable(strategy))
         points.append(
             {
                 "graph": graph,

@@ -11,7 +11,7 @@ from matcha._io import encode_number
 from matcha._numerics import ProgressCallback
 from matcha.errors import InputError
 from matcha.plans import Plan, check_budget
-from matcha.strategies import COMPARED, Strategy, as_strategy, plan
+from matcha.strategies import COMPARED, Alpha, Strategy, comparable, plan
 from matcha.timing import Timing, default_timing
 from matcha.topology import Topology
 from matcha.topology.families import TopologyLike, as_topology
@@ -77,6 +77,7 @@ def sweep(
     strategies: str | Strategy | Sequence[str | Strategy] = COMPARED,
     *,
     wires: str | Sequence[str] = ("float32",),
+    alpha: Alpha = "error",
     progress: ProgressCallback | None = None,
     **options: Any,
 ) -> Sweep:
@@ -91,6 +92,8 @@ def sweep(
         wires: One or several names as for `matcha.plan`: what messages hold. The budget counts
             time, so over a smaller wire it buys more rounds; of the budgets that buy all rounds
             only the least is planned.
+        alpha: What the weights of strategies that have none of their own are best for: `"error"`,
+            by which they are compared, or `"rho"`, as in the paper.
         progress: Called with (done, total, "plans") after each plan.
         options: Passed on to `matcha.plan`: seed, matchings, timing.
 
@@ -109,7 +112,7 @@ def sweep(
         raise InputError("a sweep needs at least one budget, one strategy and one wire.")
     topology = as_topology(topology)
     timing = options.get("timing") or default_timing(topology)
-    wanted = combinations(topology, timing, strategies, budgets, wires)
+    wanted = combinations(topology, timing, strategies, budgets, wires, alpha)
     plans = []
     for done, (strategy, budget, wire) in enumerate(wanted, start=1):
         plans.append(plan(topology, budget, strategy, wire=wire, **options))
@@ -133,6 +136,7 @@ def combinations(
     strategies: Sequence[str | Strategy],
     budgets: Sequence[float],
     wires: Sequence[str],
+    alpha: Alpha = "error",
 ) -> list[tuple[Strategy, float, str]]:
     """Strategies, budgets and wires that make plans of their own.
 
@@ -148,7 +152,7 @@ def combinations(
     found = []
     names: set[str] = set()
     for given in strategies:
-        strategy = as_strategy(given)
+        strategy = comparable(given, alpha)
         if isinstance(given, str):
             if given in names:
                 continue

@@ -10,7 +10,8 @@ def test_sweep_table_json_and_figure(tmp_path):
     options = ["sweep", "paper:er8", "--budget", "0.2,0.5", "--effort", "none"]
     done = matcha_command(*options, "--strategy", "matcha,vanilla,periodic", "--plot", figure)
     assert done.returncode == 0, done.stderr
-    assert "0.6538" in done.stdout
+    assert "0.4666" in done.stdout
+    assert "best for the consensus error" in done.stdout
     assert "<svg" in figure.read_text()
     done = matcha_command(*options, "--strategy", "matcha,vanilla", "--json")
     points = json.loads(done.stdout)["points"]
@@ -19,6 +20,16 @@ def test_sweep_table_json_and_figure(tmp_path):
         ("matcha", 0.5),
         ("vanilla", 1.0),
     ]
+
+
+def test_the_papers_weights_are_there_for_the_asking():
+    options = ["sweep", "paper:er8", "-b", "0.5", "-s", "matcha,vanilla"]
+    done = matcha_command(*options, "--alpha", "rho")
+    assert "0.6538" in done.stdout
+    assert "best for rho, as in the paper" in done.stdout
+    done = matcha_command(*options, "--alpha", "rhoo")
+    assert done.returncode == 2
+    assert "did you mean 'rho'" in done.stderr
 
 
 def test_wires_stand_in_the_table_and_the_figure(tmp_path):

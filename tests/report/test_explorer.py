@@ -5,7 +5,7 @@ import pytest
 import matcha
 from matcha.report.explorer import network
 from matcha.report.figures import link_activity
-from matcha.strategies import Greedy, Rounds
+from matcha.strategies import Greedy, Matcha, Rounds
 from matcha.sweeps import DEFAULT_BUDGETS
 
 
@@ -20,7 +20,7 @@ def er8():
 def test_every_stop_holds_the_plan_of_its_budget(er8):
     own, net = er8
     stop = net["budgets"].index(0.5)
-    direct = matcha.plan(own.topology, 0.5, "matcha", matchings=own.matchings)
+    direct = matcha.plan(own.topology, 0.5, Matcha(alpha="error"), matchings=own.matchings)
     point = net["strategies"]["matcha"][stop]
     assert point["rho"] == pytest.approx(direct.rho, rel=1e-4)
     assert point["time"] == pytest.approx(direct.expected_comm_time, rel=1e-4)

@@ -51,6 +51,22 @@ def test_a_run_that_recorded_nothing_or_diverged_takes_nothing_from_the_others(l
     assert compare([broken]).target is None
 
 
+def test_a_target_held_at_the_first_evaluation_makes_no_factor(tmp_path):
+    names = ("vanilla", "greedy")
+    runs = [
+        run_of([None, 1, 0.9, 0.8], strategy=name, seconds=seconds, seed=seed, tmp_path=tmp_path)
+        for name, seconds in zip(names, (1.1, 1.0), strict=True)
+        for seed in (0, 1, 2)
+    ]
+    early = compare(runs, target_loss=2.0)
+    assert [row.at_first_evaluation for row in early.rows] == [True, True]
+    assert early.winner is None
+    assert [row.speedup for row in early.rows] == [1.0, None]
+    late = compare(runs, target_loss=0.9)
+    assert not late.rows[0].at_first_evaluation
+    assert late.winner == 1
+
+
 def test_without_losses_there_is_no_target(tmp_path):
     comparison = compare([run_of([None, None], tmp_path=tmp_path)])
     assert comparison.objective is None

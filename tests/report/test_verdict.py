@@ -121,6 +121,16 @@ def test_one_row_of_several_seeds_lends_its_spread_to_a_row_of_one():
     assert verdict(seeds("greedy", 1.0, 0.2), row("matcha", 9.0)).winner == 0
 
 
+def test_a_target_held_at_the_first_evaluation_ranks_no_row():
+    """Their times are when the first evaluation was, the same for all seeds: no spread at all."""
+    first = {"at_first_evaluation": True}
+    found = verdict(seeds("greedy", 1.0, 0.0, **first), seeds("matcha", 1.1, 0.0, **first))
+    assert found.winner is None
+    assert "the first evaluation found it there already" in found.sentence
+    assert verdict(row(**first), row("matcha", 3.0, **first)).winner is None
+    assert verdict(row(**first), row("matcha", 3.0)).winner == 0  # who was later, was later
+
+
 def test_equal_times_of_one_seed_are_a_tie_in_this_run():
     found = verdict(row(), row("matcha"))
     assert found.winner is None

@@ -63,6 +63,12 @@ Seeds = Annotated[
     typer.Option("--seed", metavar="INTEGER,…", help=f"Of rounds, weights and data; {_SEVERAL}"),
 ]
 _EFFORT = f"How long matcha and greedy search: {' or '.join(EFFORTS)}."
+Alpha = Annotated[
+    str,
+    typer.Option(
+        "--alpha", help="What mixing weights are best for: error, or rho as in the paper."
+    ),
+]
 Effort = Annotated[str, typer.Option("--effort", help=_EFFORT)]
 EffortOrNone = Annotated[str | None, typer.Option("--effort", help=_EFFORT)]
 

@@ -16,9 +16,12 @@ from matcha.cli.output import (
     print_json,
     rho_in_words,
 )
+from matcha.errors import unknown_name
 from matcha.strategies import COMPARED, strategy_with
 from matcha.sweeps import DEFAULT_BUDGETS, Sweep, sweep
 from matcha.topology import families
+
+_BEST_FOR = {"error": "the consensus error", "rho": "rho, as in the paper"}
 
 
 @app.command("sweep", cls=Command)
@@ -27,6 +30,7 @@ def sweep_command(
     budgets: opt.Budgets = [f"{b:g}" for b in DEFAULT_BUDGETS],
     strategies: opt.Strategies = list(COMPARED),
     wires: opt.Wires = ["float32"],
+    alpha: opt.Alpha = "error",
     seed: opt.Seed = 0,
     effort: opt.Effort = "default",
     plot: opt.Plot = None,
@@ -36,10 +40,12 @@ def sweep_command(
     """Compare strategies over communication budgets: the paper's Figures 1c and 3.
 
     The consensus error is what disagreement remains in the long run under unit gradient noise:
-    compare strategies by it (lower is better). ρ is the contraction of disagreement per iteration,
-    below 1 means consensus; of rounds that repeat in a cycle it is a mean over the cycle, which
-    does not compare with the others and is marked so. Over a smaller wire the same budget, which is
-    time, buys more rounds; the consensus error includes what the wire leaves of a difference.
+    compare strategies by it (lower is better). Every strategy has the mixing weight that is best
+    for it, or with --alpha rho for ρ, as in the paper. ρ is the contraction of disagreement per
+    iteration, below 1 means consensus; of rounds that repeat in a cycle it is a mean over the
+    cycle, which does not compare with the others and is marked so. Over a smaller wire the same
+    budget, which is time, buys more rounds; the consensus error includes what the wire leaves of a
+    difference.
 
     [bold]Example[/]
 
@@ -50,6 +56,8 @@ def sweep_command(
     from matcha.report import figures
 
     check_free(plot, force)
+    if alpha not in _BEST_FOR:
+        raise unknown_name("alpha", alpha, _BEST_FOR)
     if plot is not None:
         figures.check_format(plot)
     with patient_progress("reading the network"):
@@ -60,6 +68,7 @@ def sweep_command(
             opt.numbers(budgets),
             [strategy_with(name, effort=effort) for name in opt.words(strategies)],
             wires=opt.words(wires),
+            alpha=alpha,  # type: ignore[arg-type]  # checked by strategies
             seed=seed,
             progress=progress,
         )
@@ -70,12 +79,12 @@ def sweep_command(
         if as_json:
             print_json(points.to_json())
             return
-        _print(points)
+        _print(points, alpha)
         if plot is not None:
             console.print(f"wrote [cyan]{plot}[/]")
 
 
-def _print(points: Sweep) -> None:
+def _print(points: Sweep, alpha: str) -> None:
     unit = points.plans[0].timing.unit
     table = Table(title=str(points.topology), title_justify="left")
     headings = ["strategy", "budget", f"{unit}/iteration", "consensus error", "rho", "weight"]
@@ -101,4 +110,5 @@ def _print(points: Sweep) -> None:
             cells[1:] = [point.wire, *cells[1:-1]]
         table.add_row(*cells)
     console.print(table)
+    console.print(f"Every strategy has the mixing weight that is best for {_BEST_FOR[alpha]}.")
     explain_marks(points.plans)

@@ -12,7 +12,7 @@ from matcha.plans import Plan
 from matcha.report.figures import layout, link_activity
 from matcha.report.series import short
 from matcha.rounds import ONE_WAY
-from matcha.strategies import has_budget, plan, strategy_named, strategy_with
+from matcha.strategies import comparable, has_budget, plan, strategy_named, strategy_with
 from matcha.topology import Link, Matching, Topology
 from matcha.wires import Float
 
@@ -119,7 +119,7 @@ def _explore(
                 known[key] = plan(
                     topology,
                     key[1],
-                    strategy_with(name, effort=effort),
+                    comparable(strategy_with(name, effort=effort)),
                     matchings=None if name == "greedy" else shared,
                     timing=timing,
                     wire=wire if name != "vanilla" and strategy_named(name).takes_wire else Float(),
@@ -130,7 +130,7 @@ def _explore(
             progress(done + 1, len(stops), "budgets")
     whole = known.get(("vanilla", 1.0))
     if whole is not None and whole.wire != Float():  # run over a wire: budgets are of whole models
-        whole = plan(topology, 1.0, "vanilla", matchings=shared, timing=timing)
+        whole = plan(topology, 1.0, comparable("vanilla"), matchings=shared, timing=timing)
     return whole
 
 

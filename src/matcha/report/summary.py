@@ -227,6 +227,7 @@ def _summarise(group: Group, label: str, objective: str | None, target: float | 
         **means,
         seeds=len(each),
         accuracy_error=math.hypot(sampling, spread),
+        at_first_evaluation=any(row.at_first_evaluation for row in each),
         diverged_at=next((row.diverged_at for row in each if row.diverged_at is not None), None),
         deviations=deviations,
     )
@@ -281,8 +282,15 @@ def _one(run: Run, label: str, objective: str | None, target: float | None) -> S
         comm_seconds=mean,
         time_to_target=None if hit is None else hit.time,
         epochs_to_target=None if hit is None else hit.epoch,
+        at_first_evaluation=_is_first(run, objective, hit),
         diverged_at=diverged_at(run, objective),
     )
+
+
+def _is_first(run: Run, objective: str | None, hit: Moment | None) -> bool:
+    """Whether a moment is the run's first evaluation."""
+    known = [] if objective is None else values(run, objective)
+    return hit is not None and hit.epoch <= known[0][0].epoch
 
 
 def _with_speedups(rows: Sequence[Summary]) -> list[Summary]:

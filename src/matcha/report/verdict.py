@@ -50,6 +50,9 @@ class Summary:
     time_to_target: float | None
     """None: a run never reached it, or did not stay there."""
     epochs_to_target: float | None
+    at_first_evaluation: bool = False
+    """Whether a run held the target when it was first evaluated, so that `time_to_target` is only
+    when that was known, and how much sooner it was is not."""
     diverged_at: int | None
     """The iteration at which a loss stopped being a number, in the first run where it did."""
     speedup: float | None = None
@@ -163,9 +166,10 @@ def is_sooner(row: Summary, other: Summary) -> bool:
     """Whether a row held the target sooner than another, beyond the spread over their seeds.
 
     By Welch's t-test at `CONFIDENCE`. Where only one of them has several seeds, its spread stands
-    for both; where neither has, there is no spread to ask for.
+    for both; where neither has, there is no spread to ask for. Nothing is sooner than what held the
+    target when it was first evaluated.
     """
-    if row.time_to_target is None or other.time_to_target is None:
+    if row.time_to_target is None or other.time_to_target is None or other.at_first_evaluation:
         return False
     gap = other.time_to_target - row.time_to_target
     spreads = [each.deviations.get("time_to_target") for each in (row, other)]
@@ -253,7 +257,9 @@ def _tie(
     names = words.join_names([f"{row.label} ({_time(row)})" for row in equal])
     where = " in this run" if best.seeds == 1 else ""
     why = (
-        "the difference is within the spread over the seeds"
+        "the first evaluation found it there already: evaluate more often, or give a lower target"
+        if any(row.at_first_evaluation for row in equal)
+        else "the difference is within the spread over the seeds"
         if any(row.seeds > 1 for row in equal)
         else "their times are equal"
     )

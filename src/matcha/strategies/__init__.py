@@ -10,6 +10,7 @@ from matcha.strategies.registry import (
     STRATEGIES,
     Greedy,
     as_strategy,
+    comparable,
     has_budget,
     is_control,
     make_strategy,
@@ -20,6 +21,7 @@ from matcha.strategies.registry import (
 from matcha.strategies.staged import next_stage, staged_plan
 from matcha.strategies.strategy import (
     EFFORTS,
+    Alpha,
     Decomposition,
     Effort,
     Request,
@@ -32,6 +34,7 @@ __all__ = [
     "OFFERED",
     "STRATEGIES",
     "AllReduce",
+    "Alpha",
     "Base",
     "Ceca",
     "Decomposition",
@@ -49,6 +52,7 @@ __all__ = [
     "Strategy",
     "Vanilla",
     "as_strategy",
+    "comparable",
     "has_budget",
     "is_control",
     "make_strategy",

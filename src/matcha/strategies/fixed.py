@@ -26,7 +26,7 @@ from matcha.schedules import Cycle
 from matcha.schedules import Periodic as PeriodicSchedule
 from matcha.strategies.pacing import unroll
 from matcha.strategies.parts import assemble_plan, check_affordable, sorted_pairs
-from matcha.strategies.strategy import Request, Strategy, Weights
+from matcha.strategies.strategy import Alpha, Request, Strategy, Weights
 from matcha.timing import all_reduce_time
 from matcha.topology import Matching, Topology, check_matchings
 
@@ -36,7 +36,8 @@ class Vanilla(Strategy):
     """All links at every iteration.
 
     Args:
-        alpha: Your own mixing weight; by default the one with the smallest ρ.
+        alpha: Your own mixing weight, or what the best is best for: `"rho"` (the default, as in the
+            paper) or `"error"`, the consensus error.
         weights: Your own weights of links: a symmetric matrix W that says what a full exchange
             does, `{(i, j): w, …}`, or `"metropolis"`.
     """
@@ -46,7 +47,7 @@ class Vanilla(Strategy):
     mixings = ("laplacian",)
     compared = True
     has_budget = False
-    alpha: float | None = None
+    alpha: Alpha | None = None
     weights: Weights | None = None
 
     def build(self, request: Request) -> Plan:
@@ -67,7 +68,7 @@ class Periodic(Strategy):
     about = "all links, every so often"
     mixings = ("laplacian",)
     compared = True
-    alpha: float | None = None
+    alpha: Alpha | None = None
     weights: Weights | None = None
 
     def build(self, request: Request) -> Plan:
@@ -142,7 +143,7 @@ class Rounds(Strategy):
         rounds: Each a list of matchings, which are lists of pairs of worker numbers; an empty round
             is an iteration without exchanges.
         mixing: `pairwise` (the default), `laplacian`, or `push` for (sender, receiver).
-        alpha: Your own mixing weight.
+        alpha: Your own mixing weight, or `"error"`: the best for the consensus error.
         weights: As for `Vanilla`, with laplacian mixing.
     """
 
@@ -153,7 +154,7 @@ class Rounds(Strategy):
     has_budget = False
     rounds: Iterable[Iterable[Iterable[Sequence[int]]]] | None = None
     mixing: Mixing | None = None
-    alpha: float | None = None
+    alpha: Alpha | None = None
     weights: Weights | None = None
 
     def build(self, request: Request) -> Plan:

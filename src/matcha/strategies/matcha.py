@@ -23,7 +23,7 @@ from matcha.rounds import Mixing
 from matcha.schedules import Bernoulli, Choice
 from matcha.strategies.parts import assemble_plan, check_affordable, check_probabilities
 from matcha.strategies.recoloring import improve
-from matcha.strategies.strategy import Decomposition, Effort, Request, Strategy, Weights
+from matcha.strategies.strategy import Alpha, Decomposition, Effort, Request, Strategy, Weights
 from matcha.theory.pairwise import optimal_activation
 from matcha.topology import Matching
 
@@ -51,7 +51,7 @@ class Matcha(Strategy):
     decomposition: Decomposition = "matchings"
     effort: Effort = "default"
     probabilities: Iterable[float] | None = None
-    alpha: float | None = None
+    alpha: Alpha | None = None
     weights: Weights | None = None
 
     def build(self, request: Request) -> Plan:
@@ -168,7 +168,7 @@ class Single(Strategy):
     mixings = ("laplacian", "pairwise")
     mixing: Mixing | None = None
     probabilities: Iterable[float] | None = None
-    alpha: float | None = None
+    alpha: Alpha | None = None
     weights: Weights | None = None
 
     def build(self, request: Request) -> Plan:

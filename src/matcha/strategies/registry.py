@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from matcha.errors import InputError, unknown_name
@@ -12,7 +12,7 @@ from matcha.rounds import Mixing
 from matcha.strategies.finite_time import Base, Ceca, Hypercube, OnePeer
 from matcha.strategies.fixed import AllReduce, Local, Periodic, Rounds, Silent, Vanilla
 from matcha.strategies.matcha import Matcha, Single
-from matcha.strategies.strategy import Effort, Request, Strategy
+from matcha.strategies.strategy import Alpha, Effort, Request, Strategy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +22,7 @@ class Greedy(Strategy):
     Args:
         mixing: `pairwise` (the default), or `push` for messages that go one way.
         effort: How long to search for a good cycle: `none`, `default` or `high`.
-        alpha: Your own weight of every exchange; by default the best found.
+        alpha: Your own weight of every exchange; by default the best for the consensus error.
     """
 
     name = "greedy"
@@ -31,12 +31,14 @@ class Greedy(Strategy):
     compared = True
     mixing: Mixing | None = None
     effort: Effort = "default"
-    alpha: float | None = None
+    alpha: Alpha | None = None
 
     def build(self, request: Request) -> Plan:
         """Search for a cycle: exactly on small graphs, by sketch on large ones."""
         from matcha.strategies import greedy  # here, so that `import matcha` stays quick
 
+        if request.alpha == "error":  # its search is for that alone
+            request = replace(request, alpha=None)
         return greedy.build(request, self.effort)
 
 
@@ -100,6 +102,19 @@ def make_strategy(name: str, **options: Any) -> Strategy:
 def as_strategy(given: str | Strategy) -> Strategy:
     """A strategy itself, or by its name."""
     return given if isinstance(given, Strategy) else make_strategy(given)
+
+
+def comparable(given: str | Strategy, alpha: Alpha = "error") -> Strategy:
+    """A strategy as it is compared: a weight that was not chosen is the best for what is compared.
+
+    >>> comparable("vanilla").alpha, comparable(Vanilla(alpha=0.2)).alpha, comparable("silent")
+    ('error', 0.2, Silent())
+    """
+    strategy: Any = as_strategy(given)
+    if "alpha" not in strategy.options() or strategy.mixings[0] != "laplacian":
+        return strategy  # type: ignore[no-any-return]
+    own = strategy.alpha is not None or strategy.weights is not None
+    return strategy if own else replace(strategy, alpha=alpha)  # type: ignore[no-any-return]
 
 
 def strategy_with(name: str, **options: Any) -> Strategy:

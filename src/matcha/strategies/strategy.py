@@ -21,6 +21,9 @@ from matcha.topology import Link, Matching, Topology
 Effort: TypeAlias = Literal["none", "default", "high"]
 Decomposition: TypeAlias = Literal["matchings", "links", "cliques"]
 
+Alpha: TypeAlias = float | Literal["rho", "error"]
+"""A mixing weight of your own, or what the best one is best for: ρ, as in the paper, or the
+consensus error."""
 Weights: TypeAlias = Literal["metropolis"] | Mapping[Link, float] | npt.ArrayLike
 
 EFFORTS: tuple[Effort, ...] = get_args(Effort)
@@ -41,8 +44,8 @@ class Request:
     timing: Timing
     matchings: tuple[Matching, ...] | None = None
     """The user's own decomposition; None: find one."""
-    alpha: float | None = None
-    """The user's own mixing weight; None: find the best."""
+    alpha: Alpha | None = None
+    """The user's own mixing weight, or what it is to be best for; None: the strategy's choice."""
     weights: Mapping[Link, float] | None = None
     """The user's own for each link, in place of a mixing weight."""
     progress: ProgressCallback | None = None
@@ -149,11 +152,17 @@ def _check_name(kind: str, name: Any, known: Sequence[Any]) -> Any:
     return name
 
 
-def _check_alpha(strategy: Strategy, alpha: Any) -> float:
-    if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not 0 < alpha <= 1:
-        raise InputError(f"alpha is {alpha!r}, but a mixing weight is a number in (0, 1].")
+def _check_alpha(strategy: Strategy, alpha: Any) -> Alpha:
     if getattr(strategy, "weights", None) is not None:
         raise InputError("alpha and weights were both given: leave one out.")
+    if alpha == "rho" and strategy.mixings[0] != "laplacian":
+        raise InputError(f"{strategy.name} has no weight that is best for rho: leave alpha out.")
+    if alpha in ("rho", "error"):
+        return alpha  # type: ignore[no-any-return]
+    if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not 0 < alpha <= 1:
+        raise InputError(
+            f"alpha is {alpha!r}, but a mixing weight is a number in (0, 1], 'rho' or 'error'."
+        )
     return float(alpha)
 
 

@@ -5,7 +5,6 @@ import math
 
 import numpy as np
 import pytest
-from benchmarks.parts.fair_alpha import with_error_optimal_alpha
 from benchmarks.parts.supports import doubling_bound
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,7 +14,7 @@ from matcha import families, theory
 from matcha.errors import InputError
 from matcha.matchings import decompose, is_matching
 from matcha.schedules import Cycle
-from matcha.strategies import Greedy
+from matcha.strategies import Greedy, Matcha
 from matcha.theory import cycles
 from matcha.timing import RandomLinks, Scaled
 
@@ -62,7 +61,7 @@ def test_as_good_as_the_design_says(budget, name):
 def test_never_worse_than_matcha(name, budget):
     topology = families.parse(name)
     ours = matcha.plan(topology, budget, "greedy")
-    paper = with_error_optimal_alpha(matcha.plan(topology, budget, "matcha"))
+    paper = matcha.plan(topology, budget, Matcha(alpha="error"))
     assert ours.consensus_error <= paper.consensus_error
 
 
@@ -163,7 +162,7 @@ def test_seconds_are_spent_where_they_gain_most():
     plain = dataclasses.replace(topology, link_times=None)
     for budget in (0.1, 0.3):
         ours = matcha.plan(topology, budget, "greedy")
-        paper = with_error_optimal_alpha(matcha.plan(topology, budget, "matcha"))
+        paper = matcha.plan(topology, budget, Matcha(alpha="error"))
         assert ours.timing.unit == "seconds"
         limit = budget * sum(ours.timing.matching_time(m) for m in decompose(topology))
         assert ours.expected_comm_time <= limit * (1 + 1e-9)
