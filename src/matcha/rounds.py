@@ -408,7 +408,15 @@ class RoundProcess(_Mixed):
         places = _places_left(self.matchings, gone, cut)
         weights = None if self.weights is None else _take(self.weights, places)
         process = replace(self, matchings=_take(self.matchings, places), weights=weights)
-        object.__setattr__(process, "gone", everyone_gone)
+        return process.missing(everyone_gone)
+
+    def missing(self, workers: Iterable[int]) -> RoundProcess:
+        """Note that some workers, of which these rounds have no meetings, are not there."""
+        gone = check_workers(self.topology, workers)
+        if any(not gone.isdisjoint(link) for matching in self.matchings for link in matching):
+            raise PlanError("a worker that is not there has meetings.")
+        process = replace(self)
+        object.__setattr__(process, "gone", gone or None)
         return process
 
     @cached_property

@@ -122,7 +122,7 @@ def test_a_file_says_the_same(tmp_path):
         ({"losses": tuple(Loss(worker=i, at=i) for i in range(4))}, "no worker would be left"),
         (
             {"losses": (Loss(worker=0, at=1, back=2), *(Loss(worker=i, at=0) for i in (1, 3)))},
-            "worker 0 cannot come back",
+            "worker 0 cannot come at iteration",
         ),
     ],
 )

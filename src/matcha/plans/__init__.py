@@ -1,12 +1,14 @@
 """Plans: which links talk when, and with which weights. Values, saved as JSON."""
 
-from matcha.plans.events import Cut, Events, Loss, Return, Slowdown
+from matcha.plans.events import Cut, Events, Join, Leave, Loss, Return, Slowdown
 from matcha.plans.plan import Plan, check_budget
 from matcha.plans.staged import PlanLike, Stage, StagedPlan, load_plan
 
 __all__ = [
     "Cut",
     "Events",
+    "Join",
+    "Leave",
     "Loss",
     "Plan",
     "PlanLike",

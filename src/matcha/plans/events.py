@@ -2,7 +2,7 @@
 
 Meetings of a lost worker are left out; when the worker returns it takes the state that a neighbour
 then has, and takes part from that iteration on. Meetings over a cut link are left out. A slower
-link only costs time.
+link only costs time. Workers that join or leave for good change the plan.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from matcha.rounds import Round, check_links, check_losable, check_workers
 from matcha.timing import Timing, all_reduce_time
 from matcha.topology import Link, Matching, Topology
 
-__all__ = ["Cut", "Events", "Loss", "Return", "Slowdown"]
+__all__ = ["Cut", "Events", "Join", "Leave", "Loss", "Return", "Slowdown"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +36,26 @@ class Loss:
     def holds(self, k: int) -> bool:
         """Whether the worker is gone at iteration k."""
         return self.at <= k and (self.back is None or k < self.back)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Join:
+    """A worker that was not planned for, and takes part from iteration `at` on."""
+
+    worker: int
+    links: tuple[int, ...]
+    """Its neighbors."""
+    at: int
+    donor: int | None = None
+    """As for `Loss`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leave:
+    """A worker that is gone for good from iteration `at` on."""
+
+    worker: int
+    at: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +80,7 @@ class Slowdown(Cut):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Return:
-    """A worker that comes back with the state of another."""
+    """A worker that comes, for the first time or again, with the state of another."""
 
     worker: int
     donor: int
@@ -68,7 +88,7 @@ class Return:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Events:
-    """A script of losses, cuts and slowdowns.
+    """A script of losses, cuts, slowdowns, and workers that join or leave for good.
 
     >>> events = Events(losses=(Loss(worker=1, at=2, back=5),))
     >>> [sorted(events.gone(k)) for k in (1, 2, 4, 5)]
@@ -78,9 +98,13 @@ class Events:
     losses: tuple[Loss, ...] = ()
     cuts: tuple[Cut, ...] = ()
     slowdowns: tuple[Slowdown, ...] = ()
+    joins: tuple[Join, ...] = ()
+    leaves: tuple[Leave, ...] = ()
 
     def __post_init__(self) -> None:
         spans = [(loss.at, loss.back) for loss in self.losses]
+        spans += [(join.at, None) for join in self.joins]
+        spans += [(leave.at, None) for leave in self.leaves]
         spans += [(cut.at, cut.until) for cut in (*self.cuts, *self.slowdowns)]
         for start, end in spans:
             if start < 0 or (end is not None and end <= start):
@@ -89,10 +113,19 @@ class Events:
             if not slowdown.factor > 0:
                 raise InputError(f"a link cannot take {slowdown.factor!r} times as long.")
 
+    @property
+    def takes_workers(self) -> bool:
+        """Whether workers come or go."""
+        return bool(self.losses or self.joins or self.leaves)
+
     def check(self, plan: PlanLike) -> None:
-        """Refuse events that do not fit a plan: of unknown workers, or leaving no worker."""
+        """Refuse events that do not fit a plan: of unknown workers, or leaving no worker.
+
+        Args:
+            plan: With stages for those that join or leave, as `strategies.with_events` makes them.
+        """
         topology = plan.topology
-        for level in plan.levels if self.losses or self.cuts else ():
+        for level in plan.levels if self.takes_workers or self.cuts else ():
             check_losable(level.mixing, "a script that loses workers or cuts links")
         check_workers(topology, [loss.worker for loss in self.losses])
         check_workers(topology, [li.donor for li in self.losses if li.donor is not None])
@@ -101,13 +134,22 @@ class Events:
             if len(self.gone(loss.at)) >= topology.num_workers:
                 raise InputError(f"at iteration {loss.at} no worker would be left.")
             if loss.back is not None:
-                self._donor(loss, topology)
+                self._donor(loss.worker, loss.back, loss.donor, topology)
+        for join in self.joins:
+            self._donor(join.worker, join.at, join.donor, topology)
 
     # -- what holds when --------------------------------------------------------------------------
 
     def gone(self, k: int) -> frozenset[int]:
         """The workers that are away at iteration k."""
-        return frozenset(loss.worker for loss in self.losses if loss.holds(k))
+        lost = {loss.worker for loss in self.losses if loss.holds(k)}
+        comes = [(join.at, join.worker, True) for join in self.joins]
+        comes += [(leave.at, leave.worker, False) for leave in self.leaves]
+        last: dict[int, bool] = {}  # of a worker that joins and leaves, or again
+        for at, worker, joins in sorted(comes):
+            if at <= k or (joins and worker not in last):
+                last[worker] = joins and at <= k
+        return frozenset(lost | {worker for worker, there in last.items() if not there})
 
     def cut(self, k: int) -> frozenset[Link]:
         """The links that carry nothing at iteration k."""
@@ -115,13 +157,15 @@ class Events:
         return frozenset(pair for i, j in links for pair in ((i, j), (j, i)))
 
     def changes(self, start: int, stop: int) -> list[list[int]]:
-        """Losses and returns in some iterations: iteration, worker, and 1 for a return.
+        """Who went and came in some iterations: iteration, worker, and 1 for one that came.
 
         >>> Events(losses=(Loss(worker=1, at=2, back=5),)).changes(0, 9)
         [[2, 1, 0], [5, 1, 1]]
         """
         found = [[loss.at, loss.worker, 0] for loss in self.losses]
         found += [[loss.back, loss.worker, 1] for loss in self.losses if loss.back is not None]
+        found += [[leave.at, leave.worker, 0] for leave in self.leaves]
+        found += [[join.at, join.worker, 1] for join in self.joins]
         return sorted(change for change in found if start <= change[0] < stop)
 
     def round(self, plan: PlanLike, k: int) -> Round:
@@ -143,11 +187,12 @@ class Events:
         return usual + sum(_longer(plan.timing, m, slower) for m in round.matchings)
 
     def returns(self, k: int, topology: Topology) -> tuple[Return, ...]:
-        """The workers that come back at the beginning of iteration k, and whose state they take."""
+        """The workers that come at the beginning of iteration k, and whose state they take."""
+        coming = [(loss.worker, loss.donor) for loss in self.losses if loss.back == k]
+        coming += [(join.worker, join.donor) for join in self.joins if join.at == k]
         return tuple(
-            Return(worker=loss.worker, donor=self._donor(loss, topology))
-            for loss in self.losses
-            if loss.back == k
+            Return(worker=worker, donor=self._donor(worker, k, donor, topology))
+            for worker, donor in coming
         )
 
     def new_connections(self, k: int, topology: Topology) -> frozenset[Link]:
@@ -157,22 +202,23 @@ class Events:
         >>> sorted(Events(losses=(Loss(worker=1, at=2, back=5),)).new_connections(5, ring))
         [(0, 1), (1, 2)]
         """
-        back = {loss.worker for loss in self.losses if loss.back == k}
+        back = self._coming(k)
         mended = {cut.link for cut in self.cuts if cut.until == k}
         mended |= {(j, i) for i, j in mended}
         return frozenset(li for li in topology.links if li in mended or back.intersection(li))
 
-    def _donor(self, loss: Loss, topology: Topology) -> int:
-        assert loss.back is not None
-        away = self.gone(loss.back) | {o.worker for o in self.losses if o.back == loss.back}
-        cut = self.cut(loss.back)
-        around = topology.neighbors(loss.worker) if loss.donor is None else (loss.donor,)
-        for donor in around:
-            if donor not in away and (donor, loss.worker) not in cut:
-                return donor
+    def _coming(self, k: int) -> set[int]:
+        back = {loss.worker for loss in self.losses if loss.back == k}
+        return back | {join.worker for join in self.joins if join.at == k}
+
+    def _donor(self, worker: int, k: int, donor: int | None, topology: Topology) -> int:
+        away, cut = self.gone(k) | self._coming(k), self.cut(k)
+        for each in topology.neighbors(worker) if donor is None else (donor,):
+            if each not in away and (each, worker) not in cut:
+                return each
         raise InputError(
-            f"worker {loss.worker} cannot come back at iteration {loss.back}: no neighbour that "
-            "is there then has a state for it."
+            f"worker {worker} cannot come at iteration {k}: no neighbour that is there then has a "
+            "state for it."
         )
 
     # -- in and out -------------------------------------------------------------------------------
@@ -183,6 +229,7 @@ class Events:
 
         `{"worker": 3, "lost": 200, "back": 500}`, `{"link": [1, 2], "cut": 100, "mended": 160}`,
         `{"link": [4, 5], "slower": 10, "from": 300}`; `back`, `mended` and `until` may be missing.
+        `{"at": 300, "join": {"worker": 8, "links": [1, 5]}}` and `{"at": 700, "leave": 2}`.
 
         Raises:
             InputError: The file cannot be read, or an entry is none of these.
@@ -200,12 +247,16 @@ class Events:
     @classmethod
     def from_json(cls, document: Sequence[Any]) -> Events:
         """The events in a list of plain values."""
-        found: dict[type, list[Any]] = {Loss: [], Cut: [], Slowdown: []}
+        found: dict[type, list[Any]] = {Loss: [], Cut: [], Slowdown: [], Join: [], Leave: []}
         for entry in document:
             event = _event(entry)
             found[type(event)].append(event)
         return cls(
-            losses=tuple(found[Loss]), cuts=tuple(found[Cut]), slowdowns=tuple(found[Slowdown])
+            losses=tuple(found[Loss]),
+            cuts=tuple(found[Cut]),
+            slowdowns=tuple(found[Slowdown]),
+            joins=tuple(found[Join]),
+            leaves=tuple(found[Leave]),
         )
 
 
@@ -216,9 +267,18 @@ def _longer(timing: Timing, matching: Matching, slower: Mapping[Link, float]) ->
     return now - max(alone.values())
 
 
-def _event(entry: Any) -> Loss | Cut:
+def _event(entry: Any) -> Loss | Cut | Join | Leave:
     try:
         fields = dict(entry)
+        if "join" in fields:
+            names = {"worker": "worker", "state_of": "donor"}
+            join, at = dict(fields.pop("join")), operator.index(fields.pop("at"))
+            links = tuple(map(operator.index, join.pop("links")))
+            own = {names[key]: _whole(value) for key, value in (join | fields).items()}
+            return Join(links=links, at=at, **own)
+        if "leave" in fields:
+            names = {"leave": "worker", "at": "at"}
+            return Leave(**{names[key]: operator.index(value) for key, value in fields.items()})
         if "worker" in fields:
             names = {"worker": "worker", "lost": "at", "back": "back", "state_of": "donor"}
             return Loss(**{names[key]: _whole(value) for key, value in fields.items()})
@@ -233,7 +293,8 @@ def _event(entry: Any) -> Loss | Cut:
     except (KeyError, OverflowError, TypeError, ValueError):
         raise InputError(
             f"{entry!r:.200} is not an event: events are a worker lost (and back), a link cut "
-            "(and mended), or a link slower from an iteration (until another)."
+            "(and mended), a link slower from an iteration (until another), or at an iteration a "
+            "worker that joins, with its links, or leaves."
         ) from None
 
 

@@ -161,6 +161,16 @@ class Plan(AnyPlan):
         """The plan in force at iteration k: this one."""
         return self
 
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The workers that take part: all, except where some have left or others joined."""
+        gone = self.process.gone or ()
+        return tuple(worker for worker in range(self.num_workers) if worker not in gone)
+
+    def steps_before(self, k: int) -> int:
+        """How many steps all workers together take before iteration k."""
+        return k * len(self.members)
+
     def round(self, k: int) -> Round:
         """The round of iteration k: the same on every worker, in any order of k."""
         return self.process.round(k)
@@ -322,6 +332,7 @@ class Plan(AnyPlan):
             "certificate": None if self.certificate is None else asdict(self.certificate),
             "notes": list(self.notes),
             **({} if self.weights is None else {"weights": [list(w) for w in self.weights]}),
+            **({} if self.process.gone is None else {"gone": sorted(self.process.gone)}),
         }
 
     @classmethod
@@ -356,7 +367,7 @@ class Plan(AnyPlan):
                 weights=None
                 if weights is None
                 else tuple(tuple(float(w) for w in some) for some in weights),
-            )
+            ).missing(map(operator.index, document.get("gone", ())))
             process.remember(**_read_figures(document, process, 1 - wire.residual))
             return cls(
                 process=process,

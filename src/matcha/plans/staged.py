@@ -60,8 +60,13 @@ class StagedPlan(AnyPlan):
     def __post_init__(self) -> None:
         if not self.levels or not self.stages:
             raise PlanError("a staged plan needs a level and a stage.")
-        if any(_network(level) != _network(self.levels[0]) for level in self.levels):
-            raise PlanError("the levels of a staged plan share one topology and one wire.")
+        if any(level.wire != self.wire for level in self.levels):
+            raise PlanError("the levels of a staged plan share one wire.")
+        whole = self.topology
+        for level in self.levels:
+            theirs = level.topology
+            if theirs.directed != whole.directed or not set(theirs.links) <= set(whole.links):
+                raise PlanError("the levels of a staged plan share one topology, which may grow.")
         starts = [stage.start for stage in self.stages]
         if starts[0] != 0 or any(b <= a for a, b in itertools.pairwise(starts)):
             raise PlanError(f"stages start at 0 and go up, but they start at {starts}.")
@@ -73,7 +78,8 @@ class StagedPlan(AnyPlan):
 
     @property
     def topology(self) -> Topology:
-        return self.levels[0].topology
+        """The workers and links of all stages; workers that join add theirs."""
+        return max((level.topology for level in self.levels), key=lambda each: len(each.links))
 
     @property
     def timing(self) -> Timing:
@@ -120,6 +126,15 @@ class StagedPlan(AnyPlan):
     def level_at(self, k: int) -> Plan:
         """The plan in force at iteration k."""
         return self.levels[self.stages[self._stage_at(k)].level]
+
+    def steps_before(self, k: int) -> int:
+        """How many steps all workers together take before iteration k."""
+        ends = (*self._starts[1:], k)
+        return sum(
+            (min(end, k) - stage.start) * len(self.levels[stage.level].members)
+            for stage, end in zip(self.stages, ends, strict=True)
+            if stage.start < k
+        )
 
     def round(self, k: int) -> Round:
         check_iteration(k)
@@ -168,8 +183,8 @@ class StagedPlan(AnyPlan):
     def with_stage(self, start: int, level: Plan) -> StagedPlan:
         """The plan with one more stage; of a great many, one between the first and the last goes.
 
-        What is past is not trained again, so nothing depends on it; the first stage says what was
-        asked for.
+        What is past is not trained again, so nothing depends on it but who took how many steps; the
+        first stage says what was asked for.
 
         Raises:
             PlanError: The stage would begin before the last one does.
@@ -179,7 +194,11 @@ class StagedPlan(AnyPlan):
         return longer if len(stages) <= MOST_STAGES else longer._without_second()
 
     def _without_second(self) -> StagedPlan:
-        kept = (self.stages[0], *self.stages[2:])
+        members = [self.levels[stage.level].members for stage in self.stages[:-1]]
+        place = next((n for n in range(1, len(members)) if members[n] == members[n - 1]), None)
+        if place is None:
+            return self
+        kept = (*self.stages[:place], *self.stages[place + 1 :])
         used = sorted({stage.level for stage in kept})
         return replace(
             self,
@@ -246,12 +265,6 @@ class StagedPlan(AnyPlan):
             return replace(round_, indices=tuple(offsets[level] + j for j in round_.indices))
 
         return numbered
-
-
-def _network(level: Plan) -> tuple[object, ...]:
-    """What stays the same from stage to stage; how long links take may change."""
-    topology = level.topology
-    return topology.num_workers, topology.links, topology.directed, level.wire
 
 
 PlanLike: TypeAlias = Plan | StagedPlan

@@ -22,7 +22,9 @@ from matcha.simulation.flat import mean_squared_deviation
 from matcha.simulation.forecast import Forecast
 from matcha.simulation.mixing import is_whole
 from matcha.simulation.pace import LinkClock, compute_times, link_seconds
+from matcha.strategies import with_events
 from matcha.training.clipping import allowance
+from matcha.training.dealing import dealt
 from matcha.training.evaluation import Score, finish_average, score
 from matcha.training.momentum import resolve_momentum
 from matcha.training.optimizers import SGD, Adam
@@ -41,8 +43,8 @@ class Simulation:
         task: data, model and loss.
         plan: who talks when.
         settings: how to train.
-        events: losses, cuts and slowdowns by iteration. A lost worker's row stands still, counts in
-            no average, and takes another's state when it comes back.
+        events: what happens by iteration. The row of a worker that is not there stands still,
+            counts in no average, and takes another's state when the worker comes.
         engine: one made for the same task, optimizer, overlap and execution, to start again;
             capturing graphs takes seconds, which a series of runs need spend only once.
         compute_time: of one gradient, where the settings leave it open; runs that are to be
@@ -62,13 +64,12 @@ class Simulation:
         engine: Engine | None = None,
         compute_time: float | None = None,
     ) -> None:
-        if plan.num_workers != task.num_workers:
-            raise InputError(
-                f"the plan is for {plan.num_workers} workers and the task for {task.num_workers}"
-            )
-        self.task, self.plan, self.settings = task, plan, settings
         self.events = events or Events()
+        plan = with_events(plan, self.events)
         self.events.check(plan)
+        whole, task = task, dealt(task, plan)
+        self.task, self.plan, self.settings = task, plan, settings
+        self._whole = whole
         if engine is None:
             engine = Engine(
                 task, settings.optimizer, overlap=settings.overlap, execution=settings.execution
@@ -132,11 +133,11 @@ class Simulation:
 
     def average(self) -> nn.Module:
         """The average model, its BatchNorm statistics as the settings say."""
-        return finish_average(self.engine.workers.average(), self.task, self.settings)
+        return finish_average(self.engine.workers.average(), self._whole, self.settings)
 
     def evaluate(self) -> Score:
         """The average model on training and held-out data."""
-        return score(self.average(), self.task, self.settings)
+        return score(self.average(), self._whole, self.settings)
 
     def _advance(self) -> Record:
         """One epoch."""
@@ -187,7 +188,7 @@ class Simulation:
             time=progress.seconds,
             compute_seconds=compute,
             comm_seconds=comm,
-            members=len(present) if self.events.losses else None,
+            members=len(present) if self.events.takes_workers else None,
             changes=self.events.changes(first, first + steps) or None,
         )
 

@@ -17,6 +17,7 @@ from matcha.simulation.pace import compute_times
 from matcha.simulation.run import Simulation
 from matcha.strategies import plan as make_plan
 from matcha.topology import Topology
+from matcha.training.dealing import DealtTask, dealt
 from matcha.training.jobs import Job, carry_out, check_free, make_jobs, with_asynchronous
 from matcha.training.settings import Delays, Settings
 from matcha.training.targets import arrival, lowest_held
@@ -144,9 +145,13 @@ class Runner:
         yield from carry_out(job, simulation, checkpoint, resume=resume)
 
     def _simulation(self, job: Job) -> Simulation | AsynchronousSimulation:
+        plan, settings, clock = job.plan, job.settings, self._clock
         engine = self._made[1] if self._made is not None and self._made[0] == job.task else None
         task = job.task.make() if engine is None else engine.task
-        plan, settings, clock = job.plan, job.settings, self._clock
+        if isinstance(task, DealtTask):  # by another plan
+            engine, task = None, task.whole
+        elif dealt(task, plan) is not task:
+            engine = None
         if settings.asynchronous:
             return AsynchronousSimulation(task, plan, settings, engine=engine, compute_time=clock)
         return Simulation(

@@ -18,7 +18,7 @@ from matcha.strategies.registry import (
     strategy_with,
     with_budget,
 )
-from matcha.strategies.staged import next_stage, staged_plan
+from matcha.strategies.staged import next_stage, staged_plan, with_events, with_workers
 from matcha.strategies.strategy import (
     EFFORTS,
     Alpha,
@@ -62,4 +62,6 @@ __all__ = [
     "strategy_named",
     "strategy_with",
     "with_budget",
+    "with_events",
+    "with_workers",
 ]

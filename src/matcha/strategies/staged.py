@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from matcha.errors import InputError
-from matcha.plans import Plan, PlanLike, Stage, StagedPlan
+from matcha.plans import Events, Plan, PlanLike, Stage, StagedPlan
+from matcha.rounds import check_separable
 from matcha.strategies.planning import plan as make_plan
 from matcha.strategies.registry import STRATEGIES, strategy_with
 from matcha.strategies.strategy import Builder, Strategy
-from matcha.topology import Link
+from matcha.timing import default_timing
+from matcha.topology import Link, Topology
 from matcha.topology.families import TopologyLike, as_topology
+from matcha.wires.delays import timing_over
 
 _OFF = 1.5
 """A link's time that is so many times another says that a plan made for the other is off."""
@@ -126,10 +131,136 @@ def next_level(first: Plan, seconds: Mapping[Link, float]) -> Plan:
     share = first.wire.size_ratio()
     times = [seconds.get(link, pace * planned[link]) for link in first.topology.links]
     topology = first.topology.with_link_times([t / share for t in times])
-    whole = make_plan(topology, 1.0, "vanilla").expected_comm_time
+    return _plan_again(first, topology, first.process.gone or frozenset(), pace)
+
+
+def check_growable(plan: PlanLike) -> None:
+    """Refuse plans that cannot be made again for more or fewer workers."""
+    for level in plan.levels:
+        check_separable(level.mixing)
+        strategy = STRATEGIES.get(level.strategy)
+        if strategy is None or strategy.needs_rounds or level.topology.directed:
+            raise InputError(
+                f"a {level.strategy} plan on {level.topology.name} cannot be made again for other "
+                "workers: use greedy, matcha, vanilla or periodic, with links that carry both ways."
+            )
+
+
+def with_workers(
+    plan: PlanLike,
+    joined: Mapping[int, Iterable[int] | Mapping[int, float]],
+    left: Iterable[int] = (),
+) -> Plan:
+    """Plan again when workers have joined or left for good; all others keep their numbers.
+
+    What was asked for stays: strategy, seed, wire, and communication time per iteration. Where
+    those that leave tear the others apart, links that join the parts are added. A pure function.
+
+    Args:
+        plan: In force so far; of a staged plan the last stage.
+        joined: Each new worker's neighbors, with the seconds of an exchange where they are known.
+            A number above all others may leave some out: those are workers that are not there.
+        left: Workers that are there no more; `Plan.without` is for those that may come back.
+
+    Raises:
+        InputError: A worker that joins is there already, or its neighbor is not; a worker that
+            leaves is not there; fewer than two workers are left; or the plan cannot be made again.
+
+    >>> import matcha
+    >>> plan = matcha.plan(matcha.families.ring(4), 0.5, "greedy")
+    >>> grown = with_workers(plan, {4: [0, 2]}, left=[3])
+    >>> grown.members, sorted({link for k in range(99) for link in grown.round(k).links})
+    ((0, 1, 2, 4), [(0, 1), (0, 4), (1, 2), (2, 4)])
+    """
+    check_growable(plan)
+    base = plan.levels[plan.stages[-1].level] if isinstance(plan, StagedPlan) else plan
+    members, leaving = set(base.members), set(left)
+    for worker in sorted(leaving - members):
+        raise InputError(f"worker {worker} cannot leave: it is not there.")
+    for worker in sorted(members & joined.keys()):
+        raise InputError(f"worker {worker} cannot join: it is there already.")
+    there = (members - leaving) | joined.keys()
+    seconds: dict[Link, float | None] = {}
+    for worker, links in joined.items():
+        known = links if isinstance(links, Mapping) else dict.fromkeys(links)
+        if not there.intersection(known) - {worker}:
+            raise InputError(f"worker {worker} cannot join: it needs a link to a worker there.")
+        for peer, time in known.items():
+            if peer not in there or peer == worker:
+                raise InputError(f"worker {worker} cannot join with a link to worker {peer}.")
+            seconds[min(worker, peer), max(worker, peer)] = time
+    topology = _grown(plan.topology, seconds, there)
+    return _plan_again(base, topology, frozenset(range(topology.num_workers)) - there)
+
+
+def with_events(plan: PlanLike, events: Events) -> PlanLike:
+    """The plan with a stage for each iteration at which workers join or leave for good.
+
+    Stages that the plan has already, as one that real workers made does, stay as they are.
+    """
+    moments = {join.at for join in events.joins} | {leave.at for leave in events.leaves}
+    for at in sorted(moments):
+        joined = {join.worker: join.links for join in events.joins if join.at == at}
+        left = {leave.worker for leave in events.leaves if leave.at == at}
+        there = set(plan.level_at(at).members)
+        if joined.keys() <= there and left.isdisjoint(there):
+            continue
+        plan = in_stages(plan).with_stage(at, with_workers(plan, joined, left))
+    return plan
+
+
+def _grown(topology: Topology, joined: Mapping[Link, float | None], there: set[int]) -> Topology:
+    """The topology with further links, and those that join what would fall apart."""
+    times: dict[Link, float | None] = dict.fromkeys(topology.links)
+    if topology.link_times is not None:
+        times = dict(zip(topology.links, topology.link_times, strict=True))
+    times |= joined
+    number = 1 + max(topology.num_workers - 1, *there)
+    parts = _parts(there, [link for link in times if there.issuperset(link)])
+    for before, after in itertools.pairwise(parts):
+        times.setdefault((before[0], after[0]), None)
+    linked = {worker for link in times for worker in link}
+    for worker in set(range(number)) - linked:  # a number that was left out has a link to nowhere
+        times[min(there - {worker}), worker] = None
+    links, known = sorted(times), [time for time in times.values() if time is not None]
+    usual = statistics.median(known) if topology.link_times is not None else None
+    seconds = None if usual is None else [times[link] or usual for link in links]
+    return Topology.from_links(links, number, link_times=seconds, name=topology.name)
+
+
+def _parts(workers: Iterable[int], links: Iterable[Link]) -> list[list[int]]:
+    """The parts into which workers fall, each sorted, by their lowest worker."""
+    part = {worker: [worker] for worker in workers}
+    for i, j in links:
+        if part[i] is not part[j]:
+            joint = sorted(part[i] + part[j])
+            part |= dict.fromkeys(joint, joint)
+    return sorted({some[0]: some for some in part.values()}.values())
+
+
+def _plan_again(first: Plan, topology: Topology, gone: frozenset[int], pace: float = 1.0) -> Plan:
+    """What was asked for, on other links or with other times, for the workers that are there."""
+    there = [worker for worker in range(topology.num_workers) if worker not in gone]
+    if len(there) < 2:
+        raise InputError("a plan is for at least two workers, but fewer would be left.")
+    near = topology
+    if gone:
+        places = {worker: place for place, worker in enumerate(there)}
+        kept = [n for n, link in enumerate(topology.links) if not gone.intersection(link)]
+        links = [(places[i], places[j]) for i, j in (topology.links[n] for n in kept)]
+        times = topology.link_times
+        seconds = None if times is None else [times[n] for n in kept]
+        near = Topology.from_links(links, len(there), link_times=seconds, name=topology.name)
+    whole = make_plan(near, 1.0, "vanilla").expected_comm_time
     budget = min(1.0, first.expected_comm_time * pace / whole)
     strategy = strategy_with(first.strategy, mixing=first.mixing)
-    return make_plan(topology, budget, strategy, first.seed, wire=first.wire)
+    made = make_plan(near, budget, strategy, first.seed, wire=first.wire)
+    if not gone:
+        return made
+    numbered = tuple(tuple((there[i], there[j]) for i, j in m) for m in made.matchings)
+    process = replace(made.process, topology=topology, matchings=numbered).missing(gone)
+    timing = timing_over(default_timing(topology), first.wire)
+    return replace(made, process=process.remember(**made.process.figures), timing=timing)
 
 
 def answer() -> None:

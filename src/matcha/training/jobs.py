@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from matcha.errors import InputError
 from matcha.plans import Events, PlanLike, StagedPlan
 from matcha.records import Entry, Record, RunHeader, RunKind, RunWriter, check_same, holds_run
-from matcha.strategies import with_budget
+from matcha.strategies import with_budget, with_events
 from matcha.training.momentum import Momentum, resolve_momentum
 from matcha.training.settings import Settings
 from matcha.training.task import TaskSpec
@@ -123,7 +123,9 @@ def make_jobs(
 
     A plan that is given again is run again, in a directory with a number.
     """
+    events = events or Events()
     names = _numbered([label(plan, task.seed) for plan in plans])
+    plans = [with_events(plan, events) for plan in plans]
     return [
         Job(
             directory=None if output is None else output / name,
@@ -131,7 +133,7 @@ def make_jobs(
             plan=plan,
             settings=settings,
             kind=kind,
-            events=events or Events(),
+            events=events,
         )
         for plan, name in zip(plans, names, strict=True)
     ]
