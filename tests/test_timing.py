@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 
 import pytest
 
@@ -190,12 +191,23 @@ def test_scaled_models_are_told_apart_by_their_values():
 # -- all-reduce ---------------------------------------------------------------------------------
 
 
-def test_behind_a_switch_any_two_workers_are_one_exchange_apart():
-    for topology in (families.ring(8), families.star(8)):
-        assert all_reduce_time(default_timing(topology), topology) == pytest.approx(1.75)
-
-
-def test_with_link_times_hops_follow_links():
+def test_an_all_reduce_keeps_to_the_links():
+    for name, hops in [
+        ("ring:8", 1),
+        ("star:8", 2),
+        ("path:9", 2),
+        ("barbell:8", 2),
+        ("path:2", 1),
+    ]:
+        topology = families.parse(name)
+        m = topology.num_workers
+        found = all_reduce_time(default_timing(topology), topology)
+        assert found == pytest.approx(hops * 2 * (m - 1) / m), name
     path = Topology.from_links([(0, 1), (1, 2), (2, 3)], link_times=[0.1, 0.2, 0.3])
-    # The ring 0, 1, 2, 3 closes along the whole path.
-    assert all_reduce_time(default_timing(path), path) == pytest.approx(1.5 * 0.6)
+    # The ring 0, 1, 3, 2: its longest hop is 1 to 3.
+    assert all_reduce_time(default_timing(path), path) == pytest.approx(1.5 * 0.5)
+    for seed in range(5):  # never more than three links, whatever the graph
+        tree = Topology.from_links(
+            [(i, random.Random(100 * seed + i).randrange(i)) for i in range(1, 90)]
+        )
+        assert all_reduce_time(default_timing(tree), tree) <= 3 * 2

@@ -127,7 +127,8 @@ def several(given: Any) -> Sequence[Any]:
     >>> several(0.5), several("greedy"), several(["greedy", "vanilla"])
     ((0.5,), ('greedy',), ('greedy', 'vanilla'))
     """
-    return (given,) if isinstance(given, (str, Strategy, Real)) else tuple(given)
+    single = isinstance(given, (str, Strategy, Real)) or callable(given)
+    return (given,) if single else tuple(given)
 
 
 def combinations(

@@ -60,6 +60,9 @@ class Timing(ABC):
         return budget * sum(self.costs(matchings))
 
 
+_SEARCHED_UP_TO, _RING_STEPS = 64, 20_000  # workers, and steps of the search for their best ring
+
+
 @dataclass(frozen=True, slots=True)
 class Units(Timing):
     """Every matching costs one unit of time (the paper's t(Δ) = Δ).
@@ -329,14 +332,14 @@ def all_reduce_time(
     """The time of a ring all-reduce of a whole model, in the delay model's unit.
 
     In 2(m − 1) steps every worker sends 1/m of the model to the next and takes 1/m from the one
-    before, all at once, so it takes 2(m − 1)/m times the slowest hop. Without link times any two
-    workers are one exchange apart, as behind a switch; with them a hop follows the quickest path
-    of links, in the best order of workers found, and what hops share is not charged twice. Both
-    flatter the all-reduce, which others are compared with. Some links may be `slower` by factors.
+    before, all at once, so it takes 2(m − 1)/m times the slowest hop. A hop follows the quickest
+    path of links, in the best order of workers found, and what hops share is not charged twice:
+    that flatters the all-reduce, which others are compared with. Some links may be `slower` by
+    factors.
 
     >>> from matcha.topology import families
-    >>> all_reduce_time(Units(), families.ring(8))
-    1.75
+    >>> all_reduce_time(Units(), families.ring(8)), all_reduce_time(Units(), families.path(8))
+    (1.75, 3.5)
     """
     m = topology.num_workers
     factors = tuple(sorted(slower.items())) if slower else ()
@@ -347,21 +350,46 @@ def all_reduce_time(
 def _slowest_hop(
     timing: Timing, topology: Topology, factors: tuple[tuple[Link, float], ...]
 ) -> float:
-    slower = dict(factors)
-    seconds = {
-        link: timing.matching_time((link,)) * slower.get(link, 1.0) for link in topology.links
-    }
-    if topology.link_times is None:
-        return max(seconds.values())
     import networkx as nx
 
+    slower = dict(factors)
     graph = nx.Graph()
-    graph.add_weighted_edges_from((i, j, seconds[i, j]) for i, j in topology.links)
+    for link in topology.links:
+        graph.add_edge(*link, weight=timing.matching_time((link,)) * slower.get(link, 1.0))
     tree = nx.minimum_spanning_tree(graph)
-    # In the order of a walk along the tree, consecutive workers are near one another.
-    order = list(nx.dfs_preorder_nodes(tree, source=min(graph)))
-    hops: list[Link] = list(zip(order, [*order[1:], order[0]], strict=True))
-    return max(float(nx.dijkstra_path_length(graph, i, j)) for i, j in hops)
+    depths = nx.single_source_shortest_path_length(tree, 0)
+    # Even depths on the way down, odd ones on the way up: neighbors are three links apart at most.
+    order = [
+        worker
+        for _, worker, way in nx.dfs_labeled_edges(tree, source=0)
+        if way == ("reverse" if depths[worker] % 2 else "forward")
+    ]
+    hops = list(zip(order, [*order[1:], order[0]], strict=True))
+    slowest = max(float(nx.dijkstra_path_length(graph, i, j)) for i, j in hops)
+    if len(order) > _SEARCHED_UP_TO:
+        return slowest
+    lengths = nx.floyd_warshall_numpy(graph, nodelist=range(len(order)))
+    for limit in np.unique(lengths[(lengths > 0) & (lengths < slowest)]):
+        if _has_ring(lengths <= limit):
+            return float(limit)
+    return slowest
+
+
+def _has_ring(near: npt.NDArray[np.bool_]) -> bool:
+    """Whether a ring through all workers is found, in a bounded search from the first."""
+    m, left = len(near), _RING_STEPS
+    others = [set(np.flatnonzero(row).tolist()) - {i} for i, row in enumerate(near)]
+
+    def extend(last: int, free: set[int]) -> bool:
+        nonlocal left
+        left -= 1
+        if not free:
+            return 0 in others[last]
+        # Those with the fewest ways on come first, or they are never reached.
+        ways = sorted(others[last] & free, key=lambda n: len(others[n] & free))
+        return left > 0 and any(extend(n, free - {n}) for n in ways)
+
+    return min(map(len, others)) >= min(2, m - 1) and extend(0, set(range(1, m)))
 
 
 def _read_link_seconds(document: dict[str, Any], topology: Topology) -> Timing:

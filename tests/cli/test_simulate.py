@@ -14,9 +14,11 @@ from tests.commands import matcha_command
 from tests.forks import start_command
 from typer.testing import CliRunner
 
+import matcha
 from matcha.cli import app
 from matcha.errors import MatchaError
 from matcha.records import read_run
+from matcha.strategies import Vanilla
 
 QUICK = ["--num-train", 384, "--num-test", 60, "--compute-time", 0.5, "--link-time", 1]
 
@@ -245,3 +247,26 @@ def test_a_slow_worker_in_step_and_beside_it_asynchronously(tmp_path):
     assert few.returncode == 2
     assert "2 speeds for 8 workers" in few.stderr
     assert not (tmp_path / "other").exists()
+
+
+def test_by_default_greedy_is_there_with_the_messages_that_tune_would_choose(tmp_path):
+    arguments = ["--task", "quadratic", "-e", 1, "-b", 0.1, "--format", "none", "--no-report"]
+    done = matcha_command("simulate", *arguments, "-o", tmp_path, "--compute-time", 0.1)
+    assert done.returncode == 0, done.stderr
+    for name in ("silent", "allreduce", "local", "vanilla", "matcha", "greedy", "greedy, modulo:3"):
+        assert f"\n{name} " in done.stdout
+    assert "charged as a ring all-reduce on paper:er8" in done.stdout
+    assert "mixing weights: each the best for the consensus error" in done.stdout
+    plan = read_run(tmp_path / "vanilla-1-s0").plan
+    assert plan.alpha == matcha.plan("paper:er8", 1.0, Vanilla(alpha="error")).alpha
+    done = matcha_command("simulate", *arguments, "-o", tmp_path / "paper", "--compute-time", 0.1,
+                          "-s", "vanilla", "--alpha", "rho", "--json")  # fmt: skip
+    (row,) = json.loads(done.stdout)["rows"]
+    assert read_run(row["path"]).plan.alpha == matcha.plan("paper:er8", 1.0, "vanilla").alpha
+
+
+def test_exact_averages_are_charged_behind_a_switch_only_if_asked(tmp_path):
+    arguments = ["-s", "allreduce", "--compute-time", 0.1, "--link-time", 1]
+    on_links = json.loads(simulate_quadratic(*arguments, "-o", tmp_path / "a").stdout)["rows"][0]
+    switch = simulate_quadratic(*arguments, "--switch", "-o", tmp_path / "b")
+    assert on_links["comm_units"] == 2 * json.loads(switch.stdout)["rows"][0]["comm_units"]

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import matcha
-from matcha.strategies import COMPARED, is_control
+from matcha import Plan, Topology
+from matcha.strategies import COMPARED, AllReduce, Local, is_control
 from matcha.timing import all_reduce_time
 
 ER8 = matcha.families.paper("er8")
@@ -53,7 +54,23 @@ def test_allreduce_gives_everybody_the_mean_at_every_iteration():
     mixed = plan.round(5).mix(x)
     assert np.allclose(mixed, x.mean(axis=0))
     assert plan.consensus_error == 0
-    assert plan.expected_comm_time == pytest.approx(2 * 7 / 8)
+    assert plan.expected_comm_time == pytest.approx(2 * 2 * 7 / 8)  # er8 has no ring
+    assert "ring all-reduce on paper:er8" in plan.notes[0]
+
+
+def test_behind_a_switch_any_two_workers_are_one_exchange_apart():
+    assert matcha.plan(ER8, 0.1, AllReduce(switch=True)).expected_comm_time == pytest.approx(1.75)
+    assert matcha.plan("star:8", 0.1, AllReduce(switch=True)).budget == pytest.approx(1.75 / 7)
+    often, rarely = (matcha.plan(ER8, 0.1, Local(switch=s)) for s in (True, False))
+    assert (often.probabilities[0], rarely.probabilities[0]) == (
+        1 / 4,
+        1 / 7,
+    )  # 1.75 and 3.5 of 0.5
+    # Over its best link: a worker with a slow and a quick one has the quick one's card.
+    slow = Topology.from_links([(0, 1), (1, 2), (0, 2)], link_times=[1.0, 9.0, 2.0])
+    plan = matcha.plan(slow, 1.0, AllReduce(switch=True))
+    assert plan.expected_comm_time == pytest.approx(4 / 3 * 2.0)
+    assert Plan.from_json(plan.to_json()).expected_comm_time == plan.expected_comm_time
 
 
 @pytest.mark.parametrize("budget", [0.02, 0.1, 0.3])

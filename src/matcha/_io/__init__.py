@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import math
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -111,6 +113,28 @@ def load_document(path: str | Path, make: Callable[[dict[str, Any]], Value]) -> 
         return make(document)
     except PlanError as error:
         raise PlanError(f"{str(path)!r} is not a usable plan: {error}") from None
+
+
+def load_object(name: str, kind: str) -> Any:
+    """What `module:object` names, with modules of the current folder found first.
+
+    Raises:
+        InputError: There is no such module, it fails, or it has no such object.
+    """
+    module, _, path = name.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found: Any = importlib.import_module(module)
+        for part in path.split("."):
+            found = getattr(found, part)
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise InputError(
+            f"the {kind} {name!r} could not be loaded ({said}); it is MODULE:OBJECT, with the "
+            "module in this folder or installed."
+        ) from error
+    return found
 
 
 @contextmanager

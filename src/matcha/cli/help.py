@@ -25,10 +25,10 @@ COMMANDS = [
 ]
 """In the order in which one needs them."""
 GROUPS = {
-    "Plan": "topology strategies strategy budgets budget wires wire seeds seed plans plan_file "
-    "stage mixing matchings decomposition alpha effort delay_exponent",
+    "Plan": "topology strategies strategy switch budgets budget wires wire seeds seed plans "
+    "plan_file stage mixing matchings decomposition alpha effort delay_exponent",
     "Training": "task epochs learning_rate batch_size optimizer momentum clip overlap model data "
-    "partition concentration num_train num_test target_loss evaluate_every statistics trials "
+    "partition concentration num_train num_test target_loss evaluate_every statistics max_trials "
     "target_gap initial_gap smoothness strong_convexity gradient_variance dissimilarity",
     "Network": "compute_time link_time latency link_mbps timeout links keys peers rank elastic "
     "restarts replan speeds asynchronous events message_mb repetitions",

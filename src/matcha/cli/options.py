@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from matcha.errors import InputError
+from matcha.errors import InputError, unknown_name
 from matcha.rounds import Mixing
 from matcha.strategies import EFFORTS, OFFERED, STRATEGIES
 from matcha.wires import WIRES
@@ -21,7 +21,7 @@ _TOPOLOGY = (
     "(JSON, GraphML, edge list, adjacency .csv/.npy)."
 )
 _BUDGET = "C_b in (0, 1]: communication as a fraction of vanilla's"
-_STRATEGY = f"How the plan is made: {', '.join(OFFERED)}"
+_STRATEGY = f"How the plan is made: {', '.join(OFFERED)}, or your own as MODULE:FUNCTION"
 _SEVERAL = "several with commas, or the option again."
 
 
@@ -44,6 +44,13 @@ TopologyOption = Annotated[str, typer.Option("--topology", "-t", help=_TOPOLOGY)
 Budget = Annotated[float, typer.Option("--budget", "-b", help=f"{_BUDGET}.")]
 Budgets = Annotated[
     list[str], typer.Option("--budget", "-b", metavar="NUMBER,…", help=f"{_BUDGET}; {_SEVERAL}")
+]
+Switch = Annotated[
+    bool,
+    typer.Option(
+        "--switch",
+        help="Charge allreduce and local as behind a switch, not over the topology's links.",
+    ),
 ]
 Strategy = Annotated[str, typer.Option("--strategy", "-s", help=f"{_STRATEGY}.")]
 StrategyOrNone = Annotated[
@@ -184,6 +191,15 @@ def given(context: typer.Context, names: Iterable[str]) -> list[str]:
         and (source := context.get_parameter_source(parameter.name or "")) is not None
         and source.name == "COMMANDLINE"
     ]
+
+
+BEST_FOR = {"error": "the consensus error", "rho": "rho, as in the paper"}
+
+
+def check_alpha(alpha: str) -> None:
+    """Refuse what weights cannot be best for."""
+    if alpha not in BEST_FOR:
+        raise unknown_name("alpha", alpha, BEST_FOR)
 
 
 def refuse(options: Sequence[str], why: str) -> None:

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from matcha._io import explain_write_errors
 from matcha.errors import InputError, WriteError
-from matcha.plans import Plan
+from matcha.plans import Plan, PlanLike
 from matcha.records import Record
 
 console = Console()
@@ -135,6 +135,16 @@ def explain_marks(plans: Iterable[Plan]) -> None:
     """Say below a table what the mark of `rho_in_words` means, where there is one."""
     if any(plan.rho_kind != "step" for plan in plans):
         console.print("*: a mean over a cycle of rounds; it does not compare with that of a step.")
+
+
+def explain_averages(plans: Iterable[PlanLike]) -> None:
+    """Say below a table what exact averages are charged for, where there are some."""
+    averaging = [plan for plan in plans if isinstance(plan, Plan) and plan.process.is_all_reduce]
+    if averaging:
+        names = " and ".join(dict.fromkeys(plan.strategy for plan in averaging))
+        verb = "are" if " and " in names else "is"
+        where = averaging[0].topology.name or "these links"
+        console.print(f"{names} {verb} charged for a ring all-reduce on {where}.")
 
 
 def loss_in_words(record: Record) -> str:

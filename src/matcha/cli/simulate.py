@@ -24,11 +24,12 @@ from matcha.cli.output import (
     print_json,
 )
 from matcha.errors import InputError, is_installed
-from matcha.plans import Events, PlanLike, load_plan
+from matcha.plans import Events, Plan, PlanLike, load_plan
 from matcha.records import find_runs
+from matcha.rounds import ONE_WAY
+from matcha.strategies import comparable, strategy_with
 from matcha.strategies import plan as make_plan
-from matcha.strategies import strategy_named
-from matcha.topology import families
+from matcha.topology import Topology, families
 from matcha.wires import parse_wire
 
 if TYPE_CHECKING:
@@ -48,16 +49,21 @@ _LEFT_OUT = (
     "wire",  # labels tell it
     "momentum",  # the title does
 )  # a terminal is narrower than a page
+_COMPARED = ["silent", "allreduce", "local", "vanilla", "matcha", "greedy"]
 _FIRST_TO_GO = ("time", "consensus_distance", "comm_units", "megabytes_sent", "test_accuracy")
 
 
 @app.command("simulate", cls=Command)
 def simulate_command(
+    context: typer.Context,
     topology: opt.TopologyArgument = "paper:er8",
     task: str = typer.Option(
-        "digits", help="digits, logistic, quadratic, cifar10, cifar100 or ptb."
+        "digits",
+        help="digits, logistic, quadratic, cifar10, cifar100, ptb or your own as MODULE:FUNCTION.",
     ),
-    strategies: opt.Strategies = ["silent", "allreduce", "local", "vanilla", "matcha"],
+    strategies: opt.Strategies = _COMPARED,
+    switch: opt.Switch = False,
+    alpha: opt.Alpha = "error",
     budgets: opt.Budgets = ["0.5"],
     wires: opt.Wires = ["float32"],
     seeds: opt.Seeds = ["0"],
@@ -109,7 +115,8 @@ def simulate_command(
     """Train by one or several plans, all workers on one device, and compare.
 
     Shows loss and accuracy against epochs and against time, where time is computing plus what
-    each round exchanges. Each run is a directory that `matcha report` reads.
+    each round exchanges. Each run is a directory that `matcha report` reads. By default greedy is
+    there twice: with whole messages, and with those that `matcha tune` would choose for its budget.
 
     [bold]Examples[/]
 
@@ -126,6 +133,7 @@ def simulate_command(
     from matcha.training.jobs import make_jobs
     from matcha.zoo.recipes import Choices, recipe
 
+    opt.check_alpha(alpha)
     if format == "auto":
         format = "png" if is_installed("matplotlib") else "none"
     if format != "none":
@@ -157,7 +165,20 @@ def simulate_command(
     messages = [parse_wire(wire).name for wire in opt.words(wires)] or ["float32"]
     jobs = []
     for seed in numbered:
-        made = _plans(plans, topology, opt.words(strategies), opt.numbers(budgets), messages, seed)
+        made = (
+            _load_plans(plans, messages)
+            if plans
+            else _plans(
+                topology,
+                opt.words(strategies),
+                opt.numbers(budgets),
+                messages,
+                by_default=not opt.given(context, ["strategies", "wires"]),
+                alpha=alpha,
+                switch=switch,
+                seed=seed,
+            )
+        )
         choices = Choices(
             num_workers=made[0].num_workers,
             data=data,
@@ -182,40 +203,58 @@ def simulate_command(
                     lambda path: write_report(runs, path, progress=progress),
                 )
             written.append(page)
-        _show(runs, written, as_json)
+        _show(runs, written, as_json, None if plans else alpha)
+
+
+def _load_plans(files: Sequence[Path], wires: Sequence[str]) -> list[PlanLike]:
+    if list(wires) != ["float32"]:
+        raise InputError("a saved plan has its wire: --wire goes with a topology.")
+    plans: list[PlanLike] = [load_plan(file) for file in files]
+    if len({plan.num_workers for plan in plans}) > 1:
+        raise InputError("the plans are for different numbers of workers")
+    return plans
 
 
 def _plans(
-    files: Sequence[Path],
     topology: str,
-    strategies: Sequence[str],
+    names: Sequence[str],
     budgets: Sequence[float],
     wires: Sequence[str],
+    *,
+    by_default: bool,
+    alpha: str,
+    switch: bool,
     seed: int,
 ) -> list[PlanLike]:
-    if files:
-        if list(wires) != ["float32"]:
-            raise InputError("a saved plan has its wire: --wire goes with a topology.")
-        plans: list[PlanLike] = [load_plan(file) for file in files]
-        if len({plan.num_workers for plan in plans}) > 1:
-            raise InputError("the plans are for different numbers of workers")
-        return plans
-    if not strategies or not budgets:
+    """Every strategy, budget and wire; by default greedy over a small wire beside them."""
+    if not names or not budgets:
         raise InputError("simulating needs at least one strategy and one budget.")
     graph = families.parse(topology)
-    known = [strategy_named(strategy) for strategy in strategies]
+    known = [strategy_with(name, switch=switch) for name in names]
+    if by_default and graph.directed:  # the others need links that carry both ways
+        known = [strategy for strategy in known if set(strategy.mixings) & set(ONE_WAY)]
     wanted = [
-        (strategy.name, budget, wire)
+        (comparable(strategy, alpha), budget, wire)  # type: ignore[arg-type]  # checked there
         for strategy in known
         for budget in strategy.budgets(budgets)
         for wire in (wires if strategy.takes_wire else ["float32"])
     ]
-    plans = []
+    plans: list[PlanLike] = []
     with patient_progress("planning") as progress:
-        for name, budget, wire in wanted:
-            plans.append(make_plan(graph, budget, name, seed=seed, wire=wire))
+        for strategy, budget, wire in wanted:
+            plans.append(make_plan(graph, budget, strategy, seed=seed, wire=wire))
             progress(len(plans), len(wanted), "plans")
-    return plans
+    small = by_default and not graph.directed
+    return plans + [_small_messages(graph, budget, seed) for budget in budgets if small]
+
+
+def _small_messages(graph: Topology, budget: float, seed: int) -> Plan:
+    """Greedy with the messages that `matcha tune` chooses where the budget is given."""
+    from matcha.tuning import DEFAULT_WIRES, Problem, predict
+
+    small = [make_plan(graph, budget, "greedy", seed, wire=wire) for wire in DEFAULT_WIRES[1:]]
+    # Within one budget all have one time per iteration, whatever it is in seconds.
+    return min(small, key=lambda plan: predict(plan, Problem(), 1.0, 1.0).consensus_error)
 
 
 def _run(jobs: Sequence[Job], asynchronous: bool, resume: bool) -> list[Run]:
@@ -270,7 +309,7 @@ def _draw(runs: Sequence[Run], folder: Path, format: str, keep: Keep) -> list[Pa
     return written
 
 
-def _show(runs: Sequence[Run], written: Sequence[Path], as_json: bool) -> None:
+def _show(runs: Sequence[Run], written: Sequence[Path], as_json: bool, alpha: str | None) -> None:
     from matcha.report import compare
     from matcha.report.groups import clock_in_words
     from matcha.report.tables import columns
@@ -290,6 +329,8 @@ def _show(runs: Sequence[Run], written: Sequence[Path], as_json: bool) -> None:
     counted = clock_in_words(runs)
     if counted is not None:
         console.print(f"clock: {counted}", style="dim", highlight=False)
+    if alpha is not None:
+        console.print(f"mixing weights: each the best for {opt.BEST_FOR[alpha]}", style="dim")
     for row, group in zip(comparison.rows, comparison.groups, strict=True):
         for note in getattr(group.plan, "notes", ()):
             console.print(f"{row.label}: {note}", style="dim", highlight=False)

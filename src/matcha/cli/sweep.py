@@ -10,18 +10,16 @@ from matcha.cli.help import Command
 from matcha.cli.output import (
     check_free,
     console,
+    explain_averages,
     explain_marks,
     keeping,
     patient_progress,
     print_json,
     rho_in_words,
 )
-from matcha.errors import unknown_name
 from matcha.strategies import COMPARED, strategy_with
 from matcha.sweeps import DEFAULT_BUDGETS, Sweep, sweep
 from matcha.topology import families
-
-_BEST_FOR = {"error": "the consensus error", "rho": "rho, as in the paper"}
 
 
 @app.command("sweep", cls=Command)
@@ -31,6 +29,7 @@ def sweep_command(
     strategies: opt.Strategies = list(COMPARED),
     wires: opt.Wires = ["float32"],
     alpha: opt.Alpha = "error",
+    switch: opt.Switch = False,
     seed: opt.Seed = 0,
     effort: opt.Effort = "default",
     plot: opt.Plot = None,
@@ -56,8 +55,7 @@ def sweep_command(
     from matcha.report import figures
 
     check_free(plot, force)
-    if alpha not in _BEST_FOR:
-        raise unknown_name("alpha", alpha, _BEST_FOR)
+    opt.check_alpha(alpha)
     if plot is not None:
         figures.check_format(plot)
     with patient_progress("reading the network"):
@@ -66,7 +64,7 @@ def sweep_command(
         points = sweep(
             graph,
             opt.numbers(budgets),
-            [strategy_with(name, effort=effort) for name in opt.words(strategies)],
+            [strategy_with(n, effort=effort, switch=switch) for n in opt.words(strategies)],
             wires=opt.words(wires),
             alpha=alpha,  # type: ignore[arg-type]  # checked by strategies
             seed=seed,
@@ -110,5 +108,6 @@ def _print(points: Sweep, alpha: str) -> None:
             cells[1:] = [point.wire, *cells[1:-1]]
         table.add_row(*cells)
     console.print(table)
-    console.print(f"Every strategy has the mixing weight that is best for {_BEST_FOR[alpha]}.")
+    explain_averages(points.plans)
+    console.print(f"Every strategy has the mixing weight that is best for {opt.BEST_FOR[alpha]}.")
     explain_marks(points.plans)

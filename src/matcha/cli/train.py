@@ -60,7 +60,7 @@ def train_command(
     ),
     arguments: list[str] = typer.Argument(None, help="The script's own arguments, after --."),
     topology: opt.TopologyOption = "paper:er8",
-    strategy: opt.Strategy = "matcha",
+    strategy: opt.Strategy = "greedy",
     budget: opt.Budget = 0.5,
     wire: opt.WireOrPlans = None,
     seed: opt.Seed = 0,
@@ -219,7 +219,7 @@ def train_command(
         partition=partition,  # type: ignore[arg-type]
         seed=seed,
     )
-    directory = output or free_directory(Path("runs"), f"{target}-{stem(plan)}")
+    directory = output or free_directory(Path("runs"), f"{target.replace(':', '.')}-{stem(plan)}")
     job = Job(
         directory=directory,
         task=chosen.spec(choices),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -27,8 +27,9 @@ from matcha.schedules import Periodic as PeriodicSchedule
 from matcha.strategies.pacing import unroll
 from matcha.strategies.parts import assemble_plan, check_affordable, sorted_pairs
 from matcha.strategies.strategy import Alpha, Request, Strategy, Weights
-from matcha.timing import all_reduce_time
+from matcha.timing import LinkSeconds, all_reduce_time
 from matcha.topology import Matching, Topology, check_matchings
+from matcha.topology.families import complete
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +80,12 @@ class Periodic(Strategy):
 
 @dataclass(frozen=True, kw_only=True)
 class AllReduce(Strategy):
-    """The exact average at every iteration, as DDP has it."""
+    """The exact average at every iteration, as DDP has it.
+
+    Args:
+        switch: Whether any two workers are one exchange apart, as behind a switch, where a ring
+            all-reduce keeps to the links of the topology otherwise.
+    """
 
     name = "allreduce"
     about = "the exact average at every iteration, as DDP has it"
@@ -87,28 +93,36 @@ class AllReduce(Strategy):
     compared = True
     has_budget = False
     takes_wire = False
+    switch: bool = False
 
     def build(self, request: Request) -> Plan:
         """Plan an exact average after every iteration, whatever the budget."""
-        return _averages(request, 1)
+        return _averages(_network(request, switch=self.switch), 1, request.full_time)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Local(Strategy):
-    """The exact average as often as the budget allows: local SGD."""
+    """The exact average as often as the budget allows: local SGD.
+
+    Args:
+        switch: As for `AllReduce`.
+    """
 
     name = "local"
     about = "the exact average every so often (local SGD)"
     mixings = ("average",)
     compared = True
     takes_wire = False
+    switch: bool = False
 
     def build(self, request: Request) -> Plan:
         """Plan an exact average every H iterations, for the smallest H that the budget allows."""
-        once = all_reduce_time(request.timing, request.topology)
+        behind = _network(request, switch=self.switch)
+        once = all_reduce_time(behind.timing, behind.topology)
         # In exact numbers: of the smallest budgets a float would be 0, or the quotient infinite.
         ratio = Fraction(once) / (Fraction(request.budget) * Fraction(request.full_time))
-        return _averages(request, max(1, math.ceil(ratio - Fraction(1, 10**9))))
+        period = max(1, math.ceil(ratio - Fraction(1, 10**9)))
+        return _averages(behind, period, request.full_time)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,12 +209,29 @@ def _all_links(request: Request, frequency: float, best: Contraction) -> Plan:
     )
 
 
-def _averages(request: Request, period: int) -> Plan:
+def _network(request: Request, *, switch: bool) -> Request:
+    """The same request; behind a switch, every worker reaches all others over its best link."""
+    if not switch:
+        return request
+    topology, timing = request.topology, request.timing
+    whole = complete(topology.num_workers)
+    if timing.unit == "seconds":
+        best = [math.inf] * topology.num_workers
+        for i, j in topology.links:
+            seconds = timing.matching_time(((i, j),))
+            best[i], best[j] = min(best[i], seconds), min(best[j], seconds)
+        whole = whole.with_link_times([max(best[i], best[j]) for i, j in whole.links])
+        timing = LinkSeconds(whole)
+    whole = replace(whole, name=f"{topology.name}, behind a switch", labels=topology.labels)
+    return replace(request, topology=whole, timing=timing, matchings=request.colors)
+
+
+def _averages(request: Request, period: int, full_time: float) -> Plan:
     """The plan that averages exactly every so many iterations."""
     m, number = request.topology.num_workers, len(request.colors)
     cycle = unroll([(period, tuple(range(number)))])
-    spent = all_reduce_time(request.timing, request.topology) / (period * request.full_time)
-    note = f"an exact average every {period} iterations." if period > 1 else None
+    spent = all_reduce_time(request.timing, request.topology) / (period * full_time)
+    every = f"every {period} iterations" if period > 1 else "at every iteration"
     return assemble_plan(
         request,
         budget=request.budget if request.strategy == "local" else min(1.0, spent),
@@ -211,7 +242,9 @@ def _averages(request: Request, period: int) -> Plan:
             # Disagreement grows by (m − 1)/m per iteration and is gone after an average.
             "consensus_error": (period - 1) / 2 * (m - 1) / m,
         },
-        notes=() if note is None else (note,),
+        notes=(
+            f"an exact average {every}, charged as a ring all-reduce on {request.topology.name}.",
+        ),
     )
 
 

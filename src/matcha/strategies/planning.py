@@ -16,7 +16,7 @@ from matcha.schedules import check_seed
 from matcha.strategies.matcha import Matcha
 from matcha.strategies.parts import sorted_pairs
 from matcha.strategies.registry import STRATEGIES, Greedy, as_strategy
-from matcha.strategies.strategy import Builder, OwnStrategy, Request, Strategy
+from matcha.strategies.strategy import Builder, Request, Strategy
 from matcha.timing import Timing, default_timing
 from matcha.topology import Link, Topology
 from matcha.topology.families import TopologyLike, as_topology
@@ -43,7 +43,8 @@ def plan(
         budget: C_b in (0, 1]: expected communication time per iteration as a fraction of vanilla's.
         strategy: One of `matcha.strategies.STRATEGIES`, such as `Greedy(effort="high")`; its name
             alone, for a strategy without options; or your own function from a `Request` to a
-            `Plan`. By default `greedy`, or `matcha` where you bring matchings.
+            `Plan`, itself or as `module:function`. By default `greedy`, or `matcha` where you bring
+            matchings.
         seed: Decides which rounds are drawn, and every search on the way.
         matchings: Your own decomposition of the links, as lists of pairs of worker numbers.
         timing: The delay model; by default link seconds where the topology has them, else units.
@@ -96,12 +97,7 @@ def plan(
 def _resolve(strategy: str | Strategy | Builder | None, *, has_matchings: bool) -> Strategy:
     if strategy is None:
         return Matcha() if has_matchings else Greedy()
-    if isinstance(strategy, type):
-        raise InputError(f"the strategy is a class: make one of it, {strategy.__name__}().")
-    if isinstance(strategy, str | Strategy) or not callable(strategy):
-        chosen = as_strategy(strategy)
-    else:
-        chosen = OwnStrategy(function=strategy)
+    chosen = as_strategy(strategy)
     decomposition = getattr(chosen, "decomposition", "matchings")
     if has_matchings and decomposition != "matchings":
         raise InputError(

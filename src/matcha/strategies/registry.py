@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from matcha._io import load_object
 from matcha.errors import InputError, unknown_name
 from matcha.plans import Plan
 from matcha.rounds import Mixing
 from matcha.strategies.finite_time import Base, Ceca, Hypercube, OnePeer
 from matcha.strategies.fixed import AllReduce, Local, Periodic, Rounds, Silent, Vanilla
 from matcha.strategies.matcha import Matcha, Single
-from matcha.strategies.strategy import Alpha, Effort, Request, Strategy
+from matcha.strategies.strategy import Alpha, Builder, Effort, OwnStrategy, Request, Strategy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +90,8 @@ def make_strategy(name: str, **options: Any) -> Strategy:
     >>> make_strategy("greedy", effort="none")
     Greedy(mixing=None, effort='none', alpha=None)
     """
+    if _is_own(name):
+        return _load(name, options)
     chosen = strategy_named(name)
     for option in options:
         if option not in chosen.options():
@@ -99,12 +102,32 @@ def make_strategy(name: str, **options: Any) -> Strategy:
     return chosen(**options)
 
 
-def as_strategy(given: str | Strategy) -> Strategy:
-    """A strategy itself, or by its name."""
-    return given if isinstance(given, Strategy) else make_strategy(given)
+def as_strategy(given: str | Strategy | Builder) -> Strategy:
+    """A strategy itself, by its name or by `module:object`, or a function that makes plans."""
+    if isinstance(given, type):
+        raise InputError(f"the strategy is a class: make one of it, {given.__name__}().")
+    if isinstance(given, Strategy):
+        return given
+    return OwnStrategy(function=given) if callable(given) else make_strategy(given)
 
 
-def comparable(given: str | Strategy, alpha: Alpha = "error") -> Strategy:
+def _is_own(name: object) -> bool:
+    return isinstance(name, str) and ":" in name
+
+
+def _load(name: str, options: Mapping[str, Any]) -> Strategy:
+    """A user's strategy by `module:object`: a class, an object, or a function."""
+    found = load_object(name, "strategy")
+    if isinstance(found, type) and issubclass(found, Strategy):
+        found = found()
+    chosen = as_strategy(found)
+    for option in options:
+        if option not in chosen.options():
+            raise InputError(f"the strategy {name} takes no {option}: leave it out.")
+    return replace(chosen, **options)
+
+
+def comparable(given: str | Strategy | Builder, alpha: Alpha = "error") -> Strategy:
     """A strategy as it is compared: a weight that was not chosen is the best for what is compared.
 
     >>> comparable("vanilla").alpha, comparable(Vanilla(alpha=0.2)).alpha, comparable("silent")
@@ -123,8 +146,13 @@ def strategy_with(name: str, **options: Any) -> Strategy:
     >>> strategy_with("vanilla", effort="none")
     Vanilla(alpha=None, weights=None)
     """
+    if _is_own(name):
+        chosen: Any = load_object(name, "strategy")
+        able = chosen.options() if hasattr(chosen, "options") else ()
+        return _load(name, {key: value for key, value in options.items() if key in able})
     chosen = strategy_named(name)
-    return chosen(**{key: value for key, value in options.items() if key in chosen.options()})
+    able = chosen.options()
+    return chosen(**{key: value for key, value in options.items() if key in able})  # type: ignore[no-any-return]
 
 
 def has_budget(name: str) -> bool:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
+from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from torch import nn
 
+from matcha._io import load_object
 from matcha.errors import InputError, unknown_name
 from matcha.training.optimizers import SGD, Optimizer, adamw, make_optimizer
 from matcha.training.rates import Constant, Cosine, Plateau, Schedule, StepDecay
@@ -77,7 +79,7 @@ class Recipe:
 
     def __reduce__(self) -> tuple[Callable[[str], Recipe], tuple[str]]:
         """Travel to other processes by name: what makes a task is code."""
-        if RECIPES.get(self.name) is not self:
+        if ":" not in self.name and RECIPES.get(self.name) is not self:
             raise TypeError(f"the recipe {self.name!r} is not one that another process can find")
         return recipe, (self.name,)
 
@@ -100,7 +102,7 @@ class Recipe:
             choices = replace(choices, seed=seed)
         described = asdict(choices) | {
             "model": self.model_name(choices),
-            "batch_size": self.examples_per_batch(choices),
+            "batch_size": self.examples_per_batch(choices) or None,
         }
         return TaskSpec(
             name=self.name,
@@ -380,9 +382,60 @@ def recipe(name: str) -> Recipe:
     >>> recipe("cifar10").model
     'resnet50'
 
+    Your own is `module:object`: a `Recipe`, or a function of `num_workers`, `seed` and more of
+    `Choices`.
+
     Raises:
         InputError: No task has this name.
     """
+    if ":" in name:
+        return _own(name)
     if name not in RECIPES:
         raise unknown_name("task", name, RECIPES)
     return RECIPES[name]
+
+
+def _own(name: str) -> Recipe:
+    """A user's recipe by `module:object`, or one for a function that makes a task.
+
+    The function takes those of the fields of `Choices` that it names, `num_workers` and `seed`
+    among them; those that it does not name cannot be chosen.
+    """
+    found = load_object(name, "task")
+    if isinstance(found, Recipe):
+        return replace(found, name=name)
+    if not callable(found):
+        raise InputError(
+            f"the task {name!r} is {type(found).__name__}, not a function or a Recipe."
+        )
+    taken = signature(found).parameters
+    needed = [n for n, p in taken.items() if p.default is p.empty and p.kind < p.VAR_POSITIONAL]
+    if unknown := set(needed) - {field.name for field in fields(Choices)}:
+        raise InputError(
+            f"the task {name!r} asks for {', '.join(sorted(unknown))}, but a task is made of "
+            f"{', '.join(field.name for field in fields(Choices))}."
+        )
+    size = taken["batch_size"].default if "batch_size" in taken else None
+
+    def make(recipe: Recipe, choices: Choices) -> Task:
+        free = [field.name for field in fields(Choices)]
+        _refuse(recipe, choices, *(n for n in free if n not in (*taken, "num_workers", "seed")))
+        given = {n: getattr(choices, n) for n in free if n in taken}
+        made = found(**{n: value for n, value in given.items() if value is not None})
+        for member in ("steps_per_epoch", "tables", "loss"):
+            if not hasattr(made, member):
+                raise InputError(
+                    f"{name} made {type(made).__name__}, which is no task: no {member}."
+                )
+        return cast(Task, made)
+
+    return Recipe(
+        name=name,
+        description="your own",
+        make=make,
+        model="its own",
+        batch_size=size if isinstance(size, int) else 0,
+        epochs=10,
+        learning_rate=0.05,
+        decay="none",
+    )
