@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -55,3 +56,16 @@ def test_a_defect_is_caught_by_a_test_that_fails_and_taken_out_again(tmp_path):
     ]
     assert found == [True, False]
     assert file.read_text() == "x = 1\n"
+
+
+def test_tests_that_fail_without_a_defect_catch_nothing(tmp_path, monkeypatch):
+    file = tmp_path / SOURCE / "a.py"
+    file.parent.mkdir(parents=True)
+    file.write_text("x = 1\n")
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "pytest.ini").write_text("[pytest]\n")
+    (tmp_path / "tests" / "test_a.py").write_text("def test(): assert False\n")
+    subprocess.run(["git", "init", "--quiet"], cwd=tmp_path, check=True)
+    monkeypatch.setattr(plant_defects, "ROOT", tmp_path)
+    with pytest.raises(SystemExit, match="without any defect"):
+        plant_defects.plant([Defect("a.py", "x = 1", "x = 2", ("test_a.py",))], 1, all_tests=False)

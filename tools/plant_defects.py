@@ -4,6 +4,7 @@
     python tools/plant_defects.py mixing rounds      # those of some modules
     python tools/plant_defects.py --all-tests rounds # with all of `make test`'s tests
 
+The same tests run first without a defect: what fails then would catch anything.
 Each defect is what a maintainer would fear: a sign, an index off by one, a state that is not
 restored, a swapped role, a timeout that is lost. It is planted in a copy of the repository.
 """
@@ -11,6 +12,7 @@ restored, a swapped role, a timeout that is lost. It is planted in a copy of the
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import tempfile
@@ -246,19 +248,29 @@ def copy_tree(target: Path) -> None:
             copy2(ROOT / name, target / name)
 
 
+def tests_pass(tests: Sequence[str], tree: Path) -> bool:
+    """Whether the tests of a tree that `make test` runs pass.
+
+    Raises:
+        RuntimeError: They did not run.
+    """
+    command = [sys.executable, "-m", "pytest", *(f"tests/{name}" for name in tests), "-x", "-q"]
+    command += ["-m", "not long", "-p", "no:cacheprovider", "--timeout", "300"]
+    # Children of the tests must import the tree too, not what is installed.
+    environment = os.environ | {"PYTHONPATH": str(tree / "src")}
+    done = subprocess.run(command, cwd=tree, capture_output=True, text=True, env=environment)
+    if done.returncode not in (0, 1):
+        raise RuntimeError(f"the tests {', '.join(tests)} did not run:\n{done.stdout[-2000:]}")
+    return done.returncode == 0
+
+
 def is_caught(defect: Defect, tree: Path, *, all_tests: bool) -> bool:
     """Whether some test that `make test` runs fails in a tree where the defect is planted."""
-    tests = ["tests"] if all_tests else [f"tests/{name}" for name in defect.tests]
-    command = [sys.executable, "-m", "pytest", *tests, "-x", "-q", "-m", "not long"]
-    command += ["-p", "no:cacheprovider", "--timeout", "300"]
     before = defect.apply(tree)
     try:
-        done = subprocess.run(command, cwd=tree, capture_output=True, text=True)
+        return not tests_pass([""] if all_tests else defect.tests, tree)
     finally:
         (tree / SOURCE / defect.file).write_text(before, encoding="utf-8")
-    if done.returncode not in (0, 1):
-        raise RuntimeError(f"{defect.file}: the tests did not run:\n{done.stdout[-2000:]}")
-    return done.returncode == 1
 
 
 def plant(defects: Sequence[Defect], jobs: int, *, all_tests: bool) -> list[Defect]:
@@ -268,6 +280,10 @@ def plant(defects: Sequence[Defect], jobs: int, *, all_tests: bool) -> list[Defe
         for number in range(jobs):
             copy_tree(Path(folder) / str(number))
             trees.put(Path(folder) / str(number))
+
+        tests = [""] if all_tests else sorted({name for defect in defects for name in defect.tests})
+        if not tests_pass(tests, Path(folder) / "0"):
+            raise SystemExit("The tests fail without any defect: mend them first.")
 
         def look(defect: Defect) -> bool:
             tree = trees.get()
