@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from matcha.report.styles import look_of
 from matcha.strategies import COMPARED
+from matcha.strategies.looks import look_of
 from reproduction.comparisons import Results
 from reproduction.trials import Result
 

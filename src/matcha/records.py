@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import IO, Any, Literal, TypeAlias, TypeVar
 
 from matcha._io import decode_number, encode_number, write_atomically
-from matcha.errors import InputError, PackageError
+from matcha._io.tables import data_frame
+from matcha.errors import InputError
 from matcha.plans import PlanLike, load_plan
 
 SCHEMA = "matcha.run/2"
@@ -158,11 +159,7 @@ def to_frame(records: Sequence[Record]) -> Any:
     Raises:
         PackageError: pandas is not installed.
     """
-    try:
-        import pandas  # type: ignore[import-untyped,unused-ignore]
-    except ImportError:
-        raise PackageError("this needs pandas: pip install pandas") from None
-    return pandas.DataFrame([asdict(record) for record in records]).dropna(axis=1, how="all")
+    return data_frame(map(asdict, records))
 
 
 class RunWriter:

@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+import html
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from numbers import Real
 from typing import Any
 
 from matcha._io import encode_number
+from matcha._io.tables import Table, data_frame
 from matcha._numerics import ProgressCallback
-from matcha.errors import InputError
+from matcha.errors import InputError, unknown_name
 from matcha.plans import Plan, check_budget
-from matcha.strategies import COMPARED, Alpha, Strategy, comparable, plan
+from matcha.strategies import COMPARED, Alpha, Strategy, comparable, has_budget, plan
+from matcha.strategies.looks import look_of
 from matcha.timing import Timing, default_timing
 from matcha.topology import Topology
+from matcha.topology.drawing import axes_or_new
 from matcha.topology.families import TopologyLike, as_topology
 from matcha.wires import parse_wire
 from matcha.wires.delays import budget_over
 
+CYCLE_NOTE = "*: a mean over a cycle of rounds; it does not compare with that of a step."
+_METRICS = {
+    "consensus_error": "steady-state consensus error",
+    "rho": "ρ per iteration (greedy: over its cycle)",
+    "algebraic_connectivity": "algebraic connectivity of the expected graph",
+    "expected_comm_time": "communication per iteration",
+}
+_DASHES = ("-", "--", "-.", ":")
 DEFAULT_BUDGETS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0)
 
 
@@ -64,6 +77,90 @@ class Sweep:
     def wires(self) -> tuple[str, ...]:
         """The wires that were swept, in order."""
         return tuple(dict.fromkeys(point.wire for point in self.points))
+
+    def to_frame(self) -> Any:
+        """The points as a pandas DataFrame.
+
+        Raises:
+            PackageError: pandas is not installed.
+        """
+        return data_frame(map(asdict, self.points))
+
+    def table(self) -> Table:
+        """The points in words; a mean over a cycle, which compares with no step's ρ, has a star."""
+        wired = self.wires != ("float32",)
+        unit = self.plans[0].timing.unit
+        headings = ["strategy", "budget", f"{unit}/iteration", "consensus error", "rho", "weight"]
+        rows = [
+            [
+                point.strategy,
+                f"{point.budget:g}",
+                f"{point.expected_comm_time:.4g}",
+                "–" if point.consensus_error is None else f"{point.consensus_error:.4g}",
+                f"{point.rho:.4f}{'' if point.rho_kind == 'step' else '*'}",
+                f"{point.alpha:.4f}",
+            ]
+            for point in self.points
+        ]
+        if wired:  # a terminal is narrow, and weights matter least
+            headings = ["strategy", "wire", *headings[1:-1]]
+            rows = [
+                [name, point.wire, *rest[:-1]]
+                for point, (name, *rest) in zip(self.points, rows, strict=True)
+            ]
+        return Table(headings, rows)
+
+    def plot(self, metric: str = "consensus_error", ax: Any = None) -> Any:
+        """Draw a line per strategy over the budgets; on given axes or a new figure's, returned.
+
+        Args:
+            metric: `consensus_error`, `rho`, or another number of a point.
+            ax: Matplotlib's axes.
+
+        Raises:
+            PackageError: matplotlib is not installed.
+        """
+        if metric not in _METRICS:
+            raise unknown_name("metric", metric, _METRICS)
+        ax = axes_or_new(ax)
+        for strategy, wire in dict.fromkeys((point.strategy, point.wire) for point in self):
+            known = [
+                (point.budget, value)
+                for point in self.of(strategy, wire)
+                if (value := getattr(point, metric)) is not None
+                and math.isfinite(value)
+                and (value > 0 or metric != "consensus_error")  # its axis is logarithmic
+            ]
+            if not known:
+                continue
+            look = look_of(strategy)
+            # A strategy's wires share its colour and marker; dashes tell them apart.
+            dashes = _DASHES[self.wires.index(wire) % len(_DASHES)]
+            name = strategy if len(self.wires) == 1 else f"{strategy}, {wire}"
+            style = {"color": look.color, "marker": look.marker, "ls": dashes, "label": name}
+            ax.plot(*zip(*known, strict=True), ms=5, lw=1.8, **style)
+            if not has_budget(strategy):
+                ax.axhline(known[-1][1], color=look.color, lw=0.8, ls=":")
+        if metric == "consensus_error":
+            ax.set_yscale("log")
+        ax.set_xlabel("communication budget $C_b$")
+        ax.set_ylabel(_METRICS[metric])
+        ax.grid(alpha=0.25)
+        ax.legend(frameon=False)
+        return ax
+
+    def __str__(self) -> str:
+        return "\n".join([str(self.topology), str(self.table()), *self.notes])
+
+    def _repr_html_(self) -> str:
+        notes = "".join(f"<p>{html.escape(note)}</p>" for note in self.notes)
+        return f"<p>{html.escape(str(self.topology))}</p>{self.table()._repr_html_()}{notes}"
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What to know when reading the table."""
+        cyclic = any(point.rho_kind != "step" for point in self.points)
+        return (CYCLE_NOTE,) if cyclic else ()
 
     def to_json(self) -> dict[str, Any]:
         """The sweep as plain JSON values."""

@@ -8,8 +8,8 @@ import pytest
 from tests.report.runs import run_of
 
 import matcha
+from matcha.report import compare
 from matcha.report.groups import clock_in_words, difference
-from matcha.report.summary import compare
 
 DELAYS = {"compute_seconds": None, "seconds_per_unit": 0.01}
 

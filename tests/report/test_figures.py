@@ -12,11 +12,11 @@ from matcha.strategies import Matcha
 
 def test_width_and_colour_say_matching_and_probability(tmp_path):
     plan = matcha.plan(families.paper("er8"), 0.3, Matcha(effort="none"))
-    figure = figures.draw_topology(plan)
+    figure = figures.draw_plan(plan)
     lines = figure.axes[0].collections[0]
     widths = dict(zip(plan.topology.links, lines.get_linewidths(), strict=True))
     colors = dict(zip(plan.topology.links, map(tuple, lines.get_colors()), strict=True))
-    activity = figures.link_activity(plan)
+    activity = plan.link_activity
     ranked = sorted(plan.topology.links, key=activity.get)
     assert [widths[e] for e in ranked] == sorted(widths.values())
     for matching in plan.matchings:
@@ -43,7 +43,7 @@ def test_unknown_formats_are_refused():
 
 
 def test_a_figure_is_written_whole_or_not_at_all(tmp_path, no_room):
-    figure = figures.draw_topology(matcha.plan(families.ring(4), 0.5, "matcha"))
+    figure = figures.draw_plan(matcha.plan(families.ring(4), 0.5, "matcha"))
     with no_room, pytest.raises(WriteError, match="cannot write"):
         figures.save_figure(figure, tmp_path / "plan.PNG")
     assert not list(tmp_path.iterdir())
@@ -54,8 +54,8 @@ def test_a_figure_is_written_whole_or_not_at_all(tmp_path, no_room):
 @pytest.mark.parametrize("strategy", ["local", "allreduce"])
 def test_an_average_over_all_workers_is_not_drawn_on_links(strategy):
     plan = matcha.plan(families.ring(4), 0.5, strategy)
-    assert not any(figures.link_activity(plan).values())
-    legend = figures.draw_topology(plan).axes[0].get_legend()
+    assert not any(plan.link_activity.values())
+    legend = figures.draw_plan(plan).axes[0].get_legend()
     assert [text.get_text() for text in legend.get_texts()] == ["not used by this plan"]
     stop = network(plan.topology, [plan])["strategies"][strategy][0]
     assert stop["averages"]

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from tests.report.runs import run_of
 
-from matcha.report.summary import compare
+from matcha.report import compare
 
 
 def test_a_run_that_misses_the_target_has_no_time_and_no_speedup(tmp_path):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from matcha.report.styles import LOOKS, STYLES, look_of, place, style_sheet, styles_of
+from matcha.report.styles import STYLES, place, style_sheet, styles_of
 from matcha.strategies import STRATEGIES
+from matcha.strategies.looks import LOOKS, look_of
 
 
 def luminance(color):

@@ -8,7 +8,8 @@ from tests.report.runs import run_of
 
 import matcha
 from matcha.records import read_run
-from matcha.report.summary import compare, worker_comm_seconds
+from matcha.report import compare
+from matcha.report.summary import worker_comm_seconds
 
 
 def test_the_default_target_is_the_lowest_loss_that_every_run_held(tmp_path):

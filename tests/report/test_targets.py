@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 from tests.report.runs import run_of
 
-from matcha.report.summary import Moment, common_target, compare, find_moment, lowest_held
+from matcha.report import compare
+from matcha.report.summary import Moment, common_target, find_moment, lowest_held
 
 
 def test_one_evaluation_below_the_target_is_not_enough(tmp_path):

@@ -121,7 +121,7 @@ def plan_command(
             output = keep(output, made.save)
         if plot is not None:
             assert isinstance(made, Plan)
-            drawn = figures.draw_topology(made)
+            drawn = figures.draw_plan(made)
             plot = keep(plot, lambda path: figures.save_figure(drawn, path))
         if as_json:
             print_json(made.to_json())

@@ -11,11 +11,9 @@ from matcha.cli.output import (
     check_free,
     console,
     explain_averages,
-    explain_marks,
     keeping,
     patient_progress,
     print_json,
-    rho_in_words,
 )
 from matcha.strategies import COMPARED, strategy_with
 from matcha.sweeps import DEFAULT_BUDGETS, Sweep, sweep
@@ -83,31 +81,18 @@ def sweep_command(
 
 
 def _print(points: Sweep, alpha: str) -> None:
-    unit = points.plans[0].timing.unit
+    found = points.table()
     table = Table(title=str(points.topology), title_justify="left")
-    headings = ["strategy", "budget", f"{unit}/iteration", "consensus error", "rho", "weight"]
-    if points.wires != ("float32",):
-        headings[1:] = ["wire", *headings[1:-1]]  # a terminal is narrow, and weights matter least
-    for heading in headings:
-        table.add_column(heading, justify="left" if heading in ("strategy", "wire") else "right")
-    last = points.points[0].strategy, points.points[0].wire
-    for point, plan in zip(points, points.plans, strict=True):
-        if (point.strategy, point.wire) != last:
+    for heading, right in zip(found.headings, found.numeric, strict=True):
+        table.add_column(heading, justify="right" if right else "left")
+    last = points.points[0]
+    for point, cells in zip(points, found.rows, strict=True):
+        if (point.strategy, point.wire) != (last.strategy, last.wire):
             table.add_section()
-            last = point.strategy, point.wire
-        error = "–" if point.consensus_error is None else f"{point.consensus_error:.4g}"
-        cells = [
-            point.strategy,
-            f"{point.budget:g}",
-            f"{point.expected_comm_time:.4g}",
-            error,
-            rho_in_words(plan),
-            f"{point.alpha:.4f}",
-        ]
-        if "wire" in headings:
-            cells[1:] = [point.wire, *cells[1:-1]]
+        last = point
         table.add_row(*cells)
     console.print(table)
     explain_averages(points.plans)
     console.print(f"Every strategy has the mixing weight that is best for {opt.BEST_FOR[alpha]}.")
-    explain_marks(points.plans)
+    for note in points.notes:
+        console.print(note)

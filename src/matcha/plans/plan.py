@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import math
 import operator
 from abc import ABC, abstractmethod
@@ -25,10 +26,12 @@ from matcha._io import (
 )
 from matcha._numerics import Certificate
 from matcha.errors import InputError, PlanError
+from matcha.plans import drawing
 from matcha.rounds import Mixing, Round, RoundProcess, Shares, check_links
 from matcha.schedules import SCHEDULES, Schedule
 from matcha.timing import TIMINGS, Timing, all_reduce_time
 from matcha.topology import Link, Matching, Topology
+from matcha.topology.drawing import axes_or_new
 from matcha.wires import Float, Wire, parse_wire
 
 SCHEMA = "matcha.plan/2"
@@ -66,6 +69,15 @@ class AnyPlan(ABC):
         """How many workers the plan is for."""
         return self.topology.num_workers
 
+    def animate(self, rounds: int = 20, values: npt.ArrayLike | None = None) -> drawing.Animation:
+        """The first rounds as a moving picture, which a notebook shows and `save` writes as SVG.
+
+        Args:
+            rounds: How many.
+            values: One number for each worker at the start; by default drawn once for all.
+        """
+        return drawing.animate(self.topology, list(self.rounds(0, rounds)), values)
+
     def mixing_matrix(self, k: int) -> npt.NDArray[np.float64]:
         """W(k) as a dense matrix: new x = W(k) @ x, rows are workers. For small m."""
         return self.round(k).matrix(self.num_workers)
@@ -80,6 +92,12 @@ class AnyPlan(ABC):
 
     def __str__(self) -> str:
         return self.summary()
+
+    def _repr_html_(self) -> str:
+        return f"{self._picture()}<pre>{html.escape(self.summary())}</pre>"
+
+    def _picture(self) -> str:
+        return self.topology.picture()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -306,6 +324,31 @@ class Plan(AnyPlan):
             }
             | ({} if self.wire == Float() else {"wire": self.wire.name})
         )
+
+    # -- looking at it --------------------------------------------------------------------------
+
+    @property
+    def link_activity(self) -> dict[Link, float]:
+        """How often each link is used, in exchanges per iteration; in messages, of a one-way link.
+
+        Zero for every link where workers average all at once, as `allreduce` and `local` do.
+        """
+        return drawing.link_activity(self.process)
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draw how often each link is used, on matplotlib's axes or a new figure's; returns them.
+
+        Raises:
+            PackageError: matplotlib is not installed.
+        """
+        ax = axes_or_new(ax)
+        drawing.plot(ax, self.process)
+        name = f"{self.topology.name} · {self.strategy} at budget {self.budget:g}"
+        ax.set_title(f"{name} · ρ = {self.rho:.4f}", fontsize=11)
+        return ax
+
+    def _picture(self) -> str:
+        return self.topology.picture(styles=drawing.link_styles(self.process))
 
     # -- in and out -----------------------------------------------------------------------------
 

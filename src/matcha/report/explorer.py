@@ -9,7 +9,6 @@ import numpy as np
 
 from matcha._numerics import ProgressCallback
 from matcha.plans import Plan
-from matcha.report.figures import layout, link_activity
 from matcha.report.series import short
 from matcha.rounds import ONE_WAY
 from matcha.strategies import comparable, has_budget, plan, strategy_named, strategy_with
@@ -45,7 +44,7 @@ def network(
         start: The plan to open on; by default a run's, `matcha`'s before others'.
         progress: Called with (done, total, "budgets") after each budget is planned.
     """
-    positions = layout(topology) if len(topology.links) <= MAX_LINKS else None
+    positions = topology.layout if len(topology.links) <= MAX_LINKS else None
     return {
         "name": topology.name,
         "labels": [str(label) for label in topology.labels],
@@ -147,7 +146,7 @@ def _is_one_way(name: str) -> bool:
 
 def _point(made: Plan) -> dict[str, Any]:
     """One stop of the slider: the plan's promises and each link's share."""
-    activity = link_activity(made)
+    activity = made.link_activity
     drawn = len(made.topology.links) <= MAX_LINKS
     colors = _matching_of(made) if drawn and any(activity.values()) else None
     return {

@@ -18,11 +18,11 @@ from matcha.errors import InputError
 from matcha.plans import PlanLike
 from matcha.records import Run, find_runs, read_run
 from matcha.report import words
+from matcha.report.comparison import Comparison, compare
 from matcha.report.explorer import network
 from matcha.report.groups import Group, clock_in_words, label_runs
 from matcha.report.series import mean_curves, presence, short, timeline, worker_loads
 from matcha.report.styles import STYLES, place, style_sheet, styles_of
-from matcha.report.summary import Comparison, compare
 from matcha.report.tables import details, results_table
 from matcha.report.verdict import Summary
 from matcha.strategies import COMPARED, STRATEGIES, has_budget

@@ -1,4 +1,4 @@
-"""How strategies and runs look: colours and markers in figures, styles on the page.
+"""How runs look on the page.
 
 Every strategy has a style of its own, by its place in the registry; a second run of a strategy,
 or a user's own, takes a spare one.
@@ -8,40 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from matcha.strategies import STRATEGIES
+from matcha.strategies.looks import look_of
 
-
-class Look(NamedTuple):
-    """How a strategy is drawn."""
-
-    color: str
-    """In figures, on white."""
-    marker: str
-    """Matplotlib's name for it."""
-    light: str
-    """On the page, with contrast enough for its background."""
-    dark: str
-
-
-# Okabe and Ito's palette, told apart by colour-blind readers too.
-LOOKS = {
-    "vanilla": Look("#000000", "x", "#30363d", "#c9d1d9"),
-    "periodic": Look("#D55E00", "^", "#d55e00", "#ff9d57"),
-    "matcha": Look("#0072B2", "o", "#0072b2", "#5fb7ec"),
-    "greedy": Look("#009E73", "s", "#00875f", "#46cf9f"),
-    "allreduce": Look("#7A4FBF", "p", "#a33b3b", "#f09090"),
-    "local": Look("#A6761D", "h", "#8a4b00", "#e0a25e"),
-    "silent": Look("#999999", "+", "#767b76", "#9aa39a"),
-    "single": Look("#CC79A7", "D", "#b3508a", "#f09cca"),
-    "hypercube": Look("#E69F00", "v", "#8a6d00", "#e3c04b"),
-    "base": Look("#56B4E9", "P", "#6b4fb5", "#b7a2f5"),
-    "one-peer": Look("#F0E442", "<", "#6f7d00", "#d4e157"),
-    "ceca": Look("#1B9E9E", ">", "#0f7c7c", "#5fd3d3"),
-    "rounds": Look("#8C6D31", "*", "#7a5c3e", "#d0ae8a"),
-}
-_OWN = Look("#666666", "o", "#555c52", "#a9b1a6")
 _SYMBOLS = {
     "x": "x", "^": "triangle-up", "o": "circle", "s": "square", "D": "diamond",
     "v": "triangle-down", "<": "triangle-left", ">": "triangle-right", "P": "cross", "*": "star",
@@ -65,11 +35,6 @@ class Style:
     symbol: str
     dash: int
     """Position in the page's list of dashes."""
-
-
-def look_of(strategy: str) -> Look:
-    """How a strategy is drawn; grey dots for a user's own."""
-    return LOOKS.get(strategy, _OWN)
 
 
 def _styles() -> tuple[Style, ...]:

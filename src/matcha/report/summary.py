@@ -1,17 +1,16 @@
-"""Summaries: runs become rows, and rows are compared at an equal target."""
+"""Summaries: what each choice came to at a target."""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from matcha._io import encode_number
 from matcha.records import Record, Run, has_diverged
-from matcha.report.groups import Group, difference, group_runs, label_groups
-from matcha.report.verdict import Summary, Verdict, accuracy_gap, is_sooner, judge
+from matcha.report.groups import Group
+from matcha.report.verdict import Summary, accuracy_gap, is_sooner
 from matcha.strategies import is_control
 from matcha.training.targets import arrival
 from matcha.training.targets import lowest_held as lowest
@@ -87,55 +86,10 @@ def _interpolate(earlier: Record, record: Record, share: float) -> Moment:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
-    """Choices side by side at an equal target."""
-
-    objective: str | None
-    """Which loss the target is of; None where no run recorded one."""
-    target: float | None
-    given: bool
-    """Whether the target was asked for, rather than the lowest loss that every run reached."""
-    rows: tuple[Summary, ...]
-    groups: tuple[Group, ...]
-    """The runs of each row."""
-    verdict: Verdict
-
-    @property
-    def winner(self) -> int | None:
-        """The row that may be called first; None where none may."""
-        return self.verdict.winner
-
-    def to_json(self) -> dict[str, Any]:
-        """The comparison as plain JSON values, with the directories of each row's runs."""
-        rows = zip(self.rows, self.groups, strict=True)
-        return {
-            "objective": self.objective,
-            "target": self.target,
-            "given": self.given,
-            "verdict": self.verdict.sentence,
-            "winner": self.winner,
-            "rows": [
-                {name: encode_number(value) for name, value in asdict(row).items()}
-                | {
-                    "unranked": self.verdict.unranked.get(number),
-                    "path": str(group.runs[0].path),
-                    "paths": [str(run.path) for run in group.runs],
-                }
-                for number, (row, group) in enumerate(rows)
-            ],
-        }
-
-
-def compare(runs: Sequence[Run], target_loss: float | None = None) -> Comparison:
-    """Summarise runs at an equal target loss.
-
-    Args:
-        runs: The runs; those that differ only in their seed become one row.
-        target_loss: The loss to reach. By default what the runs' own configuration calls
-            `target_loss`, or else the lowest loss that every run held in two evaluations (but
-            those that diverged, and those that never communicated, such as `silent`).
-    """
+def choose_target(
+    runs: Sequence[Run], target_loss: float | None = None
+) -> tuple[str | None, float | None, bool]:
+    """Which loss decides, the target at which runs are compared, and whether it was asked for."""
     # Runs that diverged or recorded nothing yet do not take the comparison from the others.
     able = [run for run in runs if run.records and diverged_at(run, None) is None]
     known = [o for o in OBJECTIVES if able and all(values(run, o) for run in able)]
@@ -147,22 +101,7 @@ def compare(runs: Sequence[Run], target_loss: float | None = None) -> Comparison
     given = target is not None
     if target is None and objective is not None:
         target = common_target(_setting_the_target(runs, objective), objective)
-    groups = group_runs(runs)
-    rows = [
-        _summarise(group, label, objective, target)
-        for group, label in zip(groups, label_groups(groups), strict=True)
-    ]
-    reason = difference(runs)
-    if reason is None:
-        rows = _with_speedups(rows)
-    return Comparison(
-        objective=objective,
-        target=target,
-        given=given,
-        rows=tuple(rows),
-        groups=tuple(groups),
-        verdict=judge(rows, objective, target, unlike=reason),
-    )
+    return objective, target, given
 
 
 def worker_comm_seconds(run: Run, until: float = math.inf) -> dict[int, float]:
@@ -205,7 +144,8 @@ def _never_talked(run: Run) -> bool:
     return is_control(run.header.strategy) or sent == 0
 
 
-def _summarise(group: Group, label: str, objective: str | None, target: float | None) -> Summary:
+def summarise(group: Group, label: str, objective: str | None, target: float | None) -> Summary:
+    """What a choice came to: the means over its seeds."""
     each = [_one(run, label, objective, target) for run in group.runs]
     if len(each) == 1:
         return each[0]
@@ -293,7 +233,9 @@ def _is_first(run: Run, objective: str | None, hit: Moment | None) -> bool:
     return hit is not None and hit.epoch <= known[0][0].epoch
 
 
-def _with_speedups(rows: Sequence[Summary]) -> list[Summary]:
+def with_speedups(rows: Sequence[Summary]) -> list[Summary]:
+    """The rows with how many times sooner than vanilla and all-reduce each was."""
+
     def times_sooner(row: Summary, reference: str) -> float | None:
         # Messages of whole models first: that is what people run.
         named = sorted((r for r in rows if r.strategy == reference), key=_is_coded)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,7 +16,7 @@ import numpy.typing as npt
 from matcha._io import write_atomically
 from matcha._numerics.spectra import laplacian
 from matcha.errors import PlanError, TopologyError
-from matcha.topology import files
+from matcha.topology import drawing, files
 from matcha.topology.files import SCHEMA, Weight, are_worker_numbers, pair, plain_label
 
 MAX_SECONDS = 1e9
@@ -272,6 +273,36 @@ class Topology:
             time = {} if self.link_times is None else {"time": self.link_times[e]}
             graph.add_edge(self.labels[i], self.labels[j], **time)
         return graph
+
+    # -- looking at it ------------------------------------------------------------------------
+
+    @cached_property
+    def layout(self) -> npt.NDArray[np.float64]:
+        """A point for each worker: `positions`, or one that shows the structure of the links."""
+        if self.positions is not None:
+            return np.array(self.positions, dtype=np.float64)
+        return drawing.layout(self.num_workers, self.links)
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draw workers and links on matplotlib's axes, or on those of a new figure; returns them.
+
+        Raises:
+            PackageError: matplotlib is not installed.
+        """
+        ax = drawing.axes_or_new(ax)
+        drawing.draw(ax, self.layout, self.links, self.labels, directed=self.directed)
+        ax.set_title(str(self), fontsize=11)
+        return ax
+
+    def picture(self, **parts: Any) -> str:
+        """The network as SVG, for notebooks; empty where it is too large to be looked at."""
+        if self.num_workers > drawing.MOST_DRAWN:
+            return ""
+        look = {"directed": self.directed, "text": str(self), **parts}
+        return drawing.picture(self.layout, self.links, self.labels, **look)
+
+    def _repr_html_(self) -> str:
+        return f"{self.picture()}<p>{html.escape(str(self))}</p>"
 
     def __str__(self) -> str:
         kind = "one-way links" if self.directed else "links"

@@ -1,0 +1,188 @@
+"""Drawing plans: how often links are used, and rounds as they go on, for a class or a notebook."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from matcha._io import write_atomically
+from matcha.rounds import Round, RoundProcess
+from matcha.topology import Link, Topology
+from matcha.topology.drawing import PALETTE, draw
+
+_FRAME_SECONDS = 0.9
+_LOW, _MIDDLE, _HIGH = (np.array(rgb) for rgb in ((0, 114, 178), (255, 255, 255), (213, 94, 0)))
+
+
+def link_activity(process: RoundProcess) -> dict[Link, float]:
+    """How often each link is used, as `Plan.link_activity` says."""
+    topology = process.topology
+    activity = dict.fromkeys(topology.links, 0.0)
+    if process.mixing == "average":
+        return activity  # an exact average over all workers goes over no link of the plan's own
+    # Where links carry both ways a message is half an exchange, whichever way it goes.
+    part = 0.5 if process.is_one_way and not topology.directed else 1.0
+    for matching, p in zip(process.matchings, process.schedule.probabilities, strict=True):
+        for i, j in matching:
+            activity[(i, j) if (i, j) in activity else (j, i)] += part * p
+    return activity
+
+
+def plot(ax: Any, process: RoundProcess) -> None:
+    """Links coloured by matching, their width by activation probability (Figure 1a).
+
+    Where matchings overlap (`greedy`), width and shade both show how often a link is used.
+    """
+    from matplotlib.lines import Line2D
+
+    topology, activity = process.topology, link_activity(process)
+    color_of, legend = _link_colors(process, activity)
+    most = max(max(activity.values()), 1e-12)
+    draw(
+        ax,
+        topology.layout,
+        topology.links,
+        topology.labels,
+        colors=[color_of[link] for link in topology.links],
+        widths=[activity[link] / most for link in topology.links],
+        directed=topology.directed,
+    )
+    handles = [Line2D([], [], color=color, lw=3, label=label) for color, label in legend]
+    ax.legend(handles=handles, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+
+
+def link_styles(process: RoundProcess) -> list[str]:
+    """Width and colour of each link as SVG attributes: how often it is used, in which matching."""
+    activity = link_activity(process)
+    most = max(max(activity.values()), 1e-12)
+    matching_of = {e: j for j, links in enumerate(process.matchings) for e in links}
+    apart = _is_disjoint(process)
+    return [
+        f'stroke-width="{0.8 + 4.2 * used / most:.2g}" '
+        f'stroke="{PALETTE[matching_of[link] % len(PALETTE)] if apart else PALETTE[0]}" '
+        f'stroke-opacity="{1 if apart else 0.2 + 0.8 * used / most:.2g}"'
+        if used
+        else 'stroke-width="0.8"'
+        for link, used in activity.items()
+    ]
+
+
+def _link_colors(
+    process: RoundProcess, activity: Mapping[Link, float]
+) -> tuple[dict[Link, Any], list[tuple[Any, str]]]:
+    """A colour for each link, and what the colours mean."""
+    if not any(activity.values()):
+        return dict.fromkeys(activity, "#bbbbbb"), [("#bbbbbb", "not used by this plan")]
+    matchings = process.matchings
+    if len(matchings) <= len(PALETTE) * 2 and _is_disjoint(process):
+        colors = [_palette(j) for j in range(len(matchings))]
+        legend = [
+            (color, f"matching {j + 1}: p = {p:.2f}")
+            for j, (color, p) in enumerate(zip(colors, process.schedule.probabilities, strict=True))
+        ]
+        return {e: colors[j] for j, links in enumerate(matchings) for e in links}, legend
+    from matplotlib import colormaps
+    from matplotlib.colors import to_hex
+
+    shade = colormaps["viridis_r"]
+    most = max(max(activity.values()), 1e-12)
+    steps = (0.25, 0.5, 0.75, 1.0)
+    legend = [(to_hex(shade(0.1 + 0.9 * s)), f"{s * most:.2g} exchanges/iteration") for s in steps]
+    return {e: to_hex(shade(0.1 + 0.9 * a / most)) for e, a in activity.items()}, legend
+
+
+def _is_disjoint(process: RoundProcess) -> bool:
+    links = [link for matching in process.matchings for link in matching]
+    return len(links) == len(set(links)) and set(links) <= set(process.topology.links)
+
+
+def _palette(j: int) -> Any:
+    if j < len(PALETTE):
+        return PALETTE[j]
+    from matplotlib.colors import to_rgb
+
+    r, g, b = to_rgb(PALETTE[j % len(PALETTE)])
+    return (0.5 + r / 2, 0.5 + g / 2, 0.5 + b / 2)
+
+
+# -- rounds as they go on -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Animation:
+    """Rounds one after another, as an SVG that moves: a notebook shows it."""
+
+    svg: str
+
+    def save(self, path: str | Path) -> None:
+        """Write it as a file that any browser plays."""
+        write_atomically(Path(path), self.svg)
+
+    def _repr_html_(self) -> str:
+        return self.svg
+
+
+def animate(
+    topology: Topology, rounds: Sequence[Round], values: npt.ArrayLike | None = None
+) -> Animation:
+    """The rounds in a loop: links light up as workers meet, and colours show the values they hold.
+
+    Args:
+        topology: The workers and their links.
+        rounds: In order.
+        values: One number for each worker at the start; by default drawn once for all.
+    """
+    m = topology.num_workers
+    x = np.random.default_rng(0).normal(size=m) if values is None else np.asarray(values, float)
+    state = np.stack([x.reshape(m), np.ones(m)], axis=1)  # beside each value its push-sum weight
+    held = [state[:, 0]]
+    for one in rounds:
+        state = one.mix(state)
+        held.append(state[:, 0] / state[:, 1])
+    mean, reach = float(held[0].mean()), float(np.abs(held[0] - held[0].mean()).max()) or 1.0
+    apart = [float(np.std(now)) for now in held]
+    used = [{frozenset(link) for link in one.links} for one in rounds]
+    colors = [[_color((now[i] - mean) / reach) for now in held] for i in range(m)]
+    moves = [_steps("fill", each, smooth=True) for each in colors]
+    for link in topology.links:
+        shown = ["0.15", *("1" if frozenset(link) in now else "0.15" for now in used)]
+        moves.append(_steps("stroke-opacity", shown))
+    bars = [f"{200 * now / (apart[0] or 1.0):.1f}" for now in apart]
+    counts = "".join(
+        f'<text x="180" y="266" text-anchor="middle" opacity="0">{html.escape(words)}'
+        f"{_steps('opacity', ['1' if k == shown else '0' for k in range(len(held))])}</text>"
+        for shown, words in enumerate(
+            "start" if k == 0 else f"round {k}: standard deviation {apart[k]:.3g} of {apart[0]:.3g}"
+            for k in range(len(held))
+        )
+    )
+    foot = (
+        f'<g stroke="none" fill="#888" font-size="11">{counts}<rect x="80" y="274" height="6" '
+        f'width="200">{_steps("width", bars, smooth=True)}</rect></g>'
+    )
+    text = f"{len(rounds)} rounds on {topology}: disagreement {apart[0]:.3g} to {apart[-1]:.3g}"
+    styles = ['stroke-width="4" stroke="#00875f" stroke-opacity="0.15"'] * len(topology.links)
+    return Animation(topology.picture(styles=styles, moves=moves, foot=foot, text=text))
+
+
+def _steps(attribute: str, values: Sequence[str], *, smooth: bool = False) -> str:
+    """An attribute that takes one value after another, for ever."""
+    seconds = _FRAME_SECONDS * len(values)
+    shown = [*values, values[-1]] if smooth else values  # the last value is held for a frame too
+    return (
+        f'<animate attributeName="{attribute}" values="{";".join(shown)}" dur="{seconds:.1f}s" '
+        f'repeatCount="indefinite" calcMode="{"linear" if smooth else "discrete"}"/>'
+    )
+
+
+def _color(value: float) -> str:
+    """Blue below the mean, white at it, orange above."""
+    share = min(abs(value), 1.0)
+    rgb = _MIDDLE + share * ((_HIGH if value > 0 else _LOW) - _MIDDLE)
+    return "#" + "".join(f"{round(part):02x}" for part in rgb)
