@@ -342,8 +342,14 @@ def all_reduce_time(
     (1.75, 3.5)
     """
     m = topology.num_workers
-    factors = tuple(sorted(slower.items())) if slower else ()
-    return 2 * (m - 1) / m * _slowest_hop(timing, topology, factors)
+    return 2 * (m - 1) / m * ring_hop(timing, topology, slower)
+
+
+def ring_hop(
+    timing: Timing, topology: Topology, slower: Mapping[Link, float] | None = None
+) -> float:
+    """The time of the slowest hop of that ring, if it carried a whole model."""
+    return _slowest_hop(timing, topology, tuple(sorted(slower.items())) if slower else ())
 
 
 @lru_cache(maxsize=64)  # delay models are values

@@ -24,12 +24,12 @@ from matcha.cli.output import (
     print_json,
 )
 from matcha.errors import InputError, is_installed
-from matcha.plans import Events, Plan, PlanLike, load_plan
+from matcha.plans import Events, PlanLike, load_plan
 from matcha.records import find_runs
 from matcha.rounds import ONE_WAY
 from matcha.strategies import comparable, strategy_with
 from matcha.strategies import plan as make_plan
-from matcha.topology import Topology, families
+from matcha.topology import families
 from matcha.wires import parse_wire
 
 if TYPE_CHECKING:
@@ -227,6 +227,8 @@ def _plans(
     seed: int,
 ) -> list[PlanLike]:
     """Every strategy, budget and wire; by default greedy over a small wire beside them."""
+    from matcha.tuning import small_messages
+
     if not names or not budgets:
         raise InputError("simulating needs at least one strategy and one budget.")
     graph = families.parse(topology)
@@ -245,16 +247,7 @@ def _plans(
             plans.append(make_plan(graph, budget, strategy, seed=seed, wire=wire))
             progress(len(plans), len(wanted), "plans")
     small = by_default and not graph.directed
-    return plans + [_small_messages(graph, budget, seed) for budget in budgets if small]
-
-
-def _small_messages(graph: Topology, budget: float, seed: int) -> Plan:
-    """Greedy with the messages that `matcha tune` chooses where the budget is given."""
-    from matcha.tuning import DEFAULT_WIRES, Problem, predict
-
-    small = [make_plan(graph, budget, "greedy", seed, wire=wire) for wire in DEFAULT_WIRES[1:]]
-    # Within one budget all have one time per iteration, whatever it is in seconds.
-    return min(small, key=lambda plan: predict(plan, Problem(), 1.0, 1.0).consensus_error)
+    return plans + [small_messages(graph, budget, seed) for budget in budgets if small]
 
 
 def _run(jobs: Sequence[Job], asynchronous: bool, resume: bool) -> list[Run]:

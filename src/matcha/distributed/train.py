@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,6 +35,8 @@ from matcha.distributed.transports.slow_links import SlowLinks
 from matcha.errors import InputError
 from matcha.plans import PlanLike
 from matcha.records import COMMAND_VARIABLE, Entry, Record, Run, Span, holds_run, invoked, read_run
+from matcha.timing import Units, ring_hop
+from matcha.topology import Link
 from matcha.training.evaluation import Score, finish_average, sample_losses, score
 from matcha.training.jobs import Job, carry_out, check_free
 from matcha.training.progress import Progress, identity
@@ -74,6 +76,8 @@ class Network:
     """Seconds after which a silent worker is an error."""
     link_mbps: float | None = None
     """Slow every link down to this speed, by emulation."""
+    slower: Mapping[Link, float] = field(default_factory=dict)
+    """Links of the plan's graph that are emulated to be slower than that, by factors."""
     on_loss: Literal["stop", "continue"] | None = None
     """What to do when a worker is lost; None: as the launcher says. `continue` needs links."""
     restarts: int = 0
@@ -96,12 +100,23 @@ class Network:
             raise InputError(f"the links' speed must be positive, not {self.link_mbps} Mbit/s.")
         if self.links and self.hosts.number > 1:
             raise InputError("links across machines: start each worker with --peers, --rank.")
+        if not all(0 < factor < math.inf for factor in self.slower.values()):
+            raise InputError(f"links are slower by positive factors, not {dict(self.slower)}.")
 
     def describe(self) -> dict[str, Any]:
         """What the run's header says of it."""
         if self.link_mbps is None:
             return {}
-        return {"link_mbps": f"{self.link_mbps:g} (emulated)"}
+        slow = [f", link {i}-{j} at {self.link_mbps / f:g}" for (i, j), f in self.slower.items()]
+        return {"link_mbps": f"{self.link_mbps:g}{''.join(slow)} (emulated)"}
+
+    def slow_down(self, transport: Transport, plan: PlanLike) -> Transport:
+        """The transport at the speed of the emulated links, where they are emulated."""
+        if self.link_mbps is None:
+            return transport
+        # An all-reduce takes what the plan says: its best ring along the links of the graph.
+        hop = ring_hop(Units(), plan.topology, self.slower)
+        return SlowLinks(transport, self.link_mbps, self.slower, hop=hop)
 
 
 # -- starting workers ------------------------------------------------------------------------------
@@ -324,10 +339,12 @@ def run_worker(
     checkpoint_every: int = 0,
     tensorboard: bool = False,
     on_record: Callable[[Record], None] | None = None,
+    max_seconds: float = math.inf,
 ) -> list[Record]:
     """Train one worker's part of a job and return the records over all workers. Collective.
 
-    The arguments are those of `train_job`, the same on every worker, and how messages travel.
+    The arguments are those of `train_job`, the same on every worker, how messages travel, and
+    after how many seconds on the run's clock no further epoch begins.
 
     Raises:
         InputError: the run to go on with was started with other choices.
@@ -335,8 +352,7 @@ def run_worker(
     """
     network = network or Network()
     job = replace(job, kind="training", network=network.describe())
-    if network.link_mbps is not None:
-        transport = SlowLinks(transport, network.link_mbps)
+    transport = network.slow_down(transport, job.plan)
     training = Training(
         job.task.make(),
         job.plan,
@@ -361,6 +377,7 @@ def run_worker(
             primary=lambda: training.rank == transport.members[0],
         ):
             records.append(record)
+            training.is_stopped = record.time >= max_seconds
             show(record)
             if on_record is not None:
                 on_record(record)
@@ -446,6 +463,8 @@ class Training:
         )
         self.rank = self.gossip.rank
         self.progress = Progress()
+        self.is_stopped = False
+        """Whether no further epoch begins; the same on all workers."""
         self._changes: list[list[int]] = []
         membership = self.gossip.membership
         self.came_late = membership is not None and membership.carry(
@@ -463,7 +482,7 @@ class Training:
     @property
     def is_over(self) -> bool:
         """Whether there is nothing left to train."""
-        return self.progress.is_over(self.settings)
+        return self.is_stopped or self.progress.is_over(self.settings)
 
     def __iter__(self) -> Iterator[Entry]:
         while not self.is_over:

@@ -130,7 +130,7 @@ def _title(run: Run) -> Text:
     )
     mbps = header.setting("link_mbps")
     if mbps is not None:
-        title.append(f", links emulated at {str(mbps).split()[0]} Mbit/s")
+        title.append(f", links emulated at {str(mbps).removesuffix(' (emulated)')} Mbit/s")
     return title
 
 

@@ -7,6 +7,7 @@ from matcha.tuning.search import (
     DEFAULT_STRATEGIES,
     DEFAULT_WIRES,
     predict,
+    small_messages,
     tune,
 )
 from matcha.tuning.trials import MAX_TRIALS, Trials
@@ -22,5 +23,6 @@ __all__ = [
     "Tuning",
     "floor",
     "predict",
+    "small_messages",
     "tune",
 ]

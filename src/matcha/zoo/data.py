@@ -90,8 +90,11 @@ def data_directory(directory: str | Path | None = None) -> Path:
     return path
 
 
-def digits() -> Images:
-    """scikit-learn's 1,797 handwritten digits of 8 × 8 pixels; ships with scikit-learn."""
+def digits(num_train: int = 1497) -> Images:
+    """scikit-learn's 1,797 handwritten digits of 8 × 8 pixels; ships with scikit-learn.
+
+    Those that do not train are the test set.
+    """
     # The file is read without importing scikit-learn: that takes each worker a second or more.
     package = importlib.util.find_spec("sklearn")
     if package is None or package.origin is None:
@@ -103,7 +106,7 @@ def digits() -> Images:
     images = np.round(pixels * (255 / 16)).astype(np.uint8)[..., None]
     labels = table[:, -1].astype(np.int64)
     order = np.random.Generator(np.random.Philox(0)).permutation(len(labels))
-    train, test = order[:1497], order[1497:]
+    train, test = order[:num_train], order[num_train:]
     return Images(
         train_images=images[train],
         train_labels=labels[train],

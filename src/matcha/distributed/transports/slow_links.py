@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from matcha.distributed.transports.base import Message, Pending, Transport
+from matcha.distributed.transports.base import Message, Pending, Tag, Transport
 from matcha.errors import InputError
+from matcha.topology import Link
 
 __all__ = ["SlowLinks"]
 
@@ -22,7 +23,8 @@ _FORWARDED = (
 class SlowLinks(Transport):
     """A transport whose every link is emulated to carry `mbps` megabits per second each way.
 
-    A message takes its size over the speed, counted from the moment both ends are there. Links of a
+    Some links may be `slower` by factors; a step of a ring all-reduce takes `hop` times a link's
+    time (`matcha.timing.ring_hop`), as its ring follows the links of a graph. A message takes its size over the speed, counted from the moment both ends are there. Links of a
     matching are slow at the same time, and a worker's messages follow one another, so a round takes
     what the delay model says: one matching after the other.
 
@@ -31,19 +33,36 @@ class SlowLinks(Transport):
     tree are not part of training and run at full speed.
     """
 
-    def __init__(self, transport: Transport, mbps: float) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        mbps: float,
+        slower: Mapping[Link, float] | None = None,
+        *,
+        hop: float = 1.0,
+    ) -> None:
         if not mbps > 0:
             raise InputError(f"link speed must be positive, not {mbps} Mbit/s")
         self.transport = transport
         self.seconds_per_byte = 8e-6 / mbps
+        self._hop = hop
+        self._slower = {frozenset(link): factor for link, factor in (slower or {}).items()}
         self._at_full_speed = False
 
     def post(self, messages: Sequence[Message]) -> Pending:
         """Start the messages; their `Pending` takes the time of the emulated link."""
-        outgoing = sum(m.outgoing.nbytes for m in messages if m.outgoing is not None)
-        incoming = sum(m.incoming.nbytes for m in messages if m.incoming is not None)
-        seconds = 0.0 if self._at_full_speed else max(outgoing, incoming) * self.seconds_per_byte
+        seconds = 0.0
+        if not self._at_full_speed:
+            each = [(m, self.seconds_per_byte * self._factor(m)) for m in messages]
+            outgoing = sum(s * m.outgoing.nbytes for m, s in each if m.outgoing is not None)
+            incoming = sum(s * m.incoming.nbytes for m, s in each if m.incoming is not None)
+            seconds = max(outgoing, incoming)
         return _Slow(self.transport.post(messages), seconds)
+
+    def _factor(self, message: Message) -> float:
+        if message.tag == Tag.RING:
+            return self._hop
+        return self._slower.get(frozenset((self.rank, message.peer)), 1.0)
 
     @contextmanager
     def at_full_speed(self) -> Iterator[None]:

@@ -11,11 +11,12 @@ from torch import nn
 from matcha.errors import unknown_name
 from matcha.zoo.models.lstm import LanguageModel
 from matcha.zoo.models.transformer import Transformer
-from matcha.zoo.models.vision import VGG11, VGG16, ResNet, SmallCNN, WideResNet, resnet
+from matcha.zoo.models.vision import VGG11, VGG16, ResNet, SmallCNN, WideResNet, perceptron, resnet
 
 MODELS: dict[str, Callable[[int], nn.Module]] = {
     "cnn": SmallCNN,
     "cnn-gn": lambda classes: SmallCNN(classes, groups=4),
+    "perceptron": perceptron,
     "resnet8": lambda classes: resnet(8, classes),
     "resnet20": lambda classes: resnet(20, classes),
     "resnet20-gn": lambda classes: resnet(20, classes, groups=8),
@@ -74,6 +75,7 @@ __all__ = [
     "WideResNet",
     "build",
     "maker",
+    "perceptron",
     "resnet",
     "seeded",
 ]
