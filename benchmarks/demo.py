@@ -37,6 +37,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +109,7 @@ def describe(runs: Sequence[dict[str, Any]]) -> str:
     rows = summarize(runs)
     by_label = {row["label"]: row for row in rows}
     lines = []
-    for first, second in zip(EXPECTED, EXPECTED[1:], strict=False):
+    for first, second in pairwise(EXPECTED):
         a, b = by_label[first], by_label[second]
         how = (
             "yes, beyond the spread"

@@ -36,9 +36,10 @@ def test_plans_run_where_only_numpy_is_installed(tmp_path):
     assert run(code).strip() == "(0, 1)"
 
 
-COMMANDS = ("bench", "demo", "keys", "plan", "probe", "report",
+COMMANDS = ("advise", "bench", "demo", "keys", "plan", "probe", "report",
             "simulate", "sweep", "train", "tune", "watch")  # fmt: skip
 WITHOUT_TORCH = (
+    "advise ring:4 --compute-time 0.1 --model-mb 10 --link-mbps 100",
     "bench",
     "keys new keys --workers 2",
     "plan ring:4 -b 0.5 -o plan.json",

@@ -11,6 +11,7 @@ from markdown_tables import RESULTS, result, table
 from matcha.distributed.options import EXCLUSIONS
 from matcha.rounds import MIXINGS
 from matcha.strategies import STRATEGIES
+from matcha.tuning import advice
 from matcha.wires import WIRES
 from network_tables import (
     cifar100_long,
@@ -402,7 +403,29 @@ def language() -> str:
     return table(["method", "bytes", "validation loss", "rate", "rates tried"], rows, "lrrrl")
 
 
+def advise() -> str:
+    """What `matcha advise` says of 100 MB on eight workers behind a switch of 1 Gbit/s."""
+    found = advice.advise(8, compute_time=0.1, model_mb=100, link_mbps=1000)
+    rows = []
+    for choice in found.choices:
+        name = f"**{choice.name}**" if choice is found.best else choice.name
+        least, most = (f"{n:.2f}" for n in choice.iterations)
+        rows.append(
+            [
+                name,
+                f"{choice.iteration_seconds:.3g}",
+                f"{choice.megabytes:.3g}",
+                f"{choice.disagreement:.2g}",
+                least if least == most else f"{least} to {most}",
+                f"{choice.seconds:.3g}",
+            ]
+        )
+    heads = ["", "s per iteration", "MB sent", "disagreement", "× iterations", "s for as much"]
+    return f"{table(heads, rows, 'lrrrrr')}\n\n*{found.sentence}*\n"
+
+
 REGIONS: dict[str, Callable[[], str]] = {
+    "advise": advise,
     "language": language,
     "one-way": one_way,
     "crossings": crossings,

@@ -16,8 +16,8 @@ from tests.commands import matcha_command, matcha_process
 from tests.report.runs import run_of
 from tests.signals import hear_ctrl_c
 
-from matcha.cli import demo
-from matcha.cli.demo import Demo, make_plans
+from matcha.cli import demo as demo_module
+from matcha.cli.demo import SMALL, Demo, make_plans
 from matcha.errors import InputError
 from matcha.plans import Plan
 from matcha.records import read_run
@@ -37,7 +37,7 @@ def test_the_demo_trains_for_real_and_leaves_a_report(tmp_path):
         "--target-loss",
         0.5,
         "--link-mbps",
-        100,
+        2000,
         "-o",
         folder,
         "--json",
@@ -57,20 +57,20 @@ def test_the_demo_trains_for_real_and_leaves_a_report(tmp_path):
     assert {span.kind for span in run.spans} >= {"compute", "exchange"}
     assert run.header.command.startswith("matcha demo --topology ring:4")
     # The emulated speed is what the workers saw: vanilla sends two matchings every iteration.
-    model_bytes = 4 * 6_170
+    model_bytes = 4 * 301_066
     vanilla = read_run(folder / "vanilla")
-    floor = 2 * 8 * model_bytes / 100e6 * vanilla.records[-1].iteration
+    floor = 2 * 8 * model_bytes / 2e9 * vanilla.records[-1].iteration
     for records in vanilla.worker_records.values():
         assert sum(record.comm_seconds for record in records) >= 0.5 * floor  # of its own links
     assert "vanilla" in document["verdict"]
     page = (folder / "report.html").read_text(encoding="utf-8")
-    assert "links emulated at 100 Mbit/s" in page
+    assert "links emulated at 2000 Mbit/s" in page
 
 
 def start(folder):
     command = [sys.executable, "-m", "matcha.cli", "demo", "--topology", "path:2", *CHOICES]
     return subprocess.Popen(
-        [*command, "--link-mbps", "0.5", "-o", str(folder)],
+        [*command, "--link-mbps", "20", "-o", str(folder)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         env={**os.environ, "NO_COLOR": "1", "TERM": "dumb"},
@@ -121,6 +121,8 @@ def test_a_directory_in_use_is_refused(tmp_path):
         (["--budget", "2"], "budget"),
         (["--link-mbps", "0"], "positive"),
         (["--target-loss", "-1"], "positive"),
+        (["--seconds", "0"], "positive"),
+        (["--quick", "--seconds", "9"], "leave one of the two out"),
     ],
 )
 def test_bad_input_is_one_sentence_before_anything_starts(tmp_path, arguments, sentence):
@@ -137,8 +139,8 @@ def test_a_terminal_of_eighty_columns_shows_every_figure_whole(tmp_path, capsys,
                test_accuracy=0.98765)
         for name, found in losses.items()
     ]  # fmt: skip
-    monkeypatch.setattr(demo, "console", Console(width=80))
-    demo._print(Demo(directory=tmp_path, target_loss=0.025), compare(runs, 0.025))
+    monkeypatch.setattr(demo_module, "console", Console(width=80))
+    demo_module._print(Demo(directory=tmp_path, target_loss=0.025), compare(runs, 0.025))
     lines = capsys.readouterr().out.splitlines()
     assert any(line.rstrip().endswith("accuracy") for line in lines), lines
     assert sum(line.rstrip().endswith(" %") for line in lines) == 2, lines
@@ -147,17 +149,32 @@ def test_a_terminal_of_eighty_columns_shows_every_figure_whole(tmp_path, capsys,
 def test_every_strategy_has_its_plan_where_workers_look_for_it(tmp_path):
     demo = Demo(
         directory=tmp_path,
-        topology="ring:4",
-        strategies=("vanilla", "periodic"),
+        runs=("vanilla", "periodic", SMALL),
+        slow_links=((1, 3, 10.0),),
         budget=0.5,
         seed=3,
     )
     plans = make_plans(demo)
-    assert [plan.budget for plan in plans.values()] == [1.0, 0.5]
-    for strategy, plan in plans.items():
-        found = Plan.load(demo.plan_file(strategy))
-        assert (found.digest, found.seed, found.strategy) == (plan.digest, 3, strategy)
+    assert [plan.budget for plan in plans.values()] == [1.0, 0.5, 0.5]
+    for name, plan in plans.items():
+        found = Plan.load(demo.plan_file(name))
+        assert (found.digest, found.seed, found.strategy) == (plan.digest, 3, plan.strategy)
+        times = dict(zip(plan.topology.links, plan.topology.link_times, strict=True))
+        assert times[1, 3] == 10 * times[0, 1] == 10 * 32 * 301_066 / 200e6
+    assert plans[SMALL].strategy == "greedy"
+    assert plans[SMALL].wire.name.startswith("modulo")
     assert demo.run_directory("vanilla") != demo.run_directory("periodic")
+
+
+def test_what_is_too_slow_ends_on_the_clock(tmp_path):
+    demo = Demo(
+        directory=tmp_path, topology="path:2", runs=("vanilla",), link_mbps=500, seconds=1e-9
+    )
+    make_plans(demo)
+    demo_module.run_demo(demo, 2)
+    run = read_run(tmp_path / "vanilla")
+    assert [record.epoch for record in run.records] == [1]
+    assert run.header.setting("link_mbps") == "500 (emulated)"
 
 
 @pytest.mark.parametrize(
@@ -166,7 +183,8 @@ def test_every_strategy_has_its_plan_where_workers_look_for_it(tmp_path):
         ({"link_mbps": 0}, "link_mbps must be positive, not 0"),
         ({"target_loss": -1}, "target_loss must be positive, not -1"),
         ({"epochs": 0}, "epochs must be positive, not 0"),
-        ({"strategies": ()}, "at least one strategy"),
+        ({"seconds": 0}, "seconds must be positive, not 0"),
+        ({"runs": ()}, "at least one strategy"),
     ],
 )
 def test_a_demo_of_nothing_is_refused(tmp_path, wrong, sentence):

@@ -38,7 +38,7 @@ def test_commands_come_in_the_order_of_the_work():
     lines = matcha_command("--help", COLUMNS="80").stdout.splitlines()
     first = [line.split()[0] for line in lines if re.match(r"  [a-z]", line)]
     assert [name for name in first if name in COMMANDS] == COMMANDS
-    assert COMMANDS[:6] == ["plan", "sweep", "tune", "simulate", "train", "report"]
+    assert COMMANDS[:7] == ["advise", "plan", "sweep", "tune", "simulate", "train", "report"]
 
 
 def test_every_option_stands_in_a_group():

@@ -226,3 +226,17 @@ def test_runs_of_different_lengths_and_diverged_ones_are_told():
     short, lost = row(epochs=0.0), row("vanilla", None, epochs=1.0, diverged_at=11)
     assert verdict(short, lost, target=None).sentence == "2 runs of 0 to 1 epoch; vanilla diverged."
     assert verdict(row(epochs=1.0), target=None).sentence == "1 run of 1 epoch."
+
+
+def test_a_measured_pace_says_at_which_link_time_it_would_turn():
+    """Greedy computes for 1 s and communicates for 1 s; local for 2.5 s and half a second."""
+    rows = [row(), row("local", 3.0, comm_seconds=0.5), row("vanilla", 7.0, comm_seconds=6.0)]
+    found = judge(rows, "train_loss", 0.5, link_time=0.01)
+    assert found.winner == 0
+    assert found.sentence.endswith(
+        "Computing was measured here: local would be first where a matching takes more than 30 ms "
+        "(it takes 10 ms here)."
+    )
+    assert "Computing" not in verdict(*rows).sentence
+    far = [row(), row("local", 30.0, comm_seconds=0.5)]
+    assert "Computing" not in judge(far, "train_loss", 0.5, link_time=0.01).sentence

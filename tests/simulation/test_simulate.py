@@ -1,18 +1,22 @@
 from __future__ import annotations
 
+import importlib
+import time
 from dataclasses import replace
 
 import pytest
+import torch
 from tests.simulation.tasks import er8
 
 import matcha
 from matcha.errors import InputError
 from matcha.records import read_run
-from matcha.simulation import Constant, Delays, Runner, Settings
-from matcha.simulation.simulate import CHECKPOINT
+from matcha.simulation import Constant, Delays, Runner, Settings, Simulation
+from matcha.simulation.simulate import CHECKPOINT, on_threads
 from matcha.training.jobs import Job, check_free, make_jobs
 from matcha.zoo.recipes import Choices, recipe
 
+simulate_module = importlib.import_module("matcha.simulation.simulate")
 RECIPE = recipe("logistic")
 CHOICES = Choices(num_workers=4, num_train=192, num_test=30)
 SETTINGS = Settings(
@@ -123,3 +127,50 @@ def test_a_recipes_settings_are_the_default_and_a_tasks_must_be_given():
     unfit = replace(SETTINGS, delays=Delays(speeds=(1.0, 2.0)))
     with pytest.raises(InputError, match="speeds for 4 workers"):
         matcha.simulate(RECIPE.spec(CHOICES), PLANS, unfit)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "chosen"), [({2: 0.5, 1: 1.0}, 2), ({2: 0.95, 1: 1.0}, 1), ({2: 2.0, 1: 1.0}, 1)]
+)
+def test_a_run_has_the_threads_that_were_quicker_when_measured_once(monkeypatch, seconds, chosen):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    measured = []
+
+    def time_gradients(self) -> float:
+        measured.append(torch.get_num_threads())
+        return seconds[measured[-1]]
+
+    monkeypatch.setattr(Simulation, "time_gradients", time_gradients)
+    with on_threads(2):
+        runner, seen = Runner(), []
+        for _ in range(2):
+            seen.extend(torch.get_num_threads() for _ in runner.run(job(None)))
+        assert torch.get_num_threads() == 2
+    assert set(seen) == {chosen}
+    assert measured == [2, 1]
+
+
+def test_a_resumed_run_has_the_threads_that_it_had(monkeypatch, tmp_path):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(simulate_module, "quickest_threads", lambda _: 2)
+    started = Runner().run(job(tmp_path))
+    next(started)
+    started.close()
+    monkeypatch.setattr(simulate_module, "quickest_threads", lambda _: 1)
+    threads = {torch.get_num_threads() for _ in Runner().run(job(tmp_path), resume=True)}
+    assert threads == {2}
+
+
+def test_what_the_user_asked_for_stays(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    monkeypatch.setattr(Simulation, "time_gradients", lambda self: pytest.fail("measured"))
+    with on_threads(2):
+        threads = {torch.get_num_threads() for _ in Runner().run(job(None))}
+    assert threads == {2}
+
+
+def test_the_least_of_several_measurements_counts():
+    simulation = Simulation(RECIPE.task(CHOICES), PLANS[0], replace(SETTINGS, delays=Delays()))
+    naps = iter([0.0, 0.0, 0.08, 0.0, 0.08, 0.0, 0.08, 0.0, 0.08, 0.0])
+    simulation.engine._run = lambda part: time.sleep(next(naps))  # type: ignore[method-assign]
+    assert simulation.compute_time < 0.08 / 4

@@ -11,7 +11,7 @@ import typer
 from matcha.cli.help import COMMANDS, Group
 from matcha.errors import InputError, MatchaError, missing_package
 
-_FILES = {"probe": "measure", "bench": "measure", "watch": "report"}
+_FILES = {"advise": "tune", "probe": "measure", "bench": "measure", "watch": "report"}
 
 app = typer.Typer(
     name="matcha",

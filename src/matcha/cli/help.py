@@ -11,6 +11,7 @@ from rich.table import Table
 from typer.core import TyperCommand, TyperGroup
 
 COMMANDS = [
+    "advise",
     "plan",
     "sweep",
     "tune",
@@ -28,10 +29,11 @@ GROUPS = {
     "Plan": "topology strategies strategy switch budgets budget wires wire seeds seed plans "
     "plan_file stage mixing matchings decomposition alpha effort delay_exponent",
     "Training": "task epochs learning_rate batch_size optimizer momentum clip overlap model data "
-    "partition concentration num_train num_test target_loss evaluate_every statistics max_trials "
-    "target_gap initial_gap smoothness strong_convexity gradient_variance dissimilarity",
-    "Network": "compute_time link_time latency link_mbps timeout links keys peers rank elastic "
-    "restarts replan speeds asynchronous events message_mb repetitions",
+    "alike partition concentration num_train num_test target_loss evaluate_every statistics "
+    "plain_sgd seconds quick max_trials target_gap initial_gap smoothness "
+    "strong_convexity gradient_variance dissimilarity",
+    "Network": "model_mb compute_time link_time latency link_mbps timeout links keys peers rank "
+    "elastic restarts replan speeds asynchronous events message_mb repetitions",
     "Launch": "device precision streams compile hosts rendezvous host_rank workers worker days",
     "Output": "output plot page format title explore report checkpoint_every resume "
     "tensorboard watch once refresh force as_json",

@@ -1,4 +1,4 @@
-"""`matcha tune`: the strategy, budget and wire that reach a target soonest."""
+"""`matcha advise` and `matcha tune`: what to train with, before and after some of it was tried."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from matcha.tuning import (
     DEFAULT_WIRES,
     MAX_TRIALS,
     Problem,
+    advise,
     tune,
 )
 
@@ -28,6 +29,69 @@ if TYPE_CHECKING:
     from matcha.zoo.recipes import Choices
 
 _TRIAL_EPOCHS = 12
+
+
+@app.command("advise", cls=Command)
+def advise_command(
+    compute_time: opt.ComputeTime,
+    topology: str | None = typer.Argument(
+        None, help="Who can reach whom: a file of [cyan]matcha probe[/], or a name like ring:8."
+    ),
+    workers: int | None = typer.Option(
+        None, help="Instead of a topology: so many behind one switch, where all reach all."
+    ),
+    model_mb: float | None = typer.Option(None, help="Megabytes of the parameters as float32."),
+    link_mbps: float | None = typer.Option(
+        None, help="Mbit/s of a worker's link, each way; not needed with a file of probe."
+    ),
+    latency: float = typer.Option(0.0, help="Seconds that a message of any size takes."),
+    alike: bool = typer.Option(
+        False, "--alike", help="All workers draw from the same data; by default each has its own."
+    ),
+    plain_sgd: bool = typer.Option(
+        False, "--plain-sgd", help="The optimizer has no momentum, as SGD without it."
+    ),
+    overlap: opt.Overlap = False,
+    seed: opt.Seed = 0,
+    output: opt.PlanFile = None,
+    force: opt.Force = False,
+    as_json: opt.Json = False,
+) -> None:
+    """Say what to train with: DDP, local SGD or a plan, from speeds and sizes alone.
+
+    One row for each, with seconds per iteration and the disagreement that it leaves; the last
+    column weighs both. Once you have a task, [cyan]matcha tune[/] --task tries the best few.
+
+    [bold]Examples[/]
+
+      matcha advise --workers 8 --model-mb 100 --link-mbps 1000 --compute-time 0.1
+
+      matcha advise network.json --compute-time 0.1 -o plan.json
+    """
+    check_free(output, force)
+    if (topology is None) == (workers is None):
+        raise InputError("give a topology or --workers, one of the two.")
+    with patient_progress("planning"):
+        found = advise(
+            families.parse(topology) if topology is not None else workers or 0,
+            compute_time=compute_time,
+            model_mb=model_mb,
+            link_mbps=link_mbps,
+            latency=latency,
+            alike=alike,
+            momentum=not plain_sgd,
+            overlap=overlap,
+            seed=seed,
+        )
+    with keeping() as keep:
+        if output is not None:
+            output = keep(output, found.best.plan.save)
+        if as_json:
+            print_json(found.to_json())
+            return
+        console.print(found.table(), highlight=False, soft_wrap=True)
+        if output is not None:
+            console.print(f"wrote [cyan]{output}[/]")
 
 
 @app.command("tune", cls=Command)

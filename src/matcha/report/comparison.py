@@ -11,7 +11,13 @@ from matcha._io import encode_number
 from matcha._io.tables import Table, data_frame
 from matcha.records import Run
 from matcha.report import figures, tables
-from matcha.report.groups import Group, difference, group_runs, label_groups
+from matcha.report.groups import (
+    Group,
+    difference,
+    group_runs,
+    label_groups,
+    link_time_beside_measured,
+)
 from matcha.report.summary import choose_target, summarise, with_speedups
 from matcha.report.verdict import Summary, Verdict, judge
 from matcha.topology.drawing import axes_or_new
@@ -121,5 +127,11 @@ def compare(runs: Sequence[Run], target_loss: float | None = None) -> Comparison
         given=given,
         rows=tuple(rows),
         groups=tuple(groups),
-        verdict=judge(rows, objective, target, unlike=reason),
+        verdict=judge(
+            rows,
+            objective,
+            target,
+            unlike=reason,
+            link_time=link_time_beside_measured(runs),
+        ),
     )

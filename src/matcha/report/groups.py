@@ -103,6 +103,14 @@ def _measured(run: Run) -> float | None:
     return sum(known) / iterations if len(known) == len(spent) and iterations else None
 
 
+def link_time_beside_measured(runs: Sequence[Run]) -> float | None:
+    """Seconds of a matching, where all runs count in it and computing was measured."""
+    found = {_delays(run).get("seconds_per_unit") for run in runs}
+    counts = all(run.plan is not None and run.plan.timing.unit == "units" for run in runs)
+    measured = counts and all(_measured(run) is not None for run in runs)
+    return next(iter(found)) if measured and len(found) == 1 else None
+
+
 def _work(run: Run) -> Hashable:
     """What computing a gradient depends on: other work rightly takes other times."""
     header = run.header

@@ -104,6 +104,7 @@ def judge(
     target: float | None,
     *,
     unlike: str | None = None,
+    link_time: float | None = None,
 ) -> Verdict:
     """Say who reached the target first, in comparison with what, if that may be said.
 
@@ -112,6 +113,8 @@ def judge(
         objective: Which loss the target is of.
         target: The loss to reach.
         unlike: Why the runs' times do not compare, where they do not.
+        link_time: Seconds of a matching, where computing beside it was measured on this machine:
+            another machine has another ratio of the two, and the verdict says where it would turn.
     """
     if not rows:
         return Verdict(sentence="What each budget buys, by every strategy.")
@@ -148,8 +151,9 @@ def judge(
     equal = [row for row in standing if row is best or not is_sooner(best, row)]
     if len(equal) > 1:
         return without_winner(_tie(equal, rows, timed, what))
+    turn = "" if link_time is None else _turn(best, standing, link_time)
     return Verdict(
-        sentence=_praise(best, rows, timed, what),
+        sentence=_praise(best, rows, timed, what) + turn,
         winner=next(number for number, row in enumerate(rows) if row is best),
         unranked=unranked,
     )
@@ -290,6 +294,31 @@ def _praise(best: Summary, rows: Sequence[Summary], timed: Sequence[Summary], wh
     if best.seeds == 1:
         return f"In this run {first} (one seed)."
     return f"{first} (mean of {best.seeds} seeds)."
+
+
+_NEAR_TURN = 10.0
+"""How many times slower or faster links are looked at: what was measured varies by less."""
+
+
+def _turn(best: Summary, standing: Sequence[Summary], link_time: float) -> str:
+    """At which link time another row would be first, if computing takes what it took here."""
+    turns = []
+    for row in standing:
+        if row is best or row.comm_seconds is None or best.comm_seconds is None:
+            continue
+        computing, other = (r.time_to_target - r.comm_seconds for r in (best, row))  # type: ignore[operator]
+        if (best.comm_seconds - row.comm_seconds) * (other - computing) > 0:
+            factor = (other - computing) / (best.comm_seconds - row.comm_seconds)
+            turns.append((abs(math.log(factor)), factor, row.label))
+    nearest = min(turns, default=None)
+    if nearest is None or nearest[0] > math.log(_NEAR_TURN):
+        return ""
+    _, factor, label = nearest
+    return (
+        f" Computing was measured here: {label} would be first where a matching takes "
+        f"{'more' if factor > 1 else 'less'} than {words.seconds(factor * link_time)} "
+        f"(it takes {words.seconds(link_time)} here)."
+    )
 
 
 def _beside(best: Summary, rows: Sequence[Summary], timed: Sequence[Summary]) -> str:

@@ -89,6 +89,15 @@ class AsynchronousSimulation:
         return sum(self.agenda.iterations) // self.task.num_workers
 
     @property
+    def threads(self) -> int | None:
+        """As a simulation in step has it."""
+        return self._in_step.threads
+
+    def time_gradients(self) -> float:
+        """Seconds of one gradient on this device."""
+        return self._in_step.time_gradients()
+
+    @property
     def is_over(self) -> bool:
         """Whether there is nothing left to train."""
         epochs = self.iteration // self.task.steps_per_epoch
@@ -186,6 +195,7 @@ class AsynchronousSimulation:
             "rates": self._rates,
             "has_begun": self._has_begun,
             "compute_seconds": self.compute_time,
+            "threads": torch.get_num_threads(),
             "agenda": self.agenda.state(),
             "taken": dict(self._taken),
             "memories": self._memories,
@@ -205,6 +215,7 @@ class AsynchronousSimulation:
         now = identity(self.task, self.plan, self.settings)
         document: dict[str, Any] = read_checkpoint(path, CHECKPOINT_SCHEMA, now)
         self._in_step.take_clock(document["compute_seconds"])
+        self._in_step.threads = document.get("threads")
         compute = compute_times(self.settings.delays, self.compute_time, self.task.num_workers)
         self.agenda = Agenda(self.plan, compute, self._seconds)
         self.agenda.load(document["agenda"])

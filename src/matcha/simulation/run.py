@@ -105,6 +105,8 @@ class Simulation:
         self._before: Tensor | None = None
         self._forecast = Forecast(momentum=settings.optimizer.momentum)
         self._clock: LinkClock | None = None
+        self.threads: int | None = None
+        """How many a loaded run had: others would differ in the last bits."""
         if settings.delays.speeds:
             compute_times(settings.delays, 0.0, task.num_workers)  # refuses too few
         given = settings.delays.compute_time
@@ -124,7 +126,7 @@ class Simulation:
     def compute_time(self) -> float:
         """Seconds of one worker's gradient on the simulated clock, measured at first use."""
         if self._compute_time is None:
-            self._compute_time = self._measure()
+            self._compute_time = self.time_gradients()
         return self._compute_time
 
     def __iter__(self) -> Iterator[Record]:
@@ -220,7 +222,7 @@ class Simulation:
             return 2 * (m - 1) / m  # parts of 1/m go twice around a ring
         return (1 if round.is_one_way else 2) * len(round.links) / m
 
-    def _measure(self) -> float:
+    def time_gradients(self) -> float:
         """Seconds of one gradient on this device, after a warm-up; the state is left as it was."""
         assert self.progress.epoch == 0, "a run that was loaded brings its clock"
         steps = self.task.steps_per_epoch
@@ -290,6 +292,7 @@ class Simulation:
             "gradient_sum": self._gradient_sum,
             "forecast": self._forecast.state(),
             "compute_seconds": self._compute_time,
+            "threads": torch.get_num_threads(),
             "clock": None if self._clock is None else self._clock.times,
             "state": self.engine.state(),
         }
@@ -309,6 +312,7 @@ class Simulation:
         self._gradient_sum = document["gradient_sum"]
         self._forecast.load(document["forecast"])
         self._compute_time = document["compute_seconds"]
+        self.threads = document.get("threads")
         if document.get("clock") is not None:
             self._clock = self._new_clock()
             self._clock.times = list(document["clock"])

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
 import statistics
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+
+import torch
 
 from matcha.errors import InputError
 from matcha.plans import Events, PlanLike
@@ -127,22 +131,24 @@ class Runner:
 
     def __init__(self, jobs: Sequence[Job] = ()) -> None:
         self._made: tuple[TaskSpec, Engine] | None = None
+        self._threads: int | None = None
         self._clock = next((c for job in jobs if (c := _recorded(job)) is not None), None)
 
     def run(self, job: Job, *, resume: bool = False) -> Iterator[Record]:
         """Train a job, one record per epoch; a run that was stopped goes on where it stopped."""
         simulation = self._simulation(job)
         self._made = (job.task, simulation.engine)
-        if job.directory is None:
-            self._clock = simulation.compute_time
-            yield from simulation
-            return
-        checkpoint = job.directory / CHECKPOINT
-        resume = resume and holds_run(job.directory)
-        if resume and checkpoint.exists():
+        checkpoint = job.folder / CHECKPOINT if job.directory is not None else None
+        resume = resume and job.directory is not None and holds_run(job.directory)
+        if resume and checkpoint is not None and checkpoint.exists():
             simulation.load(checkpoint)
-        self._clock = simulation.compute_time
-        yield from carry_out(job, simulation, checkpoint, resume=resume)
+        self._threads = simulation.threads or self._threads or quickest_threads(simulation)
+        with on_threads(self._threads):
+            self._clock = simulation.compute_time
+            if checkpoint is None:
+                yield from simulation
+            else:
+                yield from carry_out(job, simulation, checkpoint, resume=resume)
 
     def _simulation(self, job: Job) -> Simulation | AsynchronousSimulation:
         plan, settings, clock = job.plan, job.settings, self._clock
@@ -157,6 +163,33 @@ class Runner:
         return Simulation(
             task, plan, settings, events=job.events, engine=engine, compute_time=clock
         )
+
+
+def quickest_threads(simulation: Simulation | AsynchronousSimulation) -> int:
+    """How many threads of this process a task's gradients want: all, or one, by measuring once.
+
+    Small networks are quicker on one. All must gain a tenth: a choice that hangs on the noise would
+    give the same run other last bits. On a GPU, or with `OMP_NUM_THREADS`, they stay as they are.
+    """
+    present = torch.get_num_threads()
+    if present == 1 or simulation.engine.on_cuda or "OMP_NUM_THREADS" in os.environ:
+        return present
+    seconds = {}
+    for number in (present, 1):
+        with on_threads(number):
+            seconds[number] = simulation.time_gradients()
+    return present if seconds[present] < 0.9 * seconds[1] else 1
+
+
+@contextmanager
+def on_threads(number: int) -> Iterator[None]:
+    """So many threads for torch inside, and as many as before outside."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _recorded(job: Job) -> float | None:
@@ -205,7 +238,9 @@ class TaskTrials:
         self.settings = replace(settings, delays=clock, evaluate_every=1, target_loss=None)
         exact = Simulation(task, make_plan(topology, strategy="allreduce"), self.settings)
         self._engine = exact.engine
-        losses = [loss for r in exact if (loss := r.train_loss) is not None]
+        self._threads = quickest_threads(exact)
+        with on_threads(self._threads):
+            losses = [loss for r in exact if (loss := r.train_loss) is not None]
         held = lowest_held(losses[: max(2, round(2 / 3 * len(losses)))])
         self.target = held if target_loss is None else target_loss
         found = None if self.target is None else arrival(losses, self.target)
@@ -223,12 +258,13 @@ class TaskTrials:
         epochs = math.ceil(limit / steps) + 1  # one more shows that the target is held
         settings = replace(self.settings, epochs=epochs, target_loss=self.target)
         losses: list[float] = []
-        for record in Simulation(self.task, plan, settings, engine=self._engine):
-            if record.train_loss is None or has_diverged(record.train_loss):
-                return math.inf
-            losses.append(record.train_loss)
-            if len(losses) * steps >= limit and losses[-1] > self.target:
-                return math.inf
+        with on_threads(self._threads):
+            for record in Simulation(self.task, plan, settings, engine=self._engine):
+                if record.train_loss is None or has_diverged(record.train_loss):
+                    return math.inf
+                losses.append(record.train_loss)
+                if len(losses) * steps >= limit and losses[-1] > self.target:
+                    return math.inf
         found = arrival(losses, self.target)
         needed = math.inf if found is None else self._iterations(*found)
         return needed if needed <= limit else math.inf

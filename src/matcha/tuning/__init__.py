@@ -1,5 +1,6 @@
 """Tuning: which strategy, budget and wire bring the average model to a target soonest."""
 
+from matcha.tuning.advice import Advice, Choice, advise
 from matcha.tuning.points import TunedPoint, Tuning
 from matcha.tuning.problem import Problem, floor
 from matcha.tuning.search import (
@@ -17,10 +18,13 @@ __all__ = [
     "DEFAULT_STRATEGIES",
     "DEFAULT_WIRES",
     "MAX_TRIALS",
+    "Advice",
+    "Choice",
     "Problem",
     "Trials",
     "TunedPoint",
     "Tuning",
+    "advise",
     "floor",
     "predict",
     "small_messages",

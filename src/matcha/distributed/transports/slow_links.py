@@ -23,10 +23,11 @@ _FORWARDED = (
 class SlowLinks(Transport):
     """A transport whose every link is emulated to carry `mbps` megabits per second each way.
 
-    Some links may be `slower` by factors; a step of a ring all-reduce takes `hop` times a link's
-    time (`matcha.timing.ring_hop`), as its ring follows the links of a graph. A message takes its size over the speed, counted from the moment both ends are there. Links of a
-    matching are slow at the same time, and a worker's messages follow one another, so a round takes
-    what the delay model says: one matching after the other.
+    Some links may be `slower` by factors, and a step of a ring all-reduce takes `hop` times as long
+    as a link (`matcha.timing.ring_hop`), where its ring follows the links of a graph. A message
+    takes its size over the speed, counted from the moment both ends are there. Links of a matching
+    are slow at the same time, and a worker's messages follow one another, so a round takes what the
+    delay model says: one matching after the other.
 
     This is an emulation by sleeping, for demonstrations without a shaped network; say so next to
     every number measured with it. `benchmarks/network` shapes real links. Collective calls over a
