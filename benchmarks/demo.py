@@ -122,7 +122,7 @@ def describe(runs: Sequence[dict[str, Any]]) -> str:
     ours = by_label[EXPECTED[1]]
     before = [r["label"] for r in rows if r["label"] not in EXPECTED and is_sooner(r, ours)]
     lines.append(f"sooner than greedy though not ours: {', '.join(before) or 'none'}")
-    head = f"matcha demo over {len(runs)} seeds, {runs[0]['machine'].partition(', load')[0]}"
+    head = f"matcha demo, seeds: {len(runs)}, {runs[0]['machine'].partition(', load')[0]}"
     return "\n".join([head, table(COLUMNS, rows), *lines])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from tests.commands import matcha_command
@@ -11,6 +12,7 @@ from matcha.errors import InputError
 from matcha.plans import Plan
 from matcha.topology import families
 from matcha.tuning import advise
+from matcha.tuning.advice import COSTS
 
 SLOW = {"compute_time": 0.1, "model_mb": 10.0, "link_mbps": 100.0}
 
@@ -80,6 +82,12 @@ def test_measured_link_times_need_no_size():
 def test_what_is_missing_or_wrong_is_said(wrong, sentence):
     with pytest.raises(InputError, match=sentence):
         advise(4, **(SLOW | wrong))
+
+
+def test_the_costs_are_those_that_were_measured():
+    results = Path(__file__).parents[1] / "benchmarks" / "results" / "advise.json"
+    measured = json.loads(results.read_text(encoding="utf-8"))["costs"]
+    assert json.loads(json.dumps(COSTS)) == measured
 
 
 def test_the_command_prints_the_sentence_and_keeps_the_plan(tmp_path):

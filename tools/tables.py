@@ -421,7 +421,7 @@ def advise() -> str:
             ]
         )
     heads = ["", "s per iteration", "MB sent", "disagreement", "× iterations", "s for as much"]
-    return f"{table(heads, rows, 'lrrrrr')}\n\n*{found.sentence}*\n"
+    return f"{table(heads, rows, 'lrrrrr')}\n*{found.sentence}*\n"
 
 
 REGIONS: dict[str, Callable[[], str]] = {

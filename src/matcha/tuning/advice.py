@@ -25,10 +25,10 @@ from matcha.topology.families import TopologyLike, as_topology, complete
 from matcha.topology.topology import MAX_SECONDS
 from matcha.tuning.search import DEFAULT_WIRES
 
-BUDGETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.3, 1.0)
+BUDGETS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.3, 1.0)
 COSTS = {
-    "alike": {"plain": (0.0008, 0.02), "momentum": (0.007, 0.083)},
-    "different": {"plain": (0.21, 0.18), "momentum": (0.21, 0.18)},
+    "alike": {"plain": (0.00141, 0.05888), "momentum": (0.00589, 0.11749)},
+    "different": {"plain": (0.22387, 0.16596), "momentum": (0.53703, 0.21878)},
 }
 """The share of more iterations per unit of disagreement on two tasks each, as `benchmarks/advise.py
 --fit` finds it: by whether workers' data are alike, and whether the optimizer has momentum."""
@@ -235,7 +235,7 @@ def _three(plans: Sequence[Choice]) -> list[Choice]:
     """The quickest plan, and the quickest with far less disagreement, or communication."""
     best = _least(plans)
     closer = [p for p in plans if p.disagreement <= best.disagreement / 4]
-    lighter = [p for p in plans if p.comm_seconds <= best.comm_seconds / 4]
+    lighter = [p for p in plans if p.comm_seconds <= best.comm_seconds / 2]
     return [best, *(_least(some) for some in (closer, lighter) if some and best not in some)]
 
 
