@@ -22,7 +22,7 @@ from matcha.topology import Link, Matching, Topology, check_matchings
 
 _F = TypeVar("_F", np.float32, np.float64)
 _T = TypeVar("_T")
-Mixing: TypeAlias = Literal["laplacian", "pairwise", "push", "average", "windows"]
+Mixing: TypeAlias = Literal["laplacian", "pairwise", "push", "average", "windows", "relay"]
 MIXINGS: tuple[Mixing, ...] = get_args(Mixing)
 ONE_WAY: tuple[Mixing, ...] = ("push", "windows")
 """Rules whose links are messages (sender, receiver)."""
@@ -43,10 +43,17 @@ def check_separable(mixing: Mixing) -> None:
             "sums that hop (ceca) pass through every worker, so none can be left out: plan again "
             "for the workers that are left, or use greedy or one-peer."
         )
+    if mixing == "relay":
+        raise InputError(
+            "relayed sums (relaysum) need the whole tree, so none can be left out: plan again for "
+            "the workers that are left, or use greedy."
+        )
 
 
 def check_losable(mixing: Mixing, what: str) -> None:
     """Refuse what may lose messages where a lost message takes part of the sum with it."""
+    if mixing == "relay":
+        check_separable(mixing)
     if mixing in ONE_WAY:
         raise InputError(
             f"{what} needs meetings of two: a one-way message that is lost takes its share of the "
@@ -110,6 +117,7 @@ class Round(_Mixed):
     links are messages (sender, receiver): the sender keeps the rest of the share that it sends.
     `average` gives every worker on the round's links their exact mean, as an all-reduce does;
     `windows` does so for all workers by messages that hop, of sums over ever longer stretches.
+    `relay` depends on earlier rounds (see `Relay`); by itself it is the first of them.
 
     >>> swap = Round(matchings=(((0, 1),),), indices=(0,), mixing="pairwise", weight=0.5)
     >>> swap.mix(np.array([[0.0], [2.0], [5.0]])).ravel().tolist()
@@ -208,7 +216,7 @@ class Round(_Mixed):
         if self.mixing == "windows" and self.matchings:
             return self._sum_windows(x)
         for i, j, w in self._steps(x):
-            if self.mixing == "laplacian":
+            if self.mixing in ("laplacian", "relay"):
                 difference = x[j] - x[i]
                 mixed[i] += w * difference
                 mixed[j] -= w * difference
@@ -477,6 +485,40 @@ class PushSum:
         self.omega = round.mix(self.omega)
         z = self.x / self.omega.reshape(columns)
         return z
+
+
+class Relay:
+    """RelaySum: what workers remember where sums are relayed along a tree (Vogels et al., 2021).
+
+    Worker i sends neighbor j its own values and all that its other neighbors sent it a round ago.
+    So a worker has all workers' values, each as many rounds late as there are workers between
+    them, and takes their mean. What has not come yet counts as the worker's own values.
+
+    >>> path = Round(matchings=(((0, 1),), ((1, 2),)), indices=(0, 1), mixing="relay", weight=1 / 3)
+    >>> x, state = np.array([[0.0], [3.0], [9.0]]), Relay()
+    >>> state.mix(path, x).ravel().tolist(), state.mix(path, x).ravel().tolist()
+    ([1.0, 4.0, 7.0], [4.0, 4.0, 4.0])
+    """
+
+    def __init__(self) -> None:
+        self._sums: dict[Link, tuple[Any, int]] = {}
+        """By sender and receiver: the sum that was sent last, and over how many workers it is."""
+
+    def mix(self, round: Round, x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """New values after a round."""
+        before, m, mixed = self._sums, len(x), np.array(x, dtype=np.float64)
+        if not round:
+            return mixed
+        x, self._sums = mixed.copy(), {}
+        for i, j in (arrow for a, b in round.links for arrow in ((a, b), (b, a))):
+            sums = [part for (k, to), part in before.items() if to == i and k != j]
+            total = sum((part for part, _ in sums), x[i])
+            self._sums[i, j] = total, 1 + sum(count for _, count in sums)
+        for i in range(m):
+            sums = [part for (_, to), part in self._sums.items() if to == i]
+            own = m - sum(count for _, count in sums)
+            mixed[i] = sum((part for part, _ in sums), own * x[i]) / m
+        return mixed
 
 
 # -- parts ----------------------------------------------------------------------------------------

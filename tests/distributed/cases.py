@@ -19,7 +19,7 @@ from torch import nn
 
 from matcha import Plan, Topology, families, plan
 from matcha.distributed import Gossip, MpiTransport, TorchTransport, Transport
-from matcha.rounds import PushSum, RoundProcess
+from matcha.rounds import PushSum, Relay, RoundProcess
 from matcha.schedules import Bernoulli, Choice, Cycle, Periodic
 from matcha.strategies import strategy_with
 from matcha.timing import Units
@@ -40,6 +40,7 @@ STRATEGIES = (
     ("greedy", "push"),
     ("rounds", "push"),
     ("ceca", "windows"),
+    ("relaysum", "relay"),
 )
 MIXINGS = ("laplacian", "pairwise")
 RULES = ("eq2", "footnote")
@@ -127,8 +128,12 @@ def expected(plan: Plan, rule: str, dtype: str, iterations: int = ITERATIONS) ->
         for k in range(iterations):
             x = state.mix(plan.round(k), x - rate * (curvature * (x - optimum)))
         return x
+    relay = Relay()
     for k in range(iterations):
         step = rate * (curvature * (x - optimum))
+        if plan.mixing == "relay":
+            x = relay.mix(plan.round(k), x - step)
+            continue
         x = plan.round(k).mix(x - step) if rule == "eq2" else plan.round(k).mix(x) - step
     return x
 
@@ -200,11 +205,12 @@ def check(
         np.testing.assert_allclose(found, right, rtol=0, atol=tolerance)
 
 
-# Push-sum takes its gradients at z = x/ω, which the footnote's rule does not have in time.
+# Push-sum takes its gradients at z = x/ω, which the footnote's rule does not have in time;
+# relayed sums are of what the step made.
 CASES = tuple(
     (*which, rule)
     for which, rule in product(STRATEGIES, RULES)
-    if (which[0], rule) != ("rounds", "footnote")
+    if which[0] not in ("rounds", "relaysum") or rule == "eq2"
 )
 
 # What each transport runs besides; the rest is arithmetic, which is the same above all of them.

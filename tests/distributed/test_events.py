@@ -133,7 +133,7 @@ class Player:
 
 
 # One-way messages cannot do without a worker: on_loss="continue" refuses them.
-MEETINGS = [case for case in cases.STRATEGIES if case[1] not in ("push", "windows")]
+MEETINGS = [case for case in cases.STRATEGIES if case[1] not in ("push", "windows", "relay")]
 
 
 OTHERS = {"wire": "float32", "momentum": "local", "clip": None, "overlap": False}

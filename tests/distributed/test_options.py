@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,7 @@ from matcha.distributed.options import EXCLUSIONS, Choice, Exclusion, Setup, fin
 from matcha.errors import InputError
 from matcha.testing import MemoryNetwork, run_threads
 from matcha.training.momentum import Momentum
+from matcha.wires import parse_wire
 
 RING = matcha.families.ring(3)
 PAIRS = matcha.plan(RING, 0.5, "greedy")
@@ -61,6 +63,10 @@ def plan_with(choice: Choice) -> matcha.plans.PlanLike:
         return matcha.staged_plan(RING, {0: 0.5}, "periodic")
     if choice is options.CODED_WIRE:
         return matcha.plan(RING, 0.5, "greedy", wire="modulo:4")
+    if choice is options.NOT_WHOLE:  # of relayed sums, beside which it is refused
+        return dataclasses.replace(matcha.plan(RING, 1.0, "relaysum"), wire=parse_wire("bfloat16"))
+    if choice is options.RELAY:
+        return matcha.plan(RING, 1.0, "relaysum")
     strategy = {options.NO_MEETINGS: "allreduce", options.FIXED_PLAN: "vanilla"}[choice]
     return matcha.plan(RING, 1.0, strategy)
 

@@ -53,7 +53,7 @@ def test_a_strategy_of_ones_own_has_a_budget():
 
 def test_exact_averages_and_silence_have_no_wire_to_choose():
     wireless = {name for name, strategy in STRATEGIES.items() if not strategy.takes_wire}
-    assert wireless == {"allreduce", "local", "silent"}
+    assert wireless == {"allreduce", "local", "silent", "relaysum"}
 
 
 def test_options_are_those_that_a_strategy_takes():

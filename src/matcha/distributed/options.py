@@ -250,8 +250,8 @@ ONE_WAY_LINKS = Choice(
     "one-way links or messages", lambda s: s.plan.topology.directed or "push" in _mixings(s)
 )
 NO_MEETINGS = Choice(
-    "a plan that pushes, or averages all workers",
-    lambda s: bool(_mixings(s) & {"push", "average"}),
+    "a plan that pushes, relays, or averages all workers",
+    lambda s: bool(_mixings(s) & {"push", "average", "relay"}),
 )
 NOT_PAIRS = Choice(
     "a plan whose workers do not meet in pairs",
@@ -260,11 +260,13 @@ NOT_PAIRS = Choice(
 PUSH_SUM = Choice(
     "a plan that needs push-sum", lambda s: any(level.needs_push_sum for level in s.plan.levels)
 )
+RELAY = Choice("a plan of relayed sums (relaysum)", lambda s: "relay" in _mixings(s))
 STAGES = Choice("a plan with stages of its own", _is_staged)
 FIXED_PLAN = Choice("a plan in which nothing depends on how long links take", _is_fixed)
 CODED_WIRE = Choice(
     "a wire that sends less than whole values", lambda s: not isinstance(s.plan.wire, Float)
 )
+NOT_WHOLE = Choice("a wire other than float32", lambda s: s.plan.wire != Float())
 ONE_THREAD = Choice("a transport for one thread (MPI, NCCL)", _lacks_threads)
 NO_LINKS = Choice("a transport that does not know who is gone", _cannot_lose)
 
@@ -426,6 +428,33 @@ EXCLUSIONS = (
         "it needs links of our own, which know who is gone: give Gossip a LinkTransport, or start "
         "with `matcha train --links`",
     ),
+    Exclusion(
+        RELAY,
+        NOT_WHOLE,
+        "sums over many workers need whole values: leave the wire at float32, or use greedy",
+    ),
+    Exclusion(
+        RELAY,
+        MOMENTUM,
+        "its averages are of earlier models, which momentum would take for what a meeting moved: "
+        "leave momentum at 'local', or use greedy",
+    ),
+    Exclusion(
+        RELAY,
+        OVERLAP,
+        "what is relayed is late already, and would be a step later: leave overlap out",
+    ),
+    Exclusion(
+        RELAY,
+        CONTINUE,
+        "a worker that is lost takes the sums that it would relay with it: leave on_loss at "
+        "'stop', or use greedy",
+    ),
+    Exclusion(
+        RELAY,
+        REPLAN,
+        "sums go on from round to round, so the tree stays: leave replan out, or use greedy",
+    ),
     Exclusion(REPLAN, STAGES, "a plan that follows the network starts with one stage"),
     Exclusion(
         REPLAN,
@@ -451,6 +480,11 @@ EXCLUSIONS = (
         LOAD_STATE,
         PUSH_SUM,
         "it keeps x and ω beside the parameters: use save() and load()",
+    ),
+    Exclusion(
+        LOAD_STATE,
+        RELAY,
+        "it keeps sums beside the parameters: use save() and load()",
     ),
     Exclusion(
         TASK,

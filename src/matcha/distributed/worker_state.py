@@ -17,6 +17,7 @@ from matcha.distributed.exchange.buckets import describe_layout, fill_buckets, l
 from matcha.distributed.exchange.exchange import Stopwatch, alignment, make_exchange
 from matcha.distributed.exchange.hooks import Clipping, ElasticMeetings, LinkTimer
 from matcha.distributed.exchange.meeting import PlanCursor
+from matcha.distributed.exchange.relay import RelayedSums
 from matcha.distributed.launch.placement import Placement, shared_facts
 from matcha.distributed.links.transport import LinkTransport
 from matcha.distributed.momentum import MomentumRules
@@ -108,6 +109,8 @@ class WorkerState:
         self.exchange = make_exchange(
             plan.wire, transport, self.buckets, mixed, travelling, bucket_bytes, timeout
         )
+        if any(level.mixing == "relay" for level in plan.levels) and not alone:
+            self.exchange.relay = RelayedSums(transport, values, self.cursor.partners(), timeout)
         everything = [*mixed, *(tensor for _, tensor in travelling)]
         self.replanning = Replanning(plan, replan, placement, everything, timeout)
         self.elastic: ElasticMeetings | None = None
@@ -290,6 +293,7 @@ class WorkerState:
         """Return what wire, momentum, push-sum and clipping remember from round to round."""
         parts: Iterable[tuple[str, Any]] = (
             ("wire", self.exchange),
+            ("relay", self.exchange.relay),
             ("momentum", self.momentum),
             ("push-sum", self.push_sum),
             ("clip", self.clipping),

@@ -62,6 +62,8 @@ class StagedPlan(AnyPlan):
             raise PlanError("a staged plan needs a level and a stage.")
         if any(level.wire != self.wire for level in self.levels):
             raise PlanError("the levels of a staged plan share one wire.")
+        if len(self.levels) > 1 and any(level.mixing == "relay" for level in self.levels):
+            raise PlanError("relayed sums (relaysum) go on from round to round: use one plan.")
         whole = self.topology
         for level in self.levels:
             theirs = level.topology

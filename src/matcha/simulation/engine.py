@@ -30,6 +30,7 @@ from matcha.simulation.mixing import (
     ClippedMixing,
     Mixing,
     PushMixing,
+    RelayMixing,
     WholeMixing,
     WireMixing,
     is_whole,
@@ -120,6 +121,7 @@ class Engine:
         links: Sequence[Link],
         *,
         push_sum: bool = False,
+        relay: bool = False,
         allowance: float | None = None,
         average_gradients: bool = False,
     ) -> None:
@@ -132,19 +134,25 @@ class Engine:
             momentum: settled for the optimizer and the plan.
             links: of the topology; a wire may remember something of each.
             push_sum: whether messages go one way without coming round.
+            relay: whether sums are relayed over the links, which are a tree.
             average_gradients: whether workers step along the mean of their gradients, as with DDP.
             allowance: of `matcha.training.clipping`, where meetings are clipped.
 
         Raises:
             InputError: push-sum or clipping excludes the wire, the momentum or overlap.
         """
-        asked = wire, momentum, tuple(links), push_sum, allowance, average_gradients
+        asked = wire, momentum, tuple(links), push_sum, relay, allowance, average_gradients
         if asked == self._equipment:
             return
         if push_sum and (not is_whole(wire) or momentum.kind != "local" or self.overlap):
             raise InputError(
                 "messages that go one way without coming round carry whole values after the "
                 "gradient step: leave wire, momentum and overlap at their defaults."
+            )
+        if relay and (wire != Float() or momentum.kind != "local" or self.overlap):
+            raise InputError(
+                "relayed sums (relaysum) are of whole float32 values after the gradient step, and "
+                "late: leave wire, momentum and overlap at their defaults."
             )
         if momentum.steps_first and self.overlap:
             raise InputError(
@@ -173,6 +181,8 @@ class Engine:
         if push_sum:
             self.mixing = PushMixing(rows)
             workers.shares = self.mixing.omega
+        elif relay:
+            self.mixing = RelayMixing(rows, links, self._graphs)
         elif allowance is not None:
             self.mixing = ClippedMixing(rows, allowance)
         elif is_whole(wire):

@@ -264,6 +264,44 @@ class PushMixing(Mixing):
         return matrix.to(values.device, values.dtype) @ values
 
 
+class RelayMixing(Mixing):
+    """Relayed sums (`matcha.rounds.Relay`), for all workers as products.
+
+    Args:
+        rows: the parameters alone.
+        links: of the tree.
+        graphs: runs the parts.
+    """
+
+    def __init__(self, rows: Sequence[Tensor], links: Sequence[Link], graphs: Graphs) -> None:
+        super().__init__(rows)
+        (self._x,), self.graphs = rows, graphs
+        m, arrows = len(self._x), [a for i, j in links for a in ((i, j), (j, i))]
+        self._sums = self._x.new_zeros(len(arrows), self._x.shape[1])
+        self._counts = self._x.new_zeros(len(arrows), 1)
+        self._sends = self._x.new_tensor([[i == k for k in range(m)] for i, _ in arrows])
+        self._arrives = self._x.new_tensor([[j == k for _, j in arrows] for k in range(m)])
+        relays = [[to == i and k != j for k, to in arrows] for i, j in arrows]
+        self._relays = self._x.new_tensor(relays)
+        self.link_state = {"sums": self._sums, "counts": self._counts}
+
+    def reset(self) -> None:
+        self._sums.zero_()
+        self._counts.zero_()
+
+    def parts(self) -> Parts:
+        return {"relay": self._relay}
+
+    def mix(self, index: int) -> None:
+        self.graphs.run("relay", self._relay)
+
+    def _relay(self) -> None:
+        x, m = self._x, len(self._x)
+        self._sums.copy_(self._sends @ x + self._relays @ self._sums)
+        self._counts.copy_(1 + self._relays @ self._counts)
+        x.mul_(m - self._arrives @ self._counts).add_(self._arrives @ self._sums).div_(m)
+
+
 class ClippedMixing(Mixing):
     """Whole values in meetings that are clipped; `matcha.training.clipping` defines it.
 

@@ -86,7 +86,9 @@ class Simulation:
             )
         push_sum = any(level.needs_push_sum for level in plan.levels)
         longest = None if settings.clip is None else allowance(plan, settings.clip)
-        links = plan.topology.links
+        relay = any(level.mixing == "relay" for level in plan.levels)
+        tree = {link for matching in plan.matchings for link in matching}
+        links = sorted(tree) if relay else plan.topology.links
         # DDP averages gradients. With SGD the average of the parameters is the same; Adam divides
         # each worker's gradient by its own noise, so there it is not.
         as_ddp = plan.strategy == "allreduce" and isinstance(settings.optimizer, Adam)
@@ -95,6 +97,7 @@ class Simulation:
             self.momentum,
             links,
             push_sum=push_sum,
+            relay=relay,
             allowance=longest,
             average_gradients=as_ddp,
         )

@@ -18,6 +18,7 @@ from matcha.strategies.registry import (
     strategy_with,
     with_budget,
 )
+from matcha.strategies.relay import RelaySum
 from matcha.strategies.staged import next_stage, staged_plan, with_events, with_workers
 from matcha.strategies.strategy import (
     EFFORTS,
@@ -45,6 +46,7 @@ __all__ = [
     "Matcha",
     "OnePeer",
     "Periodic",
+    "RelaySum",
     "Request",
     "Rounds",
     "Silent",

@@ -31,6 +31,7 @@ LOOKS = {
     "base": Look("#56B4E9", "P", "#6b4fb5", "#b7a2f5"),
     "one-peer": Look("#F0E442", "<", "#6f7d00", "#d4e157"),
     "ceca": Look("#1B9E9E", ">", "#0f7c7c", "#5fd3d3"),
+    "relaysum": Look("#3B5BA5", "d", "#3b5ba5", "#8fb0ff"),
     "rounds": Look("#8C6D31", "*", "#7a5c3e", "#d0ae8a"),
 }
 _OWN = Look("#666666", "o", "#555c52", "#a9b1a6")

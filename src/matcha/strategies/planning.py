@@ -127,9 +127,9 @@ def _check_wire(chosen: Strategy, mixing: Mixing, wire: Wire) -> None:
             f"messages that go one way take whole values, not the wire {wire.name!r}: use "
             "bfloat16 or leave the wire out."
         )
-    if wire != Float() and mixing == "average":
+    if wire != Float() and mixing in ("average", "relay"):
         raise InputError(
-            f"{chosen.label} averages whole values, not what the wire {wire.name!r} holds: "
+            f"{chosen.label} adds up whole values, not what the wire {wire.name!r} holds: "
             "leave the wire out, or use greedy."
         )
 

@@ -13,6 +13,7 @@ from matcha.rounds import Mixing
 from matcha.strategies.finite_time import Base, Ceca, Hypercube, OnePeer
 from matcha.strategies.fixed import AllReduce, Local, Periodic, Rounds, Silent, Vanilla
 from matcha.strategies.matcha import Matcha, Single
+from matcha.strategies.relay import RelaySum
 from matcha.strategies.strategy import Alpha, Builder, Effort, OwnStrategy, Request, Strategy
 
 
@@ -56,6 +57,7 @@ _ALL: tuple[type[Strategy], ...] = (
     Base,
     OnePeer,
     Ceca,
+    RelaySum,
     Rounds,
 )
 

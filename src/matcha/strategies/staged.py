@@ -58,9 +58,11 @@ def check_followable(plan: PlanLike) -> None:
     """Refuse plans of which no next stage can be made."""
     if isinstance(plan, StagedPlan):
         raise InputError("this plan has stages of its own: a plan that follows starts with one.")
+    relays = any(level.mixing == "relay" for level in plan.levels)
     strategy = STRATEGIES.get(plan.strategy)
-    if strategy is None or not strategy.has_budget or strategy.needs_rounds:
-        able = [s.name for s in STRATEGIES.values() if s.has_budget and not s.needs_rounds]
+    if strategy is None or not strategy.has_budget or strategy.needs_rounds or relays:
+        options = [s for s in STRATEGIES.values() if s.has_budget and not s.needs_rounds]
+        able = [s.name for s in options if "relay" not in s.mixings]
         raise InputError(
             f"a {plan.strategy} plan cannot follow the network, as nothing in it depends on how "
             f"long links take: use {', '.join(able)}."

@@ -19,7 +19,7 @@ from matcha.errors import InputError
 from matcha.mixing import contraction_factor, laplacian_extremes, moments
 from matcha.rounds import RoundProcess
 from matcha.schedules import Active
-from matcha.theory import cycles
+from matcha.theory import cycles, relay
 from matcha.theory.cycles import Array, Turn
 from matcha.theory.pairwise import expected_conjugate
 from matcha.topology import Link
@@ -165,6 +165,8 @@ def _connectivity(process: RoundProcess) -> float:
 def cycle_error(process: RoundProcess) -> float:
     """tr(X)/m averaged over a period; infinite where it never settles."""
     m, period = process.num_workers, period_of(process)
+    if process.mixing == "relay":
+        return relay.error(process)
     if process.needs_push_sum:
         return push_sum_error(push_turns(process), m)
     if process.mixing != "laplacian" and not process.is_exact:
@@ -195,6 +197,8 @@ def cycle_error(process: RoundProcess) -> float:
 
 def cycle_drift(process: RoundProcess) -> float:
     """The disagreement that gradients with fixed differences cause, averaged over a period."""
+    if process.mixing == "relay":
+        return relay.drift(process)
     m, period = process.num_workers, period_of(process)
     made, noise = mixing_matrices(process), cycles.centering(m)
     matrices = [made.get(active) for active in period]
@@ -242,6 +246,8 @@ def _commuting_error(period: Sequence[Active], W: Array, m: int) -> float:
 
 def cycle_contraction(process: RoundProcess) -> float:
     """ρ of rounds that repeat: ‖Φ − J‖^(2 / length), Φ the product of their mixing matrices."""
+    if process.mixing == "relay":
+        return relay.contraction(process)
     m, period = process.num_workers, period_of(process)
     if process.mixing != "laplacian" and not process.is_exact:
         return cycles.contraction(_turns(process), m, process.alpha)

@@ -31,7 +31,7 @@ def allowance(plan: PlanLike, clip: float) -> float:
         InputError: `clip` is not positive, or workers do not meet in pairs.
     """
     check_clip(clip)
-    if any(level.mixing in ("push", "average") for level in plan.levels):
+    if any(level.mixing in ("push", "average", "relay") for level in plan.levels):
         raise InputError("clip= bounds what two workers do to each other: it needs meetings.")
     return clip * max(_apart(level) for level in plan.levels)
 

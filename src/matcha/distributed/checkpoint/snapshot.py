@@ -142,6 +142,8 @@ def average_snapshots(paths: Sequence[Path], state: WorkerState) -> dict[str, An
     state.momentum.reset()
     if state.push_sum is not None:
         state.push_sum.reset()
+    if state.exchange.relay is not None:
+        state.exchange.relay.reset()
     with _opened(paths[0]) as (file, document):
         return _extra(document, file)
 

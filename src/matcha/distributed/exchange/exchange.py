@@ -27,6 +27,7 @@ from matcha.distributed.exchange.codecs import (
     Transfer,
 )
 from matcha.distributed.exchange.meeting import RUNNING, Handshake, Meeting, MeetingHook
+from matcha.distributed.exchange.relay import RelayedSums
 from matcha.distributed.transports.base import Transport, meeting_tag
 from matcha.distributed.transports.collectives import ring_mean_, window_mean_
 from matcha.errors import ModelError, PeerLostError
@@ -89,6 +90,7 @@ class Exchange:
         timeout: seconds to wait for any one message.
 
     Attributes:
+        relay: averages by relayed sums in place of all else, where the plan does.
         hooks: done around each meeting; with hooks, meetings are held one after another.
         wait_seconds: spent waiting for partners so far.
         bytes_sent: so far.
@@ -99,6 +101,7 @@ class Exchange:
 
     def __init__(self, transport: Transport, codecs: Sequence[Codec], *, timeout: float) -> None:
         self.transport, self.codecs, self.timeout = transport, tuple(codecs), timeout
+        self.relay: RelayedSums | None = None
         self.hooks: list[MeetingHook] = []
         self.wait_seconds = 0.0
         self.bytes_sent = 0
@@ -142,6 +145,9 @@ class Exchange:
             ModelError: a value that cannot be encoded is not finite; nothing was sent.
         """
         self.transport.doing = f"the round of iteration {iteration}"
+        if self.relay is not None:
+            self.bytes_sent += self.relay.mix()
+            return len(met)
         if round.is_exact:
             self._average(round, met)
             return len(met)

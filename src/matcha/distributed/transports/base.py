@@ -49,6 +49,7 @@ class Tag(IntEnum):
     REDUCE = MAX_TAG - 14
     GATHER = MAX_TAG - 13
     RING = MAX_TAG - 12
+    RELAY = MAX_TAG - 11
     CONFIRM = MAX_TAG - 7
     """The last byte of an all-or-nothing meeting."""
     CLIP = MAX_TAG - 6
