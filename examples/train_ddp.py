@@ -13,6 +13,17 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 
+def train_epoch(model, optimizer, loader) -> float:
+    total = 0.0
+    for inputs, targets in loader:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        total += loss.item()
+    return total / len(loader)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=5)
@@ -35,15 +46,9 @@ def main() -> None:
 
     for epoch in range(options.epochs):
         sampler.set_epoch(epoch)
-        total = 0.0
-        for inputs, targets in loader:
-            optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(model(inputs), targets)
-            loss.backward()
-            optimizer.step()
-            total += loss.item()
+        loss = train_epoch(model, optimizer, loader)
         if rank == 0:
-            print(f"epoch {epoch + 1}  loss {total / len(loader):.4f}", flush=True)
+            print(f"epoch {epoch + 1}  loss {loss:.4f}", flush=True)
 
     with torch.no_grad():
         accuracy = (model(images[1500:]).argmax(1) == labels[1500:]).float().mean().item()

@@ -14,6 +14,17 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 import matcha.distributed
 
 
+def train_epoch(model, optimizer, loader) -> float:
+    total = 0.0
+    for inputs, targets in loader:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        total += loss.item()
+    return total / len(loader)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=5)
@@ -36,15 +47,9 @@ def main() -> None:
 
     for epoch in range(options.epochs):
         sampler.set_epoch(epoch)
-        total = 0.0
-        for inputs, targets in loader:
-            optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(model(inputs), targets)
-            loss.backward()
-            optimizer.step()
-            total += loss.item()
+        loss = train_epoch(model, optimizer, loader)
         if rank == 0:
-            print(f"epoch {epoch + 1}  loss {total / len(loader):.4f}", flush=True)
+            print(f"epoch {epoch + 1}  loss {loss:.4f}", flush=True)
 
     with torch.no_grad(), gossip.averaged():
         accuracy = (model(images[1500:]).argmax(1) == labels[1500:]).float().mean().item()

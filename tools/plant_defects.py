@@ -230,7 +230,7 @@ DEFECTS = (
         "distributed/links",
     ),
     _defect(
-        "distributed/momentum.py",
+        "distributed/exchange/momentum.py",
         "has_stepped, part.has_stepped = part.has_stepped, False",
         "has_stepped = part.has_stepped",
         "distributed/test_momentum.py", "distributed/exchange", "distributed/test_skipped.py",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -12,9 +14,11 @@ from pathlib import Path
 import pytest
 import torch
 from tests.commands import matcha_process
+from tests.signals import hear_ctrl_c
 
 import matcha
 from matcha.records import read_run
+from matcha.report import compare
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
@@ -43,7 +47,47 @@ def test_adopting_gossip_changes_three_lines() -> None:
     changes = [line for line in difflib.ndiff(before, after) if line[0] in "+-"]
     assert sum(line.startswith("+") for line in changes) == 3
     assert sum(line.startswith("-") for line in changes) == 3
-    assert len((EXAMPLES / "train_gossip.py").read_text().splitlines()) <= 60
+    assert len((EXAMPLES / "train_gossip.py").read_text().splitlines()) <= 65
+
+
+def test_recording_a_run_adds_fifteen_lines_at_most() -> None:
+    """To the plain script with DDP, Gossip's own lines included."""
+    before, after = code_lines("train_ddp.py"), code_lines("train_recorded.py")
+    added = [line for line in difflib.ndiff(before, after) if line.startswith("+")]
+    assert len(added) <= 15
+
+
+@pytest.mark.long("torchrun twice; test_recorder.py stops and resumes with workers as threads")
+def test_a_recorded_script_is_stopped_by_ctrl_c_and_resumed(tmp_path: Path) -> None:
+    output = tmp_path / "run"
+    command = [*TORCHRUN, "--standalone", "--nproc-per-node=4"]
+    command += [str(EXAMPLES / "train_recorded.py"), str(output)]
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        preexec_fn=hear_ctrl_c,
+    ) as first:
+        assert first.stdout is not None
+        said = []
+        for line in first.stdout:
+            said.append(line)
+            if line.startswith("epoch 2/"):
+                os.killpg(first.pid, signal.SIGINT)  # as a terminal does: to all of them
+    assert first.returncode != 0
+    assert any("stopped; resume=True goes on at iteration" in line for line in said), said
+    assert not (output / "report.html").exists()
+    done = subprocess.run([*command, "--resume"], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    run = read_run(output)
+    assert [record.epoch for record in run.records] == list(range(1, len(run.records) + 1))
+    assert len(run.records) < 20  # it stopped at its target
+    (row,) = compare([run]).rows
+    assert row.time_to_target is not None
+    assert "report in" in done.stdout
+    assert (output / "report.html").exists()
 
 
 @pytest.mark.long(

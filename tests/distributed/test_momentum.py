@@ -253,7 +253,7 @@ def test_small_parameters_share_a_rule_and_nothing_changes(kind, monkeypatch) ->
             return flat(model), sorted(gossip.state.momentum.state())
 
     together = run_threads(2, work)
-    monkeypatch.setattr("matcha.distributed.momentum._SMALL", -1)
+    monkeypatch.setattr("matcha.distributed.exchange.momentum._SMALL", -1)
     for (one, names), (other, same) in zip(together, run_threads(2, work), strict=True):
         assert names == same
         assert torch.allclose(one, other, rtol=0, atol=1e-12)

@@ -45,6 +45,7 @@ MADE: dict[Choice, dict[str, Any]] = {
     options.SHARED_TRANSPORT: {"others": (GossipOptions(),)},
     options.TASK: {"call": "train"},
     options.JOIN: {"call": "join"},
+    options.EPOCHS: {"call": "epochs"},
     options.LOAD_STATE: {"call": "load_state_dict"},
     options.ONE_THREAD: {"transport": SimpleNamespace(threads=False)},
     options.NO_LINKS: {"transport": MemoryNetwork(1).transport(0)},

@@ -17,7 +17,6 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from matcha._io import explain_write_errors
 from matcha.errors import InputError, WriteError
 from matcha.plans import Plan, PlanLike
-from matcha.records import Record
 
 console = Console()
 _PATIENCE_SECONDS = 1.0
@@ -145,13 +144,6 @@ def explain_averages(plans: Iterable[PlanLike]) -> None:
         verb = "are" if " and " in names else "is"
         where = averaging[0].topology.name or "these links"
         console.print(f"{names} {verb} charged for a ring all-reduce on {where}.")
-
-
-def loss_in_words(record: Record) -> str:
-    """The loss that decides, where it was just evaluated, or else the workers' own."""
-    if record.train_loss is not None:
-        return f"loss {record.train_loss:.4f}"
-    return "diverged" if record.worker_loss is None else f"own loss {record.worker_loss:.4f}"
 
 
 def this_command(*more: str) -> list[str]:

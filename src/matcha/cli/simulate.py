@@ -19,7 +19,6 @@ from matcha.cli.output import (
     check_writable,
     console,
     keeping,
-    loss_in_words,
     patient_progress,
     print_json,
 )
@@ -255,6 +254,7 @@ def _run(jobs: Sequence[Job], asynchronous: bool, resume: bool) -> list[Run]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+    from matcha.report import words
     from matcha.simulation import run_jobs
 
     terminal = Console(stderr=True)
@@ -275,7 +275,7 @@ def _run(jobs: Sequence[Job], asynchronous: bool, resume: bool) -> list[Run]:
             rows.append(progress.add_task(job.label, total=job.settings.epochs, state=""))
             return
         state = (
-            f"{loss_in_words(record)}, consensus {record.consensus_distance:.2g}, "
+            f"{words.loss_in_words(record)}, consensus {record.consensus_distance:.2g}, "
             f"clock {record.time:,.1f} s"
         )
         progress.update(rows[-1], completed=record.epoch, state=state)

@@ -17,7 +17,6 @@ from matcha.cli.output import (
     console,
     free_directory,
     keeping,
-    loss_in_words,
     patient_progress,
     print_json,
 )
@@ -272,7 +271,7 @@ def _check_folder(output: Path, resume: bool) -> None:
 def _how_to_go_on(directory: Path) -> str:
     """What to type after Ctrl-C; without a checkpoint, how to have one the next time."""
     from matcha.distributed.checkpoint.checkpoint import checkpoints
-    from matcha.distributed.train import CHECKPOINTS
+    from matcha.distributed.recorder import CHECKPOINTS
 
     if checkpoints(directory / CHECKPOINTS):
         return f"the same command with --output {directory} --resume goes on from there."
@@ -288,13 +287,9 @@ def _watch(directory: Path, ended: Callable[[], bool]) -> None:
 
 def show_record(epochs: int, record: Record) -> None:
     """Print a line about a record."""
-    parts = [f"epoch {record.epoch:g}/{epochs}", loss_in_words(record)]
-    if record.test_accuracy is not None:
-        parts.append(f"test accuracy {record.test_accuracy:.1%}")
-    if record.consensus_distance is not None:
-        parts.append(f"consensus distance {record.consensus_distance:.2e}")
-    parts.append(f"{record.time:.1f} s")
-    console.print("  ".join(parts), highlight=False)
+    from matcha.report import words
+
+    console.print(words.record_line(record, epochs), highlight=False)
 
 
 def _report(directory: Path, keep: Keep, *, quiet: bool) -> None:

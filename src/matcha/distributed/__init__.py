@@ -19,6 +19,7 @@ from matcha.distributed.launch.environment import default_transport
 from matcha.distributed.links.peers import Peers, read_peers
 from matcha.distributed.links.transport import LinkTransport
 from matcha.distributed.options import GossipOptions
+from matcha.distributed.recorder import Recorder
 from matcha.distributed.train import Network, Training, run_worker, train
 from matcha.distributed.transports.base import Message, Pending, Transport
 from matcha.distributed.transports.mpi import MpiTransport
@@ -35,6 +36,7 @@ __all__ = [
     "Network",
     "Peers",
     "Pending",
+    "Recorder",
     "SlowLinks",
     "TorchTransport",
     "Training",

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import logging
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +25,8 @@ from matcha.distributed.exchange.buckets import (
     is_sharded,
 )
 from matcha.distributed.exchange.meeting import RUNNING, PlanCursor
+from matcha.distributed.exchange.momentum import describe_optimizers
 from matcha.distributed.launch.placement import Placement, find_placement
-from matcha.distributed.momentum import describe_optimizers
 from matcha.distributed.optimizer_hooks import (
     OptimizerHooks,
     ParameterOwnership,
@@ -47,11 +49,14 @@ from matcha.distributed.worker_state import WorkerState
 from matcha.errors import InputError
 from matcha.plans import PlanLike
 from matcha.records import Span
+from matcha.strategies import has_budget
 from matcha.training.momentum import Momentum, automatic, parse_momentum
 
 __all__ = ["Gossip"]
 
 _FOREVER = 1e6  # seconds
+_FAR = 10_000  # iterations within which a round with links should come
+_log = logging.getLogger("matcha")
 
 
 _ATTACHED: weakref.WeakKeyDictionary[Transport, weakref.WeakSet[Gossip]] = (
@@ -177,6 +182,9 @@ class Gossip:
             self.membership.start(0)
             if self.membership.returns:
                 state.follow_network()
+        says = self.num_workers > 1 and self.rank == 0 and placement.part == 0
+        if says and _log.isEnabledFor(logging.INFO):
+            _log.info("%s", self.describe())
 
     # -- where this worker is ---------------------------------------------------------------------
 
@@ -205,6 +213,21 @@ class Gossip:
         """The index of the next round: how many steps this worker has taken."""
         return self.state.iteration
 
+    def describe(self) -> str:
+        """Who exchanges what, and from when on, in a line."""
+        plan = self.plan
+        ahead = islice(plan.rounds(self.iteration), _FAR)
+        first = next((k for k, found in enumerate(ahead, self.iteration) if found), None)
+        if self.num_workers == 1 or first is None:
+            when = "nothing to exchange"
+        else:
+            when = f"{'next' if self.iteration else 'first'} round at iteration {first}"
+        workers = "1 worker" if self.num_workers == 1 else f"{self.num_workers} workers"
+        named = plan.strategy
+        if has_budget(named):
+            named += f" at {plan.budget:g}"
+        return ", ".join([workers, named, plan.wire.name, when])
+
     # -- steps ------------------------------------------------------------------------------------
 
     def step(self) -> None:
@@ -224,8 +247,7 @@ class Gossip:
         step of its own. In the end all go on at the iteration of the worker that took most steps.
         A collective call.
         """
-        check_setup(replace(self._setup, call="join"))
-        self._leave_average("join()")
+        self.check_call("join")
         yield
         state, last = self.state, self.iteration
         if self.num_workers > 1 and state.asynchrony is None:  # there no partner waits
@@ -307,6 +329,11 @@ class Gossip:
         when = "" if self.state.asynchrony is not None else f" at iteration {self.iteration}"
         roll_call(self.state.transport, f"{call}{when}", self.state.timeout)
 
+    def check_call(self, call: str) -> None:
+        """Refuse a call that does not go with the options, or inside `averaged()`."""
+        check_setup(replace(self._setup, call=call))
+        self._leave_average(f"{call}()")
+
     def _leave_average(self, call: str) -> None:
         """Refuse what concerns this worker's own values where the model holds the average."""
         if self.state.averaging.is_open:
@@ -330,8 +357,7 @@ class Gossip:
         Raises:
             InputError: it was taken under another plan, model or number of workers.
         """
-        check_setup(replace(self._setup, call="load_state_dict"))
-        self._leave_average("load_state_dict()")
+        self.check_call("load_state_dict")
         self.state.load_state_dict(state)
 
     def save(

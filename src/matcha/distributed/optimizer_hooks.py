@@ -122,8 +122,7 @@ class OptimizerHooks:
             self.membership.tend()
         state.follow_network()
         self.begin()
-        if state.stopwatch.listens:
-            state.stopwatch.restart()
+        state.stopwatch.restart()
 
     def take(self) -> None:
         """Take part in an iteration without an optimizer's step."""

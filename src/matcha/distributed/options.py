@@ -243,6 +243,7 @@ BESIDE = Choice(
 SHARED_TRANSPORT = Choice("another Gossip over the same transport", lambda s: bool(s.others))
 TASK = Choice("training a task", lambda s: s.call == "train")
 JOIN = Choice("`join()`", lambda s: s.call == "join")
+EPOCHS = Choice("`Recorder.epochs()`", lambda s: s.call == "epochs")
 LOAD_STATE = Choice("`load_state_dict()`", lambda s: s.call == "load_state_dict")
 DIRECTED = Choice("links that carry one way", lambda s: s.plan.topology.directed)
 ONE_WAY_ROUNDS = Choice("a plan of one-way messages", lambda s: bool(_mixings(s) & set(ONE_WAY)))
@@ -474,6 +475,12 @@ EXCLUSIONS = (
         JOIN,
         CONTINUE,
         "a worker that has finished leaves, and the others go on without it: leave join out",
+    ),
+    Exclusion(
+        EPOCHS,
+        CONTINUE,
+        "a worker that comes back starts in the middle of an epoch: loop `while gossip.iteration < "
+        "last` and call the Recorder every so many iterations",
     ),
     Exclusion(JOIN, REPLAN, "all workers must be there to plan: leave replan out"),
     Exclusion(

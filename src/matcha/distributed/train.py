@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
 import pickle
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -29,12 +26,13 @@ from matcha.distributed.launch.environment import (
 )
 from matcha.distributed.launch.launcher import PLAN_VARIABLE, Hosts, launch, local_links
 from matcha.distributed.options import GossipOptions, Setup, check_setup
+from matcha.distributed.recorder import CHECKPOINTS, Ledger
 from matcha.distributed.transports.base import Transport
-from matcha.distributed.transports.collectives import agree, gather
+from matcha.distributed.transports.collectives import agree
 from matcha.distributed.transports.slow_links import SlowLinks
 from matcha.errors import InputError
 from matcha.plans import PlanLike
-from matcha.records import COMMAND_VARIABLE, Entry, Record, Run, Span, holds_run, invoked, read_run
+from matcha.records import COMMAND_VARIABLE, Entry, Record, Run, holds_run, invoked, read_run
 from matcha.timing import Units, ring_hop
 from matcha.topology import Link
 from matcha.training.evaluation import Score, finish_average, sample_losses, score
@@ -54,18 +52,8 @@ __all__ = [
     "train_job",
 ]
 
-CHECKPOINTS = "checkpoints"
 STAGES = "stages.json"
 """The plan as it became, where it followed the network."""
-_SHOWN = (
-    "train_loss",
-    "worker_loss",
-    "test_loss",
-    "test_accuracy",
-    "consensus_distance",
-    "comm_units",
-    "megabytes_sent",
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -367,7 +355,13 @@ def run_worker(
         check_free([job], resume=True)
         training.load(folder)
     records = []
-    with _board(job.folder, wanted=tensorboard and training.rank == 0) as show:
+    shows = [] if on_record is None else [on_record]
+    with ExitStack() as closing:
+        if tensorboard and training.rank == 0:
+            from matcha.report.loggers import tensorboard_logger
+
+            board = tensorboard_logger(job.folder / "tensorboard")
+            shows.append(closing.enter_context(board))
         for record in carry_out(
             job,
             training,
@@ -378,35 +372,12 @@ def run_worker(
         ):
             records.append(record)
             training.is_stopped = record.time >= max_seconds
-            show(record)
-            if on_record is not None:
-                on_record(record)
+            for show in shows:
+                show(record)
     made = training.gossip.plan
     if made is not job.plan and training.rank == transport.members[0]:
         made.save(job.folder / STAGES)  # what a simulation needs to play the same rounds
     return records
-
-
-@contextmanager
-def _board(directory: Path, *, wanted: bool) -> Iterator[Callable[[Record], None]]:
-    """Writes records as TensorBoard's event files, where that is wanted."""
-    if not wanted:
-        yield lambda _: None
-        return
-    from torch.utils.tensorboard import SummaryWriter
-
-    board: Any = SummaryWriter(str(directory / "tensorboard"))
-
-    def show(record: Record) -> None:
-        for name in _SHOWN:
-            value = getattr(record, name)
-            if value is not None:
-                board.add_scalar(name, value, record.iteration)
-
-    try:
-        yield show
-    finally:
-        board.close()
 
 
 class Training:
@@ -443,12 +414,10 @@ class Training:
     ) -> None:
         check_trainable(task, plan, settings)
         self.task, self.plan, self.settings = task, plan, settings
-        self.traced_iterations = traced_iterations
         self.device = torch.device(settings.execution.device)
         task.to(self.device, settings.execution.compute_dtype)
         self.model = task.model().to(self.device, settings.execution.dtype)
         self.optimizer = settings.optimizer.for_model(self.model.parameters())
-        self.spans: list[Span] = []
         self.identity = identity(task, plan, settings)
         self.gossip = Gossip(
             self.model,
@@ -458,18 +427,14 @@ class Training:
             overlap=settings.overlap,
             momentum=settings.momentum,
             clip=settings.clip,
-            on_span=self._trace,
             **options,
         )
         self.rank = self.gossip.rank
-        self.progress = Progress()
         self.is_stopped = False
         """Whether no further epoch begins; the same on all workers."""
-        self._changes: list[list[int]] = []
-        membership = self.gossip.membership
-        self.came_late = membership is not None and membership.carry(
-            lambda: asdict(self.progress), self._resume
-        )
+        self.ledger = Ledger(self.gossip, traced_iterations)
+        self.ledger.carry()
+        self.came_late = self.ledger.came_late
         if not self.came_late:
             facts = {part: fingerprint(self.identity[part])[:12] for part in ("task", "settings")}
             agree(transport, facts, self.gossip.state.timeout)
@@ -484,31 +449,30 @@ class Training:
         """Whether there is nothing left to train."""
         return self.is_stopped or self.progress.is_over(self.settings)
 
+    @property
+    def progress(self) -> Progress:
+        """How far it is."""
+        return self.ledger.progress
+
     def __iter__(self) -> Iterator[Entry]:
         while not self.is_over:
             epoch = self.progress.epoch
-            loss, rate, elapsed, comm = self._train()
+            loss, rate = self._train()
             if self.progress.epoch != epoch:  # it was away, and goes on where the others are
                 continue
-            self.progress.epoch += 1
-            mine = self._mine(loss, rate, elapsed, comm)
-            with self._off_the_clock():
+            mine = self.ledger.end(loss, rate)
+            with self.ledger.off_the_clock():
                 record = self._overall(mine)
             yield from (mine, record)
-        with self._off_the_clock():
-            spans = self._gather_spans()
+        with self.ledger.off_the_clock():
+            spans = self.ledger.gather_spans()
         yield from spans
         self.gossip.detach()
 
-    def _off_the_clock(self) -> AbstractContextManager[None]:
-        """What the run's clock does not count, an emulated link does not slow down."""
-        transport = self.gossip.state.transport
-        return transport.at_full_speed() if isinstance(transport, SlowLinks) else nullcontext()
-
     # -- one epoch --------------------------------------------------------------------------------
 
-    def _train(self) -> tuple[float | None, float, float, float]:
-        """One epoch; returns this worker's mean loss, its last rate, and where its time went."""
+    def _train(self) -> tuple[float | None, float]:
+        """One epoch; returns this worker's mean loss and its last rate."""
         task, steps = self.task, self.task.steps_per_epoch
         tables = task.tables(self.progress.epoch)
         choices = {name: torch.from_numpy(t).to(self.device) for name, t in tables.items()}
@@ -516,9 +480,7 @@ class Training:
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         rate = 0.0
         self.model.train()
-        exchanged, started = self.gossip.state.stopwatch.exchange_seconds, time.perf_counter()
-        sent = self.gossip.state.exchange.bytes_sent
-        self.gossip.state.stopwatch.restart()
+        self.ledger.begin()
         done, epoch = 0, self.progress.epoch
         # By the plan's count, not by a loop's own: a worker that is back starts midway.
         while (k := self.gossip.iteration - epoch * steps) < steps and self.progress.epoch == epoch:
@@ -528,18 +490,10 @@ class Training:
             with self.settings.execution.autocast():
                 loss, state = task.loss(self.model, inputs[self.rank], targets[self.rank], state)
             state = tuple(tensor.detach() for tensor in state)
-            units = self.plan.round_time(self.gossip.state.cursor.round)
             self._step(loss)
             total += loss.detach()
             done += 1
-            if self.gossip.iteration == epoch * steps + k + 1:  # or it took a neighbour's state
-                self.progress.comm_units += units
-        self.gossip.state.settle()
-        elapsed = time.perf_counter() - started
-        self.progress.seconds += elapsed
-        self.progress.megabytes += (self.gossip.state.exchange.bytes_sent - sent) / 1e6
-        comm = self.gossip.state.stopwatch.exchange_seconds - exchanged
-        return float(total) / done if done else None, rate, elapsed, comm
+        return float(total) / done if done else None, rate
 
     def _set_rate(self, epoch: float) -> float:
         rate = self.settings.schedule.rate(epoch, self.progress.test_losses)
@@ -557,54 +511,15 @@ class Training:
 
     # -- what is known after it -------------------------------------------------------------------
 
-    def _mine(self, loss: float | None, rate: float, elapsed: float, comm: float) -> Record:
-        """This worker's record of the epoch."""
-        return Record(
-            iteration=self.iteration,
-            epoch=float(self.progress.epoch),
-            worker=self.rank,
-            worker_loss=loss,
-            learning_rate=rate,
-            comm_units=self.progress.comm_units,
-            megabytes_sent=self.progress.megabytes,
-            time=self.progress.seconds,
-            compute_seconds=elapsed if self.gossip.state.overlaps else max(0.0, elapsed - comm),
-            comm_seconds=comm,
-        )
-
     def _overall(self, mine: Record) -> Record:
         """The record over all workers, the same bits on each."""
-        trained = mine.worker_loss is not None  # not if it came back at the epoch's very end
-        told = (mine.time, mine.compute_seconds, mine.comm_seconds, mine.megabytes_sent)
-        table = np.array(self._gather([trained, mine.worker_loss or 0.0, *told]), dtype=np.float64)
-        who = table[:, 0] > 0
-        _, loss, _, compute, comm, sent = map(float, table[who if who.any() else ...].mean(0))
-        self.progress.worker_loss = loss
-        finite = not self.progress.diverged
+        record = self.ledger.overall(mine)
         due = self.settings.is_due(self.progress.epoch)
-        found = self._evaluate() if finite and due else None
-        if found is not None:
-            self.progress.add(found)
-        return replace(
-            mine,
-            worker=None,
-            worker_loss=loss,
-            **(found.fields() if found else {}),
-            consensus_distance=self.gossip.consensus_distance() if finite else None,
-            megabytes_sent=sent,
-            time=float(table[:, 2].max()),  # the run is as far as its slowest worker
-            compute_seconds=compute,
-            comm_seconds=comm,
-            members=len(table),
-            changes=self._new_changes(),
-        )
-
-    def _new_changes(self) -> list[list[int]] | None:
-        membership = self.gossip.membership
-        changes = [] if membership is None else membership.changes()
-        found = [change for change in changes if change not in self._changes]
-        self._changes += found
-        return sorted(found) or None
+        if self.progress.diverged or not due:
+            return record
+        found = self._evaluate()
+        self.progress.add(found)
+        return replace(record, **found.fields())
 
     def _evaluate(self) -> Score:
         """The average model on training data, each worker on its share, and on held-out data.
@@ -615,41 +530,20 @@ class Training:
         """
         model = finish_average(self.gossip.averaged_model(), self.task, self.settings)
         own = sample_losses(model, self.task, self.settings, workers=[self.rank])
-        batches = [loss for losses in self._gather(own) for loss in losses]
+        batches = [loss for losses in self.ledger.gather(own) for loss in losses]
         found = score(model, self.task, self.settings, batches)
-        answer = self._gather([found.train_loss, found.test.loss, found.test.accuracy])[0]
+        answer = self.ledger.gather([found.train_loss, found.test.loss, found.test.accuracy])[0]
         test = replace(found.test, loss=answer[1], accuracy=answer[2])
         return replace(found, train_loss=answer[0], test=test)
-
-    def _gather(self, value: Any) -> list[Any]:
-        """Every worker's plain value, on every worker."""
-        answers = gather(
-            self.gossip.state.transport, json.dumps(value).encode(), self.gossip.state.timeout
-        )
-        return [json.loads(answer) for answer in answers]
-
-    def _trace(self, span: Span) -> None:
-        if span.iteration < self.traced_iterations:
-            self.spans.append(span)
-
-    def _gather_spans(self) -> list[Span]:
-        """Gather all workers' spans on worker 0, each on its worker's clock from its first span."""
-        gathered = self._gather([asdict(span) for span in self.spans])
-        found = []
-        for documents in gathered if self.rank == 0 else []:
-            spans = [Span(**fields) for fields in documents]
-            origin = min((span.start for span in spans), default=0.0)
-            found += [replace(s, start=s.start - origin, end=s.end - origin) for s in spans]
-        return found
 
     # -- checkpoints ------------------------------------------------------------------------------
 
     def save(self, path: Path) -> None:
         """Write a checkpoint of all workers into a folder. Collective."""
-        with self._off_the_clock():
+        with self.ledger.off_the_clock():
             self.gossip.save(
                 path,
-                extra=asdict(self.progress),
+                extra=self.ledger.state(),
                 generators=self._generators(),
                 identity=self.identity,
             )
@@ -661,12 +555,9 @@ class Training:
             DataError: there is none, or it is damaged.
             InputError: it is of another plan, task or settings.
         """
-        with self._off_the_clock():
+        with self.ledger.off_the_clock():
             extra = self.gossip.load(path, generators=self._generators(), identity=self.identity)
-        self._resume(extra)
-
-    def _resume(self, progress: dict[str, Any]) -> None:
-        self.progress = Progress.read(progress)
+        self.ledger.load(extra)
 
     def _generators(self) -> dict[str, torch.Generator]:
         """What dropout draws from."""

@@ -17,10 +17,10 @@ from matcha.distributed.exchange.buckets import describe_layout, fill_buckets, l
 from matcha.distributed.exchange.exchange import Stopwatch, alignment, make_exchange
 from matcha.distributed.exchange.hooks import Clipping, ElasticMeetings, LinkTimer
 from matcha.distributed.exchange.meeting import PlanCursor
+from matcha.distributed.exchange.momentum import MomentumRules
 from matcha.distributed.exchange.relay import RelayedSums
 from matcha.distributed.launch.placement import Placement, shared_facts
 from matcha.distributed.links.transport import LinkTransport
-from matcha.distributed.momentum import MomentumRules
 from matcha.distributed.options import Setup
 from matcha.distributed.transports.base import Transport
 from matcha.errors import InputError, ModelError

@@ -1,17 +1,29 @@
-"""Loggers people have: records handed on to Weights & Biases or MLflow, neither a dependency.
+"""Loggers people have: records handed on to TensorBoard, Weights & Biases or MLflow.
 
-Each function takes what the user has started already and gives a callback for records.
+None is a dependency. Each function gives a callback for records.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
+from matcha.errors import PackageError
 from matcha.records import Record
 
+_SHOWN = (
+    "train_loss",
+    "worker_loss",
+    "test_loss",
+    "test_accuracy",
+    "consensus_distance",
+    "comm_units",
+    "megabytes_sent",
+)
 _NOT_METRICS = frozenset(("iteration", "worker"))
 
 
@@ -44,3 +56,28 @@ def mlflow_logger(mlflow: Any) -> Callable[[Record], None]:
         mlflow: The module, or anything with its `log_metrics`.
     """
     return lambda record: mlflow.log_metrics(metrics(record), step=record.iteration)
+
+
+@contextmanager
+def tensorboard_logger(directory: str | Path) -> Iterator[Callable[[Record], None]]:
+    """A callback that writes records as TensorBoard's event files into a directory.
+
+    Raises:
+        PackageError: TensorBoard is not installed.
+    """
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise PackageError("this needs TensorBoard: pip install tensorboard") from None
+    board: Any = SummaryWriter(str(directory))
+
+    def show(record: Record) -> None:
+        for name in _SHOWN:
+            value = getattr(record, name)
+            if value is not None:
+                board.add_scalar(name, value, record.iteration)
+
+    try:
+        yield show
+    finally:
+        board.close()

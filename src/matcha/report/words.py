@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matcha.plans import PlanLike
-from matcha.records import Run
+from matcha.records import Record, Run
 
 RHO_NOTE = (
     "Compare strategies by the consensus error. ρ is ‖E[WᵀW] − J‖ of one iteration where rounds "
@@ -92,6 +92,25 @@ def loads_text(payload: Mapping[str, Any]) -> str:
         if load:
             parts.append(f"{run['label']} {min(load):.3g} to {max(load):.3g}")
     return f"Communication per iteration, least to most busy worker: {'; '.join(parts)}."
+
+
+def loss_in_words(record: Record) -> str:
+    """The loss that decides, where it was just evaluated, or else the workers' own."""
+    if record.train_loss is not None:
+        return f"loss {record.train_loss:.4f}"
+    if record.worker_loss is None:
+        return "diverged"
+    return f"own loss {record.worker_loss:.4f}"
+
+
+def record_line(record: Record, epochs: int | None = None) -> str:
+    """A line about a record, for a terminal."""
+    parts = [f"epoch {record.epoch:g}" + (f"/{epochs}" if epochs else ""), loss_in_words(record)]
+    if record.test_accuracy is not None:
+        parts.append(f"test accuracy {record.test_accuracy:.1%}")
+    if record.consensus_distance is not None:
+        parts.append(f"consensus distance {record.consensus_distance:.2e}")
+    return "  ".join([*parts, f"{record.time:.1f} s"])
 
 
 def count_noun(n: int, noun: str) -> str:

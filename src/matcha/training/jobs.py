@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -216,6 +217,41 @@ class Trainer(Protocol):
         ...
 
 
+class Journal:
+    """What is written of a run as it goes: its records, and a checkpoint when one is due.
+
+    Args:
+        save: writes a checkpoint.
+        every: epochs between checkpoints, 0 for none; None as often as takes at most a twentieth
+            of the time. The end of the run is saved too, except with 0.
+        writer: of the run's directory; None where this process writes no records.
+    """
+
+    def __init__(
+        self, save: Callable[[], object], every: int | None, writer: RunWriter | None = None
+    ) -> None:
+        self.writer = writer
+        self._save, self._every = save, every
+        self._saved, self._cost = -math.inf, 0.0
+
+    def add(self, entry: Entry, *, is_last: bool = False) -> None:
+        """Write an entry; a record over all workers may be followed by a checkpoint."""
+        # The record first: a crash in between repeats an epoch, and never loses one.
+        if self.writer is not None:
+            self.writer.record(entry)
+        if not isinstance(entry, Record) or entry.worker is not None:
+            return
+        started = time.perf_counter()
+        if self._every is None:
+            due = is_last or started - self._saved > 20 * self._cost
+        else:
+            due = self._every > 0 and (is_last or entry.epoch % self._every == 0)
+        if due:
+            self._save()
+            self._saved = time.perf_counter()
+            self._cost = self._saved - started
+
+
 def carry_out(
     job: Job,
     trainer: Trainer,
@@ -233,28 +269,14 @@ def carry_out(
         checkpoint: where the trainer saves.
         resume: go on with the run in the job's directory; what it recorded after the checkpoint
             is dropped, as it will be trained again.
-        checkpoint_every: epochs between checkpoints, 0 for none; None saves as often as takes at
-            most a twentieth of the time. The end of the run is saved too, except with 0.
+        checkpoint_every: epochs between checkpoints, as for `Journal`.
         primary: whether this process writes what is of the run as a whole; a function where that
             may change hands.
     """
     after = trainer.iteration if resume else None
     with RunWriter(job.folder, job.header(), job.plan, after=after, primary=primary) as writer:
-        saved, cost = -math.inf, 0.0
+        journal = Journal(partial(trainer.save, checkpoint), checkpoint_every, writer)
         for entry in trainer:
-            # The record first: a crash in between repeats an epoch, and never loses one.
-            writer.record(entry)
-            if not isinstance(entry, Record) or entry.worker is not None:
-                continue
-            started = time.perf_counter()
-            if checkpoint_every is None:
-                due = trainer.is_over or started - saved > 20 * cost
-            else:
-                due = checkpoint_every > 0 and (
-                    trainer.is_over or entry.epoch % checkpoint_every == 0
-                )
-            if due:
-                trainer.save(checkpoint)
-                saved = time.perf_counter()
-                cost = saved - started
-            yield entry
+            journal.add(entry, is_last=trainer.is_over)
+            if isinstance(entry, Record) and entry.worker is None:
+                yield entry

@@ -310,6 +310,7 @@ class Stopwatch:
     Attributes:
         listens: whether spans are wanted.
         exchange_seconds: spent in exchanges so far, waiting for partners included.
+        free_since: when the stretch of computing under way began.
     """
 
     def __init__(self, worker: int, on_span: Callable[[Span], None] | None) -> None:
@@ -321,11 +322,22 @@ class Stopwatch:
 
     def restart(self) -> None:
         """Count the next stretch of computing from now."""
-        self._free_since = time.perf_counter()
+        self.free_since = time.perf_counter()
+
+    def listen(self, on_span: Callable[[Span], None]) -> None:
+        """Tell a second listener as well."""
+        before, self.listens = self._on_span, True
+
+        def tell(span: Span) -> None:
+            on_span(span)
+            if before is not None:
+                before(span)
+
+        self._on_span = tell
 
     def computed(self, iteration: int) -> None:
         """A stretch of computing ends here."""
-        self._emit("compute", iteration, self._free_since, time.perf_counter())
+        self._emit("compute", iteration, self.free_since, time.perf_counter())
 
     @contextmanager
     def exchanging(self, exchange: Exchange, iteration: int) -> Iterator[None]:

@@ -62,9 +62,9 @@ def _leave(text: list[str]) -> bool:
 
 
 def show_links() -> None:
-    """Print which workers come and go, and which cannot be reached."""
+    """Print when exchanging begins, which workers come and go, and which cannot be reached."""
     logging.basicConfig(format="%(message)s")
-    logging.getLogger("matcha.links").setLevel(logging.INFO)
+    logging.getLogger("matcha").setLevel(logging.INFO)
 
 
 def read_error(file: Path) -> list[str]:
