@@ -16,7 +16,7 @@ from matcha.rounds import Round
 from matcha.strategies import plan, staged_plan
 from matcha.sweeps import sweep
 from matcha.topology import Topology, families
-from matcha.tuning import tune
+from matcha.tuning import advise, tune
 
 if TYPE_CHECKING:
     from matcha.simulation import simulate
@@ -28,6 +28,7 @@ __all__ = [
     "Round",
     "StagedPlan",
     "Topology",
+    "advise",
     "families",
     "load_plan",
     "plan",
