@@ -1,10 +1,9 @@
 """How long greedy planning takes as networks grow, and what the sketch costs.
 
     python benchmarks/greedy_scale.py           # about ten minutes on a quiet machine
-    python benchmarks/greedy_scale.py --sizes 1024 10000 --graphs   # only these
+    python benchmarks/greedy_scale.py --sizes 1024 10000 --graphs --families   # only these
 
-
-Each size is planned in a process of its own (wall and processor seconds, peak memory). Updates
+Each network is planned in a process of its own (wall and processor seconds, peak memory). Updates
 benchmarks/results/greedy_scale.json and .txt.
 """
 
@@ -25,6 +24,18 @@ from harness import Column, earlier, parser, script, table, write
 BUDGET = 0.1
 SIZES = (64, 128, 256, 512, 1024, 2048, 4096, 10_000)
 BOTH = ("geometric:96:0.17:1", "torus:10x10", "geometric:256:0.1:1", "erdos-renyi:128:0.06:1")
+FAMILIES = (
+    "geometric:1024:0.0519:1",
+    "erdos-renyi:1024:0.0078",
+    "torus:32x32",
+    "hypercube:10",
+    "path:1024",
+    "complete:64",
+    "complete:127",
+    "complete:128",
+    "torus:100x100",
+    "path:100000",
+)
 
 
 def radius(num_workers: int) -> float:
@@ -32,16 +43,17 @@ def radius(num_workers: int) -> float:
     return math.sqrt(max(8.0, 1.25 * math.log(num_workers)) / (math.pi * num_workers))
 
 
-def plan_one(num_workers: int) -> None:
+def plan_one(name: str) -> None:
     """Plan in this process and print what it took as JSON."""
     import matcha
     from matcha import families
 
-    topology = families.geometric(num_workers, round(radius(num_workers), 4), seed=1)
+    topology = families.parse(name)
     wall, cpu = time.perf_counter(), time.process_time()
     plan = matcha.plan(topology, BUDGET, "greedy")
     row = {
-        "workers": num_workers,
+        "graph": name,
+        "workers": topology.num_workers,
         "links": len(topology.links),
         "colors": plan.num_colors,
         "wall_seconds": time.perf_counter() - wall,
@@ -94,6 +106,7 @@ SIZE_COLUMNS = [
     Column("0.1 cpu s", lambda row: row["before"].get("cpu_seconds"), ".1f"),
     Column("its error", lambda row: row["before"].get("consensus_error"), ".4g"),
 ]
+FAMILY_COLUMNS = [Column("graph", "graph"), *SIZE_COLUMNS[:-2]]
 BOTH_COLUMNS = [
     Column("graph", "graph"),
     Column("exact", "exact", ".4g"),
@@ -113,6 +126,9 @@ def describe(document: dict[str, Any]) -> str:
             "average meanwhile, without which wall is about cpu.",
             table(SIZE_COLUMNS, sizes),
             "",
+            "Other families.",
+            table(FAMILY_COLUMNS, document.get("families", [])),
+            "",
             "What the sketch costs where both searches can run: consensus error.",
             table(BOTH_COLUMNS, document["both"]),
         ]
@@ -123,17 +139,23 @@ def main() -> None:
     options = parser(__doc__, output="greedy_scale")
     options.add_argument("--sizes", type=int, nargs="*", default=SIZES)
     options.add_argument("--graphs", nargs="*", default=BOTH, help="what both searches plan")
-    options.add_argument("--one", type=int, help=argparse.SUPPRESS)
+    options.add_argument("--families", nargs="*", default=FAMILIES, help="further networks")
+    options.add_argument("--one", help=argparse.SUPPRESS)
     args = options.parse_args()
     if args.one:
         plan_one(args.one)
         return
     document = earlier(args.output) or {"budget": BUDGET, "sizes": [], "both": []}
-    for size in args.sizes:
-        done = subprocess.run(script("--one", size), check=True, capture_output=True, text=True)
-        rows = [row for row in document["sizes"] if row["workers"] != size]
-        document["sizes"] = sorted([*rows, json.loads(done.stdout)], key=lambda r: r["workers"])
-        write(args.output, document, describe(document))
+    document.setdefault("families", [])
+    geometric = [f"geometric:{size}:{round(radius(size), 4)}:1" for size in args.sizes]
+    for part, names in (("sizes", geometric), ("families", args.families)):
+        for name in names:
+            done = subprocess.run(script("--one", name), check=True, capture_output=True, text=True)
+            row = json.loads(done.stdout)
+            same = "workers" if part == "sizes" else "graph"
+            rows = [*(old for old in document[part] if old[same] != row[same]), row]
+            document[part] = sorted(rows, key=lambda r: (r["workers"], r.get("graph", "")))
+            write(args.output, document, describe(document))
     for name in args.graphs:
         rows = [row for row in document["both"] if row["graph"] != name]
         document["both"] = [*rows, both(name)]

@@ -43,6 +43,12 @@ def test_it_is_never_worse_than_a_cycle_known_beforehand():
     assert known < alone
 
 
+def test_a_known_cycle_that_leaves_nothing_is_not_searched_further():
+    plan = matcha.plan("complete:128", 0.1)  # 12.7 matchings an iteration; 7 are a mean
+    assert plan.consensus_error < 1e-12
+    assert "known cycle" in plan.notes[0]
+
+
 def test_the_cycle_costs_nothing_against_endless_greed():
     topology = families.paper("er16")
     net = network(topology, Fraction(4, 5))

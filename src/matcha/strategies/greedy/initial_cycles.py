@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 
@@ -80,8 +81,11 @@ def _candidate(network: Network, sequence: Sequence[Matching]) -> Candidate | No
         np.array(sorted(position[link] for link in matching), dtype=np.int64)
         for matching in sequence
     ]
-    # Repeated until the cycle's time is whole iterations, so that none of the budget is lost.
+    # Repeated until the cycle's time is nearly whole iterations: little of the budget is lost, and
+    # no iteration has few matchings.
     turn = sum((network.cost(chosen) for chosen in once), start=Fraction(0)) / network.rate
-    cycle = once * min(turn.denominator, _MOST_TURNS)
+    turns = min(range(1, _MOST_TURNS + 1), key=lambda n: math.ceil(n * turn) / (n * turn))
+    cycle = once * turns
     costs = tuple(network.cost(chosen) for chosen in cycle)
-    return Candidate(network=network, matchings=tuple(cycle), costs=costs, weight=0.5)
+    found = Candidate(network=network, matchings=tuple(cycle), costs=costs, weight=0.5)
+    return found.with_error()

@@ -158,7 +158,7 @@ def best_cycle(
         refine: How many of the best cycles to refine.
         sweeps: At most how many passes of refinement.
         kicks: How often to kick the best short cycle out of its local minimum.
-        starts: Cycles known beforehand, to be considered as well.
+        starts: Cycles known beforehand, with their errors, to be considered as well.
         progress: Called with (done, total, "cycles of about … matchings at most") after each.
     """
     m, longest = network.num_workers, math.ceil(1.25 * max(lengths)) + 1
@@ -198,7 +198,7 @@ def best_cycle(
             step()
             if math.isfinite(best.error):
                 endless = min(endless, error)
-    candidates += [known.with_error() for known in starts]
+    candidates += starts
     candidates.sort(key=lambda candidate: candidate.error)
     candidates = _distinct(candidates)
     finalists = []

@@ -324,7 +324,7 @@ def _greedy(
             cost = network.cost(chosen)
             if cost > credit:
                 break
-            cycles.mix(Y, network.ends(chosen), weight)
+            _mix(Y, network.ends(chosen), weight)
             credit -= cost
             matchings.append(chosen)
             costs.append(cost)
@@ -333,16 +333,35 @@ def _greedy(
     return matchings, costs
 
 
-def _add_noise(Z: Array | Singles, iterations: int, rng: np.random.Generator) -> None:
+def _add_noise(Z: Singles, iterations: int, rng: np.random.Generator) -> None:
     """The gradient noise of some iterations, without its mean over workers.
 
     Signs: a sixth of the time of normal numbers, and fresh ones have no spread of their own.
     """
     bits = np.frombuffer(rng.bytes(-(-Z.size // 8)), dtype=np.uint8)
-    noise = np.unpackbits(bits, count=Z.size).reshape(Z.shape).astype(np.float32)
-    noise -= noise.mean(axis=0)
-    noise *= 2 * math.sqrt(iterations)
-    Z += noise
+    coins = np.unpackbits(bits, count=Z.size).reshape(Z.shape)
+    parts = _parts(len(Z), Z.shape[1])
+    mean = np.sum([coins[part].sum(axis=0) for part in parts], axis=0) / len(Z)
+    mean, size = mean.astype(np.float32), np.float32(2 * math.sqrt(iterations))
+    for part in parts:
+        noise = coins[part] - mean
+        noise *= size
+        Z[part] += noise
+
+
+def _mix(Z: Singles, ends: cycles.Step, weight: float) -> None:
+    """`cycles.mix`; a matching's links, which share no rows, in blocks that stay in the cache."""
+    if ends.push:
+        cycles.mix(Z, ends, weight)
+        return
+    for part in _parts(len(ends.i), Z.shape[1]):
+        cycles.mix(Z, ends._replace(i=ends.i[part], j=ends.j[part]), weight)
+
+
+def _parts(number: int, width: int) -> list[slice]:
+    """Blocks of rows of so many numbers that fit the cache."""
+    size = max(64, _BLOCK // width)
+    return [slice(start, start + size) for start in range(0, number, size)]
 
 
 def _inner(Z: Singles, PZ: Singles, network: Network) -> tuple[Array, Array]:
@@ -352,9 +371,7 @@ def _inner(Z: Singles, PZ: Singles, network: Network) -> tuple[Array, Array]:
     """
     i, j = network.links.T
     along, spread = np.empty(len(i)), np.empty(len(i))
-    size = max(64, _BLOCK // Z.shape[1])
-    for start in range(0, len(i), size):
-        part = slice(start, start + size)
+    for part in _parts(len(i), Z.shape[1]):
         a, b = i[part], j[part]
         D = Z[a] - Z[b]
         along[part] = np.einsum("es,es->e", D, PZ[a] if network.directed else PZ[a] - PZ[b])
@@ -380,19 +397,19 @@ def measure_error(graph: _Graph, candidate: Candidate, probes: int, seed: int) -
     """The candidate with its error, estimated on copies that had no part in the choice."""
     turns, m = candidate.turns(), candidate.network.num_workers
     rng = np.random.default_rng(seed)
-    Z = graph.settle(candidate, probes, seed)
+    Z: Singles = graph.settle(candidate, probes, seed).astype(np.float32)
     total, counted = 0.0, 0
     for turn in range(5):
         for wait, steps in turns:
-            size = float(np.square(Z).sum())
             if turn >= 3:
                 # Iterations in which no worker talks: noise piles up at a known rate.
+                size = float(np.vdot(Z, Z))
                 total += (wait - 1) * size + probes * (m - 1) * wait * (wait - 1) / 2
             _add_noise(Z, wait, rng)
             for ends in steps:
-                cycles.mix(Z, ends, candidate.weight)
+                _mix(Z, ends, candidate.weight)
             if turn >= 3:
-                total += float(np.square(Z).sum())
+                total += float(np.vdot(Z, Z))
         counted += cycles.length(turns) if turn >= 3 else 0
     return replace(candidate, error=total / (counted * probes * m))
 
