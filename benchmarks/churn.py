@@ -5,6 +5,7 @@
     python benchmarks/churn.py --fault stop --output benchmarks/results/churn-stop
     sudo python benchmarks/churn.py --fault cut --pause 3 --output benchmarks/results/churn-cut
     sudo python benchmarks/churn.py --fault sever --output benchmarks/results/churn-sever
+    sudo python benchmarks/churn.py --storm storms/eight.json --output benchmarks/results/storm
 
 Eight real processes train digits over links of their own (TLS, a certificate each), forked from
 one that has imported torch, as `matcha train --elastic` does. Every ten
@@ -17,6 +18,10 @@ final average model on all training data beside that of the undisturbed run, the
 survivor, how long a worker or a link was away, meetings left out, stalls, and whether each has an
 explanation (an end or the link was away, or had just come back), and by how much the sum of the
 survivors can have shifted: a meeting whose last byte was lost shifts nothing if the other end died.
+
+A storm (`--storm FILE`, see network/storms.py) kills, stops and cuts off several at once, each
+worker in a network namespace of its own: what is sent to one that is cut off is lost in silence.
+Of the workers that are alive in a second, those take part that have a meeting in it.
 
 "Within 2 %" means something only where a loss has stopped falling with the steps taken: else it
 measures the work that was not done, by however much more the undisturbed run would have gained from
@@ -31,6 +36,7 @@ how far apart they end; only beyond that does a ratio say anything of faults.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
 import signal
@@ -38,7 +44,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -47,7 +53,8 @@ import harness
 import torch
 from network.faults import Fault, Who, disturb, victims
 from network.namespaces import Network
-from parts.diaries import Diary, judge
+from network.storms import Storm
+from parts.diaries import Diary, growth, judge, participation
 
 from matcha import Plan, Topology, families, plan
 from matcha._io.keys import new_keys
@@ -67,6 +74,8 @@ from matcha.zoo.recipes import Choices, recipe
 NUM_WORKERS = 8
 LAST = 100  # iterations at the end that begin when all are there
 GIGABIT = 0.008  # seconds per megabyte
+NAMESPACE = "CHURN_NAMESPACE"
+CLONE_NEWNET = 0x40000000
 RATES = {"digits": 0.1, "logistic": 0.05}
 MOMENTUM, DECAY = 0.9, 2e-2
 NUDGE = 1e-5  # of the initial weights
@@ -81,26 +90,41 @@ def make_task(name: str) -> Any:
     return task
 
 
-def join(transport: Transport, chosen: Plan, task: Any, nudge: float = 0.0) -> Gossip:
+def join(
+    transport: Transport,
+    chosen: Plan,
+    task: Any,
+    nudge: float = 0.0,
+    choices: Mapping[str, Any] | None = None,
+) -> Gossip:
     model = task.model()
     with torch.no_grad():
         for weights in model.parameters():
             weights.mul_(1 + nudge)
     kinds = {"momentum": MOMENTUM, "weight_decay": DECAY}
     optimizer = torch.optim.SGD(model.parameters(), lr=RATES[task.name], **kinds)
-    return Gossip(model, optimizer, chosen, transport=transport, timeout=60)
+    return Gossip(model, optimizer, chosen, transport=transport, **(choices or {}))
 
 
 def work(folder: Path, name: str, iterations: int, pace: float) -> None:
     torch.set_num_threads(1)
     chosen, task = Plan.load(folder / "plan.json"), make_task(name)
+    if NAMESPACE in os.environ:
+        enter(os.environ[NAMESPACE].replace("RANK", os.environ["RANK"]))
     transport = default_transport(chosen.topology)
-    gossip = join(transport, chosen, task)
+    choices = json.loads((folder / "options.json").read_text())
+    gossip = join(transport, chosen, task, choices=choices)
     assert gossip.state.elastic is not None
     diary = Diary(folder, transport.rank)
     gossip.state.elastic.on_meeting = diary.meeting
     diary.note("joined", iteration=gossip.iteration)
-    train(gossip, task, iterations, pace, diary.step)
+
+    def note(seconds: float, iteration: int) -> None:
+        diary.step(seconds, iteration)
+        if iteration % LAST == 0:
+            diary.held()
+
+    train(gossip, task, iterations, pace, note)
     sockets = transport.num_sockets()  # type: ignore[attr-defined]
     diary.note("ended", sockets=sockets, members=gossip.members)
     average = gossip.averaged_model()
@@ -168,7 +192,7 @@ def calm(chosen: Plan, options: argparse.Namespace, nudge: float = 0.0) -> float
 
     def body(transport: Transport) -> float:
         task = make_task(options.task)
-        with join(transport, chosen, task, nudge) as gossip:
+        with join(transport, chosen, task, nudge, options.choices) as gossip:
             train(gossip, task, iterations, 0.0, lambda seconds, iteration: None)
             average = gossip.averaged_model()
         return loss_of(average, task) if transport.rank == 0 else 0.0
@@ -183,8 +207,14 @@ def rough(folder: Path, options: argparse.Namespace, chosen: Plan) -> dict[str, 
     new_keys(folder / "keys", NUM_WORKERS, days=2)
     (folder / "logs").mkdir()
     iterations = int(options.seconds / options.pace)
+    (folder / "options.json").write_text(json.dumps(dict(options.choices)))
     me = [sys.executable, __file__]
     command = [*me, "--worker", str(folder), options.task, str(iterations), str(options.pace)]
+    if options.storm is not None:
+        faults = in_a_storm(folder, options.storm, command, chosen.topology)
+        found = judge(folder, faults, NUM_WORKERS, killed=True, iterations=iterations)
+        found |= participation(folder, faults, NUM_WORKERS) | growth(folder, NUM_WORKERS)
+        return found | {"steps_kept": 1 - found["steps_not_taken"]}
     order = victims(options.fault, chosen, options.seed)
     if options.fault in ("cut", "sever"):
         faults = on_wires(folder, options, command, chosen.topology, order)
@@ -226,6 +256,50 @@ def on_loopback(
 
         faults = disturb(order, start, end, **pinned(options))
         _check(workers.wait(timeout=options.seconds + 300, grace=60), logs)
+    return faults
+
+
+def enter(namespace: str) -> None:
+    """Go on in a network namespace; threads that are started from here on do so, too."""
+    with Path("/var/run/netns", namespace).open("rb") as file:
+        if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), f"cannot enter the namespace {namespace}")
+
+
+def in_a_storm(
+    folder: Path, storm: Storm, command: Sequence[str], topology: Topology
+) -> list[Fault]:
+    """Workers in namespaces, killed, stopped and cut off, several at once."""
+    logs = folder / "logs"
+    with Network(topology) as network:
+        addresses = tuple((network.address(rank), DEFAULT_PORT) for rank in range(NUM_WORKERS))
+        Peers(addresses=addresses).save(folder / "peers")
+        environment = {
+            PEERS_VARIABLE: str(folder / "peers"),
+            KEYS_VARIABLE: str(folder / "keys"),
+            LOSS_VARIABLE: "continue",
+            NAMESPACE: network.host(0).removesuffix("0") + "RANK",
+        }
+        with LocalWorkers(
+            command, NUM_WORKERS, environment=environment, logs=logs, forked=True
+        ) as workers:
+            _wait_for_start(folder, lambda: any(workers.poll()))
+
+            def send(number: signal.Signals) -> Callable[[int], None]:
+                return lambda rank: workers.processes[rank].send_signal(number)
+
+            def again(rank: int) -> None:
+                workers.processes[rank].wait()
+                workers.restart(rank)
+
+            faults = storm.play(
+                {"kill": send(signal.SIGKILL), "stop": send(signal.SIGSTOP),
+                 "cut": network.isolate},
+                {"kill": again, "stop": send(signal.SIGCONT),
+                 "cut": lambda rank: network.isolate(rank, mended=True)},
+                NUM_WORKERS,
+            )  # fmt: skip
+            _check(workers.wait(timeout=300, grace=60), logs)
     return faults
 
 
@@ -301,6 +375,7 @@ def _shown(value: Any) -> str:
 def main() -> None:
     parser = harness.parser(__doc__)
     parser.add_argument("--fault", choices=["kill", "stop", "cut", "sever", "none"], default="kill")
+    parser.add_argument("--storm", type=Path, metavar="FILE", help="a storm instead of one fault")
     parser.add_argument("--seconds", type=float, default=300.0)
     parser.add_argument("--period", type=float, default=10.0, help="seconds between faults")
     parser.add_argument("--pause", type=float, default=5.0, help="seconds until it is undone")
@@ -315,7 +390,13 @@ def main() -> None:
         folder, name, iterations, pace = options.worker
         work(Path(folder), name, int(iterations), float(pace))
         return
-    chosen = plan(families.paper("er8"), 0.3, "greedy")
+    options.choices, wire, name = {"timeout": 60}, "float32", options.fault
+    if options.storm is not None:
+        name = f"storm {options.storm.stem}"
+        options.storm = storm = Storm.read(harness.HERE / options.storm, NUM_WORKERS)
+        options.choices, wire, options.pace = storm.options, storm.wire, storm.pace
+        options.seconds = storm.seconds + LAST * options.pace
+    chosen = plan(families.paper("er8"), 0.3, "greedy", wire=wire)
     if options.fault == "none":
         print(*(calm(chosen, options, NUDGE * k) for k in range(options.nudges + 1)))
         return
@@ -329,7 +410,7 @@ def main() -> None:
     result = {
         "benchmark": "churn",
         "task": options.task,
-        "fault": options.fault,
+        "fault": name,
         "seconds": options.seconds,
         "machine": f"{os.cpu_count()} cores, load {load:.1f}",
         "undisturbed": {"loss": undisturbed, "nudged": nudged, "spread": spread},

@@ -23,6 +23,8 @@ class Fault:
     start: float
     end: float
     """When it was started again, went on, or was mended."""
+    kind: str = ""
+    """In a storm: kill, stop or cut."""
 
     def concerns(self, rank: int, peer: int) -> bool:
         """Whether it explains what went wrong between two workers."""

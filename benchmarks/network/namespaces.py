@@ -210,6 +210,10 @@ class Network:
         _ip("-n", self.host(i), "link", "set", name, "up")
         _ip("-n", self.host(i), "route", "replace", f"{self.address(j)}/32", "dev", name)
 
+    def isolate(self, rank: int, *, mended: bool = False) -> None:
+        """Take a host's card down, or up again: what it sends or should get is lost in silence."""
+        _ip("-n", self.host(rank), "link", "set", CARD, "up" if mended else "down")
+
     def _wire(self, i: int, j: int) -> str:
         if self.topology.link_times is None or self.racks is not None:
             raise InputError("only the links of a topology with link times are wires of their own.")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import statistics
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,6 +39,14 @@ class Diary:
             self._met.append(meeting.peer)
         else:
             self.note(outcome, iteration=iteration, peer=meeting.peer, shift=shift)
+
+    def held(self) -> None:
+        """Memory, handles and threads of this process."""
+        status = Path("/proc/self/status").read_text(encoding="ascii").split("\n")
+        facts = dict(line.split(":", 1) for line in status if line)
+        handles, megabytes = os.listdir("/proc/self/fd"), int(facts["VmRSS"].split()[0]) / 1024
+        self.note("held", pid=os.getpid(), megabytes=megabytes, threads=int(facts["Threads"]),
+                  handles=len(handles))  # fmt: skip
 
     def step(self, seconds: float, iteration: int) -> None:
         """An iteration is over; a long one is a stall."""
@@ -105,6 +115,58 @@ def judge(
         "members_at_end": len(ends[0]["members"]),
         "sockets": [end["sockets"] for end in ends],
     }
+
+
+def participation(folder: Path, faults: Sequence[Fault], num_workers: int) -> dict[str, Any]:
+    """Of the workers alive in each second of a storm, how many had a meeting in it.
+
+    Alive is who is not away: neither killed and not started again yet, nor stopped, nor cut off.
+    The first to the last fault count. Times back are from the end of an absence to a meeting.
+    """
+    met = {
+        rank: [n["time"] for line in _lines(folder / f"diary-{rank}.jsonl")
+               if (n := json.loads(line)).get("met")]
+        for rank in range(num_workers)
+    }  # fmt: skip
+    alive = took_part = 0
+    moment, last = faults[0].start, max(fault.end for fault in faults)
+    while moment < last:
+        for rank, times in met.items():
+            if not any(
+                f.who == (rank,) and f.start < moment + 1 and f.end > moment for f in faults
+            ):
+                alive += 1
+                took_part += any(moment <= each < moment + 1 for each in times)
+        moment += 1
+    back = sorted(
+        min((t for t in met[f.who[0]] if t > f.end), default=float("inf")) - f.end for f in faults
+    )
+    return {
+        "participation": took_part / alive,
+        "median_time_back": statistics.median(back),
+        "longest_time_back": back[-1],
+        "faults_by_kind": {k: sum(f.kind == k for f in faults) for k in ("kill", "stop", "cut")},
+    }
+
+
+def growth(folder: Path, num_workers: int) -> dict[str, Any]:
+    """How memory and handles of the processes that lived longest went on after a tenth of a run."""
+    found: dict[int, list[dict[str, Any]]] = {}
+    for rank in range(num_workers):
+        for line in _lines(folder / f"diary-{rank}.jsonl"):
+            note = json.loads(line)
+            if note["what"] == "held":
+                found.setdefault(note["pid"], []).append(note)
+    longest = sorted(found.values(), key=len)[-4:]
+    rows = []
+    for notes in longest:
+        first, last = notes[len(notes) // 10], notes[-1]
+        rows.append({
+            "seconds": last["time"] - first["time"],
+            **{f"{key}_{when}": n[key] for key in ("megabytes", "handles", "threads")
+               for when, n in (("first", first), ("last", last))},
+        })  # fmt: skip
+    return {"processes": rows}
 
 
 def _lines(path: Path) -> list[str]:

@@ -110,8 +110,11 @@ Latency = Annotated[
     ),
 ]
 LinkTimeOrNone = Annotated[float | None, typer.Option("--link-time", help=_LINK_TIME)]
-Timeout = Annotated[
-    float, typer.Option("--timeout", help="Seconds before a silent worker is an error.")
+_TIMEOUT = "Seconds before a silent worker is an error"
+Timeout = Annotated[float, typer.Option("--timeout", help=f"{_TIMEOUT}.")]
+TimeoutOrNone = Annotated[
+    float | None,
+    typer.Option("--timeout", help=f"{_TIMEOUT}; by default as iterations last, 300 at least."),
 ]
 Explore = Annotated[
     bool,

@@ -80,7 +80,7 @@ def train_command(
         None, help="Task: slow links to this many Mbit/s. An emulation, by waiting."
     ),
     clip: opt.Clip = None,
-    timeout: opt.Timeout = 300.0,
+    timeout: opt.TimeoutOrNone = None,
     checkpoint_every: int = typer.Option(0, help="Task: epochs between checkpoints; 0: none."),
     resume: opt.Resume = False,
     tensorboard: bool = typer.Option(False, "--tensorboard", help="Task: also write event files."),

@@ -45,6 +45,7 @@ from matcha.distributed.options import (
 )
 from matcha.distributed.transports.base import Transport
 from matcha.distributed.transports.collectives import gather, roll_call
+from matcha.distributed.transports.deadlines import START
 from matcha.distributed.worker_state import WorkerState
 from matcha.errors import InputError
 from matcha.plans import PlanLike
@@ -140,7 +141,7 @@ class Gossip:
         ownership = ParameterOwnership(
             {n: p for n, p in modules.named_parameters() if p.requires_grad}, optimizers
         )
-        placement = find_placement(plan, transport, mesh, options.timeout)
+        placement = find_placement(plan, transport, mesh, options.timeout or START)
         try:
             self._start(placement, setup, modules, optimizers, ownership, scaler, on_span)
         except BaseException:
@@ -159,7 +160,7 @@ class Gossip:
     ) -> None:
         """Agree with the other workers, start from the same values, and attach."""
         self._is_detached: bool = False
-        transport, timeout = placement.transport, setup.options.timeout
+        transport = placement.transport
         others = [gossip for gossip in _ATTACHED.get(transport, ()) if not gossip._is_detached]
         beside = tuple(gossip._setup.options for gossip in others)
         self._setup: Setup = replace(
@@ -171,13 +172,13 @@ class Gossip:
         self.state = state = WorkerState(self._setup, modules, optimizers, placement, on_span)
         self._hooks = OptimizerHooks(state, ownership, scaler)
         if state.asynchrony is not None:
-            state.asynchrony.open(state.exchange, state.stopwatch, timeout)
+            state.asynchrony.open(state.exchange, state.stopwatch, state.timeout)
         # The optimizers keep their hooks: dropping this object alone ends nothing.
         leaving = transport, state.cursor, state.asynchrony
         self._farewell = weakref.finalize(self._hooks, _say_finished, *leaving)
         self.membership: Membership | None = None
         if state.team is not None:
-            self.membership = Membership(state, state.team, timeout)
+            self.membership = Membership(state, state.team)
             self._hooks.membership = self.membership
             self.membership.start(0)
             if self.membership.returns:

@@ -118,6 +118,7 @@ class OptimizerHooks:
         if state.momentum.is_needed:
             state.momentum.after_round(met=bool(state.cursor.met) and state.has_met)
         state.cursor.advance()
+        state.note_pace()
         if self.membership is not None:
             self.membership.tend()
         state.follow_network()

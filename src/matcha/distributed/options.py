@@ -66,8 +66,9 @@ class GossipOptions:
     """`local` keeps BatchNorm's statistics; `average` mixes them like parameters."""
     bucket_cap_mb: float = 25.0
     """Size of a bucket in megabytes."""
-    timeout: float = 300.0
-    """Seconds after which a silent partner is an error."""
+    timeout: float | None = None
+    """Seconds after which a silent partner is an error; by default as iterations last: twice their
+    median and four deviations, and 300 at least (30 in a meeting, with `on_loss="continue"`)."""
     on_loss: Literal["stop", "continue"] | None = None
     """`stop` ends training with the name of a worker that is gone; `continue` goes on without it,
     and takes it in again when it comes back. By default what the launcher says, or `stop`."""
@@ -85,8 +86,9 @@ class GossipOptions:
             if value not in values and not (value is None and name == "on_loss"):
                 raise InputError(f"{name} is {value!r}, but it is {values[0]!r} or {values[1]!r}.")
         for name in ("bucket_cap_mb", "timeout"):
-            if not getattr(self, name) > 0:
-                raise InputError(f"{name} is {getattr(self, name)}, but it must be positive.")
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise InputError(f"{name} is {value}, but it must be positive.")
         if self.replan is not None and not (isinstance(self.replan, int) and self.replan >= 0):
             raise InputError(
                 f"replan is {self.replan}, but it is a number of iterations, or 0 for never."

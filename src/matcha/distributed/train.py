@@ -60,8 +60,8 @@ STAGES = "stages.json"
 class Network:
     """How real workers are started and talk."""
 
-    timeout: float = 300.0
-    """Seconds after which a silent worker is an error."""
+    timeout: float | None = None
+    """Seconds after which a silent worker is an error; None: as iterations last, 300 at least."""
     link_mbps: float | None = None
     """Slow every link down to this speed, by emulation."""
     slower: Mapping[Link, float] = field(default_factory=dict)
@@ -82,7 +82,7 @@ class Network:
     """This process's, where it is one worker over links of our own and its launcher did not say."""
 
     def __post_init__(self) -> None:
-        if not self.timeout > 0:
+        if self.timeout is not None and not self.timeout > 0:
             raise InputError(f"the timeout is {self.timeout}, but it must be positive seconds.")
         if self.link_mbps is not None and not 0 < self.link_mbps < math.inf:
             raise InputError(f"the links' speed must be positive, not {self.link_mbps} Mbit/s.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,19 +17,22 @@ from matcha.distributed.exchange.background import Asynchrony, Overlap
 from matcha.distributed.exchange.buckets import describe_layout, fill_buckets, layout_digest
 from matcha.distributed.exchange.exchange import Stopwatch, alignment, make_exchange
 from matcha.distributed.exchange.hooks import Clipping, ElasticMeetings, LinkTimer
-from matcha.distributed.exchange.meeting import PlanCursor
+from matcha.distributed.exchange.meeting import RUNNING, PlanCursor
 from matcha.distributed.exchange.momentum import MomentumRules
 from matcha.distributed.exchange.relay import RelayedSums
 from matcha.distributed.launch.placement import Placement, shared_facts
 from matcha.distributed.links.transport import LinkTransport
 from matcha.distributed.options import Setup
 from matcha.distributed.transports.base import Transport
+from matcha.distributed.transports.deadlines import START, Pace
 from matcha.errors import InputError, ModelError
 from matcha.plans import PlanLike
 from matcha.records import Span
 from matcha.training.clipping import allowance
 
 __all__ = ["WorkerState"]
+
+_PATIENCE = 30.0  # seconds: a partner's script may do something of its own for as long
 
 
 class WorkerState:
@@ -55,6 +59,7 @@ class WorkerState:
         elastic: leaves out meetings with workers that are lost, where training goes on then.
         stepped: which optimizers have stepped in the iteration under way.
         has_met: whether a meeting of the last round took place.
+        pace: how long iterations take.
     """
 
     def __init__(
@@ -68,7 +73,7 @@ class WorkerState:
         plan, options, transport = setup.plan, setup.options, placement.transport
         alone = transport.num_workers == 1
         replan = 0 if alone else options.replan or 0
-        timeout, bucket_bytes = options.timeout, int(options.bucket_cap_mb * 1e6)
+        timeout, bucket_bytes = options.timeout or START, int(options.bucket_cap_mb * 1e6)
         self.modules, self.optimizers, self.placement = modules, optimizers, placement
         self.options = replace(options, momentum=setup.momentum, replan=replan)
         self.frozen = [p for p in modules.parameters() if not p.requires_grad]
@@ -84,7 +89,8 @@ class WorkerState:
             alignment=alignment(plan.wire),
         )
         self.layout = layout_digest(self.buckets)
-        self.averaging = Averaging(placement, modules, self.buckets, timeout)
+        self.pace = Pace(0)
+        self.averaging = Averaging(placement, modules, self.buckets, lambda: self.timeout)
         continues = options.on_loss == "continue"
         self.team = transport if continues and isinstance(transport, LinkTransport) else None
         transport.expect_model(sum(v.nbytes for v in (*modules.parameters(), *modules.buffers())))
@@ -112,7 +118,7 @@ class WorkerState:
         if any(level.mixing == "relay" for level in plan.levels) and not alone:
             self.exchange.relay = RelayedSums(transport, values, self.cursor.partners(), timeout)
         everything = [*mixed, *(tensor for _, tensor in travelling)]
-        self.replanning = Replanning(plan, replan, placement, everything, timeout)
+        self.replanning = Replanning(plan, replan, placement, everything, lambda: self.timeout)
         self.elastic: ElasticMeetings | None = None
         if self.team is not None:
             self.elastic = ElasticMeetings(self.exchange, self.team, everything)
@@ -123,6 +129,7 @@ class WorkerState:
         if options.clip is not None:
             self.clipping = Clipping(self.exchange, mixed, allowance(plan, options.clip))
             self.exchange.hooks.append(self.clipping)
+            self.exchange.takes_all = True  # a message that is not finite moves nothing
 
     @property
     def transport(self) -> Transport:
@@ -136,8 +143,18 @@ class WorkerState:
 
     @property
     def timeout(self) -> float:
-        """Seconds after which a silent partner is an error."""
-        return self.options.timeout
+        """Seconds to wait for all workers: as asked for, or as slow iterations ask for."""
+        return self.options.timeout or self.pace.durations.deadline(START)
+
+    def note_pace(self) -> None:
+        """Learn from an iteration that ends here how long partners may take for theirs.
+
+        Where training goes on without a lost worker, one that hangs is left out sooner.
+        """
+        self.pace.note(self.iteration, time.perf_counter())
+        if self.options.timeout is None and self.exchange.finished_at == RUNNING:
+            floor = START if self.team is None else _PATIENCE
+            self.exchange.timeout = self.pace.durations.deadline(floor)
 
     @property
     def iteration(self) -> int:

@@ -19,8 +19,9 @@ import matcha.distributed
 from matcha import families
 from matcha.distributed import Gossip, LinkTransport
 from matcha.distributed.checkpoint.snapshot import dump_snapshot
-from matcha.distributed.elastic.membership import Pace
+from matcha.distributed.links.framing import FrameStream, Kind
 from matcha.distributed.transports.collectives import barrier
+from matcha.distributed.transports.deadlines import Pace
 from matcha.errors import ExchangeError, InputError
 from matcha.testing import run_threads
 
@@ -387,3 +388,29 @@ def test_a_worker_whose_links_break_for_a_moment_does_not_average_alone() -> Non
 
     for average in run_linked(families.ring(3), work):
         torch.testing.assert_close(average, torch.ones(1, 3))
+
+
+def test_a_bit_that_is_flipped_on_plain_tcp_costs_one_meeting(monkeypatch, caplog) -> None:
+    caplog.set_level("INFO", logger="matcha.links")
+    write, left = FrameStream._write, [1]
+
+    def flip(stream: FrameStream, views: list[memoryview]) -> None:
+        if views[0][0] == Kind.DATA and len(views) > 1 and len(views[1]) > 50 and left:
+            left.pop()
+            views[1] = memoryview(bytes([views[1][0] ^ 64, *views[1][1:]]))
+        write(stream, views)
+
+    plan = matcha.plan(families.path(2), 1.0, "vanilla")
+
+    def work(transport: LinkTransport) -> tuple[int, float]:
+        worker = Worker(transport, plan)
+        monkeypatch.setattr(FrameStream, "_write", flip)
+        while worker.gossip.iteration < ITERATIONS:
+            if not left:
+                worker.wait_for(1 - transport.rank)
+            worker.run(worker.gossip.iteration + 1)
+        assert worker.gossip.state.elastic is not None
+        return worker.gossip.state.elastic.left_out, worker.gossip.state.elastic.shift
+
+    assert [shift for _, shift in run_linked(plan.topology, work)] == [0.0, 0.0]
+    assert "changed on its way" in caplog.text

@@ -24,7 +24,7 @@ def averaging(transport):
         model[0].weight.copy_(torch.tensor([[1.0, 2.0, 0.0]]) * transport.rank)
         model[1].running_mean.fill_(transport.rank)
     return model, Averaging(
-        placement, model, fill_buckets(model, bucket_bytes=100, buffers=False), 20
+        placement, model, fill_buckets(model, bucket_bytes=100, buffers=False), lambda: 20.0
     )
 
 

@@ -9,10 +9,16 @@ from tests.wires.definition import Definition
 from tests.wires.networks import SHAPES, compact, drift, padded, round_of, segments, start
 
 from matcha import Round
-from matcha.distributed.exchange.codecs import Codec, FloatCodec, LowRankCodec, ModuloCodec
+from matcha.distributed.exchange.codecs import (
+    Codec,
+    FloatCodec,
+    LowRankCodec,
+    ModuloCodec,
+    is_finite,
+)
 from matcha.distributed.exchange.exchange import Exchange
 from matcha.distributed.exchange.meeting import MeetingHook, meetings
-from matcha.errors import ModelError
+from matcha.errors import ExchangeError, ModelError
 from matcha.testing import run_threads
 from matcha.wires import Float, LowRank, Modulo, parse_wire
 from matcha.wires.segments import Segment
@@ -112,9 +118,13 @@ def test_the_state_of_an_exchange_is_all_it_remembers(wire) -> None:
     assert all(run_threads(5, work))
 
 
-@pytest.mark.parametrize("wire", ["modulo:4", "lowrank:2"])
-def test_a_value_that_is_not_finite_is_refused_before_anything_is_sent(wire) -> None:
-    round = Round(matchings=(((0, 1),),), indices=(0,), mixing="pairwise", weight=0.5)
+PAIR = Round(matchings=(((0, 1),),), indices=(0,), mixing="pairwise", weight=0.5)
+ALL = Round(matchings=(((0, 1),),), indices=(0,), mixing="average", weight=0.5)
+
+
+@pytest.mark.parametrize("round", [PAIR, ALL], ids=["pair", "all"])
+@pytest.mark.parametrize("wire", ["float32", "bfloat16", "modulo:4", "lowrank:2"])
+def test_a_value_that_is_not_finite_is_refused_before_anything_is_sent(wire, round) -> None:
 
     def work(transport) -> tuple[str, int]:
         row = padded(start())[0].clone()
@@ -127,6 +137,50 @@ def test_a_value_that_is_not_finite_is_refused_before_anything_is_sent(wire) -> 
     for rank, (message, sent) in enumerate(run_threads(2, work)):
         assert f"rank {rank} holds a parameter that is not finite at iteration 17" in message
         assert sent == 0
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("wire", ["float32", "bfloat16"])
+def test_a_message_that_is_not_finite_is_refused_and_its_sender_named(
+    wire, value, monkeypatch
+) -> None:
+    """As a worker sends that does not look, or whose memory flips bits."""
+    monkeypatch.setattr(Exchange, "_check_finite", lambda *_: None)
+
+    def work(transport) -> str:
+        row = padded(start())[transport.rank].clone()
+        row[-9] = value if transport.rank else 1.0
+        try:
+            exchange(transport, wire, row).run(PAIR, meetings(PAIR, transport.rank), 17)
+        except ExchangeError as error:
+            return str(error)
+        return "took it"
+
+    found = run_threads(2, work)
+    assert found[0] == "rank 1 sent a value that is not finite."
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.complex64])
+def test_large_values_are_finite_though_their_sum_is_not(dtype) -> None:
+    most = torch.finfo(dtype).max
+    assert is_finite(torch.full((100,), most, dtype=dtype))
+    assert not is_finite(torch.tensor([most, float("nan")], dtype=dtype))
+    assert is_finite(torch.arange(3))
+
+
+def test_infinite_buffers_are_no_fault() -> None:
+    """As a mask of -inf is, where buffers are averaged."""
+    mask = torch.tensor([0.0, -torch.inf])
+
+    def work(transport):
+        values = [torch.full((3,), float(transport.rank)), mask.clone()]
+        codec = FloatCodec(values, bucket_bytes=100, any_value=[1])
+        Exchange(transport, [codec], timeout=20).run(PAIR, meetings(PAIR, transport.rank), 0)
+        return values
+
+    for values, buffer in run_threads(2, work):
+        assert values.tolist() == [0.5] * 3
+        assert buffer.equal(mask)
 
 
 @pytest.mark.parametrize("mixing", ["laplacian", "pairwise"])

@@ -160,3 +160,14 @@ def test_a_transport_that_fails_before_a_meeting_changes_no_value() -> None:
     with pytest.raises(PeerLostError):
         exchange.run(round, (meeting,), 1)
     assert values.tolist() == [7.0] * 3
+
+
+def test_a_message_that_is_not_finite_takes_its_meeting_back(monkeypatch) -> None:
+    monkeypatch.setattr(Exchange, "_check_finite", lambda *_: None)
+    monkeypatch.setattr(
+        Place, "refuse", lambda place, peer, problem: PeerLostError(f"{peer} {problem}", peer)
+    )
+    monkeypatch.setitem(globals(), "VALUES", np.where(VALUES == 9.0, np.nan, VALUES))
+    _, found, met = held("pairwise", loses=2)
+    assert found[:2].tolist() == [[1.5, 0.5], [1.5, 0.5]]
+    assert [(one.held, one.left_out) for one in met[:2]] == [(1, 0), (1, 1)]

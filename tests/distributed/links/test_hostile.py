@@ -7,7 +7,6 @@ import json
 import random
 import socket
 import ssl
-import struct
 import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -24,14 +23,13 @@ from matcha import families
 from matcha._io.keys import new_keys
 from matcha.distributed import Keys, LinkTransport, Message, Peers
 from matcha.distributed.links import connection as connection_module
-from matcha.distributed.links.framing import ClosedError, FrameStream, Kind
+from matcha.distributed.links.framing import ClosedError, FrameStream, Kind, frame_header
 from matcha.distributed.links.link_state import LinkVersions, Update
 from matcha.distributed.links.listener import Hello
 from matcha.distributed.transports.collectives import mean_
 
 TOPOLOGY = families.path(3)
 HOSTILE = 2  # it dials worker 1, its only neighbour; worker 0 is out of its reach
-HEADER = struct.Struct("!BxxxIQ")
 DIGEST = LinkVersions(HOSTILE, TOPOLOGY).tree.digest.encode()
 
 
@@ -63,7 +61,8 @@ class Stranger:
 
     def send(self, kind: int, tag: int = 0, content: bytes = b"", size: int | None = None) -> None:
         """Send a frame, perhaps with less than it announces."""
-        header = HEADER.pack(kind, tag, len(content) if size is None else size)
+        announced = len(content) if size is None else size
+        header = frame_header(kind, tag, announced, [content])
         with suppress(OSError):  # it may have been sent away already
             self.socket.sendall(header + content)
 
@@ -77,7 +76,7 @@ class Stranger:
 
 @contextmanager
 def besieged(
-    keys: Path | None = None, timeout: float = 90.0
+    keys: Path | None = None, timeout: float | None = 90.0
 ) -> Iterator[tuple[LinkTransport, LinkTransport, Stranger]]:
     """Two honest workers in a row and a stranger in the place of the third, all of them started."""
     found = local_peers(3).addresses
@@ -226,33 +225,63 @@ def test_a_larger_part_than_the_model_explains_ends_the_link() -> None:
         assert "announced 100000000 bytes of REDUCE" in one.end_reason(HOSTILE)
 
 
+def tcp_pair() -> tuple[FrameStream, FrameStream]:
+    """The two ends of a connection on loopback."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        near = socket.create_connection(server.getsockname())
+        far, _ = server.accept()
+    return FrameStream(near), FrameStream(far)
+
+
 def test_memory_grows_with_what_arrives_and_not_with_what_is_announced() -> None:
-    near, far = socket.socketpair(socket.AF_UNIX)
-    near_tcp = FrameStream.__new__(FrameStream)
-    near_tcp._socket, near_tcp._secure, near_tcp._is_shut = near, False, False
-    far.sendall(b"some bytes")
-    far.close()
+    near, far = tcp_pair()
+    far._socket.sendall(b"some bytes")
+    far.refuse()
     tracemalloc.start()
     try:
         with pytest.raises(ClosedError, match="closed its connection"):
-            near_tcp.receive(3 << 30)
+            near.receive(3 << 30)
         assert tracemalloc.get_traced_memory()[1] < 1 << 24
     finally:
         tracemalloc.stop()
-        near.close()
+        near.refuse()
 
 
 def test_a_content_of_many_pieces_arrives_whole() -> None:
-    near, far = socket.socketpair(socket.AF_UNIX)
-    stream = FrameStream.__new__(FrameStream)
-    stream._socket, stream._secure, stream._is_shut = near, False, False
+    near, far = tcp_pair()
     content = random.Random(1).randbytes(5_000_001)
-    sender = threading.Thread(target=far.sendall, args=(content,))
+    sender = threading.Thread(target=far.send, args=(Kind.STATE, 0, [content]), daemon=True)
     sender.start()
-    assert stream.receive(len(content)) == content
+    assert near.receive_header() == (Kind.STATE, 0, len(content))
+    assert near.receive(len(content)) == content
     sender.join()
-    far.close()
-    near.close()
+    far.refuse()
+    near.refuse()
+
+
+def read(stream: FrameStream) -> bytes:
+    _, _, size = stream.receive_header()
+    return bytes(stream.receive(min(size, 1000)))
+
+
+def test_each_flipped_bit_of_a_plain_frame_is_noticed() -> None:
+    near, far = tcp_pair()
+    content = b"a message"
+    frame = frame_header(Kind.DATA, 3, len(content), [content]) + content
+    near.send(Kind.DATA, 3, [content])
+    assert read(far) == content
+    far.refuse()
+    near.refuse()
+    for bit in range(8 * len(frame)):
+        near, far = tcp_pair()
+        changed = bytearray(frame)
+        changed[bit // 8] ^= 1 << bit % 8
+        near._socket.sendall(changed)
+        near.finish()
+        with pytest.raises(ClosedError):
+            read(far)
+        far.refuse()
+        near.refuse()
 
 
 def test_a_neighbour_that_never_says_up_holds_nobody_up() -> None:

@@ -67,7 +67,7 @@ def server() -> Iterator[Server]:
 
 
 def packed(text: bytes) -> bytes:
-    return struct.pack("!8sH", b"matcha1\n", len(text)) + text
+    return struct.pack("!8sH", b"matcha2\n", len(text)) + text
 
 
 def but(**changes: object) -> bytes:

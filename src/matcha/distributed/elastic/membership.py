@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 from collections.abc import Callable
-from statistics import median
 from typing import Any
 
 from matcha.distributed.checkpoint.snapshot import dump_snapshot, load_snapshot
@@ -18,35 +16,6 @@ __all__ = ["Membership"]
 _log = logging.getLogger("matcha.links")
 _MAX_LAG_SECONDS = 1.0  # of work for which others may wait while this worker catches up
 _MIN_LAG = 3  # iterations
-
-
-class Pace:
-    """How long an iteration usually takes; the first, and stops of the process, do not count.
-
-    >>> pace = Pace(0)
-    >>> for iteration, now in enumerate([0.001, 0.1, 0.2, 5.2], start=1):
-    ...     pace.note(iteration, now)
-    >>> round(pace.seconds, 3)
-    0.1
-    """
-
-    def __init__(self, iteration: int) -> None:
-        self._iteration = iteration
-        self._last: float | None = None
-        self._recent: deque[float] = deque(maxlen=9)
-
-    def note(self, iteration: int, now: float) -> None:
-        """The worker has come to an iteration; the same one may be noted more than once."""
-        if iteration == self._iteration:
-            return
-        if self._last is not None and iteration > self._iteration:
-            self._recent.append((now - self._last) / (iteration - self._iteration))
-        self._iteration, self._last = iteration, now
-
-    @property
-    def seconds(self) -> float | None:
-        """The median of the last few; None before there are any."""
-        return max(median(self._recent), 1e-6) if self._recent else None
 
 
 class Membership:
@@ -61,15 +30,14 @@ class Membership:
         taken: What the donor's script carried along with that state.
     """
 
-    def __init__(self, state: WorkerState, transport: LinkTransport, timeout: float) -> None:
-        self._state, self._transport, self._timeout = state, transport, timeout
+    def __init__(self, state: WorkerState, transport: LinkTransport) -> None:
+        self._state, self._transport = state, transport
         self.returns = 0
         self.donor: int | None = None
         self._give: Callable[[], dict[str, Any]] = dict
         self._take: Callable[[dict[str, Any]], None] = lambda _: None
         self.taken: dict[str, Any] = {}
         self._placed_at: int | None = None
-        self._pace = Pace(state.iteration)
         self._returned: list[list[int]] = []
         self._known = 0
         transport.finds_cause = False  # the others go on without the one that is lost
@@ -96,7 +64,7 @@ class Membership:
         rank = self._transport.rank
         refused: set[int] = set()
         while True:
-            self.donor, content = self._transport.states.ask(self._timeout, refused)
+            self.donor, content = self._transport.states.ask(self._state.timeout, refused)
             try:
                 extra = load_snapshot(content, self._state)
                 num_calls, self.taken = int(extra["calls"]), extra["carried"]
@@ -158,10 +126,9 @@ class Membership:
 
         Every step does so; call it where none is taken for long.
         """
-        transport = self._transport
-        self._pace.note(self._state.iteration, time.perf_counter())
-        if self._pace.seconds is not None:
-            transport.max_lag = max(_MIN_LAG, _MAX_LAG_SECONDS / self._pace.seconds)
+        transport, pace = self._transport, self._state.pace.seconds
+        if pace is not None:
+            transport.max_lag = max(_MIN_LAG, _MAX_LAG_SECONDS / pace)
         if transport.states.requests:
             extra = {"calls": transport.collectives.number, "carried": self._give()}
             transport.states.give([dump_snapshot(self._state, extra)])

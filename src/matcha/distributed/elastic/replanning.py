@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,7 +109,7 @@ class Replanning:
         every: int,
         placement: Placement,
         values: Sequence[torch.Tensor],
-        timeout: float,
+        timeout: Callable[[], float],
     ) -> None:
         self.plan = self.given = plan
         self.every = every
@@ -188,7 +188,7 @@ class Replanning:
             mine = json.dumps(planner.plan().to_json()).encode()
         elif self._is_planner():  # the one that planned is gone
             mine = json.dumps(next_level(self._first, coming.seconds).to_json()).encode()
-        found = gather(self._placement.everyone, mine, self._timeout)
+        found = gather(self._placement.everyone, mine, self._timeout())
         planned = next((content for content in found if content), None)
         if len(found) < self._placement.everyone.num_workers or planned is None:
             _log.warning("iteration %d: a worker is away; the plan stays", iteration)
@@ -221,7 +221,7 @@ class Replanning:
 
     def _gather(self, mine: dict[str, Any]) -> list[dict[str, Any]]:
         content = json.dumps(mine).encode()
-        return [json.loads(a) for a in gather(self._placement.everyone, content, self._timeout)]
+        return [json.loads(a) for a in gather(self._placement.everyone, content, self._timeout())]
 
     def _by_link(self, seconds: Mapping[int, float]) -> list[tuple[Link, float]]:
         rank = self._placement.transport.rank
@@ -238,7 +238,7 @@ class Replanning:
             if transport.rank in (i, j):
                 peer = i + j - transport.rank
                 try:
-                    seconds = exchange_time(transport, peer, size, 1, self._timeout)
+                    seconds = exchange_time(transport, peer, size, 1, self._timeout())
                 except PeerLostError:  # a link that is gone has no time
                     continue
                 found[peer] = seconds * max(1.0, self._bytes / size)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -80,7 +80,11 @@ class Averaging:
     """
 
     def __init__(
-        self, placement: Placement, model: nn.Module, buckets: Sequence[Bucket], timeout: float
+        self,
+        placement: Placement,
+        model: nn.Module,
+        buckets: Sequence[Bucket],
+        timeout: Callable[[], float],
     ) -> None:
         self._placement = placement
         self._model = model
@@ -96,7 +100,7 @@ class Averaging:
         outside = [local(t.data) for t in others if id(t) not in inside]
         self._pack()
         values = [bucket.data for bucket in self._buckets] + [t for t in outside if t.numel()]
-        broadcast(self._placement.transport, values, self._timeout)
+        broadcast(self._placement.transport, values, self._timeout())
         self._unpack()
 
     @contextmanager
@@ -116,7 +120,7 @@ class Averaging:
             self._pack()
             for bucket in self._buckets:
                 bucket.data.mul_(self._share)
-            mean_(self._placement.transport, tensors, self._timeout)
+            mean_(self._placement.transport, tensors, self._timeout())
             self._unpack()
         was_open, self.is_open = self.is_open, True
         try:
@@ -140,10 +144,10 @@ class Averaging:
         for bucket in self._buckets:
             if not bucket.volatile:
                 centre = bucket.data * self._share
-                mean_(self._placement.transport, [centre], self._timeout)
+                mean_(self._placement.transport, [centre], self._timeout())
                 squares = (bucket.data - centre).double().square_()
                 total += self._weighted(bucket, squares)
-        return self._placement.sum(total, self._timeout)
+        return self._placement.sum(total, self._timeout())
 
     def _weighted(self, bucket: Bucket, squares: torch.Tensor) -> float:
         """Return the sum; what several processes of a worker hold counts once."""
@@ -177,9 +181,9 @@ class Averaging:
         transport = self._placement.transport
         own = torch.tensor([_fingerprint(part) for part in outside])
         first = own.clone()
-        broadcast(transport, [first], self._timeout)
+        broadcast(transport, [first], self._timeout())
         unlike = (own != first).long()
-        mean_(transport, [unlike], self._timeout)  # of whole numbers the sum
+        mean_(transport, [unlike], self._timeout())  # of whole numbers the sum
         pooled = {t.data_ptr() for pair in self._statistics() for t in pair}
         flags = zip(outside, unlike.tolist(), strict=True)
         return [part for part, count in flags if count or part.data_ptr() in pooled]
@@ -199,7 +203,7 @@ class Averaging:
         inside = {s.tensor.data_ptr() for b in self._buckets for s in b.slots}
         shares = [self._share if mean.data_ptr() in inside else 1.0 for mean, _ in pairs]
         centres = [mean * share for (mean, _), share in zip(pairs, shares, strict=True)]
-        mean_(self._placement.transport, centres, self._timeout)
+        mean_(self._placement.transport, centres, self._timeout())
         for (mean, variance), centre in zip(pairs, centres, strict=True):
             variance.add_((mean - centre).square())
 

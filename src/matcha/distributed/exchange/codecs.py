@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -23,7 +23,16 @@ from matcha.wires.lowrank import LowRankRows, renew_directions
 from matcha.wires.segments import Segment
 from matcha.wires.wire import BLOCK
 
-__all__ = ["Codec", "FloatCodec", "LowRankCodec", "ModuloCodec", "Piece", "SpareMemory", "Transfer"]
+__all__ = [
+    "Codec",
+    "FloatCodec",
+    "LowRankCodec",
+    "ModuloCodec",
+    "Piece",
+    "SpareMemory",
+    "Transfer",
+    "is_finite",
+]
 
 _CHUNK = 1 << 17  # elements: three passes over a chunk stay in the cache, so memory is read once
 _PIECE = 1 << 18  # values: a tenth of a second at 10 Mbit/s, and a few milliseconds of encoding
@@ -116,22 +125,23 @@ class Codec(ABC):
 
     Attributes:
         pieces: what messages carry; the same sizes on every worker.
+        finite: tensors whose values must be finite before a round: a NaN would reach all workers.
         num_phases: messages one after another per piece and meeting; a later one depends on what
             the earlier one brought.
-        has_scales: whether both ends must agree on scales before they encode. They stand for
-            differences, so a NaN or infinity cannot be encoded.
+        has_scales: whether both ends must agree on scales before they encode.
     """
 
     num_phases = 1
     has_scales = False
     pieces: Sequence[Piece]
+    finite: Sequence[torch.Tensor]
 
     def window(self, *, several: bool) -> int:
         """How many transfers may be under way at once; `several` partners need originals too."""
         return 4
 
-    def is_finite(self) -> bool:
-        """Whether all values are finite, where codecs with scales need that."""
+    def is_sound(self, transfer: Transfer) -> bool:
+        """Whether what has arrived may be applied: a message on a grid is always finite."""
         return True
 
     def begin_round(self) -> torch.Tensor:
@@ -180,6 +190,7 @@ class FloatCodec(Codec):
         values: flat tensors.
         bucket_bytes: messages are at most half of this, and spare memory at most twice this.
         dtype: a smaller format for floating-point values.
+        any_value: of which tensors infinities and NaN are no fault (buffers: a mask of -inf).
     """
 
     def __init__(
@@ -188,12 +199,19 @@ class FloatCodec(Codec):
         *,
         bucket_bytes: int,
         dtype: torch.dtype | None = None,
+        any_value: Collection[int] = (),
     ) -> None:
         self._dtype = dtype
+        self.finite = [value for k, value in enumerate(values) if k not in any_value]
         self._sizes: dict[torch.device, tuple[int, int]] = {}
         limit = max(1, bucket_bytes // 2)
-        parts = [p for v in values for p in torch.split(v, max(1, limit // v.element_size()))]
-        self.pieces = [Piece(index, part) for index, part in enumerate(parts)]
+        parts = [
+            (k, part)
+            for k, value in enumerate(values)
+            for part in torch.split(value, max(1, limit // value.element_size()))
+        ]
+        self.pieces = [Piece(index, part, k) for index, (k, part) in enumerate(parts)]
+        self._any_value = frozenset(any_value)
 
     def window(self, *, several: bool) -> int:
         return 2 if several else 4
@@ -217,6 +235,13 @@ class FloatCodec(Codec):
         dtype = self._format(transfer.piece)
         message = memory.outgoing[: original.numel() * dtype.itemsize].view(dtype)
         return message.copy_(original)
+
+    def is_sound(self, transfer: Transfer) -> bool:
+        role = transfer.meeting.role
+        has_come = transfer.pending is not None and (role is None or role.source is not None)
+        if transfer.piece.tensor in self._any_value or not has_come:
+            return True
+        return is_finite(transfer.arrived.view(transfer.message.dtype))
 
     def apply(self, transfer: Transfer) -> None:
         x, message, role = transfer.piece.values, transfer.message, transfer.meeting.role
@@ -250,12 +275,9 @@ class _ScaledCodec(Codec):
     has_scales = True
 
     def __init__(self, values: Sequence[torch.Tensor], coders: Mapping[str, Coder]) -> None:
-        self._values = list(values)
+        self.finite = list(values)  # scales stand for differences
         self._coders = list(coders.values())
         self._names = list(coders)
-
-    def is_finite(self) -> bool:
-        return all(bool(torch.isfinite(value.sum())) for value in self._values)
 
     def begin_round(self) -> torch.Tensor:
         """Two bytes per block."""
@@ -442,6 +464,19 @@ class LowRankCodec(_ScaledCodec):
         if (k, peer) not in self._directions:
             self._directions[k, peer] = self._rows[k].start.unsqueeze(0).clone()
         return self._directions[k, peer]
+
+
+def is_finite(values: torch.Tensor) -> bool:
+    """Whether no value is infinite or NaN, in one pass over memory.
+
+    >>> is_finite(torch.ones(3)), is_finite(torch.tensor([1.0, torch.inf]))
+    (True, False)
+    """
+    if not (values.is_floating_point() or values.is_complex()):
+        return True
+    total = values.sum(dtype=torch.float32 if values.dtype == torch.float16 else None)
+    # A sum may overflow where its values do not.
+    return bool(torch.isfinite(total)) or bool(torch.isfinite(values).all())
 
 
 # -- parts -----------------------------------------------------------------------------------------

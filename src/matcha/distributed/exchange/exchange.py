@@ -25,6 +25,7 @@ from matcha.distributed.exchange.codecs import (
     Piece,
     SpareMemory,
     Transfer,
+    is_finite,
 )
 from matcha.distributed.exchange.meeting import RUNNING, Handshake, Meeting, MeetingHook
 from matcha.distributed.exchange.relay import RelayedSums
@@ -97,7 +98,10 @@ class Exchange:
         finished_at: the iteration at which this worker's training ended, or `RUNNING`; partners
             hear it with every meeting.
         finished: partners that had finished, as this worker had, when they met last.
+        takes_all: whether values that are not finite are left to a hook that bounds meetings.
     """
+
+    takes_all = False
 
     def __init__(self, transport: Transport, codecs: Sequence[Codec], *, timeout: float) -> None:
         self.transport, self.codecs, self.timeout = transport, tuple(codecs), timeout
@@ -142,13 +146,14 @@ class Exchange:
         Raises:
             ExchangeError: a partner is gone, late, or at another iteration. The values are then
                 partly mixed and must not be used.
-            ModelError: a value that cannot be encoded is not finite; nothing was sent.
+            ModelError: a value is not finite; nothing was sent.
         """
         self.transport.doing = f"the round of iteration {iteration}"
         if self.relay is not None:
             self.bytes_sent += self.relay.mix()
             return len(met)
         if round.is_exact:
+            self._check_finite(iteration)
             self._average(round, met)
             return len(met)
         is_sequential = round.mixing != "laplacian"
@@ -213,14 +218,16 @@ class Exchange:
             return ((part, meeting) for meeting in met for part in self._parts)
         return ((part, meeting) for part in self._parts for meeting in met)
 
+    def _check_finite(self, iteration: int) -> None:
+        if not all(is_finite(values) for codec in self.codecs for values in codec.finite):
+            raise ModelError(
+                f"{self.transport.name(self.transport.rank)} holds a parameter that is not "
+                f"finite at iteration {iteration}: training diverged; a lower learning "
+                "rate may help."
+            )
+
     def _begin(self, state: _RoundState) -> None:
-        for codec in self._scaled:
-            if not codec.is_finite():
-                raise ModelError(
-                    f"{self.transport.name(self.transport.rank)} holds a parameter that is not "
-                    f"finite at iteration {state.iteration}: training diverged; a lower learning "
-                    "rate may help."
-                )
+        self._check_finite(state.iteration)
         state.contents = [codec.begin_round() for codec in self._scaled]
         state.has_begun = True
 
@@ -287,6 +294,10 @@ class Exchange:
         self._scales(meeting, state)
         if transfer.pending is not None:
             transfer.pending.wait(self.timeout)
+        if not self.takes_all and not codec.is_sound(transfer):
+            source = meeting.peer if meeting.role is None else meeting.role.source
+            assert source is not None
+            raise self.transport.refuse(source, "sent a value that is not finite")
         codec.apply(transfer)
         self.spare.give(transfer.memory.blocks)
         if meeting is state.last and transfer.phase == codec.num_phases - 1:
@@ -378,7 +389,7 @@ def make_exchange(
     """
     pairs = [*zip(cycle(buckets), values, strict=False), *besides]
     coded = [] if isinstance(wire, Float) else [p for p in pairs if _is_coded(p[0])]
-    whole = [v for bucket, v in pairs if isinstance(wire, Float) or not _is_coded(bucket)]
+    whole = [p for p in pairs if isinstance(wire, Float) or not _is_coded(p[0])]
     chosen, segments = [v for _, v in coded], [_segments(bucket) for bucket, _ in coded]
     codecs: list[Codec] = []
     if chosen and isinstance(wire, LowRank):
@@ -387,7 +398,12 @@ def make_exchange(
         codecs.append(ModuloCodec(chosen, segments, wire, bucket_bytes=bucket_bytes))
     if whole:
         dtype = torch.bfloat16 if wire == Float(name="bfloat16") else None
-        codecs.append(FloatCodec(whole, bucket_bytes=bucket_bytes, dtype=dtype))
+        volatile = [k for k, (bucket, _) in enumerate(whole) if bucket.volatile]
+        codecs.append(
+            FloatCodec(
+                [v for _, v in whole], bucket_bytes=bucket_bytes, dtype=dtype, any_value=volatile
+            )
+        )
     return Exchange(transport, codecs, timeout=timeout)
 
 

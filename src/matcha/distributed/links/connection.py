@@ -33,6 +33,7 @@ import torch
 from matcha.distributed.links.framing import ClosedError, FrameStream, Kind
 from matcha.distributed.links.link_state import Update
 from matcha.distributed.transports.base import MAX_TAG, Buffer
+from matcha.distributed.transports.deadlines import Durations
 
 __all__ = ["Connection", "Limits", "LinkState", "Transfer"]
 
@@ -128,6 +129,8 @@ class Connection:
     is_giving: bool = False
     """Whether that state is arriving."""
     given_state: bytearray | None = None
+    gaps: Durations = field(default_factory=Durations)
+    """Between two signs of life of the neighbour: the longest between two looks each."""
     reader_waits: bool = False
     """Whether bytes wait here until this worker posts their receive: silence then means nothing."""
     _untold: Update = field(default_factory=Update)

@@ -1,7 +1,9 @@
 """FrameStream: one connection that carries frames both ways, plain or under TLS.
 
-A frame is 16 bytes (kind, tag, size) and its content. One thread reads and another writes; neither
-holds the interpreter's lock while bytes move, and contents move straight from and into tensors.
+A frame is 20 bytes (kind, tag, size, check sum) and its content. One thread reads and another
+writes; neither holds the interpreter's lock while bytes move, and contents move straight from and
+into tensors. TCP's own check sum of 16 bits misses one flipped pair in 65536, and network cards
+and switches flip bits after it was checked; so plain frames carry a CRC-32. TLS has better.
 """
 
 from __future__ import annotations
@@ -13,14 +15,16 @@ import ssl
 import struct
 import threading
 import time
+import zlib
 from collections.abc import Sequence
 from contextlib import suppress
 
 from matcha.distributed.transports.base import Buffer
 
-__all__ = ["ClosedError", "FrameStream", "Kind"]
+__all__ = ["ClosedError", "FrameStream", "Kind", "frame_header"]
 
 _HEADER = struct.Struct("!BxxxIQ")
+_CHECK = struct.Struct("!I")
 _TLS_STEP = 1 << 18  # bytes per write under the lock: the reader gets its turn in between
 _FIRST_READ = 1 << 20  # bytes of memory for a content of which nothing has arrived
 
@@ -54,6 +58,19 @@ class ClosedError(Exception):
     """The connection is gone, or must go; the text says why, as the end of a sentence."""
 
 
+def frame_header(
+    kind: int, tag: int, size: int, contents: Sequence[Buffer] = (), *, checked: bool = True
+) -> bytes:
+    """What a frame begins with; its check sum is over kind, tag, size and content."""
+    header = _HEADER.pack(kind, tag, size)
+    check = 0
+    if checked:
+        check = zlib.crc32(header)
+        for content in contents:
+            check = zlib.crc32(content, check)
+    return header + _CHECK.pack(check)
+
+
 class FrameStream:
     """Frames over a connected socket.
 
@@ -68,7 +85,11 @@ class FrameStream:
         self._lock = threading.Lock()
         self._is_shut = False
         self._users = 2  # reader and writer: the last one to leave closes the socket
+        self.is_checked = not self._secure  # TLS has authenticated every byte
+        self._check = self._expected = 0  # of the frame that is read
         self.last_heard = time.monotonic()
+        self.longest_gap = 0.0
+        """Seconds between two signs of life, since whoever looks set it back."""
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setblocking(not self._secure)
 
@@ -77,7 +98,8 @@ class FrameStream:
         views = [memoryview(part).cast("B") for part in contents if len(part)]
         size = sum(len(view) for view in views)
         try:
-            self._write([memoryview(_HEADER.pack(kind, tag, size)), *views])
+            header = frame_header(kind, tag, size, views, checked=self.is_checked)
+            self._write([memoryview(header), *views])
         except (OSError, ValueError) as error:
             raise ClosedError(f"lost its connection ({error})") from None
 
@@ -99,9 +121,13 @@ class FrameStream:
 
     def receive_header(self) -> tuple[Kind, int, int]:
         """Read the next frame's kind, tag and size; its content must be read next."""
-        header = bytearray(_HEADER.size)
-        self.receive_into(memoryview(header))
-        kind, tag, size = _HEADER.unpack(header)
+        header = bytearray(_HEADER.size + _CHECK.size)
+        self._fill(memoryview(header))
+        kind, tag, size = _HEADER.unpack_from(header)
+        (self._expected,) = _CHECK.unpack_from(header, _HEADER.size)
+        self._check = zlib.crc32(header[: _HEADER.size]) if self.is_checked else 0
+        if not size:
+            self._compare()
         try:
             return Kind(kind), tag, size
         except ValueError:
@@ -110,23 +136,41 @@ class FrameStream:
     def receive(self, size: int) -> bytearray:
         """Read a content, in memory that grows with what arrives and not with what is declared."""
         content = bytearray(min(size, _FIRST_READ))
-        self.receive_into(memoryview(content))
+        self._fill(memoryview(content))
         while len(content) < size:
             more = bytearray(min(size - len(content), len(content)))
-            self.receive_into(memoryview(more))
+            self._fill(memoryview(more))
             content += more
+        if size:
+            self._compare()
         return content
 
     def receive_into(self, view: memoryview) -> None:
-        """Fill a view."""
+        """Read a content into a view."""
+        self._fill(view)
+        if len(view):
+            self._compare()
+
+    def _compare(self) -> None:
+        if self.is_checked and self._check != self._expected:
+            raise ClosedError(
+                "sent a frame that changed on its way (its check sum is wrong): a network card, "
+                "a switch or memory flips bits"
+            )
+
+    def _fill(self, view: memoryview) -> None:
         got, end = 0, len(view)
         try:
             while got < end:
                 count = 0 if self._is_shut else self._read(view[got:])
                 if not count:
                     raise ClosedError("closed its connection: it crashed or was killed")
+                if self.is_checked:  # while it is in the cache
+                    self._check = zlib.crc32(view[got : got + count], self._check)
                 got += count
-                self.last_heard = time.monotonic()
+                now = time.monotonic()
+                self.longest_gap = max(self.longest_gap, now - self.last_heard)
+                self.last_heard = now
         except (OSError, ValueError) as error:
             raise ClosedError(f"lost its connection ({error})") from None
 

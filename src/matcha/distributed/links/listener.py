@@ -31,7 +31,7 @@ from matcha.errors import InputError
 __all__ = ["Dialer", "Hello", "Listener", "RefusedError", "Revocations", "keep_running"]
 
 _log = logging.getLogger("matcha.links")
-_MAGIC = b"matcha1\n"
+_MAGIC = b"matcha2\n"
 _PREFIX = struct.Struct("!8sH")
 _MAX_HELLO = 1024  # bytes
 _PATIENCE = 5.0  # seconds from connecting to the end of the hello

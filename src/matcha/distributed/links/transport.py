@@ -68,7 +68,9 @@ __all__ = ["LinkTransport", "Phase"]
 T = TypeVar("T")
 
 _log = logging.getLogger("matcha.links")
-_HEARTBEATS = 5  # within the timeout of a neighbour
+_HEARTBEATS = 5  # within the timeout of a neighbour, where one is given
+_HEARTBEAT = 0.25  # seconds, where none is
+_MIN_SILENCE, _FIRST_SILENCE = 1.0, 3.0  # seconds, where none is: at least, and at first
 _STARTING_TIMEOUT = 20.0  # seconds: imports and first calls may hold a worker up while it starts
 _RETURNS = 3.0  # seconds within which a lost worker that lives is back
 _UNHURRIED = 1.0  # seconds that an update may wait which only a failed start needs
@@ -96,7 +98,8 @@ class LinkTransport(Transport):
         rank: This worker's number.
         peers: Where workers can be reached.
         keys: TLS 1.3 with a certificate per worker; None is plain TCP, for trusted networks.
-        timeout: Seconds without a sign of life after which a neighbour counts as lost.
+        timeout: Seconds without a sign of life after which a neighbour counts as lost; None: twice
+            the median of its longest gaps so far and four deviations, and a second at least.
         start_timeout: Seconds to wait for all workers at the start.
 
     Attributes:
@@ -122,7 +125,7 @@ class LinkTransport(Transport):
         peers: Peers,
         *,
         keys: Keys | None = None,
-        timeout: float = 1.5,
+        timeout: float | None = None,
         start_timeout: float = 300.0,
     ) -> None:
         if topology.directed:  # a connection carries both ways, whatever messages travel on it
@@ -233,6 +236,17 @@ class LinkTransport(Transport):
             return PeerLostError(f"{self.name(peer)} {problem}.", peer)
         return PeerLostError(str(self.failure(peer, problem, patience)), peer)
 
+    def refuse(self, peer: int, problem: str) -> PeerLostError:
+        """End the link on which a message came that must not be used."""
+        with self.lock:
+            connection = self.connections.get(peer)
+            if connection is not None:
+                _log.warning("worker %d %s", peer, problem)
+                self._end(connection, problem)
+        if connection is not None:
+            connection.join_reader()  # it may be writing the next message
+        return PeerLostError(f"{self.name(peer)} {problem}.", peer)
+
     def end_reason(self, peer: int) -> str:
         """Why a neighbour's last connection ended, as the end of a sentence."""
         return self._end_reasons.get(peer, "cannot be reached")
@@ -260,7 +274,7 @@ class LinkTransport(Transport):
 
     def _may_return(self) -> list[int]:
         """Workers that were lost only a moment ago, without a goodbye; the lock is held."""
-        recent = time.monotonic() - min(_RETURNS, 2 * self._timeout)
+        recent = time.monotonic() - min(_RETURNS, 2 * (self._timeout or _RETURNS))
         last = {change.worker: change for change in self.changes}
         lost = [w for w, change in last.items() if not change.is_member and change.seconds > recent]
         return [w for w in lost if not self.get_note(w, f"finished/{self.period}")]
@@ -294,7 +308,7 @@ class LinkTransport(Transport):
                     return False
                 if connection.is_up:
                     return iteration >= connection.first_iteration
-                self.changed.wait(self._timeout)
+                self.changed.wait(_UNHURRIED)
 
     def connection(self, peer: int) -> object:
         """The connection to a neighbour; another one after each break."""
@@ -580,19 +594,24 @@ class LinkTransport(Transport):
 
     def _watch(self) -> None:
         """Send signs of life and look for those of others."""
-        time.sleep(min(self._timeout / _HEARTBEATS, _UNHURRIED))
+        time.sleep(min(self._timeout / _HEARTBEATS, _UNHURRIED) if self._timeout else _HEARTBEAT)
         revoked = self._revocations.current()
         with self.lock:
             now = time.monotonic()
             running = self.phase is Phase.RUNNING
-            most = self._timeout if running else max(self._timeout, _STARTING_TIMEOUT)
             for connection in list(self.connections.values()):
-                quiet = now - connection.stream.last_heard
+                stream = connection.stream
+                if stream.longest_gap:
+                    connection.gaps.note(stream.longest_gap)
+                    stream.longest_gap = 0.0
+                most = self._timeout or connection.gaps.deadline(_MIN_SILENCE, _FIRST_SILENCE)
+                most = most if running else max(most, _STARTING_TIMEOUT)
+                quiet = now - stream.last_heard
                 if quiet > most and not connection.reader_waits:
                     self._end(connection, f"gave no sign of life for {quiet:.1f} s")
                 elif connection.state is LinkState.AGREEING and now - connection.since > most:
                     self._end(connection, "did not say from which iteration on it takes part")
-                elif connection.stream.fingerprint in revoked:
+                elif stream.fingerprint in revoked:
                     self._end(connection, "showed a certificate that is now revoked")
                 elif connection.is_idle:
                     connection.send(Kind.HEARTBEAT)

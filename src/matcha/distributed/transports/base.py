@@ -192,6 +192,12 @@ class Transport(ABC):
         noted = self.get_note(rank, "waiting_on")
         return int(noted) if noted.isdecimal() and int(noted) < self.num_workers else None
 
+    def refuse(self, peer: int, problem: str) -> ExchangeError:
+        """The error for a peer whose message must not be used; nothing more is taken from it."""
+        self.failed = True
+        self.report_waiting_on(peer)
+        return ExchangeError(f"{self.name(peer)} {problem}.")
+
     def probe(self, peer: int) -> None:  # noqa: B027
         """Raise the error for a peer that is gone, where waiting alone would not tell."""
 
