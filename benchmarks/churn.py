@@ -361,7 +361,14 @@ def describe(result: dict[str, Any]) -> str:
     lines += [
         f"{name.replace('_', ' '):<20}{_shown(value):>26}"
         for name, value in result["disturbed"].items()
+        if name != "processes"
     ]
+    for row in result["disturbed"].get("processes", ()):
+        held = ", ".join(
+            f"{row[f'{what}_first']:.0f} to {row[f'{what}_last']:.0f} {what}"
+            for what in ("megabytes", "handles", "threads")
+        )
+        lines.append(f"a process of {row['seconds']:.0f} s: {held}")
     lines.append(f"\nfinal average loss, disturbed over undisturbed: {result['loss_ratio']:.4f}")
     if (spread := result["undisturbed"]["spread"]) is not None:
         lines.append(f"undisturbed runs among themselves, highest over lowest: {spread:.4f}")

@@ -9,6 +9,7 @@ import socket
 import ssl
 import threading
 import tracemalloc
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,6 +24,7 @@ from matcha import families
 from matcha._io.keys import new_keys
 from matcha.distributed import Keys, LinkTransport, Message, Peers
 from matcha.distributed.links import connection as connection_module
+from matcha.distributed.links.connection import Connection, LinkState
 from matcha.distributed.links.framing import ClosedError, FrameStream, Kind, frame_header
 from matcha.distributed.links.link_state import LinkVersions, Update
 from matcha.distributed.links.listener import Hello
@@ -328,14 +330,16 @@ def test_a_state_and_a_result_are_sent_once_however_often_they_are_asked_for() -
         assert queued.count(Kind.RESULT) <= 2  # one may be on its way
 
 
-def mutated(rng: random.Random) -> tuple[Kind, int, bytes]:
-    """A frame that made sense before some of its bytes were changed."""
+def mutated(rng: random.Random) -> tuple[int, int, bytes, int]:
+    """Kind, tag, content and announced size of a frame, some of which made sense once."""
     kind = rng.choice(list(Kind))
     content = {
+        Kind.DATA: b"8 bytes.",
         Kind.UP: said([[1, 2, 3]]),
         Kind.UPDATE: said(
             [[0, 1, rng.randint(1, 9)], [1, 2, 2]], [[rng.randint(0, 2), "away", 3, "yes"]]
         ),
+        Kind.STATE: b"a state",
         Kind.GOODBYE: b"17",
         Kind.REDUCE: DIGEST + b"part",
         Kind.RESULT: b"1" + b"result",
@@ -350,35 +354,84 @@ def mutated(rng: random.Random) -> tuple[Kind, int, bytes]:
             changed[where % len(changed)] = rng.randrange(256)
         else:
             del changed[where : where + rng.randint(1, 5)]
-    return kind, rng.choice([0, 1, 2, 40_000, 2**32 - 1]), bytes(changed)
+    size = len(changed) if rng.random() < 0.9 else rng.choice([0, 5, 1 << 20, 1 << 33, 1 << 63])
+    number = int(kind) if rng.random() < 0.98 else rng.randrange(256)
+    return number, rng.choice([0, 1, 2, 40_000, 2**32 - 1]), bytes(changed), size
 
 
-def test_mutated_frames_leave_a_worker_as_it_was() -> None:
-    rng = random.Random(7)
+class Fed(FrameStream):
+    """A plain stream that reads from memory."""
+
+    def __init__(self) -> None:
+        self.is_checked, self.data, self.last_heard, self.longest_gap = True, b"", 0.0, 0.0
+        self._is_shut = self._secure = False
+
+    def _read(self, view: memoryview) -> int:
+        count = min(len(view), len(self.data))
+        view[:count] = self.data[:count]
+        self.data = self.data[count:]
+        return count
+
+    def leave(self) -> None:
+        """Nothing to close."""
+
+
+MILLION = pytest.mark.long("a million frames take two minutes; the first thousands are played")
+
+
+@pytest.mark.parametrize("count", [4_000, pytest.param(1_000_000, marks=MILLION)])
+def test_mutated_frames_leave_a_worker_as_it_was(count, monkeypatch, caplog) -> None:
+    """Read as from a socket, by the reader of a connection that is up; a fault never ends it."""
+    caplog.set_level("CRITICAL", logger="matcha.links")
+    monkeypatch.setattr(connection_module, "_SMALL", 1 << 64)  # wait for no receive to be posted
+    monkeypatch.setattr(connection_module, "_MAX_EARLY", 100)
+    rng, stream, ends = random.Random(7), Fed(), Counter[str]()
     with besieged() as (zero, one, _):
-        refused = 0
+        before = one.connections[HOSTILE]
+        guard = one.lock, one.changed, one._limits, one._on_frame
+        connection = Connection(
+            HOSTILE, stream, *guard, lambda _, reason: ends.update([reason.split(" (")[0]])
+        )
+        connection.state = LinkState.UP
         with one.lock:
-            connection = one.connections[HOSTILE]
-            for n in range(20_000):
-                kind, tag, content = mutated(rng)
-                try:
-                    one._on_frame(connection, kind, tag, bytearray(content))
-                except Exception:  # the reader would end the connection
-                    refused += 1
+            one.connections[HOSTILE] = connection
+            for n in range(count):
+                kind, tag, content, size = mutated(rng)
+                stream.data = frame_header(kind, tag, size, [content]) + content
+                if rng.random() < 0.02:
+                    where = rng.randrange(8 * len(stream.data))
+                    data = bytearray(stream.data)
+                    data[where // 8] ^= 1 << where % 8
+                    stream.data = bytes(data)
+                connection._read()  # until there is no more: a fault, or the end of the frame
                 if n % 100 == 0:  # what would be sent on makes sense
                     update = connection._untold | one.connections[0]._untold
                     assert Update.decode(update.encode(), TOPOLOGY) == update
-            connection.finished_at = None
-        assert 2_000 < refused < 18_000
+                    connection._early.clear()
+                    connection._num_early = connection._early_bytes = 0
+                    connection._queue.clear()
+            one.connections[HOSTILE] = before
+        most = {"closed its connection: it crashed or was killed", "sent something malformed"}
+        assert most <= set(ends)
+        assert any("changed on its way" in reason for reason in ends)
+        assert 0.2 * count < ends["closed its connection: it crashed or was killed"] < 0.8 * count
         assert all(type(version) is int for version in one.versions.versions.values())
         assert one.versions.versions[0, 1] % 2 == 0  # its own link, which it knows best
-        one._end(connection, "was mutated")
+        one._end(before, "was mutated")
         wait_until(lambda: 1 in zero.members and 0 in one.members)
+        number = max(zero.collectives.number, one.collectives.number)
+        zero.collectives.number = one.collectives.number = number
+        exchange(zero, one)
 
 
-@pytest.mark.parametrize("secure", [False, True], ids=["plain", "tls"])
+THOUSAND = pytest.mark.long("a thousand handshakes; a hundred are played")
+
+
+@pytest.mark.parametrize(
+    ("secure", "count"), [(False, 200), (True, 100), pytest.param(True, 1000, marks=THOUSAND)]
+)
 def test_mutated_frames_over_a_real_connection_end_links_and_never_workers(
-    secure, tmp_path
+    secure, count, tmp_path
 ) -> None:
     keys = None
     if secure:
@@ -386,9 +439,8 @@ def test_mutated_frames_over_a_real_connection_end_links_and_never_workers(
         new_keys(keys, 3)
     rng = random.Random(3)
     with besieged(keys) as (zero, one, stranger):
-        for _ in range(150 if secure else 300):
-            kind, tag, content = mutated(rng)
-            stranger.send(kind, tag, content, size=rng.choice([None, None, None, 5, 1 << 33]))
+        for _ in range(count):
+            stranger.send(*mutated(rng))
             if HOSTILE not in one.connections:
                 stranger.close()
                 with suppress(OSError, ssl.SSLError):

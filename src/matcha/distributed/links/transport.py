@@ -594,7 +594,11 @@ class LinkTransport(Transport):
 
     def _watch(self) -> None:
         """Send signs of life and look for those of others."""
-        time.sleep(min(self._timeout / _HEARTBEATS, _UNHURRIED) if self._timeout else _HEARTBEAT)
+        pause = min(self._timeout / _HEARTBEATS, _UNHURRIED) if self._timeout else _HEARTBEAT
+        started = time.monotonic()
+        time.sleep(pause)
+        # A worker that was held up itself has not read what the others sent meanwhile.
+        was_late = time.monotonic() - started > 2 * pause
         revoked = self._revocations.current()
         with self.lock:
             now = time.monotonic()
@@ -607,7 +611,7 @@ class LinkTransport(Transport):
                 most = self._timeout or connection.gaps.deadline(_MIN_SILENCE, _FIRST_SILENCE)
                 most = most if running else max(most, _STARTING_TIMEOUT)
                 quiet = now - stream.last_heard
-                if quiet > most and not connection.reader_waits:
+                if quiet > most and not connection.reader_waits and not was_late:
                     self._end(connection, f"gave no sign of life for {quiet:.1f} s")
                 elif connection.state is LinkState.AGREEING and now - connection.since > most:
                     self._end(connection, "did not say from which iteration on it takes part")
