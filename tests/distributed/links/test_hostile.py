@@ -365,12 +365,13 @@ class Fed(FrameStream):
     def __init__(self) -> None:
         self.is_checked, self.data, self.last_heard, self.longest_gap = True, b"", 0.0, 0.0
         self._is_shut = self._secure = False
+        self._check = self._expected = 0
 
     def _read(self, view: memoryview) -> int:
         count = min(len(view), len(self.data))
         view[:count] = self.data[:count]
         self.data = self.data[count:]
-        return count
+        return count  # 0 at the end, as of a connection that the other end has closed
 
     def leave(self) -> None:
         """Nothing to close."""
@@ -403,6 +404,7 @@ def test_mutated_frames_leave_a_worker_as_it_was(count, monkeypatch, caplog) -> 
                     data = bytearray(stream.data)
                     data[where // 8] ^= 1 << where % 8
                     stream.data = bytes(data)
+                connection.finished_at, connection.is_asked = None, rng.random() < 0.5
                 connection._read()  # until there is no more: a fault, or the end of the frame
                 if n % 100 == 0:  # what would be sent on makes sense
                     update = connection._untold | one.connections[0]._untold
