@@ -1,4 +1,4 @@
-"""Storms: what a file says happens, to nobody who is away already, and is counted as it was."""
+"""Storms: what a file says happens, to no worker that is away already, and is counted as it was."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ class FrameStream:
         self._check = self._expected = 0  # of the frame that is read
         self.last_heard = time.monotonic()
         self.longest_gap = 0.0
-        """Seconds between two signs of life, since whoever looks set it back."""
+        """Seconds between two signs of life since it was last set back."""
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setblocking(not self._secure)
 
