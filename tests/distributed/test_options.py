@@ -45,6 +45,7 @@ MADE: dict[Choice, dict[str, Any]] = {
     options.SHARED_TRANSPORT: {"others": (GossipOptions(),)},
     options.TASK: {"call": "train"},
     options.JOIN: {"call": "join"},
+    options.GROWTH: {"call": "grow"},
     options.EPOCHS: {"call": "epochs"},
     options.LOAD_STATE: {"call": "load_state_dict"},
     options.ONE_THREAD: {"transport": SimpleNamespace(threads=False)},
@@ -53,7 +54,7 @@ MADE: dict[Choice, dict[str, Any]] = {
 
 
 def plan_with(choice: Choice) -> matcha.plans.PlanLike:
-    if choice in (options.DIRECTED, options.ONE_WAY_LINKS):
+    if choice in (options.DIRECTED, options.ONE_WAY_LINKS, options.SET_PLAN):
         topology = matcha.Topology.from_links([(0, 1), (1, 2), (2, 0)], directed=True)
         return matcha.plan(topology, 0.5, "greedy")
     if choice in (options.ONE_WAY_ROUNDS, options.NOT_PAIRS):
@@ -62,6 +63,8 @@ def plan_with(choice: Choice) -> matcha.plans.PlanLike:
         return cases.real_plan("rounds", "push", 3)
     if choice is options.STAGES:
         return matcha.staged_plan(RING, {0: 0.5}, "periodic")
+    if choice is options.LOW_RANK:
+        return matcha.plan(RING, 0.5, "greedy", wire="lowrank:1")
     if choice is options.CODED_WIRE:
         return matcha.plan(RING, 0.5, "greedy", wire="modulo:4")
     if choice is options.NOT_WHOLE:  # of relayed sums, beside which it is refused

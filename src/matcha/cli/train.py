@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -105,6 +106,13 @@ def train_command(
         "pattern of names such as matcha-{rank}.matcha:29600. This process is then one worker.",
     ),
     rank: int | None = typer.Option(None, help="With --peers: this worker's number."),
+    join: str | None = typer.Option(
+        None,
+        help="HOST:PORT of any worker of a running --elastic team: be one more of its workers.",
+    ),
+    listen: str | None = typer.Option(
+        None, help="With --join: HOST:PORT at which others reach it; by default a free port."
+    ),
     elastic: bool = typer.Option(
         False, "--elastic", help="Links: go on without a lost worker; local ones start again."
     ),
@@ -124,7 +132,9 @@ def train_command(
 
     Under another launcher (torchrun, srun, mpirun) or with --peers this command is one worker and
     starts no others. With --elastic the team outlives its workers: one that dies is left out, and
-    taken in again with a neighbour's state when it comes back.
+    taken in again with a neighbour's state when it comes back. Others may --join it while it
+    trains, with a certificate of its keys or the token in [cyan]$MATCHA_TOKEN[/]; SIGUSR1 lets a
+    worker leave for good.
 
     [bold]Examples[/]
 
@@ -137,6 +147,8 @@ def train_command(
       matcha train digits --elastic --keys keys
 
       matcha train digits --plan plan.json --peers peers --rank 3 --keys keys
+
+      matcha train digits --join host0:29600 --keys keys --rank 8
 
       torchrun --nproc-per-node=8 -m matcha.cli train digits --plan plan.json
     """
@@ -166,17 +178,29 @@ def train_command(
         opt.refuse(
             opt.given(context, ["watch"]), "for one machine: use `matcha watch` beside the run."
         )
-    if rank is not None and peers is None:
-        raise InputError("--rank needs --peers: who the other workers are.")
+    if rank is not None and peers is None and join is None:
+        raise InputError("--rank needs --peers or --join: who the other workers are.")
+    if join is not None:
+        opt.refuse(
+            opt.given(context, [*_PLANNING, "wire", "plan_file", "peers", "hosts", "resume"]),
+            "for a start: a worker that joins takes the team's plan, and its state; leave it out.",
+        )
+    elif listen is not None:
+        raise InputError("--listen needs --join: a worker of a start has its address in --peers.")
     if not is_script:
         _check_task(target, momentum)
-    from matcha.distributed.launch.environment import LinkAddress, is_worker
+    from matcha.distributed.launch.environment import LinkAddress, ask_to_join, is_worker
     from matcha.distributed.launch.launcher import Hosts
     from matcha.distributed.launch.main import show_links
     from matcha.distributed.train import Network, launch_script, train_job
 
-    if keys is not None and not (links or elastic or peers or LinkAddress.from_environment()):
+    if keys is not None and not (
+        links or elastic or peers or join or LinkAddress.from_environment()
+    ):
         raise InputError("--keys needs --links, --elastic or --peers: other links have no keys.")
+    if join is not None and is_script:
+        _become(target, arguments or [], join=join, listen=listen, keys=keys, rank=rank)
+    joining = None if join is None else ask_to_join(join, keys, rank, listen)
     network = Network(
         timeout=timeout,
         link_mbps=link_mbps,
@@ -187,6 +211,7 @@ def train_command(
         keys=keys,
         hosts=Hosts(number=hosts, rendezvous=rendezvous, rank=host_rank),
         address=None if peers is None else LinkAddress(peers=peers, rank=rank, keys=keys),
+        joining=joining,
     )
     if is_script:
         plan = _plan(plan_file, topology, strategy, budget, seed, wire)
@@ -204,12 +229,15 @@ def train_command(
         overlap=overlap,
         target_loss=target_loss,
     )
-    one_of_many = is_worker(network.address)
+    one_of_many = joining is not None or is_worker(network.address)
     if output is not None and not one_of_many and not host_rank:
         _check_folder(output, resume)
     if resume and plan_file is None and output is not None:
         plan_file = output / "plan.json"
-    plan = _plan(plan_file, topology, strategy, budget, seed, wire)
+    if joining is not None:
+        plan = joining.given
+    else:
+        plan = _plan(plan_file, topology, strategy, budget, seed, wire)
     choices = Choices(
         num_workers=plan.num_workers,
         data=data,
@@ -227,7 +255,9 @@ def train_command(
         kind="training",
         name=directory.name,
     )
-    if one_of_many and (peers is not None or os.environ.get("RANK", "0") == "0"):
+    if one_of_many and (
+        peers is not None or join is not None or os.environ.get("RANK", "0") == "0"
+    ):
         show_links()
     try:
         train_job(
@@ -254,6 +284,28 @@ def train_command(
             print_json(compare([read_run(directory)]).to_json())
         else:
             console.print(f"records in [cyan]{directory}[/]")
+
+
+def _become(
+    script: str,
+    arguments: list[str],
+    *,
+    join: str,
+    listen: str | None,
+    keys: Path | None,
+    rank: int | None,
+) -> None:
+    """Go on as the script, which joins the team by its line `Gossip(model, optimizer, plan)`."""
+    from matcha.distributed.launch import environment as names
+
+    given = {
+        names.JOIN_VARIABLE: join,
+        names.LISTEN_VARIABLE: listen,
+        names.KEYS_VARIABLE: None if keys is None else str(keys.resolve()),
+        "RANK": None if rank is None else str(rank),
+    }
+    found = {name: value for name, value in given.items() if value is not None}
+    os.execve(sys.executable, [sys.executable, script, *arguments], {**os.environ, **found})
 
 
 def _check_folder(output: Path, resume: bool) -> None:

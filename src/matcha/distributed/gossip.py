@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import logging
+import os
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
@@ -18,7 +19,9 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from matcha.distributed.checkpoint.checkpoint import load_checkpoint, save_checkpoint
+from matcha.distributed.elastic.growth import Growth
 from matcha.distributed.elastic.membership import Membership
+from matcha.distributed.elastic.shard import Shard
 from matcha.distributed.exchange.background import Asynchrony
 from matcha.distributed.exchange.buckets import (
     gathered,
@@ -26,7 +29,13 @@ from matcha.distributed.exchange.buckets import (
 )
 from matcha.distributed.exchange.meeting import RUNNING, PlanCursor
 from matcha.distributed.exchange.momentum import describe_optimizers
-from matcha.distributed.launch.placement import Placement, find_placement
+from matcha.distributed.launch.environment import TOKEN_VARIABLE, ask_to_join
+from matcha.distributed.launch.placement import (
+    Placement,
+    check_facts,
+    find_placement,
+    own_facts,
+)
 from matcha.distributed.optimizer_hooks import (
     OptimizerHooks,
     ParameterOwnership,
@@ -82,7 +91,7 @@ class Gossip:
             follows when the last of them has stepped. None when updates are written by hand: then
             call `step()` after each.
         plan: who talks when, for as many workers as there are processes; a process that was
-            started alone exchanges nothing and says so once.
+            started alone exchanges nothing and says so once. None where it joins a running team.
         transport: how messages travel; by default torch.distributed, or MPI under `mpirun`.
         mesh: the dimension along which workers differ, where a worker is a group of processes with
             DDP, FSDP or tensor parallelism between them: `mesh=mesh["node"]`. Each process then
@@ -112,7 +121,7 @@ class Gossip:
         self,
         model: nn.Module,
         optimizer: Optimizers,
-        plan: PlanLike,
+        plan: PlanLike | None = None,
         *,
         transport: Transport | None = None,
         mesh: DeviceMesh | None = None,
@@ -123,6 +132,12 @@ class Gossip:
         **keywords: Any,
     ) -> None:
         options = replace(options or GossipOptions(), **keywords).with_launcher()
+        joining = None
+        if options.join is not None and transport is None:
+            joining = ask_to_join(options.join)
+            plan = joining.given
+        if plan is None:
+            raise InputError("Gossip needs a plan, or join='HOST:PORT' of a running team.")
         given = as_list(optimizer)
         optimizers = hookable(given)
         setup = Setup(
@@ -141,7 +156,9 @@ class Gossip:
         ownership = ParameterOwnership(
             {n: p for n, p in modules.named_parameters() if p.requires_grad}, optimizers
         )
-        placement = find_placement(plan, transport, mesh, options.timeout or START)
+        if joining is not None:
+            check_facts(joining.facts, own_facts(plan, options.describe()))
+        placement = find_placement(plan, transport, mesh, options.timeout or START, joining)
         try:
             self._start(placement, setup, modules, optimizers, ownership, scaler, on_span)
         except BaseException:
@@ -177,12 +194,26 @@ class Gossip:
         leaving = transport, state.cursor, state.asynchrony
         self._farewell = weakref.finalize(self._hooks, _say_finished, *leaving)
         self.membership: Membership | None = None
+        self._growth: Growth | None = None
         if state.team is not None:
             self.membership = Membership(state, state.team)
+            joins = state.team.team.stage > 0  # it was just taken in
+            excluded = find_exclusion(replace(self._setup, call="grow"))
+            self._growth = self._hooks.growth = Growth(
+                state,
+                self.membership,
+                state.team,
+                facts=own_facts(setup.plan, setup.options.describe()),
+                refusal="" if excluded is None else excluded.message,
+                token=os.environ.get(TOKEN_VARIABLE, ""),
+            )
             self._hooks.membership = self.membership
             self.membership.start(0)
             if self.membership.returns:
                 state.follow_network()
+            if joins:
+                self._growth.hold(frozenset(range(transport.num_workers)))
+            self._growth.look()
         says = self.num_workers > 1 and self.rank == 0 and placement.part == 0
         if says and _log.isEnabledFor(logging.INFO):
             _log.info("%s", self.describe())
@@ -202,6 +233,8 @@ class Gossip:
     @property
     def num_workers(self) -> int:
         """How many workers train together."""
+        if self.has_changed:
+            return len(self.plan.level_at(self.iteration).members)
         return self.state.transport.num_workers
 
     @property
@@ -286,6 +319,47 @@ class Gossip:
             yield
         finally:
             self.state.transport.set_note("away", "")
+
+    def leave(self) -> None:
+        """Leave the team for good: it plans its next stage without this worker.
+
+        Go on with the loop until `has_left`, a second or so later: what this worker has learnt
+        stays with the others, whose average does not change, and `shard` loses none of its data.
+
+        Raises:
+            InputError: this team cannot change; the sentence says why.
+        """
+        check_setup(replace(self._setup, call="grow"))
+        if self._growth is None:
+            raise InputError(
+                "a team that ends with its first loss cannot do without this worker: start it with "
+                "on_loss='continue' (`matcha train --elastic`)."
+            )
+        self._growth.leave()
+
+    @property
+    def has_left(self) -> bool:
+        """Whether this worker has left for good: its steps are its own from then on."""
+        return self._growth is not None and self._growth.has_left
+
+    def shard(self, dataset: Sized, batch_size: int, *, seed: int = 0) -> Shard:
+        """This worker's batches of a data set, for a `DataLoader`'s `batch_sampler`.
+
+        Which examples are whose is a function of the plan and the seed: when workers join or leave
+        for good, none is lost and none counted twice. Iterating over it is one pass over the data.
+        """
+        given: dict[str, int] = {"size": len(dataset), "batch_size": batch_size, "seed": seed}
+        return Shard(
+            lambda: self.plan,
+            lambda: -1 if self.has_left else self.iteration,
+            self.rank,
+            **given,
+        )
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether workers have joined the team, or left it for good, since it started."""
+        return self.state.team is not None and self.state.team.team.stage > 0
 
     # -- averages ---------------------------------------------------------------------------------
 
@@ -372,6 +446,11 @@ class Gossip:
     ) -> Path:
         """Write a checkpoint of all workers; see `checkpoint.checkpoint`. A collective call."""
         self._leave_average("save()")
+        if self.has_changed:
+            raise InputError(
+                "a checkpoint is for the workers with which a team started, but this one has "
+                "changed: save averaged_state_dict() on one of its workers."
+            )
         self.state.momentum.check_saving()
         return save_checkpoint(
             self.state,

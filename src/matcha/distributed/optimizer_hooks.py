@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from matcha.distributed.elastic.growth import Growth
 from matcha.distributed.elastic.membership import Membership
 from matcha.distributed.options import wrapped_by
 from matcha.distributed.worker_state import WorkerState
@@ -64,6 +65,7 @@ class OptimizerHooks:
 
     Attributes:
         membership: where workers may come and go.
+        growth: where they may join, and leave for good.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class OptimizerHooks:
     ) -> None:
         self._state, self._ownership = state, ownership
         self.membership: Membership | None = None
+        self.growth: Growth | None = None
         self._is_checked = False
         self._hooked = {
             id(o): _Hooked(index=k, optimizer=o, known=frozenset(map(id, _parameters(o))))
@@ -122,6 +125,10 @@ class OptimizerHooks:
         if self.membership is not None:
             self.membership.tend()
         state.follow_network()
+        if self.growth is not None:
+            self.growth.look()
+            if self.growth.has_left:
+                return self.detach()
         self.begin()
         state.stopwatch.restart()
 

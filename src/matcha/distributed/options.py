@@ -15,16 +15,17 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from matcha.distributed.exchange.buckets import is_sharded
-from matcha.distributed.launch.environment import LOSS_VARIABLE, REPLAN_VARIABLE
+from matcha.distributed.launch.environment import JOIN_VARIABLE, LOSS_VARIABLE, REPLAN_VARIABLE
 from matcha.distributed.links.transport import LinkTransport
 from matcha.distributed.transports.base import Transport
 from matcha.errors import InputError
 from matcha.plans import Plan, PlanLike, StagedPlan
 from matcha.rounds import ONE_WAY
 from matcha.strategies import STRATEGIES
+from matcha.strategies.staged import check_growable
 from matcha.training.clipping import check_clip
 from matcha.training.momentum import Momentum, parse_momentum
-from matcha.wires import Float
+from matcha.wires import Float, LowRank
 
 __all__ = [
     "EXCLUSIONS",
@@ -75,6 +76,9 @@ class GossipOptions:
     replan: int | None = None
     """Iterations after which workers compare how long links took, and plan again where one is off
     by half; 0 is never. By default what the launcher says, or never."""
+    join: str | None = None
+    """HOST:PORT of any worker of a running team, in which this worker takes part from now on; the
+    plan is then the team's. By default what the launcher says, or a start with all others."""
     clip: float | None = None
     """The furthest that a meeting may move this worker, in multiples of the disagreement that the
     plan predicts (1 is a good choice), against workers that send garbage; None: no bound."""
@@ -93,25 +97,31 @@ class GossipOptions:
             raise InputError(
                 f"replan is {self.replan}, but it is a number of iterations, or 0 for never."
             )
+        if self.join is not None and self.on_loss == "stop":
+            raise InputError(
+                "a worker joins a team that goes on without those it loses: leave on_loss out."
+            )
         if self.clip is not None:
             check_clip(self.clip)
 
     def with_launcher(self) -> GossipOptions:
-        """Fill in what the script leaves to the launcher: `on_loss` and `replan`.
+        """Fill in what the script leaves to the launcher: `on_loss`, `replan` and `join`.
 
         Raises:
             InputError: the launcher's variables hold something else.
         """
-        on_loss: Any = self.on_loss or os.environ.get(LOSS_VARIABLE, "stop")
+        join = self.join or os.environ.get(JOIN_VARIABLE) or None
+        usual = "stop" if join is None else "continue"
+        on_loss: Any = self.on_loss or os.environ.get(LOSS_VARIABLE, usual)
         replan: Any = self.replan
         if replan is None:
             text = os.environ.get(REPLAN_VARIABLE, "0")
             replan = int(text) if text.isdigit() else text
-        return replace(self, on_loss=on_loss, replan=replan)
+        return replace(self, on_loss=on_loss, replan=replan, join=join)
 
     def describe(self) -> str:
         """Return the options that must be the same on all workers, as text to compare."""
-        names = [field.name for field in fields(self) if field.name != "timeout"]
+        names = [field.name for field in fields(self) if field.name not in ("timeout", "join")]
         return ", ".join(f"{name} {getattr(self, name)}" for name in names)
 
 
@@ -135,7 +145,8 @@ class Setup:
     others: tuple[GossipOptions, ...] = ()
     """Of other Gossips that use the transport."""
     call: str = ""
-    """A method of Gossip that is called, such as `join`, or `train` for a task."""
+    """A method of Gossip that is called, such as `join`, or `train` for a task; `grow` to ask
+    whether workers may join and leave for good."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +212,14 @@ def _is_sharded(setup: Setup) -> bool:
     return setup.model is not None and any(is_sharded(p) for p in setup.model.parameters())
 
 
+def _cannot_be_made_again(setup: Setup) -> bool:
+    try:
+        check_growable(setup.plan)
+    except InputError:
+        return True
+    return False
+
+
 def _lacks_threads(setup: Setup) -> bool:
     return setup.transport is not None and not setup.transport.threads
 
@@ -247,6 +266,12 @@ TASK = Choice("training a task", lambda s: s.call == "train")
 JOIN = Choice("`join()`", lambda s: s.call == "join")
 EPOCHS = Choice("`Recorder.epochs()`", lambda s: s.call == "epochs")
 LOAD_STATE = Choice("`load_state_dict()`", lambda s: s.call == "load_state_dict")
+GROWTH = Choice(
+    "workers that join or leave for good (`join=`, `leave()`)",
+    lambda s: s.options.join is not None or s.call == "grow",
+)
+LOW_RANK = Choice("a low-rank wire", lambda s: isinstance(s.plan.wire, LowRank))
+SET_PLAN = Choice("a plan that cannot be made for other workers", _cannot_be_made_again)
 DIRECTED = Choice("links that carry one way", lambda s: s.plan.topology.directed)
 ONE_WAY_ROUNDS = Choice("a plan of one-way messages", lambda s: bool(_mixings(s) & set(ONE_WAY)))
 ONE_WAY_LINKS = Choice(
@@ -485,6 +510,27 @@ EXCLUSIONS = (
         "last` and call the Recorder every so many iterations",
     ),
     Exclusion(JOIN, REPLAN, "all workers must be there to plan: leave replan out"),
+    Exclusion(
+        GROWTH,
+        SET_PLAN,
+        "the next stage is planned when workers come and go: use greedy, matcha, vanilla or "
+        "periodic, with links that carry both ways",
+    ),
+    Exclusion(GROWTH, STAGES, "stages are made when workers come and go: start with one plan"),
+    Exclusion(
+        GROWTH, MOMENTUM, "its memory does not follow the average: leave momentum at 'local'"
+    ),
+    Exclusion(GROWTH, OVERLAP, "a round under way has the old plan: leave overlap out"),
+    Exclusion(GROWTH, CLIP, "its bound is the first plan's: leave clip out"),
+    Exclusion(GROWTH, REPLAN, "both make stages, and one at a time can: leave replan out"),
+    Exclusion(
+        GROWTH, LOW_RANK, "what it remembers of links is for the first workers: use another wire"
+    ),
+    Exclusion(
+        GROWTH,
+        SHARED_TRANSPORT,
+        "only one of them would follow the team: give each a transport of its own",
+    ),
     Exclusion(
         LOAD_STATE,
         PUSH_SUM,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import pickle
+import signal
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -22,9 +25,11 @@ from matcha.distributed.launch.environment import (
     REPLAN_VARIABLE,
     LinkAddress,
     is_worker,
+    join_team,
     worker_transport,
 )
 from matcha.distributed.launch.launcher import PLAN_VARIABLE, Hosts, launch, local_links
+from matcha.distributed.links.joining import Joining
 from matcha.distributed.options import GossipOptions, Setup, check_setup
 from matcha.distributed.recorder import CHECKPOINTS, Ledger
 from matcha.distributed.transports.base import Transport
@@ -35,6 +40,7 @@ from matcha.plans import PlanLike
 from matcha.records import COMMAND_VARIABLE, Entry, Record, Run, holds_run, invoked, read_run
 from matcha.timing import Units, ring_hop
 from matcha.topology import Link
+from matcha.training.dealing import dealt
 from matcha.training.evaluation import Score, finish_average, sample_losses, score
 from matcha.training.jobs import Job, carry_out, check_free
 from matcha.training.progress import Progress, identity
@@ -52,6 +58,7 @@ __all__ = [
     "train_job",
 ]
 
+_log = logging.getLogger("matcha")
 STAGES = "stages.json"
 """The plan as it became, where it followed the network."""
 
@@ -80,6 +87,8 @@ class Network:
     """The machines on which workers are started."""
     address: LinkAddress | None = None
     """This process's, where it is one worker over links of our own and its launcher did not say."""
+    joining: Joining | None = None
+    """The running team that this process joins as one worker, and the member that it asked."""
 
     def __post_init__(self) -> None:
         if self.timeout is not None and not self.timeout > 0:
@@ -189,6 +198,13 @@ def train_job(
         "checkpoint_every": checkpoint_every,
         "tensorboard": tensorboard,
     }
+    if (joining := network.joining) is not None:
+        network = replace(network, on_loss=network.on_loss or "continue")
+        made = job.task.make()  # before the others count on this worker
+        job = replace(job, plan=joining.given, task=TaskSpec.of(made))
+        with closing(join_team(joining)) as team:
+            run_worker(job, team, network, on_record=on_record, **options)
+        return
     if is_worker(network.address):
         with worker_transport(job.plan.topology, network.address) as transport:
             show = on_record if transport.rank == 0 else None
@@ -351,17 +367,19 @@ def run_worker(
         replan=network.replan,
     )
     folder = job.folder / CHECKPOINTS
+    if network.on_loss == "continue" and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGUSR1, lambda *_: training.gossip.leave())
     if resume:
         check_free([job], resume=True)
         training.load(folder)
     records = []
     shows = [] if on_record is None else [on_record]
-    with ExitStack() as closing:
+    with ExitStack() as stack:
         if tensorboard and training.rank == 0:
             from matcha.report.loggers import tensorboard_logger
 
             board = tensorboard_logger(job.folder / "tensorboard")
-            shows.append(closing.enter_context(board))
+            shows.append(stack.enter_context(board))
         for record in carry_out(
             job,
             training,
@@ -375,7 +393,8 @@ def run_worker(
             for show in shows:
                 show(record)
     made = training.gossip.plan
-    if made is not job.plan and training.rank == transport.members[0]:
+    stays = not training.gossip.has_left
+    if made is not job.plan and stays and training.rank == transport.members[0]:
         made.save(job.folder / STAGES)  # what a simulation needs to play the same rounds
     return records
 
@@ -458,6 +477,8 @@ class Training:
         while not self.is_over:
             epoch = self.progress.epoch
             loss, rate = self._train()
+            if self.gossip.has_left:
+                return
             if self.progress.epoch != epoch:  # it was away, and goes on where the others are
                 continue
             mine = self.ledger.end(loss, rate)
@@ -473,9 +494,8 @@ class Training:
 
     def _train(self) -> tuple[float | None, float]:
         """One epoch; returns this worker's mean loss and its last rate."""
-        task, steps = self.task, self.task.steps_per_epoch
-        tables = task.tables(self.progress.epoch)
-        choices = {name: torch.from_numpy(t).to(self.device) for name, t in tables.items()}
+        steps = self.task.steps_per_epoch
+        task, choices, plan = self._choices()
         state = tuple(tensor.to(self.device) for tensor in task.initial_state())
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         rate = 0.0
@@ -484,6 +504,8 @@ class Training:
         done, epoch = 0, self.progress.epoch
         # By the plan's count, not by a loop's own: a worker that is back starts midway.
         while (k := self.gossip.iteration - epoch * steps) < steps and self.progress.epoch == epoch:
+            if self.gossip.plan is not plan:  # workers joined or left: the data are dealt again
+                task, choices, plan = self._choices()
             rate = self._set_rate(epoch + k / steps)
             # Of all workers' rows this one takes its own: a row's place is its worker's number.
             inputs, targets = task.batch({name: table[k] for name, table in choices.items()})
@@ -491,9 +513,26 @@ class Training:
                 loss, state = task.loss(self.model, inputs[self.rank], targets[self.rank], state)
             state = tuple(tensor.detach() for tensor in state)
             self._step(loss)
+            if self.gossip.has_left:
+                break
             total += loss.detach()
             done += 1
         return float(total) / done if done else None, rate
+
+    def _choices(self) -> tuple[Task, dict[str, torch.Tensor], PlanLike]:
+        """The task for the workers of the plan in force, and what an epoch's batches hold."""
+        plan = self.gossip.plan
+        task = dealt(self.task, plan)
+        tables = task.tables(self.progress.epoch)
+        return task, {n: torch.from_numpy(t).to(self.device) for n, t in tables.items()}, plan
+
+    def _shares(self) -> list[int]:
+        """Whose training data this worker evaluates the average model on."""
+        if not self.gossip.has_changed:
+            return [self.rank]
+        members = self.gossip.members
+        place = members.index(self.rank)
+        return [w for w in range(self.task.num_workers) if w % len(members) == place]
 
     def _set_rate(self, epoch: float) -> float:
         rate = self.settings.schedule.rate(epoch, self.progress.test_losses)
@@ -529,7 +568,7 @@ class Training:
         finds counts.
         """
         model = finish_average(self.gossip.averaged_model(), self.task, self.settings)
-        own = sample_losses(model, self.task, self.settings, workers=[self.rank])
+        own = sample_losses(model, self.task, self.settings, workers=self._shares())
         batches = [loss for losses in self.ledger.gather(own) for loss in losses]
         found = score(model, self.task, self.settings, batches)
         answer = self.ledger.gather([found.train_loss, found.test.loss, found.test.accuracy])[0]
@@ -540,6 +579,10 @@ class Training:
 
     def save(self, path: Path) -> None:
         """Write a checkpoint of all workers into a folder. Collective."""
+        if self.gossip.has_changed:
+            if self.rank == self.gossip.members[0]:
+                _log.warning("no checkpoint is written: the team has changed since it started")
+            return
         with self.ledger.off_the_clock():
             self.gossip.save(
                 path,

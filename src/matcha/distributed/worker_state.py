@@ -60,6 +60,8 @@ class WorkerState:
         stepped: which optimizers have stepped in the iteration under way.
         has_met: whether a meeting of the last round took place.
         pace: how long iterations take.
+        describe_team: who is there and where, for a worker that takes this one's state.
+        adopt_team: takes it from a neighbour's state.
     """
 
     def __init__(
@@ -79,6 +81,8 @@ class WorkerState:
         self.frozen = [p for p in modules.parameters() if not p.requires_grad]
         self.stepped: set[int] = set()
         self.has_met = True
+        self.describe_team: Callable[[], dict[str, Any] | None] = lambda: None
+        self.adopt_team: Callable[[Mapping[str, Any]], None] = lambda _: None
         self.stopwatch = Stopwatch(transport.rank, on_span)
         self.cursor = PlanCursor(plan, transport.rank, 0, alone=alone)
         self.buckets = fill_buckets(
@@ -284,16 +288,19 @@ class WorkerState:
             "layout_digest": self.layout,
             "replanning": self.replanning.state(),
             "stepped": sorted(self.stepped),
+            "team": self.describe_team(),
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where `state_dict` was taken.
+    def load_state_dict(self, state: Mapping[str, Any], *, from_neighbor: bool = False) -> None:
+        """Continue where `state_dict` was taken; a neighbour's also says who is in the team now.
 
         Raises:
             InputError: it was taken under another plan, model or number of workers.
         """
+        if from_neighbor:
+            self.adopt_team(state)
         for key, value in self.state_dict().items():
-            if key not in ("iteration", "replanning", "stepped") and state[key] != value:
+            if key not in ("iteration", "replanning", "stepped", "team") and state[key] != value:
                 raise InputError(f"the saved state is of another {key}: {state[key]}, not {value}.")
         self.forget()
         self.follow(state)

@@ -151,6 +151,11 @@ class Events:
                 last[worker] = joins and at <= k
         return frozenset(lost | {worker for worker, there in last.items() if not there})
 
+    def for_good(self, k: int) -> tuple[frozenset[int], frozenset[int]]:
+        """The workers that join at iteration k, and those that leave."""
+        joined = frozenset(join.worker for join in self.joins if join.at == k)
+        return joined, frozenset(leave.worker for leave in self.leaves if leave.at == k)
+
     def cut(self, k: int) -> frozenset[Link]:
         """The links that carry nothing at iteration k."""
         links = (cut.link for cut in self.cuts if cut.holds(k))

@@ -420,6 +420,18 @@ class Engine:
             if tensor.dim():  # an optimizer's or a rule's single numbers are of all workers
                 tensor[worker].copy_(tensor[donor])
 
+    def change_team(self, joined: Collection[int], left: Collection[int], there: set[int]) -> None:
+        """Keep the average of those that were there: who joins starts from it.
+
+        Those that stay take over the share of those that leave.
+        """
+        rows = self.workers.parameters
+        mean = rows[sorted(there)].mean(0)
+        stay = sorted(there - {*left})
+        if left and stay:
+            rows[stay] += mean - rows[stay].mean(0)
+        rows[sorted(joined)] = mean
+
     def forget(self, links: Collection[Link]) -> None:
         """Drop what some links remember: their connections are new."""
         self.mixing.forget(links)

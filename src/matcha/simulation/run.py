@@ -44,7 +44,8 @@ class Simulation:
         plan: who talks when.
         settings: how to train.
         events: what happens by iteration. The row of a worker that is not there stands still,
-            counts in no average, and takes another's state when the worker comes.
+            counts in no average, and takes another's state when the worker comes; one that joins
+            starts from the average model.
         engine: one made for the same task, optimizer, overlap and execution, to start again;
             capturing graphs takes seconds, which a series of runs need spend only once.
         compute_time: of one gradient, where the settings leave it open; runs that are to be
@@ -243,6 +244,10 @@ class Simulation:
         for k in range(steps):
             for back in self.events.returns(first + k, self.plan.topology):
                 self.engine.hand_over(back.donor, back.worker)
+            joined, left = self.events.for_good(first + k)
+            if joined or left:
+                there = {*range(self.task.num_workers)} - self.events.gone(first + k - 1)
+                self.engine.change_team(joined, left, there)
             self.engine.forget(self.events.new_connections(first + k, self.plan.topology))
             if isinstance(self.task, KnownGradient):
                 self._gradient_sum += self.task.gradient_norm(self.engine.workers.average())

@@ -20,12 +20,13 @@ from tests.distributed.links.linked import HOST, run_linked
 from matcha import families
 from matcha._io.keys import Keys, new_keys, revoke
 from matcha.distributed import Peers, read_peers
+from matcha.distributed.links import listener
 from matcha.distributed.links import listener as module
 from matcha.distributed.links.listener import Hello, Listener, Revocations, keep_running
 from matcha.distributed.links.peers import free_ports
 from matcha.distributed.transports.collectives import gather
 
-SAID = {"rank": 1, "to": 0, "network": "x", "running": False}
+SAID = {"rank": 1, "to": 0, "network": "x", "running": False, "stage": 0}
 
 
 class Server:
@@ -40,8 +41,8 @@ class Server:
             self.address, keys, Revocations(keys), lambda _: answer, self.admit
         )
 
-    def admit(self, rank: int, stream, mine: bool, theirs: bool) -> None:
-        self.admitted.append(rank)
+    def admit(self, stream, ours: Hello, theirs: Hello) -> None:
+        self.admitted.append(theirs.rank)
         stream.refuse()
 
     def send(self, content: bytes) -> None:
@@ -169,13 +170,13 @@ def test_nothing_is_read_from_a_client_without_a_good_certificate(tmp_path, monk
     new_keys(keys, 2)
     revoke(keys, [1])
     decoded: list[bytes] = []
-    decode = Hello.decode
+    decode = listener.decode_hello
 
-    def noted(_: type[Hello], text: bytes) -> Hello:
+    def noted(text: bytes) -> Hello | listener.JoinRequest:
         decoded.append(text)
         return decode(text)
 
-    monkeypatch.setattr(Hello, "decode", classmethod(noted))
+    monkeypatch.setattr(listener, "decode_hello", noted)
     server = Server(Keys(directory=keys, rank=0))
     try:
         context = Keys(directory=keys, rank=1).context(server=False)

@@ -42,7 +42,11 @@ def copy_of(keys: Path, folder: Path) -> Path:
 
 
 def hello(rank: int, to: int = GUARDED) -> bytes:
-    text = json.dumps({"rank": rank, "to": to, "network": "?", "running": False}).encode()
+    return said({"rank": rank, "to": to, "network": "?", "running": False, "stage": 0})
+
+
+def said(document: dict[str, object]) -> bytes:
+    text = json.dumps(document).encode()
     return struct.pack("!8sH", b"matcha2\n", len(text)) + text
 
 
@@ -109,6 +113,9 @@ def attack(address, keys: Path, old: Path, scratch: Path) -> dict[str, str]:
     knock(address, Keys(directory=keys, rank=0), hello(1))
     knock(address, own, b"\x00" * 100)
     knock(address, own, hello(1))
+    knock(address, own, said({"join": 2, "token": ""}))
+    knock(address, own, said({"join": "7", "token": 3}))
+    knock(address, own, said({"join": 1, "token": ""}))
     proxy = Proxy(address)
     knock(proxy.here, own, hello(1))
     proxy.join(30)
@@ -122,6 +129,9 @@ def attack(address, keys: Path, old: Path, scratch: Path) -> dict[str, str]:
         "wrong rank": "claims to be worker 1 with the certificate of 0",
         "no hello": "does not speak our protocol",
         "another topology": "worker 1 comes with another topology",
+        "joins as another": "certificate is not for the worker that it wants to be",
+        "joins with nonsense": "its hello is malformed",
+        "joins what takes in no others": "this team takes in no others",
     }
 
 

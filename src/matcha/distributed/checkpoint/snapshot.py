@@ -84,7 +84,7 @@ def load_snapshot(content: Buffer, state: WorkerState) -> dict[str, Any]:
     raw = bytes(content)
     size = int.from_bytes(raw[:8], "little")
     document = json.loads(json.loads(raw[8 : 8 + size])["__metadata__"]["matcha"])
-    state.load_state_dict(document["state"])
+    state.load_state_dict(document["state"], from_neighbor=True)
     file = _Tensors(load(raw), document)
     _restore(state, file, document, {})
     return _extra(document, file)

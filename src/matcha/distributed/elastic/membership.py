@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 from matcha.distributed.checkpoint.snapshot import dump_snapshot, load_snapshot
 from matcha.distributed.links.transport import LinkTransport
 from matcha.distributed.worker_state import WorkerState
 
-__all__ = ["Membership"]
+__all__ = ["Membership", "Welcome"]
 
 _log = logging.getLogger("matcha.links")
 _MAX_LAG_SECONDS = 1.0  # of work for which others may wait while this worker catches up
 _MIN_LAG = 3  # iterations
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Welcome:
+    """The average model, from which workers start that join: so they leave it as it is."""
+
+    workers: frozenset[int]
+    values: Sequence[torch.Tensor]
+    """By bucket."""
 
 
 class Membership:
@@ -28,6 +40,7 @@ class Membership:
         returns: How many times this worker took another's state.
         donor: Whose state it took last.
         taken: What the donor's script carried along with that state.
+        welcome: What workers get that join now, in place of this worker's own values.
     """
 
     def __init__(self, state: WorkerState, transport: LinkTransport) -> None:
@@ -37,6 +50,7 @@ class Membership:
         self._give: Callable[[], dict[str, Any]] = dict
         self._take: Callable[[dict[str, Any]], None] = lambda _: None
         self.taken: dict[str, Any] = {}
+        self.welcome: Welcome | None = None
         self._placed_at: int | None = None
         self._returned: list[list[int]] = []
         self._known = 0
@@ -131,6 +145,10 @@ class Membership:
             transport.max_lag = max(_MIN_LAG, _MAX_LAG_SECONDS / pace)
         if transport.states.requests:
             extra = {"calls": transport.collectives.number, "carried": self._give()}
+            if self.welcome is not None:
+                with self._state.averaging.holding(self.welcome.values):
+                    content = dump_snapshot(self._state, extra)
+                transport.states.give([content], self.welcome.workers)
             transport.states.give([dump_snapshot(self._state, extra)])
         if transport.is_behind:
             self.rejoin()

@@ -103,6 +103,27 @@ class Averaging:
         broadcast(self._placement.transport, values, self._timeout())
         self._unpack()
 
+    def values(self) -> list[torch.Tensor]:
+        """What is exchanged, by bucket."""
+        self._pack()
+        return [bucket.data for bucket in self._buckets]
+
+    def take(self, values: Sequence[torch.Tensor]) -> None:
+        """Let the model have these values in place of its own."""
+        for bucket, value in zip(self._buckets, values, strict=True):
+            bucket.data.copy_(value)
+        self._unpack()
+
+    @contextmanager
+    def holding(self, others: Sequence[torch.Tensor]) -> Iterator[None]:
+        """The model holds other values inside, by bucket, and its own again after."""
+        own = [value.clone() for value in self.values()]
+        self.take(others)
+        try:
+            yield
+        finally:
+            self.take(own)
+
     @contextmanager
     def averaged(self) -> Iterator[None]:
         """The model holds the average inside, and its own values again after.

@@ -10,12 +10,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, rendezvous  # type: ignore[attr-defined]
 
 from matcha._io.keys import Keys
+from matcha.distributed.links.joining import Joining
 from matcha.distributed.links.peers import (
     DEFAULT_PORT,
     Peers,
@@ -30,14 +32,19 @@ from matcha.errors import InputError
 from matcha.topology import Topology
 
 __all__ = [
+    "JOIN_VARIABLE",
     "KEYS_VARIABLE",
+    "LISTEN_VARIABLE",
     "LOSS_VARIABLE",
     "PEERS_VARIABLE",
     "REPLAN_VARIABLE",
+    "TOKEN_VARIABLE",
     "LinkAddress",
+    "ask_to_join",
     "default_transport",
     "is_alone",
     "is_worker",
+    "join_team",
     "worker_transport",
 ]
 
@@ -50,6 +57,12 @@ LOSS_VARIABLE = "MATCHA_ON_LOSS"
 """What to do when a worker is lost, where a script does not say."""
 REPLAN_VARIABLE = "MATCHA_REPLAN"
 """After how many iterations a plan follows the network, where a script does not say."""
+JOIN_VARIABLE = "MATCHA_JOIN"
+"""HOST:PORT of a worker of the running team in which to take part, where a script does not say."""
+LISTEN_VARIABLE = "MATCHA_LISTEN"
+"""HOST:PORT at which a worker that joins can be reached; by default its host and a free port."""
+TOKEN_VARIABLE = "MATCHA_TOKEN"
+"""What a worker shows that joins a team without keys; without it such a team takes in no others."""
 _RANKS = ("RANK", "SLURM_PROCID")
 
 _START = 300.0  # seconds for all workers to come to the rendezvous
@@ -148,6 +161,45 @@ def worker_transport(
     transport = default_transport(topology, address)
     yield transport
     transport.close()
+
+
+def ask_to_join(
+    where: str, keys: Path | None = None, rank: int | None = None, listen: str | None = None
+) -> Joining:
+    """Ask a worker of a running team to take this process in.
+
+    Args:
+        where: HOST:PORT of any of its workers.
+        keys: A directory of keys; None: as the environment says.
+        rank: This worker's number; None: as the environment says, or as the team gives it.
+        listen: HOST:PORT at which others reach it; None: as the environment says, or a free port.
+    """
+    found = os.environ.get(KEYS_VARIABLE)
+    keys = keys or (Path(found) if found else None)
+    rank = rank if rank is not None or "RANK" not in os.environ else int(os.environ["RANK"])
+    if keys is not None and rank is None:
+        own = [file.stem[len("worker-") :] for file in keys.glob("worker-*.key")]
+        if len(own) != 1 or not own[0].isdigit():
+            raise InputError(
+                f"{str(keys)!r} holds the keys of {len(own)} workers: say which this one is "
+                "(RANK, or --rank)."
+            )
+        rank = int(own[0])
+    return Joining(
+        where,
+        rank=rank,
+        keys=None if keys is None or rank is None else Keys(directory=keys, rank=rank),
+        token=os.environ.get(TOKEN_VARIABLE, ""),
+        listen=listen or os.environ.get(LISTEN_VARIABLE),
+    )
+
+
+def join_team(joining: Joining) -> LinkTransport:
+    """Wait until a team has taken this process in, and make its links."""
+    joined = joining.finish()
+    topology, peers = joined.team.topology, joined.team.peers
+    own: dict[str, Any] = {"keys": joining.keys, "timeout": joining.patience, "team": joined.team}
+    return LinkTransport(topology, joined.rank, peers, **own)
 
 
 def _links(topology: Topology, address: LinkAddress) -> LinkTransport:

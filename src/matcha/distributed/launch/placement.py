@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -17,7 +17,8 @@ from pathlib import Path
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from matcha.distributed.launch.environment import default_transport, is_alone
+from matcha.distributed.launch.environment import default_transport, is_alone, join_team
+from matcha.distributed.links.joining import Joining
 from matcha.distributed.links.transport import LinkTransport
 from matcha.distributed.transports.base import Transport
 from matcha.distributed.transports.collectives import agree, gather
@@ -87,9 +88,15 @@ class Placement:
 
 
 def find_placement(
-    plan: PlanLike, transport: Transport | None, mesh: DeviceMesh | None, timeout: float
+    plan: PlanLike,
+    transport: Transport | None,
+    mesh: DeviceMesh | None,
+    timeout: float,
+    joining: Joining | None = None,
 ) -> Placement:
     """Find this process's place: in a mesh, on the script's own transport, or on the default.
+
+    Where it joins a running team, it waits until that has taken it in.
 
     Raises:
         InputError: the plan is for another number of workers, or the mesh is not a line.
@@ -99,9 +106,14 @@ def find_placement(
     elif transport is not None:
         placement = Placement(transport=transport, everyone=transport)
     else:
-        own = MemoryNetwork(1).transport(0) if is_alone() else default_transport(plan.topology)
+        own: Transport
+        if joining is not None:
+            own = join_team(joining)
+        else:
+            own = MemoryNetwork(1).transport(0) if is_alone() else default_transport(plan.topology)
         placement = Placement(transport=own, everyone=own, owned=(own,))
-    _check_workers(plan, placement.transport.num_workers)
+    if not (isinstance(placement.transport, LinkTransport) and placement.transport.team.stage):
+        _check_workers(plan, placement.transport.num_workers)
     return placement
 
 
@@ -146,11 +158,30 @@ def _check_workers(plan: PlanLike, found: int) -> None:
 
 def shared_facts(plan: PlanLike, placement: Placement, options: str) -> dict[str, str]:
     """Return what must be the same on every worker before it meets another."""
+    mesh = f"{placement.transport.num_workers} workers of {placement.num_parts} processes"
+    return {**own_facts(plan, options), "mesh": mesh}
+
+
+def own_facts(plan: PlanLike, options: str) -> dict[str, str]:
+    """What of it a worker knows before it has a place among the others."""
     return {
         "plan": plan.digest[:12],
         "seed": str(plan.seed),
-        "mesh": f"{placement.transport.num_workers} workers of {placement.num_parts} processes",
         "options": options,
         "matcha version": versions().get("matcha-sgd", "unknown"),
         "torch version": torch.__version__.split("+")[0],
     }
+
+
+def check_facts(theirs: Mapping[str, str], own: Mapping[str, str]) -> None:
+    """Refuse to join a team that trains otherwise.
+
+    Raises:
+        InputError: names what differs.
+    """
+    for name, value in own.items():
+        if theirs.get(name) != value:
+            raise InputError(
+                f"the team has another {name} ({theirs.get(name)!r}, this worker {value!r}): join "
+                "with the same choices."
+            )

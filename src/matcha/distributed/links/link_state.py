@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -19,6 +19,7 @@ from matcha.topology import Link, Topology
 
 __all__ = [
     "FIRST_UP",
+    "MAX_NEW",
     "LinkVersions",
     "MembershipChange",
     "Notes",
@@ -39,6 +40,10 @@ FIRST_UP = 2
 _MAX_JUMP = 1 << 40  # a version that grows by more than this was not counted up by its link's ends
 _MAX_KEY, _MAX_VALUE = 64, 1024  # characters of a note
 _MAX_NOTES = 64  # per worker
+_NEW_LINK = 3  # down: it has yet to come up, and no collective call waits for it
+MAX_NEW = 1024
+"""How many numbers above all others a worker that joins may have."""
+_MAX_EARLY = 1 << 14  # links of which this worker may hear before it knows of them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +89,7 @@ class LinkVersions:
         self.rank = rank
         self.topology = topology
         self.versions: dict[Link, int] = dict.fromkeys(topology.links, _DOWN)
+        self._early: dict[Link, int] = {}
         self._members: tuple[int, ...] | None = None
         self._tree: Tree | None = None
 
@@ -110,15 +116,32 @@ class LinkVersions:
         own link (an earlier process's) is answered with a newer one.
         """
         fresh: dict[Link, int] = {}
+        early: dict[Link, int] = {}
         for link, version in found.items():
             mine = self.versions.get(link)
-            if mine is None or not _is_newer(version, mine):
+            if mine is None:
+                if version > self._early.get(link, 0) and len(self._early) < _MAX_EARLY:
+                    self._early[link] = early[link] = version
+                continue
+            if not _is_newer(version, mine):
                 continue
             if self.rank in link and version % 2 != mine % 2:
                 version += 1
             fresh[link] = version
         self._set(fresh)
-        return fresh
+        return fresh | early
+
+    def grow(self, topology: Topology, gone: Collection[int]) -> dict[Link, int]:
+        """Know of other links: those of a topology between workers that are not gone.
+
+        Returns what others told of the new ones before, put right where they are this worker's.
+        """
+        links = [link for link in topology.links if not {*link} & {*gone}]
+        self.topology = topology
+        self.versions = {link: self.versions.get(link, _NEW_LINK) for link in links}
+        self._members = self._tree = None
+        heard = {link: self._early.pop(link) for link in links if link in self._early}
+        return self.merge(heard)
 
     def complete(self) -> None:
         """Count every link as having been up: the workers have agreed that the start is over."""
@@ -170,8 +193,8 @@ class LinkVersions:
 
     def _neighbors(self, counts: Callable[[int], bool]) -> dict[int, list[int]]:
         around: dict[int, list[int]] = {}
-        for i, j in self.topology.links:  # sorted, so neighbours are too
-            if counts(self.versions[i, j]):
+        for (i, j), version in self.versions.items():  # sorted, so neighbours are too
+            if counts(version):
                 around.setdefault(i, []).append(j)
                 around.setdefault(j, []).append(i)
         return around
@@ -228,8 +251,15 @@ class Update:
         return json.dumps({"links": links, "notes": notes}).encode()
 
     @classmethod
-    def decode(cls, content: bytes | bytearray, topology: Topology) -> Update:
+    def decode(
+        cls, content: bytes | bytearray, topology: Topology, *, may_grow: bool = False
+    ) -> Update:
         """Check and read the content of a frame.
+
+        Args:
+            content: Of the frame.
+            topology: The links and workers that there are.
+            may_grow: Whether there may be others, of which this worker has yet to hear.
 
         Raises:
             ValueError: It is malformed, or about links or workers that do not exist.
@@ -242,13 +272,15 @@ class Update:
                 for rank, key, version, value in document["notes"]
             }
             known = frozenset(topology.links)
+            most = topology.num_workers + (MAX_NEW if may_grow else 0)
             for i, j in links:
-                if type(i) is not int or type(j) is not int or (i, j) not in known:
+                new = may_grow and type(i) is type(j) is int and 0 <= i < j < most
+                if type(i) is not int or type(j) is not int or not ((i, j) in known or new):
                     raise ValueError(f"({i!r}, {j!r}) is not a link")
         except (TypeError, KeyError, RecursionError) as error:
             raise ValueError(f"not an update: {error!r}") from None
         for (rank, key), (_, value) in notes.items():
-            if type(rank) is not int or not 0 <= rank < topology.num_workers:
+            if type(rank) is not int or not 0 <= rank < most:
                 raise ValueError(f"a note about worker {rank!r}, which does not exist")
             if not isinstance(key, str) or not isinstance(value, str):
                 raise ValueError("a note that is not text")
@@ -257,9 +289,13 @@ class Update:
         return cls(links=links, notes=notes)
 
 
-def max_update_bytes(topology: Topology) -> int:
+def max_update_bytes(topology: Topology, *, may_grow: bool = False) -> int:
     """The most bytes of an update about a topology's links and workers."""
-    return (1 << 20) + 64 * len(topology.links) + 2 * _MAX_VALUE * _MAX_NOTES * topology.num_workers
+    return (
+        (1 << (22 if may_grow else 20))
+        + 64 * len(topology.links)
+        + 2 * _MAX_VALUE * _MAX_NOTES * topology.num_workers
+    )
 
 
 class Notes:
@@ -277,6 +313,14 @@ class Notes:
     def get(self, rank: int, key: str) -> str:
         """A note's value; empty if there is none."""
         return self.all.get((rank, key), (0, ""))[1]
+
+    def find(self, kind: str, ranks: Collection[int] | None) -> dict[tuple[int, str], str]:
+        """What some workers, or all, noted under keys that begin so, by worker and the rest."""
+        return {
+            (rank, key[len(kind) :]): value
+            for (rank, key), (_, value) in self.all.items()
+            if value and key.startswith(kind) and (ranks is None or rank in ranks)
+        }
 
     def set(self, key: str, value: str) -> dict[tuple[int, str], Note]:
         """Change a note of this worker, and return it to be sent."""

@@ -21,14 +21,26 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 from matcha._io.keys import Keys, worker_of
 from matcha.distributed.links.framing import FrameStream
 from matcha.distributed.links.peers import Address, in_words
 from matcha.errors import InputError
 
-__all__ = ["Dialer", "Hello", "Listener", "RefusedError", "Revocations", "keep_running"]
+__all__ = [
+    "Dialer",
+    "Hello",
+    "JoinRequest",
+    "Listener",
+    "RefusedError",
+    "Revocations",
+    "decode_hello",
+    "identity",
+    "keep_running",
+    "refuse_newcomer",
+]
 
 _log = logging.getLogger("matcha.links")
 _MAGIC = b"matcha2\n"
@@ -39,9 +51,6 @@ _MAX_CLIENTS = 128  # beyond this many at once the longest-waiting goes
 _PAUSE_SHARE = 0.2  # the pause before the next attempt, as a share of the time since the first
 _MIN_PAUSE, _MAX_PAUSE = 0.05, 1.0  # seconds
 _LOGGED_EACH = 5  # refusals of a kind that are logged one by one; then every hundredth
-
-
-Admit = Callable[[int, FrameStream, bool, bool], None]
 
 
 class RefusedError(Exception):
@@ -59,28 +68,62 @@ class Hello:
     """A digest of the topology."""
     running: bool
     """Whether the sender has a state and trains."""
+    stage: int = 0
+    """How many times the sender's team has changed."""
 
     def encode(self) -> bytes:
         """Encode it as it is sent."""
-        text = json.dumps(asdict(self)).encode()
-        return _PREFIX.pack(_MAGIC, len(text)) + text
+        return _encode(self)
 
-    @classmethod
-    def decode(cls, text: bytes) -> Hello:
-        """Check and read what was received.
 
-        Raises:
-            RefusedError: It is malformed.
-        """
-        try:
-            said = json.loads(text)
-            hello = cls(**{name: said[name] for name in cls.__slots__})
-        except (ValueError, TypeError, KeyError, RecursionError):
-            raise RefusedError("its hello is malformed") from None
-        kinds = [type(getattr(hello, name)) for name in cls.__slots__]
-        if kinds != [int, int, str, bool]:
-            raise RefusedError("its hello is malformed")
-        return hello
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinRequest:
+    """What a worker says first that wants to be taken into the team."""
+
+    join: int
+    """Its number; -1: the next one that is free."""
+    token: str
+    """The team's, where no certificate says who may come in."""
+
+    def encode(self) -> bytes:
+        """Encode it as it is sent."""
+        return _encode(self)
+
+
+_KINDS: dict[type, list[type]] = {Hello: [int, int, str, bool, int], JoinRequest: [int, str]}
+
+
+def _encode(hello: Hello | JoinRequest) -> bytes:
+    text = json.dumps(asdict(hello)).encode()
+    return _PREFIX.pack(_MAGIC, len(text)) + text
+
+
+def decode_hello(text: bytes) -> Hello | JoinRequest:
+    """Check and read what was received.
+
+    Raises:
+        RefusedError: It is malformed.
+    """
+    try:
+        said = json.loads(text)
+        kind: Any = JoinRequest if "join" in said else Hello
+        hello: Hello | JoinRequest = kind(**{name: said[name] for name in kind.__slots__})
+    except (ValueError, TypeError, KeyError, RecursionError):
+        raise RefusedError("its hello is malformed") from None
+    if [type(getattr(hello, name)) for name in kind.__slots__] != _KINDS[kind]:
+        raise RefusedError("its hello is malformed")
+    return hello
+
+
+Admit = Callable[[FrameStream, Hello, Hello], None]
+"""Takes over a connection: its stream, this end's hello, and the other's."""
+Sponsor = Callable[[JoinRequest], Callable[[socket.socket, str], None]]
+"""Returns what takes over the connection, and the address, of a worker that wants to join."""
+
+
+def refuse_newcomer(request: JoinRequest) -> Callable[[socket.socket, str], None]:
+    """The sponsor of a team that takes in no others."""
+    raise RefusedError("this team takes in no others")
 
 
 class Revocations:
@@ -137,7 +180,8 @@ class Listener:
         keys: Certificates; None accepts any claim (plain TCP).
         revocations: Certificates that are refused.
         welcome: Returns the hello to answer with; raises `RefusedError`.
-        admit: Takes over the client's rank and stream, and whether this end and it train.
+        admit: Takes over a neighbour's connection.
+        sponsor: For a worker that wants to join; raises `RefusedError`.
     """
 
     def __init__(
@@ -147,11 +191,12 @@ class Listener:
         revocations: Revocations,
         welcome: Callable[[Hello], Hello],
         admit: Admit,
+        sponsor: Sponsor = refuse_newcomer,
     ) -> None:
         self.refused: Counter[str] = Counter()
         self._context = keys.context(server=True) if keys else None
         self._revocations = revocations
-        self._welcome, self._admit = welcome, admit
+        self._welcome, self._admit, self._sponsor = welcome, admit, sponsor
         self._socket = _listen(address)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._socket, selectors.EVENT_READ)
@@ -239,10 +284,17 @@ class Listener:
             self._selector.register(client.connection, selectors.EVENT_READ)
         assert isinstance(client.connection, ssl.SSLSocket)
         client.connection.do_handshake()
-        client.worker, client.fingerprint = _identity(client.connection, self._revocations)
+        client.worker, client.fingerprint = identity(client.connection, self._revocations)
         client.is_secured = True
 
-    def _let_in(self, client: _Client, hello: Hello) -> None:
+    def _let_in(self, client: _Client, hello: Hello | JoinRequest) -> None:
+        if isinstance(hello, JoinRequest):
+            if self._context is not None:
+                if client.worker is None or hello.join not in (-1, client.worker):
+                    raise RefusedError("its certificate is not for the worker that it wants to be")
+                hello = replace(hello, join=client.worker)
+            take_over = self._sponsor(hello)
+            return take_over(self._release(client), client.where)
         if self._context is not None and client.worker != hello.rank:
             claim = f"worker {hello.rank} with the certificate of {client.worker}"
             raise RefusedError(f"it claims to be {claim}")
@@ -251,7 +303,7 @@ class Listener:
         if client.connection.send(content) != len(content):
             raise RefusedError("it does not read")
         stream = FrameStream(self._release(client), client.fingerprint)
-        self._admit(hello.rank, stream, answer.running, hello.running)
+        self._admit(stream, answer, hello)
 
     def _release(self, client: _Client) -> socket.socket:
         del self._clients[client.connection]
@@ -262,7 +314,8 @@ class Listener:
         self.refused[reason] += 1
         count = self.refused[reason]
         if count <= _LOGGED_EACH or count % 100 == 0:
-            level = logging.INFO if reason.startswith("not now") else logging.WARNING
+            harmless = reason.startswith("not now") or "unexpected eof" in reason
+            level = logging.INFO if harmless else logging.WARNING
             _log.log(level, "refused a client from %s: %s (%d so far)", client.where, reason, count)
         if client.connection in self._clients:
             self._release(client)
@@ -314,7 +367,7 @@ class Dialer:
             time.sleep(min(_MAX_PAUSE, max(_MIN_PAUSE, pause)))
         else:
             self._problem, self._failing_since = "", None
-            self._admit(hello.to, stream, hello.running, answer.running)
+            self._admit(stream, hello, answer)
 
 
 def dial(
@@ -331,13 +384,15 @@ def dial(
         fingerprint = ""
         if context is not None:
             connection = context.wrap_socket(connection)
-            worker, fingerprint = _identity(connection, revocations)
+            worker, fingerprint = identity(connection, revocations)
             if worker != hello.to:
                 raise RefusedError(f"it has the certificate of worker {worker}")
         connection.sendall(hello.encode())
         data = bytearray()
         while (answer := _read_hello(connection, data)) is None:
             pass
+        if not isinstance(answer, Hello):
+            raise RefusedError("it wants to join where it should answer")
         if (answer.rank, answer.to, answer.network) != (hello.to, hello.rank, hello.network):
             raise RefusedError(f"it is worker {answer.rank}, or trains on another topology")
         return FrameStream(connection, fingerprint), answer
@@ -346,7 +401,7 @@ def dial(
         raise
 
 
-def _read_hello(connection: socket.socket, data: bytearray) -> Hello | None:
+def _read_hello(connection: socket.socket, data: bytearray) -> Hello | JoinRequest | None:
     """The hello, once it is complete; None while more is to come. Reads nothing beyond it."""
     end = _PREFIX.size
     if len(data) >= end:
@@ -364,10 +419,10 @@ def _read_hello(connection: socket.socket, data: bytearray) -> Hello | None:
     size = _PREFIX.unpack_from(data)[1]
     if size > _MAX_HELLO:
         raise RefusedError("its hello is too long")
-    return None if len(data) < _PREFIX.size + size else Hello.decode(bytes(data[_PREFIX.size :]))
+    return None if len(data) < _PREFIX.size + size else decode_hello(bytes(data[_PREFIX.size :]))
 
 
-def _identity(connection: ssl.SSLSocket, revocations: Revocations) -> tuple[int | None, str]:
+def identity(connection: ssl.SSLSocket, revocations: Revocations) -> tuple[int | None, str]:
     """The worker that a certificate is for, and its fingerprint, unless it is revoked."""
     worker = worker_of(connection.getpeercert())
     der = connection.getpeercert(binary_form=True) or b""

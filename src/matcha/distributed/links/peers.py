@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import socket
@@ -17,6 +18,7 @@ from matcha.topology import Link, Topology
 __all__ = [
     "Address",
     "Peers",
+    "Team",
     "dials",
     "from_names",
     "from_slurm",
@@ -77,6 +79,30 @@ class Peers:
             for rank, address in enumerate(self.addresses)
         ]
         Path(path).write_text("# rank host port\n" + "\n".join(lines) + "\n", encoding="utf-8")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Team:
+    """Who is in a team that grows and shrinks, by what links, and where they can be reached."""
+
+    topology: Topology
+    peers: Peers
+    gone: frozenset[int] = frozenset()
+    """Numbers that are not in use: of workers that left for good, or never came."""
+    network: str = ""
+    """A digest of the team's first topology: its name among other teams."""
+    stage: int = 0
+    """How many times it has changed."""
+
+    @classmethod
+    def first(cls, topology: Topology, peers: Peers) -> Team:
+        """The team as it starts."""
+        network = hashlib.sha256(repr(topology.links).encode()).hexdigest()[:16]
+        return cls(topology=topology, peers=peers, network=network)
+
+    def neighbors(self, rank: int) -> frozenset[int]:
+        """The workers to which a worker has links."""
+        return frozenset(self.topology.neighbors(rank)) - self.gone
 
 
 def dials(link: Link, peers: Peers) -> int:

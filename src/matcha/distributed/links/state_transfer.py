@@ -37,14 +37,15 @@ class StateTransfer:
         self._changed, self._connections, self._name = changed, connections, name
         self.requests: set[int] = set()
 
-    def give(self, contents: Sequence[Buffer]) -> None:
-        """Answer all neighbours that asked for this worker's state."""
+    def give(self, contents: Sequence[Buffer], peers: Collection[int] | None = None) -> None:
+        """Answer the neighbours that asked for this worker's state: all, or some of them."""
         with self._changed:
-            for peer in sorted(self.requests):
+            asked = self.requests if peers is None else self.requests & {*peers}
+            for peer in sorted(asked):
                 connection = self._connections.get(peer)
                 if connection is not None and not connection.is_up:
                     connection.send(Kind.STATE, 0, contents)
-            self.requests.clear()
+            self.requests -= set(asked)
 
     def ask(self, timeout: float, without: Collection[int] = ()) -> tuple[int, bytearray]:
         """Return a neighbour and its state.

@@ -1,32 +1,16 @@
 """LinkTransport: one connection per link of the topology, for networks that are not trusted.
 
-A worker is in one of these phases:
-
-                  a neighbour trains already
-    STARTING ──────────────────────────────▶ NEEDS_STATE
-        │                                      │      ▲
-        │ start_at        start_at             │      │ leave: it fell far behind
-        └──────────────▶  RUNNING  ◀───────────┘      │
-                             └────────────────────────┘
-    and from each of them, by close(), to CLOSED.
-
-    STARTING     No worker trains yet. The first collective call ends once all links have been up.
-    NEEDS_STATE  Others train: this worker takes a neighbour's state first.
-    RUNNING      It has a state and takes part.
-    CLOSED       It has said goodbye to its neighbours.
-
-Each connection agrees on its own, whenever it is made, from which iteration on its two ends meet
-(`LinkState`); so a worker may be lost, cut off or come back without any decision for all workers.
+A worker's phases are in `links.phase`. Each connection agrees on its own, whenever it is made, from
+which iteration on its two ends meet (`LinkState`); so a worker may be lost, cut off or come back
+without any decision for all workers. When others join or leave for good, `grow` changes the links.
 """
 
 from __future__ import annotations
 
-import enum
-import hashlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -47,10 +31,14 @@ from matcha.distributed.links.listener import (
     Listener,
     RefusedError,
     Revocations,
+    Sponsor,
     keep_running,
+    refuse_newcomer,
 )
-from matcha.distributed.links.peers import Peers, dials
+from matcha.distributed.links.peers import Peers, Team, dials
+from matcha.distributed.links.phase import Phase
 from matcha.distributed.links.state_transfer import StateTransfer
+from matcha.distributed.links.transfers import Transfers, WaitRules
 from matcha.distributed.links.tree_collectives import TreeCollectives
 from matcha.distributed.transports.base import (
     Buffer,
@@ -76,15 +64,6 @@ _RETURNS = 3.0  # seconds within which a lost worker that lives is back
 _UNHURRIED = 1.0  # seconds that an update may wait which only a failed start needs
 
 
-class Phase(enum.Enum):
-    """Where this worker is between its start and its end."""
-
-    STARTING = "starting"
-    NEEDS_STATE = "needs a state"
-    RUNNING = "running"
-    CLOSED = "closed"
-
-
 class LinkTransport(Transport):
     """Messages over one TCP connection per link of the topology, and no other connection.
 
@@ -101,6 +80,7 @@ class LinkTransport(Transport):
         timeout: Seconds without a sign of life after which a neighbour counts as lost; None: twice
             the median of its longest gaps so far and four deviations, and a second at least.
         start_timeout: Seconds to wait for all workers at the start.
+        team: What a worker that joins was told of the team, in place of the first topology's.
 
     Attributes:
         phase: Where this worker is between its start and its end.
@@ -108,7 +88,14 @@ class LinkTransport(Transport):
         is_behind: Whether this worker was away for so long that it should take another's state.
         max_lag: How many iterations behind all its neighbours a worker may go on by itself.
         next_iteration: The first iteration whose round has not begun here.
+        patience: Seconds without a sign of life after which a neighbour counts as lost.
         states: Whole states that travel between neighbours.
+        team: Who is there and where, as far as the team has changed.
+        is_changing: Whether the team is about to change here too.
+        sponsor: What takes over the connections of workers that want to join.
+        has_keys: Whether links have keys.
+        may_grow: Whether there may be workers unknown to this one.
+        news: Set when notes have come.
         finds_cause: Whether the error for a lost neighbour names the first cause, which takes time.
 
     Raises:
@@ -127,22 +114,30 @@ class LinkTransport(Transport):
         keys: Keys | None = None,
         timeout: float | None = None,
         start_timeout: float = 300.0,
+        team: Team | None = None,
     ) -> None:
         if topology.directed:  # a connection carries both ways, whatever messages travel on it
             pairs = {(min(link), max(link)) for link in topology.links}
             topology = Topology.from_links(sorted(pairs), topology.num_workers)
-        peers.check(topology)
+        if team is None:
+            peers.check(topology)
+        self.team = team or Team.first(topology, peers)
         if not 0 <= rank < topology.num_workers:
             raise InputError(f"there is no worker {rank} among {topology.num_workers}.")
         self.rank, self.num_workers = rank, topology.num_workers
-        self.phase = Phase.STARTING
-        self.is_behind = False
+        self.phase = Phase.STARTING if team is None else Phase.NEEDS_STATE
+        self.is_behind = self.is_changing = False
+        self.sponsor: Sponsor = refuse_newcomer
+        self.may_grow = team is not None
+        self.news = threading.Event()
         self.max_lag = float("inf")
         self.next_iteration = 0
         self.finds_cause = True
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
         self.versions = LinkVersions(rank, topology)
+        if team is not None:
+            self.versions.grow(topology, team.gone)
         self.collectives = TreeCollectives(
             self.changed,
             self.versions,
@@ -151,25 +146,27 @@ class LinkTransport(Transport):
             self._may_return,
             self.name,
         )
+        given = self.end_reason, self.lost_error, self._anyone_is_away, self._end
+        self._waits = WaitRules(self.lock, self.changed, *given)
         self.connections: dict[int, Connection] = {}
         self.states = StateTransfer(self.changed, self.connections, self.name)
         self.listener: Listener | None = None
-        self._topology, self._peers, self._timeout = topology, peers, timeout
-        self._neighbors = frozenset(topology.neighbors(rank))
-        self._network = hashlib.sha256(repr(topology.links).encode()).hexdigest()[:16]
+        self.patience, self._model_bytes = timeout, 0
+        self._keys, self.has_keys = keys, keys is not None
+        self._neighbors = self.team.neighbors(rank)
         self._limits = Limits(update=max_update_bytes(topology))
         self._vacant = threading.Condition(self.lock)
         self._members: tuple[int, ...] = (rank,)
         self._changes: list[MembershipChange] = []
-        self._notes = Notes(rank)
-        self._first_ups: dict[Link, int] = {}
+        self._notes, self._first_ups = Notes(rank), dict[Link, int]()
         self._end_reasons: dict[int, str] = {}
         self.barred: set[int] = set()
         self._finished: dict[int, Connection] = {}
         self._revocations = Revocations(keys)
         self._context = keys.context(server=False) if keys else None
         try:
-            self._connect(keys)
+            self._connect(self._neighbors)
+            self._start_thread("matcha-watch", self._watch)
             self._wait_for_all(start_timeout)
         except BaseException:
             self.close()
@@ -200,11 +197,11 @@ class LinkTransport(Transport):
 
     def num_sockets(self) -> int:
         """How many sockets are open, the one that listens included."""
-        with self.lock:
-            return len(self.connections) + (self.listener is not None)
+        return len(self.connections) + (self.listener is not None)
 
     def expect_model(self, num_bytes: int) -> None:
         """Refuse frames that a model of this size cannot explain."""
+        self._model_bytes = num_bytes
         self._limits.expect_model(num_bytes, len(self._neighbors))
 
     # -- messages ---------------------------------------------------------------------------------
@@ -222,7 +219,7 @@ class LinkTransport(Transport):
                 if m.outgoing is not None:
                     way = self._connection_to(m.peer)
                     transfers.append((m.peer, way.send_data(m.tag, m.outgoing) if way else None))
-        return _Transfers(self, transfers)
+        return Transfers(self._waits, transfers)
 
     def _connection_to(self, peer: int) -> Connection | None:
         if peer not in self._neighbors:
@@ -255,11 +252,17 @@ class LinkTransport(Transport):
         """Send it to all workers, from neighbour to neighbour."""
         with self.lock:
             self._tell(Update(notes=self._notes.set(key, value)))
+        self.news.set()
 
     def get_note(self, rank: int, key: str) -> str:
         """What has arrived of it."""
         with self.lock:
             return self._notes.get(rank, key)
+
+    def get_notes(self, kind: str, *, everyone: bool = False) -> dict[tuple[int, str], str]:
+        """What members, or all workers, noted under keys that begin so, by worker and the rest."""
+        with self.lock:
+            return self._notes.find(kind, None if everyone else self.versions.members)
 
     def report_waiting_on(self, peer: int | None) -> None:
         """Publish it for good: a worker that gave up on a peer does not take that back."""
@@ -274,7 +277,7 @@ class LinkTransport(Transport):
 
     def _may_return(self) -> list[int]:
         """Workers that were lost only a moment ago, without a goodbye; the lock is held."""
-        recent = time.monotonic() - min(_RETURNS, 2 * (self._timeout or _RETURNS))
+        recent = time.monotonic() - min(_RETURNS, 2 * (self.patience or _RETURNS))
         last = {change.worker: change for change in self.changes}
         lost = [w for w, change in last.items() if not change.is_member and change.seconds > recent]
         return [w for w in lost if not self.get_note(w, f"finished/{self.period}")]
@@ -323,33 +326,73 @@ class LinkTransport(Transport):
 
     # -- making connections -----------------------------------------------------------------------
 
-    def _connect(self, keys: Keys | None) -> None:
-        peers = self._peers
-        dialled = [p for p in self._neighbors if dials(self.versions.link(p), peers) == self.rank]
-        if len(dialled) < len(self._neighbors):
-            address = peers.addresses[self.rank]
-            assert address is not None
-            self.listener = Listener(
-                address, keys, self._revocations, self._welcome, self._add_connection
-            )
+    def _connect(self, neighbors: Collection[int]) -> None:
+        """Dial the neighbours that this worker dials, and listen for the others."""
+        dialled = [p for p in neighbors if self._dials(p) == self.rank]
+        if len(dialled) < len(neighbors):
+            self._listen()
         for peer in dialled:
-            address = peers.addresses[peer]
+            address = self.team.peers.addresses[peer]
             assert address is not None
-            wanted, log_level = partial(self._wanted, peer), partial(self._log_level, peer)
-            dialer = Dialer(
-                address, self._context, self._revocations, wanted, self._add_connection, log_level
+            calls = (
+                partial(self._wanted, peer),
+                self._add_connection,
+                partial(self._log_level, peer),
             )
-            self._start_thread(f"matcha-dial-{peer}", dialer.step)
-        self._start_thread("matcha-watch", self._watch)
+            dialer = Dialer(address, self._context, self._revocations, *calls)
+            self._start_thread(f"matcha-dial-{peer}", dialer.step, peer)
 
-    def _start_thread(self, name: str, step: Callable[[], None]) -> None:
-        arguments = step, lambda: self.phase is not Phase.CLOSED
+    def _dials(self, peer: int) -> int | None:
+        """Which end of a link dials; None where neither can be reached, in a team that changed."""
+        try:
+            return dials(self.versions.link(peer), self.team.peers)
+        except InputError as error:
+            if not self.team.stage:
+                raise
+            _log.warning("worker %d has no link to worker %d: %s", self.rank, peer, error)
+            return None
+
+    def _listen(self) -> None:
+        address = self.team.peers.addresses[self.rank]
+        if self.listener is None and address is not None:
+            keys = self._keys, self._revocations
+            sponsor = lambda request: self.sponsor(request)  # noqa: E731
+            admit = self._add_connection
+            self.listener = Listener(address, *keys, self._welcome, admit, sponsor)
+
+    def take_newcomers(self, sponsor: Sponsor) -> None:
+        """Let others in: listen where no neighbour dials, too, and hear of further workers."""
+        self.sponsor, self.may_grow = sponsor, True
+        self._limits.update = max_update_bytes(self.team.topology, may_grow=True)
+        self._listen()
+
+    def grow(self, team: Team) -> None:
+        """Go on with the workers and links of a team that has changed."""
+        with self.lock:
+            before, self.team = self._neighbors, team
+            self._neighbors = team.neighbors(self.rank)
+            for peer in before - self._neighbors:
+                if peer in self.connections:
+                    self._end(self.connections[peer], "is no neighbour any more")
+            self.num_workers = team.topology.num_workers
+            self._limits.update = max_update_bytes(team.topology, may_grow=True)
+            self._limits.expect_model(self._model_bytes, len(self._neighbors))
+            self._on_update(None, Update(links=self.versions.grow(team.topology, team.gone)))
+            self._vacant.notify_all()
+            self._note_members()
+        self._connect(self._neighbors - before)
+
+    def _start_thread(self, name: str, step: Callable[[], None], peer: int | None = None) -> None:
+        def is_open() -> bool:
+            return self.phase is not Phase.CLOSED and (peer is None or peer in self._neighbors)
+
+        arguments = step, is_open
         threading.Thread(target=keep_running, args=arguments, name=name, daemon=True).start()
 
     def _wanted(self, peer: int) -> Hello | None:
         """Wait until a connection to a neighbour is missing: what to say, None if closed."""
         with self.lock:
-            while self.phase is not Phase.CLOSED:
+            while self.phase is not Phase.CLOSED and peer in self._neighbors:
                 if peer not in self.connections and peer not in self.barred:
                     return self._hello(peer)
                 self._vacant.wait()
@@ -357,12 +400,15 @@ class LinkTransport(Transport):
 
     def _hello(self, peer: int) -> Hello:
         running = self.phase is Phase.RUNNING
-        return Hello(rank=self.rank, to=peer, network=self._network, running=running)
+        team = self.team
+        return Hello(
+            rank=self.rank, to=peer, network=team.network, running=running, stage=team.stage
+        )
 
     def _welcome(self, hello: Hello) -> Hello:
         if hello.rank not in self._neighbors:
             raise RefusedError(f"worker {hello.rank} is not a neighbour")
-        if hello.network != self._network:
+        if hello.network != self.team.network:
             raise RefusedError(f"worker {hello.rank} comes with another topology")
         if hello.to != self.rank:
             raise RefusedError(f"worker {hello.rank} looks for worker {hello.to}")
@@ -370,10 +416,14 @@ class LinkTransport(Transport):
             raise RefusedError(f"not now, worker {hello.rank}")
         return self._hello(hello.rank)
 
-    def _add_connection(self, peer: int, stream: FrameStream, mine: bool, theirs: bool) -> None:
+    def _add_connection(self, stream: FrameStream, ours: Hello, other: Hello) -> None:
         """Take over a new connection; its ends said in their hellos whether they train."""
+        peer, mine, theirs = ours.to, ours.running, other.running
         with self.lock:
             if self.phase is Phase.CLOSED:  # while it was made: nothing would ever end it
+                return stream.refuse()
+            if mine and theirs and ours.stage != other.stage:  # one of them missed a change
+                self.is_behind |= not self.is_changing and self.team.stage < other.stage
                 return stream.refuse()
             before = self.connections.get(peer)
             if before is not None:
@@ -445,8 +495,9 @@ class LinkTransport(Transport):
         Raises:
             Exception: Any: the frame is malformed, and the connection ends.
         """
-        is_update = kind in (Kind.UP, Kind.UPDATE)
-        update = Update.decode(content, self._topology) if is_update else Update()
+        update = Update()
+        if kind in (Kind.UP, Kind.UPDATE):
+            update = Update.decode(content, self.team.topology, may_grow=self.may_grow)
         with self.lock:
             if connection.state is LinkState.ENDED:
                 return
@@ -499,6 +550,8 @@ class LinkTransport(Transport):
         links = self.versions.merge(self._without_agreeing(update.links))
         notes, stale = self._notes.merge(update.notes)
         self._tell(Update(links=links, notes=notes), connection, update)
+        if notes:
+            self.news.set()
         for key in stale:  # of a process that had this rank before
             self.set_note(key, "")
         if links:
@@ -594,7 +647,7 @@ class LinkTransport(Transport):
 
     def _watch(self) -> None:
         """Send signs of life and look for those of others."""
-        pause = min(self._timeout / _HEARTBEATS, _UNHURRIED) if self._timeout else _HEARTBEAT
+        pause = min(self.patience / _HEARTBEATS, _UNHURRIED) if self.patience else _HEARTBEAT
         started = time.monotonic()
         time.sleep(pause)
         # A worker that was held up itself has not read what the others sent meanwhile.
@@ -608,7 +661,7 @@ class LinkTransport(Transport):
                 if stream.longest_gap:
                     connection.gaps.note(stream.longest_gap)
                     stream.longest_gap = 0.0
-                most = self._timeout or connection.gaps.deadline(_MIN_SILENCE, _FIRST_SILENCE)
+                most = self.patience or connection.gaps.deadline(_MIN_SILENCE, _FIRST_SILENCE)
                 most = most if running else max(most, _STARTING_TIMEOUT)
                 quiet = now - stream.last_heard
                 if quiet > most and not connection.reader_waits and not was_late:
@@ -645,49 +698,3 @@ class LinkTransport(Transport):
             self._end_all("has finished")
         if self.listener is not None:
             self.listener.close()
-
-
-class _Transfers(Pending):
-    def __init__(
-        self, transport: LinkTransport, transfers: list[tuple[int, Transfer | None]]
-    ) -> None:
-        self.transport = transport
-        self.transfers = transfers
-
-    def has_come(self) -> bool:
-        with self.transport.lock:  # of a connection that has ended `wait` tells
-            return all(
-                each is None or each.done or each.connection.state is LinkState.ENDED
-                for _, each in self.transfers
-            )
-
-    def wait(self, timeout: float) -> None:
-        patience = min(2.0, 0.2 * timeout)
-        self.end = time.monotonic() + timeout - patience
-        while self.transfers:
-            peer, transfer = self.transfers[0]
-            problem = self._wait_for(peer, transfer, timeout, patience)
-            if problem is not None:
-                if transfer is not None:
-                    transfer.connection.join_reader()
-                raise self.transport.lost_error(peer, problem, patience)
-            self.transfers.pop(0)
-
-    def _wait_for(
-        self, peer: int, transfer: Transfer | None, timeout: float, patience: float
-    ) -> str | None:
-        """What the peer did instead of its part of a transfer; None once that is done."""
-        transport = self.transport
-        with transport.lock:
-            if transfer is None:
-                return transport.end_reason(peer)
-            while not transfer.is_done:
-                if transfer.connection.end_reason is not None:
-                    return transfer.connection.end_reason
-                if (now := time.monotonic()) <= self.end:
-                    transport.changed.wait(self.end - now)
-                elif transport._anyone_is_away():
-                    self.end = now + timeout - patience
-                else:
-                    transport._end(transfer.connection, f"did not answer within {timeout:g} s")
-        return None

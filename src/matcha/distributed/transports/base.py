@@ -207,7 +207,8 @@ class Transport(ABC):
 
     def name(self, rank: int) -> str:
         """`rank 3 (host node07)`: how people find a worker."""
-        return f"rank {rank} (host {self.hosts[rank]})" if self.hosts else f"rank {rank}"
+        known = rank < len(self.hosts)  # a worker that joined has told no host
+        return f"rank {rank} (host {self.hosts[rank]})" if known else f"rank {rank}"
 
     def failure(self, peer: int, problem: str, patience: float) -> ExchangeError:
         """The error for a peer that failed us, which names the first cause where it is known.
