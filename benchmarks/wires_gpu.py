@@ -1,10 +1,10 @@
 """Wires and momentum on one GPU: what they cost, and what they reach with how many bytes.
 
     # here: the plans, for a machine that cannot plan itself (a name, or runs as key=value,...)
-    python benchmarks/wires_gpu.py plans cifar100 --plans .carry/plans
+    python benchmarks/wires_gpu.py plans cifar10-gn
     # there: first that capture is right and what it costs, then trainings
-    python benchmarks/wires_gpu.py check --data /tmp/data --plans .carry/plans --output $OUT
-    python benchmarks/wires_gpu.py train cifar100 --data /tmp/data --plans .carry/plans \
+    python benchmarks/wires_gpu.py check --data /tmp/data --output $OUT
+    python benchmarks/wires_gpu.py train cifar10-gn --data /tmp/data \
         --output $OUT --seconds 540
     python benchmarks/wires_gpu.py train bytes=0.02,wire=modulo:3,seeds=0-2 ...
     python benchmarks/wires_gpu.py collect OUT/wires.jsonl ... --output benchmarks/results
@@ -362,7 +362,7 @@ def main() -> None:
     )
     parser.add_argument("action", choices=["plans", "check", "train", "table", "collect"])
     parser.add_argument("runs", nargs="*", help=f"of {', '.join(LISTS)}, or key=value,...")
-    parser.add_argument("--plans", type=Path, default=Path(".carry/plans"))
+    parser.add_argument("--plans", type=Path, default=Path(__file__).parent / "plans")
     parser.add_argument("--data", type=Path)
     parser.add_argument("--output", type=Path, default=Path("."))
     parser.add_argument("--state", type=Path, default=Path("/tmp/matcha-wires"))

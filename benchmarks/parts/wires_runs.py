@@ -127,13 +127,23 @@ LISTS: dict[str, list[Run]] = {
         Run(bytes=0.02, wire="modulo:3", momentum=_QG, epochs=200),
         Run(bytes=0.005, wire="modulo:3", momentum=_QG, epochs=200),
     ],
+    # Most telling first: few bytes and what `auto` makes of them, one seed of all, then the others.
     "cifar10-gn": [
-        *_runs(**_GN, bytes=0.1),
-        *_runs(**_GN, bytes=0.1, momentum=_QG),
-        *_runs(**_GN, bytes=0.1, momentum="tracking"),
-        *_runs(**_GN, bytes=0.02),
-        *_runs(**_GN, bytes=0.02, momentum=_QG),
-        *_runs(**_GN, bytes=0.02, wire="modulo:3", momentum=_QG),
+        Run(**_GN, **row, seed=seed)  # type: ignore[arg-type]
+        for seed in (0, 1, 2)
+        for row in (
+            {"bytes": 0.02, "wire": "modulo:3", "momentum": "auto"},
+            {"bytes": 0.02, "wire": "modulo:3", "momentum": _QG},
+            {"bytes": 0.1, "momentum": "auto"},
+            {"bytes": 0.1, "momentum": _QG},
+            {"bytes": 1.0, "strategy": "vanilla"},
+            {"bytes": 0.02, "momentum": "auto"},
+            {"bytes": 0.02, "momentum": _QG},
+            {"bytes": 0.1},
+            {"bytes": 0.02},
+            {"bytes": 0.1, "momentum": "tracking"},
+            {"bytes": 1.0, "strategy": "relaysum"},
+        )
     ],
     "ptb": [
         Run(**_PTB, strategy="vanilla"),

@@ -116,7 +116,8 @@ class RunHeader:
     wire: str = "float32"
     """What messages held."""
     momentum: str | None = None
-    """How momentum and meetings went together, `auto` resolved; None where it was not said."""
+    """How momentum and meetings went together; `auto` where the first gradients decided it, else
+    resolved; None where it was not said."""
     config: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=lambda: versions())
     command: str | None = field(default_factory=lambda: invoked())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -26,13 +27,22 @@ from matcha.strategies import with_events
 from matcha.training.clipping import allowance
 from matcha.training.dealing import dealt
 from matcha.training.evaluation import Score, finish_average, score
-from matcha.training.momentum import resolve_momentum
+from matcha.training.momentum import (
+    DIFFERING,
+    FIRST,
+    Momentum,
+    corrected,
+    parse_momentum,
+    resolve_momentum,
+    rows_differ,
+)
 from matcha.training.optimizers import SGD, Adam
 from matcha.training.progress import Progress, check_identity, check_schema, identity
 from matcha.training.rates import Constant
 from matcha.training.settings import Settings
 from matcha.training.task import KnownGradient, Task, generator
 
+_log = logging.getLogger("matcha")
 CHECKPOINT_SCHEMA = "matcha.simulation-checkpoint/1"
 
 
@@ -79,31 +89,34 @@ class Simulation:
             theirs = (engine.task, engine.optimizer, engine.overlap, engine.execution)
             if theirs != (task, settings.optimizer, settings.overlap, settings.execution):
                 raise InputError("the engine was made for another task or for other settings")
+        push_sum = any(level.needs_push_sum for level in plan.levels)
+        relay = any(level.mixing == "relay" for level in plan.levels)
         self.momentum = resolve_momentum(settings.momentum, settings.optimizer, plan)
+        is_auto = parse_momentum(settings.momentum) is None
+        if is_auto and (push_sum or relay):  # which go with no other
+            self.momentum = Momentum()
         if self.momentum.kind == "exact-diffusion" and self.events.losses:
             raise InputError(
                 "corrections of exact diffusion cancel only while all workers are there: leave "
                 "the losses out, or use another momentum"
             )
-        push_sum = any(level.needs_push_sum for level in plan.levels)
         longest = None if settings.clip is None else allowance(plan, settings.clip)
-        relay = any(level.mixing == "relay" for level in plan.levels)
         tree = {link for matching in plan.matchings for link in matching}
         links = sorted(tree) if relay else plan.topology.links
         # DDP averages gradients. With SGD the average of the parameters is the same; Adam divides
         # each worker's gradient by its own noise, so there it is not.
         as_ddp = plan.strategy == "allreduce" and isinstance(settings.optimizer, Adam)
-        engine.equip(
-            plan.wire,
-            self.momentum,
-            links,
-            push_sum=push_sum,
-            relay=relay,
-            allowance=longest,
-            average_gradients=as_ddp,
-        )
+        kinds = {"push_sum": push_sum, "relay": relay, "average_gradients": as_ddp}
+        engine.equip(plan.wire, self.momentum, links, allowance=longest, **kinds)
         engine.reset()
         self.engine = engine
+        better = corrected(settings.optimizer) if is_auto else None
+        fits = not (push_sum or relay or settings.overlap or self.events.takes_workers)
+        if better is not None and fits and self._data_differ():
+            _log.warning(DIFFERING, better.kind)
+            self.momentum = resolve_momentum(better, settings.optimizer, plan)
+            engine.equip(plan.wire, self.momentum, links, allowance=longest, **kinds)
+        engine.reset()
         self.progress = Progress()
         self._gradient_sum = 0.0
         self._before: Tensor | None = None
@@ -237,6 +250,13 @@ class Simulation:
             seconds = self.engine.time_gradients()
         self.engine.load_state(kept)
         return seconds
+
+    def _data_differ(self) -> bool:
+        """Whether the workers' first gradients say that their data differ."""
+        steps = self.task.steps_per_epoch
+        with seeded(self.engine.device, self.task.seed, 0):
+            self.engine.begin_epoch(0, [0.0] * steps, list(self.plan.rounds(0, steps)))
+            return rows_differ(self.engine.first_gradients(FIRST))
 
     def _steps(self, steps: int) -> None:
         """Run an epoch's iterations, adding up ‖∇F(x̄)‖² before each where the task can say."""

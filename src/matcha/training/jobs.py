@@ -16,7 +16,7 @@ from matcha.errors import InputError
 from matcha.plans import Events, PlanLike, StagedPlan
 from matcha.records import Entry, Record, RunHeader, RunKind, RunWriter, check_same, holds_run
 from matcha.strategies import with_budget, with_events
-from matcha.training.momentum import Momentum, resolve_momentum
+from matcha.training.momentum import Momentum, corrected, parse_momentum, resolve_momentum
 from matcha.training.settings import Settings
 from matcha.training.task import TaskSpec
 from matcha.wires import Float
@@ -70,6 +70,9 @@ class Job:
 
     def header(self) -> RunHeader:
         """What is run, for the run's directory."""
+        settings = self.settings
+        is_auto = parse_momentum(settings.momentum) is None
+        is_open = is_auto and corrected(settings.optimizer) is not None  # gradients decide
         config = {
             "choices": dict(self.task.choices),
             "settings": self.settings.describe(),
@@ -86,7 +89,7 @@ class Job:
             num_workers=self.plan.num_workers,
             clock="wall" if self.kind == "training" else "simulated",
             wire=self.plan.wire.name,
-            momentum=self.momentum.kind,
+            momentum="auto" if is_open else self.momentum.kind,
             config=json.loads(json.dumps({k: v for k, v in config.items() if v}, default=str)),
         )
 
