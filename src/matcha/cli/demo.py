@@ -194,8 +194,9 @@ def demo_command(
     """See what a communication budget buys: train digits for real on 8 processes, by each strategy.
 
     Beside the plans for a budget stand what people run (allreduce as in DDP, local SGD), and
-    silence, which shows what doing nothing would score. Each worker sees two to four of the ten
-    digits. One link, 1-3, has a tenth of the others' speed. One seed: a demonstration only.
+    silence, which shows what doing nothing would score; greedy-small is greedy over the messages
+    that [cyan]matcha tune[/] would choose. Each worker sees a few of the ten digits. Of paper:er8
+    the link 1-3 has a tenth of the others' speed. One seed: a demonstration only.
 
     Takes about two minutes on two cores. Training, processes and messages are real; the speed of
     the links is emulated. Everything is written below runs/, with a report for a browser.
