@@ -185,7 +185,44 @@ def draw_greedy(data: Data) -> Any:
     return figure
 
 
+_SHARED = [("iid", None), ("dirichlet", 1.0), ("dirichlet", 0.1), ("shards", None)]
+
+
+def classes_data() -> Data:
+    """How many examples of each class each of eight workers has, by partition."""
+    from matcha.zoo.data import digits
+    from matcha.zoo.partitions import partition
+
+    labels = digits().train_labels
+    return {
+        kind if concentration is None else f"{kind}, concentration {concentration:g}": [
+            [int((labels[part] == c).sum()) for c in range(10)]
+            for part in partition(labels, 8, kind, seed=0, concentration=concentration or 0.5)  # type: ignore[arg-type]
+        ]
+        for kind, concentration in _SHARED
+    }
+
+
+def draw_classes(data: Data) -> Any:
+    """A panel per partition, a dot for each worker and class, as large as their examples."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 3.2), layout="constrained")
+    for axes, (title, counts) in zip(figure.subplots(1, len(data)), data.items(), strict=True):
+        for worker, row in enumerate(counts):
+            axes.scatter([worker] * len(row), range(len(row)), s=row, color=OWN_COLOR, alpha=0.8)
+        axes.set_title(title, fontsize=10)
+        axes.set_xlabel("worker")
+        axes.set_xticks(range(len(counts)))
+        axes.set_yticks(range(10))
+        axes.margins(0.12)
+        axes.grid(alpha=0.2)
+    figure.axes[0].set_ylabel("class")
+    return figure
+
+
 PICTURES: dict[str, tuple[Callable[[], Data], Callable[[Data], Any]]] = {
+    "classes": (classes_data, draw_classes),
     "headline": (headline_data, draw_headline),
     "house": (house_data, draw_house),
     "tradeoff": (tradeoff_data, draw_tradeoff),

@@ -33,6 +33,7 @@ MODEL_FIGURES = (
     "test_loss",
     "test_accuracy",
     "consensus_distance",
+    "function_distance",
     "predicted_consensus",
 )
 """The fields of a record that speak of the workers' models: a diverged run has none."""
@@ -65,6 +66,8 @@ class Record:
     """Its standard error, were other examples drawn."""
     consensus_distance: float | None = None
     """(1/m) Σ ‖x_i − x̄‖²."""
+    function_distance: float | None = None
+    """√ of the Jensen–Shannon divergence of the workers' own outputs on a fixed held-out batch."""
     predicted_consensus: float | None = None
     """A forecast of it from the plan and the spread of the steps; None where there is none."""
     learning_rate: float | None = None

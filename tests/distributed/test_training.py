@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,7 @@ from matcha.errors import InputError
 from matcha.records import Record
 from matcha.simulation import Constant, Delays, Execution, Plateau, Settings, Simulation
 from matcha.testing import run_threads
+from matcha.training.optimizers import SGD
 from matcha.zoo.quadratics import QuadraticTask
 from matcha.zoo.recipes import Choices, recipe
 
@@ -45,6 +47,48 @@ def test_every_case_equals_the_simulator_in_float64(strategy, mixing, rule) -> N
         for name in ("train_loss", "test_loss", "consensus_distance"):
             assert getattr(real, name) == pytest.approx(getattr(ideal, name), rel=1e-10, abs=1e-10)
     assert trained[-1].iteration == 50
+
+
+def test_both_engines_decide_alike_what_momentum_auto_is() -> None:
+    def task() -> QuadraticTask:
+        return QuadraticTask(NUM_WORKERS, heterogeneity=5.0, steps_per_epoch=10, seed=2)
+
+    chosen = plan(RING, 0.5, "greedy")
+    settings = Settings(
+        epochs=3,
+        schedule=Constant(base=0.02),
+        optimizer=SGD(momentum=0.9),
+        momentum="auto",
+        execution=Execution(precision="float64"),
+    )
+    simulation = Simulation(task(), chosen, settings)
+    assert simulation.momentum.kind == "exact-diffusion"
+    simulated = [record.train_loss for record in simulation]
+
+    def work(transport) -> tuple[str, list[float | None]]:
+        training = Training(task(), chosen, settings, transport, timeout=60)
+        kind = training.gossip.state.momentum.spec.kind
+        return kind, [e.train_loss for e in training if isinstance(e, Record) and e.worker is None]
+
+    for kind, losses in run_threads(NUM_WORKERS, work):
+        assert kind == "exact-diffusion"
+        assert losses == pytest.approx(simulated, rel=1e-10)
+
+
+def test_how_far_apart_answers_are_is_the_same_in_both_engines() -> None:
+    choices = Choices(num_workers=NUM_WORKERS, model="cnn-gn", partition="shards", num_train=256)
+    how, chosen = recipe("digits"), plan(RING, 0.3, "greedy")
+    settings = how.settings(epochs=2)
+
+    def work(transport) -> list[Record]:
+        training = Training(how.task(choices), chosen, settings, transport, timeout=60)
+        return [e for e in training if isinstance(e, Record) and e.worker is None]
+
+    simulation = Simulation(how.task(choices), chosen, settings)
+    for real, ideal in zip(run_threads(NUM_WORKERS, work)[0], simulation, strict=True):
+        assert ideal.function_distance is not None
+        assert 0.01 < ideal.function_distance < math.sqrt(math.log(NUM_WORKERS))
+        assert real.function_distance == pytest.approx(ideal.function_distance, rel=1e-3)
 
 
 @pytest.mark.parametrize("evaluate_every", [1, 3])

@@ -30,10 +30,10 @@ from matcha.distributed.launch.environment import (
 )
 from matcha.distributed.launch.launcher import PLAN_VARIABLE, Hosts, launch, local_links
 from matcha.distributed.links.joining import Joining
-from matcha.distributed.options import GossipOptions, Setup, check_setup
+from matcha.distributed.options import GossipOptions, Setup, check_setup, find_exclusion
 from matcha.distributed.recorder import CHECKPOINTS, Ledger
 from matcha.distributed.transports.base import Transport
-from matcha.distributed.transports.collectives import agree
+from matcha.distributed.transports.collectives import agree, mean_
 from matcha.distributed.transports.slow_links import SlowLinks
 from matcha.errors import InputError
 from matcha.plans import PlanLike
@@ -41,8 +41,18 @@ from matcha.records import COMMAND_VARIABLE, Entry, Record, Run, holds_run, invo
 from matcha.timing import Units, ring_hop
 from matcha.topology import Link
 from matcha.training.dealing import dealt
-from matcha.training.evaluation import Score, finish_average, sample_losses, score
+from matcha.training.differing import correction, data_differ
+from matcha.training.evaluation import (
+    Score,
+    divergence,
+    finish_average,
+    function_distance,
+    outputs,
+    sample_losses,
+    score,
+)
 from matcha.training.jobs import Job, carry_out, check_free
+from matcha.training.momentum import Momentum
 from matcha.training.progress import Progress, identity
 from matcha.training.settings import Delays, Execution, Settings
 from matcha.training.task import Task, TaskSpec
@@ -438,13 +448,16 @@ class Training:
         self.model = task.model().to(self.device, settings.execution.dtype)
         self.optimizer = settings.optimizer.for_model(self.model.parameters())
         self.identity = identity(task, plan, settings)
+        momentum, better = settings.momentum, correction(settings)
+        if better is not None and self._goes_with(better, options):
+            momentum = better if data_differ(task, settings.execution) else momentum
         self.gossip = Gossip(
             self.model,
             self.optimizer,
             plan,
             transport=transport,
             overlap=settings.overlap,
-            momentum=settings.momentum,
+            momentum=momentum,
             clip=settings.clip,
             **options,
         )
@@ -457,6 +470,18 @@ class Training:
         if not self.came_late:
             facts = {part: fingerprint(self.identity[part])[:12] for part in ("task", "settings")}
             agree(transport, facts, self.gossip.state.timeout)
+
+    def _goes_with(self, momentum: Momentum, given: Mapping[str, Any]) -> bool:
+        """Whether a momentum goes with all that was chosen."""
+        known = {k: v for k, v in given.items() if k in ("on_loss", "replan")}
+        options = GossipOptions(momentum=momentum, clip=self.settings.clip, **known)
+        asked = Setup(
+            options=options.with_launcher(),
+            plan=self.plan,
+            momentum=momentum,
+            optimizers=(self.optimizer,),
+        )
+        return find_exclusion(asked) is None
 
     @property
     def iteration(self) -> int:
@@ -558,7 +583,16 @@ class Training:
             return record
         found = self._evaluate()
         self.progress.add(found)
-        return replace(record, **found.fields())
+        return replace(record, **found.fields(), function_distance=self._function_distance())
+
+    def _function_distance(self) -> float | None:
+        """How far apart the workers' own answers to a fixed batch are, where there are classes."""
+        own = outputs(self.model, self.task, self.settings)
+        if own is None:
+            return None
+        mean = own.clone()
+        mean_(self.gossip.state.transport, [mean], self.gossip.state.timeout)
+        return function_distance(self.ledger.gather(divergence(own, mean)))
 
     def _evaluate(self) -> Score:
         """The average model on training data, each worker on its share, and on held-out data.

@@ -75,6 +75,7 @@ def columns(summaries: Sequence[Mapping[str, Any]]) -> list[Column]:
         Column(key="worker_loss", heading="workers' own loss", show=words.number),
         Column(key="test_accuracy", heading="test accuracy", show=words.percent, best=max),
         Column(key="consensus_distance", heading="consensus distance", show=words.number, best=min),
+        Column(key="function_distance", heading="outputs apart", show=words.number, best=min),
         *each("clock", "time", "run time", show=words.seconds),
     ]
     return [c for c in every if any(c.value(row) not in _USUAL for row in summaries)]

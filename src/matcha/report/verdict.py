@@ -42,6 +42,7 @@ class Summary:
     accuracy_error: float | None
     """Its standard error: of the test sample, and of the seeds where there are several."""
     consensus_distance: float | None
+    function_distance: float | None = None
     comm_units: float
     megabytes_sent: float | None = None
     """By a worker in the whole run, in the mean over workers."""

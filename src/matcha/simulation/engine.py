@@ -41,7 +41,6 @@ from matcha.training.momentum import (
     MomentumRule,
     first_moment,
     make_rule,
-    sample_values,
 )
 from matcha.training.optimizers import SGD, Adam, Optimizer
 from matcha.training.settings import Batching, Execution
@@ -392,18 +391,6 @@ class Engine:
         self._gradient(worker, inputs[worker], targets[worker])
         own = slice(worker, worker + 1)
         self.optimizer.direct(self.workers.parameters[own], self.workers.updates[own], memory)
-
-    def first_gradients(self, number: int) -> Tensor:
-        """Some values of all workers' gradients on several batches, where they stand now.
-
-        Between `begin_epoch` and `reset`, as `time_gradients`. The first axis is the batch.
-        """
-        found = []
-        for batch in range(min(number, self.task.steps_per_epoch)):
-            self.position.fill_(batch - 1)
-            self._run("gradients")
-            found.append(sample_values(self.workers.updates))
-        return torch.stack(found)
 
     def time_gradients(self, repetitions: int = 8, patience: float = 2.0) -> float:
         """Seconds of one worker's gradient: the least of some iterations, after a warm-up.

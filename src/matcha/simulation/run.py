@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -26,23 +25,22 @@ from matcha.simulation.pace import LinkClock, compute_times, link_seconds
 from matcha.strategies import with_events
 from matcha.training.clipping import allowance
 from matcha.training.dealing import dealt
-from matcha.training.evaluation import Score, finish_average, score
-from matcha.training.momentum import (
-    DIFFERING,
-    FIRST,
-    Momentum,
-    corrected,
-    parse_momentum,
-    resolve_momentum,
-    rows_differ,
+from matcha.training.differing import correction, data_differ
+from matcha.training.evaluation import (
+    Score,
+    divergence,
+    finish_average,
+    function_distance,
+    outputs,
+    score,
 )
+from matcha.training.momentum import Momentum, parse_momentum, resolve_momentum
 from matcha.training.optimizers import SGD, Adam
 from matcha.training.progress import Progress, check_identity, check_schema, identity
 from matcha.training.rates import Constant
 from matcha.training.settings import Settings
 from matcha.training.task import KnownGradient, Task, generator
 
-_log = logging.getLogger("matcha")
 CHECKPOINT_SCHEMA = "matcha.simulation-checkpoint/1"
 
 
@@ -95,6 +93,10 @@ class Simulation:
         is_auto = parse_momentum(settings.momentum) is None
         if is_auto and (push_sum or relay):  # which go with no other
             self.momentum = Momentum()
+        elif not (plan.topology.directed or self.events.takes_workers):
+            better = correction(settings)
+            if better is not None and data_differ(task, settings.execution):
+                self.momentum = resolve_momentum(better, settings.optimizer, plan)
         if self.momentum.kind == "exact-diffusion" and self.events.losses:
             raise InputError(
                 "corrections of exact diffusion cancel only while all workers are there: leave "
@@ -106,17 +108,17 @@ class Simulation:
         # DDP averages gradients. With SGD the average of the parameters is the same; Adam divides
         # each worker's gradient by its own noise, so there it is not.
         as_ddp = plan.strategy == "allreduce" and isinstance(settings.optimizer, Adam)
-        kinds = {"push_sum": push_sum, "relay": relay, "average_gradients": as_ddp}
-        engine.equip(plan.wire, self.momentum, links, allowance=longest, **kinds)
+        engine.equip(
+            plan.wire,
+            self.momentum,
+            links,
+            push_sum=push_sum,
+            relay=relay,
+            allowance=longest,
+            average_gradients=as_ddp,
+        )
         engine.reset()
         self.engine = engine
-        better = corrected(settings.optimizer) if is_auto else None
-        fits = not (push_sum or relay or settings.overlap or self.events.takes_workers)
-        if better is not None and fits and self._data_differ():
-            _log.warning(DIFFERING, better.kind)
-            self.momentum = resolve_momentum(better, settings.optimizer, plan)
-            engine.equip(plan.wire, self.momentum, links, allowance=longest, **kinds)
-        engine.reset()
         self.progress = Progress()
         self._gradient_sum = 0.0
         self._before: Tensor | None = None
@@ -198,6 +200,7 @@ class Simulation:
             consensus_distance=self.engine.workers.consensus_distance()
             * task.num_workers
             / len(present),
+            function_distance=self._function_distance(present) if due else None,
             predicted_consensus=self._predicted(rates),
             learning_rate=rates[-1],
             gradient_norm=self._gradient_average(),
@@ -210,6 +213,20 @@ class Simulation:
             members=len(present) if self.events.takes_workers else None,
             changes=self.events.changes(first, first + steps) or None,
         )
+
+    def _function_distance(self, present: Sequence[int]) -> float | None:
+        """How far apart the workers' own answers to a fixed batch are, where there are classes."""
+        workers, found = self.engine.workers, []
+        workers.refresh()
+        for worker in present:
+            module = workers.modules[worker]
+            found.append(outputs(module, self._whole, self.settings))
+            module.train()
+        answers = torch.stack([each for each in found if each is not None] or [torch.zeros(0)])
+        if not answers.numel():
+            return None
+        mean = answers.mean(0)
+        return function_distance([divergence(own, mean) for own in answers])
 
     def _pass(self, rounds: Sequence[Round]) -> tuple[float, float]:
         """Seconds of computing, on average, and of all else, where workers have their speeds."""
@@ -250,13 +267,6 @@ class Simulation:
             seconds = self.engine.time_gradients()
         self.engine.load_state(kept)
         return seconds
-
-    def _data_differ(self) -> bool:
-        """Whether the workers' first gradients say that their data differ."""
-        steps = self.task.steps_per_epoch
-        with seeded(self.engine.device, self.task.seed, 0):
-            self.engine.begin_epoch(0, [0.0] * steps, list(self.plan.rounds(0, steps)))
-            return rows_differ(self.engine.first_gradients(FIRST))
 
     def _steps(self, steps: int) -> None:
         """Run an epoch's iterations, adding up ‖∇F(x̄)‖² before each where the task can say."""

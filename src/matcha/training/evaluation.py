@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from matcha.training.settings import Settings
-from matcha.training.task import Evaluation, KnownLoss, Task
+from matcha.training.task import Evaluation, KnownLoss, KnownOutputs, Task
 
 SAMPLE = 10_000
 """Training examples (or words) on which the average model is tried, the same in every epoch."""
@@ -128,6 +128,32 @@ def evaluate(model: nn.Module, task: Task, settings: Settings) -> Evaluation:
     """A finished average model on held-out data."""
     with torch.no_grad(), settings.execution.autocast():
         return task.evaluate(model)
+
+
+def outputs(model: nn.Module, task: Task, settings: Settings) -> Tensor | None:
+    """A worker's own class probabilities on the task's fixed batch; None without classes."""
+    if not isinstance(task, KnownOutputs):
+        return None
+    model.eval()
+    with torch.no_grad(), settings.execution.autocast():
+        return task.probabilities(model)
+
+
+def divergence(own: Tensor, mean: Tensor) -> float:
+    """The mean Kullback–Leibler divergence of class probabilities from all workers' mean, in nats.
+
+    Its mean over workers is their Jensen–Shannon divergence, whose root is their distance.
+
+    >>> own = torch.tensor([[1.0, 0.0], [0.5, 0.5]])
+    >>> round(divergence(own, torch.tensor([[0.5, 0.5], [0.5, 0.5]])), 4)  # half of log 2
+    0.3466
+    """
+    return float((torch.special.xlogy(own, own) - torch.special.xlogy(own, mean)).sum(-1).mean())
+
+
+def function_distance(divergences: Sequence[float]) -> float:
+    """The workers' Jensen–Shannon distance: how far apart what they answer is."""
+    return math.sqrt(max(0.0, statistics.fmean(divergences)))
 
 
 def recalibrate(model: nn.Module, batches: Iterable[Tensor]) -> None:

@@ -16,7 +16,8 @@ from matcha.errors import InputError
 from matcha.plans import Events, PlanLike, StagedPlan
 from matcha.records import Entry, Record, RunHeader, RunKind, RunWriter, check_same, holds_run
 from matcha.strategies import with_budget, with_events
-from matcha.training.momentum import Momentum, corrected, parse_momentum, resolve_momentum
+from matcha.training.differing import correction
+from matcha.training.momentum import Momentum, resolve_momentum
 from matcha.training.settings import Settings
 from matcha.training.task import TaskSpec
 from matcha.wires import Float
@@ -70,9 +71,7 @@ class Job:
 
     def header(self) -> RunHeader:
         """What is run, for the run's directory."""
-        settings = self.settings
-        is_auto = parse_momentum(settings.momentum) is None
-        is_open = is_auto and corrected(settings.optimizer) is not None  # gradients decide
+        is_open = correction(self.settings) is not None  # the first gradients decide
         config = {
             "choices": dict(self.task.choices),
             "settings": self.settings.describe(),

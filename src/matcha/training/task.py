@@ -121,6 +121,15 @@ class KnownLoss(Protocol):
 
 
 @runtime_checkable
+class KnownOutputs(Protocol):
+    """A task whose models say how likely each class is."""
+
+    def probabilities(self, model: nn.Module) -> Tensor:
+        """Of each class, the last axis, on a fixed held-out batch."""
+        ...
+
+
+@runtime_checkable
 class KnownGradient(Protocol):
     """A task that knows its full gradient and the constants of Theorem 2."""
 

@@ -19,6 +19,7 @@ from matcha.zoo.models import seeded
 from matcha.zoo.partitions import Indices
 
 _ORDER, _CROP, _RECALIBRATION = 0x4F52, 0x4352, 0x5243  # purposes of random draws
+_JUDGED = 256  # held-out images by which workers' answers are compared
 
 
 class ImageTask(Task):
@@ -169,6 +170,10 @@ class ImageTask(Task):
             hits += (scores.argmax(-1) == y).sum()
         accuracy = float(hits) / len(labels)
         return Evaluation(loss=float(loss) / len(labels), accuracy=accuracy, examples=len(labels))
+
+    def probabilities(self, model: nn.Module) -> Tensor:
+        """Of the classes of the first held-out images."""
+        return model(self._normalised(self._held["test"][:_JUDGED])).double().softmax(-1)  # type: ignore[no-any-return]
 
     def recalibration(self) -> Iterator[Tensor]:
         """Up to 2,048 training images in their middle position, the same each time."""

@@ -5,15 +5,6 @@ the optimizer's step and the round that follows it, on flat tensors: all workers
 simulator, one worker's buckets in the runtime. docs/momentum.md compares them.
 """
 
-from matcha.training.momentum.differing import (
-    DIFFERING,
-    FIRST,
-    corrected,
-    data_differ,
-    rows_differ,
-    sample_values,
-    spread,
-)
 from matcha.training.momentum.exact_diffusion import ExactDiffusion, stable_correction
 from matcha.training.momentum.momentum_tracking import MomentumTracking
 from matcha.training.momentum.outer import Outer
@@ -29,8 +20,6 @@ from matcha.training.momentum.shared import Shared, first_moment
 from matcha.training.momentum.tracking import Tracking
 
 __all__ = [
-    "DIFFERING",
-    "FIRST",
     "MOMENTA",
     "ExactDiffusion",
     "Kind",
@@ -42,17 +31,12 @@ __all__ = [
     "Shared",
     "Tracking",
     "automatic",
-    "corrected",
-    "data_differ",
     "first_moment",
     "iterations_between_meetings",
     "make_rule",
     "momentum_for",
     "parse_momentum",
     "resolve_momentum",
-    "rows_differ",
-    "sample_values",
-    "spread",
     "stable_correction",
     "stable_follow",
 ]
