@@ -330,7 +330,7 @@ def killed() -> dict[str, Any]:
             time.sleep(pause)
             os.kill(team.groups[-1].processes[0].pid, signal.SIGKILL)
             before = min(team.steps(worker) for worker in range(4))
-            time.sleep(12.0)  # until one that never came is taken out again
+            time.sleep(5.0)
             gained = min(team.steps(worker) for worker in range(4)) - before
             rows.append({"after": pause, "steps_then": gained})
         rank = team.number

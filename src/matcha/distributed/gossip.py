@@ -32,7 +32,6 @@ from matcha.distributed.exchange.momentum import describe_optimizers
 from matcha.distributed.launch.environment import TOKEN_VARIABLE, ask_to_join
 from matcha.distributed.launch.placement import (
     Placement,
-    check_facts,
     find_placement,
     own_facts,
 )
@@ -136,6 +135,7 @@ class Gossip:
         if options.join is not None and transport is None:
             joining = ask_to_join(options.join)
             plan = joining.given
+            joining.check(own_facts(plan, options.describe()))
         if plan is None:
             raise InputError("Gossip needs a plan, or join='HOST:PORT' of a running team.")
         given = as_list(optimizer)
@@ -156,8 +156,6 @@ class Gossip:
         ownership = ParameterOwnership(
             {n: p for n, p in modules.named_parameters() if p.requires_grad}, optimizers
         )
-        if joining is not None:
-            check_facts(joining.facts, own_facts(plan, options.describe()))
         placement = find_placement(plan, transport, mesh, options.timeout or START, joining)
         try:
             self._start(placement, setup, modules, optimizers, ownership, scaler, on_span)

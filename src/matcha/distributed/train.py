@@ -29,6 +29,7 @@ from matcha.distributed.launch.environment import (
     worker_transport,
 )
 from matcha.distributed.launch.launcher import PLAN_VARIABLE, Hosts, launch, local_links
+from matcha.distributed.launch.placement import own_facts
 from matcha.distributed.links.joining import Joining
 from matcha.distributed.options import GossipOptions, Setup, check_setup, find_exclusion
 from matcha.distributed.recorder import CHECKPOINTS, Ledger
@@ -209,8 +210,11 @@ def train_job(
         "tensorboard": tensorboard,
     }
     if (joining := network.joining) is not None:
-        network = replace(network, on_loss=network.on_loss or "continue")
-        made = job.task.make()  # before the others count on this worker
+        network = replace(network, on_loss="continue")
+        chosen = _chosen(job, network).with_launcher()
+        joining.check(own_facts(joining.given, chosen.describe()))
+        made = job.task.make()  # all that takes long, before the others count on this worker
+        _warm_up(made, job.settings)
         job = replace(job, plan=joining.given, task=TaskSpec.of(made))
         with closing(join_team(joining)) as team:
             run_worker(job, team, network, on_record=on_record, **options)
@@ -244,6 +248,27 @@ def train_job(
             logs=None if meanwhile is None else job.folder / "logs",
             meanwhile=meanwhile,
         )
+
+
+def _chosen(job: Job, network: Network) -> GossipOptions:
+    """How the job's workers exchange."""
+    settings = job.settings
+    return GossipOptions(
+        overlap=settings.overlap,
+        momentum=settings.momentum,
+        clip=settings.clip,
+        on_loss=network.on_loss,
+        replan=network.replan,
+    )
+
+
+def _warm_up(task: Task, settings: Settings) -> None:
+    """What torch does at its first optimizer and step takes seconds, mostly imports."""
+    model = task.model()
+    optimizer = settings.optimizer.for_model(model.parameters())
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
 
 
 def launch_script(
@@ -307,13 +332,7 @@ def _check_startable(job: Job, network: Network, *, resume: bool) -> None:
     """Say before any worker is started what every worker would find wrong."""
     settings, plan = job.settings, job.plan
     network.hosts.share(plan.num_workers)
-    chosen = GossipOptions(
-        overlap=settings.overlap,
-        momentum=settings.momentum,
-        clip=settings.clip,
-        on_loss=network.on_loss,
-        replan=network.replan,
-    )
+    chosen = _chosen(job, network)
     check_setup(
         Setup(options=chosen, plan=plan, momentum=job.momentum, optimizers=(settings.optimizer,))
     )

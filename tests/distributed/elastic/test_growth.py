@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from functools import cache
 
 import numpy as np
 import pytest
 import torch
+from tests.distributed.elastic.test_membership import wait_until
 from tests.distributed.links.linked import HOST, local_peers
 
 import matcha
 from matcha import families
 from matcha._io.keys import Keys, issue, new_keys
-from matcha.distributed import Gossip, LinkTransport
+from matcha.distributed import Gossip, GossipOptions, LinkTransport
+from matcha.distributed.elastic.shard import Shard, batch_of
 from matcha.distributed.launch.environment import join_team
-from matcha.distributed.links.joining import Joining
+from matcha.distributed.links.joining import Joining, Sponsorship
+from matcha.distributed.links.listener import JoinRequest, RefusedError
+from matcha.errors import ExchangeError, InputError
 from matcha.plans import Events, Join, Leave
 from matcha.simulation import Simulation
+from matcha.strategies.staged import in_stages, with_workers
 from matcha.training.dealing import DealtTask
 from matcha.training.optimizers import SGD
 from matcha.training.rates import Constant
@@ -140,7 +146,10 @@ class Trainee:
             self.step()
 
 
-@pytest.mark.parametrize("secure", [True, False])
+SECURE = pytest.mark.long("the same over TLS, by which strangers are refused below")
+
+
+@pytest.mark.parametrize("secure", [pytest.param(True, marks=SECURE), False])
 def test_a_team_grows_and_shrinks_as_the_simulator_says(tmp_path, monkeypatch, secure) -> None:
     monkeypatch.setenv("MATCHA_TOKEN", TOKEN)
     keys = None
@@ -192,3 +201,97 @@ def test_a_team_grows_and_shrinks_as_the_simulator_says(tmp_path, monkeypatch, s
     right = torch.cat([values.reshape(6, -1) for _, values in stacked], dim=1).numpy()
     for worker in (0, 1, 3, 4, 5):
         np.testing.assert_allclose(results[worker][0], right[worker], rtol=0, atol=1e-10)
+
+
+def test_strangers_do_not_join_and_training_goes_on(tmp_path) -> None:
+    keys, foreign, old = (tmp_path / name for name in ("keys", "foreign", "old"))
+    new_keys(keys, 5)
+    new_keys(foreign, 5)
+    shutil.copytree(keys, old)
+    issue(keys, 4)  # its certificate of before is revoked
+    team = Team(matcha.plan(families.ring(4), 0.5, "greedy"), keys)
+    steps, over = [0] * 4, threading.Event()
+
+    def stay(trainee) -> None:
+        while not over.is_set():
+            trainee.step()
+            steps[trainee.gossip.rank] += 1
+        assert not trainee.stages
+
+    for rank in range(4):
+        team.start(rank, stay)
+    try:
+        assert team.runs.wait(PATIENCE)
+        where = f"{HOST}:{team.peers.addresses[1][1]}"
+        for folder, rank in ((foreign, 4), (old, 4), (None, 4)):
+            own = None if folder is None else Keys(directory=folder, rank=rank)
+            with pytest.raises(ExchangeError, match=where):
+                Joining(where, keys=own, token=TOKEN).finish()
+        with pytest.raises(ExchangeError, match="worker 1 is there already"):
+            Joining(where, keys=Keys(directory=keys, rank=1)).finish()
+        good = Keys(directory=keys, rank=4)
+        with pytest.raises(ExchangeError, match="needs links to workers that are there"):
+            Joining(where, keys=good).finish(links=[7])
+        other = Joining(where, keys=good)
+        with pytest.raises(InputError, match="the team has another options"):
+            other.check({**other.facts, "options": "clip 1"})
+        Joining(where, keys=good).close()  # it dies before it has asked
+        before = list(steps)
+        wait_until(lambda: all(now > then for now, then in zip(steps, before, strict=True)))
+    finally:
+        over.set()
+    team.wait()
+
+
+def test_a_team_without_keys_asks_for_its_token() -> None:
+    def heard(token: str, shown: str) -> str:
+        nothing = {"greet": dict, "publish": print, "find": print, "is_open": bool}
+        sponsor = Sponsorship(rank=0, token=token, has_keys=False, **nothing)
+        with pytest.raises(RefusedError) as refused:
+            sponsor(JoinRequest(join=-1, token=shown))
+        return str(refused.value)
+
+    assert "neither keys nor a token" in heard("", "")
+    assert "does not show this team's token" in heard(TOKEN, "open sesam")
+    assert "does not show this team's token" in heard(TOKEN, "")
+
+
+def test_a_worker_joins_a_team_that_goes_on_without_those_it_loses() -> None:
+    with pytest.raises(InputError, match="leave on_loss out"):
+        GossipOptions(join="a:1", on_loss="stop")
+    assert GossipOptions(join="a:1").with_launcher().on_loss == "continue"
+
+
+def test_each_example_is_dealt_once_in_each_pass_whoever_comes_and_goes() -> None:
+    plan = matcha.plan(families.ring(3), 0.5, "greedy")
+    grown = in_stages(plan).with_stage(5, with_workers(plan, {3: [0, 1], 4: [2, 0]}))
+    both = grown.with_stage(9, with_workers(grown, {}, left=[1]))
+    size, batch = 50, 4
+    seen = [
+        n
+        for k in range(30)
+        for w in both.level_at(k).members
+        for n in batch_of(both, k, w, size=size, batch_size=batch, seed=3)
+    ]
+    turns = [seen[n : n + size] for n in range(0, len(seen) - size, size)]
+    assert len(turns) > 5
+    assert all(sorted(turn) == list(range(size)) for turn in turns)
+    assert turns[0] != turns[1]
+
+
+def test_a_shard_is_one_pass_and_ends_for_all_at_the_same_iteration() -> None:
+    plan = matcha.plan(families.ring(3), 0.5, "greedy")
+    given = {"size": 50, "batch_size": 4, "seed": 0}
+    ends = []
+    for worker in range(3):
+        now = [0]
+        shard = Shard(lambda: plan, lambda now=now: now[0], worker, **given)
+        for rows in shard:
+            assert rows == batch_of(plan, now[0], worker, **given)
+            now[0] += 1
+        ends.append(now[0])
+    assert ends == [5, 5, 5]
+    shard = iter(Shard(lambda: plan, lambda: 0, 0, **given))
+    next(shard)
+    with pytest.raises(InputError, match="leave num_workers at 0"):
+        next(shard)

@@ -43,7 +43,7 @@ _MOST_GATHER = 1.0  # seconds that the first request waits at most
 _ALONE = 1.0  # seconds of planning beside training; then the others wait, so that it ends
 _AHEAD = 0.3  # seconds of training to a fence
 _HOLD = 1.2  # seconds that neighbours wait for a worker that joins
-_NEVER_CAME = 8.0  # seconds after which a worker that never came is taken out again
+_NEVER_CAME = 30.0  # seconds after which a worker that never came is taken out again
 _PLANNER_LOST = 3.0  # seconds after which a proposal counts for nothing whose planner is gone
 _MOST_REQUEST = 1000  # characters
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -171,17 +171,3 @@ def own_facts(plan: PlanLike, options: str) -> dict[str, str]:
         "matcha version": versions().get("matcha-sgd", "unknown"),
         "torch version": torch.__version__.split("+")[0],
     }
-
-
-def check_facts(theirs: Mapping[str, str], own: Mapping[str, str]) -> None:
-    """Refuse to join a team that trains otherwise.
-
-    Raises:
-        InputError: names what differs.
-    """
-    for name, value in own.items():
-        if theirs.get(name) != value:
-            raise InputError(
-                f"the team has another {name} ({theirs.get(name)!r}, this worker {value!r}): join "
-                "with the same choices."
-            )

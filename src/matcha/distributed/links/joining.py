@@ -264,7 +264,22 @@ class Joining:
             self.patience = None if told is None else float(told)
             self._there: list[int] = greeting["there"]
         except (KeyError, TypeError, ValueError, MatchaError) as error:
+            self._talk.close()
             raise ExchangeError(f"what {where} says of its team makes no sense: {error}") from None
+
+    def check(self, own: Mapping[str, str]) -> None:
+        """Give up where this worker would train otherwise than the team.
+
+        Raises:
+            InputError: Names what differs.
+        """
+        for name, value in own.items():
+            if self.facts.get(name) != value:
+                self._talk.close()
+                raise InputError(
+                    f"the team has another {name} ({self.facts.get(name)!r}, this worker "
+                    f"{value!r}): join with the same choices."
+                )
 
     def finish(self, links: Collection[int] = ()) -> JoinedTeam:
         """Name links, by default to the nearest members, and wait to be taken in."""
@@ -323,10 +338,12 @@ class Joining:
         try:
             said = self._talk.hear()
         except (OSError, RefusedError) as error:
+            self._talk.close()
             raise ExchangeError(
                 f"{self._where} does not take this worker in: {error}; its log says why."
             ) from None
         if "refused" in said:
+            self._talk.close()
             raise ExchangeError(f"{self._where} does not take this worker in: {said['refused']}.")
         return said
 
