@@ -47,6 +47,7 @@ _MAGIC = b"matcha2\n"
 _PREFIX = struct.Struct("!8sH")
 _MAX_HELLO = 1024  # bytes
 _PATIENCE = 5.0  # seconds from connecting to the end of the hello
+_CONNECT = 2.0  # seconds: the wire may be back before TCP asks again, after 1, 3 and 7
 _MAX_CLIENTS = 128  # beyond this many at once the longest-waiting goes
 _PAUSE_SHARE = 0.2  # the pause before the next attempt, as a share of the time since the first
 _MIN_PAUSE, _MAX_PAUSE = 0.05, 1.0  # seconds
@@ -379,7 +380,8 @@ def dial(
         OSError: It cannot be reached, or it is not who it should be.
         RefusedError: It is another worker than the one wanted, or answers nonsense.
     """
-    connection = socket.create_connection(address, timeout=_PATIENCE)
+    connection = socket.create_connection(address, timeout=_CONNECT)
+    connection.settimeout(_PATIENCE)
     try:
         fingerprint = ""
         if context is not None:
