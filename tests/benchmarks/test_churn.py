@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -45,6 +46,30 @@ def test_a_minute_of_kills(tmp_path: Path) -> None:
     # How near the undisturbed loss it comes depends on how long workers are away, and so on how
     # busy the machine is (their data are not seen meanwhile): below it is pinned to iterations.
     assert rough["loss"] < 0.5  # an untrained model has log 10
+
+
+@pytest.mark.slow
+@pytest.mark.long("half a minute of faults at once; test_storms.py plays them without workers")
+@pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
+def test_a_storm_leaves_all_workers_there(tmp_path: Path) -> None:
+    events = [{"at": 1, "kill": 0, "for": 2}, {"at": 2, "stop": 3, "for": 3}]
+    events += [{"at": 3, "cut": 5, "for": 3}, {"at": 8, "kill": 5, "for": 1}]
+    (tmp_path / "events.json").write_text(json.dumps({"seconds": 15, "events": events}))
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), "--storm", str(tmp_path / "events.json"),
+         "--undisturbed", "0.23", "--output", str(tmp_path / "storm")],
+        capture_output=True, text=True, timeout=400, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads((tmp_path / "storm.json").read_text())["disturbed"]
+    assert found["faults"] == found["returned"] == 4
+    assert found["faults_by_kind"] == {"kill": 2, "stop": 1, "cut": 1}
+    assert found["members_at_end"] == 8
+    assert found["unexplained"] == 0
+    assert found["shift_of_sum"] == 0.0
+    assert found["participation"] > 0.5
+    for row in found["processes"]:
+        assert row["handles_last"] <= row["handles_first"] + 10
 
 
 def test_a_minute_of_losses_costs_two_percent_at_most() -> None:
