@@ -47,6 +47,7 @@ from matcha.zoo.recipes import Choices, recipe
 BATCH, RATE, DECAY = 16, 0.1, 1e-3
 CASES = ("grow", "ten", "killed", "foreign")
 PATIENCE = 420.0
+NEVER = 10**9  # gradients
 TIMEOUT = 5.0  # seconds of silence: twelve processes share the cores, which is no loss
 OFFSET_VARIABLE = "GROWTH_OFFSET"
 
@@ -271,25 +272,8 @@ class _Team:
 
 
 def grow(gradients: int) -> dict[str, Any]:
-    team = _Team(4, gradients)
-    try:
-        team.wait_for(lambda: team.steps(0) > 100)
-        team.join(4)
-        team.wait_for(lambda: all(team.steps(rank) > 100 for rank in range(8)))
-        for rank in (0, 5, 1, 6, 2):
-            (team.folder / f"leave-{rank}").touch()
-            team.wait_for(lambda rank=rank: team.has_ended(rank))  # type: ignore[misc]
-        team.wait()
-        stayed = [3, 4, 7]
-        found = {
-            "changes": team.changes(),
-            "longest_stall": team.stall(list(range(8))),
-            "loss": team.loss(3),
-            "there_in_the_end": stayed,
-            "slowest_change": max(_seconds_of_changes(team)),
-        }
-    finally:
-        team.close()
+    """Four, then eight, then three; and four that stay."""
+    found = _grow(gradients, 4, 4, (0, 5, 1, 6, 2), steps=100)
     fixed = _Team(4, gradients)
     try:
         fixed.wait()
@@ -299,8 +283,39 @@ def grow(gradients: int) -> dict[str, Any]:
     return found
 
 
+def small() -> dict[str, Any]:
+    """Three, then four, then three, however long that takes: for a test."""
+    return _grow(NEVER, 3, 1, (0,), steps=20)
+
+
+def _grow(
+    gradients: int, first: int, more: int, leaving: tuple[int, ...], *, steps: int
+) -> dict[str, Any]:
+    team = _Team(first, gradients, final=gradients < NEVER)
+    try:
+        team.wait_for(lambda: team.steps(0) > steps)
+        team.join(more)
+        team.wait_for(lambda: all(team.steps(rank) > steps for rank in range(team.number)))
+        for rank in leaving:
+            (team.folder / f"leave-{rank}").touch()
+            team.wait_for(lambda rank=rank: team.has_ended(rank))  # type: ignore[misc]
+        if gradients < NEVER:
+            team.wait()
+        else:
+            team.stop()
+        stayed = sorted({*range(team.number)} - {*leaving})
+        return {
+            "changes": team.changes(),
+            "longest_stall": team.stall(list(range(team.number))),
+            "loss": team.loss(stayed[0]) if gradients < NEVER else None,
+            "slowest_change": max(_seconds_of_changes(team)),
+        }
+    finally:
+        team.close()
+
+
 def ten() -> dict[str, Any]:
-    team = _Team(4, 10**9, final=False)
+    team = _Team(4, NEVER, final=False)
     try:
         team.wait_for(lambda: team.steps(0) > 100)
         team.join(10)
@@ -320,7 +335,7 @@ def ten() -> dict[str, Any]:
 
 def killed() -> dict[str, Any]:
     """One is killed as it asks, one as it is taken in, one a moment after: twice each."""
-    team, rows = _Team(4, 10**9, final=False), []
+    team, rows = _Team(4, NEVER, final=False), []
     try:
         team.wait_for(lambda: team.steps(0) > 100)
         for pause in (0.0, 0.15, 0.3, 0.5, 0.8, 1.2):
@@ -344,7 +359,7 @@ def killed() -> dict[str, Any]:
 
 def foreign() -> dict[str, Any]:
     """A worker of another team, with keys of its own authority, asks to be taken in."""
-    team, other = _Team(4, 10**9, final=False), Path(tempfile.mkdtemp())
+    team, other = _Team(4, NEVER, final=False), Path(tempfile.mkdtemp())
     try:
         team.wait_for(lambda: team.steps(0) > 100)
         new_keys(other / "keys", 5, days=2)
@@ -361,7 +376,7 @@ def foreign() -> dict[str, Any]:
 
 def many() -> dict[str, Any]:
     """Sixty-four train, and another joins: twice."""
-    team, waits = _Team(64, 10**9, pause=0.5, final=False), []
+    team, waits = _Team(64, NEVER, pause=0.5, final=False), []
     try:
         team.wait_for(lambda: all(team.steps(rank) > 12 for rank in range(64)))
         for _ in range(3):
@@ -449,7 +464,7 @@ def describe(document: dict[str, Any]) -> str:
 def main() -> None:
     parser = harness.parser(__doc__)
     parser.add_argument("--worker", type=Path)
-    parser.add_argument("--case", choices=(*CASES, "many"), action="append")
+    parser.add_argument("--case", choices=(*CASES, "many", "small"), action="append")
     parser.add_argument("--gradients", type=int, default=20_000)
     arguments = parser.parse_args()
     if arguments.worker is not None:
@@ -460,7 +475,7 @@ def main() -> None:
         return
     document = harness.earlier(arguments.output) or {}
     for case in arguments.case or CASES:
-        how = {"ten": ten, "killed": killed, "foreign": foreign, "many": many}
+        how = {"small": small, "ten": ten, "killed": killed, "foreign": foreign, "many": many}
         document[case] = grow(arguments.gradients) if case == "grow" else how[case]()
         document["machine"] = harness.machine()
         harness.finish(arguments.output, document, describe(document))
