@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -175,3 +176,22 @@ def test_gossip_logs_one_line_when_it_begins(caplog) -> None:
         f"4 workers, greedy at 0.5, modulo:3, first round at iteration {first}",
         "4 workers, silent, float32, nothing to exchange",
     ]
+
+
+def test_a_script_serves_its_run(tmp_path) -> None:
+    def work(transport) -> list[str]:
+        script = Script(transport)
+        pages = []
+        with Recorder(script.gossip, tmp_path, serve=0, view=None) as log:
+            for _ in log.epochs(1):
+                script.epoch(log)
+                if log.url is not None:
+                    with urllib.request.urlopen(log.url) as answer:
+                        pages.append(answer.read().decode())
+        return pages
+
+    first, *others = run_threads(4, work)
+    assert others == [[]] * 3
+    assert 'id="live"' in first[0]
+    assert 'id="live"' not in (tmp_path / "report.html").read_text()
+    assert not (tmp_path / "now.json").exists()

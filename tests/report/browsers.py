@@ -47,14 +47,14 @@ def chromium():
 
 @contextmanager
 def opened(browser, path, *, width=1280, height=900, scheme="light"):
-    """The page at `path`, with what it asked of the network and said on the console."""
+    """The page at a path or address, with what it asked of the network and said on the console."""
     context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
     page = context.new_page()
     page.requests, page.complaints = [], []
     page.on("request", lambda r: page.requests.append(r.url))
     page.on("console", lambda m: page.complaints.append(f"{m.type}: {m.text}"))
     page.on("pageerror", lambda e: page.complaints.append(f"error: {e}"))
-    page.goto(path.as_uri())
+    page.goto(path if isinstance(path, str) else path.as_uri())
     page.wait_for_selector("html[data-ready]", state="attached")
     try:
         yield page

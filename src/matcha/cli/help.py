@@ -36,7 +36,7 @@ GROUPS = {
     "elastic restarts replan speeds asynchronous events message_mb repetitions",
     "Launch": "device precision streams compile hosts rendezvous host_rank workers worker days",
     "Output": "output plot page format title explore report checkpoint_every resume "
-    "tensorboard watch once refresh force as_json",
+    "tensorboard watch serve once refresh force as_json",
 }
 """Options by their names: one that several commands share stands in the same group in each."""
 _KINDS = {"float": "NUMBER", "int": "INTEGER", "Path": "PATH", "str": "TEXT"}

@@ -172,6 +172,14 @@ Plot = Annotated[Path | None, typer.Option("--plot", help="Draw it to a .png, .s
 Report = Annotated[
     bool, typer.Option("--report/--no-report", help="Write a page for the browser at the end.")
 ]
+Serve = Annotated[
+    str | None,
+    typer.Option(
+        metavar="[HOST:]PORT",
+        help="Show the run in a browser while it goes; 0 is any free port. Another HOST than this "
+        "machine needs the token that is printed.",
+    ),
+]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")]
 Clip = Annotated[
     float | None,

@@ -151,6 +151,19 @@ def this_command(*more: str) -> list[str]:
     return ["-m", "matcha.cli", *sys.argv[1:], *more]
 
 
+@contextmanager
+def serving(folder: Path, where: str | None) -> Iterator[None]:
+    """Serve the page of the runs in a folder inside it, if that was asked for."""
+    if where is None:
+        yield
+        return
+    from matcha.report.live import LivePage
+
+    with LivePage(folder, where) as page:
+        print(f"matcha: live at {page.url}", file=sys.stderr, flush=True)
+        yield
+
+
 class Steps:
     """How far work is, as a bar on standard error shows it and a log says it."""
 

@@ -21,6 +21,7 @@ from matcha.cli.output import (
     keeping,
     patient_progress,
     print_json,
+    serving,
 )
 from matcha.errors import InputError, is_installed
 from matcha.plans import Events, PlanLike, load_plan
@@ -108,6 +109,7 @@ def simulate_command(
     format: str = typer.Option(
         "auto", help="Of the figures: png, svg, pdf or none; auto: png if matplotlib is there."
     ),
+    serve: opt.Serve = None,
     report: opt.Report = True,
     as_json: opt.Json = False,
 ) -> None:
@@ -190,7 +192,8 @@ def simulate_command(
             seed=seed,
         )
         jobs += make_jobs(chosen.spec(choices), made, settings, output=output, events=script)
-    runs = _run(jobs, asynchronous, resume)
+    with serving(output, serve):
+        runs = _run(jobs, asynchronous, resume)
     with keeping() as keep:
         written = _draw(runs, output, format, keep) if format != "none" else []
         if report:

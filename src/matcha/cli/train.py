@@ -20,6 +20,7 @@ from matcha.cli.output import (
     keeping,
     patient_progress,
     print_json,
+    serving,
 )
 from matcha.errors import InputError
 from matcha.plans import PlanLike, load_plan
@@ -45,6 +46,7 @@ _TASK_OPTIONS = (
     "resume",
     "tensorboard",
     "watch",
+    "serve",
     "output",
     "report",
     "as_json",
@@ -86,6 +88,7 @@ def train_command(
     resume: opt.Resume = False,
     tensorboard: bool = typer.Option(False, "--tensorboard", help="Task: also write event files."),
     watch: bool = typer.Option(False, "--watch", help="Task: a live dashboard instead of lines."),
+    serve: opt.Serve = None,
     report: opt.Report = True,
     hosts: int = typer.Option(1, help="Machines that take part, each running this command."),
     rendezvous: str | None = typer.Option(
@@ -259,16 +262,21 @@ def train_command(
         peers is not None or join is not None or os.environ.get("RANK", "0") == "0"
     ):
         show_links()
+    number = os.environ.get("RANK", rank) if one_of_many else host_rank or 0
+    if serve is not None and number is None:
+        raise InputError("--serve needs a launcher that sets RANK: the first worker serves.")
     try:
-        train_job(
-            job,
-            network,
-            resume=resume,
-            checkpoint_every=checkpoint_every,
-            tensorboard=tensorboard,
-            on_record=None if as_json or watch else partial(show_record, settings.epochs),
-            meanwhile=partial(_watch, directory) if watch else None,
-        )
+        with serving(directory, serve if str(number) == "0" else None):
+            train_job(
+                job,
+                network,
+                live=serve is not None,
+                resume=resume,
+                checkpoint_every=checkpoint_every,
+                tensorboard=tensorboard,
+                on_record=None if as_json or watch else partial(show_record, settings.epochs),
+                meanwhile=partial(_watch, directory) if watch else None,
+            )
     except KeyboardInterrupt:
         if not one_of_many:
             typer.echo(f"matcha: stopped; {_how_to_go_on(directory)}", err=True)

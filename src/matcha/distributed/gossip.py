@@ -260,6 +260,10 @@ class Gossip:
             named += f" at {plan.budget:g}"
         return ", ".join([workers, named, plan.wire.name, when])
 
+    def whereabouts(self) -> dict[str, Any]:
+        """Where this worker is, and who is there, in plain values."""
+        return {"iteration": self.iteration, "members": list(self.members)}
+
     # -- steps ------------------------------------------------------------------------------------
 
     def step(self) -> None:

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -25,6 +25,9 @@ from matcha.records import Record, RunHeader, RunWriter, Span, holds_run
 from matcha.training.jobs import Journal
 from matcha.training.progress import Progress
 from matcha.training.targets import arrival
+
+if TYPE_CHECKING:
+    from matcha.report.live import LivePage
 
 __all__ = ["CHECKPOINTS", "Ledger", "Recorder"]
 
@@ -202,6 +205,7 @@ class Recorder:
             has `state_dict` and `load_state_dict`, by name.
         generators: likewise random generators; torch's own (dropout) is kept anyway.
         config: choices to show in the report; they must be the same when resuming.
+        serve: `[HOST:]PORT` at which a page shows the run while it goes; its end is the report.
         view: on worker 0's terminal, a line per record, a dashboard, or nothing.
         report: write `report.html` when all is done.
         tensorboard: write event files too.
@@ -233,6 +237,7 @@ class Recorder:
         stateful: Mapping[str, Any] | None = None,
         generators: Mapping[str, torch.Generator] | None = None,
         config: Mapping[str, Any] | None = None,
+        serve: str | int | None = None,
         view: Literal["lines", "dashboard"] | None = "lines",
         report: bool = True,
         tensorboard: bool = False,
@@ -246,6 +251,7 @@ class Recorder:
         self._generators = {**own, **(generators or {})}
         self._shows = [] if on_record is None else [on_record]
         self._last, self._is_open = 0, True
+        self._page: LivePage | None = None
         self._ledger = Ledger(gossip)
         self._ledger.carry(self._give, self._take)
         self._together(lambda: self._check_folder(resume))
@@ -264,6 +270,8 @@ class Recorder:
             board = tensorboard_logger(self.directory / "tensorboard")
             self._shows.append(self._closing.enter_context(board))
         self._begin_view()
+        if serve is not None:
+            self._together(lambda: self._serve(str(serve)))
         self._ledger.begin()
 
     def _check(self, checkpoint_every: int) -> None:
@@ -280,6 +288,11 @@ class Recorder:
     def epoch(self) -> int:
         """How many records there are, those of before a resume included."""
         return self._ledger.progress.epoch
+
+    @property
+    def url(self) -> str | None:
+        """Where this worker serves the live page; None where it does not."""
+        return None if self._page is None else self._page.url
 
     @property
     def is_over(self) -> bool:
@@ -450,6 +463,14 @@ class Recorder:
             self._closing.callback(thread.join)
             self._closing.callback(over.set)
 
+    def _serve(self, where: str) -> None:
+        from matcha.report.live import LivePage, heartbeat
+
+        if self._is_primary:
+            self._page = LivePage(self.directory, where)
+            self._closing.enter_context(heartbeat(self.directory, self._gossip.whereabouts))
+            print(f"live at {self._page.url}", flush=True)
+
     def close(self) -> None:
         """Write what is left, and the report. Collective; may be called twice."""
         if not self._is_open:
@@ -465,6 +486,8 @@ class Recorder:
             page = write_report([self.directory], self.directory / "report.html")
             if self._view is not None:
                 print(f"report in {page}", flush=True)
+        if self._page is not None:
+            self._page.finish()
 
     def _end(self) -> None:
         self._is_open = False
@@ -480,6 +503,8 @@ class Recorder:
         # Others may be gone: nothing collective. What is written stays, line by line.
         primary = self._is_primary
         self._end()
+        if self._page is not None:
+            self._page.finish(patience=0.0)
         if primary and self._view is not None:
             print(f"matcha: stopped; {self._how_to_go_on()}", file=sys.stderr, flush=True)
 

@@ -180,6 +180,7 @@ def train_job(
     resume: bool = False,
     checkpoint_every: int = 0,
     tensorboard: bool = False,
+    live: bool = False,
     on_record: Callable[[Record], None] | None = None,
     meanwhile: Callable[[Callable[[], bool]], object] | None = None,
 ) -> None:
@@ -191,6 +192,7 @@ def train_job(
         resume: continue from the newest checkpoint in the job's directory.
         checkpoint_every: epochs between checkpoints; 0 writes none.
         tensorboard: also write event files.
+        live: also write where the run is between its records, for `matcha.report.live`.
         on_record: called on worker 0 with each record over all workers. Where that is a process of
             its own, the function must be one that pickle finds there.
         meanwhile: as in `launch`; what workers print then goes to files.
@@ -208,6 +210,7 @@ def train_job(
         "resume": resume,
         "checkpoint_every": checkpoint_every,
         "tensorboard": tensorboard,
+        "live": live,
     }
     if (joining := network.joining) is not None:
         network = replace(network, on_loss="continue")
@@ -371,6 +374,7 @@ def run_worker(
     resume: bool = False,
     checkpoint_every: int = 0,
     tensorboard: bool = False,
+    live: bool = False,
     on_record: Callable[[Record], None] | None = None,
     max_seconds: float = math.inf,
 ) -> list[Record]:
@@ -404,6 +408,10 @@ def run_worker(
     records = []
     shows = [] if on_record is None else [on_record]
     with ExitStack() as stack:
+        if live and training.rank == transport.members[0]:
+            from matcha.report.live import heartbeat
+
+            stack.enter_context(heartbeat(job.folder, training.gossip.whereabouts))
         if tensorboard and training.rank == 0:
             from matcha.report.loggers import tensorboard_logger
 

@@ -232,14 +232,17 @@ def _baseline_first(run: Run) -> tuple[int, float, int, str]:
 
 def render(payload: Mapping[str, Any], runs: Sequence[Run]) -> str:
     """The page as text."""
-    has = _sections(payload)
+    has, is_live = _sections(payload), bool(payload.get("live"))
     holes = {
+        "live": _asset("live.html") if is_live else "",
+        "connect": "; connect-src 'self'" if is_live else "",
+        "asks": "It asks the run alone, and no other place" if is_live else "No network requests",
         "title": html.escape(payload["title"]),
         "decided": "" if payload["winner"] is None else " decided",
         "headline": html.escape(payload["verdict"]),
         "facts": _facts(payload, runs),
         "results": results_table(payload) if runs else "",
-        "hidden_results": "" if runs else "hidden",
+        "hidden_results": "" if runs and not is_live else "hidden",
         "again": details(runs, label_runs(runs)) if runs else "",
         "hidden_curves": "" if has["curves"] else "hidden",
         "hidden_bytes": "" if has["bytes"] else "hidden",
@@ -248,9 +251,9 @@ def render(payload: Mapping[str, Any], runs: Sequence[Run]) -> str:
         ),
         "hidden_explorer": "" if payload["networks"] else "hidden",
         "hidden_consensus": "" if has["consensus_distance"] else "hidden",
-        "hidden_timeline": "" if has["timeline"] else "hidden",
+        "hidden_timeline": "" if has["timeline"] and not is_live else "hidden",
         "hidden_presence": "" if has["presence"] else "hidden",
-        "hidden_loads": "" if has["loads"] else "hidden",
+        "hidden_loads": "" if has["loads"] and not is_live else "hidden",
         "rho_note": html.escape(words.RHO_NOTE),
         "loads_text": html.escape(words.loads_text(payload)),
         "consensus_text": html.escape(words.curve_text(payload, "consensus_distance", "iteration")),
@@ -263,7 +266,7 @@ def render(payload: Mapping[str, Any], runs: Sequence[Run]) -> str:
         "created": html.escape(payload["created"].replace("T", " ").replace("+00:00", " UTC")),
         "style": style_sheet() + _asset("page.css"),
         "plotly": _script(_asset("plotly-basic.min.js")),
-        "script": _script("\n".join(_asset(name) for name in _SCRIPTS)),
+        "script": _script("\n".join(map(_asset, (*_SCRIPTS, "live.js") if is_live else _SCRIPTS))),
         "data": embed_json(payload),
     }
     return _HOLE.sub(lambda hole: holes[hole[1]], _asset("page.html"))

@@ -10,7 +10,7 @@ const linkWidth = (activation, count) => {
 };
 
 const SIZE = 520;
-const drawNetwork = (net, onLink) => {
+const drawNetwork = (net, onLink, place = "graph") => {
   const pad = 34;
   const scale = SIZE - 2 * pad;
   const points = net.positions.map(([x, y]) => [pad + scale * x, pad + scale * y]);
@@ -73,7 +73,7 @@ const drawNetwork = (net, onLink) => {
     else node.append(element("title", {}, `worker ${net.labels[i]}`));
     svg.append(node);
   });
-  $("graph").replaceChildren(svg);
+  $(place).replaceChildren(svg);
   return links;
 };
 
