@@ -88,7 +88,7 @@ class LivePage:
 
 @contextmanager
 def heartbeat(folder: str | Path, tell: Callable[[], Mapping[str, Any]]) -> Iterator[None]:
-    """Write where a run is into its directory twice a second, from a thread of its own."""
+    """Write where a run is into its directory every half second, from a thread of its own."""
     over, file = threading.Event(), Path(folder) / HEARTBEAT
 
     def beat() -> None:
@@ -125,7 +125,7 @@ class _View:
 
     @property
     def has_readers(self) -> bool:
-        """Whether a page that asked lately does not know the end yet."""
+        """Whether a page that asked a moment ago does not know the end yet."""
         recent = time.monotonic() - _PATIENCE_SECONDS
         return any(asked > recent for asked in list(self._readers.values()))
 
