@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from tests.distributed.elastic.test_membership import wait_until
-from tests.distributed.links.linked import HOST, local_peers
+from tests.distributed.links.linked import HOST, local_peers, vanish
 
 import matcha
 from matcha import families
@@ -295,3 +295,34 @@ def test_a_shard_is_one_pass_and_ends_for_all_at_the_same_iteration() -> None:
     next(shard)
     with pytest.raises(InputError, match="leave num_workers at 0"):
         next(shard)
+
+
+@pytest.mark.long("seconds until the lost one is given up; test_membership.py loses workers, too")
+def test_the_next_one_plans_when_the_planner_is_lost(monkeypatch) -> None:
+    monkeypatch.setenv("MATCHA_TOKEN", TOKEN)
+    team, gone = Team(matcha.plan(families.ring(4), 0.5, "greedy")), threading.Event()
+
+    def die(trainee) -> None:
+        growth, transport = trainee.gossip._growth, trainee.gossip.state.transport
+
+        def lose(*_: object) -> None:  # it has proposed, and fixes no iteration any more
+            if growth._draft.number and not gone.is_set():
+                gone.set()
+                threading.Thread(target=vanish, args=(transport,)).start()
+            elif not gone.is_set():
+                promote(growth._draft)
+
+        promote, growth._promote = growth._promote, lose
+        while not gone.is_set():
+            trainee.step()
+
+    def stay(trainee) -> None:
+        trainee.run_to_stage(2)
+        assert trainee.gossip.plan.levels[-1].members == (0, 1, 2, 3, 4)
+
+    for rank in range(4):
+        team.start(rank, stay if rank else die)
+    team.join(stay)
+    results = team.wait()
+    assert {1, 2, 3, 4} <= results.keys()
+    assert gone.is_set()
