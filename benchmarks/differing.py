@@ -10,7 +10,7 @@ run again, so it can be stopped and run in pieces. `--runs N` ends after so many
 from __future__ import annotations
 
 from itertools import product
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from harness import Column, earlier, parser, table, write
 
 from matcha import families, plan
 from matcha.simulation import Simulation
+from matcha.training.momentum import parse_momentum
 from matcha.zoo.recipes import Choices, recipe
 
 EPOCHS = 10
@@ -25,20 +26,29 @@ SEEDS = tuple(range(5))
 GREEDY = [
     ("greedy", 0.05, wire, momentum)
     for wire, momentum in product(
-        ("float32", "modulo:3"), ("local", "quasi-global", "outer", "tracking")
+        ("float32", "modulo:3"),
+        (
+            *("local", "quasi-global", "outer", "tracking", "momentum-tracking"),
+            *("exact-diffusion", "auto"),
+        ),
     )
 ]
-CASES = [("vanilla", 1.0, "float32", "local"), *GREEDY]
+CASES = [
+    ("vanilla", 1.0, "float32", "local"),
+    ("relaysum", 1.0, "float32", "local"),
+    ("relaysum", 0.05, "float32", "local"),
+    *GREEDY,
+]
 """Strategy, budget, wire and momentum."""
 
 
 def run(strategy: str, budget: float, wire: str, momentum: str, seed: int) -> dict[str, Any]:
-    """One training; tracking sends two vectors and so gets half the budget."""
+    """One training; who sends two vectors gets half the budget."""
     how = recipe("digits")
     choices = Choices(
         num_workers=8, model="cnn-gn", partition="dirichlet", concentration=0.1, seed=seed
     )
-    spent = budget / 2 if momentum == "tracking" else budget
+    spent = budget / parsed.messages if (parsed := parse_momentum(momentum)) else budget
     made = plan(families.paper("er8"), spent, strategy, seed=seed, wire=wire)
     settings = how.settings(epochs=EPOCHS, momentum=momentum, evaluate_every=EPOCHS)
     *_, last = Simulation(how.task(choices), made, settings)
@@ -78,7 +88,28 @@ def describe(document: dict[str, Any]) -> str:
         row |= {"accuracy": fmean(scores), "range": f"{min(scores):.1f}–{max(scores):.1f}"}
         row |= {"loss": fmean(r["train_loss"] for r in ended)}
         rows.append(row | {"seeds": len(found), "diverged": len(found) - len(ended)})
-    return table(COLUMNS, rows)
+    return "\n".join(
+        [table(COLUMNS, rows), *map(_verdict, ("float32", "modulo:3"), [document] * 2)]
+    )
+
+
+def _verdict(wire: str, document: dict[str, Any]) -> str:
+    """How `auto` stands beside the best single rule."""
+    scores: dict[str, list[float]] = {}
+    for run in document["runs"]:
+        strategy, _, over, momentum = run["case"]
+        if (strategy, over) == ("greedy", wire):
+            scores.setdefault(momentum, []).append(100 * (run["test_accuracy"] or 0.0))
+    ours = scores.pop("auto", [])
+    if len(ours) < 2:
+        return f"{wire}: auto was not run"
+    best = max(scores, key=lambda momentum: fmean(scores[momentum]))
+    ahead, spread = fmean(ours) - fmean(scores[best]), stdev(scores[best])
+    verdict = "holds" if ahead >= -spread else "does not hold"
+    return (
+        f"{wire}: auto is {ahead:+.1f} points from the best single rule, {best}, whose spread over "
+        f"seeds is {spread:.1f}: never worse by more {verdict}"
+    )
 
 
 def main() -> None:
