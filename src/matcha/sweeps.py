@@ -152,6 +152,9 @@ class Sweep:
     def __str__(self) -> str:
         return "\n".join([str(self.topology), str(self.table()), *self.notes])
 
+    def __repr__(self) -> str:
+        return str(self)
+
     def _repr_html_(self) -> str:
         notes = "".join(f"<p>{html.escape(note)}</p>" for note in self.notes)
         return f"<p>{html.escape(str(self.topology))}</p>{self.table()._repr_html_()}{notes}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +118,7 @@ def _palette(j: int) -> Any:
 class Animation:
     """Rounds one after another, as an SVG that moves: a notebook shows it."""
 
-    svg: str
+    svg: str = field(repr=False)
 
     def save(self, path: str | Path) -> None:
         """Write it as a file that any browser plays."""

@@ -79,6 +79,9 @@ class Comparison:
     def __str__(self) -> str:
         return f"{self.table()}\n{self.verdict.sentence}"
 
+    def __repr__(self) -> str:
+        return str(self)
+
     def _repr_html_(self) -> str:
         return f"{self.table()._repr_html_()}<p>{html.escape(self.verdict.sentence)}</p>"
 

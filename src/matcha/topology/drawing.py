@@ -20,6 +20,8 @@ PALETTE = (
 )  # fmt: skip
 _CAREFUL = 64
 """Up to this many workers several layouts are tried, the clearest is kept, and all have labels."""
+_NAMED = 24
+"""Up to this many workers long names stand beneath their numbers."""
 MOST_DRAWN = 256
 """A notebook draws no more workers than this unasked: it takes seconds and shows a blot."""
 _NEAR = 0.11
@@ -174,16 +176,21 @@ def picture(
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius}" fill="#fff" stroke="#444">'
             f"<title>{name}</title>{moves[number] if moves else ''}</circle>"
         )
-        if len(points) <= _CAREFUL and len(str(label)) <= 4:
-            drawn.append(
-                f'<text x="{x:.1f}" y="{y + 3.2:.1f}" text-anchor="middle" fill="#111" '
-                f'stroke="none" pointer-events="none">{name}</text>'
-            )
+        if len(points) <= _CAREFUL:
+            inner = name if len(str(label)) <= 4 else str(number)
+            drawn.append(_word(x, y + 3.5, inner, "#111"))
+            if inner != name and len(points) <= _NAMED:
+                drawn.append(_word(x, y + 22, name, "#888"))
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 360 {290 if foot else 250}" '
         f'width="360" role="img" aria-label="{html.escape(text)}" stroke="#888" '
         f'font-family="sans-serif" font-size="10">{"".join(drawn)}{foot}</svg>'
     )
+
+
+def _word(x: float, y: float, name: str, color: str) -> str:
+    place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="middle" pointer-events="none"'
+    return f'<text {place} fill="{color}" stroke="none">{name}</text>'
 
 
 def _arrowhead(start: Points, end: Points) -> str:
