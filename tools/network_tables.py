@@ -71,22 +71,6 @@ _CODERS = {"a core": ("", ""), "a core by torch": ("", "torch_"), "an H200": ("_
 """Where coding was measured; what its result is called after `wires`, and its keys begin with."""
 
 
-def wires_short() -> str:
-    """CIFAR-100 at both lengths: what has three seeds, and the paper's."""
-    kept: dict[tuple[str, ...], list[Any]] = {}
-    for share, strategy, wire, *rest in _scores("cifar100", 36):
-        if rest[-1] >= 3 and rest[0] != "local":  # the newest coder's come first
-            name = wire.partition(",")[0]
-            kept.setdefault((share, strategy, name), [share, strategy, name, *rest])
-    rows = [
-        [epochs, *row]
-        for epochs, some in ((36, kept.values()), (200, _scores("cifar100", 200)))
-        for row in some
-    ]
-    headings = ["epochs", "bytes", "strategy", "wire", "momentum", "test accuracy", "seeds"]
-    return table(headings, rows, "rllllrr")
-
-
 def _scores(task: str, epochs: int, images: int = 0) -> list[list[Any]]:
     found: dict[tuple[float, str, str, str], list[float | None]] = {}
     for line in result("wires_h200.json")["runs"]:
@@ -157,29 +141,29 @@ def unkind() -> str:
     gain = racks[1]["measured_iteration"] / racks[0]["measured_iteration"]
     rows = [
         [
-            "one of 8 workers [four times slower](docs/slow-workers.md)",
+            "one of 8 workers [four times slower](slow-workers.md)",
             f"time to the target {straggling('asynchronous')} that without it, "
             f"{straggling('in step')} in step",
         ],
         [
-            "a random worker of 8 [killed every 10 s](docs/lost-workers.md), back 5 s later",
+            "a random worker of 8 [killed every 10 s](lost-workers.md), back 5 s later",
             f"trains again {churn['disturbed']['mean_return']:.1f} s after it was killed; final "
             f"loss {churn['loss_ratio']:.3f} of the undisturbed run's (logistic regression; a CNN "
             f"{cnn['loss_ratio']:.3f}, where undisturbed ones are up to "
             f"{cnn['undisturbed']['spread']:.3f} apart)",
         ],
         [
-            "one of 8 workers [sends noise](docs/trust.md#a-worker-that-sends-garbage) × 100",
+            "one of 8 workers [sends noise](trust.md#a-worker-that-sends-garbage) × 100",
             f"honest workers' accuracy {100 * lies['noise 1.0']['processes']:.0f} % with "
             f"`clip=1`, {100 * lies['noise None']['processes']:.0f} % without",
         ],
         [
-            "a link becomes [ten times slower](docs/tuning.md#a-plan-that-follows-the-network)",
+            "a link becomes [ten times slower](tuning.md#a-plan-that-follows-the-network)",
             f"{rates['follows'] / rates['knew']:.0%} of the pace of a plan that knew, "
             f"{rates['stays'] / rates['knew']:.0%} without `replan`",
         ],
         [
-            "two racks [share one uplink](docs/timing.md#links-that-share-a-channel)",
+            "two racks [share one uplink](timing.md#links-that-share-a-channel)",
             f"iterations {gain:.1f}× sooner where the plan knows",
         ],
     ]

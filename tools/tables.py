@@ -23,7 +23,6 @@ from network_tables import (
     wire_costs,
     wire_networks,
     wires,
-    wires_short,
 )
 from reproduction.comparisons import Results
 from reproduction.paper import ER8, GEOMETRIC, group
@@ -447,7 +446,6 @@ REGIONS: dict[str, Callable[[], str]] = {
     "wire-costs": wire_costs,
     "wire-networks": wire_networks,
     "wires": wires,
-    "wires-short": wires_short,
     "wires-long": lambda: wires(epochs=200),
     "cifar100-long": cifar100_long,
     "wires-differ": lambda: wires("cifar10", 40),
