@@ -31,7 +31,7 @@ LONG = ("cifar100-long", "cifar100-wide", "cifar10-long", "ptb-long")
 
 HEAD = """# Reproduction
 
-What became of the paper's Figures 1, 3, 4 and 5 (and Appendix A), by the package `reproduction/`
+The paper's Figures 1, 3, 4 and 5 (and Appendix A) made again, by the package `reproduction/`
 of a clone of the repository, which is not part of the wheel. This page is written by
 `python -m reproduction.page` from the results under `benchmarks/results/`; every verdict
 is decided by code: *holds*, *holds nearly* (it misses by little, the margin is in the code), *does

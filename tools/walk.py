@@ -30,9 +30,11 @@ FILES = {
     "quiet.py": "print('hello')\n",
     "fails.py": "import os\nraise SystemExit('no data here' if os.environ['RANK'] == '1' else 0)\n",
     "raises.py": "import os\nif os.environ['RANK'] == '1':\n    raise ValueError('no data here')\n",
-    "mine.py": "import matcha\n\ndef pairs(topology, budget, **more):\n"
-    "    return matcha.plan(topology, strategy=matcha.strategies.Rounds(rounds=[[[(0, 1)]],"
-    " [[(1, 2)]], [[(2, 3)]]]))\n\n\ndef nothing():\n    return 3\n",
+    "mine.py": "import matcha\n\n\ndef pairs(request):\n"
+    "    rounds = [[[(0, 1), (2, 3)]], [[(1, 2)]]]\n"
+    "    strategy = matcha.strategies.Rounds(rounds=rounds)\n"
+    "    return matcha.plan(request.topology, strategy=strategy)\n\n\n"
+    "def nothing(*given, **named):\n    return 3\n",
 }
 CHAPTERS = {
     "help": """

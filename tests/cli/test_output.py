@@ -62,13 +62,14 @@ def test_quick_work_shows_no_progress(capsys):
 
 
 def test_long_work_says_so_where_no_bar_can_be_seen(capsys, monkeypatch):
-    monkeypatch.setattr("matcha.cli.output._WORD_SECONDS", 0.0)
+    monkeypatch.setattr("matcha.cli.output._WORD_SECONDS", 0.01)
     said, deadline = "", time.monotonic() + 150
-    with patient_progress("planning"):
-        while not said and time.monotonic() < deadline:
+    with patient_progress("planning") as progress:
+        progress(3, 7, "plans")
+        while said.count("\n") < 2 and time.monotonic() < deadline:  # again and again
             said += capsys.readouterr().err
             time.sleep(0.01)
-    assert said == "matcha: still planning …\n"
+    assert said.startswith(2 * "matcha: still planning … 3 of 7 plans\n")
 
 
 def test_a_bar_fills_and_says_what_is_counted():

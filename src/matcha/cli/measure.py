@@ -37,7 +37,7 @@ def probe_command(
     message_mb: float = typer.Option(
         4.0, help="Size of a message: your model's parameters, in megabytes."
     ),
-    repetitions: int = typer.Option(5, help="Measurements of a link, of which the median counts."),
+    repetitions: int = typer.Option(5, help="Measurements per link; the median counts."),
     timeout: opt.Timeout = 300.0,
     force: opt.Force = False,
     as_json: opt.Json = False,

@@ -18,9 +18,9 @@ _TOPOLOGY = (
     "[cyan]hypercube:4[/], [cyan]star:8[/], [cyan]complete:8[/], [cyan]barbell:8[/], "
     "[cyan]erdos-renyi:16:0.3:SEED[/], [cyan]geometric:16:0.4:SEED[/], a graph of the paper "
     "([cyan]paper:er8[/], [cyan]paper:geometric16-d5|d10|d13[/], [cyan]paper:er16[/]), or a file "
-    "(JSON, GraphML, edge list, adjacency .csv/.npy)."
+    "(CSV, JSON, GraphML, edge list, or adjacency matrix as .npy)."
 )
-_BUDGET = "C_b in (0, 1]: communication as a fraction of vanilla's"
+_BUDGET = "Communication as a fraction of vanilla's, C_b in (0, 1]"
 _STRATEGY = f"How the plan is made: {', '.join(OFFERED)}, or your own as MODULE:FUNCTION"
 _SEVERAL = "several with commas, or the option again."
 
@@ -63,13 +63,16 @@ Strategies = Annotated[
     list[str], typer.Option("--strategy", "-s", metavar="TEXT,…", help=f"{_STRATEGY}; {_SEVERAL}")
 ]
 Seed = Annotated[
-    int, typer.Option("--seed", help="Of rounds and searches, first weights and order of the data.")
+    int,
+    typer.Option("--seed", help="Seed of rounds, searches, first weights and the data's order."),
 ]
 Seeds = Annotated[
     list[str],
-    typer.Option("--seed", metavar="INTEGER,…", help=f"Of rounds, weights and data; {_SEVERAL}"),
+    typer.Option(
+        "--seed", metavar="INTEGER,…", help=f"Seeds of rounds, weights and data; {_SEVERAL}"
+    ),
 ]
-_EFFORT = f"How long matcha and greedy search: {' or '.join(EFFORTS)}."
+_EFFORT = f"How long matcha and greedy search: {', '.join(EFFORTS[:-1])} or {EFFORTS[-1]}."
 Alpha = Annotated[
     str,
     typer.Option(
@@ -110,7 +113,7 @@ Latency = Annotated[
     ),
 ]
 LinkTimeOrNone = Annotated[float | None, typer.Option("--link-time", help=_LINK_TIME)]
-_TIMEOUT = "Seconds before a silent worker is an error"
+_TIMEOUT = "Seconds after which a silent worker is an error"
 Timeout = Annotated[float, typer.Option("--timeout", help=f"{_TIMEOUT}.")]
 TimeoutOrNone = Annotated[
     float | None,
@@ -126,11 +129,12 @@ Explore = Annotated[
 # -- training --------------------------------------------------------------------------------------
 
 Epochs = Annotated[
-    int | None, typer.Option("--epochs", "-e", help="How long; by default the task's own.")
+    int | None,
+    typer.Option("--epochs", "-e", help="Passes over the data; by default the task's own."),
 ]
 LearningRate = Annotated[
     float | None,
-    typer.Option("--learning-rate", "--lr", help="By default the task's own."),
+    typer.Option("--learning-rate", "--lr", help="The learning rate; by default the task's own."),
 ]
 BatchSize = Annotated[
     int | None, typer.Option("--batch-size", help="Examples per worker and iteration.")
@@ -139,21 +143,25 @@ Momentum = Annotated[
     str,
     typer.Option(
         "--momentum",
-        help="Around meetings: local, quasi-global, exact-diffusion, outer, tracking, "
-        "momentum-tracking, shared, auto.",
+        help="How momentum goes with meetings: local, quasi-global, exact-diffusion, outer, "
+        "tracking, momentum-tracking, shared or auto.",
     ),
 ]
-Model = Annotated[str | None, typer.Option("--model", help="Another network, such as resnet20.")]
+Model = Annotated[
+    str | None, typer.Option("--model", help="Another model than the task's own, such as resnet20.")
+]
 Partition = Annotated[
     str,
     typer.Option(
-        "--partition", help="iid, shards, dirichlet, dirichlet-even; text: iid, documents, folders."
+        "--partition",
+        help="How data are dealt to workers: iid, shards, dirichlet or dirichlet-even; text: iid, "
+        "documents or folders.",
     ),
 ]
 Data = Annotated[
-    Path | None, typer.Option("--data", help="Folder of the data sets; or $MATCHA_DATA.")
+    Path | None, typer.Option("--data", help="Folder of the data sets; by default $MATCHA_DATA.")
 ]
-Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
+Device = Annotated[str, typer.Option("--device", help="Where to compute: auto, cpu or cuda.")]
 Compile = Annotated[bool, typer.Option("--compile", help="CUDA: compile the model's blocks.")]
 Overlap = Annotated[
     bool, typer.Option("--overlap", help="The exchange runs while the gradient is computed.")
@@ -185,8 +193,8 @@ Clip = Annotated[
     float | None,
     typer.Option(
         "--clip",
-        help="The furthest a meeting moves a worker, in times the disagreement that the plan "
-        "predicts, against workers that send garbage; 1 is a good choice.",
+        help="The furthest that a meeting moves a worker, as a multiple of the disagreement that "
+        "the plan predicts: against workers that send garbage. 1 is a good choice.",
     ),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite the output files.")]

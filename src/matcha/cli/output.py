@@ -20,7 +20,7 @@ from matcha.plans import Plan, PlanLike
 
 console = Console()
 _PATIENCE_SECONDS = 1.0
-_WORD_SECONDS = 20.0  # without a terminal, a log still says what takes so long
+_WORD_SECONDS = 10.0  # without a terminal, a log still says what takes so long
 
 
 def print_json(document: Any) -> None:
@@ -194,17 +194,15 @@ class Steps:
 def patient_progress(title: str) -> Iterator[Steps]:
     """A progress bar on standard error that appears when work takes more than a second.
 
-    Where standard error is no terminal, one line says after a while what is still being done.
+    Where standard error is not a terminal, a line every ten seconds says what is being done.
     """
-    watched, stream = sys.stderr.isatty(), sys.stderr
+    watched = sys.stderr.isatty()
     steps = Steps(title, watched=watched)
-    timer = (
-        threading.Timer(_PATIENCE_SECONDS, steps.bar.start)
-        if watched
-        else threading.Timer(
-            _WORD_SECONDS, lambda: print(steps.sentence(), file=stream, flush=True)
-        )
-    )
+    if not watched:
+        with said_in_log(steps.sentence):
+            yield steps
+        return
+    timer = threading.Timer(_PATIENCE_SECONDS, steps.bar.start)
     timer.daemon = True
     timer.start()
     try:
@@ -214,3 +212,23 @@ def patient_progress(title: str) -> Iterator[Steps]:
         timer.join()
         if steps.bar.live.is_started:
             steps.bar.stop()
+
+
+@contextmanager
+def said_in_log(sentence: Callable[[], str]) -> Iterator[None]:
+    """Print a sentence every ten seconds where standard error is not a terminal."""
+    ended, stream = threading.Event(), sys.stderr
+
+    def speak() -> None:
+        while not ended.wait(_WORD_SECONDS):
+            print(sentence(), file=stream, flush=True)
+
+    speaker = threading.Thread(target=speak, daemon=True)
+    if not stream.isatty():
+        speaker.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        if speaker.is_alive():
+            speaker.join()

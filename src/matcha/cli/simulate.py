@@ -21,6 +21,7 @@ from matcha.cli.output import (
     keeping,
     patient_progress,
     print_json,
+    said_in_log,
     serving,
 )
 from matcha.errors import InputError, is_installed
@@ -59,7 +60,8 @@ def simulate_command(
     topology: opt.TopologyArgument = "paper:er8",
     task: str = typer.Option(
         "digits",
-        help="digits, logistic, quadratic, cifar10, cifar100, ptb or your own as MODULE:FUNCTION.",
+        help="What to train: digits, logistic, quadratic, cifar10, cifar100, ptb, or your own as "
+        "MODULE:FUNCTION.",
     ),
     strategies: opt.Strategies = _COMPARED,
     switch: opt.Switch = False,
@@ -73,8 +75,8 @@ def simulate_command(
     learning_rate: opt.LearningRate = None,
     optimizer: str | None = typer.Option(
         None,
-        help="Instead of the task's own: sgd (without momentum), or adam or adamw, whose learning "
-        "rate is 0.001 unless you give one.",
+        help="Another optimizer than the task's own: sgd (without momentum), adam or adamw (whose "
+        "learning rate is 0.001 unless you give one).",
     ),
     momentum: opt.Momentum = "local",
     model: opt.Model = None,
@@ -82,32 +84,38 @@ def simulate_command(
         False, help="Mix before the step (x ← Wx − ηu), so that the exchange overlaps the gradient."
     ),
     partition: opt.Partition = "iid",
-    concentration: float = typer.Option(0.5, help="Of a Dirichlet partition; less is more skewed."),
+    concentration: float = typer.Option(
+        0.5, help="With a Dirichlet partition: the smaller, the more workers' data differ."
+    ),
     num_train: int | None = typer.Option(None, help="Use only so many training examples."),
     num_test: int | None = typer.Option(None, help="Use only so many test examples."),
     data: opt.Data = None,
     device: opt.Device = "auto",
-    precision: str = typer.Option("auto", help="float32, float64 or bfloat16 (auto on CUDA)."),
+    precision: str = typer.Option(
+        "auto", help="float32, float64 or bfloat16; auto: bfloat16 on CUDA."
+    ),
     streams: int = typer.Option(8, help="CUDA: workers whose passes may overlap."),
     compile: opt.Compile = False,
     clip: opt.Clip = None,
     evaluate_every: int = typer.Option(1, help="Epochs between tests of the average model."),
-    statistics: str = typer.Option("recalibrated", help="BatchNorm: recalibrated or averaged."),
+    statistics: str = typer.Option(
+        "recalibrated", help="Statistics of BatchNorm: recalibrated or averaged."
+    ),
     compute_time: opt.ComputeTimeOrMeasured = None,
     link_time: opt.LinkTime = 0.01,
     events: Path | None = typer.Option(
-        None, help="A script of workers lost and back, links cut and slower, by iteration (JSON)."
+        None, help="A JSON file of events: workers lost and back, links cut or slower."
     ),
     speeds: str | None = typer.Option(
-        None, help="Of each worker, with commas: 1,1,1,0.25 has a fourth that is 4 times slower."
+        None, help="Speed of each worker, with commas: in 1,1,1,0.25 the last is 4 times slower."
     ),
     asynchronous: bool = typer.Option(
-        False, help="Beside each run of pairs the same with meetings when both have time."
+        False, help="Run each plan of pairs once more with meetings whenever both have time."
     ),
     output: opt.Folder = Path("runs/simulate"),
     resume: opt.Resume = False,
     format: str = typer.Option(
-        "auto", help="Of the figures: png, svg, pdf or none; auto: png if matplotlib is there."
+        "auto", help="Figures as png, svg, pdf or none; auto: png if matplotlib is installed."
     ),
     serve: opt.Serve = None,
     report: opt.Report = True,
@@ -273,6 +281,13 @@ def _run(jobs: Sequence[Job], asynchronous: bool, resume: bool) -> list[Run]:
     )
     rows: list[TaskID] = []
 
+    def sentence() -> str:
+        if not rows:
+            return "matcha: still preparing the first run …"
+        row = progress.tasks[rows[-1]]
+        epoch = f"epoch {row.completed:g} of {row.total:g}"
+        return ", ".join(filter(None, [f"matcha: {row.description}: {epoch}", row.fields["state"]]))
+
     def show(job: Job, record: Record | None) -> None:
         if record is None:
             rows.append(progress.add_task(job.label, total=job.settings.epochs, state=""))
@@ -284,7 +299,7 @@ def _run(jobs: Sequence[Job], asynchronous: bool, resume: bool) -> list[Run]:
         progress.update(rows[-1], completed=record.epoch, state=state)
 
     try:
-        with progress:
+        with progress, said_in_log(sentence):
             return run_jobs(jobs, asynchronous=asynchronous, resume=resume, on_record=show)
     except KeyboardInterrupt:
         typer.echo("matcha: stopped; the same command with --resume goes on from there.", err=True)
