@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from numbers import Real
 from typing import Any
@@ -227,8 +227,11 @@ def several(given: Any) -> Sequence[Any]:
     >>> several(0.5), several("greedy"), several(["greedy", "vanilla"])
     ((0.5,), ('greedy',), ('greedy', 'vanilla'))
     """
-    single = isinstance(given, (str, Strategy, Real)) or callable(given)
-    return (given,) if single else tuple(given)
+    if isinstance(given, (str, Strategy, Real)) or callable(given):
+        return (given,)
+    if not isinstance(given, Iterable):
+        raise InputError(f"{given!r} was given where one value or a list of several is wanted.")
+    return tuple(given)
 
 
 def combinations(

@@ -56,7 +56,7 @@ from matcha.distributed.transports.collectives import gather, roll_call
 from matcha.distributed.transports.deadlines import START
 from matcha.distributed.worker_state import WorkerState
 from matcha.errors import InputError
-from matcha.plans import PlanLike
+from matcha.plans import PlanLike, check_plan
 from matcha.records import Span
 from matcha.strategies import has_budget
 from matcha.training.momentum import Momentum, automatic, parse_momentum
@@ -142,7 +142,7 @@ class Gossip:
         optimizers = hookable(given)
         setup = Setup(
             options=options,
-            plan=plan,
+            plan=check_plan(plan),
             model=model,
             optimizers=given,
             has_mesh=mesh is not None,

@@ -2,7 +2,7 @@
 
 from matcha.plans.events import Cut, Events, Join, Leave, Loss, Return, Slowdown
 from matcha.plans.plan import Plan, check_budget
-from matcha.plans.staged import PlanLike, Stage, StagedPlan, load_plan
+from matcha.plans.staged import PlanLike, Stage, StagedPlan, check_plan, load_plan
 
 __all__ = [
     "Cut",
@@ -17,5 +17,6 @@ __all__ = [
     "Stage",
     "StagedPlan",
     "check_budget",
+    "check_plan",
     "load_plan",
 ]

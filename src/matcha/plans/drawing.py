@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from matcha._io import write_atomically
+from matcha.errors import InputError
 from matcha.rounds import Round, RoundProcess
 from matcha.topology import Link, Topology
 from matcha.topology.drawing import PALETTE, draw
@@ -139,6 +140,8 @@ def animate(
         values: One number for each worker at the start; by default drawn once for all.
     """
     m = topology.num_workers
+    if values is not None and np.shape(values) != (m,):
+        raise InputError(f"values holds one number for each worker: {m}, not {values!r}.")
     x = np.random.default_rng(0).normal(size=m) if values is None else np.asarray(values, float)
     state = np.stack([x.reshape(m), np.ones(m)], axis=1)  # beside each value its push-sum weight
     held = [state[:, 0]]

@@ -273,6 +273,18 @@ PlanLike: TypeAlias = Plan | StagedPlan
 """A plan, or several in stages: what engines, records and reports take."""
 
 
+def check_plan(given: Any) -> PlanLike:
+    """What was given as a plan, if it is one.
+
+    Raises:
+        PlanError: It is something else, such as the name of a plan's file.
+    """
+    if isinstance(given, (Plan, StagedPlan)):
+        return given
+    make = "matcha.load_plan" if str(given).endswith(".json") else "matcha.plan"
+    raise PlanError(f"the plan is {given!r}, but it is a Plan: {make}({str(given)!r}) makes one.")
+
+
 def load_plan(path: str | Path) -> PlanLike:
     """Read a plan of either kind, from a file that `save` wrote.
 

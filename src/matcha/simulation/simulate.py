@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from matcha.errors import InputError
-from matcha.plans import Events, PlanLike
+from matcha.plans import Events, PlanLike, check_plan
 from matcha.records import Record, Run, has_diverged, holds_run, read_run
 from matcha.simulation.asynchronous import AsynchronousSimulation
 from matcha.simulation.engine import Engine
@@ -63,7 +63,8 @@ def simulate(
     >>> [record.epoch for record in run.records]
     [1.0, 2.0]
     """
-    several = list(plans) if isinstance(plans, Sequence) else [plans]
+    given = plans if isinstance(plans, Sequence) and not isinstance(plans, str) else [plans]
+    several = [check_plan(plan) for plan in given]
     if not several:
         raise InputError("simulating needs at least one plan.")
     if isinstance(task, str):
