@@ -3,17 +3,23 @@
     python tools/walk.py > walk.txt      # all; exit 1 where a line wraps or a traceback shows
     python tools/walk.py plan errors     # some chapters
 
-Each command runs as a user would type it, in one new folder, with what it printed below it. A line
-of more than 80 columns would wrap in a terminal; JSON, which is for machines, may be longer.
+Each command runs as a user would type it, in a terminal and in one new folder, with what it printed
+below it. A line of more than 80 columns would wrap; JSON, which is for machines, may be longer.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
+import pty
+import re
 import shlex
+import struct
 import subprocess
 import sys
 import tempfile
+import termios
 import time
 from pathlib import Path
 
@@ -166,7 +172,7 @@ CHAPTERS = {
         matcha plan ring:8 -s mine:nothing
         matcha plan ring:8 --wire float8
         matcha plan ring:8 --budgett 0.5
-        matcha plan ring:8 -o /nowhere/plan.json
+        matcha plan ring:8 -o plain.csv/plan.json
         matcha plan ring:8 --plot plan.gif
         matcha sweep ring:8 -b 0.1,zero
         matcha simulate ring:4 --task digit
@@ -186,31 +192,47 @@ def commands() -> list[str]:
     return [line for line in lines if line]
 
 
+def run_in_terminal(command: str, folder: str, environment: dict[str, str]) -> tuple[str, int]:
+    """What a command prints in a terminal of 80 columns, and its exit code."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, COLUMNS, 0, 0))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "matcha.cli", *shlex.split(command)[1:]],
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=theirs,
+        stderr=theirs,
+    )
+    os.close(theirs)
+    chunks = []
+    with contextlib.suppress(OSError):  # how a terminal's end is told
+        while chunk := os.read(ours, 1 << 16):
+            chunks.append(chunk)
+    os.close(ours)
+    text = b"".join(chunks).decode().replace("\r\n", "\n").replace(folder, "~")
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text), process.wait()
+
+
 def main() -> int:
     """Run them all; return 1 where anything wrapped or fell over."""
     faults = []
-    source = str(Path(__file__).parent.parent / "src")
     environment = {
-        **os.environ, "COLUMNS": str(COLUMNS), "PYTHONPATH": source, "OMP_NUM_THREADS": "1",
-    }  # fmt: skip
+        **{name: value for name, value in os.environ.items() if name != "COLUMNS"},
+        "PYTHONPATH": str(Path(__file__).parent.parent / "src"),
+        "OMP_NUM_THREADS": "1",
+        "NO_COLOR": "1",
+        "TERM": "dumb",  # nothing moves: bars are drawn when they are done
+    }
     walked = commands()
     with tempfile.TemporaryDirectory() as folder:
         for name, text in FILES.items():
             (Path(folder) / name).write_text(text, encoding="utf-8")
         for command in walked:
             began = time.monotonic()
-            done = subprocess.run(
-                [sys.executable, "-m", "matcha.cli", *shlex.split(command)[1:]],
-                cwd=folder,
-                env=environment,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-            output = done.stdout.replace(folder, "~")
+            output, code = run_in_terminal(command, folder, environment)
             took = time.monotonic() - began
-            print(f"\n$ {command}\n{output.rstrip()}", flush=True)
-            print(f"[exit {done.returncode}, {took:.1f} s]", flush=True)
+            print(f"\n$ {command}\n{output.rstrip()}\n[exit {code}, {took:.1f} s]", flush=True)
             wide = [line for line in output.splitlines() if len(line) > COLUMNS]
             if wide and "--json" not in command:
                 faults.append(f"{command}: {len(wide[0])} columns: {wide[0]}")

@@ -96,7 +96,7 @@ class Sweep:
                 point.strategy,
                 f"{point.budget:g}",
                 f"{point.expected_comm_time:.4g}",
-                "–" if point.consensus_error is None else f"{point.consensus_error:.4g}",
+                "–" if point.consensus_error is None else error_in_words(point.consensus_error),
                 f"{point.rho:.4f}{'' if point.rho_kind == 'step' else '*'}",
                 f"{point.alpha:.4f}",
             ]
@@ -219,6 +219,15 @@ def sweep(
         if progress is not None:
             progress(done, len(wanted), "plans")
     return Sweep(topology=topology, points=tuple(map(point_of, plans)), plans=tuple(plans))
+
+
+def error_in_words(error: float) -> str:
+    """A consensus error for people; where exact rounds leave a rounding error, none.
+
+    >>> error_in_words(0.46663), error_in_words(4e-32), error_in_words(math.inf)
+    ('0.4666', '0', 'unbounded')
+    """
+    return f"{round(error, 12):.4g}" if math.isfinite(error) else "unbounded"
 
 
 def several(given: Any) -> Sequence[Any]:

@@ -46,7 +46,7 @@ def test_a_strategy_of_ones_own(tmp_path):
     assert plan.expected_comm_time == 1.0
     plan.save(tmp_path / "plan.json")
     assert Plan.load(tmp_path / "plan.json") == plan
-    with pytest.raises(InputError, match="made NoneType, not a Plan"):
+    with pytest.raises(InputError, match="returned None, which is not a Plan"):
         matcha.plan(ER8, 0.2, lambda request: None)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
+import textwrap
 from contextlib import suppress
 from importlib import import_module, metadata
 
@@ -86,7 +88,11 @@ def _stop() -> None:
 
 
 def _fail(error: MatchaError) -> None:
-    typer.echo(f"matcha: {error}", err=True)
+    sentence = f"matcha: {error}"
+    if sys.stderr.isatty():  # a log keeps it in one line
+        width = shutil.get_terminal_size().columns
+        sentence = textwrap.fill(sentence, width, break_long_words=False, break_on_hyphens=False)
+    typer.echo(sentence, err=True)
     sys.exit(error.exit_code)
 
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, get_type_hints
 
+import typer
 from rich.console import Console
 from rich.table import Table
 from typer.core import TyperCommand, TyperGroup
+
+from matcha.errors import InputError
 
 COMMANDS = [
     "advise",
@@ -51,8 +56,58 @@ class Command(TyperCommand):
         _print_help(self, ctx)
 
 
+_UsageError: Any = typer.BadParameter.__base__
+
+
+@contextmanager
+def one_sentence() -> Iterator[None]:
+    """Say what is wrong with a command line as every other error is said."""
+    try:
+        yield
+    except _UsageError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            raise
+        path = "matcha" if error.ctx is None else error.ctx.command_path
+        raise InputError(f"{_what_is_wrong(error)} (`{path} --help` says more)") from None
+
+
+def _what_is_wrong(error: Any) -> str:
+    parameter, message, kind = error.__dict__.get("param"), error.message, type(error).__name__
+    if kind == "NoSuchOption":
+        near = difflib.get_close_matches(error.option_name, error.possibilities or (), n=1)
+        return (
+            f"there is no option {error.option_name}{f': did you mean {near[0]}?' if near else '.'}"
+        )
+    if parameter is None:
+        return _sentence(message)
+    name = parameter.opts[0]
+    name = name if name.startswith("-") else (parameter.metavar or name).strip("[]{}").upper()
+    if kind == "MissingParameter":
+        return f"{name} is missing."
+    if "valid integer" in message:
+        return f"{name} takes a whole number."
+    if "valid number" in message or "valid float" in message:
+        return f"{name} takes a number."
+    return f"{name}: {_sentence(message)}"
+
+
+def _sentence(message: str) -> str:
+    text = f"{message[0].lower()}{message[1:]}"
+    return text if text[-1] in ".?" else f"{text}."
+
+
 class Group(TyperGroup):
     """A group of commands, in our order."""
+
+    def make_context(self, *arguments: Any, **keywords: Any) -> Any:
+        """Read the command line."""
+        with one_sentence():
+            return super().make_context(*arguments, **keywords)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Read the rest of the command line and run the command."""
+        with one_sentence():
+            return super().invoke(ctx)
 
     def list_commands(self, ctx: Any) -> list[str]:
         """The names of the commands."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+import textwrap
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -134,6 +135,15 @@ def explain_marks(plans: Iterable[Plan]) -> None:
     """Say below a table what the mark of `rho_in_words` means, where there is one."""
     if any(plan.rho_kind != "step" for plan in plans):
         console.print("*: a mean over a cycle of rounds; it does not compare with that of a step.")
+
+
+def print_notes(notes: Iterable[str]) -> None:
+    """A plan's notes, whose lines stand below one another."""
+    for note in notes:
+        first, *rest = textwrap.wrap(note, max(console.width, 40) - 8, break_on_hyphens=False)
+        console.print(f"  [yellow]note:[/] {first}", highlight=False)
+        for line in rest:
+            console.print(f"        {line}", highlight=False, markup=False)
 
 
 def explain_averages(plans: Iterable[PlanLike]) -> None:

@@ -19,19 +19,27 @@ from matcha.cli.output import (
     keeping,
     patient_progress,
     print_json,
+    print_notes,
     rho_in_words,
 )
 from matcha.errors import InputError, PlanError
 from matcha.plans import Plan, PlanLike, StagedPlan, load_plan
 from matcha.strategies import make_strategy, staged_plan
 from matcha.strategies import plan as make_plan
+from matcha.sweeps import error_in_words
 from matcha.theory import error_bound
 from matcha.timing import Scaled, Timing
 from matcha.topology import Matching, Topology, families
 
+_PLANNING = (
+    "budget", "stage", "strategy", "seed", "mixing", "matchings", "decomposition", "effort", "wire",
+    "delay_exponent",
+)  # fmt: skip
+
 
 @app.command("plan", cls=Command)
 def plan_command(
+    context: typer.Context,
     topology: opt.TopologyArgument,
     budget: opt.Budget = 0.5,
     stage: list[str] = typer.Option(
@@ -90,8 +98,10 @@ def plan_command(
         figures.check_format(plot)
     made: PlanLike
     if _is_saved_plan(topology):
-        if stage:
-            raise InputError("a saved plan has its stages: --stage goes with a topology.")
+        opt.refuse(
+            opt.given(context, _PLANNING),
+            "for planning: a saved plan has its own; give a topology to plan again.",
+        )
         made = load_plan(topology)
         if plot is not None and isinstance(made, StagedPlan):
             raise InputError("--plot draws one plan, and this one has several in stages.")
@@ -156,13 +166,24 @@ def _stages(texts: list[str]) -> dict[int, float]:
 
 def print_plan(plan: Plan) -> None:
     """The plan as a table: a row per matching, then what it promises."""
-    table = Table(title=f"{plan.strategy} plan for {plan.topology}", title_justify="left")
+    title = f"{plan.strategy} plan for {plan.topology}"
+    if any(plan.link_activity.values()):
+        console.print(_matchings_table(plan, title))
+    else:  # silence, or an average over all, which goes over no link of the plan's own
+        console.print(title, style="italic", highlight=False)
+    for name, value in _promises(plan):
+        console.print(f"  [bold]{name:<28}[/] {value}")
+    print_notes(plan.notes)
+
+
+def _matchings_table(plan: Plan, title: str) -> Table:
+    table = Table(title=title, title_justify="left")
     table.add_column("matching", justify="right")
     table.add_column("activation", justify="right")
     table.add_column("")
     table.add_column(f"time ({plan.timing.unit})", justify="right")
     table.add_column("links")
-    shown = 24
+    shown = 12
     rows = _distinct(plan)
     for number, (matching, p) in enumerate(rows[:shown], start=1):
         bar = "█" * round(12 * p) or "·"
@@ -170,11 +191,7 @@ def print_plan(plan: Plan) -> None:
         table.add_row(str(number), f"{p:.4f}", bar, time, _links(plan, matching))
     if len(rows) > shown:
         table.add_row("…", "", "", "", f"{len(rows) - shown} more")
-    console.print(table)
-    for name, value in _promises(plan):
-        console.print(f"  [bold]{name:<28}[/] {value}")
-    for note in plan.notes:
-        console.print(f"  [yellow]note:[/] {note}")
+    return table
 
 
 def _distinct(plan: Plan) -> list[tuple[Matching, float]]:
@@ -194,7 +211,7 @@ def print_stages(plan: StagedPlan) -> None:
         table.add_column(heading, justify="right")
     for stage in plan.stages:
         level = plan.levels[stage.level]
-        error = "–" if level.consensus_error is None else f"{level.consensus_error:.4g}"
+        error = "–" if level.consensus_error is None else error_in_words(level.consensus_error)
         table.add_row(
             f"{stage.start:,}",
             level.strategy,
@@ -205,28 +222,30 @@ def print_stages(plan: StagedPlan) -> None:
         )
     console.print(table)
     explain_marks(plan.levels)
-    for note in plan.notes:
-        console.print(f"  [yellow]note:[/] {note}")
+    print_notes(plan.notes)
 
 
 def _links(plan: Plan, matching: Any) -> str:
     labels = plan.topology.labels
-    text = "  ".join(f"{labels[i]}–{labels[j]}" for i, j in matching[:8])
-    return text + (f"  … {len(matching) - 8} more" if len(matching) > 8 else "")
+    names = [f"{labels[i]}–{labels[j]}" for i, j in matching]
+    return "  ".join(names if len(names) <= 8 else [*names[:3], f"… {len(names) - 3} more"])
 
 
 def _promises(plan: Plan) -> list[tuple[str, str]]:
     unit = plan.timing.unit
     error = plan.consensus_error
     lines = [
-        ("steady-state consensus error", "not worked out" if error is None else f"{error:.4g}"),
+        (
+            "steady-state consensus error",
+            "not worked out" if error is None else error_in_words(error),
+        ),
         (
             f"rho (of one {plan.rho_kind})"
             if plan.rho_kind == "step"
             else "rho (mean over a cycle)",
             f"{plan.rho:.4f}",
         ),
-        ("algebraic connectivity", f"{plan.algebraic_connectivity:.6g}"),
+        ("algebraic connectivity", f"{plan.algebraic_connectivity:.4g}"),
         ("mixing", f"{plan.mixing}, weight {plan.alpha:.4f}"),
         ("communication", f"{plan.expected_comm_time:.4g} {unit} per iteration"),
     ]
@@ -234,9 +253,11 @@ def _promises(plan: Plan) -> list[tuple[str, str]]:
     if bound and error is not None:
         lines.insert(1, ("no schedule goes below", f"{bound:.4g} ({error / bound:.2f} times)"))
     if plan.certificate is not None:
+        from matcha.report.words import count_noun
+
         c = plan.certificate
-        how = f"{c.iterations} iterations, {c.seconds:.2f} s"
-        lines.append(("certified gap", f"{max(c.gap, 0.0):.1e} ({how})"))
+        how = f"{count_noun(c.iterations, 'iteration')}, {c.seconds:.2f} s"
+        lines.append(("certified gap", f"{max(c.gap, 0.0):.2g} ({how})"))
     return lines
 
 

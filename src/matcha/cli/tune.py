@@ -89,7 +89,7 @@ def advise_command(
         if as_json:
             print_json(found.to_json())
             return
-        console.print(found.table(), highlight=False, soft_wrap=True)
+        console.print(found.table(), highlight=False)
         if output is not None:
             console.print(f"wrote [cyan]{output}[/]")
 
@@ -223,7 +223,7 @@ def tune_command(
                 f"holds it after {measure.exact_iterations:.0f} iterations",
                 highlight=False,
             )
-        console.print(found.table(), highlight=False, soft_wrap=True)
+        console.print(found.table(), highlight=False)
         for path in (output, plot, page):
             if path is not None:
                 console.print(f"wrote [cyan]{path}[/]")

@@ -86,7 +86,10 @@ def plan(
         request = replace(request, matchings=own)
     made = chosen.build(request)
     if not isinstance(made, Plan):
-        raise InputError(f"the strategy {chosen.label!r} made {type(made).__name__}, not a Plan.")
+        raise InputError(
+            f"the strategy {chosen.label!r} returned {made!r}, which is not a Plan: return what "
+            "matcha.plan makes."
+        )
     kept = asked if made.budget == request.budget else made.budget
     return made if message == Float() else replace(made, wire=message, budget=kept)
 

@@ -25,8 +25,8 @@ Links: TypeAlias = dict[str, Any]
 Weight: TypeAlias = Literal["time", "ignore"]
 """What the weight of a link means: the seconds of one exchange, or nothing."""
 _WEIGHTS = (
-    "its links carry 'weight', which may mean anything: say weight='time' if it is the seconds of "
-    "one exchange (or rename it 'time'), or weight='ignore'."
+    "its links carry 'weight', which may mean anything: rename it 'time' (or say weight='time') if "
+    "it is the seconds of one exchange, otherwise remove it (or say weight='ignore')."
 )
 
 _UNREADABLE = (

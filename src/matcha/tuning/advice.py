@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from matcha._io.tables import Table
 from matcha.errors import InputError
 from matcha.plans import Plan
 from matcha.strategies import AllReduce, Greedy, Local, with_budget
@@ -97,21 +98,21 @@ class Advice:
 
     def table(self) -> str:
         """The choices as text, and the sentence."""
-        width = max(len(c.name) for c in self.choices)
-        head = (
-            f"{'':{width}}  {'s/iter':>7}  {'MB/iter':>7}  {'disagreement':>12}  {'iterations':>11}"
-            f"  {'s per exact iteration':>21}"
-        )
-        lines = [head]
+        rows = []
         for c in self.choices:
-            sent = "–" if c.megabytes is None else f"{c.megabytes:.3g}"
             least, most = (f"{n:.2f}" for n in c.iterations)
-            times = f"× {least}" if least == most else f"× {least}–{most}"
-            lines.append(
-                f"{c.name:{width}}  {c.iteration_seconds:7.3g}  {sent:>7}  {c.disagreement:12.3g}"
-                f"  {times:>11}  {c.seconds:21.3g}"
+            rows.append(
+                [
+                    c.name,
+                    f"{c.iteration_seconds:.3g}",
+                    "–" if c.megabytes is None else f"{c.megabytes:.3g}",
+                    f"{c.disagreement:.3g}",
+                    f"{least if least == most else f'{least}–{most}'}×",
+                    f"{c.seconds:.3g}",
+                ]
             )
-        return "\n".join([*lines, "", self.sentence])
+        headings = ["", "s/iter", "MB/iter", "disagreement", "iterations", "s for as much"]
+        return f"{Table(headings, rows)}\n\n{self.sentence}"
 
     def to_json(self) -> dict[str, Any]:
         """The advice as plain JSON values."""
@@ -165,6 +166,8 @@ def advise(
     >>> advise(4, compute_time=0.1, model_mb=100, link_mbps=100_000).best.name
     'DDP'
     """
+    if isinstance(topology, int) and topology < 2:
+        raise InputError(f"advice is for 2 workers or more, not {topology}.")
     graph = complete(topology) if isinstance(topology, int) else as_topology(topology)
     if not 0 < compute_time <= MAX_SECONDS:
         raise InputError(f"the compute time is {compute_time!r}, but it is positive seconds.")

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from matcha._io.tables import Table
 from matcha.plans import Plan
 from matcha.strategies import with_budget
 from matcha.topology import Topology
@@ -130,19 +131,22 @@ class Tuning:
     def table(self, limit: int = 24) -> str:
         """The soonest points as text, by strategy and wire, the best one marked."""
         shown = set(sorted(self.points, key=lambda p: p.seconds)[:limit]) | {self.best}
-        head = (
-            f"  {'strategy':9s} {'budget':>6s} {'wire':9s} {'error':>9s} {'s/iter':>9s} "
-            f"{'rate':>9s} {'iterations':>10s} {'seconds':>10s}"
-        )
-        lines = [head]
-        lines += [
-            f"{'*' if p == self.best else ' '} {p.strategy:9s} {p.budget:6.3g} {p.wire:9s} "
-            f"{p.consensus_error:9.4g} {p.iteration_seconds:9.4g} "
-            f"{'–' if p.learning_rate is None else format(p.learning_rate, '.3g'):>9s} "
-            f"{p.iterations:10.0f} {p.seconds:10.4g}{'  tried' if p.tried else ''}"
+        rows = [
+            [
+                f"{'*' if p == self.best else ' '} {p.label}",
+                f"{p.consensus_error:.4g}",
+                f"{p.iteration_seconds:.4g}",
+                "–" if p.learning_rate is None else f"{p.learning_rate:.3g}",
+                f"{p.iterations:.0f}",
+                f"{p.seconds:.4g}",
+                *(["yes" if p.tried else ""] if self.num_tried else []),
+            ]
             for p in self.points
             if p in shown
         ]
+        headings = ["  plan", "error", "s/iter", "rate", "iterations", "seconds"]
+        headings += ["tried"] if self.num_tried else []
+        lines = [str(Table(headings, rows))]
         left = len(self.points) - len(shown)
         lines += [f"  and {left} that take longer"] if left else []
         return "\n".join([*lines, *self.reasons()])

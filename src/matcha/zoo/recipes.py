@@ -425,7 +425,7 @@ def _own(name: str) -> Recipe:
         for member in ("steps_per_epoch", "tables", "loss"):
             if not hasattr(made, member):
                 raise InputError(
-                    f"{name} made {type(made).__name__}, which is no task: no {member}."
+                    f"{name} returned {made!r}, which is not a task: it has no {member}."
                 )
         return cast(Task, made)
 

@@ -158,8 +158,9 @@ def _exact(request: Request, network: Network, wanted: Effort) -> tuple[Candidat
     if pairs is not None and pairs.error < best.error:
         best = pairs
     return best, (
-        f"exact search; a cycle of {len(best.matchings)} matchings, consensus error "
-        f"{best.error:.4g} against {found.endless:.4g} for greed that never repeats.",
+        f"exact search: rounds repeat after {len(best.matchings)} matchings, at "
+        f"{best.error / max(found.endless, 1e-300):.2g} times the consensus error of choosing the "
+        "best next matching for ever.",
     )
 
 
