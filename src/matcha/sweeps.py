@@ -14,6 +14,7 @@ from matcha._io.tables import Table, data_frame
 from matcha._numerics import ProgressCallback
 from matcha.errors import InputError, unknown_name
 from matcha.plans import Plan, check_budget
+from matcha.plans.plan import error_in_words
 from matcha.strategies import COMPARED, Alpha, Strategy, comparable, has_budget, plan
 from matcha.strategies.looks import look_of
 from matcha.timing import Timing, default_timing
@@ -219,15 +220,6 @@ def sweep(
         if progress is not None:
             progress(done, len(wanted), "plans")
     return Sweep(topology=topology, points=tuple(map(point_of, plans)), plans=tuple(plans))
-
-
-def error_in_words(error: float) -> str:
-    """A consensus error for people; where exact rounds leave a rounding error, none.
-
-    >>> error_in_words(0.46663), error_in_words(4e-32), error_in_words(math.inf)
-    ('0.4666', '0', 'unbounded')
-    """
-    return f"{round(error, 12):.4g}" if math.isfinite(error) else "unbounded"
 
 
 def several(given: Any) -> Sequence[Any]:

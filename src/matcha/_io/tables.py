@@ -1,4 +1,4 @@
-"""Tables of values: for a terminal, a notebook and pandas."""
+"""Tables and counts in words: for a terminal, a notebook and pandas."""
 
 from __future__ import annotations
 
@@ -51,6 +51,25 @@ class Table:
         body = "".join(f"<tr>{line('td', row)}</tr>" for row in self.rows)
         head = line("th", self.headings)
         return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def count_noun(n: int, noun: str) -> str:
+    """A number and its noun.
+
+    >>> count_noun(1, "link"), count_noun(1200, "link")
+    ('1 link', '1,200 links')
+    """
+    return f"1 {noun}" if n == 1 else f"{n:,} {noun}{'es' if noun.endswith('s') else 's'}"
+
+
+def amount(value: float, units: str) -> str:
+    """A quantity and its unit, which is given in the plural.
+
+    >>> amount(1.0, "units"), amount(0.5, "seconds")
+    ('1 unit', '0.5 seconds')
+    """
+    number = f"{value:.4g}"
+    return f"{number} {units.removesuffix('s') if number == '1' else units}"
 
 
 def data_frame(rows: Iterable[Mapping[str, Any]]) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 import typer
 from rich.table import Table
 
+from matcha._io.tables import amount, count_noun
 from matcha.cli import app
 from matcha.cli import options as opt
 from matcha.cli.help import Command
@@ -24,9 +25,9 @@ from matcha.cli.output import (
 )
 from matcha.errors import InputError, PlanError
 from matcha.plans import Plan, PlanLike, StagedPlan, load_plan
+from matcha.plans.plan import error_in_words
 from matcha.strategies import make_strategy, staged_plan
 from matcha.strategies import plan as make_plan
-from matcha.sweeps import error_in_words
 from matcha.theory import error_bound
 from matcha.timing import Scaled, Timing
 from matcha.topology import Matching, Topology, families
@@ -232,7 +233,6 @@ def _links(plan: Plan, matching: Any) -> str:
 
 
 def _promises(plan: Plan) -> list[tuple[str, str]]:
-    unit = plan.timing.unit
     error = plan.consensus_error
     lines = [
         (
@@ -247,14 +247,12 @@ def _promises(plan: Plan) -> list[tuple[str, str]]:
         ),
         ("algebraic connectivity", f"{plan.algebraic_connectivity:.4g}"),
         ("mixing", f"{plan.mixing}, weight {plan.alpha:.4f}"),
-        ("communication", f"{plan.expected_comm_time:.4g} {unit} per iteration"),
+        ("communication", f"{amount(plan.expected_comm_time, plan.timing.unit)} per iteration"),
     ]
     bound = error_bound(plan.process)
     if bound and error is not None:
         lines.insert(1, ("no schedule goes below", f"{bound:.4g} ({error / bound:.2f} times)"))
     if plan.certificate is not None:
-        from matcha.report.words import count_noun
-
         c = plan.certificate
         how = f"{count_noun(c.iterations, 'iteration')}, {c.seconds:.2f} s"
         lines.append(("certified gap", f"{max(c.gap, 0.0):.2g} ({how})"))

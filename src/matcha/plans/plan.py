@@ -24,6 +24,7 @@ from matcha._io import (
     load_document,
     save_document,
 )
+from matcha._io.tables import amount, count_noun
 from matcha._numerics import Certificate
 from matcha.errors import InputError, PlanError
 from matcha.plans import drawing
@@ -440,16 +441,19 @@ class Plan(AnyPlan):
             weight = f"weights {min(every, default=0.0):.2f} to {max(every, default=0.0):.2f}"
         lines = [
             f"{self.strategy} plan at budget {self.budget:g} for {self.topology}",
-            f"  {len(self.matchings)} matchings, {self.mixing} mixing, {weight}, seed {self.seed}",
+            f"  {count_noun(len(self.matchings), 'matching')}, {self.mixing} mixing, {weight}, "
+            f"seed {self.seed}",
             f"  rho {self.rho:.4f} ({self.rho_kind}), "
             f"algebraic connectivity {self.algebraic_connectivity:.4g}",
-            f"  {self.expected_comm_time:.4g} {self.timing.unit} of communication per iteration",
+            f"  {amount(self.expected_comm_time, self.timing.unit)} of communication per iteration",
         ]
         if self.wire != Float():
             smaller = 1 / self.wire.size_ratio()
             lines.append(f"  messages: {self.wire.name}, {smaller:.1f} times smaller")
         if self.consensus_error is not None:
-            lines.insert(2, f"  steady-state consensus error {self.consensus_error:.4g}")
+            lines.insert(
+                2, f"  steady-state consensus error {error_in_words(self.consensus_error)}"
+            )
         if self.omega is not None:
             lines.append(
                 f"  push-sum: messages do not come round, and workers' weights go from "
@@ -457,6 +461,15 @@ class Plan(AnyPlan):
             )
         lines += [f"  note: {note}" for note in self.notes]
         return "\n".join(lines)
+
+
+def error_in_words(error: float) -> str:
+    """A consensus error for people; where exact rounds leave a rounding error, none.
+
+    >>> error_in_words(0.46663), error_in_words(4e-32), error_in_words(math.inf)
+    ('0.4666', '0', 'unbounded')
+    """
+    return f"{round(error, 12):.4g}" if math.isfinite(error) else "unbounded"
 
 
 def time_of_round(timing: Timing, topology: Topology, round: Round) -> float:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from matcha._io import write_atomically
+from matcha._io.tables import count_noun
 from matcha._numerics import ProgressCallback
 from matcha.errors import InputError
 from matcha.plans import PlanLike
@@ -303,7 +304,7 @@ def _sections(payload: Mapping[str, Any]) -> dict[str, bool]:
 def _facts(payload: Mapping[str, Any], runs: Sequence[Run]) -> str:
     """The line under the heading: workers, links, budgets, clock, and anything emulated."""
     facts = [
-        f"{net['name']}: {len(net['labels'])} workers, {net['num_links']} links"
+        f"{net['name']}: {len(net['labels'])} workers, {count_noun(net['num_links'], 'link')}"
         for net in payload["networks"]
     ]
     budgets = dict.fromkeys(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from scipy.special import ndtri, stdtrit
 
+from matcha._io.tables import count_noun
 from matcha.report import words
 from matcha.strategies import is_control
 
@@ -355,6 +356,6 @@ def _plain(rows: Sequence[Summary]) -> str:
     least, most = (choose(row.epochs for row in rows) for choose in (min, max))
     epochs = f"{most:g} epoch{'' if most == 1 else 's'}"
     span = epochs if least == most else f"{least:g} to {epochs}"
-    said = f"{words.count_noun(len(rows), 'run')} of {span}"
+    said = f"{count_noun(len(rows), 'run')} of {span}"
     lost = [row.label for row in rows if row.diverged_at is not None]
     return f"{said}; {words.join_names(lost)} diverged." if lost else f"{said}."

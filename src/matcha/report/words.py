@@ -113,11 +113,6 @@ def record_line(record: Record, epochs: int | None = None) -> str:
     return "  ".join([*parts, f"{record.time:.1f} s"])
 
 
-def count_noun(n: int, noun: str) -> str:
-    """A number and its noun."""
-    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
-
-
 def join_names(names: Sequence[str]) -> str:
     """Names in a sentence.
 

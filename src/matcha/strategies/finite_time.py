@@ -34,6 +34,7 @@ from fractions import Fraction
 from itertools import accumulate
 from typing import TypeAlias
 
+from matcha._io.tables import count_noun
 from matcha.errors import InputError
 from matcha.matchings.decompositions import round_robin
 from matcha.plans import Plan
@@ -72,7 +73,7 @@ class Hypercube(Strategy):
                 "the workers so that neighbours differ in one bit, or use greedy, which works "
                 "anywhere."
             )
-        note = f"exact consensus after {len(groups)} rounds of base 2."
+        note = f"exact consensus after {count_noun(len(groups), 'round')} of base 2."
         return repeat_rounds(request, groups, alpha=0.5, note=note)
 
 
@@ -130,7 +131,7 @@ class OnePeer(Strategy):
         m = request.topology.num_workers
         rounds = tuple((messages(m, hop),) for hop in exponential_hops(m))
         exact = "; exact consensus after all of them" if m & (m - 1) == 0 else ""
-        note = f"hops of {len(rounds)} rounds{exact}."
+        note = f"hops of {count_noun(len(rounds), 'round')}{exact}."
         return repeat_rounds(request, rounds, alpha=0.5, note=note)
 
 
@@ -146,7 +147,8 @@ class Ceca(Strategy):
         """Plan an exact mean by hops, as often as the budget allows."""
         m = request.topology.num_workers
         hops = tuple(messages(m, hop) for hop in ceca_hops(m))
-        note = f"exact consensus by {len(hops)} hops at once, of sums over ever more workers."
+        sums = f"{count_noun(len(hops), 'hop')} at once, of sums over ever more workers"
+        note = f"exact consensus by {sums}."
         return repeat_rounds(request, (hops,), alpha=1 / m, note=note)
 
 
@@ -243,7 +245,7 @@ def repeat_rounds(
 def _base_plan(request: Request, b: int, rounds: Sequence[Exchanges]) -> Plan:
     weights = tuple(tuple(links.values()) for round_ in rounds for links in round_)
     alike = {w for shares in weights for w in shares} == {1 / b}
-    note = f"exact consensus after {len(rounds)} rounds of base {b}"
+    note = f"exact consensus after {count_noun(len(rounds), 'round')} of base {b}"
     return repeat_rounds(
         replace(request, mixing="pairwise") if b == 2 else request,
         _matchings_of(rounds),

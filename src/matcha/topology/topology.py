@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from matcha._io import write_atomically
+from matcha._io.tables import count_noun
 from matcha._numerics.spectra import laplacian
 from matcha.errors import PlanError, TopologyError
 from matcha.topology import drawing, files
@@ -305,8 +306,8 @@ class Topology:
         return f"{self.picture()}<p>{html.escape(str(self))}</p>"
 
     def __str__(self) -> str:
-        kind = "one-way links" if self.directed else "links"
-        return f"{self.name}: {self.num_workers} workers, {len(self.links)} {kind}"
+        links = count_noun(len(self.links), "one-way link" if self.directed else "link")
+        return f"{self.name}: {self.num_workers} workers, {links}"
 
 
 def check_matchings(

@@ -14,6 +14,7 @@ from fractions import Fraction
 
 import numpy as np
 
+from matcha._io.tables import count_noun
 from matcha.plans import Plan
 from matcha.schedules import Cycle
 from matcha.strategies.greedy import sketch
@@ -158,7 +159,7 @@ def _exact(request: Request, network: Network, wanted: Effort) -> tuple[Candidat
     if pairs is not None and pairs.error < best.error:
         best = pairs
     return best, (
-        f"exact search: rounds repeat after {len(best.matchings)} matchings, at "
+        f"exact search: rounds repeat after {count_noun(len(best.matchings), 'matching')}, at "
         f"{best.error / max(found.endless, 1e-300):.2g} times the consensus error of choosing the "
         "best next matching for ever.",
     )
