@@ -147,3 +147,8 @@ def test_plots_go_on_given_axes_or_a_new_figure(sweep, comparison):
 
 def test_a_table_escapes_what_it_is_given():
     assert "<b>" not in Table(["<b>"], [["<b>"]])._repr_html_()
+
+
+def test_values_of_another_number_of_workers_are_refused():
+    with pytest.raises(InputError, match="one number for each worker: 4"):
+        matcha.plan("ring:4", 0.5).animate(3, values=[1.0, 2.0])

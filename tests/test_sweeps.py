@@ -96,3 +96,9 @@ def test_one_budget_strategy_and_wire_need_no_list():
         ring, compute_time=0.1, link_time=0.1, strategies="periodic", budgets=0.5, wires="float32"
     )
     assert [(p.strategy, p.budget, p.wire) for p in tuned.points] == [("periodic", 0.5, "float32")]
+
+
+@pytest.mark.parametrize("given", [{"budgets": None}, {"wires": None}, {"strategies": 3j}])
+def test_neither_one_value_nor_several_is_refused(given):
+    with pytest.raises(InputError, match="one value or a list of several"):
+        matcha.sweep("ring:4", **{"budgets": 0.5, "strategies": "vanilla", **given})

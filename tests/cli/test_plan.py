@@ -217,3 +217,17 @@ def test_a_matching_is_listed_once_whatever_its_weights():
     assert len(rows) < len(made.matchings)
     assert len({frozenset(matching) for matching, _ in rows}) == len(rows)
     assert sum(p for _, p in rows) == pytest.approx(sum(made.probabilities))
+
+
+def test_a_saved_plan_takes_no_options_of_planning(tmp_path):
+    matcha_command("plan", "ring:4", "-o", "plan.json", cwd=tmp_path)
+    done = matcha_command("plan", "plan.json", "-b", "0.2", "-s", "matcha", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "--budget and --strategy are for planning" in done.stderr
+
+
+@pytest.mark.parametrize("strategy", ["silent", "allreduce"])
+def test_a_plan_that_uses_no_links_lists_no_matchings(strategy, tmp_path):
+    done = matcha_command("plan", "complete:4", "-s", strategy, cwd=tmp_path)
+    assert "matching" not in done.stdout.splitlines()[1]
+    assert "0–1" not in done.stdout

@@ -6,7 +6,7 @@ import pytest
 import matcha
 from matcha import families
 from matcha.errors import InputError, PlanError
-from matcha.plans import Stage, StagedPlan
+from matcha.plans import Stage, StagedPlan, check_plan
 from matcha.strategies import Greedy, staged_plan
 
 TOPOLOGY = families.paper("er8")
@@ -98,3 +98,12 @@ def test_a_stage_is_added_at_the_end(fixed):
     assert longer.round(307).matchings == fixed.levels[0].round(7).matchings
     with pytest.raises(PlanError, match="go up"):
         fixed.with_stage(50, fixed.levels[0])
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [("plan.json", r"matcha.load_plan\('plan.json'\)"), ("ring:4", r"matcha.plan\('ring:4'\)")],
+)
+def test_a_name_in_place_of_a_plan_says_what_makes_one(given, words):
+    with pytest.raises(PlanError, match=words):
+        check_plan(given)
