@@ -166,7 +166,7 @@ def test_stages_are_planned_and_saved(tmp_path):
     ]
     again = matcha_command("plan", file, "--stage", "60:0.1")
     assert again.returncode == 2
-    assert "a saved plan has its stages" in again.stderr
+    assert "--stage is for planning" in again.stderr
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def one_sentence() -> Iterator[None]:
 def _what_is_wrong(error: Any) -> str:
     parameter, message, kind = error.__dict__.get("param"), error.message, type(error).__name__
     if kind == "NoSuchOption":
-        near = difflib.get_close_matches(error.option_name, error.possibilities or (), n=1)
+        near = difflib.get_close_matches(error.option_name, error.possibilities or (), 1, 0.75)
         return (
             f"there is no option {error.option_name}{f': did you mean {near[0]}?' if near else '.'}"
         )
