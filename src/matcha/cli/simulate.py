@@ -292,10 +292,8 @@ def _run(jobs: Sequence[Job], asynchronous: bool, resume: bool) -> list[Run]:
         if record is None:
             rows.append(progress.add_task(job.label, total=job.settings.epochs, state=""))
             return
-        state = (
-            f"{words.loss_in_words(record)}, consensus {record.consensus_distance:.2g}, "
-            f"clock {record.time:,.1f} s"
-        )
+        apart = f", consensus {record.consensus_distance:.2g}" if bar else ""  # else no room
+        state = f"{words.loss_in_words(record)}{apart}, {record.time:,.1f} s"
         progress.update(rows[-1], completed=record.epoch, state=state)
 
     try:

@@ -114,6 +114,9 @@ class Advice:
         headings = ["", "s/iter", "MB/iter", "disagreement", "iterations", "s for as much"]
         return f"{Table(headings, rows)}\n\n{self.sentence}"
 
+    def __repr__(self) -> str:
+        return f"{self.topology}\n{self.table()}"
+
     def to_json(self) -> dict[str, Any]:
         """The advice as plain JSON values."""
 

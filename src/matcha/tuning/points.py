@@ -151,6 +151,9 @@ class Tuning:
         lines += [f"  and {left} that take longer"] if left else []
         return "\n".join([*lines, *self.reasons()])
 
+    def __repr__(self) -> str:
+        return f"{self.topology}\n{self.table()}"
+
     def to_json(self) -> dict[str, Any]:
         """The tuning as plain JSON values; infinities become null."""
 
