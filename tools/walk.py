@@ -64,7 +64,7 @@ CHAPTERS = {
     """,
     "advise": """
         matcha advise --workers 8 --model-mb 100 --link-mbps 1000 --compute-time 0.1
-        matcha advise ring:2 --model-mb 1 --link-mbps 100 --compute-time 1
+        matcha advise path:2 --model-mb 1 --link-mbps 100 --compute-time 1
         matcha advise paper:er8 --model-mb 10 --link-mbps 200 --compute-time 0.04 --alike
         matcha advise --workers 8
         matcha advise --workers 1 --model-mb 100 --link-mbps 1000 --compute-time 0.1
@@ -117,21 +117,22 @@ CHAPTERS = {
         matcha simulate ring:4 --task logistic --epochs 3 --compute-time 0.01
         matcha simulate ring:4 --task logistic --epochs 3 --compute-time 0.01 --resume
         matcha simulate ring:4 --task logistic --epochs 3 -o none --resume
-        matcha simulate ring:4 --task logistic --epochs 2 --plan plan.json -o planned
+        matcha simulate --task logistic --epochs 2 --plan plan.json -o planned
+        matcha simulate ring:4 --plan plan.json -o planned
         matcha simulate ring:4 --task logistic --epochs 2 --lr 1e9 -o wild --no-report
         matcha simulate ring:4 --task logistic --epochs 2 -s greedy --speeds 1,1,1,0.25 -o slow
         matcha simulate ring:4 --task logistic --epochs 1 -s greedy --json -o machine --no-report
     """,
     "train": """
-        matcha train logistic -t ring:2 --epochs 2 -o trained
-        matcha train logistic -t ring:2 --epochs 2 -o trained
-        matcha train logistic -t ring:2 --epochs 2 -o trained --resume
-        matcha train logistic -t ring:2 --epochs 2 -o other --resume
-        matcha train quiet.py -t ring:2
-        matcha train fails.py -t ring:2
-        matcha train raises.py -t ring:2
-        matcha train quiet.py -t ring:2 --tensorboard
-        matcha train quiet.py -t ring:2 --watch --target-loss 0.1
+        matcha train logistic -t path:2 --epochs 2 -o trained
+        matcha train logistic -t path:2 --epochs 2 -o trained
+        matcha train logistic -t path:2 --epochs 2 -o trained --resume
+        matcha train logistic -t path:2 --epochs 2 -o other --resume
+        matcha train quiet.py -t path:2
+        matcha train fails.py -t path:2
+        matcha train raises.py -t path:2
+        matcha train quiet.py -t path:2 --tensorboard
+        matcha train quiet.py -t path:2 --watch --target-loss 0.1
         matcha train absent.py
         matcha train logistics
     """,
@@ -151,8 +152,8 @@ CHAPTERS = {
         matcha keys list keys
         matcha keys revoke keys 1
         matcha keys new keys --workers 2
-        matcha probe -t ring:2 -o measured.json --repetitions 2
-        matcha probe -t ring:2 -o measured.json --repetitions 2
+        matcha probe -t path:2 -o measured.json --repetitions 2
+        matcha probe -t path:2 -o measured.json --repetitions 2
     """,
     "errors": """
         matcha plam
@@ -180,7 +181,7 @@ CHAPTERS = {
         matcha simulate ring:4 --task cifar10 --data nowhere
         matcha simulate ring:4 --task mine:nothing
         matcha train digits --plan absent.json
-        matcha train digits -t ring:2 --rank 1
+        matcha train digits -t path:2 --rank 1
     """,
 }
 

@@ -121,8 +121,8 @@ def test_a_directory_in_use_is_refused(tmp_path):
         (["--budget", "2"], "budget"),
         (["--link-mbps", "0"], "positive"),
         (["--target-loss", "-1"], "positive"),
-        (["--seconds", "0"], "positive"),
-        (["--quick", "--seconds", "9"], "leave one of the two out"),
+        (["--time-limit", "0"], "positive"),
+        (["--quick", "--time-limit", "9"], "leave one of the two out"),
     ],
 )
 def test_bad_input_is_one_sentence_before_anything_starts(tmp_path, arguments, sentence):

@@ -81,7 +81,7 @@ def test_a_saved_plan_keeps_its_wire(tmp_path):
     assert matcha_command("plan", "ring:4", "--wire", "modulo:8", "-o", path).returncode == 0
     refused = simulate_quadratic("--plan", path, "--wire", "modulo:3", "-o", tmp_path / "runs")
     assert refused.returncode == 2
-    assert "a saved plan has its wire" in refused.stderr
+    assert "--wire is for planning" in refused.stderr
 
 
 def test_table_for_people(tmp_path):
@@ -270,3 +270,11 @@ def test_exact_averages_are_charged_behind_a_switch_only_if_asked(tmp_path):
     on_links = json.loads(simulate_quadratic(*arguments, "-o", tmp_path / "a").stdout)["rows"][0]
     switch = simulate_quadratic(*arguments, "--switch", "-o", tmp_path / "b")
     assert on_links["comm_units"] == 2 * json.loads(switch.stdout)["rows"][0]["comm_units"]
+
+
+def test_a_saved_plan_has_its_topology(tmp_path):
+    path = tmp_path / "plan.json"
+    assert matcha_command("plan", "ring:4", "-o", path).returncode == 0
+    refused = matcha_command("simulate", "ring:8", "--plan", path, "-b", "0.2", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "the topology and --budget are for planning" in refused.stderr

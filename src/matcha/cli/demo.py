@@ -184,7 +184,9 @@ def demo_command(
     ),
     budget: opt.Budget = 0.1,
     target_loss: float = typer.Option(0.1, help="Train each strategy to this training loss."),
-    seconds: float = typer.Option(15.0, help="Give up on the target after so many seconds."),
+    seconds: float = typer.Option(
+        15.0, "--time-limit", help="Give up on the target after so many seconds."
+    ),
     topology: opt.TopologyOption = "paper:er8",
     strategies: opt.Strategies = list(RUNS),
     seed: opt.Seed = 0,

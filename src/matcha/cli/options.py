@@ -204,7 +204,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON, for machines, in
 def given(context: typer.Context, names: Iterable[str]) -> list[str]:
     """Those of a command's options that stand on its command line, as they are written there."""
     return [
-        parameter.opts[0]
+        parameter.opts[0] if parameter.opts[0].startswith("-") else f"the {parameter.name}"
         for parameter in context.command.params
         if parameter.name in set(names)
         and (source := context.get_parameter_source(parameter.name or "")) is not None

@@ -172,11 +172,17 @@ def simulate_command(
         )
     check_writable(output, output)
     messages = [parse_wire(wire).name for wire in opt.words(wires)] or ["float32"]
+    saved = _load_plans(plans) if plans else []
+    if saved:
+        opt.refuse(
+            opt.given(context, ["topology", "strategies", "budgets", "wires", "switch", "alpha"]),
+            "for planning: a saved plan has its own; leave --plan out.",
+        )
     jobs = []
     for seed in numbered:
         made = (
-            _load_plans(plans, messages)
-            if plans
+            saved
+            if saved
             else _plans(
                 topology,
                 opt.words(strategies),
@@ -216,9 +222,7 @@ def simulate_command(
         _show(runs, written, as_json, None if plans else alpha)
 
 
-def _load_plans(files: Sequence[Path], wires: Sequence[str]) -> list[PlanLike]:
-    if list(wires) != ["float32"]:
-        raise InputError("a saved plan has its wire: --wire goes with a topology.")
+def _load_plans(files: Sequence[Path]) -> list[PlanLike]:
     plans: list[PlanLike] = [load_plan(file) for file in files]
     if len({plan.num_workers for plan in plans}) > 1:
         raise InputError("the plans are for different numbers of workers")
@@ -298,7 +302,12 @@ def _run(jobs: Sequence[Job], asynchronous: bool, resume: bool) -> list[Run]:
 
     try:
         with progress, said_in_log(sentence):
-            return run_jobs(jobs, asynchronous=asynchronous, resume=resume, on_record=show)
+            runs = run_jobs(jobs, asynchronous=asynchronous, resume=resume, on_record=show)
+            for row in rows:
+                if not progress.tasks[row].completed:
+                    total = progress.tasks[row].total
+                    progress.update(row, completed=total, state="had ended before")
+            return runs
     except KeyboardInterrupt:
         typer.echo("matcha: stopped; the same command with --resume goes on from there.", err=True)
         raise typer.Exit(130) from None

@@ -225,7 +225,8 @@ def plot_curves(
     axes.set_xlabel(f"simulated {_NAMES[axis]}" if is_simulated else _NAMES[axis])
     axes.set_ylabel(_NAMES.get(metric, metric.replace("_", " ")))
     axes.grid(alpha=0.25)
-    axes.legend(frameon=False)
+    if axes.get_legend_handles_labels()[0]:  # where all diverged at once there is nothing to name
+        axes.legend(frameon=False)
 
 
 def draw_loads(runs: Sequence[Run]) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matcha.plans import PlanLike
-from matcha.records import Record, Run
+from matcha.records import Record, Run, has_diverged
 
 RHO_NOTE = (
     "Compare strategies by the consensus error. ρ is ‖E[WᵀW] − J‖ of one iteration where rounds "
@@ -98,7 +98,7 @@ def loss_in_words(record: Record) -> str:
     """The loss that decides, where it was just evaluated, or else the workers' own."""
     if record.train_loss is not None:
         return f"loss {record.train_loss:.4f}"
-    if record.worker_loss is None:
+    if record.worker_loss is None or has_diverged(record.worker_loss):
         return "diverged"
     return f"own loss {record.worker_loss:.4f}"
 

@@ -159,10 +159,17 @@ def _exact(request: Request, network: Network, wanted: Effort) -> tuple[Candidat
     if pairs is not None and pairs.error < best.error:
         best = pairs
     return best, (
-        f"exact search: rounds repeat after {count_noun(len(best.matchings), 'matching')}, at "
-        f"{best.error / max(found.endless, 1e-300):.2g} times the consensus error of choosing the "
-        "best next matching for ever.",
+        f"exact search: rounds repeat after {count_noun(len(best.matchings), 'matching')}, with "
+        f"{_beside(best.error, found.endless)} choosing the best next matching for ever.",
     )
+
+
+def _beside(error: float, other: float) -> str:
+    """How one consensus error compares with another, without a figure that a wire would change."""
+    if math.isclose(error, other, rel_tol=5e-3, abs_tol=1e-12) or other == 0:
+        return "the same consensus error as"
+    change = error / other - 1
+    return f"{abs(change):.0%} {'less' if change < 0 else 'more'} consensus error than"
 
 
 def _cycle_lengths(network: Network, topology: Topology) -> list[int]:
