@@ -149,8 +149,8 @@ CHAPTERS = {
     """,
     "keys": """
         matcha keys new keys --workers 2
-        matcha keys list keys
-        matcha keys revoke keys 1
+        matcha keys show keys
+        matcha keys revoke keys --worker 1
         matcha keys new keys --workers 2
         matcha probe -t path:2 -o measured.json --repetitions 2
         matcha probe -t path:2 -o measured.json --repetitions 2

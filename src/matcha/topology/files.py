@@ -81,7 +81,8 @@ def explain(path: Path) -> Iterator[None]:
     try:
         yield
     except TopologyError as error:
-        raise TopologyError(f"{str(path)!r}: {error}") from None
+        named = repr(str(path)) in str(error)
+        raise TopologyError(str(error) if named else f"{str(path)!r}: {error}") from None
     except _UNREADABLE as error:
         reason = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
         raise TopologyError(
