@@ -26,7 +26,9 @@ def spellings():
                 yield tuple(names), plain(hints[name])
             elif isinstance(option := getattr(hints[name], "__metadata__", [None])[0], OptionInfo):
                 # In an annotation the first spelling stands where the default would.
-                yield (option.default, *option.param_decls), plain(get_args(hints[name])[0])
+                decls = [d for d in (option.default, *option.param_decls) if isinstance(d, str)]
+                names = decls or ["--" + name.replace("_", "-")]
+                yield tuple(names), plain(get_args(hints[name])[0])
 
 
 def plain(hint):

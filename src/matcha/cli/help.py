@@ -38,7 +38,7 @@ GROUPS = {
     "plain_sgd seconds quick max_trials target_gap initial_gap smoothness "
     "strong_convexity gradient_variance dissimilarity",
     "Network": "model_mb compute_time link_time latency link_mbps timeout links keys peers rank "
-    "elastic restarts replan speeds asynchronous events message_mb repetitions",
+    "join listen elastic restarts replan speeds asynchronous events message_mb repetitions",
     "Launch": "device precision streams compile hosts rendezvous host_rank workers worker days",
     "Output": "output plot page format title explore report checkpoint_every resume "
     "tensorboard watch serve once refresh force as_json",
