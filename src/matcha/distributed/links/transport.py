@@ -651,7 +651,7 @@ class LinkTransport(Transport):
         started = time.monotonic()
         time.sleep(pause)
         # A worker that was held up itself has not read what the others sent meanwhile.
-        was_late = time.monotonic() - started > 2 * pause
+        delay = time.monotonic() - started - pause
         revoked = self._revocations.current()
         with self.lock:
             now = time.monotonic()
@@ -664,7 +664,7 @@ class LinkTransport(Transport):
                 most = self.patience or connection.gaps.deadline(_MIN_SILENCE, _FIRST_SILENCE)
                 most = most if running else max(most, _STARTING_TIMEOUT)
                 quiet = now - stream.last_heard
-                if quiet > most and not connection.reader_waits and not was_late:
+                if quiet > most + delay and not connection.reader_waits:
                     self._end(connection, f"gave no sign of life for {quiet:.1f} s")
                 elif connection.state is LinkState.AGREEING and now - connection.since > most:
                     self._end(connection, "did not say from which iteration on it takes part")
