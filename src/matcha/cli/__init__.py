@@ -91,7 +91,9 @@ def _fail(error: MatchaError) -> None:
     sentence = f"matcha: {error}"
     if sys.stderr.isatty():  # a log keeps it in one line
         width = shutil.get_terminal_size().columns
-        sentence = textwrap.fill(sentence, width, break_long_words=False, break_on_hyphens=False)
+        first, *quoted = sentence.splitlines()  # a worker's last lines stay as they are
+        first = textwrap.fill(first, width, break_long_words=False, break_on_hyphens=False)
+        sentence = "\n".join([first, *quoted])
     typer.echo(sentence, err=True)
     sys.exit(error.exit_code)
 
