@@ -1,29 +1,35 @@
 """Language models: loss against bytes, for what the field compares and for plans of ours.
 
-    python benchmarks/language.py --data FOLDER --device cuda
+    python benchmarks/language.py --data FOLDER --device cuda --seconds 570
 
 Eight workers train one transformer on a folder of text (`tools/fetch_text.py` gets RFCs) with
-AdamW. Every method gets the same learning rates, and the best one is shown. Bytes are what a worker
-sends, as a share of a float32 ring all-reduce at every iteration. Results are appended to
-`benchmarks/results/language.jsonl`, one line per run; runs that stand there are not run again.
+AdamW. Every method gets the same learning rates; the most telling methods come first, each rate
+for all of them, and then two more seeds of the best eight at their best rates. Bytes are what a
+worker sends, as a share of a float32 ring all-reduce at every iteration. Results are appended to
+`benchmarks/results/language.jsonl`, one line per run; runs that stand there, or in a file given
+by --known, are not run again, so that the same command goes on where it stopped.
+
+Plans stand in `benchmarks/parts/language_plans.json`, so that a machine with torch, numpy and
+tokenizers alone can train; `--write-plans` makes them again.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 import matcha
-from matcha.plans import Plan
+from matcha.plans import OuterStep, Plan
 from matcha.simulation import Engine, Execution, Settings, Simulation
+from matcha.strategies import DiLoCo, GASLoC, Local, NoLoCo, SparseLoCo, Strategy
 from matcha.topology import families
 from matcha.training.optimizers import adamw
 from matcha.training.rates import Cosine
@@ -31,29 +37,11 @@ from matcha.wires import parse_wire
 from matcha.zoo.recipes import Choices, recipe
 
 M = 8
-RESULTS = Path(__file__).parent / "results" / "language.jsonl"
-
-
-def exact(period: int) -> Plan:
-    """An exact average every so many iterations."""
-    return matcha.plan(families.complete(M), 0.25 / period, strategy="local")
-
-
-def pairs(period: int, wire: str = "modulo:3") -> Plan:
-    """One dimension of the hypercube after another, one every so many iterations."""
-    budget = parse_wire(wire).size_ratio() / (3 * period)
-    return matcha.plan(families.hypercube(3), budget, strategy="hypercube", wire=wire)
-
-
-def random_pairs(period: int, wire: str = "float32") -> Plan:
-    """A random perfect matching every so many iterations."""
-    random = np.random.default_rng(0)
-    rounds: list[list[list[tuple[int, int]]]] = []
-    for _ in range(61):
-        order = random.permutation(M).tolist()
-        matching = [(min(p), max(p)) for p in zip(order[::2], order[1::2], strict=True)]
-        rounds += [*([[]] * (period - 1)), [matching]]
-    return matcha.plan(families.complete(M), 1.0, strategy="rounds", rounds=rounds, wire=wire)
+HERE = Path(__file__).parent
+RESULTS = HERE / "results" / "language.jsonl"
+PLANS = HERE / "parts" / "language_plans.json"
+RATES = "3e-3,1e-3,6e-3"
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -62,89 +50,202 @@ class Method:
 
     plan: Callable[[], Plan]
     momentum: str = "local"
+    is_ours: bool = False
 
 
-def _outer(momentum: float, nesterov: int = 0) -> str:
-    return f"outer:outer_rate=0.7,outer_momentum={momentum},nesterov={nesterov}"
+def _of(strategy: str | Strategy, wire: str = "float32") -> Method:
+    """What others publish, by its name in `matcha.strategies`."""
+    return Method(lambda: matcha.plan(families.complete(M), 1.0, strategy, wire=wire))
+
+
+def _pairs(
+    period: int, wire: str = "modulo:3", outer: float | None = None, momentum: str = "local"
+) -> Method:
+    """One dimension of the hypercube after another, one every so many iterations."""
+
+    def plan() -> Plan:
+        budget = parse_wire(wire).size_ratio() / (3 * period)
+        step = None if outer is None else OuterStep(momentum=outer, nesterov=False)
+        made = matcha.plan(families.hypercube(3), budget, "hypercube", wire=wire)
+        return replace(made, outer=step)
+
+    return Method(plan, momentum, is_ours=True)
+
+
+def _sequence(period: int, wire: str = "modulo:3", outer: float = 0.9) -> Method:
+    """An exact average as three matchings over a small wire, and an outer step through it."""
+    strategy = DiLoCo(period=period, outer_momentum=outer)
+    cube = families.hypercube(3)
+    return Method(lambda: matcha.plan(cube, 1.0, strategy, wire=wire), is_ours=True)
 
 
 METHODS: dict[str, Method] = {
-    "allreduce": Method(lambda: matcha.plan(families.complete(M), 1.0, strategy="allreduce")),
-    "silent": Method(lambda: matcha.plan(families.complete(M), 1.0, strategy="silent")),
-    "pairs-f32-1": Method(lambda: pairs(1, "float32")),
-    **{f"local-{h}": Method(lambda h=h: exact(h)) for h in (8, 32)},
-    **{
-        f"diloco-{h}-{beta}": Method(lambda h=h: exact(h), _outer(beta, 1))
-        for h in (8, 32, 128)
-        for beta in (0.5, 0.9)
-    },
-    **{f"noloco-{h}": Method(lambda h=h: random_pairs(h), _outer(0.5)) for h in (8, 32)},
-    **{f"g3-{t}": Method(lambda t=t: pairs(t)) for t in (1, 4, 16, 32, 64)},
-    **{f"g3-{t}-outer": Method(lambda t=t: pairs(t), _outer(0.5)) for t in (4, 16, 32, 64)},
-    **{f"g3-{t}-shared": Method(lambda t=t: pairs(t), "shared") for t in (1, 2, 4, 8, 32)},
-    **{f"g4-{t}-shared": Method(lambda t=t: pairs(t, "modulo:4"), "shared") for t in (1, 4)},
-    "pairs-f32-1-shared": Method(lambda: pairs(1, "float32"), "shared"),
+    # The most telling first: each level of bytes has a rival and a plan of ours.
+    "allreduce": _of("allreduce"),
+    "g3-1": _pairs(1),
+    "g3-1-shared": _pairs(1, momentum="shared"),
+    "local-8": _of(Local(period=8)),
+    "g3-4": _pairs(4),
+    "diloco-32-0.5": _of(DiLoCo(period=32, outer_momentum=0.5)),
+    "diloco-32-0.9": _of(DiLoCo(period=32, outer_momentum=0.9)),
+    "g3-16-outer": _pairs(16, outer=0.5),
+    "sparseloco-8": _of(SparseLoCo(period=8)),
+    "noloco-8": _of(NoLoCo(period=8)),
+    "gasloc-8": _of(GASLoC(period=8, pairs=True)),
+    "sparseloco-32": _of(SparseLoCo(period=32)),
+    "three-128-0.9": _sequence(128),
+    "three-343-0.9": _sequence(343),
+    # The rest of the grid.
+    "g3-43-outer": _pairs(43, outer=0.5),
+    "g3-114-outer": _pairs(114, outer=0.5),
+    "diloco-8-0.5": _of(DiLoCo(period=8, outer_momentum=0.5)),
+    "diloco-128-0.9": _of(DiLoCo(period=128, outer_momentum=0.9)),
+    "diloco-128-0.5": _of(DiLoCo(period=128, outer_momentum=0.5)),
+    "local-32": _of(Local(period=32)),
+    "noloco-32": _of(NoLoCo(period=32)),
+    "gasloc-32": _of(GASLoC(period=32, pairs=True)),
+    "diloco-8-0.9": _of(DiLoCo(period=8, outer_momentum=0.9)),
+    "g3-2-shared": _pairs(2, momentum="shared"),
+    "g3-8-shared": _pairs(8, momentum="shared"),
+    "g3-16": _pairs(16),
+    "three-128-0.5": _sequence(128, outer=0.5),
+    "g3-4-shared": _pairs(4, momentum="shared"),
+    "g3-4-outer": _pairs(4, outer=0.5),
+    "g3-32-shared": _pairs(32, momentum="shared"),
+    "silent": _of("silent"),
 }
 
 
 def main() -> None:
-    """Run what is asked for and not done yet."""
+    """Run what is asked for and not done yet, or write the plans."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--data", required=True, help="folder of text files")
+    parser.add_argument("--data", help="folder of text files")
     parser.add_argument("--methods", default=",".join(METHODS), help="names, separated by commas")
-    parser.add_argument("--rates", default="1e-3,3e-3,6e-3", help="learning rates")
+    parser.add_argument("--rates", default=RATES, help="learning rates, tried in this order")
     parser.add_argument("--seeds", default="0")
+    parser.add_argument(
+        "--best", type=int, default=8, help="rows that get seeds 1 and 2 in the end"
+    )
+    parser.add_argument("--first", type=int, default=14, help="methods whose rates come first")
     parser.add_argument("--iterations", type=int, default=2500)
     parser.add_argument("--model", default="transformer-14m")
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--output", type=Path, default=RESULTS)
+    parser.add_argument("--known", type=Path, default=RESULTS, help="more results that are done")
     parser.add_argument("--seconds", type=float, help="start no run that would end after these")
+    parser.add_argument("--list", action="store_true", help="say what is left to run, and end")
+    parser.add_argument("--write-plans", action="store_true", help="write the plans, and end")
     asked = parser.parse_args()
-    began = time.monotonic()
-    lasted = 0.0
+    if asked.write_plans:
+        write_plans()
+        return
+    methods, rates = asked.methods.split(","), [float(rate) for rate in asked.rates.split(",")]
+    same = {
+        "iterations": asked.iterations,
+        "model": asked.model,
+        "batch_size": asked.batch_size,
+    }
+    known = [*read(asked.known), *(read(asked.output) if asked.output != asked.known else ())]
+    seeds = [int(seed) for seed in asked.seeds.split(",")]
+    wanted = grid(methods, rates, seeds, asked.first, same)
+    began, lasted = time.monotonic(), 60.0
     engines: dict[int, Engine] = {}
-    for seed in map(int, asked.seeds.split(",")):
-        for rate in map(float, asked.rates.split(",")):
-            for name in asked.methods.split(","):
-                row = {
-                    "method": name,
-                    "rate": rate,
-                    "seed": seed,
-                    "iterations": asked.iterations,
-                    "model": asked.model,
-                    "batch_size": asked.batch_size,
-                }
-                if is_done(asked.output, row):
-                    continue
-                if asked.seconds and time.monotonic() - began + 1.2 * lasted > asked.seconds:
-                    print("no time is left for another run", flush=True)
-                    return
-                started = time.monotonic()
-                found = row | run(row, asked.data, asked.device, engines)
-                lasted = time.monotonic() - started
-                asked.output.parent.mkdir(parents=True, exist_ok=True)
-                with asked.output.open("a") as file:
-                    file.write(json.dumps(found) + "\n")
-                print(
-                    f"{name:20s} rate {rate:.0e} seed {seed}  loss {found['loss']:.3f}  bytes 1/"
-                    f"{1 / found['share'] if found['share'] else float('inf'):.1f}  distance "
-                    f"{found['consensus_distance']:.2f}  {lasted:.0f} s",
-                    flush=True,
-                )
+    for row in _with_best(wanted, known, same, asked.best):
+        if asked.list:
+            print(json.dumps(row))
+            continue
+        if asked.seconds and time.monotonic() - began + 1.2 * lasted > asked.seconds:
+            print("no time is left for another run", flush=True)
+            return
+        started = time.monotonic()
+        found = row | run(row, asked.data, asked.device, engines)
+        lasted = time.monotonic() - started
+        known.append(found)
+        asked.output.parent.mkdir(parents=True, exist_ok=True)
+        with asked.output.open("a") as file:
+            file.write(json.dumps(found) + "\n")
+        print(
+            f"{row['method']:20s} rate {row['rate']:.0e} seed {row['seed']}  "
+            f"loss {found['loss']:.3f}  bytes 1/"
+            f"{1 / found['share'] if found['share'] else float('inf'):.1f}  distance "
+            f"{found['consensus_distance']:.2f}  {lasted:.0f} s",
+            flush=True,
+        )
 
 
-def is_done(file: Path, row: dict[str, Any]) -> bool:
+def grid(
+    methods: list[str], rates: list[float], seeds: list[int], first: int, same: Row
+) -> Iterator[Row]:
+    """Every rate of the first methods, then of the others."""
+    for some in (methods[:first], methods[first:]):
+        for seed in seeds:
+            for rate in rates:
+                for name in some:
+                    yield {"method": name, "rate": rate, "seed": seed} | same
+
+
+def _with_best(wanted: Iterable[Row], known: list[Row], same: Row, number: int) -> Iterator[Row]:
+    """What is wanted and not done, and then further seeds of the best, as they are known then."""
+    for row in wanted:
+        if not is_done(known, row):
+            yield row
+    for name, rate in best(known, same, number):
+        for seed in (1, 2):
+            row = {"method": name, "rate": rate, "seed": seed} | same
+            if not is_done(known, row):
+                yield row
+
+
+def best(known: Iterable[Row], same: Row, number: int) -> list[tuple[str, float]]:
+    """The rows to repeat: of rivals and of ours, those that no other of them beats at fewer bytes.
+
+    Each method at its best rate of seed 0. Where these are fewer than asked for, the next by loss.
+    """
+    rows: dict[str, Row] = {}
+    for row in known:
+        is_same = all(row.get(key) == value for key, value in same.items())
+        usual = is_same and row["seed"] == 0 and row["method"] in METHODS
+        if usual and row["loss"] < rows.get(row["method"], {"loss": float("inf")})["loss"]:
+            rows[row["method"]] = row
+    front, others = [], []
+    for row in sorted(rows.values(), key=lambda row: row["loss"]):
+        ours = METHODS[row["method"]].is_ours
+        beaten = any(
+            METHODS[one["method"]].is_ours == ours
+            and one["share"] <= row["share"]
+            and one["loss"] < row["loss"]
+            for one in rows.values()
+        )
+        (others if beaten else front).append(row)
+    return [(row["method"], row["rate"]) for row in (front + others)[:number]]
+
+
+def read(file: Path) -> list[Row]:
+    """The results of a file, if there is one."""
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def is_done(known: Iterable[Row], row: Row) -> bool:
     """Whether a run of these choices stands in the results."""
-    if not file.exists():
-        return False
-    known = map(json.loads, file.read_text().splitlines())
     return any(all(one.get(key) == value for key, value in row.items()) for one in known)
 
 
-def run(row: dict[str, Any], data: str, device: str, engines: dict[int, Engine]) -> dict[str, Any]:
+def write_plans() -> None:
+    """Write the plans of all methods."""
+    plans = {name: method.plan().to_json() for name, method in METHODS.items()}
+    lines = [f"{json.dumps(name)}: {json.dumps(plan)}" for name, plan in plans.items()]
+    PLANS.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+
+
+def plan_of(method: str) -> Plan:
+    """A method's plan, as it was written."""
+    return Plan.from_json(json.loads(PLANS.read_text(encoding="utf-8"))[method])
+
+
+def run(row: Row, data: str, device: str, engines: dict[int, Engine]) -> Row:
     """Train once; loss of the average model and what a worker sent."""
-    method, seed = METHODS[row["method"]], row["seed"]
+    seed = row["seed"]
     execution = Execution(device=device, batching="stacked")
     if device == "cuda":
         execution = Execution(device=device, precision="bfloat16", compile=True)
@@ -160,19 +261,20 @@ def run(row: dict[str, Any], data: str, device: str, engines: dict[int, Engine])
                 seed=seed,
             )
         )
+        task.steps_per_epoch = math.gcd(task.steps_per_epoch, row["iterations"])
         engines[seed] = Engine(task, optimizer, execution=execution)
     engine = engines[seed]
-    epochs = row["iterations"] / engine.task.steps_per_epoch
-    assert epochs == int(epochs), "iterations must be a multiple of the task's epoch"
+    epochs = row["iterations"] // engine.task.steps_per_epoch
     settings = Settings(
-        epochs=int(epochs),
+        epochs=epochs,
         schedule=Cosine(base=row["rate"], epochs=epochs, warmup=0.04 * epochs),
         optimizer=optimizer,
-        momentum=method.momentum,
-        evaluate_every=int(epochs),
+        momentum=METHODS[row["method"]].momentum,
+        evaluate_every=epochs,
         execution=execution,
     )
-    simulation = Simulation(engine.task, method.plan(), settings, engine=engine, compute_time=0.0)
+    plan = plan_of(row["method"])
+    simulation = Simulation(engine.task, plan, settings, engine=engine, compute_time=0.0)
     started = time.perf_counter()
     records = list(simulation)
     if device == "cuda":

@@ -262,7 +262,7 @@ def combinations(
             if given in names:
                 continue
             names.add(given)
-        for wire in dict.fromkeys(wires) if strategy.takes_wire else ("float32",):
+        for wire in strategy.wires(wires, topology):
             enough = False
             for budget in strategy.budgets(budgets):
                 check_budget(budget)

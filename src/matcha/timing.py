@@ -30,6 +30,11 @@ class Timing(ABC):
     """
 
     @property
+    def is_gathered(self) -> bool:
+        """Whether workers average by sending all others their messages, not by an all-reduce."""
+        return False
+
+    @property
     def unit(self) -> str:
         """`"units"` or `"seconds"`."""
         return "units"
@@ -335,14 +340,15 @@ def all_reduce_time(
     before, all at once, so it takes 2(m − 1)/m times the slowest hop. A hop follows the quickest
     path of links, in the best order of workers found, and what hops share is not charged twice:
     that flatters the all-reduce, which others are compared with. Some links may be `slower` by
-    factors.
+    factors. Messages that can only be gathered go m − 1 hops, whole.
 
     >>> from matcha.topology import families
     >>> all_reduce_time(Units(), families.ring(8)), all_reduce_time(Units(), families.path(8))
     (1.75, 3.5)
     """
     m = topology.num_workers
-    return 2 * (m - 1) / m * ring_hop(timing, topology, slower)
+    hops = m - 1 if timing.is_gathered else 2 * (m - 1) / m
+    return hops * ring_hop(timing, topology, slower)
 
 
 def ring_hop(
@@ -356,12 +362,16 @@ def ring_hop(
 def _slowest_hop(
     timing: Timing, topology: Topology, factors: tuple[tuple[Link, float], ...]
 ) -> float:
+    slower, m = dict(factors), topology.num_workers
+    weights = {e: timing.matching_time((e,)) * slower.get(e, 1.0) for e in topology.links}
+    if len(weights) == m * (m - 1) // 2 and len(set(weights.values())) == 1:
+        return next(iter(weights.values()))  # any order will do, and no way round is quicker
+
     import networkx as nx
 
-    slower = dict(factors)
     graph = nx.Graph()
-    for link in topology.links:
-        graph.add_edge(*link, weight=timing.matching_time((link,)) * slower.get(link, 1.0))
+    for link, weight in weights.items():
+        graph.add_edge(*link, weight=weight)
     tree = nx.minimum_spanning_tree(graph)
     depths = nx.single_source_shortest_path_length(tree, 0)
     # Even depths on the way down, odd ones on the way up: neighbors are three links apart at most.

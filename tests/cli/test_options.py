@@ -69,7 +69,7 @@ def test_help_lists_what_the_registry_has(capsys):
     for name in (*OFFERED, *WIRES[:-1], *EFFORTS):
         assert name in said, name
     taken = {m for s in STRATEGIES.values() if "mixing" in s.options() for m in s.mixings}
-    assert taken == {"laplacian", "pairwise", "push"}
+    assert taken == {"laplacian", "pairwise", "push", "average"}
     for mixing in taken:
         assert mixing in said
     for name in COMPARED:

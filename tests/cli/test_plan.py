@@ -231,3 +231,13 @@ def test_a_plan_that_uses_no_links_lists_no_matchings(strategy, tmp_path):
     done = matcha_command("plan", "complete:4", "-s", strategy, cwd=tmp_path)
     assert "matching" not in done.stdout.splitlines()[1]
     assert "0–1" not in done.stdout
+
+
+def test_a_period_is_for_strategies_that_have_one():
+    result = matcha_command("plan", "complete:8", "-s", "diloco", "--period", "32", "--json")
+    document = json.loads(result.stdout)
+    assert len(document["schedule"]["cycle"]) == 32
+    assert document["outer"]["nesterov"] is True
+    result = matcha_command("plan", "complete:8", "-s", "greedy", "--period", "32")
+    assert result.returncode == 2
+    assert "--period is for local, diloco, noloco, gasloc, sparseloco" in result.stderr

@@ -14,9 +14,11 @@ from tests.distributed.test_optimizer_hooks import ALWAYS, backward, batch
 from tests.simulation.tasks import digits, er8, rows
 from torch import nn
 
+import matcha
 from matcha.distributed import Gossip
 from matcha.errors import InputError
 from matcha.simulation import SGD, Execution, Settings, Simulation
+from matcha.strategies import DiLoCo, GASLoC, NoLoCo, SparseLoCo
 from matcha.testing import MemoryTransport, run_threads
 from matcha.training.momentum import MOMENTA, Momentum, make_rule
 from matcha.training.optimizers import Adam, adamw
@@ -57,6 +59,50 @@ def test_momentum_on_real_workers_is_the_simulators(momentum, wire) -> None:
 
     found = np.stack(run_threads(8, work))
     np.testing.assert_allclose(found, rows(simulation.engine), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "wire"),
+    [
+        (DiLoCo(period=2), "float32"),
+        (DiLoCo(period=2), "modulo:4"),
+        (NoLoCo(period=2), "modulo:3"),
+        (GASLoC(period=2), "modulo:4"),
+        (GASLoC(period=2, pairs=True), "float32"),
+        (SparseLoCo(period=2, wire="topk:16"), "float32"),
+    ],
+    ids=lambda part: part if isinstance(part, str) else part.name,
+)
+def test_low_communication_on_real_workers_is_the_simulators(strategy, wire) -> None:
+    task = digits(name="logistic", steps=6)
+    plan = matcha.plan(matcha.families.complete(8), 1.0, strategy, wire=wire)
+    settings = Settings(
+        epochs=1,
+        schedule=Constant(base=0.05),
+        optimizer=adamw(),
+        execution=Execution(precision="float64"),
+    )
+    simulation = Simulation(task, plan, settings)
+    (record,) = simulation
+
+    def work(transport) -> tuple[np.ndarray, int]:
+        own = digits(name="logistic", steps=6)
+        own.to(torch.device("cpu"), torch.float64)
+        model = own.model().double()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+        with Gossip(model, optimizer, plan, transport=transport) as gossip:
+            for step in range(own.steps_per_epoch):
+                tables = {k: torch.from_numpy(t[step]) for k, t in own.tables(0).items()}
+                x, y = own.batch(tables)
+                optimizer.zero_grad()
+                own.loss(model, x[transport.rank], y[transport.rank], ())[0].backward()
+                optimizer.step()
+            return flat(model).numpy(), gossip.state.exchange.bytes_sent
+
+    values, sent = zip(*run_threads(8, work), strict=True)
+    np.testing.assert_allclose(np.stack(values), rows(simulation.engine), rtol=0, atol=1e-10)
+    if strategy.name == "sparseloco":  # whose messages do not depend on the precision
+        assert set(sent) == {round(record.megabytes_sent * 1e6)}
 
 
 @pytest.mark.parametrize("wire", ["float32", "modulo:4"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +16,7 @@ import matcha
 from matcha.distributed import Gossip, GossipOptions, options
 from matcha.distributed.options import EXCLUSIONS, Choice, Exclusion, Setup, find_exclusion
 from matcha.errors import InputError
+from matcha.plans import OuterStep
 from matcha.testing import MemoryNetwork, run_threads
 from matcha.training.momentum import Momentum
 from matcha.wires import parse_wire
@@ -25,6 +27,10 @@ MADE: dict[Choice, dict[str, Any]] = {
     options.OVERLAP: {"options": {"overlap": True}},
     options.ASYNCHRONOUS: {"options": {"asynchronous": True}},
     options.MOMENTUM: {"momentum": Momentum(kind="outer")},
+    options.OTHER_MOMENTUM: {"momentum": Momentum(kind="quasi-global")},
+    options.RATE_FIRST: {"momentum": Momentum(kind="outer", rate_first=True)},
+    options.OUTER_PLAN: {"plan": replace(PAIRS, outer=OuterStep())},
+    options.TOP_K: {"plan": matcha.plan(RING, 1.0, "sparseloco")},
     options.TRACKING: {"momentum": Momentum(kind="tracking")},
     options.MOMENTUM_TRACKING: {"momentum": Momentum(kind="momentum-tracking")},
     options.EXACT_DIFFUSION: {"momentum": Momentum(kind="exact-diffusion")},

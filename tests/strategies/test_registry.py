@@ -51,9 +51,14 @@ def test_a_strategy_of_ones_own_has_a_budget():
     assert not is_control("mine")
 
 
-def test_exact_averages_and_silence_have_no_wire_to_choose():
+def test_all_reduces_and_silence_have_no_wire_to_choose():
     wireless = {name for name, strategy in STRATEGIES.items() if not strategy.takes_wire}
-    assert wireless == {"allreduce", "local", "silent", "relaysum"}
+    assert wireless == {"allreduce", "silent", "relaysum"}
+    er8, cube = families.paper("er8"), families.hypercube(3)
+    asked = ["float32", "modulo:3"]
+    assert STRATEGIES["local"]().wires(asked, er8) == ["float32"]  # whose links do not suffice
+    assert STRATEGIES["local"]().wires(asked, cube) == asked
+    assert STRATEGIES["sparseloco"]().wires(asked, cube) == ["topk:64"]
 
 
 def test_options_are_those_that_a_strategy_takes():

@@ -31,7 +31,7 @@ COMMANDS = [
 ]
 """In the order in which one needs them."""
 GROUPS = {
-    "Plan": "topology strategies strategy switch budgets budget wires wire seeds seed plans "
+    "Plan": "topology strategies strategy period switch budgets budget wires wire seeds seed plans "
     "plan_file stage mixing matchings decomposition alpha effort delay_exponent",
     "Training": "task epochs learning_rate batch_size optimizer momentum clip overlap model data "
     "alike partition concentration num_train num_test target_loss evaluate_every statistics "

@@ -52,6 +52,14 @@ Switch = Annotated[
         help="Charge allreduce and local as behind a switch, not over the topology's links.",
     ),
 ]
+Period = Annotated[
+    int | None,
+    typer.Option(
+        "--period",
+        help="Iterations H from one round to the next, for local, diloco, noloco, gasloc and "
+        "sparseloco; by default as few as the budget allows.",
+    ),
+]
 Strategy = Annotated[str, typer.Option("--strategy", "-s", help=f"{_STRATEGY}.")]
 StrategyOrNone = Annotated[
     str | None,
@@ -210,6 +218,20 @@ def given(context: typer.Context, names: Iterable[str]) -> list[str]:
         and (source := context.get_parameter_source(parameter.name or "")) is not None
         and source.name == "COMMANDLINE"
     ]
+
+
+def with_period(names: Sequence[str], period: int | None) -> dict[str, int]:
+    """The option of strategies that take a period.
+
+    Raises:
+        InputError: None of the strategies takes one.
+    """
+    if period is None:
+        return {}
+    able = [name for name, strategy in STRATEGIES.items() if "period" in strategy.options()]
+    if not set(able) & set(names):
+        raise InputError(f"--period is for {', '.join(able)}: leave it out, or add one of them.")
+    return {"period": period}
 
 
 BEST_FOR = {"error": "the consensus error", "rho": "rho, as in the paper"}

@@ -49,6 +49,7 @@ def plan_command(
         help="Another budget from this iteration on, such as [cyan]1000:0.1[/]; may be repeated.",
     ),
     strategy: opt.StrategyOrNone = None,
+    period: opt.Period = None,
     seed: opt.Seed = 0,
     mixing: str | None = typer.Option(
         None, help=f"{opt.MIXING_WORDS}; by default the strategy's own."
@@ -109,9 +110,10 @@ def plan_command(
     else:
         with patient_progress("reading the network"):
             graph = families.parse(topology)
-        own = {"mixing": mixing, "decomposition": decomposition, "effort": effort}
+        own: dict[str, Any] = {"mixing": mixing, "decomposition": decomposition, "effort": effort}
         default = "greedy" if matchings is None else "matcha"
         name = default if strategy is None else strategy
+        own |= opt.with_period([name], period)
         how = make_strategy(name, **{k: value for k, value in own.items() if value is not None})
         options: dict[str, Any] = {
             "matchings": _matchings(matchings, topology),

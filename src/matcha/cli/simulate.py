@@ -64,6 +64,7 @@ def simulate_command(
         "MODULE:FUNCTION.",
     ),
     strategies: opt.Strategies = _COMPARED,
+    period: opt.Period = None,
     switch: opt.Switch = False,
     alpha: opt.Alpha = "error",
     budgets: opt.Budgets = ["0.5"],
@@ -191,6 +192,7 @@ def simulate_command(
                 by_default=not opt.given(context, ["strategies", "wires"]),
                 alpha=alpha,
                 switch=switch,
+                period=period,
                 seed=seed,
             )
         )
@@ -238,6 +240,7 @@ def _plans(
     by_default: bool,
     alpha: str,
     switch: bool,
+    period: int | None,
     seed: int,
 ) -> list[PlanLike]:
     """Every strategy, budget and wire; by default greedy over a small wire beside them."""
@@ -246,14 +249,15 @@ def _plans(
     if not names or not budgets:
         raise InputError("simulating needs at least one strategy and one budget.")
     graph = families.parse(topology)
-    known = [strategy_with(name, switch=switch) for name in names]
+    own = opt.with_period(names, period)
+    known = [strategy_with(name, switch=switch, **own) for name in names]
     if by_default and graph.directed:  # the others need links that carry both ways
         known = [strategy for strategy in known if set(strategy.mixings) & set(ONE_WAY)]
     wanted = [
         (comparable(strategy, alpha), budget, wire)  # type: ignore[arg-type]  # checked there
         for strategy in known
         for budget in strategy.budgets(budgets)
-        for wire in (wires if strategy.takes_wire else ["float32"])
+        for wire in strategy.wires(wires, graph)
     ]
     plans: list[PlanLike] = []
     with patient_progress("planning") as progress:

@@ -59,7 +59,7 @@ from matcha.errors import InputError
 from matcha.plans import PlanLike, check_plan
 from matcha.records import Span
 from matcha.strategies import has_budget
-from matcha.training.momentum import Momentum, automatic, parse_momentum
+from matcha.training.momentum import Momentum, automatic, parse_momentum, with_outer
 
 __all__ = ["Gossip"]
 
@@ -545,7 +545,9 @@ def _say_finished(
 
 def _decide_momentum(setup: Setup, optimizers: Sequence[torch.optim.Optimizer]) -> Setup:
     """Decide what `auto` is: what is best for the optimizers, or `local` where that is excluded."""
-    asked = parse_momentum(setup.options.momentum)
+    asked, plan = parse_momentum(setup.options.momentum), setup.plan
+    if plan.outer is not None and (asked is None or asked.kind == "local"):
+        return replace(setup, momentum=with_outer(Momentum(), plan))
     if asked is not None:
         return replace(setup, momentum=asked)
     best = replace(setup, momentum=automatic(describe_optimizers(optimizers)))

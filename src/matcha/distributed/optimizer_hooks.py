@@ -116,6 +116,8 @@ class OptimizerHooks:
         state.stepped.clear()
         if state.momentum.is_needed:
             state.momentum.after_step()
+            if state.cursor.met:
+                state.momentum.before_round()
         if state.mix():
             self._restart_curvature()
         if state.momentum.is_needed:

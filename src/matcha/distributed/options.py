@@ -25,7 +25,7 @@ from matcha.strategies import STRATEGIES
 from matcha.strategies.staged import check_growable
 from matcha.training.clipping import check_clip
 from matcha.training.momentum import Momentum, parse_momentum
-from matcha.wires import Float, LowRank
+from matcha.wires import Float, LowRank, TopK
 
 __all__ = [
     "EXCLUSIONS",
@@ -233,7 +233,17 @@ def _cannot_lose(setup: Setup) -> bool:
 
 OVERLAP = Choice("`overlap=True`", lambda s: s.options.overlap)
 ASYNCHRONOUS = Choice("`asynchronous=True`", lambda s: s.options.asynchronous)
-MOMENTUM = Choice("a momentum other than `local`", lambda s: s.momentum.kind != "local")
+MOMENTUM = Choice(
+    "outer steps, or a momentum other than `local`", lambda s: s.momentum.kind != "local"
+)
+OTHER_MOMENTUM = Choice(
+    "a momentum other than `local` and `outer`", lambda s: s.momentum.kind not in ("local", "outer")
+)
+OUTER_PLAN = Choice("a plan with outer steps", lambda s: s.plan.outer is not None)
+RATE_FIRST = Choice(
+    "outer steps with the rate first (`gasloc`)",
+    lambda s: s.momentum.kind == "outer" and s.momentum.rate_first,
+)
 TRACKING = Choice('`momentum="tracking"`', lambda s: s.momentum.kind == "tracking")
 MOMENTUM_TRACKING = Choice(
     '`momentum="momentum-tracking"`', lambda s: s.momentum.kind == "momentum-tracking"
@@ -295,6 +305,9 @@ CODED_WIRE = Choice(
     "a wire that sends less than whole values", lambda s: not isinstance(s.plan.wire, Float)
 )
 NOT_WHOLE = Choice("a wire other than float32", lambda s: s.plan.wire != Float())
+TOP_K = Choice(
+    'a top-k wire (`sparseloco`, `wire="topk:64"`)', lambda s: isinstance(s.plan.wire, TopK)
+)
 ONE_THREAD = Choice("a transport for one thread (MPI, NCCL)", _lacks_threads)
 NO_LINKS = Choice("a transport that does not know who is gone", _cannot_lose)
 
@@ -338,6 +351,40 @@ EXCLUSIONS = (
         EXACT_DIFFUSION,
         "it changes the step before the round, but with overlap the round comes first: leave "
         "overlap out",
+    ),
+    Exclusion(
+        OUTER_PLAN,
+        OTHER_MOMENTUM,
+        "both change what a round does: leave momentum at 'local', or use another strategy",
+    ),
+    Exclusion(
+        OVERLAP,
+        RATE_FIRST,
+        "it changes the step before the round, but with overlap the round comes first: leave "
+        "overlap out, or use noloco",
+    ),
+    Exclusion(
+        CONTINUE,
+        RATE_FIRST,
+        "what is exchanged is prepared before it is known who is there: leave on_loss at 'stop', "
+        "or use noloco",
+    ),
+    Exclusion(
+        TOP_K,
+        MOMENTUM,
+        "its error feedback plays the part of momentum between averages: leave momentum at "
+        "'local', and outer steps out",
+    ),
+    Exclusion(
+        TOP_K,
+        OVERLAP,
+        "it sends what a worker has moved by since the last average, which must be over: leave "
+        "overlap out",
+    ),
+    Exclusion(
+        TOP_K,
+        CONTINUE,
+        "each average needs all workers: leave on_loss at 'stop', or use another wire",
     ),
     Exclusion(
         EXACT_DIFFUSION,

@@ -28,12 +28,13 @@ from matcha._io.tables import amount, count_noun
 from matcha._numerics import Certificate
 from matcha.errors import InputError, PlanError
 from matcha.plans import drawing
+from matcha.plans.outer import OuterStep
 from matcha.rounds import Mixing, Round, RoundProcess, Shares, check_links
 from matcha.schedules import SCHEDULES, Schedule
 from matcha.timing import TIMINGS, Timing, all_reduce_time
 from matcha.topology import Link, Matching, Topology
 from matcha.topology.drawing import axes_or_new
-from matcha.wires import Float, Wire, parse_wire
+from matcha.wires import Float, TopK, Wire, parse_wire
 
 SCHEMA = "matcha.plan/2"
 READABLE = (SCHEMA, "matcha.plan/1")
@@ -118,6 +119,8 @@ class Plan(AnyPlan):
     """M, the matchings of the edge colouring: what the budget is a fraction of."""
     wire: Wire = field(default_factory=Float)
     """What messages hold; the delay model's times are those of its messages."""
+    outer: OuterStep | None = None
+    """What follows each round; None: nothing does."""
     certificate: Certificate | None = None
     """How close to optimal the probabilities are known to be."""
     notes: tuple[str, ...] = ()
@@ -126,6 +129,8 @@ class Plan(AnyPlan):
     def __post_init__(self) -> None:
         if not 0 <= self.budget <= 1:
             raise PlanError(f"the budget is {self.budget!r}, but it is a fraction: 0 to 1.")
+        if isinstance(self.wire, TopK) and self.mixing != "average":
+            raise PlanError(f"the wire {self.wire.name} is for averages, not {self.mixing} mixing.")
         if self.num_colors < 1:
             raise PlanError(f"the number of colours is {self.num_colors!r}, but it is at least 1.")
 
@@ -324,6 +329,7 @@ class Plan(AnyPlan):
                 "mixing": self.mixing,
             }
             | ({} if self.wire == Float() else {"wire": self.wire.name})
+            | ({} if self.outer is None else {"outer": asdict(self.outer)})
         )
 
     # -- looking at it --------------------------------------------------------------------------
@@ -377,6 +383,7 @@ class Plan(AnyPlan):
             "notes": list(self.notes),
             **({} if self.weights is None else {"weights": [list(w) for w in self.weights]}),
             **({} if self.process.gone is None else {"gone": sorted(self.process.gone)}),
+            **({} if self.outer is None else {"outer": asdict(self.outer)}),
         }
 
     @classmethod
@@ -397,7 +404,7 @@ class Plan(AnyPlan):
             topology = Topology.from_json(document["topology"])
             probabilities = tuple(float(p) for p in document["probabilities"])
             seed, weights = operator.index(document["seed"]), document.get("weights")
-            certificate = document["certificate"]
+            certificate, outer = document["certificate"], document.get("outer")
             wire = parse_wire(str(document.get("wire", "float32")))  # 0.1 knew no other
             process = RoundProcess(
                 topology=topology,
@@ -420,6 +427,7 @@ class Plan(AnyPlan):
                 timing=TIMINGS.from_json(document["timing"], topology),
                 num_colors=operator.index(document["num_colors"]),
                 wire=wire,
+                outer=None if outer is None else OuterStep(**outer),
                 certificate=None if certificate is None else _read_certificate(certificate),
                 notes=tuple(str(note) for note in document["notes"]),
             )
@@ -450,6 +458,12 @@ class Plan(AnyPlan):
         if self.wire != Float():
             smaller = 1 / self.wire.size_ratio()
             lines.append(f"  messages: {self.wire.name}, {smaller:.1f} times smaller")
+        if self.outer is not None:
+            kind = "Nesterov" if self.outer.nesterov else "heavy-ball"
+            lines.append(
+                f"  outer steps after rounds: rate {self.outer.rate:g}, {kind} momentum "
+                f"{self.outer.momentum:g}"
+            )
         if self.consensus_error is not None:
             lines.insert(
                 2, f"  steady-state consensus error {error_in_words(self.consensus_error)}"

@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 
 from matcha._io import explain_malformed, fingerprint, load_document
 from matcha.errors import PlanError
+from matcha.plans.outer import OuterStep
 from matcha.plans.plan import AnyPlan, Plan, time_of_round
 from matcha.rounds import Round
 from matcha.schedules import check_iteration
@@ -64,6 +65,8 @@ class StagedPlan(AnyPlan):
             raise PlanError("the levels of a staged plan share one wire.")
         if len(self.levels) > 1 and any(level.mixing == "relay" for level in self.levels):
             raise PlanError("relayed sums (relaysum) go on from round to round: use one plan.")
+        if any(level.outer != self.outer for level in self.levels):
+            raise PlanError("the levels of a staged plan share one outer step.")
         whole = self.topology
         for level in self.levels:
             theirs = level.topology
@@ -91,6 +94,11 @@ class StagedPlan(AnyPlan):
     def wire(self) -> Wire:
         """What messages hold, in every stage."""
         return self.levels[0].wire
+
+    @property
+    def outer(self) -> OuterStep | None:
+        """What follows each round, in every stage."""
+        return self.levels[0].outer
 
     @property
     def strategy(self) -> str:

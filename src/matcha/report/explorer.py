@@ -115,13 +115,15 @@ def _explore(
         for name in names:
             key = (name, budget if has_budget(name) else 1.0)
             if key not in known:
+                chosen = comparable(strategy_with(name, effort=effort))
+                small = name != "vanilla" and wire.name in chosen.wires([wire.name], topology)
                 known[key] = plan(
                     topology,
                     key[1],
-                    comparable(strategy_with(name, effort=effort)),
+                    chosen,
                     matchings=None if name == "greedy" else shared,
                     timing=timing,
-                    wire=wire if name != "vanilla" and strategy_named(name).takes_wire else Float(),
+                    wire=wire if small else Float(),
                 )
             if shared is None and name == "matcha":
                 shared = known[key].matchings

@@ -15,7 +15,8 @@ from matcha.strategies.looks import look_of
 _SYMBOLS = {
     "x": "x", "^": "triangle-up", "o": "circle", "s": "square", "D": "diamond",
     "v": "triangle-down", "<": "triangle-left", ">": "triangle-right", "P": "cross", "*": "star",
-    "p": "pentagon", "h": "hexagon", "d": "diamond-tall", "+": "cross-thin-open",
+    "p": "pentagon", "h": "hexagon", "d": "diamond-tall", "H": "hexagon2",
+    "8": "octagon", "X": "x-thin-open", "1": "y-down-open", "+": "cross-thin-open",
 }  # fmt: skip
 """Matplotlib's markers, as plotly calls them."""
 _DASHES = (3, 1, 0, 4, 2, 5)
@@ -23,7 +24,7 @@ _SPARE_COLORS = (
     ("#b0306a", "#f7a1c4"), ("#1f7a8c", "#6fd0e0"), ("#5b7a1f", "#b0d468"), ("#8c4a9e", "#dba3ea"),
     ("#3f6f9f", "#9cc4ee"), ("#7f5a00", "#d8b26a"), ("#4f5b66", "#b4c0cc"),
 )  # fmt: skip
-_SPARE_SYMBOLS = ("bowtie", "hourglass", "star-square", "octagon", "hexagram", "y-up", "asterisk")
+_SPARE_SYMBOLS = ("bowtie", "hourglass", "star-square", "pentagon", "hexagram", "y-up", "asterisk")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,6 +31,7 @@ from matcha.simulation.mixing import (
     Mixing,
     PushMixing,
     RelayMixing,
+    TopKMixing,
     WholeMixing,
     WireMixing,
     is_whole,
@@ -45,7 +46,7 @@ from matcha.training.momentum import (
 from matcha.training.optimizers import SGD, Adam, Optimizer
 from matcha.training.settings import Batching, Execution
 from matcha.training.task import Task
-from matcha.wires import Float, Wire
+from matcha.wires import Float, TopK, Wire
 
 _WARMUP = 2
 """Iterations before any is timed: caches and threads start cold."""
@@ -164,6 +165,11 @@ class Engine:
                 f"{momentum.kind} changes the step before the round, but with overlap the round "
                 "comes first: leave overlap out."
             )
+        if isinstance(wire, TopK) and (momentum.kind != "local" or self.overlap):
+            raise InputError(
+                "a top-k wire remembers where the last average left the workers: leave momentum at "
+                "local, outer steps and overlap out."
+            )
         if allowance is not None and (not is_whole(wire) or momentum.messages > 1):
             raise InputError(
                 "clip goes with whole values in a simulation, and with one vector per message: "
@@ -193,6 +199,8 @@ class Engine:
         elif is_whole(wire):
             steps = self.task.steps_per_epoch
             self.mixing = WholeMixing(rows, steps, self.position, self._graphs)
+        elif isinstance(wire, TopK):
+            self.mixing = TopKMixing(wire, workers.segments(), rows)
         else:
             self.mixing = WireMixing(wire, workers.segments(), rows, links, self._graphs)
         shapes = workers.layout.shapes
@@ -288,6 +296,11 @@ class Engine:
             rate = self.rates.index_select(0, self.position)[0]
             self._fused.step_fused(x, updates, self.memory, rate)
         self.momentum_rule.after_step(x, self.rates.index_select(0, self.position))
+        self.momentum_rule.before_round(x, self._meeting())
+
+    def _meeting(self) -> Tensor:
+        """Which workers take part in the iteration's round, as a column."""
+        return self._met.index_select(0, self.position)[0].unsqueeze(1)
 
     def _adjust_gradients(self) -> None:
         updates = self.workers.updates
@@ -307,8 +320,8 @@ class Engine:
 
     def _after(self) -> None:
         rate = self.rates.index_select(0, self.position)
-        met = self._met.index_select(0, self.position)[0].unsqueeze(1)
-        self.momentum_rule.after_round(self.workers.parameters, self.memory, rate, met)
+        x = self.workers.parameters
+        self.momentum_rule.after_round(x, self.memory, rate, self._meeting())
 
     def directions(self) -> Tensor:
         """Every worker's last update direction u; with Adam fused, its gradient."""

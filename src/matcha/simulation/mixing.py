@@ -12,9 +12,10 @@ from matcha.rounds import Round
 from matcha.simulation.execution import Graphs
 from matcha.topology import Link
 from matcha.training.clipping import kept_share, renewed_reach
-from matcha.wires import Float, Wire
+from matcha.wires import Float, TopK, Wire
 from matcha.wires.batched import Meetings, meetings_of
 from matcha.wires.segments import Segment
+from matcha.wires.topk import TopKRows, spread
 
 Parts = dict[str, Callable[[], None]]
 
@@ -225,6 +226,33 @@ class WireMixing(Mixing):
     def _close(self) -> None:
         for meetings in self.meetings:
             meetings.end()
+
+
+class TopKMixing(Mixing):
+    """Exact averages of the largest movements, with error feedback (`matcha.wires.topk`).
+
+    Args:
+        wire: how much is sent.
+        segments: where the parameters lie in a row.
+        rows: the parameters alone.
+    """
+
+    def __init__(self, wire: TopK, segments: Sequence[Segment], rows: Sequence[Tensor]) -> None:
+        super().__init__(rows)
+        (self._x,) = rows
+        self._feedback = TopKRows(wire, segments, self._x)
+        self.state = {"anchor": self._feedback.anchor, "error": self._feedback.error}
+
+    def reset(self) -> None:
+        self._feedback.reset(self._x)
+
+    def mix(self, index: int) -> None:
+        if not self.rounds[index]:
+            return
+        sent = self._feedback.send(self._x)
+        for part, chosen in zip(self._feedback.parts(self._x), sent, strict=True):
+            part.add_(spread(chosen, part.shape[1], part.dtype).mean(0))
+        self._feedback.settle(self._x)
 
 
 class PushMixing(Mixing):

@@ -40,6 +40,7 @@ from matcha.training.progress import Progress, check_identity, check_schema, ide
 from matcha.training.rates import Constant
 from matcha.training.settings import Settings
 from matcha.training.task import KnownGradient, Task, generator
+from matcha.wires import TopK
 
 CHECKPOINT_SCHEMA = "matcha.simulation-checkpoint/1"
 
@@ -90,10 +91,11 @@ class Simulation:
         push_sum = any(level.needs_push_sum for level in plan.levels)
         relay = any(level.mixing == "relay" for level in plan.levels)
         self.momentum = resolve_momentum(settings.momentum, settings.optimizer, plan)
-        is_auto = parse_momentum(settings.momentum) is None
-        if is_auto and (push_sum or relay):  # which go with no other
+        is_auto = parse_momentum(settings.momentum) is None and plan.outer is None
+        is_top_k = isinstance(plan.wire, TopK)
+        if is_auto and (push_sum or relay or is_top_k):  # which go with no other
             self.momentum = Momentum()
-        elif not (plan.topology.directed or self.events.takes_workers):
+        elif is_auto and not (plan.topology.directed or self.events.takes_workers):
             better = correction(settings)
             if better is not None and data_differ(task, settings.execution):
                 self.momentum = resolve_momentum(better, settings.optimizer, plan)
@@ -101,6 +103,11 @@ class Simulation:
             raise InputError(
                 "corrections of exact diffusion cancel only while all workers are there: leave "
                 "the losses out, or use another momentum"
+            )
+        if is_top_k and (self.events.takes_workers or self.events.losses):
+            raise InputError(
+                "a top-k wire needs all workers in each average: leave the events out, or use "
+                "another wire"
             )
         longest = None if settings.clip is None else allowance(plan, settings.clip)
         tree = {link for matching in plan.matchings for link in matching}
@@ -253,6 +260,8 @@ class Simulation:
         """What a worker sends in a round, in the mean over workers and in messages of a meeting."""
         m = self.task.num_workers
         if round.is_all_reduce and round:
+            if self.plan.timing.is_gathered:
+                return m - 1  # each worker's message goes once around
             return 2 * (m - 1) / m  # parts of 1/m go twice around a ring
         return (1 if round.is_one_way else 2) * len(round.links) / m
 

@@ -3,6 +3,7 @@
 from matcha.strategies.finite_time import Base, Ceca, Hypercube, OnePeer
 from matcha.strategies.fixed import AllReduce, Local, Periodic, Rounds, Silent, Vanilla
 from matcha.strategies.matcha import Matcha, Single
+from matcha.strategies.outer import DiLoCo, GASLoC, NoLoCo, SparseLoCo
 from matcha.strategies.planning import plan
 from matcha.strategies.registry import (
     COMPARED,
@@ -39,11 +40,14 @@ __all__ = [
     "Base",
     "Ceca",
     "Decomposition",
+    "DiLoCo",
     "Effort",
+    "GASLoC",
     "Greedy",
     "Hypercube",
     "Local",
     "Matcha",
+    "NoLoCo",
     "OnePeer",
     "Periodic",
     "RelaySum",
@@ -51,6 +55,7 @@ __all__ = [
     "Rounds",
     "Silent",
     "Single",
+    "SparseLoCo",
     "Strategy",
     "Vanilla",
     "as_strategy",

@@ -166,6 +166,42 @@ def hypercube_matchings(num_workers: int) -> tuple[Matching, ...]:
     )
 
 
+def pairwise_average(topology: Topology) -> tuple[tuple[Matching, ...], Shares | None]:
+    """Matchings which, one after another, leave all workers with the mean; and their weights.
+
+    Those of a hypercube, or of base 2 for any other number of workers.
+
+    Raises:
+        InputError: The topology lacks one of their links.
+
+    >>> from matcha.topology import families
+    >>> [len(pairwise_average(families.complete(m))[0]) for m in (6, 8)]
+    [4, 3]
+    """
+    chosen, shares = _pairwise_average(topology.num_workers)
+    missing = missing_link(topology, (chosen,))
+    if missing is not None:
+        raise InputError(
+            f"an exact average by meetings of two needs the link {missing}, which the topology "
+            "does not have: number the workers so that neighbours differ in one bit, add links, "
+            "leave the wire out, or use greedy, which works anywhere."
+        )
+    return chosen, shares
+
+
+def has_pairwise_average(topology: Topology) -> bool:
+    """Whether `pairwise_average` finds the links that it needs."""
+    return missing_link(topology, (_pairwise_average(topology.num_workers)[0],)) is None
+
+
+def _pairwise_average(num_workers: int) -> tuple[tuple[Matching, ...], Shares | None]:
+    cube = hypercube_matchings(num_workers)
+    if cube:
+        return cube, None
+    matchings = [matching for round_ in base_rounds(num_workers, 2) for matching in round_]
+    return tuple(tuple(m) for m in matchings), tuple(tuple(m.values()) for m in matchings)
+
+
 def messages(num_workers: int, hop: int) -> tuple[Link, ...]:
     """Each worker's message (sender, receiver) at a hop."""
     return tuple((i, (i + hop) % num_workers) for i in range(num_workers))

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any
+from typing import Any, ClassVar
 
 from matcha.errors import InputError, PlanError
 from matcha.mixing import (
@@ -24,12 +24,14 @@ from matcha.plans import Plan
 from matcha.rounds import Mixing
 from matcha.schedules import Cycle
 from matcha.schedules import Periodic as PeriodicSchedule
+from matcha.strategies.finite_time import has_pairwise_average, pairwise_average
 from matcha.strategies.pacing import unroll
 from matcha.strategies.parts import assemble_plan, check_affordable, sorted_pairs
 from matcha.strategies.strategy import Alpha, Request, Strategy, Weights
 from matcha.timing import LinkSeconds, all_reduce_time
 from matcha.topology import Matching, Topology, check_matchings
 from matcha.topology.families import complete
+from matcha.wires import needs_meetings, parse_wire
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,23 +108,46 @@ class Local(Strategy):
 
     Args:
         switch: As for `AllReduce`.
+        period: Your own number of iterations H from one average to the next.
+        mixing: `average` (the default), an all-reduce of whole values; or `pairwise`, a finite
+            sequence of matchings in one round, which is the default over a wire of fewer bits.
     """
 
     name = "local"
     about = "the exact average every so often (local SGD)"
-    mixings = ("average",)
+    mixings: ClassVar[tuple[Mixing, ...]] = ("average", "pairwise")
     compared = True
-    takes_wire = False
     switch: bool = False
+    period: int | None = None
+    mixing: Mixing | None = None
+
+    def wires(self, wanted: Iterable[str], topology: Topology) -> list[str]:
+        """Fewer bits only where the links for a sequence of matchings are there."""
+        known = list(dict.fromkeys(wanted))
+        if not self.switch and not has_pairwise_average(topology):
+            known = [wire for wire in known if not needs_meetings(parse_wire(wire))]
+        return known or ["float32"]
 
     def build(self, request: Request) -> Plan:
         """Plan an exact average every H iterations, for the smallest H that the budget allows."""
         behind = _network(request, switch=self.switch)
+        if request.mixing == "pairwise":
+            rounds, weights = pairwise_average(behind.topology)
+            once = behind.timing.round_time(rounds)
+            period = period_of(self.period, request, once)
+            return assemble_plan(
+                behind,
+                matchings=rounds,
+                schedule=repeated(period, [range(len(rounds))], len(rounds), request.seed),
+                alpha=0.5,
+                weights=weights,
+                notes=(
+                    f"an exact average by {len(rounds)} matchings, one after another, "
+                    f"{_every(period)}.",
+                ),
+            )
         once = all_reduce_time(behind.timing, behind.topology)
-        # In exact numbers: of the smallest budgets a float would be 0, or the quotient infinite.
-        ratio = Fraction(once) / (Fraction(request.budget) * Fraction(request.full_time))
-        period = max(1, math.ceil(ratio - Fraction(1, 10**9)))
-        return _averages(behind, period, request.full_time)
+        return _averages(behind, period_of(self.period, request, once), request.full_time)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,16 +251,44 @@ def _network(request: Request, *, switch: bool) -> Request:
     return replace(request, topology=whole, timing=timing, matchings=request.colors)
 
 
+def period_of(own: int | None, request: Request, once: float) -> int:
+    """Iterations from one round to the next: the user's own, or the fewest that the budget allows.
+
+    Args:
+        own: The user's.
+        request: What was asked for.
+        once: The time of a round.
+
+    Raises:
+        InputError: The user's own takes more time than the budget allows.
+    """
+    if own is not None:
+        check_affordable(request, once / own, request.budget * request.full_time, "such averages")
+        return own
+    # In exact numbers: of the smallest budgets a float would be 0, or the quotient infinite.
+    ratio = Fraction(once) / (Fraction(request.budget) * Fraction(request.full_time))
+    return max(1, math.ceil(ratio - Fraction(1, 10**9)))
+
+
+def repeated(period: int, rounds: Iterable[Iterable[int]], num_matchings: int, seed: int) -> Cycle:
+    """One round of matchings after another, at the end of every so many iterations."""
+    cycle = unroll([(period, tuple(round_)) for round_ in rounds])
+    return Cycle(cycle=cycle, num_matchings=num_matchings, seed=seed)
+
+
+def _every(period: int) -> str:
+    return f"every {period} iterations" if period > 1 else "at every iteration"
+
+
 def _averages(request: Request, period: int, full_time: float) -> Plan:
     """The plan that averages exactly every so many iterations."""
     m, number = request.topology.num_workers, len(request.colors)
-    cycle = unroll([(period, tuple(range(number)))])
+    schedule = repeated(period, [range(number)], number, request.seed)
     spent = all_reduce_time(request.timing, request.topology) / (period * full_time)
-    every = f"every {period} iterations" if period > 1 else "at every iteration"
     return assemble_plan(
         request,
-        budget=request.budget if request.strategy == "local" else min(1.0, spent),
-        schedule=Cycle(cycle=cycle, num_matchings=number, seed=request.seed),
+        budget=min(1.0, spent) if request.strategy == "allreduce" else request.budget,
+        schedule=schedule,
         alpha=1 / m,
         figures={
             "rho": 1 - 1 / period,
@@ -243,7 +296,8 @@ def _averages(request: Request, period: int, full_time: float) -> Plan:
             "consensus_error": (period - 1) / 2 * (m - 1) / m,
         },
         notes=(
-            f"an exact average {every}, charged as a ring all-reduce on {request.topology.name}.",
+            f"an exact average {_every(period)}, charged as a ring all-reduce on "
+            f"{request.topology.name}.",
         ),
     )
 

@@ -32,6 +32,10 @@ LOOKS = {
     "one-peer": Look("#F0E442", "<", "#6f7d00", "#d4e157"),
     "ceca": Look("#1B9E9E", ">", "#0f7c7c", "#5fd3d3"),
     "relaysum": Look("#3B5BA5", "d", "#3b5ba5", "#8fb0ff"),
+    "diloco": Look("#B22222", "H", "#a62a2a", "#f2918c"),
+    "noloco": Look("#4B6EAF", "8", "#41609c", "#9db8ee"),
+    "gasloc": Look("#6B8E23", "X", "#55741a", "#b5d46a"),
+    "sparseloco": Look("#8B5A8B", "1", "#7d4a7d", "#d3a3d3"),
     "rounds": Look("#8C6D31", "*", "#7a5c3e", "#d0ae8a"),
 }
 _OWN = Look("#666666", "o", "#555c52", "#a9b1a6")

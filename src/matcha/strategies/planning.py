@@ -20,7 +20,7 @@ from matcha.strategies.strategy import Builder, Request, Strategy
 from matcha.timing import Timing, default_timing
 from matcha.topology import Link, Topology
 from matcha.topology.families import TopologyLike, as_topology
-from matcha.wires import Float, Wire, parse_wire
+from matcha.wires import Float, TopK, Wire, needs_meetings, parse_wire
 from matcha.wires.delays import budget_over, timing_over
 
 
@@ -65,8 +65,9 @@ def plan(
     """
     topology = as_topology(topology)
     chosen = _resolve(strategy, has_matchings=matchings is not None)
-    mixing = _resolve_mixing(chosen, topology)
     message, whole = parse_wire(wire), timing or default_timing(topology)
+    message = _own_wire(chosen, message)
+    mixing = _resolve_mixing(chosen, topology, message)
     asked = check_budget(budget)
     _check_wire(chosen, mixing, message)
     request = Request(
@@ -109,11 +110,12 @@ def _resolve(strategy: str | Strategy | Builder | None, *, has_matchings: bool) 
     return chosen
 
 
-def _resolve_mixing(chosen: Strategy, topology: Topology) -> Mixing:
-    """What the strategy was told to mix by, or its first choice for such links."""
+def _resolve_mixing(chosen: Strategy, topology: Topology, wire: Wire) -> Mixing:
+    """What the strategy was told to mix by, or its first choice for such links and messages."""
     told: Mixing | None = getattr(chosen, "mixing", None)
     if not topology.directed:
-        return told or chosen.mixings[0]
+        paired = chosen.mixings[0] == "average" and "pairwise" in chosen.mixings
+        return told or ("pairwise" if paired and needs_meetings(wire) else chosen.mixings[0])
     able = [some for some in chosen.mixings if some in ONE_WAY]
     if not able or told not in (None, *able):
         others = ", ".join(n for n, s in STRATEGIES.items() if set(ONE_WAY) & set(s.mixings))
@@ -124,13 +126,32 @@ def _resolve_mixing(chosen: Strategy, topology: Topology) -> Mixing:
     return able[0]
 
 
+def _own_wire(chosen: Strategy, wire: Wire) -> Wire:
+    """The strategy's own wire where it has one."""
+    own: str | Wire | None = getattr(chosen, "wire", None)
+    if own is None:
+        return wire
+    if wire not in (Float(), parse_wire(own)):
+        raise InputError(
+            f"messages of {chosen.label} are {parse_wire(own).name}, not {wire.name}: leave the "
+            "wire out, or use diloco or local."
+        )
+    return parse_wire(own)
+
+
 def _check_wire(chosen: Strategy, mixing: Mixing, wire: Wire) -> None:
     if not isinstance(wire, Float) and mixing in ONE_WAY:
         raise InputError(
             f"messages that go one way take whole values, not the wire {wire.name!r}: use "
             "bfloat16 or leave the wire out."
         )
-    if wire != Float() and mixing in ("average", "relay"):
+    if isinstance(wire, TopK):
+        if mixing != "average":
+            raise InputError(
+                f"the wire {wire.name!r} is for exact averages, but {chosen.label} has {mixing} "
+                "mixing here: use local or sparseloco, or another wire."
+            )
+    elif wire != Float() and mixing in ("average", "relay"):
         raise InputError(
             f"{chosen.label} adds up whole values, not what the wire {wire.name!r} holds: "
             "leave the wire out, or use greedy."

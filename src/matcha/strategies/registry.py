@@ -13,6 +13,7 @@ from matcha.rounds import Mixing
 from matcha.strategies.finite_time import Base, Ceca, Hypercube, OnePeer
 from matcha.strategies.fixed import AllReduce, Local, Periodic, Rounds, Silent, Vanilla
 from matcha.strategies.matcha import Matcha, Single
+from matcha.strategies.outer import DiLoCo, GASLoC, NoLoCo, SparseLoCo
 from matcha.strategies.relay import RelaySum
 from matcha.strategies.strategy import Alpha, Builder, Effort, OwnStrategy, Request, Strategy
 
@@ -58,6 +59,10 @@ _ALL: tuple[type[Strategy], ...] = (
     OnePeer,
     Ceca,
     RelaySum,
+    DiLoCo,
+    NoLoCo,
+    GASLoC,
+    SparseLoCo,
     Rounds,
 )
 

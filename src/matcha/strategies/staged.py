@@ -257,6 +257,7 @@ def _plan_again(first: Plan, topology: Topology, gone: frozenset[int], pace: flo
     budget = min(1.0, first.expected_comm_time * pace / whole)
     strategy = strategy_with(first.strategy, mixing=first.mixing)
     made = make_plan(near, budget, strategy, first.seed, wire=first.wire)
+    made = replace(made, outer=first.outer)
     if not gone:
         return made
     numbered = tuple(tuple((there[i], there[j]) for i, j in m) for m in made.matchings)

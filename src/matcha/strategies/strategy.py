@@ -87,7 +87,7 @@ class Strategy(ABC):
     has_budget: ClassVar[bool] = True
     """Whether the budget decides anything; without, its plans stand once in a sweep, at 1."""
     takes_wire: ClassVar[bool] = True
-    """Whether its messages can be smaller; an exact average's are whole, silence has none."""
+    """Whether its messages can be smaller; an all-reduce's are whole, silence has none."""
 
     def __post_init__(self) -> None:
         for option in self.options():
@@ -104,6 +104,10 @@ class Strategy(ABC):
     def budgets(cls, wanted: Iterable[float]) -> list[float]:
         """The budgets of a sweep at which it has a plan of its own, rising."""
         return sorted(set(wanted)) if cls.has_budget else [1.0]
+
+    def wires(self, wanted: Iterable[str], topology: Topology) -> list[str]:
+        """Those of the wires that its messages can have on these links; whole values if none."""
+        return list(dict.fromkeys(wanted)) if self.takes_wire else ["float32"]
 
     @property
     def label(self) -> str:
@@ -173,10 +177,20 @@ def _check_probabilities(strategy: Strategy, given: Any) -> tuple[float, ...]:
         raise InputError("probabilities are a list of numbers, one per matching.") from None
 
 
+def _check_whole(name: str) -> Callable[[Strategy, Any], int]:
+    def check(_: Strategy, value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise InputError(f"{name} is {value!r}, but it is a whole number from 1 up.")
+        return value
+
+    return check
+
+
 _CHECKS: Mapping[str, Callable[[Strategy, Any], Any]] = {
     "mixing": _check_mixing,
     "effort": lambda _, effort: _check_name("effort", effort, EFFORTS),
     "decomposition": lambda _, name: _check_name("decomposition", name, DECOMPOSITIONS),
     "alpha": _check_alpha,
     "probabilities": _check_probabilities,
+    "period": _check_whole("period"),
 }

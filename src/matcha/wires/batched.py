@@ -54,6 +54,7 @@ def meetings_of(
         return ModuloMeetings(wire, segments, x)
     if isinstance(wire, LowRank):
         return LowRankMeetings(wire, segments, x, links)
+    assert isinstance(wire, Float), "a top-k wire has no meetings"
     return FloatMeetings(wire)
 
 

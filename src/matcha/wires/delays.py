@@ -16,7 +16,7 @@ from matcha.timing import (
     register_timing,
 )
 from matcha.topology import Matching, Topology
-from matcha.wires.wire import Wire
+from matcha.wires.wire import TopK, Wire
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +30,12 @@ class Wired(Timing):
 
     base: Timing
     size_ratio: float
+    gathered: bool = False
+
+    @property
+    def is_gathered(self) -> bool:
+        """Whether averages are gathered."""
+        return self.gathered
 
     @property
     def unit(self) -> str:
@@ -46,7 +52,12 @@ class Wired(Timing):
 
     def to_json(self) -> dict[str, Any]:
         """The model as plain JSON values."""
-        return {"model": "wired", "size_ratio": self.size_ratio, "base": TIMINGS.to_json(self.base)}
+        found = {
+            "model": "wired",
+            "size_ratio": self.size_ratio,
+            "base": TIMINGS.to_json(self.base),
+        }
+        return found | {"gathered": True} if self.gathered else found
 
 
 def timing_over(timing: Timing, wire: Wire) -> Timing:
@@ -54,6 +65,10 @@ def timing_over(timing: Timing, wire: Wire) -> Timing:
     ratio = wire.size_ratio()
     if ratio == 1:
         return timing
+    if isinstance(wire, TopK):
+        if isinstance(timing, LinkSeconds):
+            timing, ratio = replace(timing, size_ratio=ratio), 1.0
+        return Wired(base=timing, size_ratio=ratio, gathered=True)
     if isinstance(timing, LinkSeconds):
         return replace(timing, size_ratio=ratio, num_phases=wire.num_phases)
     if isinstance(timing, Scaled):
@@ -92,7 +107,8 @@ def _refuse_transfers(document: dict[str, Any], topology: Topology) -> Timing:
 def _read_wired(document: dict[str, Any], topology: Topology) -> Timing:
     base = TIMINGS.from_json(document["base"], topology)
     ratio = document["size_ratio"] if "size_ratio" in document else document["share"]  # by 0.2
-    return Wired(base=base, size_ratio=float(ratio))
+    gathered = document.get("gathered", False) is True
+    return Wired(base=base, size_ratio=float(ratio), gathered=gathered)
 
 
 register_timing("wired", _read_wired)

@@ -11,6 +11,8 @@ from matcha.errors import InputError, unknown_name
 
 BLOCK = 256
 """Values that share one scale and one check."""
+CHUNK = 4096
+"""Values among which a top-k wire chooses."""
 FACTOR_BLOCK = 64
 """The same for the factors of a low-rank message, which are short."""
 Shape: TypeAlias = Sequence[int]
@@ -190,7 +192,63 @@ class LowRank:
         return _share(self, _TYPICAL if shapes is None else tuple(shapes))
 
 
-Wire: TypeAlias = Float | Modulo | LowRank
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TopK:
+    """The largest values of each 4,096, in two bits and with error feedback, for exact averages.
+
+    Each worker sends what it moved by since the last average, Q(top-k(e)), to all others; what it
+    did not send stays in e, of which `memory` is left an average later (SparseLoCo).
+
+    >>> TopK(kept=64).name, round(1 / TopK(kept=64).size_ratio(), 1)
+    ('topk:64', 141.2)
+    """
+
+    kept: int
+    memory: float = 0.95
+    """β: what is left of the error at the next average."""
+
+    def __post_init__(self) -> None:
+        if not (8 <= self.kept <= CHUNK // 8 and self.kept % 8 == 0):
+            raise InputError(
+                f"a top-k wire keeps a multiple of 8, from 8 to {CHUNK // 8}, of each {CHUNK} "
+                f"values, not {self.kept!r}"
+            )
+
+    @property
+    def name(self) -> str:
+        """How users spell it."""
+        return f"topk:{self.kept}"
+
+    @property
+    def residual(self) -> float:
+        """An average over it leaves no difference: all workers end at the same values."""
+        return 0.0
+
+    @property
+    def num_phases(self) -> int:
+        """Messages one after another in a meeting."""
+        return 1
+
+    def kept_of(self, size: int) -> int:
+        """How many values of a chunk are sent, for a parameter of a size."""
+        return min(self.kept, -(-size // 8) * 8)
+
+    def message_bytes(self, shapes: Iterable[Shape]) -> int:
+        """What one worker tells each other one: places in 12 bits, values in two, two levels."""
+        sizes = [math.prod(shape) for shape in shapes]
+        return sum(-(-n // CHUNK) * (self.kept_of(n) * 14 // 8 + 4) for n in sizes)
+
+    def size_ratio(self, shapes: Iterable[Shape] | None = None) -> float:
+        """Bytes of a message over those of a whole float32 model."""
+        return _share(self, ((CHUNK,),) if shapes is None else tuple(shapes))
+
+
+Wire: TypeAlias = Float | Modulo | LowRank | TopK
+
+
+def needs_meetings(wire: Wire) -> bool:
+    """Whether a wire's messages are about the difference of two workers."""
+    return not isinstance(wire, TopK) and wire != Float()
 
 
 def matrix_shape(shape: Shape) -> tuple[int, int]:
@@ -202,12 +260,15 @@ def matrix_shape(shape: Shape) -> tuple[int, int]:
     return (int(shape[0]), math.prod(shape[1:])) if len(shape) > 1 else (1, math.prod(shape))
 
 
-def _share(wire: Modulo | LowRank, shapes: Sequence[Shape]) -> float:
+def _share(wire: Modulo | LowRank | TopK, shapes: Sequence[Shape]) -> float:
     return wire.message_bytes(shapes) / Float().message_bytes(shapes)
 
 
-WIRES = ("float32", "bfloat16", "modulo:8", "modulo:4", "modulo:3", "modulo:2", "lowrank:4")
-"""Wires to choose from; a low-rank one may have any rank."""
+WIRES = (
+    *("float32", "bfloat16", "modulo:8", "modulo:4", "modulo:3", "modulo:2"),
+    *("topk:64", "lowrank:4"),
+)
+"""Wires to choose from; a low-rank one may have any rank, a top-k one any number."""
 
 
 def parse_wire(name: str | Wire) -> Wire:
@@ -230,6 +291,8 @@ def parse_wire(name: str | Wire) -> Wire:
         return Float()
     if name == "bfloat16":
         return Float(name="bfloat16")
-    if kind not in ("modulo", "lowrank") or not number.isdecimal():
+    if kind not in ("modulo", "lowrank", "topk") or not number.isdecimal():
         raise unknown_name("wire", name, WIRES)
+    if kind == "topk":
+        return TopK(kept=int(number))
     return Modulo(bits=int(number)) if kind == "modulo" else LowRank(rank=int(number))

@@ -16,11 +16,13 @@ from dataclasses import dataclass, field
 import torch
 
 from matcha.distributed.exchange.meeting import Meeting
-from matcha.distributed.transports.base import Pending
-from matcha.wires import LowRank, Modulo
+from matcha.distributed.transports.base import Pending, Transport
+from matcha.distributed.transports.collectives import ring_gather
+from matcha.wires import LowRank, Modulo, TopK
 from matcha.wires.coding import Coded, Coder
 from matcha.wires.lowrank import LowRankRows, renew_directions
 from matcha.wires.segments import Segment
+from matcha.wires.topk import TopKRows, pack_chosen, spread, unpack_chosen
 from matcha.wires.wire import BLOCK
 
 __all__ = [
@@ -30,6 +32,7 @@ __all__ = [
     "ModuloCodec",
     "Piece",
     "SpareMemory",
+    "TopKAverage",
     "Transfer",
     "is_finite",
 ]
@@ -477,6 +480,54 @@ def is_finite(values: torch.Tensor) -> bool:
     total = values.sum(dtype=torch.float32 if values.dtype == torch.float16 else None)
     # A sum may overflow where its values do not.
     return bool(torch.isfinite(total)) or bool(torch.isfinite(values).all())
+
+
+class TopKAverage:
+    """The average of the largest movements, with error feedback: what a top-k wire sends to all.
+
+    Args:
+        values: flat tensors.
+        segments: where the parameters lie in each of them.
+        wire: how much is sent.
+    """
+
+    def __init__(
+        self,
+        values: Sequence[torch.Tensor],
+        segments: Sequence[Sequence[Segment]],
+        wire: TopK,
+    ) -> None:
+        self._wire = wire
+        self._rows = [value.view(1, -1) for value in values]
+        pairs = zip(segments, self._rows, strict=True)
+        self._feedback = [TopKRows(wire, places, row) for places, row in pairs]
+
+    def take(self, transport: Transport, timeout: float) -> int:
+        """Replace the values by the average; how many bytes this worker sent."""
+        rows = zip(self._rows, self._feedback, strict=True)
+        messages = [[pack_chosen(chosen) for chosen in f.send(row)] for row, f in rows]
+        sizes = [len(message) for some in messages for message in some]
+        own = torch.cat([message for some in messages for message in some])
+        device = transport.device or own.device
+        arrived = ring_gather(transport, own.to(device), timeout)
+        for each in arrived:
+            split = iter(torch.split(each.to(own.device), sizes))
+            for row, feedback in zip(self._rows, self._feedback, strict=True):
+                for part in feedback.parts(row):
+                    chosen = unpack_chosen(next(split), part.shape[1], self._wire)
+                    found = spread(chosen, part.shape[1], part.dtype)
+                    part.add_(found, alpha=1 / len(arrived))
+        for row, feedback in zip(self._rows, self._feedback, strict=True):
+            feedback.settle(row)
+        return (len(arrived) - 1) * len(own)
+
+    def state(self) -> Mapping[str, torch.Tensor]:
+        """Where the last average left the worker, and what was not sent since."""
+        return {
+            f"{name}-{k}": tensor
+            for k, feedback in enumerate(self._feedback)
+            for name, tensor in (("anchor", feedback.anchor), ("error", feedback.error))
+        }
 
 
 # -- parts -----------------------------------------------------------------------------------------

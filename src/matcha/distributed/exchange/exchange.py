@@ -24,6 +24,7 @@ from matcha.distributed.exchange.codecs import (
     ModuloCodec,
     Piece,
     SpareMemory,
+    TopKAverage,
     Transfer,
     is_finite,
 )
@@ -34,7 +35,7 @@ from matcha.distributed.transports.collectives import ring_mean_, window_mean_
 from matcha.errors import ModelError, PeerLostError
 from matcha.records import Span, SpanKind
 from matcha.rounds import Round
-from matcha.wires import Float, LowRank, Modulo, Wire
+from matcha.wires import Float, LowRank, Modulo, TopK, Wire
 from matcha.wires.segments import Segment
 from matcha.wires.wire import BLOCK
 
@@ -88,6 +89,7 @@ class Exchange:
     Args:
         transport: carries the messages.
         codecs: what messages hold, each for some of the values.
+        gathered: what rounds average by messages to all, beside what codecs hold.
         timeout: seconds to wait for any one message.
 
     Attributes:
@@ -103,9 +105,17 @@ class Exchange:
 
     takes_all = False
 
-    def __init__(self, transport: Transport, codecs: Sequence[Codec], *, timeout: float) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        codecs: Sequence[Codec],
+        *,
+        timeout: float,
+        gathered: TopKAverage | None = None,
+    ) -> None:
         self.transport, self.codecs, self.timeout = transport, tuple(codecs), timeout
         self.relay: RelayedSums | None = None
+        self._gathered = gathered
         self.hooks: list[MeetingHook] = []
         self.wait_seconds = 0.0
         self.bytes_sent = 0
@@ -125,7 +135,8 @@ class Exchange:
 
     def state(self) -> Mapping[str, torch.Tensor]:
         """What later rounds depend on."""
-        return {name: value for codec in self.codecs for name, value in codec.state().items()}
+        found = {name: value for codec in self.codecs for name, value in codec.state().items()}
+        return found if self._gathered is None else found | dict(self._gathered.state())
 
     def forget(self, peer: int) -> None:
         """Drop what is remembered of a link: its two ends must remember the same."""
@@ -183,6 +194,8 @@ class Exchange:
     def _average(self, round: Round, met: Sequence[Meeting]) -> None:
         """Take the mean of all workers, which is no meeting of two."""
         values = [piece.values for codec in self.codecs for piece in codec.pieces]
+        if self._gathered is not None:
+            self.bytes_sent += self._gathered.take(self.transport, self.timeout)
         if round.is_all_reduce:
             self.bytes_sent += ring_mean_(self.transport, values, self.timeout)
             return
@@ -393,6 +406,9 @@ def make_exchange(
     whole = [p for p in pairs if isinstance(wire, Float) or not _is_coded(p[0])]
     chosen, segments = [v for _, v in coded], [_segments(bucket) for bucket, _ in coded]
     codecs: list[Codec] = []
+    gathered = None
+    if chosen and isinstance(wire, TopK):
+        gathered = TopKAverage(chosen, segments, wire)
     if chosen and isinstance(wire, LowRank):
         codecs.append(LowRankCodec(chosen, segments, wire, transport.num_workers))
     elif chosen and isinstance(wire, Modulo):
@@ -405,7 +421,7 @@ def make_exchange(
                 [v for _, v in whole], bucket_bytes=bucket_bytes, dtype=dtype, any_value=volatile
             )
         )
-    return Exchange(transport, codecs, timeout=timeout)
+    return Exchange(transport, codecs, timeout=timeout, gathered=gathered)
 
 
 def _is_coded(bucket: Bucket) -> bool:

@@ -190,6 +190,11 @@ class MomentumRules:
             else:
                 place.copy_(_as_real(moment))
 
+    def before_round(self) -> None:
+        """Right before a round in which this worker takes part."""
+        for part in self._parts if self.spec.kind == "outer" else ():
+            part.rule.before_round(part.values(), None)
+
     def after_round(self, *, met: bool) -> None:
         """After the round; `met`: whether this worker took part in it."""
         for part, place in self._moments if met else ():

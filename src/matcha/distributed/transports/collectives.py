@@ -24,6 +24,7 @@ __all__ = [
     "differences",
     "gather",
     "mean_",
+    "ring_gather",
     "ring_mean_",
     "roll_call",
     "window_mean_",
@@ -108,6 +109,26 @@ def ring_mean_(transport: Transport, tensors: list[torch.Tensor], timeout: float
         if moved is not tensor:
             tensor.copy_(moved)
     return sent
+
+
+def ring_gather(transport: Transport, own: torch.Tensor, timeout: float) -> list[torch.Tensor]:
+    """Every worker's message of bytes, all of one size, on every worker, in the order of ranks.
+
+    Each message goes once around the ring, so a worker sends m − 1 of them.
+    """
+    m, rank = transport.num_workers, transport.rank
+    if transport.has_tree:
+        found = gather(transport, own.cpu().numpy().tobytes(), timeout)
+        return [torch.frombuffer(bytearray(each), dtype=torch.uint8) for each in found]
+    following, before = (rank + 1) % m, (rank - 1) % m
+    parts = [torch.empty_like(own) for _ in range(m)]
+    parts[rank] = own
+    for step in range(m - 1):
+        out, into = parts[(rank - step) % m], parts[(rank - step - 1) % m]
+        messages = [Message(peer=before, tag=Tag.RING, incoming=into)]
+        messages.append(Message(peer=following, tag=Tag.RING, outgoing=out))
+        transport.post(messages).wait(timeout)
+    return parts
 
 
 def window_mean_(

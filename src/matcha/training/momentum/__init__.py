@@ -13,7 +13,13 @@ from matcha.training.momentum.quasi_global import (
     iterations_between_meetings,
     stable_follow,
 )
-from matcha.training.momentum.registry import automatic, make_rule, momentum_for, resolve_momentum
+from matcha.training.momentum.registry import (
+    automatic,
+    make_rule,
+    momentum_for,
+    resolve_momentum,
+    with_outer,
+)
 from matcha.training.momentum.rule import MomentumRule
 from matcha.training.momentum.settings import MOMENTA, Kind, Momentum, parse_momentum
 from matcha.training.momentum.shared import Shared, first_moment
@@ -39,4 +45,5 @@ __all__ = [
     "resolve_momentum",
     "stable_correction",
     "stable_follow",
+    "with_outer",
 ]

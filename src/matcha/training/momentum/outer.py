@@ -16,7 +16,10 @@ class Outer(MomentumRule):
 
     v ← βv + α(x̄ − φ), φ ← φ + v, x ← φ, for those who met; x̄ is what the round made of x. With
     `nesterov`, φ ← φ + α(x̄ − φ) + βv with the new v. After an exact average that is DiLoCo's outer
-    step; after a meeting of two, NoLoCo's (with its γ equal to α).
+    step; after a meeting of two, NoLoCo's (with its γ equal to α, as in its authors' code).
+
+    With `rate_first` workers exchange y = φ + α(x − φ) and step from ȳ: φ ← ȳ + β(ȳ − ȳ₋), where ȳ₋
+    is what the round before made (GASLoC). ȳ − ȳ₋ is v, so it is the same code with α = 1.
     """
 
     def __init__(self, spec: Momentum, x: Tensor) -> None:
@@ -32,11 +35,19 @@ class Outer(MomentumRule):
         self.anchor.copy_(x)
         self.velocity.zero_()
 
+    def before_round(self, x: Tensor, met: Tensor | None) -> None:
+        """Go α of the way from the anchor, where that is to be done before the round."""
+        if self.spec.rate_first:
+            moved = torch.lerp(self.anchor, x, self.spec.outer_rate)
+            x.copy_(moved if met is None else torch.where(met, moved, x))
+
     def after_round(
         self, x: Tensor, memory: Mapping[str, Tensor], rate: Tensor | float, met: Tensor | None
     ) -> None:
         """Take the outer step."""
         alpha, beta = self.spec.outer_rate, self.spec.outer_momentum
+        if self.spec.rate_first:
+            alpha = 1.0
         velocity = self.velocity * beta
         velocity.add_(x, alpha=alpha)
         velocity.sub_(self.anchor, alpha=alpha)

@@ -29,7 +29,7 @@ def resolve_momentum(name: str | Momentum, optimizer: Optimizer, plan: PlanLike)
     Raises:
         InputError: It needs an optimizer with momentum, and this one has none.
     """
-    chosen = momentum_for(name, optimizer)
+    chosen = momentum_for(name, optimizer, plan)
     if chosen.kind == "exact-diffusion" and chosen.correction is None:
         return replace(chosen, correction=stable_correction(plan))
     if chosen.kind != "quasi-global":
@@ -41,13 +41,43 @@ def resolve_momentum(name: str | Momentum, optimizer: Optimizer, plan: PlanLike)
     return chosen
 
 
-def momentum_for(name: str | Momentum, optimizer: Optimizer) -> Momentum:
-    """The named momentum, if the optimizer can have it.
+def with_outer(chosen: Momentum, plan: PlanLike) -> Momentum:
+    """The momentum with the plan's outer step, where it has one; your own `outer` replaces it.
 
     Raises:
-        InputError: It needs an optimizer with momentum, and this one has none.
+        InputError: The momentum follows meetings itself.
     """
-    chosen = parse_momentum(name) or automatic(optimizer)
+    step = plan.outer
+    if step is None or chosen.kind == "outer":
+        return chosen
+    if chosen.kind != "local":
+        raise InputError(
+            f"a {plan.strategy} plan takes an outer step after each round, but {chosen.kind} "
+            "momentum changes what a round does as well: leave momentum at local, or use another "
+            "strategy."
+        )
+    return Momentum(
+        kind="outer",
+        outer_rate=step.rate,
+        outer_momentum=step.momentum,
+        nesterov=step.nesterov,
+        rate_first=step.rate_first,
+    )
+
+
+def momentum_for(
+    name: str | Momentum, optimizer: Optimizer, plan: PlanLike | None = None
+) -> Momentum:
+    """The named momentum, or the plan's outer steps, if the optimizer and the plan can have it.
+
+    Raises:
+        InputError: It needs an optimizer with momentum, and this one has none; or it does not go
+            with the plan's outer steps.
+    """
+    chosen = parse_momentum(name)
+    if plan is not None and plan.outer is not None:
+        return with_outer(chosen or Momentum(), plan)
+    chosen = chosen or automatic(optimizer)
     needs = chosen.kind in ("quasi-global", "shared")
     if needs and not (isinstance(optimizer, (SGD, Adam)) and optimizer.momentum):
         raise InputError(f"{chosen.kind} momentum needs SGD with momentum, or Adam")

@@ -29,6 +29,9 @@ class MomentumRule:
     def after_skipped_step(self, x: Tensor, rate: Tensor | float) -> None:
         """In place of `after_step`, where the optimizer left its step out."""
 
+    def before_round(self, x: Tensor, met: Tensor | None) -> None:
+        """Right before the round, after the step. `met`: rows that take part in it; None: all."""
+
     def after_round(
         self, x: Tensor, memory: Mapping[str, Tensor], rate: Tensor | float, met: Tensor | None
     ) -> None:

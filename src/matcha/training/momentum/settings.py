@@ -39,6 +39,8 @@ class Momentum:
     outer_momentum: float = 0.5
     nesterov: bool = False
     """Outer: step along Δ + βv and not along v, as DiLoCo does."""
+    rate_first: bool = False
+    """Outer: exchange φ + α(x − φ), as GASLoC does, and not x."""
     correction: float | None = None
     """Exact diffusion: the share of what rounds moved a worker by that each iteration anticipates;
     None: what the plan's rounds hold. 1 is D² as published."""
@@ -64,7 +66,8 @@ class Momentum:
     @property
     def steps_first(self) -> bool:
         """Whether it changes what a step did before the round, so that overlap excludes it."""
-        return self.kind in ("momentum-tracking", "exact-diffusion", "shared")
+        kinds = ("momentum-tracking", "exact-diffusion", "shared")
+        return self.kind in kinds or (self.kind == "outer" and self.rate_first)
 
 
 def parse_momentum(name: str | Momentum) -> Momentum | None:
@@ -83,7 +86,8 @@ def parse_momentum(name: str | Momentum) -> Momentum | None:
         raise unknown_name("momentum", name, MOMENTA)
     try:
         pairs = (part.split("=") for part in rest.split(",") if part)
-        values = {k: bool(int(v)) if k == "nesterov" else float(v) for k, v in pairs}
+        flags = ("nesterov", "rate_first")
+        values = {k: bool(int(v)) if k in flags else float(v) for k, v in pairs}
         return None if kind == "auto" else Momentum(kind=kind, **values)  # type: ignore[arg-type]
     except (TypeError, ValueError) as error:
         if isinstance(error, InputError):
