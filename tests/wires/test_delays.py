@@ -8,6 +8,7 @@ import matcha
 from matcha import families
 from matcha.errors import InputError
 from matcha.timing import LinkSeconds, RandomLinks, Scaled, Units
+from matcha.strategies import Local
 from matcha.wires import parse_wire
 from matcha.wires.delays import budget_over, timing_over
 from matcha.wires.wire import BLOCK
@@ -28,7 +29,7 @@ def test_a_budget_keeps_its_meaning_and_buys_more_rounds(strategy, wire) -> None
     assert sum(small.probabilities) == pytest.approx(sum(whole.probabilities) / share, rel=0.05)
 
 
-@pytest.mark.parametrize("strategy", ["allreduce", "local"])
+@pytest.mark.parametrize("strategy", ["allreduce", Local(mixing="average")])
 def test_an_exact_average_takes_whole_values(strategy) -> None:
     """Neither engine averages over a coded wire; both took it for meetings of weight 1/m."""
     with pytest.raises(InputError, match="averages whole values, not what the wire 'modulo:3'"):
