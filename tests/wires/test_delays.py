@@ -7,8 +7,8 @@ from tests.wires.definition import Definition
 import matcha
 from matcha import families
 from matcha.errors import InputError
-from matcha.timing import LinkSeconds, RandomLinks, Scaled, Units
 from matcha.strategies import Local
+from matcha.timing import LinkSeconds, RandomLinks, Scaled, Units
 from matcha.wires import parse_wire
 from matcha.wires.delays import budget_over, timing_over
 from matcha.wires.wire import BLOCK
