@@ -208,7 +208,8 @@ def best(known: Iterable[Row], same: Row, number: int) -> list[tuple[str, float]
         usual = is_same and row["seed"] == 0 and row["method"] in METHODS
         if usual and row["loss"] < rows.get(row["method"], {"loss": float("inf")})["loss"]:
             rows[row["method"]] = row
-    front, others = [], []
+    front: list[Row] = []
+    others: list[Row] = []
     for row in sorted(rows.values(), key=lambda row: row["loss"]):
         ours = METHODS[row["method"]].is_ours
         beaten = any(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -74,7 +73,7 @@ def plan_with(choice: Choice) -> matcha.plans.PlanLike:
     if choice is options.CODED_WIRE:
         return matcha.plan(RING, 0.5, "greedy", wire="modulo:4")
     if choice is options.NOT_WHOLE:  # of relayed sums, beside which it is refused
-        return dataclasses.replace(matcha.plan(RING, 1.0, "relaysum"), wire=parse_wire("bfloat16"))
+        return replace(matcha.plan(RING, 1.0, "relaysum"), wire=parse_wire("bfloat16"))
     if choice is options.RELAY:
         return matcha.plan(RING, 1.0, "relaysum")
     strategy = {options.NO_MEETINGS: "allreduce", options.FIXED_PLAN: "vanilla"}[choice]
