@@ -334,6 +334,13 @@ def test_quasi_global_needs_momentum() -> None:
     with pytest.raises(InputError, match="needs SGD with momentum"):
         resolve_momentum("quasi-global", SGD(), er8("greedy", 0.3))
     assert resolve_momentum("auto", SGD(), er8("greedy", 0.3)).kind == "local"
+    often, rarely = er8("greedy", 0.3), er8("greedy", 0.02)
+    assert resolve_momentum("auto", Adam(), often).kind == "local"
+    assert resolve_momentum("auto", Adam(), rarely).kind == "outer"
+    assert not resolve_momentum("auto", Adam(), rarely).nesterov
+    averages = er8("local", 0.02)
+    assert resolve_momentum("auto", Adam(), averages).nesterov
+    assert resolve_momentum("auto", Adam(), er8("silent")).kind == "local"
 
 
 @pytest.mark.parametrize("bounded", [True, False])

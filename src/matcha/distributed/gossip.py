@@ -550,5 +550,5 @@ def _decide_momentum(setup: Setup, optimizers: Sequence[torch.optim.Optimizer]) 
         return replace(setup, momentum=with_outer(Momentum(), plan))
     if asked is not None:
         return replace(setup, momentum=asked)
-    best = replace(setup, momentum=automatic(describe_optimizers(optimizers)))
+    best = replace(setup, momentum=automatic(describe_optimizers(optimizers), plan))
     return best if find_exclusion(best) is None else replace(setup, momentum=Momentum())
