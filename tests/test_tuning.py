@@ -141,6 +141,23 @@ def test_trials_decide_and_few_are_needed():
     assert math.isinf(trials(matcha.plan(ER8, strategy="silent"), 4 * trials.exact_iterations))
 
 
+def test_outer_steps_are_for_trials_and_teach_nothing_of_others():
+    names, tried = ["diloco", "local"], []
+
+    def measure(plan, limit):
+        tried.append(plan.strategy)
+        return 60.0 if plan.outer is not None else 90.0
+
+    measure.exact_iterations = 100.0
+    chosen = {"compute_time": 0.01, "link_time": 0.1, "strategies": names, "wires": ["float32"]}
+    found = matcha.tune(families.complete(4), budgets=[0.1], trials=measure, **chosen)
+    assert sorted(tried) == sorted(names)
+    assert found.best.strategy == "diloco"
+    predicted = matcha.tune(families.complete(4), budgets=[0.1], **chosen)
+    if predicted.plan.outer is not None:
+        assert "knows nothing of outer steps" in predicted.plan.notes[-1]
+
+
 def test_a_control_is_shown_and_never_chosen():
     with pytest.raises(InputError, match="no strategy reaches"):
         small(strategies=["silent"])

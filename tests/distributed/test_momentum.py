@@ -169,6 +169,34 @@ def test_quasi_global_says_which_optimizers_it_knows() -> None:
     assert "needs SGD with momentum, or Adam" in run_threads(4, work)[0]
 
 
+def test_muons_momentum_is_shared_beside_adams() -> None:
+    """Weight matrices by Muon, the rest by AdamW: what both remember ends at the mean."""
+    plan = matcha.plan(matcha.families.complete(4), 1.0, "local")
+
+    def work(transport) -> list[torch.Tensor]:
+        model = mlp()
+        matrices = [p for p in model.parameters() if p.dim() == 2]
+        others = [p for p in model.parameters() if p.dim() != 2]
+        optimizers = [torch.optim.Muon(matrices, lr=0.01), torch.optim.AdamW(others, lr=0.01)]
+        options: dict[str, Any] = {"transport": transport, "timeout": 30}
+        with pytest.raises(InputError, match="quasi-global momentum needs SGD"):
+            Gossip(model, optimizers, plan, momentum="quasi-global", **options)
+        before = [p.detach().clone() for p in matrices]
+        with Gossip(model, optimizers, plan, momentum="shared", **options):
+            backward(model, batch(torch.Generator().manual_seed(transport.rank)))
+            for optimizer in optimizers:
+                optimizer.step()
+        moved = max(float((p - b).abs().max()) for p, b in zip(matrices, before, strict=True))
+        assert moved > 1e-4
+        buffers = [optimizers[0].state[p]["momentum_buffer"] for p in matrices]
+        return [*buffers, *(optimizers[1].state[p]["exp_avg"] for p in others)]
+
+    first, *rest = run_threads(4, work)
+    for other in rest:
+        for a, b in zip(first, other, strict=True):
+            torch.testing.assert_close(a, b)
+
+
 def test_adamw_follows_meetings() -> None:
     plan = wire_cases.wired("greedy", "pairwise", "float32", 4)
 

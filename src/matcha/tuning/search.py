@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from matcha._numerics import ProgressCallback
@@ -111,7 +111,9 @@ def tune(
         overlap=overlap,
         points=tuple(points),
         best=points[place],
-        plan=replace(plans[place], notes=(*plans[place].notes, _note(points[place]))),
+        plan=replace(
+            plans[place], notes=(*plans[place].notes, *_notes(points[place], plans[place]))
+        ),
     )
 
 
@@ -208,7 +210,10 @@ def _best(points: Sequence[TunedPoint]) -> int:
     return place
 
 
-def _note(point: TunedPoint) -> str:
+def _notes(point: TunedPoint, plan: Plan) -> Iterator[str]:
     if point.tried:
-        return f"tuned: a trial reached the target after {point.iterations:.0f} iterations."
-    return f"tuned: predicted to reach the target in {point.seconds:.4g} s."
+        yield f"tuned: a trial reached the target after {point.iterations:.0f} iterations."
+        return
+    yield f"tuned: predicted to reach the target in {point.seconds:.4g} s."
+    if plan.outer is not None:
+        yield "the prediction knows nothing of outer steps: tune with a task, which tries them."

@@ -75,7 +75,8 @@ def try_best(
         best = min(best, needed * each)
         # What was not reached within the limit takes longer, by an unknown amount.
         lesson = needed if math.isfinite(needed) else 1.5 * limit
-        known.append((disagreements[place], lesson))
+        if plans[place].outer is None:  # with outer steps it is no matter of disagreement alone
+            known.append((disagreements[place], lesson))
         if progress is not None:
             progress(len(measured), max_trials, "trials at most")
     found = []

@@ -17,6 +17,7 @@ from matcha.training.momentum import (
     MomentumTracking,
     Tracking,
     make_rule,
+    parse_momentum,
     resolve_momentum,
 )
 from matcha.training.optimizers import SGD, Adam, Optimizer
@@ -55,6 +56,9 @@ class MomentumRules:
         buckets: Sequence[Bucket],
     ) -> None:
         kind = describe_optimizers(optimizers)
+        asked = parse_momentum(name)
+        if asked is not None and asked.kind == "shared" and all(map(_has_first_moment, optimizers)):
+            kind = Adam()  # whatever they are: each has what is to be exchanged
         self.spec = resolve_momentum(name, kind, plan)
         self.is_needed = self.spec.kind != "local"
         if isinstance(kind, Adam) and isinstance(plan, Plan) and plan.strategy == "allreduce":
@@ -89,8 +93,10 @@ class MomentumRules:
             if id(slot.tensor) in owners:
                 values = _as_real(slot.tensor.data)
                 place = bucket.part(slot, vectors).view(values.shape)
-                rule = make_rule(self.spec, kind, values)
-                part = _Part([slot.name], (slot,), *owners[id(slot.tensor)], rule)
+                owner, group = owners[id(slot.tensor)]
+                own = kind if self.spec.kind != "shared" else _bounded_as(owner)
+                rule = make_rule(self.spec, own, values)
+                part = _Part([slot.name], (slot,), owner, group, rule)
                 if isinstance(rule, MomentumTracking):
                     rule.tracked = place
                 else:
@@ -408,6 +414,21 @@ def _unscale(optimizer: torch.optim.Optimizer) -> bool:
 def _as_real(values: torch.Tensor) -> torch.Tensor:
     """Complex numbers as pairs of real ones: the rules are about real vectors."""
     return torch.view_as_real(values) if values.is_complex() else values
+
+
+def _has_first_moment(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether an optimizer remembers what `shared` exchanges: Adam's, SGD's or Muon's."""
+    if isinstance(optimizer, (torch.optim.Adam, torch.optim.AdamW)):
+        return all(group["betas"][0] > 0 for group in optimizer.param_groups)
+    muon = getattr(torch.optim, "Muon", torch.optim.SGD)  # from PyTorch 2.9 on
+    if not isinstance(optimizer, (torch.optim.SGD, muon)):
+        return False
+    return all(group["momentum"] > 0 for group in optimizer.param_groups)
+
+
+def _bounded_as(optimizer: torch.optim.Optimizer) -> Optimizer:
+    """The kind whose bound steps get: of Adam's steps alone is it known what is too long."""
+    return Adam() if isinstance(optimizer, (torch.optim.Adam, torch.optim.AdamW)) else SGD()
 
 
 def describe_optimizers(optimizers: Sequence[torch.optim.Optimizer]) -> Optimizer:

@@ -86,7 +86,8 @@ def momentum_for(
     chosen = chosen or automatic(optimizer, plan)
     needs = chosen.kind in ("quasi-global", "shared")
     if needs and not (isinstance(optimizer, (SGD, Adam)) and optimizer.momentum):
-        raise InputError(f"{chosen.kind} momentum needs SGD with momentum, or Adam")
+        able = "Adam" if chosen.kind == "quasi-global" else "Adam, or torch.optim.Muon"
+        raise InputError(f"{chosen.kind} momentum needs SGD with momentum, or {able}")
     return chosen
 
 
