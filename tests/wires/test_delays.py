@@ -32,7 +32,7 @@ def test_a_budget_keeps_its_meaning_and_buys_more_rounds(strategy, wire) -> None
 @pytest.mark.parametrize("strategy", ["allreduce", Local(mixing="average")])
 def test_an_exact_average_takes_whole_values(strategy) -> None:
     """Neither engine averages over a coded wire; both took it for meetings of weight 1/m."""
-    with pytest.raises(InputError, match="averages whole values, not what the wire 'modulo:3'"):
+    with pytest.raises(InputError, match="adds up whole values, not what the wire 'modulo:3'"):
         matcha.plan(matcha.families.ring(4), 0.5, strategy, wire="modulo:3")
 
 

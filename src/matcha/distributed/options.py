@@ -383,6 +383,11 @@ EXCLUSIONS = (
     ),
     Exclusion(
         TOP_K,
+        REPLAN,
+        "its averages tell nothing of single links: leave replan out, or use another wire",
+    ),
+    Exclusion(
+        TOP_K,
         CONTINUE,
         "each average needs all workers: leave on_loss at 'stop', or use another wire",
     ),
