@@ -93,6 +93,7 @@ class Fixed:
     seed = 0
     digest = "fixed"
     wire = Float()
+    outer = None
     levels = ()
 
     def __init__(self, num_workers: int, *matchings_of_rounds: tuple) -> None:

@@ -186,7 +186,7 @@ def test_muons_momentum_is_shared_beside_adams() -> None:
             backward(model, batch(torch.Generator().manual_seed(transport.rank)))
             for optimizer in optimizers:
                 optimizer.step()
-        moved = max(float((p - b).abs().max()) for p, b in zip(matrices, before, strict=True))
+        moved = max((p.detach() - b).abs().max() for p, b in zip(matrices, before, strict=True))
         assert moved > 1e-4
         buffers = [optimizers[0].state[p]["momentum_buffer"] for p in matrices]
         return [*buffers, *(optimizers[1].state[p]["exp_avg"] for p in others)]
