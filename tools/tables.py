@@ -423,9 +423,21 @@ def advise() -> str:
     return f"{table(heads, rows, 'lrrrrr')}\n*{found.sentence}*\n"
 
 
+def moments() -> str:
+    """What sharing first moments is worth on a tiny language model, by learning rate."""
+    found = json.loads((RESULTS / "moments.json").read_text(encoding="utf-8"))
+    rows = [
+        [row["method"], f"1/{1 / row['share']:.3g}", *(f"{loss:.3f}" for loss in row["losses"])]
+        for row in found["rows"]
+    ]
+    rates = [f"rate {rate:g}" for rate in found["rates"]]
+    return table(["exchange", "bytes", *rates], rows, "lrrr")
+
+
 REGIONS: dict[str, Callable[[], str]] = {
     "advise": advise,
     "language": language,
+    "moments": moments,
     "one-way": one_way,
     "crossings": crossings,
     "decompositions": decompositions,

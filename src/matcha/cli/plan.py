@@ -33,7 +33,7 @@ from matcha.timing import Scaled, Timing
 from matcha.topology import Matching, Topology, families
 
 _PLANNING = (
-    "budget", "stage", "strategy", "seed", "mixing", "matchings", "decomposition", "effort", "wire",
+    "budget", "stage", "strategy", "period", "seed", "mixing", "matchings", "decomposition", "effort", "wire",
     "delay_exponent",
 )  # fmt: skip
 
