@@ -33,8 +33,8 @@ from matcha.timing import Scaled, Timing
 from matcha.topology import Matching, Topology, families
 
 _PLANNING = (
-    "budget", "stage", "strategy", "period", "seed", "mixing", "matchings", "decomposition", "effort", "wire",
-    "delay_exponent",
+    "budget", "stage", "strategy", "period", "seed", "mixing", "matchings", "decomposition",
+    "effort", "wire", "delay_exponent",
 )  # fmt: skip
 
 
