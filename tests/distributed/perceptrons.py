@@ -13,6 +13,7 @@ from torch import nn
 
 from matcha import Plan, Round, families
 from matcha.distributed import Gossip
+from matcha.plans.plan import AnyPlan
 from matcha.testing import MemoryTransport, run_threads
 from matcha.wires import Float
 
@@ -87,6 +88,7 @@ def double_step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: torch
     plain_step(model, optimizer, batch.double())
 
 
+@AnyPlan.register
 class Fixed:
     """Rounds from a list, then empty ones, as any plan-like value may give them."""
 
