@@ -96,6 +96,7 @@ class Fixed:
     digest = "fixed"
     wire = Float()
     outer = None
+    worker_weights = None
     levels = ()
 
     def __init__(self, num_workers: int, *matchings_of_rounds: tuple) -> None:

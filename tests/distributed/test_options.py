@@ -18,6 +18,7 @@ from matcha.errors import InputError
 from matcha.plans import OuterStep
 from matcha.testing import MemoryNetwork, run_threads
 from matcha.training.momentum import Momentum
+from matcha.training.optimizers import SGD
 from matcha.wires import parse_wire
 
 RING = matcha.families.ring(3)
@@ -46,6 +47,7 @@ MADE: dict[Choice, dict[str, Any]] = {
         "optimizers": (torch.optim.LBFGS(nn.Linear(1, 1).parameters(), lr=0.1),)
     },
     options.LBFGS: {"optimizers": (torch.optim.LBFGS(nn.Linear(1, 1).parameters(), lr=0.1),)},
+    options.NOT_SGD: {"optimizers": (torch.optim.Adam(nn.Linear(1, 1).parameters()),)},
     options.BESIDE: {"options": {"overlap": True}},
     options.SHARED_TRANSPORT: {"others": (GossipOptions(),)},
     options.TASK: {"call": "train"},
@@ -74,6 +76,8 @@ def plan_with(choice: Choice) -> matcha.plans.PlanLike:
         return matcha.plan(RING, 0.5, "greedy", wire="modulo:4")
     if choice is options.NOT_WHOLE:  # of relayed sums, beside which it is refused
         return replace(matcha.plan(RING, 1.0, "relaysum"), wire=parse_wire("bfloat16"))
+    if choice is options.WEIGHTS:
+        return matcha.plan(RING, 0.5, "greedy", worker_weights=[1, 2, 3])
     if choice is options.RELAY:
         return matcha.plan(RING, 1.0, "relaysum")
     strategy = {options.NO_MEETINGS: "allreduce", options.FIXED_PLAN: "vanilla"}[choice]
@@ -82,7 +86,7 @@ def plan_with(choice: Choice) -> matcha.plans.PlanLike:
 
 def setup_with(*choices: Choice) -> Setup:
     """A setup that has these choices and otherwise nothing out of the ordinary."""
-    chosen: dict[str, Any] = {"plan": PAIRS, "optimizers": (object(),)}
+    chosen: dict[str, Any] = {"plan": PAIRS, "optimizers": (SGD(),)}
     asked: dict[str, Any] = {}
     for choice in choices:
         made = dict(MADE[choice]) if choice in MADE else {"plan": plan_with(choice)}

@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 
 import pytest
+import torch
 from tests.distributed import cases
 
 from matcha import families, plan
@@ -73,6 +74,52 @@ def test_both_engines_decide_alike_what_momentum_auto_is() -> None:
     for kind, losses in run_threads(NUM_WORKERS, work):
         assert kind == "exact-diffusion"
         assert losses == pytest.approx(simulated, rel=1e-10)
+
+
+@pytest.mark.parametrize("momentum", ["local", "exact-diffusion"])
+def test_workers_count_as_the_plan_says_in_both_engines(momentum) -> None:
+    """Towards the weighted average of the losses, with the rounds as they are."""
+    weights = (1.0, 5.0, 0.0, 2.0)
+    chosen = plan(RING, 1.0, "vanilla", worker_weights=weights)
+
+    def make() -> QuadraticTask:
+        return QuadraticTask(NUM_WORKERS, heterogeneity=5.0, noise=0.0, condition=1.0, seed=2)
+
+    settings = Settings(
+        epochs=4,
+        schedule=Constant(base=0.05),
+        optimizer=SGD(momentum=0.5),
+        momentum=momentum,
+        execution=Execution(precision="float64"),
+    )
+    simulation = Simulation(make(), chosen, settings)
+    simulated = list(simulation)
+
+    def work(transport) -> tuple[list[float | None], torch.Tensor]:
+        training = Training(make(), chosen, settings, transport, timeout=60)
+        found = [e.train_loss for e in training if isinstance(e, Record) and e.worker is None]
+        return found, torch.cat([p.detach().flatten() for p in training.model.parameters()])
+
+    rows = run_threads(NUM_WORKERS, work)
+    for losses, _ in rows:
+        assert losses == pytest.approx([record.train_loss for record in simulated], rel=1e-10)
+    # Where it ends, the workers' own gradients cancel as they are weighed.
+    x = torch.stack([end for _, end in rows]).mean(0)
+    task = make()
+    task.to(torch.device("cpu"), torch.float64)
+    tables = {name: torch.from_numpy(table)[0] for name, table in task.tables(0).items()}
+    inputs, targets = task.batch(tables)
+    model = task.model().double()
+    total = torch.zeros_like(x)
+    for i, weight in enumerate(weights):
+        torch.nn.utils.vector_to_parameters(x.clone(), model.parameters())
+        loss, _ = task.loss(model, inputs[i], targets[i], ())
+        grads = torch.autograd.grad(loss, list(model.parameters()))
+        own = torch.cat([g.flatten() for g in grads])
+        assert weight != 5.0 or own.norm() > 1e-3  # each alone pulls elsewhere
+        total += weight * own
+    if momentum == "exact-diffusion":  # which leaves no difference between workers
+        assert total.norm() < 1e-8
 
 
 def test_how_far_apart_answers_are_is_the_same_in_both_engines() -> None:

@@ -47,6 +47,25 @@ def test_saving_and_loading_changes_nothing(tmp_path_factory, topology, budget, 
     assert [back.round(k) for k in range(20)] == [plan.round(k) for k in range(20)]
 
 
+def test_how_much_workers_count_is_part_of_a_plan(tmp_path):
+    plain = matcha.plan(families.ring(4), 0.5, "greedy")
+    plan = matcha.plan(families.ring(4), 0.5, "greedy", worker_weights=[10, 20, 30, 20])
+    assert plan.worker_weights == (0.5, 1.0, 1.5, 1.0)
+    assert plan.digest != plain.digest
+    assert "0.5 to 1.5 times" in plan.summary()
+    plan.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json") == plan
+    for wrong in ([1, 2], [1, 2, 3, -1], [0, 0, 0, 0]):
+        with pytest.raises(PlanError, match="worker_weights are"):
+            matcha.plan(families.ring(4), 0.5, "greedy", worker_weights=wrong)
+    staged = matcha.staged_plan("ring:4", {0: 0.5, 9: 1.0}, "greedy", worker_weights=[1, 2, 3, 2])
+    assert staged.worker_weights == (0.5, 1.0, 1.5, 1.0)
+    with pytest.raises(PlanError, match="share one list of worker_weights"):
+        replace(staged, levels=(plain, staged.levels[1]))
+    with pytest.raises(InputError, match="plan without them where workers join"):
+        matcha.strategies.with_workers(plan, {4: [0, 2]})
+
+
 CUBE = families.hypercube(3)
 NINE = families.complete(9)
 FULL = families.complete(8)

@@ -107,6 +107,9 @@ class OptimizerHooks:
         if state.stopwatch.listens:
             state.stopwatch.computed(state.iteration)
         state.finish_overlap()
+        if state.weight != 1.0 and optimizer is not None:
+            gradients = [p.grad for p in _parameters(optimizer) if p.grad is not None]
+            torch._foreach_mul_(gradients, state.weight)
         if state.momentum.is_needed and optimizer is not None:
             state.momentum.before_step(optimizer, meets=bool(state.cursor.met))
 

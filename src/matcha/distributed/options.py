@@ -298,6 +298,11 @@ NOT_PAIRS = Choice(
 PUSH_SUM = Choice(
     "a plan that needs push-sum", lambda s: any(level.needs_push_sum for level in s.plan.levels)
 )
+WEIGHTS = Choice("a plan with `worker_weights`", lambda s: s.plan.worker_weights is not None)
+NOT_SGD = Choice(
+    "an optimizer other than SGD",
+    lambda s: any(type(wrapped_by(o) or o).__name__ != "SGD" for o in s.optimizers),
+)
 RELAY = Choice("a plan of relayed sums (relaysum)", lambda s: "relay" in _mixings(s))
 STAGES = Choice("a plan with stages of its own", _is_staged)
 FIXED_PLAN = Choice("a plan in which nothing depends on how long links take", _is_fixed)
@@ -507,6 +512,28 @@ EXCLUSIONS = (
         NO_LINKS,
         "it needs links of our own, which know who is gone: give Gossip a LinkTransport, or start "
         "with `matcha train --links`",
+    ),
+    Exclusion(
+        WEIGHTS,
+        NOT_SGD,
+        "they multiply gradients, which Adam and the like divide by their size: use SGD, or plan "
+        "without them",
+    ),
+    Exclusion(
+        WEIGHTS,
+        ASYNCHRONOUS,
+        "a worker steps as often as it can, which weighs it already: plan without them",
+    ),
+    Exclusion(
+        WEIGHTS,
+        CONTINUE,
+        "they are of all workers that the plan is for: plan without them, or leave on_loss at "
+        "'stop'",
+    ),
+    Exclusion(
+        WEIGHTS,
+        REPLAN,
+        "the next stage would be planned without them: leave replan out",
     ),
     Exclusion(
         RELAY,

@@ -57,6 +57,7 @@ class WorkerState:
         push_sum: x and ω, where messages go one way without coming round.
         clipping: bounds what a meeting does, where that was asked for.
         elastic: leaves out meetings with workers that are lost, where training goes on then.
+        weight: how much this worker counts: its gradients are multiplied by it.
         stepped: which optimizers have stepped in the iteration under way.
         has_met: whether a meeting of the last round took place.
         pace: how long iterations take.
@@ -80,6 +81,13 @@ class WorkerState:
         self.options = replace(options, momentum=setup.momentum, replan=replan)
         self.frozen = [p for p in modules.parameters() if not p.requires_grad]
         self.stepped: set[int] = set()
+        weights = None if alone else plan.worker_weights
+        if weights is not None and not optimizers:
+            raise InputError(
+                "worker_weights multiply gradients before each step, and only an optimizer tells "
+                "when: give Gossip the optimizer, or plan without worker_weights."
+            )
+        self.weight = 1.0 if weights is None else weights[transport.rank]
         self.has_met = True
         self.describe_team: Callable[[], dict[str, Any] | None] = lambda: None
         self.adopt_team: Callable[[Mapping[str, Any]], None] = lambda _: None

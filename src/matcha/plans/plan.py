@@ -6,7 +6,7 @@ import html
 import math
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -123,6 +123,8 @@ class Plan(AnyPlan):
     """What follows each round; None: nothing does."""
     certificate: Certificate | None = None
     """How close to optimal the probabilities are known to be."""
+    worker_weights: tuple[float, ...] | None = None
+    """How much each worker counts, 1 on average: training is towards their weighted average."""
     notes: tuple[str, ...] = ()
     """What a user should know about this plan."""
 
@@ -133,6 +135,19 @@ class Plan(AnyPlan):
             raise PlanError(f"the wire {self.wire.name} is for averages, not {self.mixing} mixing.")
         if self.num_colors < 1:
             raise PlanError(f"the number of colours is {self.num_colors!r}, but it is at least 1.")
+        if self.worker_weights is not None:
+            object.__setattr__(self, "worker_weights", self._check_weights(self.worker_weights))
+
+    def _check_weights(self, given: Sequence[float]) -> tuple[float, ...]:
+        total = math.fsum(given)
+        if len(given) != self.num_workers or not (0 < total < math.inf and min(given) >= 0):
+            raise PlanError(
+                f"worker_weights are {list(given)!r}, but they are a number of 0 or more for each "
+                f"of {self.num_workers} workers, such as how many examples it has."
+            )
+        if math.isclose(total, self.num_workers, rel_tol=1e-12):  # a file's stay as they are
+            return tuple(map(float, given))
+        return tuple(weight * self.num_workers / total for weight in given)
 
     # -- its rounds -------------------------------------------------------------------------------
 
@@ -330,6 +345,7 @@ class Plan(AnyPlan):
             }
             | ({} if self.wire == Float() else {"wire": self.wire.name})
             | ({} if self.outer is None else {"outer": asdict(self.outer)})
+            | ({} if self.worker_weights is None else {"worker_weights": self.worker_weights})
         )
 
     # -- looking at it --------------------------------------------------------------------------
@@ -382,6 +398,9 @@ class Plan(AnyPlan):
             "certificate": None if self.certificate is None else asdict(self.certificate),
             "notes": list(self.notes),
             **({} if self.weights is None else {"weights": [list(w) for w in self.weights]}),
+            **(
+                {} if self.worker_weights is None else {"worker_weights": list(self.worker_weights)}
+            ),
             **({} if self.process.gone is None else {"gone": sorted(self.process.gone)}),
             **({} if self.outer is None else {"outer": asdict(self.outer)}),
         }
@@ -405,6 +424,7 @@ class Plan(AnyPlan):
             probabilities = tuple(float(p) for p in document["probabilities"])
             seed, weights = operator.index(document["seed"]), document.get("weights")
             certificate, outer = document["certificate"], document.get("outer")
+            counts = document.get("worker_weights")
             wire = parse_wire(str(document.get("wire", "float32")))  # 0.1 knew no other
             process = RoundProcess(
                 topology=topology,
@@ -428,6 +448,7 @@ class Plan(AnyPlan):
                 num_colors=operator.index(document["num_colors"]),
                 wire=wire,
                 outer=None if outer is None else OuterStep(**outer),
+                worker_weights=None if counts is None else tuple(map(float, counts)),
                 certificate=None if certificate is None else _read_certificate(certificate),
                 notes=tuple(str(note) for note in document["notes"]),
             )
@@ -473,6 +494,9 @@ class Plan(AnyPlan):
                 f"  push-sum: messages do not come round, and workers' weights go from "
                 f"{min(self.omega):.3g} to {max(self.omega):.3g}"
             )
+        if self.worker_weights is not None:
+            least, most = min(self.worker_weights), max(self.worker_weights)
+            lines.append(f"  workers count {least:.3g} to {most:.3g} times as much as on average")
         lines += [f"  note: {note}" for note in self.notes]
         return "\n".join(lines)
 

@@ -63,6 +63,8 @@ class StagedPlan(AnyPlan):
             raise PlanError("a staged plan needs a level and a stage.")
         if any(level.wire != self.wire for level in self.levels):
             raise PlanError("the levels of a staged plan share one wire.")
+        if any(level.worker_weights != self.worker_weights for level in self.levels):
+            raise PlanError("the levels of a staged plan share one list of worker_weights.")
         if len(self.levels) > 1 and any(level.mixing == "relay" for level in self.levels):
             raise PlanError("relayed sums (relaysum) go on from round to round: use one plan.")
         if any(level.outer != self.outer for level in self.levels):
@@ -99,6 +101,11 @@ class StagedPlan(AnyPlan):
     def outer(self) -> OuterStep | None:
         """What follows each round, in every stage."""
         return self.levels[0].outer
+
+    @property
+    def worker_weights(self) -> tuple[float, ...] | None:
+        """How much each worker counts, in every stage."""
+        return self.levels[0].worker_weights
 
     @property
     def strategy(self) -> str:

@@ -244,5 +244,7 @@ def _check(plan: PlanLike, simulation: Simulation) -> None:
         problem = "a worker's momentum is its own: leave momentum at 'local'"
     elif simulation.settings.clip is not None:
         problem = "meetings are not clipped: leave clip out"
+    elif plan.worker_weights is not None:
+        problem = "a worker's own pace weighs it: plan without worker_weights"
     if problem is not None:
         raise InputError(f"asynchronously {problem}.")

@@ -130,6 +130,7 @@ class Engine:
         relay: bool = False,
         allowance: float | None = None,
         average_gradients: bool = False,
+        worker_weights: Sequence[float] | None = None,
     ) -> None:
         """Set what messages hold and how momentum and meetings go together.
 
@@ -142,12 +143,16 @@ class Engine:
             push_sum: whether messages go one way without coming round.
             relay: whether sums are relayed over the links, which are a tree.
             average_gradients: whether workers step along the mean of their gradients, as with DDP.
+            worker_weights: what workers' gradients are multiplied by.
             allowance: of `matcha.training.clipping`, where meetings are clipped.
 
         Raises:
             InputError: push-sum or clipping excludes the wire, the momentum or overlap.
         """
-        asked = wire, momentum, tuple(links), push_sum, relay, allowance, average_gradients
+        asked = (
+            *(wire, momentum, tuple(links), push_sum, relay, allowance, average_gradients),
+            worker_weights,
+        )
         if asked == self._equipment:
             return
         if push_sum and (not is_whole(wire) or momentum.kind != "local" or self.overlap):
@@ -177,6 +182,9 @@ class Engine:
             )
         self._equipment = asked
         self._averages_gradients = average_gradients
+        self._weights: Tensor | None = None
+        if worker_weights is not None:
+            self._weights = self.workers.updates.new_tensor(list(worker_weights))[:, None]
         workers = self.workers
         self._graphs.keep("gradients")
         self.momentum_rule = make_rule(
@@ -304,6 +312,8 @@ class Engine:
 
     def _adjust_gradients(self) -> None:
         updates = self.workers.updates
+        if self._weights is not None:
+            updates.mul_(self._weights)
         if self._averages_gradients:
             updates.copy_(updates.mean(0, keepdim=True).expand_as(updates))
         self.momentum_rule.adjust_gradient(updates)

@@ -109,6 +109,11 @@ class Simulation:
                 "a top-k wire needs all workers in each average: leave the events out, or use "
                 "another wire"
             )
+        if plan.worker_weights is not None and not isinstance(settings.optimizer, SGD):
+            raise InputError(
+                "worker_weights multiply gradients, which Adam divides by their size: use SGD, or "
+                "plan without worker_weights."
+            )
         longest = None if settings.clip is None else allowance(plan, settings.clip)
         tree = {link for matching in plan.matchings for link in matching}
         links = sorted(tree) if relay else plan.topology.links
@@ -123,6 +128,7 @@ class Simulation:
             relay=relay,
             allowance=longest,
             average_gradients=as_ddp,
+            worker_weights=plan.worker_weights,
         )
         engine.reset()
         self.engine = engine

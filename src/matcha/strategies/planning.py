@@ -33,6 +33,7 @@ def plan(
     matchings: Iterable[Iterable[Sequence[int]]] | None = None,
     timing: Timing | None = None,
     wire: str | Wire = "float32",
+    worker_weights: Sequence[float] | None = None,
     progress: ProgressCallback | None = None,
 ) -> Plan:
     """Plan the communication of decentralized SGD on a topology within a budget.
@@ -51,6 +52,8 @@ def plan(
         wire: What messages hold: one of `matcha.wires.WIRES`, such as `modulo:3`. The budget keeps
             its meaning, a fraction of vanilla's time with whole float32 models, so smaller messages
             buy more rounds.
+        worker_weights: How much each worker counts, such as how many examples it has: with SGD,
+            training is towards their weighted average. By default all count alike.
         progress: Called with (done, total, what the steps are) while long searches run.
 
     Returns:
@@ -91,6 +94,8 @@ def plan(
             f"the strategy {chosen.label!r} returned {made!r}, which is not a Plan: return what "
             "matcha.plan makes."
         )
+    if worker_weights is not None:
+        made = replace(made, worker_weights=tuple(worker_weights))
     kept = asked if made.budget == request.budget else made.budget
     return made if message == Float() else replace(made, wire=message, budget=kept)
 

@@ -140,6 +140,11 @@ def check_growable(plan: PlanLike) -> None:
     """Refuse plans that cannot be made again for more or fewer workers."""
     for level in plan.levels:
         check_separable(level.mixing)
+        if level.worker_weights is not None:
+            raise InputError(
+                "worker_weights are of the workers that the plan began with: plan without them "
+                "where workers join or leave for good."
+            )
         strategy = STRATEGIES.get(level.strategy)
         if strategy is None or strategy.needs_rounds or level.topology.directed:
             raise InputError(
