@@ -50,7 +50,9 @@ def test_a_simulation_of_0_2_goes_on_to_the_same_records(tmp_path: Path, kind: s
     records = (folder / "records.jsonl").read_text().splitlines()
     # Processors differ in the last bits of float32, so figures are compared and not bytes.
     for record, wanted in zip(records, whole, strict=True):
-        assert json.loads(record) == pytest.approx(json.loads(wanted), rel=1e-6, abs=1e-6)
+        found = json.loads(record)
+        found.pop("function_distance", None)  # 0.2 did not know it
+        assert found == pytest.approx(json.loads(wanted), rel=1e-6, abs=1e-6)
 
 
 def test_a_training_of_0_2_goes_on(tmp_path: Path) -> None:

@@ -519,21 +519,9 @@ EXCLUSIONS = (
         "they multiply gradients, which Adam and the like divide by their size: use SGD, or plan "
         "without them",
     ),
-    Exclusion(
-        WEIGHTS,
-        ASYNCHRONOUS,
-        "a worker steps as often as it can, which weighs it already: plan without them",
-    ),
-    Exclusion(
-        WEIGHTS,
-        CONTINUE,
-        "they are of all workers that the plan is for: plan without them, or leave on_loss at "
-        "'stop'",
-    ),
-    Exclusion(
-        WEIGHTS,
-        REPLAN,
-        "the next stage would be planned without them: leave replan out",
+    *(
+        Exclusion(WEIGHTS, choice, "they are of all workers at all iterations: plan without them")
+        for choice in (ASYNCHRONOUS, CONTINUE, REPLAN)
     ),
     Exclusion(
         RELAY,
@@ -615,11 +603,7 @@ EXCLUSIONS = (
         PUSH_SUM,
         "it keeps x and ω beside the parameters: use save() and load()",
     ),
-    Exclusion(
-        LOAD_STATE,
-        RELAY,
-        "it keeps sums beside the parameters: use save() and load()",
-    ),
+    Exclusion(LOAD_STATE, RELAY, "it keeps sums beside the parameters: use save() and load()"),
     Exclusion(
         TASK,
         ASYNCHRONOUS,
