@@ -3,7 +3,7 @@
     python benchmarks/strangers.py --output benchmarks/results/strangers
 
 Two workers train over a link with TLS. Windows in which a thousand connections that say nothing
-are opened at one worker's port, and kept open from outside, take turns with windows in which
+are opened at one worker's port, at which others may also join, take turns with windows in which
 no strangers connect. Compared are the iterations per second of neighboring windows; the strangers
 live in a third process, on the same cores.
 """
@@ -45,7 +45,7 @@ def work(folder: Path) -> None:
     model = nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     chosen = plan(TOPOLOGY, 1.0, "vanilla")
-    Gossip(model, optimizer, chosen, transport=transport, timeout=60)
+    Gossip(model, optimizer, chosen, transport=transport, timeout=60, on_loss="continue")
     inputs, targets = torch.randn(64, 512), torch.randint(10, (64,))
     with (folder / f"ticks-{transport.rank}").open("w", buffering=1, encoding="utf-8") as ticks:
         while True:
