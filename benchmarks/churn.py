@@ -127,9 +127,9 @@ def work(folder: Path, name: str, iterations: int, pace: float) -> None:
     train(gossip, task, iterations, pace, note)
     sockets = transport.num_sockets()  # type: ignore[attr-defined]
     diary.note("ended", sockets=sockets, members=gossip.members)
-    average = gossip.averaged_model()
-    if gossip.rank == min(gossip.members):
-        (folder / "loss").write_text(str(loss_of(average, task)))
+    with gossip.averaged() as average:
+        if gossip.rank == min(gossip.members):
+            (folder / "loss").write_text(str(loss_of(average, task)))
     gossip.detach()
     transport.close()
 
@@ -151,7 +151,7 @@ def train(
         for group in gossip.state.optimizers[0].param_groups:
             # Down to nothing, or the last batches would decide a loss to the last per cent.
             group["lr"] = RATES[task.name] * min(1.0, (iterations - k) / (0.8 * iterations))
-        loss, _ = task.loss(gossip.model, inputs[gossip.rank], targets[gossip.rank], ())
+        loss, _ = task.loss(gossip.state.modules, inputs[gossip.rank], targets[gossip.rank], ())
         gossip.state.optimizers[0].zero_grad()
         loss.backward()
         gossip.state.optimizers[0].step()
@@ -194,8 +194,8 @@ def calm(chosen: Plan, options: argparse.Namespace, nudge: float = 0.0) -> float
         task = make_task(options.task)
         with join(transport, chosen, task, nudge, options.choices) as gossip:
             train(gossip, task, iterations, 0.0, lambda seconds, iteration: None)
-            average = gossip.averaged_model()
-        return loss_of(average, task) if transport.rank == 0 else 0.0
+            with gossip.averaged() as average:
+                return loss_of(average, task) if transport.rank == 0 else 0.0
 
     torch.set_num_threads(1)
     return float(run_threads(NUM_WORKERS, body)[0])

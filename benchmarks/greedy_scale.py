@@ -120,15 +120,15 @@ def describe(document: dict[str, Any]) -> str:
     """Both tables; beside today's what 0.1 took, with double precision and thirteen full sorts."""
     before = {row["workers"]: row for row in document.get("before", [])}
     sizes = [row | {"before": before.get(row["workers"], {})} for row in document["sizes"]]
+    families = document.get("families", [])
+    others = ["Other families.", table(FAMILY_COLUMNS, families), ""] if families else []
     return "\n".join(
         [
             f"Greedy plans of random geometric graphs at C_b {BUDGET:g}; load: the machine's load",
             "average meanwhile, without which wall is about cpu.",
             table(SIZE_COLUMNS, sizes),
             "",
-            "Other families.",
-            table(FAMILY_COLUMNS, document.get("families", [])),
-            "",
+            *others,
             "What the sketch costs where both searches can run: consensus error.",
             table(BOTH_COLUMNS, document["both"]),
         ]

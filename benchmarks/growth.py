@@ -87,7 +87,7 @@ def work(folder: Path) -> None:
     )
     shard = gossip.shard(inputs, BATCH)
     total, end = settings["gradients"], time.monotonic() + PATIENCE
-    while not gossip.has_left and gossip.plan.steps_before(gossip.iteration) < total:
+    while gossip.rank in gossip.members and gossip.plan.steps_before(gossip.iteration) < total:
         for chosen_rows in shard:
             optimizer.zero_grad()
             logits = model(inputs[chosen_rows])
@@ -98,11 +98,11 @@ def work(folder: Path) -> None:
             if (folder / f"leave-{rank}").exists():
                 gossip.leave()
             done = gossip.plan.steps_before(gossip.iteration) >= total
-            if gossip.has_left or done or time.monotonic() > end:
+            if gossip.rank not in gossip.members or done or time.monotonic() > end:
                 break
         if time.monotonic() > end or (folder / "stop").exists():
             break
-    if not gossip.has_left and settings["final"]:
+    if gossip.rank in gossip.members and settings["final"]:
         torch.save(gossip.averaged_state_dict(), folder / f"model-{rank}.pt")
     (folder / f"plan-{rank}.json").write_text(json.dumps(gossip.plan.to_json()))
     gossip.detach()

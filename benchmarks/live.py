@@ -86,7 +86,7 @@ def work(folder: Path, seconds: float) -> None:
                 is_beating = not is_beating
                 beating.close()
                 if is_beating:
-                    beating.enter_context(heartbeat(folder / "run", gossip.whereabouts))
+                    beating.enter_context(heartbeat(folder / "run", gossip.state.whereabouts))
             if gossip.iteration % RECORD_EVERY == 0:
                 log(loss=loss)
     dist.destroy_process_group()

@@ -94,6 +94,8 @@ class Fixed:
 
     seed = 0
     digest = "fixed"
+    strategy = "fixed"
+    budget = 1.0
     wire = Float()
     outer = None
     worker_weights = None

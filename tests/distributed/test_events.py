@@ -84,7 +84,7 @@ class Player:
         while (k := self.gossip.iteration) < stop:
             tables = {name: torch.from_numpy(t) for name, t in task.tables(k // steps).items()}
             x, y = task.batch({name: table[k % steps] for name, table in tables.items()})
-            loss, _ = task.loss(self.gossip.model, x[rank], y[rank], ())
+            loss, _ = task.loss(self.gossip.state.modules, x[rank], y[rank], ())
             self.optimizer.zero_grad()
             loss.backward()
             self.optimizer.step()
@@ -124,7 +124,7 @@ class Player:
                 mend(transport, peer)
             self.wait_for(*partner)
         self.run(EPOCHS * self.task.steps_per_epoch)
-        named = sorted(self.gossip.model.named_parameters())
+        named = sorted(self.gossip.state.modules.named_parameters())
         flat = torch.cat([p.detach().flatten() for _, p in named])
         donor = self.gossip.membership.donor
         self.gossip.detach()

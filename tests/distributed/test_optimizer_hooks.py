@@ -254,7 +254,7 @@ def test_sam_exchanges_after_its_second_step(by_hand) -> None:
 
 
 def lbfgs_loss() -> float:
-    """The worst of eight workers after 30 steps on data of their own."""
+    """The worst of eight workers after 5 steps on data of their own."""
 
     def work(transport: MemoryTransport) -> float:
         generator = torch.Generator().manual_seed(transport.rank)
@@ -270,7 +270,7 @@ def lbfgs_loss() -> float:
                 loss.backward()
                 return loss
 
-            for _ in range(30):
+            for _ in range(5):
                 optimizer.step(closure)
             return float(closure().detach())
 
@@ -282,7 +282,7 @@ def test_lbfgs_forgets_its_history_at_meetings(monkeypatch) -> None:
     monkeypatch.setattr(
         "matcha.distributed.optimizer_hooks.OptimizerHooks._restart_curvature", lambda self: None
     )
-    assert not lbfgs_loss() < 10  # another point's curvature leads astray
+    assert lbfgs_loss() > 5  # another point's curvature leads astray
 
 
 def test_updates_written_by_hand_exchange_by_step() -> None:

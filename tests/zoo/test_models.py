@@ -29,7 +29,7 @@ def test_sizes_are_the_published_ones(name, classes, parameters):
 
 @pytest.mark.parametrize("name", sorted(set(MODELS) - {"wideresnet28-10", "vgg16", "resnet18"}))
 def test_scores_for_every_class(name):
-    shape = (2, 1, 8, 8) if name.startswith("cnn") else (2, 3, 32, 32)
+    shape = (2, 1, 8, 8) if name.startswith(("cnn", "perceptron")) else (2, 3, 32, 32)
     assert build(name, 7)(torch.randn(shape)).shape == (2, 7)
 
 

@@ -104,7 +104,6 @@ class Gossip:
         **keywords: fields of `GossipOptions`, in place of `options` or beside it.
 
     Attributes:
-        model: the module that trains.
         state: buckets, exchange, position in the plan: for tools and tests, not for scripts.
         membership: of a team that goes on when some are lost; None with `on_loss="stop"`.
 
@@ -150,7 +149,7 @@ class Gossip:
         )
         setup = _decide_momentum(setup, optimizers)
         check_setup(setup)
-        self.model = model
+        self._model = model
         modules = combine(model, also)
         check_stepped(modules, optimizers)
         ownership = ParameterOwnership(
@@ -174,17 +173,16 @@ class Gossip:
         on_span: Callable[[Span], None] | None,
     ) -> None:
         """Agree with the other workers, start from the same values, and attach."""
+        self.state: WorkerState
         self._is_detached: bool = False
         transport = placement.transport
         others = [gossip for gossip in _ATTACHED.get(transport, ()) if not gossip._is_detached]
-        beside = tuple(gossip._setup.options for gossip in others)
-        self._setup: Setup = replace(
-            setup, transport=transport, num_parts=placement.num_parts, others=beside
-        )
-        check_setup(self._setup)
+        beside = tuple(gossip.state.setup.options for gossip in others)
+        setup = replace(setup, transport=transport, num_parts=placement.num_parts, others=beside)
+        check_setup(setup)
         _ATTACHED.setdefault(transport, weakref.WeakSet()).add(self)
         transport.period += 1
-        self.state = state = WorkerState(self._setup, modules, optimizers, placement, on_span)
+        state = self.state = WorkerState(setup, modules, optimizers, placement, on_span)
         self._hooks = OptimizerHooks(state, ownership, scaler)
         if state.asynchrony is not None:
             state.asynchrony.open(state.exchange, state.stopwatch, state.timeout)
@@ -196,7 +194,7 @@ class Gossip:
         if state.team is not None:
             self.membership = Membership(state, state.team)
             joins = state.team.team.stage > 0  # it was just taken in
-            excluded = find_exclusion(replace(self._setup, call="grow"))
+            excluded = find_exclusion(replace(setup, call="grow"))
             self._growth = self._hooks.growth = Growth(
                 state,
                 self.membership,
@@ -214,7 +212,7 @@ class Gossip:
             self._growth.look()
         says = self.num_workers > 1 and self.rank == 0 and placement.part == 0
         if says and _log.isEnabledFor(logging.INFO):
-            _log.info("%s", self.describe())
+            _log.info("%s", self)
 
     # -- where this worker is ---------------------------------------------------------------------
 
@@ -231,21 +229,24 @@ class Gossip:
     @property
     def num_workers(self) -> int:
         """How many workers train together."""
-        if self.has_changed:
+        if self.state.has_changed:
             return len(self.plan.level_at(self.iteration).members)
         return self.state.transport.num_workers
 
     @property
     def members(self) -> tuple[int, ...]:
-        """The workers that are there now, as far as this one knows."""
-        return self.state.transport.members
+        """The workers that are there now, as far as this one knows; without it once it has left."""
+        found = self.state.transport.members
+        if self._growth is not None and self._growth.has_left:
+            found = tuple(worker for worker in found if worker != self.rank)
+        return found
 
     @property
     def iteration(self) -> int:
         """The index of the next round: how many steps this worker has taken."""
         return self.state.iteration
 
-    def describe(self) -> str:
+    def __str__(self) -> str:
         """Who exchanges what, and from when on, in a line."""
         plan = self.plan
         ahead = islice(plan.rounds(self.iteration), _FAR)
@@ -259,10 +260,6 @@ class Gossip:
         if has_budget(named):
             named += f" at {plan.budget:g}"
         return ", ".join([workers, named, plan.wire.name, when])
-
-    def whereabouts(self) -> dict[str, Any]:
-        """Where this worker is, and who is there, in plain values."""
-        return {"iteration": self.iteration, "members": list(self.members)}
 
     # -- steps ------------------------------------------------------------------------------------
 
@@ -283,7 +280,7 @@ class Gossip:
         step of its own. In the end all go on at the iteration of the worker that took most steps.
         A collective call.
         """
-        self.check_call("join")
+        self.state.check_call("join")
         yield
         state, last = self.state, self.iteration
         if self.num_workers > 1 and state.asynchrony is None:  # there no partner waits
@@ -325,24 +322,20 @@ class Gossip:
     def leave(self) -> None:
         """Leave the team for good: it plans its next stage without this worker.
 
-        Go on with the loop until `has_left`, a second or so later: what this worker has learnt
-        stays with the others, whose average does not change, and `shard` loses none of its data.
+        Go on with the loop while `rank` is among `members`, for a second or so: what this worker
+        has learnt stays with the others, whose average does not change, and `shard` loses none of
+        its data. Steps after that are its own.
 
         Raises:
             InputError: this team cannot change; the sentence says why.
         """
-        check_setup(replace(self._setup, call="grow"))
+        check_setup(replace(self.state.setup, call="grow"))
         if self._growth is None:
             raise InputError(
                 "a team that ends with its first loss cannot do without this worker: start it with "
                 "on_loss='continue' (`matcha train --elastic`)."
             )
         self._growth.leave()
-
-    @property
-    def has_left(self) -> bool:
-        """Whether this worker has left for good: its steps are its own from then on."""
-        return self._growth is not None and self._growth.has_left
 
     def shard(self, dataset: Sized, batch_size: int, *, seed: int = 0) -> Shard:
         """This worker's batches of a data set, for a `DataLoader`'s `batch_sampler`.
@@ -353,15 +346,10 @@ class Gossip:
         given: dict[str, int] = {"size": len(dataset), "batch_size": batch_size, "seed": seed}
         return Shard(
             lambda: self.plan,
-            lambda: -1 if self.has_left else self.iteration,
+            lambda: self.iteration if self.rank in self.members else -1,
             self.rank,
             **given,
         )
-
-    @property
-    def has_changed(self) -> bool:
-        """Whether workers have joined the team, or left it for good, since it started."""
-        return self.state.team is not None and self.state.team.team.stage > 0
 
     # -- averages ---------------------------------------------------------------------------------
 
@@ -369,16 +357,11 @@ class Gossip:
     def averaged(self) -> Iterator[nn.Module]:
         """The model with all workers' values averaged, BatchNorm's statistics too, for evaluation.
 
-        A collective call; own values come back after.
+        A collective call; own values come back after. To keep it: `copy.deepcopy(model)` inside.
         """
         self._meet_all("averaged()")
         with self.state.averaging.averaged():
-            yield self.model
-
-    def averaged_model(self) -> nn.Module:
-        """A copy of the model with all workers' values averaged. A collective call."""
-        with self.averaged() as model:
-            return copy.deepcopy(model)
+            yield self._model
 
     def averaged_state_dict(self, *, full: bool = True) -> dict[str, Any]:
         """Return the average model's `state_dict()`, in memory of its own. A collective call.
@@ -406,19 +389,6 @@ class Gossip:
         when = "" if self.state.asynchrony is not None else f" at iteration {self.iteration}"
         roll_call(self.state.transport, f"{call}{when}", self.state.timeout)
 
-    def check_call(self, call: str) -> None:
-        """Refuse a call that does not go with the options, or inside `averaged()`."""
-        check_setup(replace(self._setup, call=call))
-        self._leave_average(f"{call}()")
-
-    def _leave_average(self, call: str) -> None:
-        """Refuse what concerns this worker's own values where the model holds the average."""
-        if self.state.averaging.is_open:
-            raise InputError(
-                f"{call} inside averaged() would take the average for this worker's own values: "
-                "leave the with statement first. (To keep the average: averaged_state_dict().)"
-            )
-
     # -- saving -----------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
@@ -434,7 +404,7 @@ class Gossip:
         Raises:
             InputError: it was taken under another plan, model or number of workers.
         """
-        self.check_call("load_state_dict")
+        self.state.check_call("load_state_dict")
         self.state.load_state_dict(state)
 
     def save(
@@ -447,8 +417,8 @@ class Gossip:
         identity: Mapping[str, Any] | None = None,
     ) -> Path:
         """Write a checkpoint of all workers; see `checkpoint.checkpoint`. A collective call."""
-        self._leave_average("save()")
-        if self.has_changed:
+        self.state.leave_average("save()")
+        if self.state.has_changed:
             raise InputError(
                 "a checkpoint is for the workers with which a team started, but this one has "
                 "changed: save averaged_state_dict() on one of its workers."
@@ -481,7 +451,7 @@ class Gossip:
         """
         if self.membership is not None and self.membership.is_placed:
             return self.membership.taken
-        self._leave_average("load()")
+        self.state.leave_average("load()")
         extra = load_checkpoint(
             self.state,
             directory,

@@ -304,13 +304,13 @@ class Recorder:
     @property
     def _is_primary(self) -> bool:
         gossip = self._gossip
-        return gossip.state.placement.part == 0 and gossip.rank == gossip.members[0]
+        return gossip.state.placement.part == 0 and gossip.members[:1] == (gossip.rank,)
 
     # -- in the loop ------------------------------------------------------------------------------
 
     def epochs(self, last: int) -> Iterator[int]:
         """Count epochs from where the run is up to `last`; end at the target, or at divergence."""
-        self._gossip.check_call("epochs")
+        self._gossip.state.check_call("epochs")
         self._last = last
         while self.epoch < last and not self.is_over:
             before = self.epoch
@@ -340,7 +340,7 @@ class Recorder:
             )
         if not self._is_open:
             raise InputError("the Recorder is closed: call it before its with statement ends.")
-        self._gossip.check_call("record")
+        self._gossip.state.check_call("record")
         ledger, rates = self._ledger, [g["lr"] for g in _groups(self._gossip)]
         mine = ledger.end(_number(loss), float(rates[0]) if rates else 0.0)
         told = {name: _number(value) for name, value in metrics.items()}
@@ -451,7 +451,7 @@ class Recorder:
     def _begin_view(self) -> None:
         if not self._is_primary or self._view is None:
             return
-        print(f"{self._gossip.describe()}; records in {self.directory}", flush=True)
+        print(f"{self._gossip}; records in {self.directory}", flush=True)
         if self._view == "dashboard":
             from matcha.report.watch import watch
 
@@ -468,7 +468,7 @@ class Recorder:
 
         if self._is_primary:
             self._page = LivePage(self.directory, where)
-            self._closing.enter_context(heartbeat(self.directory, self._gossip.whereabouts))
+            self._closing.enter_context(heartbeat(self.directory, self._gossip.state.whereabouts))
             print(f"live at {self._page.url}", flush=True)
 
     def close(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 import pickle
@@ -411,7 +412,7 @@ def run_worker(
         if live and training.rank == transport.members[0]:
             from matcha.report.live import heartbeat
 
-            stack.enter_context(heartbeat(job.folder, training.gossip.whereabouts))
+            stack.enter_context(heartbeat(job.folder, training.gossip.state.whereabouts))
         if tensorboard and training.rank == 0:
             from matcha.report.loggers import tensorboard_logger
 
@@ -430,7 +431,7 @@ def run_worker(
             for show in shows:
                 show(record)
     made = training.gossip.plan
-    stays = not training.gossip.has_left
+    stays = training.rank in training.gossip.members
     if made is not job.plan and stays and training.rank == transport.members[0]:
         made.save(job.folder / STAGES)  # what a simulation needs to play the same rounds
     return records
@@ -529,7 +530,7 @@ class Training:
         while not self.is_over:
             epoch = self.progress.epoch
             loss, rate = self._train()
-            if self.gossip.has_left:
+            if self.rank not in self.gossip.members:
                 return
             if self.progress.epoch != epoch:  # it was away, and goes on where the others are
                 continue
@@ -565,7 +566,7 @@ class Training:
                 loss, state = task.loss(self.model, inputs[self.rank], targets[self.rank], state)
             state = tuple(tensor.detach() for tensor in state)
             self._step(loss)
-            if self.gossip.has_left:
+            if self.rank not in self.gossip.members:
                 break
             total += loss.detach()
             done += 1
@@ -580,7 +581,7 @@ class Training:
 
     def _shares(self) -> list[int]:
         """Whose training data this worker evaluates the average model on."""
-        if not self.gossip.has_changed:
+        if not self.gossip.state.has_changed:
             return [self.rank]
         members = self.gossip.members
         place = members.index(self.rank)
@@ -628,7 +629,8 @@ class Training:
         round differently, and learning rates that follow the loss must not part: what worker 0
         finds counts.
         """
-        model = finish_average(self.gossip.averaged_model(), self.task, self.settings)
+        with self.gossip.averaged() as averaged:
+            model = finish_average(copy.deepcopy(averaged), self.task, self.settings)
         own = sample_losses(model, self.task, self.settings, workers=self._shares())
         batches = [loss for losses in self.ledger.gather(own) for loss in losses]
         found = score(model, self.task, self.settings, batches)
@@ -640,7 +642,7 @@ class Training:
 
     def save(self, path: Path) -> None:
         """Write a checkpoint of all workers into a folder. Collective."""
-        if self.gossip.has_changed:
+        if self.gossip.state.has_changed:
             if self.rank == self.gossip.members[0]:
                 _log.warning("no checkpoint is written: the team has changed since it started")
             return

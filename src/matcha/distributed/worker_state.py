@@ -22,7 +22,7 @@ from matcha.distributed.exchange.momentum import MomentumRules
 from matcha.distributed.exchange.relay import RelayedSums
 from matcha.distributed.launch.placement import Placement, shared_facts
 from matcha.distributed.links.transport import LinkTransport
-from matcha.distributed.options import Setup
+from matcha.distributed.options import Setup, check_setup
 from matcha.distributed.transports.base import Transport
 from matcha.distributed.transports.deadlines import START, Pace
 from matcha.errors import InputError, ModelError
@@ -77,7 +77,8 @@ class WorkerState:
         alone = transport.num_workers == 1
         replan = 0 if alone else options.replan or 0
         timeout, bucket_bytes = options.timeout or START, int(options.bucket_cap_mb * 1e6)
-        self.modules, self.optimizers, self.placement = modules, optimizers, placement
+        self.setup, self.placement = setup, placement
+        self.modules, self.optimizers = modules, optimizers
         self.options = replace(options, momentum=setup.momentum, replan=replan)
         self.frozen = [p for p in modules.parameters() if not p.requires_grad]
         self.stepped: set[int] = set()
@@ -177,6 +178,28 @@ class WorkerState:
     def plan(self) -> PlanLike:
         """The plan in use: as given, or in stages where it follows the network."""
         return self.replanning.plan
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether workers have joined the team, or left it for good, since it started."""
+        return self.team is not None and self.team.team.stage > 0
+
+    def whereabouts(self) -> dict[str, Any]:
+        """Where this worker is, and who is there, in plain values."""
+        return {"iteration": self.iteration, "members": list(self.transport.members)}
+
+    def check_call(self, call: str) -> None:
+        """Refuse a call that does not go with the options, or inside `averaged()`."""
+        check_setup(replace(self.setup, call=call))
+        self.leave_average(f"{call}()")
+
+    def leave_average(self, call: str) -> None:
+        """Refuse what concerns this worker's own values where the model holds the average."""
+        if self.averaging.is_open:
+            raise InputError(
+                f"{call} inside averaged() would take the average for this worker's own values: "
+                "leave the with statement first. (To keep the average: averaged_state_dict().)"
+            )
 
     @property
     def overlaps(self) -> bool:

@@ -269,7 +269,8 @@ def run_lightning(folder: Path) -> dict[str, Any]:
             module.iteration = self.strategy.gossip.iteration
             trainer.save_checkpoint(folder / f"last-{trainer.current_epoch}.ckpt")
             module.own = flat(module)
-            module.average = flat(self.strategy.gossip.averaged_model())
+            with self.strategy.gossip.averaged() as average:
+                module.average = flat(average)
 
     once, _, trainer = fit(2)
     trainer.test(once, torch.utils.data.DataLoader(Data(), batch_size=4), verbose=False)

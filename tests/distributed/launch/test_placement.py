@@ -38,7 +38,7 @@ def test_a_process_alone_trains_as_without_gossip(monkeypatch, caplog) -> None:
     (gossip,) = gossips
     assert (gossip.rank, gossip.num_workers, gossip.iteration) == (0, 1, 5)
     assert gossip.consensus_distance() == 0
-    assert torch.equal(gossip.averaged_state_dict()["0.weight"], gossip.model[0].weight)
+    assert torch.equal(gossip.averaged_state_dict()["0.weight"], gossip.state.modules[0].weight)
     gossip.detach()
 
 

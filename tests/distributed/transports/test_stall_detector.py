@@ -29,7 +29,7 @@ def test_different_calls_at_the_same_time_are_named() -> None:
     def work(transport: MemoryTransport) -> str:
         model, optimizer = manners.make()
         gossip = Gossip(model, optimizer, manners.PLAN, transport=transport, timeout=20)
-        call = gossip.consensus_distance if transport.rank else gossip.averaged_model
+        call = gossip.consensus_distance if transport.rank else gossip.averaged_state_dict
         with pytest.raises(ExchangeError) as caught:
             call()
         return str(caught.value)

@@ -380,12 +380,12 @@ def dial(
         OSError: It cannot be reached, or it is not who it should be.
         RefusedError: It is another worker than the one wanted, or answers nonsense.
     """
-    connection = socket.create_connection(address, timeout=_CONNECT)
+    connection = _connect(address, context)
     connection.settimeout(_PATIENCE)
     try:
         fingerprint = ""
-        if context is not None:
-            connection = context.wrap_socket(connection)
+        if isinstance(connection, ssl.SSLSocket):
+            connection.do_handshake()
             worker, fingerprint = identity(connection, revocations)
             if worker != hello.to:
                 raise RefusedError(f"it has the certificate of worker {worker}")
@@ -401,6 +401,27 @@ def dial(
     except BaseException:
         connection.close()
         raise
+
+
+def _connect(address: Address, context: ssl.SSLContext | None) -> socket.socket:
+    """A connection before any handshake.
+
+    TLS is put around the socket first: `ssl` loses an open one that is reset just before.
+    """
+    problem = OSError("it has no address")
+    for family, kind, protocol, _, where in socket.getaddrinfo(*address, type=socket.SOCK_STREAM):
+        connection = socket.socket(family, kind, protocol)
+        if context is not None:
+            connection = context.wrap_socket(connection, do_handshake_on_connect=False)
+        try:
+            connection.settimeout(_CONNECT)
+            connection.connect(where)
+        except OSError as error:
+            connection.close()
+            problem = error
+        else:
+            return connection
+    raise problem
 
 
 def _read_hello(connection: socket.socket, data: bytearray) -> Hello | JoinRequest | None:

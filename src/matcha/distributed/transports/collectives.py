@@ -23,12 +23,18 @@ __all__ = [
     "broadcast",
     "differences",
     "gather",
+    "is_of_ring",
     "mean_",
     "ring_gather",
     "ring_mean_",
     "roll_call",
     "window_mean_",
 ]
+
+
+def is_of_ring(message: Message) -> bool:
+    """Whether a message is a piece of an average that goes round a ring of all workers."""
+    return message.tag == Tag.RING
 
 
 def broadcast(transport: Transport, tensors: list[torch.Tensor], timeout: float) -> None:

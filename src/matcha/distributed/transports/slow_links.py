@@ -6,7 +6,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from matcha.distributed.transports.base import Message, Pending, Tag, Transport
+from matcha.distributed.transports.base import Message, Pending, Transport
+from matcha.distributed.transports.collectives import is_of_ring
 from matcha.errors import InputError
 from matcha.topology import Link
 
@@ -61,7 +62,7 @@ class SlowLinks(Transport):
         return _Slow(self.transport.post(messages), seconds)
 
     def _factor(self, message: Message) -> float:
-        if message.tag == Tag.RING:
+        if is_of_ring(message):
             return self._hop
         return self._slower.get(frozenset((self.rank, message.peer)), 1.0)
 
