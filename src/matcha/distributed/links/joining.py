@@ -350,12 +350,13 @@ class Joining:
     def _own_address(self) -> tuple[Address | None, socket.socket | None]:
         """Where others may reach this worker, and a socket there that a member can try."""
         known = None if self._rank not in self._there else self._addresses[self._rank]
-        if known is not None:  # its place is kept, with the address that others know
-            own = known
-        elif self._listen is None:
+        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+        while known is None and self._listen is None:
             own = self._host, free_ports(self._host, 1)[0]
-        else:
-            own = parse_address(self._listen, self._host)
+            with suppress(OSError):  # another newcomer on this host was quicker: the next port
+                return own, socket.create_server(own, family=family)
+        # A place that is kept has the address that others know.
+        own = parse_address(str(self._listen), self._host) if known is None else known
         try:
             family = socket.AF_INET6 if ":" in own[0] else socket.AF_INET
             return own, socket.create_server(own, family=family)
