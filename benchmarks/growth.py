@@ -436,7 +436,8 @@ def describe(document: dict[str, Any]) -> str:
         parts.append(
             f"ten join at once: {sizes} workers; from asking to the first step "
             f"{d['median_wait']:.1f} s (median), {d['longest_wait']:.1f} s (longest);\n"
-            f"longest time between two steps of the four: {d['longest_stall']:.2f} s"
+            f"longest time between two steps of the four: {d['longest_stall']:.2f} s; "
+            f"shift of the average {max(row['shift'] for row in d['changes']):.1e}"
         )
     if "killed" in document:
         d = document["killed"]
