@@ -28,7 +28,6 @@ import math
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,25 +81,6 @@ def others(workload: tuning.Workload, found: Advice, known: str) -> list[tuple[s
     return sorted([*rows, *((n, *pair) for n, pair in made.items())], key=lambda row: row[2])
 
 
-class Measure:
-    """Mean seconds to the target over the seeds; what cannot beat a limit ends early."""
-
-    def __init__(self, trials: Sequence[tuning.Remembered]) -> None:
-        self.trials = trials
-
-    def __call__(self, plan: Plan, each: float, limit: float) -> float:
-        """Infinite where the limit, or six times exact averaging's iterations, is passed."""
-        left, total = len(self.trials) * limit / each, 0.0
-        for place, trials in enumerate(self.trials):
-            to_come = sum(0.8 * t.exact_iterations for t in self.trials[place + 1 :])
-            allowed = min(6 * trials.exact_iterations, left - total - to_come)
-            needed = trials(plan, allowed) if allowed > 0 else math.inf
-            if not math.isfinite(needed):
-                return math.inf
-            total += needed
-        return total / len(self.trials) * each
-
-
 def verify(workload: tuning.Workload, known: str) -> dict[str, Any]:
     """The recommendation of one task, and the best of all."""
     found = advise(
@@ -109,15 +89,15 @@ def verify(workload: tuning.Workload, known: str) -> dict[str, Any]:
         alike=workload.name in ALIKE,
         momentum=workload.optimizer != PLAIN,
     )
-    measure = Measure([workload.trials(seed) for seed in tuning.SEEDS])
-    chosen = measure(found.best.plan, found.best.iteration_seconds, math.inf)
+    trials = [workload.trials(seed) for seed in tuning.SEEDS]
+    chosen = tuning.mean_seconds(trials, found.best.plan, found.best.iteration_seconds, math.inf)
     best, name = chosen, found.best.name
     for label, plan, each in others(workload, found, known):
-        seconds = measure(plan, each, best)
+        seconds = tuning.mean_seconds(trials, plan, each, best)
         if seconds < best:
             best, name = seconds, label
     ddp = found.choices[0]
-    exact = sum(t.exact_iterations for t in measure.trials) / len(measure.trials)
+    exact = sum(t.exact_iterations for t in trials) / len(trials)
     return {
         "task": workload.name,
         "topology": workload.topology,

@@ -211,26 +211,33 @@ def verify(
     }
 
 
+def mean_seconds(trials: Sequence[Remembered], plan: Plan, each: float, limit: float) -> float:
+    """Mean seconds to the target over the seeds, at so many per iteration.
+
+    Infinite where the limit, or six times exact averaging's iterations, is passed: what cannot
+    beat a limit ends early.
+    """
+    left, total = len(trials) * limit / each, 0.0
+    for place, one in enumerate(trials):
+        # No choice is expected to need a fifth less than exact averaging does.
+        to_come = sum(0.8 * t.exact_iterations for t in trials[place + 1 :])
+        allowed = min(6 * one.exact_iterations, left - total - to_come)
+        needed = one(plan, allowed) if allowed > 0 else math.inf
+        if not math.isfinite(needed):
+            return math.inf
+        total += needed
+    return total / len(trials) * each
+
+
 class Measure:
-    """Mean seconds to the target over the seeds; what cannot beat a limit ends early."""
+    """Mean seconds to the target over the seeds, of a point of `tune`."""
 
     def __init__(self, workload: Workload, trials: Sequence[Remembered]) -> None:
         self.workload, self.trials = workload, trials
 
     def __call__(self, point: TunedPoint, limit: float) -> float:
-        """Infinite where the limit, or six times exact averaging's iterations, is passed."""
-        plan, each = self._plan(point), point.iteration_seconds
-        left = len(self.trials) * limit / each
-        total = 0.0
-        for place, trials in enumerate(self.trials):
-            # No choice is expected to need a fifth less than exact averaging does.
-            others = sum(0.8 * t.exact_iterations for t in self.trials[place + 1 :])
-            allowed = min(6 * trials.exact_iterations, left - total - others)
-            needed = trials(plan, allowed) if allowed > 0 else math.inf
-            if not math.isfinite(needed):
-                return math.inf
-            total += needed
-        return total / len(self.trials) * each
+        """Infinite where the limit cannot be beaten."""
+        return mean_seconds(self.trials, self._plan(point), point.iteration_seconds, limit)
 
     def _plan(self, point: TunedPoint) -> Plan:
         graph = families.parse(self.workload.topology)
