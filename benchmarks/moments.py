@@ -1,11 +1,12 @@
-"""What sharing Adam's first moments is worth, and in how many bits: a tiny language model on a CPU.
+"""What sharing first moments is worth, how often and in how many bits: a tiny language model.
 
-    python benchmarks/moments.py      # about five minutes of one core
+    python benchmarks/moments.py      # about twenty minutes of one core
 
 Eight workers train a transformer of 0.23M parameters on this project's own documentation, with
-AdamW: all-reduce, and one dimension of a hypercube after another, every or every fourth iteration.
-Loss of the average model on held-out pages, by learning rate; bytes as a share of a float32 ring
-all-reduce in every iteration. One seed. Writes benchmarks/results/moments.json and .txt.
+AdamW or Muon: all-reduce, and one dimension of a hypercube after another, at every iteration or
+more rarely, with first moments in all, some or none of the meetings. Loss of the average model on
+held-out pages, by learning rate; bytes as a share of a float32 ring all-reduce in every iteration.
+One seed. Writes benchmarks/results/moments.json and .txt.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import json
 import shutil
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -23,8 +25,9 @@ from harness import Column, Row, finish, parser, table
 import matcha
 from matcha.plans import Plan
 from matcha.simulation import Engine, Execution, Settings, Simulation
+from matcha.simulation.mixing import WireMixing
 from matcha.topology import families
-from matcha.training.optimizers import adamw
+from matcha.training.optimizers import Muon, adamw
 from matcha.training.rates import Cosine
 from matcha.wires import parse_wire
 from matcha.zoo.corpus import read_corpus
@@ -33,18 +36,61 @@ from matcha.zoo.text import TextTask
 
 DOCS = Path(__file__).parents[1] / "docs"
 M, VOCABULARY, LENGTH, BATCH, ITERATIONS = 8, 2048, 64, 4, 200
-RATES = (3e-3, 8e-3)
-METHODS: Mapping[str, tuple[int | None, str, str]] = {
-    "all-reduce": (None, "float32", "local"),
-    "every iteration, float32": (1, "float32", "local"),
-    "every iteration, float32, shared": (1, "float32", "shared"),
-    "every iteration, modulo:4, shared": (1, "modulo:4", "shared"),
-    "every iteration, modulo:3, shared": (1, "modulo:3", "shared"),
-    "every iteration, modulo:3": (1, "modulo:3", "local"),
-    "every fourth, modulo:3, shared": (4, "modulo:3", "shared"),
-    "every fourth, modulo:3": (4, "modulo:3", "local"),
+RATES = (2e-3, 4e-3, 8e-3)
+
+
+@dataclass(frozen=True)
+class Method:
+    """Who meets when, over which wire, and which meetings carry the first moment."""
+
+    period: int | None
+    """Iterations from one round to the next; None: all-reduce."""
+    wire: str = "modulo:3"
+    moments: int = 0
+    """First moments travel in every so many meetings; 0: in none."""
+    optimizer: str = "AdamW"
+
+
+METHODS: Mapping[str, Method] = {
+    "all-reduce": Method(None, "float32"),
+    "every iteration, float32": Method(1, "float32"),
+    "every iteration, float32, shared": Method(1, "float32", moments=1),
+    "every iteration, modulo:4, shared": Method(1, "modulo:4", moments=1),
+    "every iteration, modulo:3, shared": Method(1, moments=1),
+    "every iteration, modulo:3, every fourth shared": Method(1, moments=4),
+    "every iteration, modulo:3": Method(1),
+    "every second, modulo:3, shared": Method(2, moments=1),
+    "every fourth, modulo:3, shared": Method(4, moments=1),
+    "every fourth, modulo:3, every fourth shared": Method(4, moments=4),
+    "every fourth, modulo:3": Method(4),
+    "Muon: all-reduce": Method(None, "float32", optimizer="Muon"),
+    "Muon: every iteration, modulo:3, shared": Method(1, moments=1, optimizer="Muon"),
+    "Muon: every iteration, modulo:3": Method(1, optimizer="Muon"),
+    "Muon: every fourth, modulo:3, shared": Method(4, moments=1, optimizer="Muon"),
+    "Muon: every fourth, modulo:3": Method(4, optimizer="Muon"),
 }
-"""Iterations from one round to the next, the wire, and the momentum."""
+OPTIMIZERS = {
+    "AdamW": adamw(beta2=0.95, weight_decay=0.1, clip_norm=1.0),
+    "Muon": Muon(beta2=0.95, weight_decay=0.1, clip_norm=1.0),
+}
+
+
+class SomeMoments(Engine):
+    """An engine whose first moments travel in every so many meetings only."""
+
+    every = 1
+
+    def step(self, index: int) -> None:
+        """An iteration; in most of its rounds parameters meet alone."""
+        mixing, number = self.mixing, sum(map(bool, self._rounds[:index]))
+        whole = mixing.rows
+        if not isinstance(mixing, WireMixing) or number % self.every == 0:
+            super().step(index)
+            return
+        meetings = mixing.meetings
+        mixing.rows, mixing.meetings = whole[:1], meetings[:1]
+        super().step(index)
+        mixing.rows, mixing.meetings = whole, meetings
 
 
 def plan_of(period: int | None, wire: str) -> Plan:
@@ -57,7 +103,7 @@ def plan_of(period: int | None, wire: str) -> Plan:
 
 def measure(pages: Path = DOCS, iterations: int = ITERATIONS) -> dict[str, Any]:
     """Every method at every rate."""
-    optimizer, execution = adamw(beta2=0.95, weight_decay=0.1, clip_norm=1.0), Execution()
+    execution = Execution()
     with TemporaryDirectory() as folder:  # tokens are kept beside what was read
         shutil.copytree(pages, folder, dirs_exist_ok=True)
         corpus = read_corpus(folder, vocabulary=VOCABULARY)
@@ -71,27 +117,31 @@ def measure(pages: Path = DOCS, iterations: int = ITERATIONS) -> dict[str, Any]:
         steps_per_epoch=iterations,
         num_valid=4096,
     )
-    engine = Engine(task, optimizer, execution=execution)
-    whole = 8 * (M - 1) / M * engine.workers.num_parameters * iterations / 1e6
+    engines = {k: SomeMoments(task, o, execution=execution) for k, o in OPTIMIZERS.items()}
+    parameters = engines["AdamW"].workers.num_parameters
+    whole = 8 * (M - 1) / M * parameters * iterations / 1e6
     rows = []
-    for name, (period, wire, momentum) in METHODS.items():
+    for name, method in METHODS.items():
         losses: list[float | None] = []
+        engine, optimizer = engines[method.optimizer], OPTIMIZERS[method.optimizer]
+        engine.every = method.moments or 1
         for rate in RATES:
             settings = Settings(
                 epochs=1,
                 schedule=Cosine(base=rate, epochs=1.0, warmup=0.05),
                 optimizer=optimizer,
-                momentum=momentum,
+                momentum="shared" if method.moments else "local",
                 execution=execution,
             )
-            plan = plan_of(period, wire)
+            plan = plan_of(method.period, method.wire)
             began = time.perf_counter()
             (record,) = Simulation(task, plan, settings, engine=engine, compute_time=0.0)
             losses.append(record.test_loss)
             print(name, rate, record.test_loss, f"{time.perf_counter() - began:.0f} s", flush=True)
-        share = (record.megabytes_sent or 0.0) / whole
+        travels = (1 + 1 / method.moments) / 2 if method.moments else 1.0
+        share = (record.megabytes_sent or 0.0) * travels / whole
         rows.append({"method": name, "share": share, "losses": losses})
-    return {"rates": RATES, "rows": rows, "parameters": engine.workers.num_parameters}
+    return {"rates": RATES, "rows": rows, "parameters": parameters}
 
 
 def describe(document: Mapping[str, Any]) -> str:

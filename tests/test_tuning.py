@@ -9,6 +9,7 @@ import pytest
 import matcha
 from matcha import families, theory
 from matcha.errors import InputError
+from matcha.plans import OuterStep
 from matcha.report.figures import draw_tuning, save_figure
 from matcha.simulation import SGD, Constant, Settings, TaskTrials
 from matcha.strategies import Greedy
@@ -156,6 +157,45 @@ def test_outer_steps_are_for_trials_and_teach_nothing_of_others():
     predicted = matcha.tune(families.complete(4), budgets=[0.1], **chosen)
     if predicted.plan.outer is not None:
         assert "knows nothing of outer steps" in predicted.plan.notes[-1]
+
+
+def test_outer_steps_and_rates_are_tried_beside_wires_and_budgets():
+    """What would be quickest by rule is found, in few trials, and said."""
+    tried = []
+
+    def measure(plan, limit, rate_factor=1.0):
+        tried.append((plan.budget, plan.outer, rate_factor))
+        needed = 100 / plan.budget**0.2 * (0.7 if plan.outer else 1.0)
+        return needed * (1 + abs(math.log2(rate_factor / 1.4)))
+
+    measure.exact_iterations = 100.0
+    step = OuterStep(rate=0.7, momentum=0.5, nesterov=False)
+    chosen = {"compute_time": 0.01, "link_time": 0.1, "strategies": ["matcha"]}
+    chosen |= {"outer": [None, step], "rate_factors": [0.5, 0.7, 1.0, 1.4, 2.0]}
+    found = matcha.tune(families.complete(4), budgets=[0.01, 0.1, 1], trials=measure, **chosen)
+    assert found.best.outer == found.plan.outer == step
+    assert found.best.rate_factor == 1.4
+    assert [factor for *_, factor in tried if factor != 1.0] == [1.4, 2.0]
+    assert "outer 0.7/0.5" in found.table()
+    assert "use 1.4 of the learning rate" in found.table()
+    assert "1.4 of the learning rate" in found.plan.notes[-1]
+    assert len(tried) < len(found.points)
+    with pytest.raises(InputError, match="theory knows nothing of outer steps"):
+        matcha.tune(families.complete(4), budgets=[0.1], **chosen)
+
+
+def test_trials_scale_the_learning_rate():
+    trials = shards(epochs=6)
+    plan = matcha.plan(ER8, 0.3, "vanilla")
+    slow, usual = (trials(plan, 6 * trials.exact_iterations, f) for f in (0.25, 1.0))
+    assert usual < slow
+
+
+def test_the_rate_that_theory_advises_is_smaller_where_workers_disagree_more():
+    found = small(strategies=["vanilla", "periodic"], budgets=[0.1, 1.0])
+    factors = {p.budget: p.rate_factor for p in found.points if p.strategy == "periodic"}
+    assert 0 < factors[0.1] < factors[1.0] < 1
+    assert "of exact averaging's" in found.table()
 
 
 def test_a_control_is_shown_and_never_chosen():

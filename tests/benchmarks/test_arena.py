@@ -46,7 +46,12 @@ def test_the_ceiling_is_ddps_iterations_at_the_pace_of_silence(arena):
     rows = {row["method"]: row for row in arena.table_rows(curves)}
     assert rows["ours"]["of_ceiling"] == pytest.approx(15 * 0.05 / (10 * 0.04))
     assert rows["silent"]["of_ceiling"] is None
-    assert "never began" in arena.describe({"curves": {"200": curves}})
+    said = arena.describe({"curves": {"200": curves}})
+    assert "never began" in said
+    assert "ceiling: 0.40 s, DDP's 10 iterations (measured here) at silence's 40 ms" in said
+    curves["DDP"] = curve([0.3, 0.3], 0.8)
+    said = arena.describe({"curves": {"10": curves}})
+    assert "DDP's 80 iterations (the headline's: here DDP did not get there)" in said
 
 
 def test_a_file_adds_rows_and_a_missing_package_is_named(arena, tmp_path, monkeypatch, capsys):

@@ -52,7 +52,7 @@ class Player:
         self.transport = transport
         self.task = make_task()
         model = self.task.model().double()
-        self.optimizer = self.settings.optimizer.for_model(model.parameters())
+        (self.optimizer,) = self.settings.optimizer.for_model(model)
         for group in self.optimizer.param_groups:
             group["lr"] = 0.05
         self.gossip = Gossip(

@@ -16,14 +16,16 @@ from torch import nn
 
 import matcha
 from matcha.distributed import Gossip
+from matcha.distributed.train import Training
 from matcha.errors import InputError
 from matcha.simulation import SGD, Execution, Settings, Simulation
 from matcha.strategies import DiLoCo, GASLoC, NoLoCo, SparseLoCo
 from matcha.testing import MemoryTransport, run_threads
 from matcha.training.momentum import MOMENTA, Momentum, make_rule
-from matcha.training.optimizers import Adam, adamw
+from matcha.training.optimizers import Adam, Muon, adamw
 from matcha.training.rates import Constant
 from matcha.wires import parse_wire
+from matcha.zoo.tensors import TensorTask
 
 
 @pytest.mark.parametrize("momentum", [name for name in MOMENTA if name != "local"])
@@ -140,6 +142,37 @@ def test_adams_moments_are_shared_as_in_the_simulator(wire) -> None:
     named = simulation.engine.workers.layout.views(firsts)
     expected = np.concatenate([view.reshape(8, -1).numpy() for _, view in named], axis=1)
     np.testing.assert_allclose(moments, expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("momentum", ["auto", "shared"])
+@pytest.mark.parametrize("wire", ["float32", "modulo:4"])
+def test_muon_on_real_workers_is_the_simulators(momentum, wire) -> None:
+    """Two optimizers, of which each steps a part of the model, as in the simulator's rows."""
+    plan = replace(er8("greedy", 0.3), wire=parse_wire(wire))
+    settings = Settings(
+        epochs=1,
+        schedule=Constant(base=0.02),
+        optimizer=Muon(weight_decay=0.1),
+        momentum=momentum,
+        execution=Execution(precision="float64"),
+    )
+
+    def task() -> TensorTask:
+        draw = torch.Generator().manual_seed(0)
+        x, y = torch.randn(160, 6, generator=draw), torch.randint(3, (160,), generator=draw)
+        layers = lambda: nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))  # noqa: E731
+        return TensorTask(layers, x, y, num_workers=8, batch_size=4)
+
+    simulation = Simulation(task(), plan, settings)
+    list(simulation)
+
+    def work(transport) -> np.ndarray:
+        worker = Training(task(), plan, settings, transport)
+        list(worker)
+        return flat(worker.model).numpy()
+
+    found = np.stack(run_threads(8, work))
+    np.testing.assert_allclose(found, rows(simulation.engine), rtol=0, atol=1e-10)
 
 
 def test_adam_under_allreduce_is_said_not_to_be_ddp(caplog) -> None:

@@ -3,9 +3,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from matcha.errors import InputError
+from matcha.errors import InputError, PackageError
 from matcha.simulation import SGD, Adam
-from matcha.training.optimizers import make_optimizer
+from matcha.simulation.flat import Workers
+from matcha.training.optimizers import Muon, make_optimizer
 
 
 def run(mine, theirs, steps=5):
@@ -51,6 +52,40 @@ def test_adamw_is_torchs_and_so_are_its_defaults(choices):
     run(make_optimizer("adamw", **choices), lambda rows: torch.optim.AdamW(rows, lr=0.1, **choices))
 
 
+@pytest.mark.parametrize("shape", [(6, 4), (4, 6)])
+def test_muon_is_torchs_for_hidden_matrices_and_adamw_for_the_rest(shape):
+    tall, width = shape
+    model = torch.nn.Sequential(torch.nn.Linear(width, tall), torch.nn.Linear(tall, 2)).double()
+    workers = Workers(model, 1, device=torch.device("cpu"), dtype=torch.float64)
+    mine = Muon(weight_decay=0.03, beta2=0.95)
+    layout = workers.layout
+    told = mine.for_rows(model, dict(zip(layout.names, layout.offsets, strict=True)))
+    assert [matrix[1:] for matrix in told.matrices] == [shape]
+    theirs = mine.for_model(model)
+    assert [type(one).__name__ for one in theirs] == ["Muon", "AdamW"]
+    state = told.state(workers.parameters)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(4):
+        gradients = [torch.randn(p.shape, generator=generator).double() for p in model.parameters()]
+        workers.store_gradients(0, gradients)
+        told.direct(workers.parameters, workers.updates, state)
+        workers.parameters -= 0.1 * workers.updates
+        for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+            parameter.grad = gradient
+        for one in theirs:
+            for group in one.param_groups:
+                group["lr"] = 0.1
+            one.step()
+    for mine_, theirs_ in zip(workers.leaves[0], model.parameters(), strict=True):
+        torch.testing.assert_close(mine_.detach(), theirs_.detach(), atol=1e-12, rtol=0)
+
+
+def test_muon_without_torchs_is_refused_in_a_sentence(monkeypatch):
+    monkeypatch.delattr(torch.optim, "Muon")
+    with pytest.raises(PackageError, match=r"needs PyTorch 2\.9 or newer"):
+        Muon().for_model(torch.nn.Linear(2, 2))
+
+
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_fused_step_is_the_separate_one(nesterov):
     optimizer = SGD(momentum=0.9, nesterov=nesterov, weight_decay=0.01, clip_norm=2.0)
@@ -84,6 +119,7 @@ def test_clipping_is_by_worker():
         (lambda: SGD(weight_decay=-1), "weight_decay"),
         (lambda: Adam(beta1=1.5), "betas"),
         (lambda: Adam(weight_decay=-1), "weight_decay"),
+        (lambda: Muon(muon_momentum=1.0), "muon_momentum"),
         (lambda: make_optimizer("adamw", decoupled=False), "decoupled"),
     ],
 )

@@ -76,8 +76,8 @@ def simulate_command(
     learning_rate: opt.LearningRate = None,
     optimizer: str | None = typer.Option(
         None,
-        help="Another optimizer than the task's own: sgd (without momentum), adam or adamw (whose "
-        "learning rate is 0.001 unless you give one).",
+        help="Another optimizer than the task's own: sgd (without momentum), adam, adamw or muon "
+        "(whose learning rate is 0.001 unless you give one).",
     ),
     momentum: opt.Momentum = "local",
     model: opt.Model = None,

@@ -12,6 +12,7 @@ from matcha.cli import options as opt
 from matcha.cli.help import Command
 from matcha.cli.output import check_free, check_page, console, keeping, patient_progress, print_json
 from matcha.errors import InputError
+from matcha.plans import OuterStep
 from matcha.strategies import strategy_with
 from matcha.topology import Topology, families
 from matcha.tuning import (
@@ -109,6 +110,16 @@ def tune_command(
         "[cyan]matcha simulate[/]. Without a task theory decides.",
     ),
     max_trials: int = typer.Option(MAX_TRIALS, help="Plans to try at most, with --task."),
+    outer: list[str] = typer.Option(
+        ["none"],
+        help="With --task: steps to try after rounds, as RATE/MOMENTUM or none; "
+        "[cyan]none,0.7/0.5[/] tries both.",
+    ),
+    rate_factors: list[str] = typer.Option(
+        ["1"],
+        "--rate-factor",
+        help="With --task: multiples of the learning rate at which the best plan is tried too.",
+    ),
     epochs: opt.Epochs = None,
     learning_rate: opt.LearningRate = None,
     batch_size: opt.BatchSize = None,
@@ -170,6 +181,8 @@ def tune_command(
         initial_gap=initial_gap,
         target_gap=target_gap,
     )
+    outer_steps = [_outer_step(word) for word in opt.words(outer)]
+    factors = opt.numbers(rate_factors, "--rate-factor")
     if task is None:
         _refuse_without_task(epochs, learning_rate, batch_size, model, data, target_loss)
     measure = None
@@ -200,6 +213,8 @@ def tune_command(
             seed=seed,
             trials=measure,
             max_trials=max_trials,
+            outer=outer_steps,
+            rate_factors=factors,
             progress=progress,
         )
     with keeping() as keep:
@@ -227,6 +242,19 @@ def tune_command(
         for path in (output, plot, page):
             if path is not None:
                 console.print(f"wrote [cyan]{path}[/]")
+
+
+def _outer_step(word: str) -> OuterStep | None:
+    """An outer step as RATE/MOMENTUM; in the form that pairs and gossip have."""
+    if word == "none":
+        return None
+    rate, _, momentum = word.partition("/")
+    try:
+        return OuterStep(rate=float(rate), momentum=float(momentum), nesterov=False)
+    except ValueError:
+        raise InputError(
+            f"--outer {word!r} is not RATE/MOMENTUM, such as 0.7/0.5, or none."
+        ) from None
 
 
 def _trials(

@@ -269,10 +269,11 @@ def _chosen(job: Job, network: Network) -> GossipOptions:
 def _warm_up(task: Task, settings: Settings) -> None:
     """What torch does at its first optimizer and step takes seconds, mostly imports."""
     model = task.model()
-    optimizer = settings.optimizer.for_model(model.parameters())
+    optimizers = settings.optimizer.for_model(model)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
+    for optimizer in optimizers:
+        optimizer.step()
 
 
 def launch_script(
@@ -474,14 +475,14 @@ class Training:
         self.device = torch.device(settings.execution.device)
         task.to(self.device, settings.execution.compute_dtype)
         self.model = task.model().to(self.device, settings.execution.dtype)
-        self.optimizer = settings.optimizer.for_model(self.model.parameters())
+        self.optimizers = settings.optimizer.for_model(self.model)
         self.identity = identity(task, plan, settings)
         momentum, better = settings.momentum, correction(settings)
         if better is not None and self._goes_with(better, options):
             momentum = better if data_differ(task, settings.execution) else momentum
         self.gossip = Gossip(
             self.model,
-            self.optimizer,
+            self.optimizers,
             plan,
             transport=transport,
             overlap=settings.overlap,
@@ -507,7 +508,7 @@ class Training:
             options=options.with_launcher(),
             plan=self.plan,
             momentum=momentum,
-            optimizers=(self.optimizer,),
+            optimizers=tuple(self.optimizers),
         )
         return find_exclusion(asked) is None
 
@@ -589,17 +590,18 @@ class Training:
 
     def _set_rate(self, epoch: float) -> float:
         rate = self.settings.schedule.rate(epoch, self.progress.test_losses)
-        for group in self.optimizer.param_groups:
+        for group in (g for optimizer in self.optimizers for g in optimizer.param_groups):
             group["lr"] = rate
         return rate
 
     def _step(self, loss: torch.Tensor) -> None:
-        self.optimizer.zero_grad()
+        self.model.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         limit = self.settings.optimizer.clip_norm
         if limit is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), limit)
-        self.optimizer.step()
+        for optimizer in self.optimizers:
+            optimizer.step()
 
     # -- what is known after it -------------------------------------------------------------------
 

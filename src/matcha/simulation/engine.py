@@ -43,7 +43,7 @@ from matcha.training.momentum import (
     first_moment,
     make_rule,
 )
-from matcha.training.optimizers import SGD, Adam, Optimizer
+from matcha.training.optimizers import SGD, Adam, Muon, Optimizer
 from matcha.training.settings import Batching, Execution
 from matcha.training.task import Task
 from matcha.wires import Float, TopK, Wire
@@ -96,9 +96,13 @@ class Engine:
             compile_blocks(self.workers.modules)
         elif execution.compile and self.batching == "stacked":
             self._losses_at_once = torch.compile(self._losses_of, dynamic=False)
+        self._told = self.optimizer  # and where in a row the matrices are
+        if isinstance(self.optimizer, Muon):
+            offsets = dict(zip(self.workers.layout.names, self.workers.layout.offsets, strict=True))
+            self._told = self.optimizer.for_rows(template, offsets)
         self.memory = self.optimizer.state(self.workers.parameters)
         self._fused: SGD | Adam | None = None
-        if self.on_cuda and not overlap:
+        if self.on_cuda and not overlap and not isinstance(self.optimizer, Muon):
             known, chosen = (SGD, Adam), self.optimizer
             self._fused = chosen if isinstance(chosen, known) and chosen.momentum else None
         m, steps = task.num_workers, task.steps_per_epoch
@@ -188,7 +192,7 @@ class Engine:
         workers = self.workers
         self._graphs.keep("gradients")
         self.momentum_rule = make_rule(
-            momentum, self.optimizer, workers.parameters, mixes_first=self.overlap
+            momentum, self._told, workers.parameters, mixes_first=self.overlap
         )
         rows = [workers.parameters]
         if momentum.kind in ("tracking", "momentum-tracking"):
@@ -273,7 +277,7 @@ class Engine:
         return self.task.loss(Bound(self.workers.template, parameters), x, y, ())[0]
 
     def _direct(self) -> None:
-        self.optimizer.direct(self.workers.parameters, self.workers.updates, self.memory)
+        self._told.direct(self.workers.parameters, self.workers.updates, self.memory)
 
     def _apply(self) -> None:
         rate = self.rates.index_select(0, self.position)
@@ -413,7 +417,7 @@ class Engine:
         self.workers.refresh()
         self._gradient(worker, inputs[worker], targets[worker])
         own = slice(worker, worker + 1)
-        self.optimizer.direct(self.workers.parameters[own], self.workers.updates[own], memory)
+        self._told.direct(self.workers.parameters[own], self.workers.updates[own], memory)
 
     def time_gradients(self, repetitions: int = 8, patience: float = 2.0) -> float:
         """Seconds of one worker's gradient: the least of some iterations, after a warm-up.

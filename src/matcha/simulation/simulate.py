@@ -252,12 +252,13 @@ class TaskTrials:
             )
         self.exact_iterations = self._iterations(*found)
 
-    def __call__(self, plan: PlanLike, limit: float) -> float:
+    def __call__(self, plan: PlanLike, limit: float, rate_factor: float = 1.0) -> float:
         """Iterations until the average model holds the target; infinite if not within a limit."""
         assert self.target is not None
         steps = self.task.steps_per_epoch
         epochs = math.ceil(limit / steps) + 1  # one more shows that the target is held
-        settings = replace(self.settings, epochs=epochs, target_loss=self.target)
+        schedule = self.settings.schedule.scaled(rate_factor)
+        settings = replace(self.settings, epochs=epochs, target_loss=self.target, schedule=schedule)
         losses: list[float] = []
         with on_threads(self._threads):
             for record in Simulation(self.task, plan, settings, engine=self._engine):

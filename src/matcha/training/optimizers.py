@@ -1,15 +1,16 @@
-"""SGD, Adam and AdamW over the flat matrices: gradients become update directions in place."""
+"""SGD, Adam, AdamW and Muon over flat matrices: gradients become update directions in place."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from matcha.errors import InputError, unknown_name
+from matcha.errors import InputError, PackageError, unknown_name
 
 
 class Optimizer(Protocol):
@@ -33,7 +34,7 @@ class Optimizer(Protocol):
         """Replace the gradients in ``updates`` by the directions."""
         ...
 
-    def for_model(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    def for_model(self, model: nn.Module) -> list[torch.optim.Optimizer]:
         """PyTorch's own of the same settings, for one worker's model; rates are set step by step.
 
         Clipping is not a part of PyTorch's optimizers: it stays the training loop's.
@@ -92,14 +93,16 @@ class SGD:
             else:
                 updates.copy_(memory)
 
-    def for_model(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    def for_model(self, model: nn.Module) -> list[torch.optim.Optimizer]:
         """``torch.optim.SGD`` of the same settings."""
-        return torch.optim.SGD(
-            parameters,
-            momentum=self.momentum,
-            nesterov=self.nesterov,
-            weight_decay=self.weight_decay,
-        )
+        return [
+            torch.optim.SGD(
+                model.parameters(),
+                momentum=self.momentum,
+                nesterov=self.nesterov,
+                weight_decay=self.weight_decay,
+            )
+        ]
 
     def step_fused(
         self, parameters: Tensor, updates: Tensor, state: dict[str, Tensor], rate: Tensor
@@ -167,6 +170,9 @@ class Adam:
         """Gradient → direction: clip, weight decay, bias-corrected moments."""
         if self.clip_norm is not None:
             _clip(updates, self.clip_norm)
+        self._direct(parameters, updates, state)
+
+    def _direct(self, parameters: Tensor, updates: Tensor, state: dict[str, Tensor]) -> None:
         if self.weight_decay and not self.decoupled:
             updates.add_(parameters, alpha=self.weight_decay)
         first, second, steps = state["first"], state["second"], state["steps"]
@@ -211,8 +217,11 @@ class Adam:
         correction2 = (1 - self.beta2**steps).to(first.dtype)
         return (second / correction2).sqrt_().add_(self.epsilon).mul_(correction1)
 
-    def for_model(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    def for_model(self, model: nn.Module) -> list[torch.optim.Optimizer]:
         """``torch.optim.Adam`` or ``AdamW`` of the same settings."""
+        return [self._for(model.parameters())]
+
+    def _for(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         kind = torch.optim.AdamW if self.decoupled else torch.optim.Adam
         return kind(
             parameters,
@@ -220,6 +229,97 @@ class Adam:
             eps=self.epsilon,
             weight_decay=self.weight_decay,
         )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Muon(Adam):
+    """Hidden weight matrices by Muon as ``torch.optim.Muon`` defines it, the rest by AdamW.
+
+    Muon steps along its momentum with all singular values made about 1 (Jordan et al., 2024), here
+    as long as a step of AdamW (`match_rms_adamw`), so that one rate serves both. Its momentum
+    stands where Adam's first moment does.
+    """
+
+    decoupled: bool = True
+    weight_decay: float = 0.1
+    muon_momentum: float = 0.95
+    matrices: tuple[tuple[int, int, int], ...] = ()
+    """Where the flat rows hold hidden matrices: first place, rows, columns; see `for_rows`."""
+
+    def __post_init__(self) -> None:
+        Adam.__post_init__(self)
+        if not 0 < self.muon_momentum < 1:
+            raise InputError(f"muon_momentum must be in (0, 1), not {self.muon_momentum}")
+
+    def for_rows(self, model: nn.Module, offsets: Mapping[str, int]) -> Muon:
+        """The same, told where the parameters of a model stand in flat rows."""
+        hidden = {id(p) for p in hidden_matrices(model)}
+        found = [(offsets[n], *p.shape) for n, p in model.named_parameters() if id(p) in hidden]
+        return replace(self, matrices=tuple((a, b, c) for a, b, c in found))
+
+    def _direct(self, parameters: Tensor, updates: Tensor, state: dict[str, Tensor]) -> None:
+        steps = []
+        for place, height, width in self.matrices:
+            span = slice(place, place + height * width)
+            gradient = updates[:, span].view(-1, height, width)
+            memory = state["first"][:, span].view_as(gradient)
+            memory = memory.lerp(gradient, 1 - self.muon_momentum)
+            whole = orthogonalized(gradient.lerp(memory, self.muon_momentum)).to(memory.dtype)
+            whole.mul_(0.2 * math.sqrt(max(height, width)))
+            steps.append((span, memory.flatten(1), whole.flatten(1)))
+        Adam._direct(self, parameters, updates, state)
+        for span, flat, step in steps:
+            state["first"][:, span] = flat
+            updates[:, span] = step.add_(parameters[:, span], alpha=self.weight_decay)
+
+    def for_model(self, model: nn.Module) -> list[torch.optim.Optimizer]:
+        """``torch.optim.Muon`` for the hidden matrices, ``AdamW`` for the rest.
+
+        Raises:
+            PackageError: this PyTorch has no Muon.
+        """
+        if not hasattr(torch.optim, "Muon"):
+            raise PackageError(
+                f"Muon needs PyTorch 2.9 or newer, and this is {torch.__version__}: upgrade torch, "
+                "or train by adamw."
+            )
+        hidden = hidden_matrices(model)
+        known = {id(p) for p in hidden}
+        muon = torch.optim.Muon(
+            hidden,
+            momentum=self.muon_momentum,
+            weight_decay=self.weight_decay,
+            adjust_lr_fn="match_rms_adamw",
+        )
+        return [muon, self._for(p for p in model.parameters() if id(p) not in known)]
+
+
+def hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
+    """The weights that Muon is for: of linear layers, but the last, and none that embeds words.
+
+    >>> [tuple(p.shape) for p in hidden_matrices(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 4)))]
+    [(3, 2)]
+    """
+    modules = list(model.modules())
+    embedding = {id(m.weight) for m in modules if isinstance(m, nn.Embedding)}
+    linear = [dict(m.named_parameters())["weight"] for m in modules if isinstance(m, nn.Linear)]
+    return [weight for weight in linear[:-1] if id(weight) not in embedding]
+
+
+def orthogonalized(matrices: Tensor) -> Tensor:
+    """A batch of matrices with singular values of about 1, by Newton and Schulz's iteration.
+
+    As ``torch.optim.Muon`` does it: five steps in bfloat16, which leaves them between 0.7 and 1.2.
+    """
+    a, b, c = 3.4445, -4.775, 2.0315
+    x = matrices.bfloat16()
+    if is_tall := x.shape[-2] > x.shape[-1]:
+        x = x.mT
+    x = x / torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True).clamp(min=1e-7)
+    for _ in range(5):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.mT if is_tall else x
 
 
 def adamw(*, weight_decay: float = 0.01, **choices: Any) -> Adam:
@@ -231,7 +331,12 @@ def adamw(*, weight_decay: float = 0.01, **choices: Any) -> Adam:
     return Adam(weight_decay=weight_decay, decoupled=True, **choices)
 
 
-OPTIMIZERS: Mapping[str, Callable[..., Optimizer]] = {"sgd": SGD, "adam": Adam, "adamw": adamw}
+OPTIMIZERS: Mapping[str, Callable[..., Optimizer]] = {
+    "sgd": SGD,
+    "adam": Adam,
+    "adamw": adamw,
+    "muon": Muon,
+}
 """Optimizers by the names that PyTorch has for them; choices left out are PyTorch's too."""
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from dataclasses import dataclass, replace
+from typing import ClassVar, Protocol, TypeVar
 
 from matcha.errors import InputError
+
+_W = TypeVar("_W", bound="_Warmed")
 
 
 class Schedule(Protocol):
@@ -18,6 +20,10 @@ class Schedule(Protocol):
 
     def rate(self, epoch: float, losses: Sequence[float] = ()) -> float:
         """η at a (fractional) epoch, given the average model's loss after each epoch so far."""
+        ...
+
+    def scaled(self, factor: float) -> Schedule:
+        """The same with all rates multiplied."""
         ...
 
 
@@ -39,6 +45,10 @@ class _Warmed:
         factor = getattr(self, "factor", 1.0)
         if not factor > 0:
             raise InputError(f"the decay factor must be above 0, not {factor}")
+
+    def scaled(self: _W, factor: float) -> _W:
+        """The same with all rates multiplied."""
+        return replace(self, base=factor * self.base, start=factor * self.start)
 
     def _warm(self, epoch: float) -> float:
         if epoch >= self.warmup:

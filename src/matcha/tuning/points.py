@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from matcha._io.tables import Table
-from matcha.plans import Plan
+from matcha.plans import OuterStep, Plan
 from matcha.strategies import with_budget
 from matcha.topology import Topology
 from matcha.tuning.problem import Problem
@@ -35,14 +35,21 @@ class TunedPoint:
     """Seconds to the target: predicted, inferred from others' trials, or tried; inf for never."""
     proved: bool
     """Whether the rate is within what Theorem 2 allows for this ρ."""
+    rate_factor: float | None = None
+    """What to multiply the best learning rate of exact averaging by: tried, or by theory for SGD;
+    None where neither says."""
+    outer: OuterStep | None = None
+    """What follows each round."""
     tried: bool = False
     """Whether iterations were measured by training."""
 
     @property
     def label(self) -> str:
-        """Strategy, budget and wire in a few letters."""
+        """Strategy, budget, wire and outer step in a few letters."""
         name = with_budget(self.strategy, self.budget)
-        return name if self.wire == "float32" else f"{name} {self.wire}"
+        name = name if self.wire == "float32" else f"{name} {self.wire}"
+        step = self.outer
+        return name if step is None else f"{name} outer {step.rate:g}/{step.momentum:g}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +73,13 @@ class Tuning:
         """Why the best point is the best, in sentences."""
         best = self.best
         rate = "" if best.learning_rate is None else f", at learning rate {best.learning_rate:.4g}"
+        factor = best.rate_factor
+        if factor is not None and not (best.tried and factor == 1.0):
+            rate += (
+                f": {factor:.2g} of exact averaging's"
+                if rate
+                else (f"; use {factor:.2g} of the learning rate")
+            )
         how = "reached" if best.tried else "is predicted to reach"
         lines = [
             f"{best.label}: the average model {how} the target after about "

@@ -1,4 +1,4 @@
-"""The search: every strategy, budget and wire predicted; with a task, the best few tried."""
+"""The search: every strategy, budget, wire and outer step; with a task, the best few tried."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from matcha._numerics import ProgressCallback
 from matcha.errors import InputError
-from matcha.plans import Plan
+from matcha.plans import OuterStep, Plan
 from matcha.strategies import Strategy, is_control
 from matcha.strategies import plan as make_plan
 from matcha.sweeps import combinations, several
@@ -42,9 +42,13 @@ def tune(
     seed: int = 0,
     trials: Trials | None = None,
     max_trials: int = MAX_TRIALS,
+    outer: Sequence[OuterStep | None] = (None,),
+    rate_factors: Sequence[float] = (1.0,),
     progress: ProgressCallback | None = None,
 ) -> Tuning:
     """Choose the strategy, budget and wire whose average model reaches a target soonest.
+
+    A budget says how many iterations lie between rounds, so that it is a period too.
 
     Args:
         topology: As for `matcha.plan`, with link times where they are known.
@@ -60,6 +64,9 @@ def tune(
         seed: As for `matcha.plan`.
         trials: Trains, as `matcha.simulation.TaskTrials` does; None trusts the theory.
         max_trials: Plans to train at most, beside exact averaging.
+        outer: Outer steps to try after rounds, None for none; strategies that have their own keep
+            it. They need trials: the theory knows nothing of them.
+        rate_factors: Multiples of the learning rate at which the best plan is tried, too.
         progress: Called with (done, total, "plans and trials") after each plan or trial.
 
     Returns:
@@ -81,17 +88,26 @@ def tune(
     )
     if not wanted or max_trials < 1:
         raise InputError("tuning needs a strategy, a budget, a wire and at least one trial.")
+    if trials is None and (tuple(outer) != (None,) or tuple(rate_factors) != (1.0,)):
+        raise InputError(
+            "theory knows nothing of outer steps, and says itself which rate it means: give trials "
+            "of a task, or leave outer steps and rate factors out."
+        )
+    if not outer or any(not 0 < factor < math.inf for factor in rate_factors):
+        raise InputError("outer steps need one choice or more, and rate factors are positive.")
     steps = len(wanted) + (max_trials if trials is not None else 0)
     kind = "plans" if trials is None else "plans and trials at most"
     points: list[TunedPoint] = []
     plans: list[Plan] = []
-    for strategy, budget, wire in wanted:
+    for number, (strategy, budget, wire) in enumerate(wanted, start=1):
         plan = make_plan(network, budget, strategy, seed, wire=wire)
         seconds = plan.expected_comm_time * unit_seconds
-        points.append(predict(plan, problem, compute_time, seconds, overlap=overlap))
-        plans.append(plan)
+        point = predict(plan, problem, compute_time, seconds, overlap=overlap)
+        for step in (plan.outer,) if plan.outer is not None else outer:
+            points.append(replace(point, outer=step))
+            plans.append(replace(plan, outer=step))
         if progress is not None:
-            progress(len(points), steps, kind)
+            progress(number, steps, kind)
     if trials is not None:
         points = try_best(
             points,
@@ -99,6 +115,7 @@ def tune(
             [_disagreement(point, problem) for point in points],
             trials,
             max_trials=max_trials,
+            rate_factors=rate_factors,
             progress=None
             if progress is None
             else lambda n, *_: progress(len(wanted) + n, steps, kind),
@@ -136,6 +153,7 @@ def predict(
     if drift is None:
         drift = kept * plan.rho / (1 - math.sqrt(plan.rho)) ** 2
     iterations, rate = fewest_iterations(problem, plan.num_workers, noise, drift)
+    exact_rate = fewest_iterations(problem, plan.num_workers, 0.0, 0.0)[1]
     each = max(compute_time, comm_seconds) if overlap else compute_time + comm_seconds
     return TunedPoint(
         strategy=plan.strategy,
@@ -147,6 +165,7 @@ def predict(
         comm_seconds=comm_seconds,
         iteration_seconds=each,
         learning_rate=rate,
+        rate_factor=rate / exact_rate if exact_rate else None,
         iterations=iterations,
         seconds=iterations * each,
         proved=rate <= admissible_learning_rate(min(plan.rho, 1 - 1e-12), problem.smoothness),
@@ -212,7 +231,8 @@ def _best(points: Sequence[TunedPoint]) -> int:
 
 def _notes(point: TunedPoint, plan: Plan) -> Iterator[str]:
     if point.tried:
-        yield f"tuned: a trial reached the target after {point.iterations:.0f} iterations."
+        at = f" at {point.rate_factor:.2g} of the learning rate" if point.rate_factor != 1 else ""
+        yield f"tuned: a trial reached the target after {point.iterations:.0f} iterations{at}."
         return
     yield f"tuned: predicted to reach the target in {point.seconds:.4g} s."
     if plan.outer is not None:

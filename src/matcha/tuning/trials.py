@@ -32,8 +32,14 @@ class Trials(Protocol):
     def exact_iterations(self) -> float:
         """Iterations that exact averaging takes to the target: nearly the fewest."""
 
-    def __call__(self, plan: Plan, limit: float) -> float:
-        """Iterations until the average model holds the target; infinite if not within a limit."""
+    def __call__(self, plan: Plan, limit: float, rate_factor: float = 1.0) -> float:
+        """Iterations until the average model holds the target; infinite if not within a limit.
+
+        Args:
+            plan: to train by.
+            limit: iterations.
+            rate_factor: what the learning rate of exact averaging is multiplied by.
+        """
 
 
 def try_best(
@@ -43,9 +49,12 @@ def try_best(
     trials: Trials,
     *,
     max_trials: int = MAX_TRIALS,
+    rate_factors: Sequence[float] = (1.0,),
     progress: ProgressCallback | None = None,
 ) -> list[TunedPoint]:
     """The points with measured iterations where they were tried, and inferred ones elsewhere.
+
+    The best of them is tried at other learning rates too, outwards from 1 until they get worse.
 
     Args:
         points: as predicted; only their seconds per iteration matter here.
@@ -53,6 +62,7 @@ def try_best(
         disagreements: theirs, in one unit.
         trials: what measures.
         max_trials: plans to try at most.
+        rate_factors: multiples of the learning rate.
         progress: Called with (done, total, "trials at most") after each trial.
     """
     exact = trials.exact_iterations
@@ -85,9 +95,37 @@ def try_best(
         needed = measured[n] if tried else infer_iterations(disagreements[n], known)
         seconds = needed * point.iteration_seconds
         found.append(
-            replace(point, iterations=needed, seconds=seconds, learning_rate=None, tried=tried)
+            replace(
+                point,
+                iterations=needed,
+                seconds=seconds,
+                learning_rate=None,
+                rate_factor=1.0 if tried else None,
+                tried=tried,
+            )
         )
+    if math.isfinite(best):
+        place = min(measured, key=lambda n: measured[n] * points[n].iteration_seconds)
+        found[place] = _at_best_rate(found[place], plans[place], trials, rate_factors)
     return found
+
+
+def _at_best_rate(
+    point: TunedPoint, plan: Plan, trials: Trials, rate_factors: Sequence[float]
+) -> TunedPoint:
+    """A plan that was tried, at the best multiple of the learning rate."""
+    larger = sorted(f for f in rate_factors if f > 1)
+    smaller = sorted((f for f in rate_factors if f < 1), reverse=True)
+    for direction in (larger, smaller):
+        for factor in direction:
+            needed = trials(plan, point.iterations, rate_factor=factor)
+            if not needed < point.iterations:
+                break
+            seconds = needed * point.iteration_seconds
+            point = replace(point, iterations=needed, seconds=seconds, rate_factor=factor)
+        if point.rate_factor != 1.0:
+            break  # where a larger rate is better, a smaller one is not
+    return point
 
 
 def infer_iterations(disagreement: float, known: Sequence[tuple[float, float]]) -> float:

@@ -138,7 +138,7 @@ class Recipe:
         Raises:
             InputError: No optimizer has this name, or a choice makes no sense.
         """
-        if learning_rate is None and optimizer in ("adam", "adamw"):
+        if learning_rate is None and optimizer in ("adam", "adamw", "muon"):
             learning_rate = _ADAM_RATE
         number = self.epochs if epochs is None else epochs
         return Settings(

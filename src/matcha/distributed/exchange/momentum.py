@@ -20,13 +20,15 @@ from matcha.training.momentum import (
     parse_momentum,
     resolve_momentum,
 )
-from matcha.training.optimizers import SGD, Adam, Optimizer
+from matcha.training.optimizers import SGD, Adam, Muon, Optimizer
 from matcha.wires.wire import BLOCK
 
 __all__ = ["MomentumRules", "describe_optimizers"]
 
 _log = logging.getLogger("matcha")
 
+_MUON: type[torch.optim.Optimizer] = getattr(torch.optim, "Muon", torch.optim.SGD)
+"""Muon, which PyTorch has from 2.9 on."""
 _SMALL = 1 << 16
 """Parameters of up to so many values share a rule: with a rule for each, a step of a hundred small
 ones was 50 times as long; large ones are spared the copies."""
@@ -420,8 +422,7 @@ def _has_first_moment(optimizer: torch.optim.Optimizer) -> bool:
     """Whether an optimizer remembers what `shared` exchanges: Adam's, SGD's or Muon's."""
     if isinstance(optimizer, (torch.optim.Adam, torch.optim.AdamW)):
         return all(group["betas"][0] > 0 for group in optimizer.param_groups)
-    muon = getattr(torch.optim, "Muon", torch.optim.SGD)  # from PyTorch 2.9 on
-    if not isinstance(optimizer, (torch.optim.SGD, muon)):
+    if not isinstance(optimizer, (torch.optim.SGD, _MUON)):
         return False
     return all(group["momentum"] > 0 for group in optimizer.param_groups)
 
@@ -439,6 +440,8 @@ def describe_optimizers(optimizers: Sequence[torch.optim.Optimizer]) -> Optimize
         used = {(g["momentum"], g["dampening"], g["maximize"]) for g in groups}
         if len(used) == 1 and used == {(groups[0]["momentum"], 0, False)}:
             return SGD(momentum=float(groups[0]["momentum"]))
+    if _MUON in kinds - {torch.optim.SGD} and kinds <= {_MUON, torch.optim.AdamW}:
+        return Muon()
     if kinds and kinds <= {torch.optim.Adam, torch.optim.AdamW}:
         first = groups[0]
         names = ("betas", "eps", "amsgrad", "maximize")

@@ -21,7 +21,7 @@ from matcha.training.momentum.rule import MomentumRule
 from matcha.training.momentum.settings import Momentum, parse_momentum
 from matcha.training.momentum.shared import Shared
 from matcha.training.momentum.tracking import Tracking
-from matcha.training.optimizers import SGD, Adam, Optimizer
+from matcha.training.optimizers import SGD, Adam, Muon, Optimizer
 from matcha.wires import TopK
 
 _RARE = 8.0
@@ -85,7 +85,8 @@ def momentum_for(
         return with_outer(chosen or Momentum(), plan)
     chosen = chosen or automatic(optimizer, plan)
     needs = chosen.kind in ("quasi-global", "shared")
-    if needs and not (isinstance(optimizer, (SGD, Adam)) and optimizer.momentum):
+    able_too = isinstance(optimizer, (SGD, Adam)) and optimizer.momentum
+    if needs and (not able_too or (isinstance(optimizer, Muon) and chosen.kind != "shared")):
         able = "Adam" if chosen.kind == "quasi-global" else "Adam, or torch.optim.Muon"
         raise InputError(f"{chosen.kind} momentum needs SGD with momentum, or {able}")
     return chosen
@@ -126,7 +127,8 @@ def make_rule(
     if spec.kind == "outer":
         return Outer(spec, x)
     if spec.kind == "shared" and isinstance(optimizer, Adam):
-        return Shared(x)
+        muon = optimizer.matrices if isinstance(optimizer, Muon) else ()
+        return Shared(x, [slice(place, place + a * b) for place, a, b in muon])
     if spec.kind == "exact-diffusion":
         return ExactDiffusion(spec, x)
     if spec.kind == "momentum-tracking":

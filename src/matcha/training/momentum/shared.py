@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -18,14 +18,16 @@ class Shared(MomentumRule):
     first moments averaged, a worker whose own gradients say nothing of a coordinate moves along
     what others saw. Its second moment is near zero there, and the quotient could be anything:
     without a bound training diverges. The bound is η, the step of a coordinate whose gradients all
-    agree.
+    agree. Muon's steps are of one size whatever the momentum, and need none.
 
     Args:
         x: the parameters.
+        unbounded: places in a row that Muon steps.
     """
 
-    def __init__(self, x: Tensor) -> None:
+    def __init__(self, x: Tensor, unbounded: Sequence[slice] = ()) -> None:
         self._before = torch.zeros_like(x)
+        self._unbounded = unbounded
 
     def before_step(self, x: Tensor, memory: Mapping[str, Tensor]) -> None:
         """Keep where the worker stands."""
@@ -35,7 +37,10 @@ class Shared(MomentumRule):
         """Bound the step."""
         limit = torch.as_tensor(rate, dtype=x.dtype, device=x.device).abs()
         step = (x - self._before).clamp_(-limit, limit)
+        kept = [x[..., place].clone() for place in self._unbounded]
         torch.add(self._before, step, out=x)
+        for place, values in zip(self._unbounded, kept, strict=True):
+            x[..., place] = values
 
 
 def first_moment(memory: Mapping[str, Tensor]) -> Tensor:
