@@ -28,8 +28,7 @@ from matcha.simulation.execution import Graphs
 from matcha.simulation.mixing import WireMixing
 from matcha.wires import Modulo, library, parse_wire
 from matcha.wires.coding import Coder
-from matcha.wires.segments import Segment
-from matcha.wires.wire import BLOCK
+from matcha.wires.wire import BLOCK, Segment
 
 BITS = (8, 4, 3, 2)
 

@@ -39,8 +39,7 @@ from matcha.simulation import Delays, Engine, Execution, Settings, Simulation, T
 from matcha.simulation.execution import Graphs
 from matcha.simulation.mixing import WireMixing
 from matcha.wires import parse_wire
-from matcha.wires.segments import Segment
-from matcha.wires.wire import BLOCK
+from matcha.wires.wire import BLOCK, Segment
 from matcha.zoo.partitions import partition
 from matcha.zoo.recipes import Choices, recipe
 

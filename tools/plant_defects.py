@@ -158,10 +158,10 @@ DEFECTS = (
         "test_records.py",
     ),
     _defect(
-        "training/targets.py",
+        "records.py",
         "if first <= target and second <= target:",
         "if first <= target or second <= target:",
-        "training",
+        "test_targets.py",
     ),
     _defect(
         "training/momentum/tracking.py",

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import matcha
 from matcha.errors import InputError
-from matcha.strategies.pacing import LONGEST_CYCLE, timeline, unroll
+from matcha.strategies.parts import LONGEST_CYCLE, timeline, unroll
 
 amounts = st.fractions(min_value=Fraction(1, 8), max_value=4, max_denominator=8)
 

@@ -24,7 +24,7 @@ from matcha.training.momentum import (
 from matcha.training.optimizers import OPTIMIZERS, Adam
 from matcha.training.rates import Constant
 from matcha.wires import parse_wire
-from matcha.wires.segments import Segment
+from matcha.wires.wire import Segment
 
 GRAPHS = Graphs(torch.device("cpu"), capture=False)
 RATE, BETA, MEMORY = 0.05, 0.9, 0.9

@@ -9,7 +9,7 @@ import torch
 
 from matcha import Round
 from matcha.wires import wire
-from matcha.wires.segments import Segment
+from matcha.wires.wire import Segment
 
 SHAPES = ((40, 30), (300,), (1,), (24, 8, 3, 3), (7, 3))
 LENGTHS = [math.prod(shape) for shape in SHAPES]

@@ -12,8 +12,7 @@ import torch
 from tests.wires.test_coding import meet
 
 from matcha.wires import Modulo, library, modulo
-from matcha.wires.coding import Coded, Coder
-from matcha.wires.packing import pack
+from matcha.wires.coding import Coded, Coder, pack
 
 BITS = [8, 4, 3, 2]
 NUMBERS = [1, 2, 3, 7, 64, 257]  # of blocks: 256 are one pass of torch's

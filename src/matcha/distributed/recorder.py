@@ -21,10 +21,9 @@ from matcha.distributed.gossip import Gossip
 from matcha.distributed.transports.collectives import gather
 from matcha.distributed.transports.slow_links import SlowLinks
 from matcha.errors import InputError, MatchaError
-from matcha.records import Record, RunHeader, RunWriter, Span, holds_run
+from matcha.records import Record, RunHeader, RunWriter, Span, arrival, holds_run
 from matcha.training.jobs import Journal
 from matcha.training.progress import Progress
-from matcha.training.targets import arrival
 
 if TYPE_CHECKING:
     from matcha.report.live import LivePage

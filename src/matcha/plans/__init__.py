@@ -1,8 +1,7 @@
 """Plans: which links talk when, and with which weights. Values, saved as JSON."""
 
 from matcha.plans.events import Cut, Events, Join, Leave, Loss, Return, Slowdown
-from matcha.plans.outer import OuterStep
-from matcha.plans.plan import Plan, check_budget
+from matcha.plans.plan import OuterStep, Plan, check_budget
 from matcha.plans.staged import PlanLike, Stage, StagedPlan, check_plan, load_plan
 
 __all__ = [

@@ -18,8 +18,7 @@ from typing import Any, TypeAlias
 
 from matcha._io import explain_malformed, fingerprint, load_document
 from matcha.errors import PlanError
-from matcha.plans.outer import OuterStep
-from matcha.plans.plan import AnyPlan, Plan, time_of_round
+from matcha.plans.plan import AnyPlan, OuterStep, Plan, time_of_round
 from matcha.rounds import Round
 from matcha.schedules import check_iteration
 from matcha.timing import Timing

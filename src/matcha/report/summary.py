@@ -8,12 +8,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from matcha.records import Record, Run, has_diverged
+from matcha.records import Record, Run, arrival, has_diverged
+from matcha.records import lowest_held as lowest
 from matcha.report.groups import Group
 from matcha.report.verdict import Summary, accuracy_gap, is_sooner
 from matcha.strategies import is_control
-from matcha.training.targets import arrival
-from matcha.training.targets import lowest_held as lowest
 
 OBJECTIVES = ("train_loss", "test_loss")
 """Losses of the average model, the one that decides first."""

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from matcha.wires.segments import Segment
-from matcha.wires.wire import BLOCK
+from matcha.wires.wire import BLOCK, Segment
 
 ALIGNMENT = BLOCK
 """Each parameter starts on a multiple of this many numbers: a wire's blocks, and wide loads."""

@@ -14,8 +14,8 @@ from matcha.topology import Link
 from matcha.training.clipping import kept_share, renewed_reach
 from matcha.wires import Float, TopK, Wire
 from matcha.wires.batched import Meetings, meetings_of
-from matcha.wires.segments import Segment
 from matcha.wires.topk import TopKRows, spread
+from matcha.wires.wire import Segment
 
 Parts = dict[str, Callable[[], None]]
 

@@ -14,7 +14,7 @@ import torch
 
 from matcha.errors import InputError
 from matcha.plans import Events, PlanLike, check_plan
-from matcha.records import Record, Run, has_diverged, holds_run, read_run
+from matcha.records import Record, Run, arrival, has_diverged, holds_run, lowest_held, read_run
 from matcha.simulation.asynchronous import AsynchronousSimulation
 from matcha.simulation.engine import Engine
 from matcha.simulation.pace import compute_times
@@ -24,7 +24,6 @@ from matcha.topology import Topology
 from matcha.training.dealing import DealtTask, dealt
 from matcha.training.jobs import Job, carry_out, check_free, make_jobs, with_asynchronous
 from matcha.training.settings import Delays, Settings
-from matcha.training.targets import arrival, lowest_held
 from matcha.training.task import Task, TaskSpec
 from matcha.zoo.recipes import Choices, recipe
 

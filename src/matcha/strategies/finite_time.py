@@ -40,8 +40,7 @@ from matcha.matchings.decompositions import round_robin
 from matcha.plans import Plan
 from matcha.rounds import Mixing, Shares
 from matcha.schedules import Cycle
-from matcha.strategies.pacing import LONGEST_CYCLE, simple, timeline, unroll
-from matcha.strategies.parts import assemble_plan
+from matcha.strategies.parts import LONGEST_CYCLE, assemble_plan, simple, timeline, unroll
 from matcha.strategies.strategy import Request, Strategy
 from matcha.topology import Link, Matching, Topology
 

@@ -11,9 +11,8 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from matcha.wires.segments import Segment
 from matcha.wires.shared import DEPENDENT, first_direction
-from matcha.wires.wire import FACTOR_BLOCK, LowRank, matrix_shape
+from matcha.wires.wire import FACTOR_BLOCK, LowRank, Segment, matrix_shape
 
 
 class LowRankRows:

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from matcha.wires.segments import Segment
-from matcha.wires.wire import CHUNK, TopK
+from matcha.wires.wire import CHUNK, Segment, TopK
 
 
 class Chosen(NamedTuple):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 from matcha.errors import InputError, unknown_name
 
@@ -17,12 +18,37 @@ FACTOR_BLOCK = 64
 """The same for the factors of a low-rank message, which are short."""
 Shape: TypeAlias = Sequence[int]
 _OVERHEAD = 6  # bytes per block: its scale in bfloat16 and its check modulo 2**32
-_TYPICAL: tuple[Shape, ...] = ((256, 1152), (256,), (256,))
-"""A layer in the middle of a network, for those who ask before there is a model."""
+
+
+class _Messages(ABC):
+    """What there is to know of a wire's messages."""
+
+    __slots__ = ()
+    _typical: ClassVar[tuple[Shape, ...]] = ((BLOCK,),)
+    """Parameters to speak of where there is no model yet."""
+
+    @property
+    def residual(self) -> float:
+        """The share of a squared difference that a pairwise meeting leaves, as measured."""
+        return 0.0
+
+    @property
+    def num_phases(self) -> int:
+        """Messages one after another in a meeting."""
+        return 1
+
+    @abstractmethod
+    def message_bytes(self, shapes: Iterable[Shape]) -> int:
+        """What one worker sends in a meeting for parameters of these shapes."""
+
+    def size_ratio(self, shapes: Iterable[Shape] | None = None) -> float:
+        """Bytes of a message over those of a whole float32 model."""
+        known = self._typical if shapes is None else tuple(shapes)
+        return self.message_bytes(known) / Float().message_bytes(known)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Float:
+class Float(_Messages):
     """Whole values as floating-point numbers; bfloat16 keeps 8 of float32's 24 digits.
 
     >>> Float(name="bfloat16").size_ratio()
@@ -31,27 +57,15 @@ class Float:
 
     name: Literal["float32", "bfloat16"] = "float32"
 
-    @property
-    def residual(self) -> float:
-        """The share of a squared difference that a pairwise meeting leaves."""
-        return 0.0
-
-    @property
-    def num_phases(self) -> int:
-        """Messages one after another in a meeting."""
-        return 1
-
     def message_bytes(self, shapes: Iterable[Shape]) -> int:
-        """What one worker sends in a meeting for parameters of these shapes."""
         return sum(math.prod(shape) for shape in shapes) * (4 if self.name == "float32" else 2)
 
     def size_ratio(self, shapes: Iterable[Shape] | None = None) -> float:
-        """Bytes of a message over those of a whole float32 model."""
         return 1.0 if self.name == "float32" else 0.5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Modulo:
+class Modulo(_Messages):
     """Values on a grid as fine as the two workers' difference allows, modulo 2^bits.
 
     Noise is in proportion to what two workers differ by, not to the size of their values, and no
@@ -71,7 +85,6 @@ class Modulo:
 
     @property
     def name(self) -> str:
-        """How users spell it."""
         return f"modulo:{self.bits}"
 
     @property
@@ -107,24 +120,12 @@ class Modulo:
         """The share of a squared difference that meetings in a network leave, as measured."""
         return _RESIDUAL[self.bits]
 
-    @property
-    def num_phases(self) -> int:
-        """Messages one after another in a meeting; the scales before them are small."""
-        return 1
-
     def block_bytes(self, block: int = BLOCK) -> int:
         """Bytes of one block on the wire, its scale and check included."""
         return block * self.bits // 8 + _OVERHEAD
 
     def message_bytes(self, shapes: Iterable[Shape]) -> int:
-        """What one worker sends in a meeting for parameters of these shapes."""
         return sum(-(-math.prod(shape) // BLOCK) for shape in shapes) * self.block_bytes()
-
-    def size_ratio(self, shapes: Iterable[Shape] | None = None) -> float:
-        """Bytes of a message over those of a whole float32 model."""
-        if shapes is None:
-            return self.block_bytes() / (4 * BLOCK)
-        return _share(self, tuple(shapes))
 
 
 # A wider reach makes the grid coarser, a narrower one wraps more. What is left was measured among
@@ -136,7 +137,7 @@ _RESIDUAL = {8: 0.007, 4: 0.22, 3: 0.5, 2: 0.83}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LowRank:
+class LowRank(_Messages):
     """The strongest directions of each weight matrix's difference, found by power iteration.
 
     Factors, vectors and matrices too small to gain travel as `modulo:8`.
@@ -145,6 +146,7 @@ class LowRank:
     ('lowrank:4', False)
     """
 
+    _typical = ((256, 1152), (256,), (256,))  # a layer in the middle of a network
     rank: int
 
     def __post_init__(self) -> None:
@@ -153,7 +155,6 @@ class LowRank:
 
     @property
     def name(self) -> str:
-        """How users spell it."""
         return f"lowrank:{self.rank}"
 
     @property
@@ -163,13 +164,11 @@ class LowRank:
 
     @property
     def residual(self) -> float:
-        """The share of a squared difference that a pairwise meeting leaves, as measured."""
         return 0.97 - 0.07 * math.sqrt(min(self.rank, 8))
 
     @property
     def num_phases(self) -> int:
-        """Messages one after another in a meeting: one per factor."""
-        return 2
+        return 2  # one per factor
 
     def is_factored(self, shape: Shape) -> bool:
         """Whether a parameter of this shape gains by being sent as two factors."""
@@ -178,7 +177,6 @@ class LowRank:
         return len(shape) > 1 and 2 * blocks * FACTOR_BLOCK < rows * columns
 
     def message_bytes(self, shapes: Iterable[Shape]) -> int:
-        """What one worker sends in a meeting for parameters of these shapes."""
         blocks = 0
         for shape in shapes:
             rows, columns = matrix_shape(shape)
@@ -187,13 +185,9 @@ class LowRank:
             blocks += sum(-(-part // FACTOR_BLOCK) for part in parts)
         return blocks * self.factors.block_bytes(FACTOR_BLOCK)
 
-    def size_ratio(self, shapes: Iterable[Shape] | None = None) -> float:
-        """Bytes of a message over those of a whole float32 model; it depends on the model."""
-        return _share(self, _TYPICAL if shapes is None else tuple(shapes))
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TopK:
+class TopK(_Messages):
     """The largest values of each 4,096, in two bits and with error feedback, for exact averages.
 
     Each worker sends what it moved by since the last average, Q(top-k(e)), to all others; what it
@@ -203,6 +197,7 @@ class TopK:
     ('topk:64', 141.2)
     """
 
+    _typical = ((CHUNK,),)
     kept: int
     memory: float = 0.95
     """β: what is left of the error at the next average."""
@@ -216,18 +211,7 @@ class TopK:
 
     @property
     def name(self) -> str:
-        """How users spell it."""
         return f"topk:{self.kept}"
-
-    @property
-    def residual(self) -> float:
-        """An average over it leaves no difference: all workers end at the same values."""
-        return 0.0
-
-    @property
-    def num_phases(self) -> int:
-        """Messages one after another in a meeting."""
-        return 1
 
     def kept_of(self, size: int) -> int:
         """How many values of a chunk are sent, for a parameter of a size."""
@@ -237,10 +221,6 @@ class TopK:
         """What one worker tells each other one: places in 12 bits, values in two, two levels."""
         sizes = [math.prod(shape) for shape in shapes]
         return sum(-(-n // CHUNK) * (self.kept_of(n) * 14 // 8 + 4) for n in sizes)
-
-    def size_ratio(self, shapes: Iterable[Shape] | None = None) -> float:
-        """Bytes of a message over those of a whole float32 model."""
-        return _share(self, ((CHUNK,),) if shapes is None else tuple(shapes))
 
 
 Wire: TypeAlias = Float | Modulo | LowRank | TopK
@@ -258,10 +238,6 @@ def matrix_shape(shape: Shape) -> tuple[int, int]:
     ((64, 144), (1, 10))
     """
     return (int(shape[0]), math.prod(shape[1:])) if len(shape) > 1 else (1, math.prod(shape))
-
-
-def _share(wire: Modulo | LowRank | TopK, shapes: Sequence[Shape]) -> float:
-    return wire.message_bytes(shapes) / Float().message_bytes(shapes)
 
 
 WIRES = (
@@ -296,3 +272,17 @@ def parse_wire(name: str | Wire) -> Wire:
     if kind == "topk":
         return TopK(kept=int(number))
     return Modulo(bits=int(number)) if kind == "modulo" else LowRank(rank=int(number))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Segment:
+    """A parameter's place in a flat row; places start at multiples of `BLOCK`."""
+
+    offset: int
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """How many values it has."""
+        rows, columns = matrix_shape(self.shape)
+        return rows * columns

@@ -21,7 +21,7 @@ from matcha.distributed.exchange.meeting import MeetingHook, meetings
 from matcha.errors import ExchangeError, ModelError
 from matcha.testing import run_threads
 from matcha.wires import Float, LowRank, Modulo, parse_wire
-from matcha.wires.segments import Segment
+from matcha.wires.wire import Segment
 
 CODED = ("modulo:8", "modulo:4", "modulo:3", "modulo:2", "lowrank:2")
 BUCKET_BYTES = 10_000

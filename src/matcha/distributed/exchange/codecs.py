@@ -21,9 +21,8 @@ from matcha.distributed.transports.collectives import ring_gather
 from matcha.wires import LowRank, Modulo, TopK
 from matcha.wires.coding import Coded, Coder
 from matcha.wires.lowrank import LowRankRows, renew_directions
-from matcha.wires.segments import Segment
 from matcha.wires.topk import TopKRows, pack_chosen, spread, unpack_chosen
-from matcha.wires.wire import BLOCK
+from matcha.wires.wire import BLOCK, Segment
 
 __all__ = [
     "Codec",

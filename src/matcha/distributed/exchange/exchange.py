@@ -36,8 +36,7 @@ from matcha.errors import ModelError, PeerLostError
 from matcha.records import Span, SpanKind
 from matcha.rounds import Round
 from matcha.wires import Float, LowRank, Modulo, TopK, Wire
-from matcha.wires.segments import Segment
-from matcha.wires.wire import BLOCK
+from matcha.wires.wire import BLOCK, Segment
 
 __all__ = ["Exchange", "Stopwatch", "alignment", "make_exchange"]
 

@@ -15,7 +15,7 @@ from fractions import Fraction
 import numpy as np
 import numpy.typing as npt
 
-from matcha.strategies.pacing import timeline
+from matcha.strategies.parts import timeline
 from matcha.topology import Topology
 
 Array = npt.NDArray[np.float64]

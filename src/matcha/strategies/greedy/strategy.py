@@ -22,8 +22,7 @@ from matcha.strategies.greedy.candidates import Candidate, Network
 from matcha.strategies.greedy.initial_cycles import as_circles, initial_cycles
 from matcha.strategies.greedy.search import HORIZONS, WEIGHTS, Found, best_cycle
 from matcha.strategies.greedy.weights import optimize_weights
-from matcha.strategies.pacing import check_storable, simple, unroll
-from matcha.strategies.parts import assemble_plan
+from matcha.strategies.parts import assemble_plan, check_storable, simple, unroll
 from matcha.strategies.strategy import Effort, Request
 from matcha.theory import cycles
 from matcha.timing import RandomLinks, Scaled, Underlay

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from matcha.training.targets import arrival, lowest_held
+from matcha.records import arrival, lowest_held
 
 
 def test_two_evaluations_in_a_row_are_an_arrival():
