@@ -8,7 +8,6 @@ captured CUDA graph serves any matching; resting workers meet themselves and are
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -16,19 +15,19 @@ from torch import Tensor
 from matcha.topology import Link
 from matcha.wires import modulo
 from matcha.wires.lowrank import LowRankRows, renew_directions
-from matcha.wires.segments import Segment
-from matcha.wires.wire import BLOCK, Float, LowRank, Modulo, Wire
+from matcha.wires.wire import BLOCK, Float, LowRank, Modulo, Segment, Wire
 
 _CHUNK = 1 << 16  # values per pass on a CPU: what it works on stays in the cache
 
 
-class Meetings(Protocol):
-    """Rounds of one wire over a matrix of workers."""
+class Meetings:
+    """Rounds of one wire over a matrix of workers; by default nothing is remembered."""
 
-    state: dict[str, Tensor]
-    """What workers remember, a row per worker."""
-    link_state: dict[str, Tensor]
-    """What links remember."""
+    def __init__(self) -> None:
+        self.state: dict[str, Tensor] = {}
+        """What workers remember, a row per worker."""
+        self.link_state: dict[str, Tensor] = {}
+        """What links remember."""
 
     def reset(self, x: Tensor) -> None:
         """Start again from the workers' values."""
@@ -38,6 +37,7 @@ class Meetings(Protocol):
 
     def meet(self, base: Tensor, out: Tensor, partner: Tensor, move: Tensor) -> None:
         """One matching: add each worker's move to `out`, from the values in `base`."""
+        raise NotImplementedError
 
     def end(self) -> None:
         """The round has ended."""
@@ -58,31 +58,18 @@ def meetings_of(
     return FloatMeetings(wire)
 
 
-class FloatMeetings:
+class FloatMeetings(Meetings):
     """Whole values, rounded to the wire's format."""
 
     def __init__(self, wire: Float) -> None:
+        super().__init__()
         self.wire = wire
-        self.state: dict[str, Tensor] = {}
-        self.link_state: dict[str, Tensor] = {}
-
-    def reset(self, x: Tensor) -> None:
-        """Nothing is remembered."""
-
-    def begin(self) -> None:
-        """Nothing to prepare."""
 
     def meet(self, base: Tensor, out: Tensor, partner: Tensor, move: Tensor) -> None:
         """Each end moves by its weight times the difference of the two messages."""
         sent = base.to(torch.bfloat16) if self.wire.name == "bfloat16" else base
         difference = sent.index_select(0, partner).to(base.dtype).sub_(sent)
         out.addcmul_(difference, move.abs().unsqueeze(1))
-
-    def end(self) -> None:
-        """Nothing is learnt."""
-
-    def forget(self, links: Sequence[int]) -> None:
-        """Nothing is remembered."""
 
 
 class Differences:
@@ -151,14 +138,14 @@ class Differences:
         self.scales.copy_(torch.where(self.met, learnt, self.scales))
 
 
-class ModuloMeetings:
+class ModuloMeetings(Meetings):
     """All parameters as modulo messages in blocks of 256."""
 
     def __init__(self, wire: Modulo, segments: Sequence[Segment], x: Tensor) -> None:
+        super().__init__()
         blocks = self._blocks(x)
         self.differences = Differences(wire, blocks)
         self.state = self.differences.state
-        self.link_state: dict[str, Tensor] = {}
         # Padding is zero and stays zero, though a rotated message moves it too.
         self.mask = torch.zeros(x.shape[1], dtype=x.dtype, device=x.device)
         for segment in segments:
@@ -173,34 +160,28 @@ class ModuloMeetings:
         return x.view(len(x), -1, BLOCK)
 
     def reset(self, x: Tensor) -> None:
-        """Start again from the workers' values."""
         self.differences.reset(self._blocks(x))
 
     def begin(self) -> None:
-        """A round begins."""
         self.differences.begin()
 
     def meet(self, base: Tensor, out: Tensor, partner: Tensor, move: Tensor) -> None:
-        """One matching: add each worker's move to `out`, from the values in `base`."""
         values, moved = self._blocks(base), self._blocks(out)
         for part in self._parts:
             found = self.differences.between(values[:, part], partner, move, part)
             moved[:, part].addcmul_(found.mul_(self.mask[part]), move[:, None, None])
 
     def end(self) -> None:
-        """The round has ended."""
         self.differences.end()
 
-    def forget(self, links: Sequence[int]) -> None:
-        """Links remember nothing: scales are workers'."""
 
-
-class LowRankMeetings:
+class LowRankMeetings(Meetings):
     """Weight matrices by their strongest directions, everything else whole, all in 8 bits."""
 
     def __init__(
         self, wire: LowRank, segments: Sequence[Segment], x: Tensor, links: Sequence[Link]
     ) -> None:
+        super().__init__()
         self.rows = LowRankRows(wire, segments, x)
         self._link = torch.full((len(x), len(x)), len(links), device=x.device)
         for number, (i, j) in enumerate(links):
@@ -215,14 +196,12 @@ class LowRankMeetings:
         self.link_state = {"directions": self.directions}
 
     def reset(self, x: Tensor) -> None:
-        """Start again from the workers' values."""
         self.directions.copy_(self.rows.start.expand_as(self.directions))
         first, second = self.rows.first_messages(x)
         self.first.reset(first)
         self.second.reset(second)
 
     def begin(self) -> None:
-        """A round begins."""
         self.first.begin()
         self.second.begin()
 
@@ -243,10 +222,8 @@ class LowRankMeetings:
         rows.move(out, first, p, s, move)
 
     def end(self) -> None:
-        """The round has ended."""
         self.first.end()
         self.second.end()
 
     def forget(self, links: Sequence[int]) -> None:
-        """Let links begin as they did at first."""
         self.directions[list(links)] = self.rows.start
