@@ -11,7 +11,7 @@ from matcha.errors import InputError, PlanError
 from matcha.rounds import Relay
 from matcha.simulation.execution import Graphs
 from matcha.simulation.mixing import RelayMixing
-from matcha.strategies.relay import spanning_tree
+from matcha.strategies.fixed import spanning_tree
 from matcha.theory import consensus_error, contraction
 
 TOPOLOGIES = [

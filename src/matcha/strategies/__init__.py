@@ -1,7 +1,7 @@
 """Strategies: how a plan is made from a topology and a budget. One registry, one file each."""
 
 from matcha.strategies.finite_time import Base, Ceca, Hypercube, OnePeer
-from matcha.strategies.fixed import AllReduce, Local, Periodic, Rounds, Silent, Vanilla
+from matcha.strategies.fixed import AllReduce, Local, Periodic, RelaySum, Rounds, Silent, Vanilla
 from matcha.strategies.matcha import Matcha, Single
 from matcha.strategies.outer import DiLoCo, GASLoC, NoLoCo, SparseLoCo
 from matcha.strategies.planning import plan
@@ -19,7 +19,6 @@ from matcha.strategies.registry import (
     strategy_with,
     with_budget,
 )
-from matcha.strategies.relay import RelaySum
 from matcha.strategies.staged import next_stage, staged_plan, with_events, with_workers
 from matcha.strategies.strategy import (
     EFFORTS,

@@ -1,4 +1,4 @@
-"""Strategies with a fixed schedule: all links, exact averages, silence, your own rounds.
+"""Strategies with a fixed schedule: all links, exact averages, sums, silence, your own rounds.
 
 What people run today, as strategies like others: an all-reduce costs what a ring takes on these
 links, and `local` averages as often as the budget allows.
@@ -14,6 +14,7 @@ from fractions import Fraction
 from typing import Any, ClassVar
 
 from matcha.errors import InputError, PlanError
+from matcha.matchings import decompose
 from matcha.mixing import (
     Contraction,
     laplacian_extremes,
@@ -28,9 +29,11 @@ from matcha.strategies.finite_time import has_pairwise_average, pairwise_average
 from matcha.strategies.parts import assemble_plan, check_affordable, sorted_pairs, unroll
 from matcha.strategies.strategy import Alpha, Request, Strategy, Weights
 from matcha.timing import LinkSeconds, all_reduce_time
-from matcha.topology import Matching, Topology, check_matchings
+from matcha.topology import Link, Matching, Topology, check_matchings
 from matcha.topology.families import complete
 from matcha.wires import needs_meetings, parse_wire
+
+_ROOTS = 64  # from which trees are grown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,6 +150,36 @@ class Local(Strategy):
             )
         once = all_reduce_time(behind.timing, behind.topology)
         return _averages(behind, period_of(self.period, request, once), request.full_time)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RelaySum(Strategy):
+    """RelaySum over a spanning tree (Vogels et al., 2021); with a step before each round, RelaySGD.
+
+    A worker sends each neighbor in the tree the sum of its own model and of what its other
+    neighbors sent a round ago. Every model arrives everywhere, with the same weight, as many rounds
+    late as there are workers between: what differs between workers' data biases no average.
+    """
+
+    name = "relaysum"
+    about = "sums relayed along a spanning tree (RelaySGD)"
+    mixings = ("relay",)
+    takes_wire = False
+
+    def build(self, request: Request) -> Plan:
+        """Plan a round over the tree every H iterations, for the smallest H that is affordable."""
+        links = spanning_tree(request.topology)
+        m = request.topology.num_workers
+        matchings = decompose(Topology.from_links(links, m), seed=request.seed)
+        once = request.timing.round_time(matchings)
+        number, period = len(matchings), period_of(None, request, once)
+        return assemble_plan(
+            request,
+            matchings=matchings,
+            schedule=repeated(period, [range(number)], number, request.seed),
+            alpha=1 / m,
+            notes=(f"sums are relayed along a tree {_every(period)}.",),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -318,3 +351,46 @@ def _laplacian_weight(rounds: Iterable[tuple[Matching, ...]]) -> float:
     """1 / (1 + the largest degree in a round): no worker's own weight goes below zero."""
     met = (Counter(w for links in round_ for link in links for w in link) for round_ in rounds)
     return 1 / (1 + max(max(counts.values(), default=0) for counts in met))
+
+
+def spanning_tree(topology: Topology) -> tuple[Link, ...]:
+    """A tree of the topology with few links per worker, and few between any two workers.
+
+    A worker sends over its links one after another, so few links make quick rounds; what others
+    sent is late by the links between. Trees are grown breadth first from every worker, with three
+    links per worker where that reaches all, and the lowest of them is taken.
+
+    >>> from matcha.topology import families
+    >>> spanning_tree(families.ring(4)), len(spanning_tree(families.complete(16)))
+    (((0, 1), (0, 3), (1, 2)), 15)
+    """
+    m = topology.num_workers
+    roots = range(0, m, max(1, m // _ROOTS))
+    for most in range(3, m + 3):
+        trees = [tree for root in roots if len(tree := _grow(topology, root, most)) == m - 1]
+        if trees:
+            break
+    return tuple(sorted((min(a), max(a)) for a in min(trees, key=_depth)))
+
+
+def _grow(topology: Topology, root: int, most: int) -> list[Link]:
+    """Links (parent, child), breadth first, with at most so many per worker."""
+    links: list[Link] = []
+    free, queue, reached = {root: most}, [root], {root}
+    for parent in queue:
+        for child in topology.neighbors(parent):
+            if child not in reached and free[parent]:
+                links.append((parent, child))
+                reached.add(child)
+                queue.append(child)
+                free[parent] -= 1
+                free[child] = most - 1
+    return links
+
+
+def _depth(links: list[Link]) -> int:
+    """How many links the farthest worker is from the root."""
+    depth: dict[int, int] = {}
+    for parent, child in links:
+        depth[child] = depth.get(parent, 0) + 1
+    return max(depth.values(), default=0)

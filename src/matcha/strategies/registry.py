@@ -11,10 +11,9 @@ from matcha.errors import InputError, unknown_name
 from matcha.plans import Plan
 from matcha.rounds import Mixing
 from matcha.strategies.finite_time import Base, Ceca, Hypercube, OnePeer
-from matcha.strategies.fixed import AllReduce, Local, Periodic, Rounds, Silent, Vanilla
+from matcha.strategies.fixed import AllReduce, Local, Periodic, RelaySum, Rounds, Silent, Vanilla
 from matcha.strategies.matcha import Matcha, Single
 from matcha.strategies.outer import DiLoCo, GASLoC, NoLoCo, SparseLoCo
-from matcha.strategies.relay import RelaySum
 from matcha.strategies.strategy import Alpha, Builder, Effort, OwnStrategy, Request, Strategy
 
 
