@@ -73,11 +73,7 @@ def amount(value: float, units: str) -> str:
 
 
 def data_frame(rows: Iterable[Mapping[str, Any]]) -> Any:
-    """Rows as a pandas DataFrame; columns that none of them fills are left out.
-
-    Raises:
-        PackageError: pandas is not installed.
-    """
+    """Rows as a pandas DataFrame; columns that none of them fills are left out."""
     try:
         import pandas  # type: ignore[import-untyped,unused-ignore]
     except ImportError:

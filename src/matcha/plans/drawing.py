@@ -132,13 +132,7 @@ class Animation:
 def animate(
     topology: Topology, rounds: Sequence[Round], values: npt.ArrayLike | None = None
 ) -> Animation:
-    """The rounds in a loop: links light up as workers meet, and colours show the values they hold.
-
-    Args:
-        topology: The workers and their links.
-        rounds: In order.
-        values: One number for each worker at the start; by default drawn once for all.
-    """
+    """The rounds in a loop: links light up as workers meet, and colours show the values held."""
     m = topology.num_workers
     if values is not None and np.shape(values) != (m,):
         raise InputError(f"values holds one number for each worker: {m}, not {values!r}.")

@@ -44,9 +44,6 @@ def watch(
             By default the view ends when the run is finished.
         refresh: Seconds between frames.
         console: Where to draw.
-
-    Raises:
-        InputError: The directory does not hold a run, and no run is announced.
     """
     last: Run | None = None
     with Live(console=console, auto_refresh=False) as live:

@@ -170,9 +170,6 @@ def pairwise_average(topology: Topology) -> tuple[tuple[Matching, ...], Shares |
 
     Those of a hypercube, or of base 2 for any other number of workers.
 
-    Raises:
-        InputError: The topology lacks one of their links.
-
     >>> from matcha.topology import families
     >>> [len(pairwise_average(families.complete(m))[0]) for m in (6, 8)]
     [4, 3]

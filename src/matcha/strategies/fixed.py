@@ -284,16 +284,7 @@ def _network(request: Request, *, switch: bool) -> Request:
 
 
 def period_of(own: int | None, request: Request, once: float) -> int:
-    """Iterations from one round to the next: the user's own, or the fewest that the budget allows.
-
-    Args:
-        own: The user's.
-        request: What was asked for.
-        once: The time of a round.
-
-    Raises:
-        InputError: The user's own takes more time than the budget allows.
-    """
+    """Iterations between rounds that take `once`: the user's own, or as few as are affordable."""
     if own is not None:
         check_affordable(request, once / own, request.budget * request.full_time, "such averages")
         return own

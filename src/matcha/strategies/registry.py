@@ -76,9 +76,6 @@ COMPARED = tuple(strategy.name for strategy in _ALL if strategy.compared)
 def strategy_named(name: str) -> type[Strategy]:
     """The strategy of a name.
 
-    Raises:
-        InputError: There is none; suggests the nearest.
-
     >>> strategy_named("vanilla").has_budget
     False
     """

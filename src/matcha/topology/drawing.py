@@ -81,11 +81,7 @@ def _crossings(starts: Points, ends: Points) -> int:
 
 
 def axes_or_new(ax: Any) -> Any:
-    """The axes to draw on: those given, or those of a new figure, which a notebook shows.
-
-    Raises:
-        PackageError: matplotlib is not installed.
-    """
+    """The axes to draw on: those given, or those of a new figure, which a notebook shows."""
     if ax is not None:
         return ax
     require("matplotlib")

@@ -26,9 +26,6 @@ def allowance(plan: PlanLike, clip: float) -> float:
     >>> import matcha
     >>> round(allowance(matcha.plan(matcha.families.complete(4), 1.0, "greedy"), 1.0), 2)
     1.41
-
-    Raises:
-        InputError: `clip` is not positive, or workers do not meet in pairs.
     """
     check_clip(clip)
     if any(level.mixing in ("push", "average", "relay") for level in plan.levels):
@@ -37,11 +34,7 @@ def allowance(plan: PlanLike, clip: float) -> float:
 
 
 def check_clip(clip: float) -> None:
-    """Refuse a clip that bounds nothing.
-
-    Raises:
-        InputError: It is not a positive number.
-    """
+    """Refuse a clip that bounds nothing."""
     if not (math.isfinite(clip) and clip > 0):
         raise InputError(f"clip is {clip!r}, but it is a positive number, such as 1.")
 

@@ -24,11 +24,7 @@ __all__ = ["DealtTask", "dealt"]
 
 
 def dealt(task: Task, plan: PlanLike) -> Task:
-    """The task as it is, or dealt to the plan's workers where they change.
-
-    Raises:
-        InputError: The task is for another number of workers than the plan begins with.
-    """
+    """The task as it is, or dealt to the plan's workers where they change."""
     first = plan.level_at(0).members
     changes = any(level.members != first for level in plan.levels)
     expected = len(first) if changes else plan.num_workers

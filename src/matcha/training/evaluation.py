@@ -73,12 +73,6 @@ def sample_losses(
 
     The sample is what the first epoch would draw, every worker's share of it, cut at `SAMPLE`
     examples: the same for every strategy, epoch and engine.
-
-    Args:
-        model: in evaluation mode.
-        task: whose data.
-        settings: for the device and its precision.
-        workers: whose shares; None for all.
     """
     if isinstance(task, KnownLoss):
         return []

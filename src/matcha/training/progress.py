@@ -81,11 +81,7 @@ def identity(task: Task, plan: PlanLike, settings: Settings) -> dict[str, Any]:
 
 
 def check_identity(path: Path, saved: Mapping[str, Any] | None, now: Mapping[str, Any]) -> None:
-    """Refuse to go on with a checkpoint of something else.
-
-    Raises:
-        InputError: It differs in more than where the run ends, or does not say what it is of.
-    """
+    """Refuse to go on with a checkpoint of something else."""
     if saved is None:
         raise InputError(
             f"{str(path)!r} does not say what was trained (matcha 0.1 wrote it, or a script of "
@@ -102,11 +98,7 @@ def check_identity(path: Path, saved: Mapping[str, Any] | None, now: Mapping[str
 
 
 def check_schema(path: Path, schema: object, expected: str) -> None:
-    """Refuse a checkpoint that another version wrote.
-
-    Raises:
-        InputError: Its schema is not the expected one.
-    """
+    """Refuse a checkpoint that another version wrote."""
     if schema != expected:
         raise InputError(
             f"{str(path)!r} is a checkpoint of another version ({schema!r}, not {expected!r}): "

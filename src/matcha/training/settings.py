@@ -182,13 +182,7 @@ class Settings:
     def is_over(
         self, epoch: int, worker_loss: float | None, train_losses: Sequence[float] = ()
     ) -> bool:
-        """Whether training ends here: all epochs done, the target held, or diverged.
-
-        Args:
-            epoch: finished epochs.
-            worker_loss: the workers' own, in the last epoch.
-            train_losses: the average model's, per evaluation.
-        """
+        """Whether training ends here: all epochs done, the target held, or diverged."""
         if epoch >= self.epochs:
             return True
         if worker_loss is not None and has_diverged(worker_loss):

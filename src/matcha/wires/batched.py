@@ -73,13 +73,7 @@ class FloatMeetings(Meetings):
 
 
 class Differences:
-    """What partners learn of their difference by modulo messages, block by block.
-
-    Args:
-        wire: how many bits.
-        blocks: the first values of all workers, workers × blocks × values.
-        name: of its entries in a `state`.
-    """
+    """What partners learn of their difference by modulo messages, block by block."""
 
     def __init__(self, wire: Modulo, blocks: Tensor, name: str = "") -> None:
         self.wire = wire

@@ -26,12 +26,7 @@ class Coded:
 
 
 class Coder:
-    """A worker's scales for some blocks of values, and messages made with them.
-
-    Args:
-        wire: how many bits.
-        blocks: the first values; blocks are rows.
-    """
+    """A worker's scales for some blocks of values, and messages made with them."""
 
     def __init__(self, wire: Modulo, blocks: Tensor) -> None:
         self.wire, self.block = wire, blocks.shape[-1]
@@ -143,13 +138,6 @@ class Coder:
 
         Both ends work out the same numbers from the same bytes, whatever was sent.
 
-        Args:
-            mine: what `encode` returned.
-            arrived: the partner's message.
-            start: the first block's number.
-            common: the link's scales of all blocks.
-            lower: whether this worker is the lower end of the link.
-
         Yields:
             Which of the message's blocks, and the difference there, in memory that is used again.
         """
@@ -172,17 +160,7 @@ class Coder:
         lower: bool,
         weight: float,
     ) -> None:
-        """Add the weight times the difference that `decode` finds to blocks of values.
-
-        Args:
-            values: blocks as rows.
-            mine: what `encode` returned.
-            arrived: the partner's message.
-            start: the first block's number.
-            common: the link's scales of all blocks.
-            lower: whether this worker is the lower end of the link.
-            weight: of the difference, upper minus lower end.
-        """
+        """Add the weight times the difference, upper minus lower end, that `decode` finds."""
         if self.compiled and values.is_contiguous():
             raised, step = self._compare(mine, arrived, start, common, lower=lower)
             kernels.move(values, raised, step, self.wire, weight)
@@ -261,15 +239,10 @@ class Coder:
 
 
 def pack(raised: Tensor, bits: int, out: Tensor) -> None:
-    """Lay numbers side by side, bits/8 of a byte each.
+    """Lay numbers, a multiple of eight, side by side: bits/8 of a byte each.
 
     The vector is cut into parts that are laid over one another, so every operation runs over
     neighbouring bytes.
-
-    Args:
-        raised: a multiple of eight numbers, in the upper bits of bytes.
-        bits: how many.
-        out: where to.
 
     >>> packed = torch.empty(2, dtype=torch.uint8)
     >>> pack(torch.tensor([1, 2, 3, 4], dtype=torch.uint8) << 4, 4, packed)

@@ -68,16 +68,7 @@ def encode(
 def compare(
     body: Tensor, residues: Tensor, common: Tensor, wire: Modulo, raised: Tensor, *, lower: bool
 ) -> tuple[Tensor, Tensor]:
-    """Write both ends' difference in the upper bits of bytes; returns check sums and lengths.
-
-    Args:
-        body: what arrived, packed.
-        residues: this end's.
-        common: the blocks' scales on this link.
-        wire: how many bits.
-        raised: where the difference is written to, upper minus lower end.
-        lower: whether this worker is the lower end.
-    """
+    """Write the upper minus the lower end in the upper bits of bytes; returns check sums, lengths."""
     compiled = library.load()
     assert compiled is not None
     sums, lengths = torch.empty_like(common, dtype=torch.int32), torch.empty_like(common)
@@ -98,15 +89,7 @@ def compare(
 
 
 def move(values: Tensor, raised: Tensor, steps: Tensor, wire: Modulo, weight: float) -> None:
-    """Add the weight times a difference to the values.
-
-    Args:
-        values: blocks as rows.
-        raised: their difference, in units of `steps`.
-        steps: one per block.
-        wire: how many bits.
-        weight: of the difference.
-    """
+    """Add the weight times a difference, in units of `steps` (one per block), to the values."""
     compiled = library.load()
     assert compiled is not None
     compiled.matcha_move(

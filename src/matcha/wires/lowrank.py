@@ -16,13 +16,7 @@ from matcha.wires.wire import FACTOR_BLOCK, LowRank, Segment, matrix_shape
 
 
 class LowRankRows:
-    """Which parameters of a row are sent as factors, and both halves of their messages.
-
-    Args:
-        wire: the rank.
-        segments: where the parameters lie in a row.
-        x: rows like those that will be given.
-    """
+    """Which parameters of a row are sent as factors, and both halves of their messages."""
 
     def __init__(self, wire: LowRank, segments: Sequence[Segment], x: Tensor) -> None:
         self.wire = wire

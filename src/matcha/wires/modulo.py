@@ -44,13 +44,7 @@ def _whole_rotation(block: int, dtype: torch.dtype, device: torch.device) -> Ten
 
 
 def rotate(x: Tensor, out: Tensor | None = None, spare: Tensor | None = None) -> Tensor:
-    """Blocks turned so that no value stands out; lengths stay. `x` is left alone.
-
-    Args:
-        x: the blocks.
-        out: memory of its shape for the result; without it the result is new.
-        spare: memory of its shape to work in.
-    """
+    """Blocks turned so that no value stands out; lengths stay. `x` is left alone."""
     block = x.shape[-1]
     if x.is_cuda:
         return whole_product(x, _whole_rotation(block, x.dtype, x.device))
@@ -104,13 +98,7 @@ def orders(common: Tensor) -> Tensor:
 
 
 def checks(k: Tensor, order: Tensor, spare: Tensor | None = None) -> Tensor:
-    """The checks of blocks of whole numbers held as floats; exact below 2^24.
-
-    Args:
-        k: the blocks, left alone.
-        order: which order of weights each has.
-        spare: memory of its shape to work in.
-    """
+    """The checks of blocks of whole numbers held as floats; exact below 2^24."""
     every = weights(k.shape[-1], k.dtype, k.device)
     if not k.is_cuda:
         chosen = torch.index_select(every, 0, order.reshape(-1), out=_flat(spare)).view(k.shape)

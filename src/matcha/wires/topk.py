@@ -55,13 +55,7 @@ def spread(chosen: Chosen, size: int, dtype: torch.dtype) -> Tensor:
 
 
 class TopKRows:
-    """Error feedback for rows of parameters: what they moved by, and what was not sent of it.
-
-    Args:
-        wire: how much is sent.
-        segments: where the parameters lie in a row.
-        x: the rows; each starts from the same values.
-    """
+    """Error feedback for rows of parameters: what they moved by, and what was not sent of it."""
 
     def __init__(self, wire: TopK, segments: Sequence[Segment], x: Tensor) -> None:
         self.wire, self._segments = wire, segments

@@ -74,11 +74,7 @@ class Text:
 
 
 def data_directory(directory: str | Path | None = None) -> Path:
-    """The folder that holds data sets: the given one, or ``$MATCHA_DATA``.
-
-    Raises:
-        DataError: Neither names an existing folder.
-    """
+    """The folder that holds data sets: the given one, or ``$MATCHA_DATA``."""
     chosen = directory or os.environ.get("MATCHA_DATA")
     if not chosen:
         raise DataError(
@@ -155,11 +151,7 @@ def cifar100(directory: str | Path | None = None) -> Images:
 
 
 def penn_treebank(directory: str | Path | None = None) -> Text:
-    """Penn Treebank from ``ptb/ptb.{train,valid,test}.txt``, a sentence a line.
-
-    Raises:
-        DataError: A file is missing, empty, not text, or has words that training text has not.
-    """
+    """Penn Treebank from ``ptb/ptb.{train,valid,test}.txt``, a sentence a line."""
     root = data_directory(directory)
     texts = {name: _words(root / "ptb" / f"ptb.{name}.txt") for name in ("train", "valid", "test")}
     numbers: dict[str, int] = {}

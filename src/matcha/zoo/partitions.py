@@ -39,9 +39,6 @@ def partition(
     >>> parts = partition(np.array([0, 1, 0, 1]), 2, "shards", shards_per_worker=1)
     >>> sorted(part.tolist() for part in parts)
     [[0, 2], [1, 3]]
-
-    Raises:
-        InputError: There are fewer examples than workers, or a parameter makes no sense.
     """
     labels = np.asarray(labels)
     if kind not in _BY_LABEL:

@@ -84,12 +84,7 @@ class Recipe:
         return recipe, (self.name,)
 
     def task(self, choices: Choices) -> Task:
-        """Build the task.
-
-        Raises:
-            DataError: The data set is missing or damaged.
-            InputError: A choice makes no sense.
-        """
+        """Build the task."""
         for name in ("batch_size", "num_train", "num_test"):
             number = getattr(choices, name)
             if number is not None and number < 1:
@@ -134,9 +129,6 @@ class Recipe:
             learning_rate: None takes the recipe's, and 0.001 for another optimizer of Adam's kind.
             optimizer: by name, instead of the recipe's.
             choices: of `Settings`.
-
-        Raises:
-            InputError: No optimizer has this name, or a choice makes no sense.
         """
         if learning_rate is None and optimizer in ("adam", "adamw", "muon"):
             learning_rate = _ADAM_RATE
@@ -149,11 +141,7 @@ class Recipe:
         )
 
     def schedule(self, epochs: int, learning_rate: float | None = None) -> Schedule:
-        """The learning rate over a run of so many epochs, the paper's decays scaled to it.
-
-        Raises:
-            InputError: epochs is below 1, or the learning rate is not above 0.
-        """
+        """The learning rate over a run of so many epochs, the paper's decays scaled to it."""
         if epochs < 1:
             raise InputError(f"epochs must be 1 or more, not {epochs}")
         base = self.learning_rate if learning_rate is None else learning_rate
@@ -384,9 +372,6 @@ def recipe(name: str) -> Recipe:
 
     Your own is `module:object`: a `Recipe`, or a function of `num_workers`, `seed` and more of
     `Choices`.
-
-    Raises:
-        InputError: No task has this name.
     """
     if ":" in name:
         return _own(name)

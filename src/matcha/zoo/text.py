@@ -152,11 +152,7 @@ class TextTask:
 
 
 def share(corpus: Corpus, num_workers: int, split: TextSplit, seed: int = 0) -> list[Tokens]:
-    """Each worker's documents, one after another.
-
-    Raises:
-        InputError: There is no such split, or it needs more folders than there are.
-    """
+    """Each worker's documents, one after another."""
     if split not in get_args(TextSplit):
         raise InputError(f"the split must be iid, documents or folders, not {split!r}")
     order = np.arange(len(corpus.starts))

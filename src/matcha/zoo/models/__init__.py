@@ -39,19 +39,12 @@ def build(name: str, num_classes: int, seed: int = 0) -> nn.Module:
 
     >>> sum(p.numel() for p in build("resnet20", 10).parameters())
     272474
-
-    Raises:
-        InputError: No model has this name.
     """
     return seeded(maker(name, num_classes), seed)
 
 
 def maker(name: str, num_classes: int) -> Callable[[], nn.Module]:
-    """A function that makes new classifiers of a name, their weights from torch's generator.
-
-    Raises:
-        InputError: No model has this name.
-    """
+    """A function that makes new classifiers of a name, their weights from torch's generator."""
     if name not in MODELS:
         raise unknown_name("model", name, MODELS)
     return lambda: MODELS[name](num_classes)

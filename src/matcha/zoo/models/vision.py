@@ -143,9 +143,6 @@ def resnet(depth: int, num_classes: int, width: int = 16, groups: int = 0) -> Re
 
     ``resnet(50, ...)`` is the paper's ResNet-50: n = 8 bottlenecks in each of three stages, 0.76
     million parameters, not the ImageNet network of that name.
-
-    Raises:
-        InputError: The depth is not 6n + 2.
     """
     n, rest = divmod(depth - 2, 6)
     if rest or n < 1:
