@@ -60,7 +60,6 @@ class Hypercube(Strategy):
     mixings = ("pairwise",)
 
     def build(self, request: Request) -> Plan:
-        """Plan to average with the neighbour across one dimension of a hypercube after another."""
         m = request.topology.num_workers
         groups = tuple((matching,) for matching in hypercube_matchings(m))
         if not groups:
@@ -126,7 +125,6 @@ class OnePeer(Strategy):
     mixings = ("push",)
 
     def build(self, request: Request) -> Plan:
-        """Plan to hop 1, 2, 4, … places, again and again."""
         m = request.topology.num_workers
         rounds = tuple((messages(m, hop),) for hop in exponential_hops(m))
         exact = "; exact consensus after all of them" if m & (m - 1) == 0 else ""
@@ -143,7 +141,6 @@ class Ceca(Strategy):
     mixings = ("windows",)
 
     def build(self, request: Request) -> Plan:
-        """Plan an exact mean by hops, as often as the budget allows."""
         m = request.topology.num_workers
         hops = tuple(messages(m, hop) for hop in ceca_hops(m))
         sums = f"{count_noun(len(hops), 'hop')} at once, of sums over ever more workers"

@@ -56,7 +56,6 @@ class Vanilla(Strategy):
     weights: Weights | None = None
 
     def build(self, request: Request) -> Plan:
-        """Plan a full exchange at every iteration, whatever the budget: C_b = 1."""
         return _all_links(request, 1.0, vanilla_contraction(request.topology))
 
 
@@ -100,7 +99,6 @@ class AllReduce(Strategy):
     switch: bool = False
 
     def build(self, request: Request) -> Plan:
-        """Plan an exact average after every iteration, whatever the budget."""
         return _averages(_network(request, switch=self.switch), 1, request.full_time)
 
 
@@ -131,7 +129,6 @@ class Local(Strategy):
         return known or ["float32"]
 
     def build(self, request: Request) -> Plan:
-        """Plan an exact average every H iterations, for the smallest H that the budget allows."""
         behind = _network(request, switch=self.switch)
         if request.mixing == "pairwise":
             rounds, weights = pairwise_average(behind.topology)
@@ -195,7 +192,6 @@ class Silent(Strategy):
     takes_wire = False
 
     def build(self, request: Request) -> Plan:
-        """Plan no exchange at all: C_b = 0."""
         return assemble_plan(
             request,
             budget=0.0,
@@ -229,7 +225,6 @@ class Rounds(Strategy):
     weights: Weights | None = None
 
     def build(self, request: Request) -> Plan:
-        """Plan to repeat the rounds that the user brought."""
         if self.rounds is None:
             raise InputError("the rounds strategy needs rounds=[[[(i, j), …], …], …].")
         rounds = _check_rounds(request.topology, self.rounds, push=request.mixing == "push")

@@ -172,7 +172,6 @@ class Single(Strategy):
     weights: Weights | None = None
 
     def build(self, request: Request) -> Plan:
-        """Optimise the probabilities with which one matching is drawn."""
         colors, timing, seed = request.colors, request.timing, request.seed
         limit = request.budget * request.full_time
         if self.probabilities is not None:

@@ -43,7 +43,6 @@ class DiLoCo(Local):
     outer_momentum: float = 0.9
 
     def build(self, request: Request) -> Plan:
-        """Plan rare averages with outer steps."""
         step = OuterStep(rate=self.outer_rate, momentum=self.outer_momentum)
         return replace(super().build(request), outer=step)
 
@@ -67,7 +66,6 @@ class SparseLoCo(Local):
     wire: str = "topk:64"
 
     def wires(self, wanted: Iterable[str], topology: Topology) -> list[str]:
-        """Its own alone."""
         return [self.wire]
 
 
@@ -89,7 +87,6 @@ class NoLoCo(Strategy):
     outer_momentum: float = 0.5
 
     def build(self, request: Request) -> Plan:
-        """Plan random matchings, evenly spaced."""
         step = OuterStep(rate=self.outer_rate, momentum=self.outer_momentum, nesterov=False)
         return replace(_random_pairs(request, self.period), outer=step)
 
@@ -114,7 +111,6 @@ class GASLoC(Strategy):
     outer_momentum: float = 0.9
 
     def build(self, request: Request) -> Plan:
-        """Plan rare rounds of all links, or of random pairs."""
         step = OuterStep(rate=self.outer_rate, momentum=self.outer_momentum, rate_first=True)
         if self.pairs:
             pairwise = replace(request, mixing="pairwise")

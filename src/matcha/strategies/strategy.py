@@ -130,11 +130,9 @@ class OwnStrategy(Strategy):
 
     @property
     def label(self) -> str:
-        """The function's name."""
         return getattr(self.function, "__name__", type(self.function).__name__)
 
     def build(self, request: Request) -> Plan:
-        """Ask the function."""
         return self.function(request)
 
 

@@ -68,7 +68,7 @@ def encode(
 def compare(
     body: Tensor, residues: Tensor, common: Tensor, wire: Modulo, raised: Tensor, *, lower: bool
 ) -> tuple[Tensor, Tensor]:
-    """Write the upper minus the lower end in the upper bits of bytes; returns check sums, lengths."""
+    """Write upper minus lower end into the upper bits of bytes; returns check sums and lengths."""
     compiled = library.load()
     assert compiled is not None
     sums, lengths = torch.empty_like(common, dtype=torch.int32), torch.empty_like(common)

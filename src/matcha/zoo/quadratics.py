@@ -98,11 +98,9 @@ class QuadraticTask(Task):
         }
 
     def model(self) -> nn.Module:
-        """The common first iterate."""
         return Point(self._start.clone())
 
     def to(self, device: torch.device, dtype: torch.dtype) -> None:
-        """Move A and the minima to the device."""
         self._held = (self._eigenvalues.to(device, dtype), self._minima.to(device, dtype))
 
     def tables(self, epoch: int) -> dict[str, npt.NDArray[np.generic]]:

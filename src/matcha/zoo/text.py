@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from matcha.errors import DataError, InputError
-from matcha.training.task import Evaluation, digest, generator, model_digest
+from matcha.training.task import Evaluation, Task, digest, generator, model_digest
 from matcha.zoo.corpus import Corpus, Tokens
 from matcha.zoo.language import mean_cross_entropy
 from matcha.zoo.models import Transformer, seeded
@@ -24,7 +24,7 @@ order of their names, or by the folder that they come from, which makes workers'
 _PURPOSE = 0x5458  # keeps these draws apart from a task's others under the same seed
 
 
-class TextTask:
+class TextTask(Task):
     """Predict the next token of text in windows drawn at random from a worker's documents.
 
     An epoch is a number of iterations, not a pass over the data: a worker reads its windows in an
@@ -92,11 +92,9 @@ class TextTask:
         }
 
     def model(self) -> nn.Module:
-        """A new model with the initial weights of the seed."""
         return seeded(self._make, self.seed)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> None:
-        """Move the text to the device."""
         whole = np.concatenate(self._parts).astype(np.int32)
         self._tokens = torch.from_numpy(whole).to(device)
         sizes = [len(part) for part in self._parts]
@@ -121,13 +119,8 @@ class TextTask:
         return {"start": starts}
 
     def batch(self, rows: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """All workers' tokens and the tokens after them."""
         tokens = self._tokens[rows["start"].unsqueeze(-1) + self._steps].to(torch.long)
         return tokens[..., :-1], tokens[..., 1:]
-
-    def initial_state(self) -> tuple[Tensor, ...]:
-        """Nothing is carried from batch to batch."""
-        return ()
 
     def loss(
         self, model: nn.Module, inputs: Tensor, targets: Tensor, state: tuple[Tensor, ...]
@@ -145,10 +138,6 @@ class TextTask:
             scores = model(x)[0].flatten(0, 1).to(torch.float32)
             total += functional.cross_entropy(scores, y.flatten(), reduction="sum")
         return Evaluation(loss=float(total) / targets.numel())
-
-    def recalibration(self) -> Iterator[Tensor]:
-        """Nothing to measure again: the model has no BatchNorm."""
-        return iter(())
 
 
 def share(corpus: Corpus, num_workers: int, split: TextSplit, seed: int = 0) -> list[Tokens]:
