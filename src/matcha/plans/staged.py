@@ -60,14 +60,12 @@ class StagedPlan(AnyPlan):
     def __post_init__(self) -> None:
         if not self.levels or not self.stages:
             raise PlanError("a staged plan needs a level and a stage.")
-        if any(level.wire != self.wire for level in self.levels):
-            raise PlanError("the levels of a staged plan share one wire.")
-        if any(level.worker_weights != self.worker_weights for level in self.levels):
-            raise PlanError("the levels of a staged plan share one list of worker_weights.")
+        shared = {"wire": "wire", "worker_weights": "list of worker_weights", "outer": "outer step"}
+        for name, noun in shared.items():
+            if any(getattr(level, name) != getattr(self, name) for level in self.levels):
+                raise PlanError(f"the levels of a staged plan share one {noun}.")
         if len(self.levels) > 1 and any(level.mixing == "relay" for level in self.levels):
             raise PlanError("relayed sums (relaysum) go on from round to round: use one plan.")
-        if any(level.outer != self.outer for level in self.levels):
-            raise PlanError("the levels of a staged plan share one outer step.")
         whole = self.topology
         for level in self.levels:
             theirs = level.topology

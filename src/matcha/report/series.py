@@ -226,9 +226,6 @@ def _planned_spans(run: Run, limit: int) -> list[Span]:
     return spans[:limit]
 
 
-__all__ = ["presence"]
-
-
 def presence(run: Run) -> dict[str, Any] | None:
     """The stretches of iterations that workers were away for, as columns for the page.
 

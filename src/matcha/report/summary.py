@@ -49,14 +49,16 @@ def find_moment(run: Run, objective: str | None, target: float | None) -> Moment
     if found is None:
         return None
     place, share = found
-    return _interpolate(known[max(place - 1, 0)][0], known[place][0], share)
+    before, after = known[max(place - 1, 0)][0], known[place][0]
+    return Moment(
+        time=before.time + share * (after.time - before.time),
+        epoch=before.epoch + share * (after.epoch - before.epoch),
+        comm_units=before.comm_units + share * (after.comm_units - before.comm_units),
+    )
 
 
 def lowest_held(run: Run, objective: str) -> float | None:
-    """The lowest loss that two evaluations in a row were at or below; None without two.
-
-    It is the lowest target that `reached` says the run reached.
-    """
+    """The lowest loss that two evaluations in a row were at or below; None without two."""
     return lowest([loss for _, loss in values(run, objective)])
 
 
@@ -75,14 +77,6 @@ def diverged_at(run: Run, objective: str | None) -> int | None:
         if any(map(has_diverged, losses)):
             return record.iteration
     return None
-
-
-def _interpolate(earlier: Record, record: Record, share: float) -> Moment:
-    return Moment(
-        time=earlier.time + share * (record.time - earlier.time),
-        epoch=earlier.epoch + share * (record.epoch - earlier.epoch),
-        comm_units=earlier.comm_units + share * (record.comm_units - earlier.comm_units),
-    )
 
 
 def choose_target(
@@ -172,21 +166,14 @@ def summarise(group: Group, label: str, objective: str | None, target: float | N
     )
 
 
+_LAST = (
+    *("train_loss", "train_loss_error", "worker_loss", "test_loss", "test_accuracy"),
+    *("consensus_distance", "function_distance"),
+)
+"""What a run is said to have come to: its last record of each."""
 _AVERAGED = (
-    "epochs",
-    "time",
-    "train_loss",
-    "train_loss_error",
-    "worker_loss",
-    "test_loss",
-    "test_accuracy",
-    "consensus_distance",
-    "function_distance",
-    "comm_units",
-    "megabytes_sent",
-    "comm_seconds",
-    "time_to_target",
-    "epochs_to_target",
+    *("epochs", "time", *_LAST, "comm_units", "megabytes_sent", "comm_seconds"),
+    *("time_to_target", "epochs_to_target"),
 )
 
 
@@ -198,6 +185,7 @@ def _one(run: Run, label: str, objective: str | None, target: float | None) -> S
     mean = sum(seconds.values()) / len(seconds) if seconds else None
     if mean is None and any(r.comm_seconds is not None for r in run.records):
         mean = _comm_seconds(run.records, until)
+    known: dict[str, Any] = {name: _last(run.records, name) for name in _LAST}
     return Summary(
         label=label,
         strategy=run.header.strategy,
@@ -210,14 +198,8 @@ def _one(run: Run, label: str, objective: str | None, target: float | None) -> S
         iterations=last.iteration,
         epochs=last.epoch,
         time=last.time,
-        train_loss=_last(run.records, "train_loss"),
-        train_loss_error=_last(run.records, "train_loss_error"),
-        worker_loss=_last(run.records, "worker_loss"),
-        test_loss=_last(run.records, "test_loss"),
-        test_accuracy=_last(run.records, "test_accuracy"),
+        **known,
         accuracy_error=_last(run.records, "test_accuracy_error"),
-        consensus_distance=_last(run.records, "consensus_distance"),
-        function_distance=_last(run.records, "function_distance"),
         comm_units=hit.comm_units if hit else last.comm_units,
         megabytes_sent=last.megabytes_sent,
         comm_seconds=mean,

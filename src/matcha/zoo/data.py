@@ -118,16 +118,9 @@ def cifar10(directory: str | Path | None = None) -> Images:
     Raises:
         DataError: Neither layout is there, or a file is damaged.
     """
-    root = data_directory(directory)
-    names = [*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"]
-    binary, python = root / "cifar-10-batches-bin", root / "cifar-10-batches-py"
-    if binary.is_dir():
-        pieces = [_binary(binary / f"{name}.bin", skipped=0, num_classes=10) for name in names]
-    elif python.is_dir():
-        pieces = [_python(python / name, b"labels", num_classes=10) for name in names]
-    else:
-        raise _missing("CIFAR-10", root, binary.name, python.name)
-    return _images(pieces[:-1], pieces[-1], 10)
+    files = [*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"]
+    folders = ("cifar-10-batches-bin", "cifar-10-batches-py")
+    return _cifar("CIFAR-10", directory, folders, files, b"labels", num_classes=10)
 
 
 def cifar100(directory: str | Path | None = None) -> Images:
@@ -136,18 +129,44 @@ def cifar100(directory: str | Path | None = None) -> Images:
     Raises:
         DataError: Neither layout is there, or a file is damaged.
     """
+    folders = ("cifar-100-binary", "cifar-100-python")
+    files = ["train", "test"]
+    return _cifar("CIFAR-100", directory, folders, files, b"fine_labels", num_classes=100)
+
+
+def _cifar(
+    name: str,
+    directory: str | Path | None,
+    folders: tuple[str, str],
+    files: list[str],
+    label_key: bytes,
+    *,
+    num_classes: int,
+) -> Images:
+    """The images of a folder in either layout; the last file is the test set."""
     root = data_directory(directory)
-    binary, python = root / "cifar-100-binary", root / "cifar-100-python"
+    binary, python = (root / folder for folder in folders)
     if binary.is_dir():
+        coarse = int(num_classes == 100)  # of two label bytes the second is the fine one
         pieces = [
-            _binary(binary / f"{name}.bin", skipped=1, num_classes=100)
-            for name in ("train", "test")
+            _binary(binary / f"{file}.bin", skipped=coarse, num_classes=num_classes)
+            for file in files
         ]
     elif python.is_dir():
-        pieces = [_python(python / n, b"fine_labels", num_classes=100) for n in ("train", "test")]
+        pieces = [_python(python / file, label_key, num_classes=num_classes) for file in files]
     else:
-        raise _missing("CIFAR-100", root, binary.name, python.name)
-    return _images(pieces[:1], pieces[1], 100)
+        raise DataError(
+            f"{name} is not in {str(root)!r}: unpack {binary.name} (binary version) or "
+            f"{python.name} (python version) from {_CIFAR_SITE} there"
+        )
+    *train, test = pieces
+    return Images(
+        train_images=np.concatenate([images for images, _ in train]),
+        train_labels=np.concatenate([labels for _, labels in train]),
+        test_images=test[0],
+        test_labels=test[1],
+        num_classes=num_classes,
+    )
 
 
 def penn_treebank(directory: str | Path | None = None) -> Text:
@@ -168,13 +187,6 @@ def penn_treebank(directory: str | Path | None = None) -> Text:
             f"{error.args[0]!r} is not in its training text"
         ) from None
     return Text(**coded, vocabulary=tuple(numbers))
-
-
-def _missing(name: str, root: Path, binary: str, python: str) -> DataError:
-    return DataError(
-        f"{name} is not in {str(root)!r}: unpack {binary} (binary version) or {python} "
-        f"(python version) from {_CIFAR_SITE} there"
-    )
 
 
 def _read(path: Path) -> bytes:
@@ -242,18 +254,6 @@ def _checked(path: Path, pixels: Bytes, labels: Labels, classes: int) -> tuple[B
         raise DataError(f"{str(path)!r} is damaged: a label is {labels.max()} of {classes} classes")
     images = pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
     return np.ascontiguousarray(images), labels
-
-
-def _images(
-    train: list[tuple[Bytes, Labels]], test: tuple[Bytes, Labels], num_classes: int
-) -> Images:
-    return Images(
-        train_images=np.concatenate([images for images, _ in train]),
-        train_labels=np.concatenate([labels for _, labels in train]),
-        test_images=test[0],
-        test_labels=test[1],
-        num_classes=num_classes,
-    )
 
 
 def _words(path: Path) -> list[str]:
