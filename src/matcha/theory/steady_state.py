@@ -19,7 +19,7 @@ from matcha.errors import InputError
 from matcha.mixing import contraction_factor, laplacian_extremes, moments
 from matcha.rounds import RoundProcess
 from matcha.schedules import Active
-from matcha.theory import cycles, relay
+from matcha.theory import cycles
 from matcha.theory.cycles import Array, Turn
 from matcha.theory.pairwise import expected_conjugate
 from matcha.topology import Link
@@ -27,6 +27,8 @@ from matcha.topology import Link
 Operator: TypeAlias = Callable[[Array], Array]
 _TOLERANCE = 1e-10
 _SETTLING = 10_000  # cycles until ω repeats; it contracts like everything else
+_GONE = 1e-7  # an eigenvalue of 0 that comes several times is found so well
+_DOUBLINGS = 30  # rounds until nothing more is left than rounding errors: 2^30
 MAX_WORKERS = 512
 """Beyond this the exact covariance (m × m, solved for) is too slow to be a default."""
 
@@ -166,7 +168,7 @@ def cycle_error(process: RoundProcess) -> float:
     """tr(X)/m averaged over a period; infinite where it never settles."""
     m, period = process.num_workers, period_of(process)
     if process.mixing == "relay":
-        return relay.error(process)
+        return _relay_error(process)
     if process.needs_push_sum:
         return push_sum_error(push_turns(process), m)
     if process.mixing != "laplacian" and not process.is_exact:
@@ -198,7 +200,7 @@ def cycle_error(process: RoundProcess) -> float:
 def cycle_drift(process: RoundProcess) -> float:
     """The disagreement that gradients with fixed differences cause, averaged over a period."""
     if process.mixing == "relay":
-        return relay.drift(process)
+        return _relay_drift(process)
     m, period = process.num_workers, period_of(process)
     made, noise = mixing_matrices(process), cycles.centering(m)
     matrices = [made.get(active) for active in period]
@@ -247,7 +249,7 @@ def _commuting_error(period: Sequence[Active], W: Array, m: int) -> float:
 def cycle_contraction(process: RoundProcess) -> float:
     """ρ of rounds that repeat: ‖Φ − J‖^(2 / length), Φ the product of their mixing matrices."""
     if process.mixing == "relay":
-        return relay.contraction(process)
+        return _relay_contraction(process)
     m, period = process.num_workers, period_of(process)
     if process.mixing != "laplacian" and not process.is_exact:
         return cycles.contraction(_turns(process), m, process.alpha)
@@ -469,3 +471,65 @@ def fixed_point_error(
     # A steady state is positive semidefinite: no other solution of the equation is one.
     diverges = failed or float(np.linalg.eigvalsh((X + X.T) / 2)[0]) < -1e-6 * abs(np.trace(X))
     return math.inf if diverges else float(np.trace(X)) / m
+
+
+# -- relayed sums (RelaySum), whose rounds depend on the ones before ------------------------------
+# A round is linear in x and in the sums that were sent last, so it is one matrix over both. There
+# is one round every H iterations.
+
+
+def relay_matrix(process: RoundProcess) -> Array:
+    """The matrix of a round once all sums have come: from (x, sums before) to (x, sums).
+
+    >>> import matcha
+    >>> relay_matrix(matcha.plan("path:2", 1.0, "relaysum").process)[:2, :2].tolist()
+    [[0.5, 0.5], [0.5, 0.5]]
+    """
+    m = process.num_workers
+    arrows = [a for matching in process.matchings for i, j in matching for a in ((i, j), (j, i))]
+    sends, arrives = np.zeros((len(arrows), m)), np.zeros((m, len(arrows)))
+    relays = np.zeros((len(arrows), len(arrows)))
+    for n, (i, j) in enumerate(arrows):
+        sends[n, i] = arrives[j, n] = 1
+        relays[n] = [to == i and k != j for k, to in arrows]
+    sums = np.hstack([sends, relays])
+    own = np.hstack([np.eye(m), np.zeros((m, len(arrows)))])
+    return np.vstack([(own + arrives @ sums) / m, sums])
+
+
+def _iterations_per_round(process: RoundProcess) -> float:
+    period = period_of(process)
+    return len(period) / sum(map(bool, period))
+
+
+def _relay_contraction(process: RoundProcess) -> float:
+    """|λ|^(2 / H), λ the largest eigenvalue of a round but for the average's, which is 1."""
+    sizes = np.sort(np.abs(np.linalg.eigvals(relay_matrix(process))))
+    left = sizes[-2] if sizes[-2] > _GONE else 0.0
+    return float(left ** (2 / _iterations_per_round(process)))
+
+
+def _relay_error(process: RoundProcess) -> float:
+    """tr(X)/m under unit noise in every iteration, averaged over iterations."""
+    m, H = process.num_workers, _iterations_per_round(process)
+    T = relay_matrix(process)
+    noise = np.zeros_like(T)
+    noise[:m, :m] = H * np.eye(m)
+    total, power = T @ noise @ T.T, T
+    for _ in range(_DOUBLINGS):  # Σ Tᵏ noise Tᵏᵀ; its common part grows, and is taken off
+        total, power = total + power @ total @ power.T, power @ power
+    centre = cycles.centering(m)
+    left = float(np.trace(centre @ total[:m, :m] @ centre))
+    return (left + (m - 1) * (H - 1) / 2) / m
+
+
+def _relay_drift(process: RoundProcess) -> float:
+    """tr(X)/m under gradients with fixed differences, averaged over iterations."""
+    m, H = process.num_workers, _iterations_per_round(process)
+    T = relay_matrix(process)
+    centre = cycles.centering(m)
+    start = np.zeros((len(T), m))
+    start[:m] = centre
+    after = centre @ np.linalg.lstsq(np.eye(len(T)) - T, H * T @ start, rcond=None)[0][:m]
+    steps = np.arange(round(H))
+    return float(np.mean([((after + k * centre) ** 2).sum() for k in steps])) / m
