@@ -6,7 +6,7 @@ from torch import nn
 
 from matcha.errors import InputError
 from matcha.zoo.models import MODELS, LanguageModel, WideResNet, build, resnet
-from matcha.zoo.models.lstm import LSTMLayer
+from matcha.zoo.models.language import LSTMLayer
 from matcha.zoo.models.vision import VGG11
 
 

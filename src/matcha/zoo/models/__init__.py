@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from matcha.errors import unknown_name
-from matcha.zoo.models.lstm import LanguageModel
-from matcha.zoo.models.transformer import Transformer
+from matcha.zoo.models.language import LanguageModel, Transformer
 from matcha.zoo.models.vision import VGG11, VGG16, ResNet, SmallCNN, WideResNet, perceptron, resnet
 
 MODELS: dict[str, Callable[[int], nn.Module]] = {

@@ -53,7 +53,6 @@ class BasicBlock(nn.Module):
         return self.norm2
 
     def forward(self, x: Tensor) -> Tensor:
-        """The block's output."""
         out = functional.relu(self.norm1(self.conv1(x)), inplace=True)
         out = self.norm2(self.conv2(out))
         return functional.relu(out + self.shortcut(x), inplace=True)
@@ -78,7 +77,6 @@ class Bottleneck(nn.Module):
         return self.norm3
 
     def forward(self, x: Tensor) -> Tensor:
-        """The block's output."""
         out = functional.relu(self.norm1(self.conv1(x)), inplace=True)
         out = functional.relu(self.norm2(self.conv2(out)), inplace=True)
         out = self.norm3(self.conv3(out))
@@ -128,7 +126,6 @@ class ResNet(nn.Module):
         return cls(BasicBlock, (2, 2, 2, 2), 64, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Class scores."""
         x = functional.relu(self.norm(self.stem(x)), inplace=True)
         x = self.blocks(x).mean((2, 3))
         scores: Tensor = self.head(x)
@@ -167,7 +164,6 @@ class WideBlock(nn.Module):
         self.shortcut = None if same else nn.Conv2d(into, out, 1, stride, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The block's output."""
         active = functional.relu(self.norm1(x), inplace=True)
         out = functional.relu(self.norm2(self.conv1(active)), inplace=True)
         short: Tensor = x if self.shortcut is None else self.shortcut(active)
@@ -199,7 +195,6 @@ class WideResNet(nn.Module):
         initialize(self)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Class scores."""
         x = self.blocks(self.stem(x))
         x = functional.relu(self.norm(x), inplace=True).mean((2, 3))
         scores: Tensor = self.head(x)
@@ -232,7 +227,6 @@ class VGG16(nn.Module):
         initialize(self)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Class scores."""
         scores: Tensor = self.head(self.features(x).flatten(1))
         return scores
 
@@ -266,7 +260,6 @@ class VGG11(nn.Module):
             nn.init.zeros_(layer.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Class scores."""
         for k, layer in enumerate(self.convolutions):
             assert isinstance(layer, nn.Conv2d)
             x = convolve(layer, x)
@@ -310,7 +303,6 @@ class SmallCNN(nn.Module):
         self.head = nn.Linear(16 * 4 * 4, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Class scores."""
         x = functional.relu(self.conv1(x), inplace=True)
         x = functional.relu(self.norm(self.conv2(x)), inplace=True)
         x = functional.relu(self.conv3(x), inplace=True)
