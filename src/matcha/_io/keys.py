@@ -19,8 +19,6 @@ from typing import Any
 from matcha._io import write_atomically
 from matcha.errors import InputError, missing_package
 
-__all__ = ["Certificate", "Keys", "issue", "new_keys", "read_certificates", "revoke", "worker_of"]
-
 _IDENTITY = "matcha:worker:"  # in a certificate's alternative names, before the worker's number
 _AUTHORITY = "authority"
 _CLOCKS = timedelta(minutes=10)  # how far workers' clocks may lie apart

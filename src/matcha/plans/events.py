@@ -20,8 +20,6 @@ from matcha.rounds import Round, check_links, check_losable, check_workers
 from matcha.timing import Timing, all_reduce_time
 from matcha.topology import Link, Matching, Topology
 
-__all__ = ["Cut", "Events", "Join", "Leave", "Loss", "Return", "Slowdown"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:

@@ -15,8 +15,6 @@ import math
 from matcha.errors import InputError
 from matcha.plans import Plan, PlanLike
 
-__all__ = ["allowance", "check_clip", "kept_share", "renewed_reach"]
-
 _FORGETS = 0.9  # of r² a meeting: the way grows shorter as learning rates fall
 
 

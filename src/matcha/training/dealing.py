@@ -20,8 +20,6 @@ from matcha.errors import InputError
 from matcha.plans import PlanLike
 from matcha.training.task import Task
 
-__all__ = ["DealtTask", "dealt"]
-
 
 def dealt(task: Task, plan: PlanLike) -> Task:
     """The task as it is, or dealt to the plan's workers where they change."""
