@@ -158,10 +158,10 @@ DEFECTS = (
         "test_records.py",
     ),
     _defect(
-        "records.py",
-        "if first <= target and second <= target:",
-        "if first <= target or second <= target:",
-        "test_targets.py",
+        "strategies/parts.py",
+        "        if due > before:",
+        "        if due >= before:",
+        "strategies/test_pacing.py",
     ),
     _defect(
         "training/momentum/tracking.py",
