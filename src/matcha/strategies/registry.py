@@ -149,13 +149,9 @@ def strategy_with(name: str, **options: Any) -> Strategy:
     >>> strategy_with("vanilla", effort="none")
     Vanilla(alpha=None, weights=None)
     """
-    if _is_own(name):
-        chosen: Any = load_object(name, "strategy")
-        able = chosen.options() if hasattr(chosen, "options") else ()
-        return _load(name, {key: value for key, value in options.items() if key in able})
-    chosen = strategy_named(name)
-    able = chosen.options()
-    return chosen(**{key: value for key, value in options.items() if key in able})  # type: ignore[no-any-return]
+    chosen: Any = load_object(name, "strategy") if _is_own(name) else strategy_named(name)
+    able = chosen.options() if hasattr(chosen, "options") else ()
+    return make_strategy(name, **{key: value for key, value in options.items() if key in able})
 
 
 def has_budget(name: str) -> bool:
