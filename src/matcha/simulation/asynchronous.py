@@ -207,11 +207,7 @@ class AsynchronousSimulation:
             torch.save(document, partial)
 
     def load(self, path: Path) -> None:
-        """Continue from a checkpoint.
-
-        Raises:
-            InputError: It is damaged, or belongs to another plan, task or settings.
-        """
+        """Continue from a checkpoint."""
         now = identity(self.task, self.plan, self.settings)
         document: dict[str, Any] = read_checkpoint(path, CHECKPOINT_SCHEMA, now)
         self._in_step.take_clock(document["compute_seconds"])

@@ -23,11 +23,7 @@ def prefers_vmap(model: nn.Module) -> bool:
 
 
 def choose_batching(model: nn.Module, execution: Execution) -> Batching:
-    """How workers' passes are computed: as asked for, or as fits the model and the device.
-
-    Raises:
-        InputError: The model cannot be stacked.
-    """
+    """How workers' passes are computed: as asked for, or as fits the model and the device."""
     stacks = getattr(model, "stacks", False)
     if execution.batching == "stacked" and not stacks:
         raise InputError(
@@ -73,12 +69,7 @@ class Graphs:
         return self._captures and any(name not in self._graphs for name in names)
 
     def capture(self, parts: Mapping[str, Callable[[], None]], begin: Callable[[], None]) -> None:
-        """Capture the parts that are not captured yet; the caller restores the state they change.
-
-        Args:
-            parts: in the order of an iteration.
-            begin: called before each pass through them.
-        """
+        """Capture parts that are not captured yet; the caller restores the state they change."""
         with choosing_algorithms(), compiling() if self._compiles else nullcontext():
             self._capture(parts, begin)
 

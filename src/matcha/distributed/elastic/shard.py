@@ -12,8 +12,6 @@ from matcha.errors import InputError
 from matcha.plans import PlanLike
 from matcha.training.task import generator
 
-__all__ = ["Shard", "batch_of"]
-
 
 @lru_cache(maxsize=4)
 def _order(seed: int, turn: int, size: int) -> npt.NDArray[np.int64]:

@@ -23,8 +23,6 @@ import torch
 from matcha.distributed.transports.base import Message, Pending, Tag, Transport
 from matcha.errors import ExchangeError
 
-__all__ = ["Hold", "Rendezvous"]
-
 Hold: TypeAlias = Callable[[int, float, int], None]
 """Holds a meeting: peer, weight, and how many meetings the two have held."""
 

@@ -14,8 +14,6 @@ from matcha.distributed.launch.placement import Placement
 from matcha.distributed.transports.collectives import broadcast, mean_
 from matcha.plans import PlanLike
 
-__all__ = ["Averaging", "PushSumValues", "push_sum_of"]
-
 
 class PushSumValues:
     """One worker's x and ω, for messages that go one way and are not balanced by others.

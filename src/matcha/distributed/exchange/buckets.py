@@ -23,19 +23,6 @@ from torch.utils.dlpack import from_dlpack
 
 from matcha.errors import InputError
 
-__all__ = [
-    "Bucket",
-    "Slot",
-    "describe_layout",
-    "fill_buckets",
-    "gathered",
-    "is_sharded",
-    "layout_digest",
-    "like",
-    "local",
-    "share",
-]
-
 _Place = tuple[int, tuple[int, ...]]  # address and shape: where a tensor's values are
 _Tied = list[tuple[str, torch.Tensor]]  # names and tensors that share one place
 _ALIGNMENT = 64  # bytes: a cache line, and what vector units like

@@ -19,8 +19,6 @@ from matcha.distributed.transports.base import Message, Pending, Tag
 from matcha.errors import PeerLostError
 from matcha.training.clipping import kept_share, renewed_reach
 
-__all__ = ["Clipping", "ElasticMeetings", "LinkTimer", "LinkTimes", "Outcome"]
-
 Outcome: TypeAlias = Literal["held", "left out", "uncertain"]
 
 _log = logging.getLogger("matcha.links")

@@ -15,8 +15,6 @@ from matcha.errors import ExchangeError, PeerLostError
 from matcha.plans import Plan, PlanLike, StagedPlan
 from matcha.rounds import ONE_WAY, OneWayRole, Round
 
-__all__ = ["RUNNING", "Handshake", "Meeting", "MeetingHook", "PlanCursor", "meetings"]
-
 RUNNING = -1  # in place of the iteration at which a worker finished
 
 
@@ -100,11 +98,7 @@ class Handshake:
             self.messages += meeting.messages(tag, self.answer, content)
 
     def wait(self, timeout: float) -> None:
-        """Wait until the partner has come.
-
-        Raises:
-            ExchangeError: the partner is gone, late, or at another iteration.
-        """
+        """Wait until the partner has come."""
         self.pending.wait(timeout)
         iteration, finished_at = self._position.tolist()
         if iteration != self._iteration:

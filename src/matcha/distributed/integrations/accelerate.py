@@ -5,8 +5,6 @@ from __future__ import annotations
 from functools import wraps
 from typing import Any, TypeVar
 
-__all__ = ["without_ddp"]
-
 _Accelerator = TypeVar("_Accelerator")
 
 

@@ -17,8 +17,6 @@ try:
 except ImportError as error:
     raise PackageError("this needs Lightning: pip install lightning.") from error
 
-__all__ = ["GossipStrategy"]
-
 
 class GossipStrategy(DDPStrategy):  # type: ignore[misc]
     """One worker per process, as with DDP, but no all-reduce of gradients: consensus by a plan.

@@ -18,8 +18,6 @@ try:
 except ImportError as error:
     raise PackageError("this needs Transformers: pip install transformers accelerate.") from error
 
-__all__ = ["GossipTrainerMixin"]
-
 _log = logging.getLogger("matcha")
 _WORKERS = "workers"
 """In a checkpoint's folder: every worker's own state."""

@@ -29,15 +29,6 @@ from pathlib import Path
 from matcha.distributed.launch.main import run_main
 from matcha.errors import WorkerError
 
-__all__ = [
-    "ForkServer",
-    "ForkedProcess",
-    "can_be_forked",
-    "end_with_parent",
-    "is_python",
-    "serve",
-]
-
 _POLL = 0.02
 _PR_SET_PDEATHSIG = 1
 _MODULES = ("torch", "torch._dynamo", "matcha.distributed")  # every torch optimizer imports dynamo
@@ -78,11 +69,7 @@ class ForkedProcess:
         return self._server.exit_code(self.pid)
 
     def wait(self, timeout: float | None = None) -> int:
-        """Its exit code, once it has ended.
-
-        Raises:
-            subprocess.TimeoutExpired: it still runs.
-        """
+        """Its exit code, once it has ended."""
         end = None if timeout is None else time.monotonic() + timeout
         while (code := self.poll()) is None:
             if end is not None and time.monotonic() > end:
@@ -128,9 +115,6 @@ class ForkServer:
             environment: all of it.
             log: the file for its output; None: this process's own output.
             mode: in which the log is opened.
-
-        Raises:
-            WorkerError: the process that forks has ended.
         """
         request = {
             "arguments": list(command[1:]),

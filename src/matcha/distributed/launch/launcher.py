@@ -17,8 +17,6 @@ from matcha.distributed.launch.local_workers import LocalWorkers
 from matcha.distributed.links.peers import Peers, free_ports
 from matcha.errors import ExchangeError, InputError, WorkerError
 
-__all__ = ["PLAN_VARIABLE", "Hosts", "launch", "local_links"]
-
 _log = logging.getLogger("matcha.launch")
 
 PLAN_VARIABLE = "MATCHA_PLAN"

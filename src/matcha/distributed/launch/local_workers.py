@@ -30,8 +30,6 @@ from matcha.distributed.launch.fork_server import (
 from matcha.distributed.launch.main import ERROR_VARIABLE, read_error
 from matcha.errors import ExchangeError, InputError
 
-__all__ = ["LocalWorkers"]
-
 _log = logging.getLogger("matcha.launch")
 _POLL = 0.02
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0  # seconds before a restart; each next is twice as long

@@ -12,8 +12,6 @@ from pathlib import Path
 
 from matcha.errors import ExchangeError, MatchaError
 
-__all__ = ["ERROR_VARIABLE", "read_error", "report_error", "run_main", "show_links"]
-
 ERROR_VARIABLE = "MATCHA_ERROR_FILE"
 """Where a worker leaves the last lines of an error of its own."""
 _LINES = 12

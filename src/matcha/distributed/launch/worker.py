@@ -11,8 +11,6 @@ from matcha.distributed.launch.main import report_error, show_links
 from matcha.distributed.train import train_job
 from matcha.errors import ExchangeError, MatchaError
 
-__all__ = ["main"]
-
 
 def main(file: Path) -> None:
     """Train this worker's part of the job in a file."""

@@ -21,8 +21,6 @@ from contextlib import suppress
 
 from matcha.distributed.transports.base import Buffer
 
-__all__ = ["ClosedError", "FrameStream", "Kind", "frame_header"]
-
 _HEADER = struct.Struct("!BxxxIQ")
 _CHECK = struct.Struct("!I")
 _TLS_STEP = 1 << 18  # bytes per write under the lock: the reader gets its turn in between

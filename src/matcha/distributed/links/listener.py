@@ -29,19 +29,6 @@ from matcha.distributed.links.framing import FrameStream
 from matcha.distributed.links.peers import Address, in_words
 from matcha.errors import InputError
 
-__all__ = [
-    "Dialer",
-    "Hello",
-    "JoinRequest",
-    "Listener",
-    "RefusedError",
-    "Revocations",
-    "decode_hello",
-    "identity",
-    "keep_running",
-    "refuse_newcomer",
-]
-
 _log = logging.getLogger("matcha.links")
 _MAGIC = b"matcha2\n"
 _PREFIX = struct.Struct("!8sH")
@@ -100,11 +87,7 @@ def _encode(hello: Hello | JoinRequest) -> bytes:
 
 
 def decode_hello(text: bytes) -> Hello | JoinRequest:
-    """Check and read what was received.
-
-    Raises:
-        RefusedError: It is malformed.
-    """
+    """Check and read what was received."""
     try:
         said = json.loads(text)
         kind: Any = JoinRequest if "join" in said else Hello

@@ -18,8 +18,6 @@ from __future__ import annotations
 
 import enum
 
-__all__ = ["Phase"]
-
 
 class Phase(enum.Enum):
     """Where this worker is between its start and its end."""

@@ -11,8 +11,6 @@ from matcha.distributed.links.connection import Connection, LinkState, Transfer
 from matcha.distributed.transports.base import Pending
 from matcha.errors import PeerLostError
 
-__all__ = ["Transfers", "WaitRules"]
-
 
 @dataclass(frozen=True, slots=True)
 class WaitRules:

@@ -22,8 +22,6 @@ from matcha.distributed.links.link_state import LinkVersions, Tree
 from matcha.distributed.transports.base import Buffer, Combine, Conclude
 from matcha.errors import ExchangeError
 
-__all__ = ["TreeCollectives"]
-
 T = TypeVar("T")
 
 _log = logging.getLogger("matcha.links")
@@ -248,11 +246,7 @@ class TreeCollectives:
     # -- frames that arrive; the lock is held -----------------------------------------------------
 
     def on_frame(self, connection: Connection, kind: Kind, number: int, content: bytearray) -> None:
-        """Take in a frame of a collective call.
-
-        Raises:
-            ValueError: It is malformed.
-        """
+        """Take in a frame of a collective call."""
         if kind is Kind.RESULT and content[:1] not in (_KNOWN, _UNKNOWN):
             raise ValueError("a result that says neither known nor unknown")
         if number > self.number + _MAX_AHEAD:

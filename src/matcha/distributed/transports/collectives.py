@@ -17,20 +17,6 @@ import torch
 from matcha.distributed.transports.base import Buffer, Message, Tag, Transport
 from matcha.errors import ExchangeError, InputError
 
-__all__ = [
-    "agree",
-    "barrier",
-    "broadcast",
-    "differences",
-    "gather",
-    "is_of_ring",
-    "mean_",
-    "ring_gather",
-    "ring_mean_",
-    "roll_call",
-    "window_mean_",
-]
-
 
 def is_of_ring(message: Message) -> bool:
     """Whether a message is a piece of an average that goes round a ring of all workers."""

@@ -6,8 +6,6 @@ import math
 from collections import deque
 from statistics import median
 
-__all__ = ["START", "Durations", "Pace"]
-
 START = 300.0
 """Seconds to wait for a worker as long as nothing is measured: its first iteration may compile."""
 _FEW = 8  # measurements before which none of them decides; as many are averaged for the next look

@@ -13,8 +13,6 @@ from matcha.distributed.transports.base import Message, Pending, Transport
 from matcha.distributed.transports.stall_detector import StallDetector
 from matcha.errors import InputError
 
-__all__ = ["MemoryNetwork", "MemoryTransport"]
-
 Mailbox = queue.SimpleQueue[torch.Tensor]
 
 

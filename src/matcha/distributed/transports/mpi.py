@@ -15,8 +15,6 @@ import torch
 from matcha.distributed.transports.base import Message, Pending, Transport
 from matcha.errors import PackageError, missing_package
 
-__all__ = ["MpiTransport"]
-
 _LOOK = 1.0  # seconds between two looks at the notes of others
 _PATIENCE = 1.0  # seconds for a note to leave
 _numbers = count()  # of this process's transports: all processes make theirs together
@@ -120,11 +118,7 @@ class _Requests(Pending):
             time.sleep(0.0 if now - started < 1e-3 else 1e-4)
 
     def _patient_until(self, now: float, end: float, timeout: float) -> float:
-        """When to give up, according to the notes: later while a worker is away.
-
-        Raises:
-            ExchangeError: That time has come, or the peer has finished.
-        """
+        """When to give up, according to the notes: later while a worker is away."""
         transport, peer = self.transport, self.requests[0][0]
         if any(transport.get_note(rank, "away") for rank in transport.members):
             return now + timeout

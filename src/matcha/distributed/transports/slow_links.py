@@ -11,9 +11,6 @@ from matcha.distributed.transports.collectives import is_of_ring
 from matcha.errors import InputError
 from matcha.topology import Link
 
-__all__ = ["SlowLinks"]
-
-
 _FORWARDED = (
     "rank", "num_workers", "device", "hosts", "doing", "period", "failed", "threads",
     "asynchronous", "has_tree", "members", "tree_call", "expect_model", "set_note", "get_note",

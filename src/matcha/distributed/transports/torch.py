@@ -15,8 +15,6 @@ from matcha.distributed.transports.base import Message, Pending, Transport
 from matcha.distributed.transports.stall_detector import StallDetector
 from matcha.errors import InputError
 
-__all__ = ["TorchTransport"]
-
 _EMPTY = torch.iinfo(torch.int64).min  # no message holds it
 _PROBE = 1 << 20  # beyond all tags: no message has it
 _PATIENCE = 2.0  # seconds to look for the cause of a failure
