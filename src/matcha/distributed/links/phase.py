@@ -1,17 +1,19 @@
 """Phase: where a worker over links of our own is between its start and its end.
 
-a neighbour trains already
-STARTING ──────────────────────────────▶ NEEDS_STATE
-│                                      │      ▲
-│ start_at        start_at             │      │ leave: it fell far behind
-└──────────────▶  RUNNING  ◀───────────┘      │
-└────────────────────────┘
-and from each of them, by close(), to CLOSED.
+By these ways, which all workers go:
 
-STARTING     No worker trains yet. The first collective call ends once all links have been up.
-NEEDS_STATE  Others train: this worker takes a neighbour's state first.
-RUNNING      It has a state and takes part.
-CLOSED       It has said goodbye to its neighbours.
+                  a neighbour trains already
+    STARTING ──────────────────────────────▶ NEEDS_STATE
+        │                                      │      ▲
+        │ start_at        start_at             │      │ leave: it fell far behind
+        └──────────────▶  RUNNING  ◀───────────┘      │
+                             └────────────────────────┘
+    and from each of them, by close(), to CLOSED.
+
+    STARTING     No worker trains yet. The first collective call ends once all links have been up.
+    NEEDS_STATE  Others train: this worker takes a neighbour's state first.
+    RUNNING      It has a state and takes part.
+    CLOSED       It has said goodbye to its neighbours.
 """
 
 from __future__ import annotations
