@@ -106,13 +106,13 @@ def test_a_worker_that_is_missing_is_named_also_far_away() -> None:
 
     def body(rank: int) -> None:
         with pytest.raises(ExchangeError) as caught:
-            LinkTransport(topology, rank, peers, start_timeout=3.0 + 10.0 * rank)
+            LinkTransport(topology, rank, peers, start_timeout=2.0 + 4.0 * rank)
         errors[rank] = str(caught.value)
 
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(body, (0, 1)))
-    assert "rank 2 did not come within 3 s" in errors[0]
-    assert "rank 2 did not come within 13 s" in errors[1]
+    assert "rank 2 did not come within 2 s" in errors[0]
+    assert "rank 2 did not come within 6 s" in errors[1]
 
 
 def met(beginners: list[Beginner]) -> set[tuple[int, ...]]:
