@@ -35,7 +35,7 @@ GROUPS = {
     "plan_file stage mixing matchings decomposition alpha effort delay_exponent",
     "Training": "task epochs learning_rate batch_size optimizer momentum clip overlap model data "
     "alike partition concentration num_train num_test target_loss evaluate_every statistics "
-    "plain_sgd seconds quick max_trials target_gap initial_gap smoothness "
+    "plain_sgd outer rate_factors seconds quick max_trials target_gap initial_gap smoothness "
     "strong_convexity gradient_variance dissimilarity",
     "Network": "model_mb compute_time link_time latency link_mbps timeout links keys peers rank "
     "join listen elastic restarts replan speeds asynchronous events message_mb repetitions",
