@@ -39,7 +39,6 @@ from matcha.simulation.mixing import (
 from matcha.topology import Link
 from matcha.training.momentum import (
     Momentum,
-    MomentumRule,
     first_moment,
     make_rule,
 )
@@ -384,7 +383,7 @@ class Engine:
 
     def step(self, index: int) -> None:
         """Iteration ``index`` of the epoch: gradients, update and mixing."""
-        round, follows = self._rounds[index], type(self.momentum_rule) is not MomentumRule
+        round, rule = self._rounds[index], self.momentum_rule
         self._run("gradients")
         self._run("direct" if self.overlap else "step")
         # Push-sum's x follows every step, also in silent rounds: z = x/ω divides it by ω.
@@ -392,7 +391,7 @@ class Engine:
             self.mixing.mix(index)
         if self.overlap:
             self._run("apply")
-        if follows:
+        if round or rule.acts_without_round:
             self._run("after")
 
     def direct_one(

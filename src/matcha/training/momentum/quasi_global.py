@@ -83,6 +83,8 @@ class QuasiGlobal(MomentumRule):
         mixes_first: the round comes before the step (the footnote's rule).
     """
 
+    acts_without_round = True
+
     def __init__(
         self, spec: Momentum, optimizer: SGD | Adam, x: Tensor, *, mixes_first: bool = False
     ) -> None:

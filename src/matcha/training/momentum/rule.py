@@ -10,6 +10,9 @@ from torch import Tensor
 class MomentumRule:
     """What happens around a step and its round; this one: nothing (local momentum)."""
 
+    acts_without_round = False
+    """Whether `after_round` does anything where no worker met another."""
+
     def state(self) -> Mapping[str, Tensor]:
         """What the next iteration depends on."""
         return {}
