@@ -35,12 +35,19 @@ def test_plans_are_those_that_were_written():
         assert language.plan_of(name).digest == method.plan().digest, name
 
 
+def test_the_first_runs_are_rows_of_the_grid():
+    rates = [float(rate) for rate in language.RATES.split(",")]
+    for method, rate in language.FIRST:
+        assert method in language.METHODS
+        assert rate in rates
+
+
 def test_rows_are_done_at_all_rates_before_the_best_get_more_seeds():
     same = {"model": "m"}
-    rows = list(language.grid(["allreduce", "g3-1", "g3-4"], [0.1, 0.2], [0], 2, same))
+    rows = list(language.grid(["allreduce", "local-8", "g3-4"], [3e-3, 6e-3], [0], same))
     assert [(row["method"], row["rate"]) for row in rows] == [
-        *[("allreduce", 0.1), ("g3-1", 0.1), ("allreduce", 0.2), ("g3-1", 0.2)],
-        *[("g3-4", 0.1), ("g3-4", 0.2)],
+        *[("g3-4", 6e-3), ("local-8", 6e-3), ("allreduce", 6e-3)],  # the first runs
+        *[("allreduce", 3e-3), ("local-8", 3e-3), ("g3-4", 3e-3)],
     ]
     found = [("allreduce", 0.1, 2.0, 1.0), ("allreduce", 0.2, 1.9, 1.0), ("local-8", 0.1, 2.5, 0.1)]
     found += [("diloco-8-0.9", 0.1, 2.6, 0.1), ("g3-1", 0.2, 2.4, 0.05), ("g3-1", 0.1, 3.0, 0.05)]
@@ -61,7 +68,7 @@ def test_a_tiny_list_runs_without_the_planner_and_goes_on(tmp_path):
 
     def run(*more: str) -> str:
         asked = ["language", "--data", str(tmp_path), "--output", str(output), "--best", "0"]
-        asked += ["--methods", "g3-1-shared,sparseloco-8", "--rates", "1e-3", "--model"]
+        asked += ["--methods", "g3-1-shared,sparseloco-8", "--rates", "2e-3", "--model"]
         asked += ["transformer-1m", "--batch-size", "2", "--iterations", "2", *more]
         command = [sys.executable, "-c", BARE, *asked]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
