@@ -40,7 +40,7 @@ from matcha import Plan, Topology, families
 from matcha.simulation import SGD, Constant, Settings, TaskTrials
 from matcha.strategies import strategy_with
 from matcha.tuning import Advice, advise
-from matcha.tuning.advice import disagreement
+from matcha.tuning.search import disagreement
 from matcha.zoo.recipes import Choices, recipe
 
 tuning.PARTS = RESULTS / "advise-trials.jsonl"

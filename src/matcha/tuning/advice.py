@@ -19,12 +19,11 @@ from matcha.plans import Plan
 from matcha.strategies import AllReduce, Greedy, Local, with_budget
 from matcha.strategies import plan as make_plan
 from matcha.sweeps import combinations
-from matcha.theory import consensus_error
 from matcha.timing import default_timing
 from matcha.topology import Topology
 from matcha.topology.families import TopologyLike, as_topology, complete
 from matcha.topology.topology import MAX_SECONDS
-from matcha.tuning.search import DEFAULT_WIRES
+from matcha.tuning.search import DEFAULT_WIRES, disagreement
 
 BUDGETS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.3, 1.0)
 COSTS = {
@@ -243,15 +242,6 @@ def _three(plans: Sequence[Choice]) -> list[Choice]:
     closer = [p for p in plans if p.disagreement <= best.disagreement / 4]
     lighter = [p for p in plans if p.comm_seconds <= best.comm_seconds / 2]
     return [best, *(_least(some) for some in (closer, lighter) if some and best not in some)]
-
-
-def disagreement(plan: Plan) -> float:
-    """A plan's consensus error, with what its wire leaves of each meeting's difference."""
-    found = plan.consensus_error if plan.process.is_all_reduce else consensus_error(plan.process)
-    if found is None:  # too large for the exact error: the plan's own estimate, or Theorem 2's
-        rho = min(plan.rho, 1 - 1e-9)
-        found = rho / (1 - rho) if plan.consensus_error is None else plan.consensus_error
-    return found / (1 - plan.wire.residual)
 
 
 def _models_sent(plan: Plan) -> float:

@@ -112,7 +112,7 @@ def tune(
         points = try_best(
             points,
             plans,
-            [_disagreement(point, problem) for point in points],
+            [_disagreement_of(point, problem) for point in points],
             trials,
             max_trials=max_trials,
             rate_factors=rate_factors,
@@ -138,20 +138,11 @@ def predict(
     plan: Plan, problem: Problem, compute_time: float, comm_seconds: float, *, overlap: bool = False
 ) -> TunedPoint:
     """When a plan is predicted to reach a problem's target, at the best learning rate for it."""
-    # Of a meeting's difference a wire leaves a share, so there is more of it in the steady state.
-    kept = 1 / (1 - plan.wire.residual)
-    noise = (
-        plan.consensus_error
-        if plan.process.is_all_reduce
-        else _times(consensus_error(plan.process), kept)
-    )
-    if noise is None:
-        # Too large for the exact error: the plan's own estimate, or Theorem 2's bound.
-        noise = plan.consensus_error
-        noise = kept * plan.rho / (1 - plan.rho) if noise is None else noise
-    drift = _times(drift_error(plan.process), kept) if problem.dissimilarity > 0 else 0.0
-    if drift is None:
-        drift = kept * plan.rho / (1 - math.sqrt(plan.rho)) ** 2
+    noise, kept = disagreement(plan), 1 / (1 - plan.wire.residual)
+    drift = drift_error(plan.process) if problem.dissimilarity > 0 else 0.0
+    if drift is None:  # too large for the exact error: Theorem 2's bound
+        drift = plan.rho / (1 - math.sqrt(plan.rho)) ** 2
+    drift *= kept
     iterations, rate = fewest_iterations(problem, plan.num_workers, noise, drift)
     exact_rate = fewest_iterations(problem, plan.num_workers, 0.0, 0.0)[1]
     each = max(compute_time, comm_seconds) if overlap else compute_time + comm_seconds
@@ -172,15 +163,23 @@ def predict(
     )
 
 
+def disagreement(plan: Plan) -> float:
+    """A plan's consensus error, with what its wire leaves of each meeting's difference.
+
+    Where the network is too large for the exact error, Theorem 2's bound.
+    """
+    found = consensus_error(plan.process)
+    if found is None:
+        rho = min(plan.rho, 1 - 1e-9)
+        found = rho / (1 - rho)
+    return found / (1 - plan.wire.residual)
+
+
 def small_messages(topology: Topology, budget: float, seed: int = 0) -> Plan:
     """Greedy with the messages, smaller than whole, that leave least disagreement at a budget."""
     plans = [make_plan(topology, budget, "greedy", seed, wire=wire) for wire in DEFAULT_WIRES[1:]]
     # Within one budget all have one time per iteration, whatever it is in seconds.
     return min(plans, key=lambda plan: predict(plan, Problem(), 1.0, 1.0).consensus_error)
-
-
-def _times(error: float | None, factor: float) -> float | None:
-    return None if error is None else error * factor
 
 
 def _network(
@@ -209,7 +208,7 @@ def _network(
     return topology.with_link_times([link_time] * number, latencies=[latency] * number), 1.0
 
 
-def _disagreement(point: TunedPoint, problem: Problem) -> float:
+def _disagreement_of(point: TunedPoint, problem: Problem) -> float:
     """What a plan leaves of noise and of heterogeneous data, in units of the noise's."""
     noise, unlike = problem.gradient_variance, problem.dissimilarity
     return (noise * point.consensus_error + unlike * point.drift_error) / ((noise + unlike) or 1.0)
