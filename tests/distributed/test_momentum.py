@@ -19,7 +19,7 @@ from matcha.distributed import Gossip
 from matcha.distributed.train import Training
 from matcha.errors import InputError
 from matcha.simulation import SGD, Execution, Settings, Simulation
-from matcha.strategies import DiLoCo, GASLoC, NoLoCo, SparseLoCo
+from matcha.strategies import DiLoCo, GASLoC, Local, NoLoCo, SparseLoCo
 from matcha.testing import MemoryTransport, run_threads
 from matcha.training.momentum import MOMENTA, Momentum, make_rule
 from matcha.training.optimizers import Adam, Muon, adamw
@@ -142,6 +142,30 @@ def test_adams_moments_are_shared_as_in_the_simulator(wire) -> None:
     named = simulation.engine.workers.layout.views(firsts)
     expected = np.concatenate([view.reshape(8, -1).numpy() for _, view in named], axis=1)
     np.testing.assert_allclose(moments, expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize(("period", "kind"), [(8, "outer"), (4, "local")])
+def test_auto_with_adamw_takes_outer_steps_where_rounds_are_rare(period, kind) -> None:
+    task = digits(name="logistic", steps=16)
+    plan = matcha.plan(matcha.families.complete(8), strategy=Local(period=period))
+    settings = Settings(
+        epochs=1,
+        schedule=Constant(base=0.05),
+        optimizer=adamw(),
+        momentum="auto",
+        execution=Execution(precision="float64"),
+    )
+    simulation = Simulation(task, plan, settings)
+    list(simulation)
+    assert simulation.momentum.kind == kind
+
+    def work(transport) -> np.ndarray:
+        worker = Training(digits(name="logistic", steps=16), plan, settings, transport)
+        list(worker)
+        return flat(worker.model).numpy()
+
+    found = np.stack(run_threads(8, work))
+    np.testing.assert_allclose(found, rows(simulation.engine), rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("momentum", ["auto", "shared"])
