@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from statistics import fmean, stdev
+from typing import Any
 
 from house import house_table
 from markdown_tables import RESULTS, result, table
@@ -378,28 +379,55 @@ def names() -> str:
     return "\n".join(lines) + "\n"
 
 
+def _language_models(model: str) -> list[dict[str, Any]]:
+    """Each method at its best learning rate of seed 0, from most bytes to fewest."""
+    lines = (RESULTS / "language.jsonl").read_text(encoding="utf-8").splitlines()
+    runs = [run for run in map(json.loads, lines) if run["model"] == model]
+    found = []
+    for method in dict.fromkeys(run["method"] for run in runs):
+        own = [run for run in runs if run["method"] == method]
+        best = min((run for run in own if run["seed"] == 0), key=lambda run: run["loss"])
+        losses = [run["loss"] for run in own if run["rate"] == best["rate"]]
+        spread = f" ± {stdev(losses):.3f}" if len(losses) > 1 else ""
+        said = {
+            "name": f"`{method}`",
+            "is_ours": method.startswith(("g3-", "three-")),
+            "bytes": f"1/{1 / best['share']:.3g}" if best["share"] else "none",
+            "mean": fmean(losses),
+            "loss": f"{_loss(fmean(losses))}{spread}",
+            "rates": ", ".join(f"{r:g}" for r in sorted({run["rate"] for run in own})),
+        }
+        found.append(best | said)
+    return sorted(found, key=lambda run: (-run["share"], run["mean"]))
+
+
 def language() -> str:
     """Language models: each method at its best learning rate, from most bytes to fewest."""
-    lines = (RESULTS / "language.jsonl").read_text(encoding="utf-8").splitlines()
-    runs = list(map(json.loads, lines))
-    best = {
-        method: min((run for run in runs if run["method"] == method), key=lambda run: run["loss"])
-        for method in {run["method"] for run in runs}
-    }
-    tried = {
-        method: sorted(run["rate"] for run in runs if run["method"] == method) for method in best
-    }
     rows = [
-        [
-            f"`{run['method']}`",
-            f"1/{1 / run['share']:.3g}",
-            f"{run['loss']:.3f}",
-            f"{run['rate']:g}",
-            ", ".join(f"{rate:g}" for rate in tried[run["method"]]),
-        ]
-        for run in sorted(best.values(), key=lambda run: (-run["share"], run["loss"]))
+        [run["name"], run["bytes"], run["loss"], f"{run['rate']:g}", run["rates"]]
+        for run in _language_models("transformer-14m")
     ]
     return table(["method", "bytes", "validation loss", "rate", "rates tried"], rows, "lrrrl")
+
+
+def language_short() -> str:
+    """Of all-reduce, rivals and ours those that no other of their side beats at fewer bytes."""
+    runs = [run for run in _language_models("transformer-14m") if run["share"]]
+    kept = [
+        run
+        for run in runs
+        if not any(
+            one["is_ours"] == run["is_ours"]
+            and one["share"] <= run["share"]
+            and one["mean"] < run["mean"]
+            for one in runs
+        )
+    ]
+    rows = [
+        [f"**{run['name']}**" if run["is_ours"] else run["name"], run["bytes"], run["loss"]]
+        for run in kept
+    ]
+    return table(["method", "bytes", "validation loss"], rows, "lrr")
 
 
 def advise() -> str:
@@ -427,16 +455,21 @@ def moments() -> str:
     """What sharing first moments is worth on a tiny language model, by learning rate."""
     found = json.loads((RESULTS / "moments.json").read_text(encoding="utf-8"))
     rows = [
-        [row["method"], f"1/{1 / row['share']:.3g}", *(f"{loss:.3f}" for loss in row["losses"])]
+        [row["method"], f"1/{1 / row['share']:.3g}", *(map(_loss, row["losses"]))]
         for row in found["rows"]
     ]
     rates = [f"rate {rate:g}" for rate in found["rates"]]
-    return table(["exchange", "bytes", *rates], rows, "lrrr")
+    return table(["exchange", "bytes", *rates], rows, "lr" + "r" * len(rates))
+
+
+def _loss(value: float | None) -> str:
+    return "diverged" if value is None or value == float("inf") else f"{value:.3f}"
 
 
 REGIONS: dict[str, Callable[[], str]] = {
     "advise": advise,
     "language": language,
+    "language-short": language_short,
     "moments": moments,
     "one-way": one_way,
     "crossings": crossings,
