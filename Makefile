@@ -108,7 +108,7 @@ versions:
 	uv pip install --quiet --compile-bytecode --python $(VERSIONS) --resolution $(RESOLUTION) ".[torch,plot,keys]"
 	uv pip install --quiet --compile-bytecode --python $(VERSIONS) pytest pytest-timeout pytest-xdist hypothesis psutil
 	PYTHONPATH=src $(VERSIONS)/bin/python -m pytest -n 2 -m "not slow" \
-	    tests/topology tests/matchings tests/plans tests/strategies tests/training tests/zoo tests/wires \
+	    tests/test_matchings.py tests/topology tests/plans tests/strategies tests/training tests/zoo tests/wires \
 	    tests/simulation tests/distributed tests/cli tests/test_import.py
 
 clean:

@@ -36,7 +36,7 @@ from typing import TypeAlias
 
 from matcha._io.tables import count_noun
 from matcha.errors import InputError
-from matcha.matchings.decompositions import round_robin
+from matcha.matchings import round_robin
 from matcha.plans import Plan
 from matcha.rounds import Mixing, Shares
 from matcha.schedules import Cycle

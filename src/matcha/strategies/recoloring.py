@@ -2,11 +2,11 @@
 
 The decomposition decides how much of the budget's connectivity can be had: on the paper's er8 at
 C_b = 0.5, random colourings of the same size give ρ between 0.64 and 0.77. We walk among
-colourings by Kempe exchanges (see `coloring`). At each step every exchange is screened to first
-order, with the probabilities and the weight held fixed; the most promising ones are planned
-properly (eq. 5 and eq. 9) and the walk moves to the best of them, uphill if it must, never to a
-decomposition it has seen: tabu search. All is counted in steps, not seconds, so the same seed
-gives the same decomposition on every machine.
+colourings by Kempe exchanges. At each step every exchange is screened to first order, with the
+probabilities and the weight held fixed; the most promising ones are planned properly (eq. 5 and
+eq. 9) and the walk moves to the best of them, uphill if it must, never to a decomposition it has
+seen: tabu search. All is counted in steps, not seconds, so the same seed gives the same
+decomposition on every machine.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from matcha._numerics import on_one_thread, stepper
 from matcha._numerics.semidefinite import solve
 from matcha._numerics.spectra import Array, Indices, laplacian, perpendicular_basis
 from matcha.activation import optimal_probabilities
-from matcha.matchings import sort_matchings
-from matcha.matchings.coloring import Coloring
+from matcha.matchings import Coloring, sort_matchings
 from matcha.mixing import moments, optimal_contraction
 from matcha.strategies.strategy import Effort, Request
 from matcha.topology import Link, Matching
