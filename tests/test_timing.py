@@ -18,10 +18,10 @@ from matcha.timing import (
     SharedChannel,
     Underlay,
     Units,
+    Wired,
     all_reduce_time,
     default_timing,
 )
-from matcha.wires.delays import Wired
 
 PATH = Topology.from_links([(0, 1), (1, 2), (2, 3)], link_times=[1.0, 2.0, 4.0])
 MATCHINGS = (((0, 1), (2, 3)), ((1, 2),))

@@ -24,7 +24,7 @@ def draw_tradeoff(data: Data) -> Any:
     """Consensus error against communication, both logarithmic, one panel a graph."""
     from matplotlib.figure import Figure
 
-    from matcha.strategies.looks import look_of
+    from matcha.strategies.registry import look_of
 
     titles = {
         "er8": "8 workers, the paper's Figure 1",

@@ -116,7 +116,7 @@ DEFECTS = (
         "test_mixing.py",
     ),
     _defect(
-        "theory/pairwise.py",
+        "theory/cycles.py",
         "        X += p * (mixed - X)\n    return X",
         "        X += mixed - X\n    return X",
         "theory",
@@ -158,10 +158,10 @@ DEFECTS = (
         "test_records.py",
     ),
     _defect(
-        "strategies/parts.py",
+        "strategies/strategy.py",
         "        if due > before:",
         "        if due >= before:",
-        "strategies/test_pacing.py",
+        "strategies/test_strategy.py",
     ),
     _defect(
         "training/momentum/tracking.py",

@@ -12,7 +12,7 @@ from fractions import Fraction
 import numpy as np
 
 from matcha.strategies.finite_time import ceca_hops
-from matcha.strategies.parts import timeline, unroll
+from matcha.strategies.strategy import timeline, unroll
 from matcha.theory import cycles
 from matcha.theory.cycles import Array
 

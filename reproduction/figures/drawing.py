@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from matcha.strategies import COMPARED
-from matcha.strategies.looks import look_of
+from matcha.strategies.registry import look_of
 from reproduction.comparisons import Results
 from reproduction.trials import Result
 

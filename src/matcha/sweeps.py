@@ -16,13 +16,13 @@ from matcha.errors import InputError, unknown_name
 from matcha.plans import Plan, check_budget
 from matcha.plans.plan import error_in_words
 from matcha.strategies import COMPARED, Alpha, Strategy, comparable, has_budget, plan
-from matcha.strategies.looks import look_of
+from matcha.strategies.registry import look_of
 from matcha.timing import Timing, default_timing
 from matcha.topology import Topology
 from matcha.topology.drawing import axes_or_new
 from matcha.topology.families import TopologyLike, as_topology
 from matcha.wires import parse_wire
-from matcha.wires.delays import budget_over
+from matcha.wires.wire import budget_over
 
 CYCLE_NOTE = "*: a mean over a cycle of rounds; it does not compare with that of a step."
 _METRICS = {

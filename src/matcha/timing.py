@@ -76,7 +76,7 @@ class Units(Timing):
     2.0
     """
 
-    unit: str = field(default="units", init=False)
+    unit = "units"
 
     def matching_time(self, matching: Matching) -> float:
         return 1.0 if matching else 0.0
@@ -98,7 +98,7 @@ class Scaled(Timing):
 
     t: Callable[[float], float] = field(compare=False, repr=False)
     num_matchings: int
-    unit: str = field(default="units", init=False)
+    unit = "units"
     table: tuple[float, ...] = field(init=False, repr=False)
     """The values t(0), t(1), …, t(M); an empty round costs nothing. They tell models apart."""
 
@@ -173,7 +173,7 @@ class LinkSeconds(Timing):
     """The size of a message over that of a whole float32 model."""
     num_phases: int = 1
     """Messages one after another in a meeting."""
-    unit: str = field(default="seconds", init=False)
+    unit = "seconds"
 
     def __post_init__(self) -> None:
         if self.topology.link_times is None:
@@ -215,7 +215,7 @@ class RandomLinks(Timing):
 
     topology: Topology = field(repr=False)
     samples: tuple[tuple[float, ...], ...] = field(repr=False)
-    unit: str = field(default="seconds", init=False)
+    unit = "seconds"
 
     def __post_init__(self) -> None:
         widths = {len(row) for row in self.samples}
@@ -266,7 +266,7 @@ class Underlay(Timing):
 
     topology: Topology = field(repr=False)
     channels: tuple[SharedChannel, ...] = field(repr=False)
-    unit: str = field(default="seconds", init=False)
+    unit = "seconds"
 
     def __post_init__(self) -> None:
         LinkSeconds(self.topology)  # refuses a topology without link times
@@ -324,6 +324,34 @@ class Underlay(Timing):
             for channel in self.channels
         ]
         return {"model": "underlay", "channels": channels}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wired(Timing):
+    """Another delay model whose messages are a fraction of a whole float32 model.
+
+    >>> Wired(base=Units(), size_ratio=0.1).round_time([((0, 1),), ((1, 2),)])
+    0.2
+    """
+
+    base: Timing
+    size_ratio: float
+    is_gathered: bool = False
+
+    @property
+    def unit(self) -> str:
+        return self.base.unit
+
+    def matching_time(self, matching: Matching) -> float:
+        return self.size_ratio * self.base.matching_time(matching)
+
+    def round_time(self, matchings: Sequence[Matching]) -> float:
+        return self.size_ratio * self.base.round_time(matchings)
+
+    def to_json(self) -> dict[str, Any]:
+        gathered = {"gathered": True} if self.is_gathered else {}
+        base = TIMINGS.to_json(self.base)
+        return {"model": "wired", "size_ratio": self.size_ratio, "base": base, **gathered}
 
 
 def default_timing(topology: Topology) -> Timing:
@@ -428,6 +456,13 @@ def _read_underlay(document: dict[str, Any], topology: Topology) -> Timing:
     return Underlay(topology, tuple(channels))
 
 
+def _read_wired(document: dict[str, Any], topology: Topology) -> Timing:
+    base = TIMINGS.from_json(document["base"], topology)
+    ratio = document["size_ratio"] if "size_ratio" in document else document["share"]  # by 0.2
+    gathered = document.get("gathered", False) is True
+    return Wired(base=base, size_ratio=float(ratio), is_gathered=gathered)
+
+
 TIMINGS: Registry[Timing] = Registry(
     "delay model",
     "model",
@@ -440,6 +475,7 @@ TIMINGS: Registry[Timing] = Registry(
         ),
         "scaled": _read_scaled,
         "underlay": _read_underlay,
+        "wired": _read_wired,
     },
 )
 """How saved delay models are read, by name; `read` takes (document, topology)."""

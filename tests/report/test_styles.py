@@ -6,7 +6,7 @@ import pytest
 
 from matcha.report.styles import STYLES, place, style_sheet, styles_of
 from matcha.strategies import STRATEGIES
-from matcha.strategies.looks import LOOKS, look_of
+from matcha.strategies.registry import LOOKS, look_of
 
 
 def luminance(color):

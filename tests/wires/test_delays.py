@@ -10,8 +10,7 @@ from matcha.errors import InputError
 from matcha.strategies import Local
 from matcha.timing import LinkSeconds, RandomLinks, Scaled, Units
 from matcha.wires import parse_wire
-from matcha.wires.delays import budget_over, timing_over
-from matcha.wires.wire import BLOCK
+from matcha.wires.wire import BLOCK, budget_over, timing_over
 
 ER8 = families.paper("er8")
 WIRES = ("bfloat16", "modulo:8", "modulo:3", "lowrank:4")
@@ -123,5 +122,5 @@ def test_measured_latencies_of_a_topology_are_not_saved_by_a_wire() -> None:
 
 def test_a_plan_with_the_transfers_of_old_says_what_to_do() -> None:
     document = matcha.plan(matcha.families.ring(4), 0.5, "periodic").to_json()
-    with pytest.raises(InputError, match="link_latencies, and plan again"):
+    with pytest.raises(InputError, match="'transfers' is unknown: plan again"):
         matcha.Plan.from_json(document | {"timing": {"model": "transfers"}})

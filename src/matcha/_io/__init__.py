@@ -190,8 +190,8 @@ class Registry(Generic[Value]):
         name = document.get(self.field)
         if not isinstance(name, str) or name not in self.readers:
             raise PlanError(
-                f"its {self.noun} {name!r} is unknown: register one of your own with "
-                f"{self.public} before loading."
+                f"its {self.noun} {name!r} is unknown: plan again, or register one of your own "
+                f"with {self.public} before loading."
             )
         return self.readers[name](document, *beside)
 

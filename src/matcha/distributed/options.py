@@ -22,7 +22,7 @@ from matcha.errors import InputError
 from matcha.plans import Plan, PlanLike, StagedPlan
 from matcha.rounds import ONE_WAY
 from matcha.strategies import STRATEGIES
-from matcha.strategies.staged import check_growable
+from matcha.strategies.planning import check_growable
 from matcha.training.clipping import check_clip
 from matcha.training.momentum import Momentum, parse_momentum
 from matcha.wires import Float, LowRank, TopK

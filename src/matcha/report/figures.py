@@ -17,7 +17,7 @@ from matcha.records import Run
 from matcha.report.groups import label_runs
 from matcha.report.series import AXES, KINDS, METRICS, curves, timeline, worker_loads
 from matcha.report.summary import choose_target, diverged_at
-from matcha.strategies.looks import LOOKS, look_of
+from matcha.strategies.registry import LOOKS, look_of
 from matcha.sweeps import Sweep
 from matcha.topology.drawing import PALETTE
 from matcha.tuning import Tuning

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from matcha.strategies import STRATEGIES
-from matcha.strategies.looks import look_of
+from matcha.strategies.registry import look_of
 
 _SYMBOLS = {
     "x": "x", "^": "triangle-up", "o": "circle", "s": "square", "D": "diamond",

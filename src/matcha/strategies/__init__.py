@@ -4,7 +4,7 @@ from matcha.strategies.finite_time import Base, Ceca, Hypercube, OnePeer
 from matcha.strategies.fixed import AllReduce, Local, Periodic, RelaySum, Rounds, Silent, Vanilla
 from matcha.strategies.matcha import Matcha, Single
 from matcha.strategies.outer import DiLoCo, GASLoC, NoLoCo, SparseLoCo
-from matcha.strategies.planning import plan
+from matcha.strategies.planning import next_stage, plan, staged_plan, with_events, with_workers
 from matcha.strategies.registry import (
     COMPARED,
     OFFERED,
@@ -19,7 +19,6 @@ from matcha.strategies.registry import (
     strategy_with,
     with_budget,
 )
-from matcha.strategies.staged import next_stage, staged_plan, with_events, with_workers
 from matcha.strategies.strategy import (
     EFFORTS,
     Alpha,

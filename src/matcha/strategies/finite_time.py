@@ -40,8 +40,15 @@ from matcha.matchings import round_robin
 from matcha.plans import Plan
 from matcha.rounds import Mixing, Shares
 from matcha.schedules import Cycle
-from matcha.strategies.parts import LONGEST_CYCLE, assemble_plan, simple, timeline, unroll
-from matcha.strategies.strategy import Request, Strategy
+from matcha.strategies.strategy import (
+    LONGEST_CYCLE,
+    Request,
+    Strategy,
+    assemble_plan,
+    simple,
+    timeline,
+    unroll,
+)
 from matcha.topology import Link, Matching, Topology
 
 Exchanges: TypeAlias = list[dict[Link, float]]

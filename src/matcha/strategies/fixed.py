@@ -26,8 +26,16 @@ from matcha.rounds import Mixing
 from matcha.schedules import Cycle
 from matcha.schedules import Periodic as PeriodicSchedule
 from matcha.strategies.finite_time import has_pairwise_average, pairwise_average
-from matcha.strategies.parts import assemble_plan, check_affordable, sorted_pairs, unroll
-from matcha.strategies.strategy import Alpha, Request, Strategy, Weights
+from matcha.strategies.strategy import (
+    Alpha,
+    Request,
+    Strategy,
+    Weights,
+    assemble_plan,
+    check_affordable,
+    sorted_pairs,
+    unroll,
+)
 from matcha.timing import LinkSeconds, all_reduce_time
 from matcha.topology import Link, Matching, Topology, check_matchings
 from matcha.topology.families import complete

@@ -16,8 +16,7 @@ from matcha.mixing import periodic_contraction
 from matcha.plans import OuterStep, Plan
 from matcha.rounds import Mixing
 from matcha.strategies.fixed import Local, period_of, repeated
-from matcha.strategies.parts import assemble_plan
-from matcha.strategies.strategy import Request, Strategy
+from matcha.strategies.strategy import Request, Strategy, assemble_plan
 from matcha.topology import Matching, Topology
 
 _DRAWN = 61

@@ -1,7 +1,11 @@
-"""Planning: a topology, a budget and a strategy in, a plan out."""
+"""Planning: a topology, a budget and a strategy in, a plan out; or one of several stages."""
 
 from __future__ import annotations
 
+import itertools
+import json
+import statistics
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,18 +14,20 @@ from matcha._numerics import ProgressCallback
 from matcha.errors import InputError
 from matcha.matchings import check_decomposition
 from matcha.mixing import link_weights
-from matcha.plans import Plan, check_budget
-from matcha.rounds import ONE_WAY, Mixing
+from matcha.plans import Events, Plan, PlanLike, Stage, StagedPlan, check_budget
+from matcha.rounds import ONE_WAY, Mixing, check_separable
 from matcha.schedules import check_seed
 from matcha.strategies.matcha import Matcha
-from matcha.strategies.parts import sorted_pairs
-from matcha.strategies.registry import STRATEGIES, Greedy, as_strategy
-from matcha.strategies.strategy import Builder, Request, Strategy
+from matcha.strategies.registry import STRATEGIES, Greedy, as_strategy, strategy_with
+from matcha.strategies.strategy import Builder, Request, Strategy, sorted_pairs
 from matcha.timing import Timing, default_timing
 from matcha.topology import Link, Topology
 from matcha.topology.families import TopologyLike, as_topology
 from matcha.wires import Float, TopK, Wire, needs_meetings, parse_wire
-from matcha.wires.delays import budget_over, timing_over
+from matcha.wires.wire import budget_over, timing_over
+
+_OFF = 1.5
+"""A link's time that is so many times another says that a plan made for the other is off."""
 
 
 def plan(
@@ -175,3 +181,279 @@ def _resolve_weights(
             "laplacian mixing: leave them out, or use matcha, vanilla or periodic."
         )
     return link_weights(weights, topology)
+
+
+# -- in stages ------------------------------------------------------------------------------------
+
+
+def staged_plan(
+    topology: TopologyLike,
+    budgets: Mapping[int, float],
+    strategy: str | Strategy | Builder | None = None,
+    seed: int = 0,
+    **options: Any,
+) -> StagedPlan:
+    """Plan several stages: budgets by their first iteration.
+
+    Args:
+        topology: As for `matcha.plan`.
+        budgets: By iteration, `{0: 0.5, 1000: 0.1}`.
+        strategy: As for `matcha.plan`.
+        seed: As for `matcha.plan`.
+        options: Passed on to `matcha.plan`.
+
+    Raises:
+        InputError: The budgets are not given by iteration.
+    """
+    if not isinstance(budgets, Mapping):
+        raise InputError("stages are budgets by iteration: {0: 0.5, 1000: 0.1}.")
+    topology, wanted = as_topology(topology), sorted(set(budgets.values()))
+    levels = tuple(plan(topology, budget, strategy, seed, **options) for budget in wanted)
+    stages = tuple(
+        Stage(start=start, level=wanted.index(budgets[start])) for start in sorted(budgets)
+    )
+    return StagedPlan(levels=levels, stages=stages)
+
+
+def check_followable(plan: PlanLike) -> None:
+    """Refuse plans of which no next stage can be made."""
+    if isinstance(plan, StagedPlan):
+        raise InputError("this plan has stages of its own: a plan that follows starts with one.")
+    relays = any(level.mixing == "relay" for level in plan.levels)
+    strategy = STRATEGIES.get(plan.strategy)
+    if strategy is None or not strategy.has_budget or strategy.needs_rounds or relays:
+        options = [s for s in STRATEGIES.values() if s.has_budget and not s.needs_rounds]
+        able = [s.name for s in options if "relay" not in s.mixings]
+        raise InputError(
+            f"a {plan.strategy} plan cannot follow the network, as nothing in it depends on how "
+            f"long links take: use {', '.join(able)}."
+        )
+    if plan.topology.directed or any(level.mixing == "push" for level in plan.levels):
+        raise InputError("links that carry one way are not timed: plans on them cannot follow.")
+
+
+def is_off(plan: Plan, seconds: Mapping[Link, float], *, least: float = 0.0) -> bool:
+    """Whether a link takes half as long again as the plan was made for, or less by as much.
+
+    Only how links compare counts: a network that is slower as a whole asks for the same plan.
+
+    Args:
+        plan: The plan in force.
+        seconds: What a meeting over each link takes now.
+        least: Seconds per iteration by which a link must be off, as often as it is used (or, where
+            it is hardly used, as a typical one is), so that small differences do not count.
+    """
+    planned, pace, uses = _planned_times(plan), _pace(plan, seconds), _uses(plan)
+    typical = statistics.fmean(uses.values())
+    for link, now in seconds.items():
+        then = pace * planned[link]
+        weighs = max(uses[link], typical) * abs(now - then)
+        if (now > _OFF * then or then > _OFF * now) and weighs >= least:
+            return True
+    return False
+
+
+def next_stage(plan: Plan | StagedPlan, seconds: Mapping[Link, float], start: int) -> StagedPlan:
+    """The plan from an iteration on, for links that take other times than it was made for.
+
+    What was asked for first stays: strategy, seed, and communication time per iteration. That time
+    is the first plan's, in units of what a typical link takes: where one link becomes ten
+    times slower, iterations do not, and the rest of the network does its work. A pure function:
+    workers that give it the same times hold the same plan, with one digest.
+
+    Args:
+        plan: What was planned so far.
+        seconds: What a meeting over each link takes now; a link without is taken to have changed
+            as a typical one has.
+        start: The first iteration of the stage.
+
+    Raises:
+        InputError: Of such a plan no next stage can be made.
+
+    >>> import matcha
+    >>> ring = matcha.families.ring(4)
+    >>> plan = matcha.plan(ring, 0.5, "greedy")
+    >>> slow = next_stage(plan, {(0, 1): 1.0, (0, 3): 0.1, (1, 2): 0.1, (2, 3): 0.1}, 100)
+    >>> [sum((0, 1) in slow.round(k).links for k in range(s, s + 100)) for s in (0, 100)]
+    [50, 0]
+    """
+    return in_stages(plan).with_stage(start, next_level(plan.levels[0], seconds))
+
+
+def in_stages(plan: Plan | StagedPlan) -> StagedPlan:
+    """The plan as one of stages, of which there may be only one."""
+    if isinstance(plan, StagedPlan):
+        return plan
+    return StagedPlan(levels=(plan,), stages=(Stage(start=0, level=0),))
+
+
+def next_level(first: Plan, seconds: Mapping[Link, float]) -> Plan:
+    """The plan of `next_stage` by itself, from the plan that was asked for first."""
+    check_followable(first)
+    planned, pace = _planned_times(first), _pace(first, seconds)
+    share = first.wire.size_ratio()
+    times = [seconds.get(link, pace * planned[link]) for link in first.topology.links]
+    topology = first.topology.with_link_times([t / share for t in times])
+    return _plan_again(first, topology, first.process.gone or frozenset(), pace)
+
+
+def check_growable(plan: PlanLike) -> None:
+    """Refuse plans that cannot be made again for more or fewer workers."""
+    for level in plan.levels:
+        check_separable(level.mixing)
+        if level.worker_weights is not None:
+            raise InputError(
+                "worker_weights are of the workers that the plan began with: plan without them "
+                "where workers join or leave for good."
+            )
+        strategy = STRATEGIES.get(level.strategy)
+        if strategy is None or strategy.needs_rounds or level.topology.directed:
+            raise InputError(
+                f"a {level.strategy} plan on {level.topology.name} cannot be made again for other "
+                "workers: use greedy, matcha, vanilla or periodic, with links that carry both ways."
+            )
+
+
+def with_workers(
+    plan: PlanLike,
+    joined: Mapping[int, Iterable[int] | Mapping[int, float]],
+    left: Iterable[int] = (),
+) -> Plan:
+    """Plan again when workers have joined or left for good; all others keep their numbers.
+
+    What was asked for stays: strategy, seed, wire, and communication time per iteration. Where
+    those that leave tear the others apart, links that join the parts are added. A pure function.
+
+    Args:
+        plan: In force so far; of a staged plan the last stage.
+        joined: Each new worker's neighbors, with the seconds of an exchange where they are known.
+            A number above all others may leave some out: those are workers that are not there.
+        left: Workers that are there no more; `Plan.without` is for those that may come back.
+
+    Raises:
+        InputError: A worker that joins is there already, or its neighbor is not; a worker that
+            leaves is not there; fewer than two workers are left; or the plan cannot be made again.
+
+    >>> import matcha
+    >>> plan = matcha.plan(matcha.families.ring(4), 0.5, "greedy")
+    >>> grown = with_workers(plan, {4: [0, 2]}, left=[3])
+    >>> grown.members, sorted({link for k in range(99) for link in grown.round(k).links})
+    ((0, 1, 2, 4), [(0, 1), (0, 4), (1, 2), (2, 4)])
+    """
+    check_growable(plan)
+    base = plan.levels[plan.stages[-1].level] if isinstance(plan, StagedPlan) else plan
+    members, leaving = set(base.members), set(left)
+    for worker in sorted(leaving - members):
+        raise InputError(f"worker {worker} cannot leave: it is not there.")
+    for worker in sorted(members & joined.keys()):
+        raise InputError(f"worker {worker} cannot join: it is there already.")
+    there = (members - leaving) | joined.keys()
+    seconds: dict[Link, float | None] = {}
+    for worker, links in joined.items():
+        known = links if isinstance(links, Mapping) else dict.fromkeys(links)
+        if not there.intersection(known) - {worker}:
+            raise InputError(f"worker {worker} cannot join: it needs a link to a worker there.")
+        for peer, time in known.items():
+            if peer not in there or peer == worker:
+                raise InputError(f"worker {worker} cannot join with a link to worker {peer}.")
+            seconds[min(worker, peer), max(worker, peer)] = time
+    topology = _grown(plan.topology, seconds, there)
+    return _plan_again(base, topology, frozenset(range(topology.num_workers)) - there)
+
+
+def with_events(plan: PlanLike, events: Events) -> PlanLike:
+    """The plan with a stage for each iteration at which workers join or leave for good.
+
+    Stages that the plan has already, as one that real workers made does, stay as they are.
+    """
+    moments = {join.at for join in events.joins} | {leave.at for leave in events.leaves}
+    for at in sorted(moments):
+        joined = {join.worker: join.links for join in events.joins if join.at == at}
+        left = {leave.worker for leave in events.leaves if leave.at == at}
+        there = set(plan.level_at(at).members)
+        if joined.keys() <= there and left.isdisjoint(there):
+            continue
+        plan = in_stages(plan).with_stage(at, with_workers(plan, joined, left))
+    return plan
+
+
+def _grown(topology: Topology, joined: Mapping[Link, float | None], there: set[int]) -> Topology:
+    """The topology with further links, and those that join what would fall apart."""
+    times: dict[Link, float | None] = dict.fromkeys(topology.links)
+    if topology.link_times is not None:
+        times = dict(zip(topology.links, topology.link_times, strict=True))
+    times |= joined
+    number = 1 + max(topology.num_workers - 1, *there)
+    parts = _parts(there, [link for link in times if there.issuperset(link)])
+    for before, after in itertools.pairwise(parts):
+        times.setdefault((before[0], after[0]), None)
+    linked = {worker for link in times for worker in link}
+    for worker in set(range(number)) - linked:  # a number that was left out has a link to nowhere
+        times[min(there - {worker}), worker] = None
+    links, known = sorted(times), [time for time in times.values() if time is not None]
+    usual = statistics.median(known) if topology.link_times is not None else None
+    seconds = None if usual is None else [times[link] or usual for link in links]
+    return Topology.from_links(links, number, link_times=seconds, name=topology.name)
+
+
+def _parts(workers: Iterable[int], links: Iterable[Link]) -> list[list[int]]:
+    """The parts into which workers fall, each sorted, by their lowest worker."""
+    part = {worker: [worker] for worker in workers}
+    for i, j in links:
+        if part[i] is not part[j]:
+            joint = sorted(part[i] + part[j])
+            part |= dict.fromkeys(joint, joint)
+    return sorted({some[0]: some for some in part.values()}.values())
+
+
+def _plan_again(first: Plan, topology: Topology, gone: frozenset[int], pace: float = 1.0) -> Plan:
+    """What was asked for, on other links or with other times, for the workers that are there."""
+    there = [worker for worker in range(topology.num_workers) if worker not in gone]
+    if len(there) < 2:
+        raise InputError("a plan is for at least two workers, but fewer would be left.")
+    near = topology
+    if gone:
+        places = {worker: place for place, worker in enumerate(there)}
+        kept = [n for n, link in enumerate(topology.links) if not gone.intersection(link)]
+        links = [(places[i], places[j]) for i, j in (topology.links[n] for n in kept)]
+        times = topology.link_times
+        seconds = None if times is None else [times[n] for n in kept]
+        near = Topology.from_links(links, len(there), link_times=seconds, name=topology.name)
+    whole = plan(near, 1.0, "vanilla").expected_comm_time
+    budget = min(1.0, first.expected_comm_time * pace / whole)
+    strategy = strategy_with(first.strategy, mixing=first.mixing)
+    made = plan(near, budget, strategy, first.seed, wire=first.wire)
+    made = replace(made, outer=first.outer)
+    if not gone:
+        return made
+    numbered = tuple(tuple((there[i], there[j]) for i, j in m) for m in made.matchings)
+    process = replace(made.process, topology=topology, matchings=numbered).missing(gone)
+    timing = timing_over(default_timing(topology), first.wire)
+    return replace(made, process=process.remember(**made.process.figures), timing=timing)
+
+
+def answer() -> None:
+    """In a process of its own: a plan and times as JSON in, its `next_level` as JSON out."""
+    plan, links = json.load(sys.stdin)
+    seconds = {(i, j): s for i, j, s in links}
+    json.dump(next_level(Plan.from_json(plan), seconds).to_json(), sys.stdout)
+
+
+def _planned_times(plan: Plan) -> dict[Link, float]:
+    """What the plan was made for: each link's time, in its own unit."""
+    return {link: plan.timing.matching_time((link,)) for link in plan.topology.links}
+
+
+def _uses(plan: Plan) -> dict[Link, float]:
+    """How often each link is used per iteration."""
+    found = dict.fromkeys(plan.topology.links, 0.0)
+    for matching, uses in zip(plan.matchings, plan.schedule.uses, strict=True):
+        for link in matching:
+            found[link] += uses
+    return found
+
+
+def _pace(plan: Plan, seconds: Mapping[Link, float]) -> float:
+    """Seconds of what the plan calls a unit, by a typical link."""
+    planned = _planned_times(plan)
+    return statistics.median(now / planned[link] for link, now in seconds.items())

@@ -113,6 +113,16 @@ def conjugate_back(adjoint: Array, ends: Step, weight: float) -> None:
     mix_back(adjoint.T, ends, weight)
 
 
+def expected_conjugate(X: Array, chain: Sequence[tuple[float, Step]], weight: float = 0.5) -> Array:
+    """E[W X Wᵀ] for W = A_r ··· A_1 whose factors are (probability, matching) in this order."""
+    X = X.copy()
+    for p, ends in chain:
+        mixed = X.copy()
+        conjugate(mixed, ends, weight)
+        X += p * (mixed - X)
+    return X
+
+
 def turns_of(rounds: Iterable[Sequence[_T]]) -> list[tuple[int, Sequence[_T]]]:
     """Join each stretch of empty rounds with the round that follows it, one round per iteration.
 

@@ -21,7 +21,6 @@ from matcha.rounds import RoundProcess
 from matcha.schedules import Active
 from matcha.theory import cycles
 from matcha.theory.cycles import Array, Turn
-from matcha.theory.pairwise import expected_conjugate
 from matcha.topology import Link
 
 Operator: TypeAlias = Callable[[Array], Array]
@@ -420,7 +419,7 @@ def _pairwise(process: RoundProcess, *, adjoint: bool) -> Operator:
     chain = [(p, cycles.step(matchings[j])) for p, (j,) in coins if p > 0 and matchings[j]]
     if adjoint:
         chain.reverse()
-    return lambda X: expected_conjugate(X, chain, process.alpha)
+    return lambda X: cycles.expected_conjugate(X, chain, process.alpha)
 
 
 def _exclusive(process: RoundProcess) -> Operator:

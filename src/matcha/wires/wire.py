@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, TypeAlias
 
 from matcha.errors import InputError, unknown_name
+from matcha.timing import LinkSeconds, RandomLinks, Scaled, Timing, Wired
+from matcha.topology import Topology
 
 BLOCK = 256
 """Values that share one scale and one check."""
@@ -286,3 +288,42 @@ class Segment:
         """How many values it has."""
         rows, columns = matrix_shape(self.shape)
         return rows * columns
+
+
+# -- what a wire saves on a network ---------------------------------------------------------------
+
+
+def timing_over(timing: Timing, wire: Wire) -> Timing:
+    """A delay model of whole float32 models as it is with a wire's messages."""
+    ratio = wire.size_ratio()
+    if ratio == 1:
+        return timing
+    if isinstance(wire, TopK):
+        if isinstance(timing, LinkSeconds):
+            timing, ratio = replace(timing, size_ratio=ratio), 1.0
+        return Wired(base=timing, size_ratio=ratio, is_gathered=True)
+    if isinstance(timing, LinkSeconds):
+        return replace(timing, size_ratio=ratio, num_phases=wire.num_phases)
+    if isinstance(timing, Scaled):
+        return Scaled(lambda n: ratio * timing.t(n), timing.num_matchings)
+    if isinstance(timing, RandomLinks):
+        rows = tuple(tuple(ratio * v for v in row) for row in timing.samples)
+        return replace(timing, samples=rows)
+    return Wired(base=timing, size_ratio=ratio)
+
+
+def budget_over(topology: Topology, timing: Timing, wire: Wire, budget: float) -> float:
+    """The share of vanilla's rounds that a budget of vanilla's time buys over a wire.
+
+    >>> from matcha.timing import Units
+    >>> ring = Topology.from_links([(0, 1), (1, 2), (2, 0)])
+    >>> budget_over(ring, Units(), Float(name="bfloat16"), 0.2)
+    0.4
+    """
+    wired = timing_over(timing, wire)
+    if wired is timing:
+        return budget
+    whole = sum(timing.matching_time((link,)) for link in topology.links)
+    small = sum(wired.matching_time((link,)) for link in topology.links)
+    # To ten digits, so that a tenth of the bytes is ten times the rounds and not almost.
+    return min(1.0, float(f"{budget * whole / small:.10g}"))

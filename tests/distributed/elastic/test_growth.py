@@ -25,7 +25,7 @@ from matcha.distributed.links.listener import JoinRequest, RefusedError
 from matcha.errors import ExchangeError, InputError
 from matcha.plans import Events, Join, Leave
 from matcha.simulation import Simulation
-from matcha.strategies.staged import in_stages, with_workers
+from matcha.strategies.planning import in_stages, with_workers
 from matcha.training.dealing import DealtTask
 from matcha.training.optimizers import SGD
 from matcha.training.rates import Constant

@@ -17,7 +17,7 @@ from matcha.distributed.elastic.replanning import Planner
 from matcha.errors import InputError
 from matcha.plans import StagedPlan
 from matcha.strategies import Greedy
-from matcha.strategies.staged import next_level
+from matcha.strategies.planning import next_level
 from matcha.testing import MemoryTransport, run_threads
 
 RING = matcha.families.ring(4)

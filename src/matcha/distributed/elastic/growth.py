@@ -32,7 +32,7 @@ from matcha.distributed.transports.collectives import gather, mean_
 from matcha.distributed.worker_state import WorkerState
 from matcha.errors import InputError, MatchaError
 from matcha.plans import Plan, StagedPlan
-from matcha.strategies.staged import in_stages, with_workers
+from matcha.strategies.planning import in_stages, with_workers
 
 __all__ = ["Growth"]
 

@@ -27,7 +27,7 @@ from matcha.distributed.launch.placement import Placement
 from matcha.distributed.transports.collectives import gather
 from matcha.errors import MatchaError, PeerLostError
 from matcha.plans import Plan, PlanLike, StagedPlan
-from matcha.strategies.staged import in_stages, is_off, next_level
+from matcha.strategies.planning import in_stages, is_off, next_level
 from matcha.topology import Link
 
 __all__ = ["Replanning"]
@@ -36,7 +36,7 @@ _log = logging.getLogger("matcha.links")
 _TRIFLE = 0.1  # of an iteration's time: what a link must make of a difference to matter
 _AHEAD = 10.0  # seconds of training after which a stage is in force: planning is over by then
 _MAX_PROBED = 250_000  # bytes: looking must cost less than what it may save
-_ANSWER = "import os; os.nice(5); from matcha.strategies.staged import answer; answer()"
+_ANSWER = "import os; os.nice(5); from matcha.strategies.planning import answer; answer()"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

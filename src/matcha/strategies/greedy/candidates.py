@@ -14,7 +14,7 @@ from matcha.strategies.greedy.max_weight import (
     max_weight_matching,
     max_weight_permutation,
 )
-from matcha.strategies.parts import timeline
+from matcha.strategies.strategy import timeline
 from matcha.theory import cycles
 from matcha.theory.cycles import Array, Step, Turn
 

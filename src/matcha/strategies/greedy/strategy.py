@@ -19,11 +19,17 @@ from matcha.plans import Plan
 from matcha.schedules import Cycle
 from matcha.strategies.greedy import sketch
 from matcha.strategies.greedy.candidates import Candidate, Network
+from matcha.strategies.greedy.descent import optimize_weights
 from matcha.strategies.greedy.initial_cycles import as_circles, initial_cycles
 from matcha.strategies.greedy.search import HORIZONS, WEIGHTS, Found, best_cycle
-from matcha.strategies.greedy.weights import optimize_weights
-from matcha.strategies.parts import assemble_plan, check_storable, simple, unroll
-from matcha.strategies.strategy import Effort, Request
+from matcha.strategies.strategy import (
+    Effort,
+    Request,
+    assemble_plan,
+    check_storable,
+    simple,
+    unroll,
+)
 from matcha.theory import cycles
 from matcha.timing import RandomLinks, Scaled, Underlay
 from matcha.topology import Matching, Topology

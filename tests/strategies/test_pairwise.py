@@ -14,7 +14,7 @@ from matcha.errors import InputError
 from matcha.rounds import Round
 from matcha.schedules import Bernoulli
 from matcha.strategies import Matcha
-from matcha.theory import pairwise
+from matcha.strategies import matcha as pairwise
 
 
 def brute_rho(matchings, p, m):
@@ -72,7 +72,7 @@ def test_never_worse_than_the_connectivity_solution(name, budget):
     matchings, topology = families.paper_matchings(name), families.paper(name)
     m, limit = topology.num_workers, budget * len(matchings)
     start = optimal_probabilities(matchings, m, limit).probabilities
-    best = pairwise.optimal_activation(matchings, start, m, limit)
+    best = pairwise.optimal_activation(matchings, start, m, limit, [1.0] * len(matchings))
     assert best.start_rho == pytest.approx(rho(matchings, start, m))
     assert best.rho <= best.start_rho
     assert sum(best.probabilities) <= limit * (1 + 1e-9)
@@ -99,7 +99,7 @@ def test_shared_coins_and_too_many_workers_are_refused():
     with pytest.raises(InputError, match="cliques share coins"):
         matcha.plan(topology, 0.5, Matcha(mixing="pairwise", decomposition="cliques"))
     with pytest.raises(InputError, match="use the greedy strategy"):
-        pairwise.optimal_activation([((0, 1),)], [1.0], 5000, 1.0)
+        pairwise.optimal_activation([((0, 1),)], [1.0], 5000, 1.0, [1.0])
 
 
 def test_projection_keeps_the_budget_and_nearby_points():
