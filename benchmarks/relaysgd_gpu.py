@@ -24,20 +24,23 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from matcha.plans import Plan
 from matcha.records import Record
 from matcha.simulation import Delays, Engine, Execution, Settings, Simulation
 from matcha.training.momentum import parse_momentum
-from matcha.wires import parse_wire
+from matcha.wires import TopK, Wire, parse_wire
 from matcha.zoo.data import Images, cifar10
 from matcha.zoo.images import ImageTask
-from matcha.zoo.models import build, maker
+from matcha.zoo.models import build
+from matcha.zoo.models.vision import VGG11, initialize
 from matcha.zoo.partitions import partition
 from matcha.zoo.recipes import recipe
 
@@ -51,6 +54,9 @@ _WARMUP = 5.0
 """Epochs, however many follow: short runs are to begin as long ones do."""
 _SAVING = 12.0
 """Seconds set aside for a checkpoint."""
+_COMPILED = "compiled"
+WAYS = ("loop", "stacked", _COMPILED)
+"""Workers one by one over streams, all at once, and that compiled."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,18 +77,33 @@ class Run:
     def meetings(self) -> float:
         """Meetings of a worker per iteration that the bytes buy."""
         named = "local" if self.momentum == SCREENED else self.momentum
-        wire, momentum = parse_wire(self.wire), parse_momentum(named)
+        wire, momentum = wire_of(self.wire), parse_momentum(named)
         shapes = [tuple(p.shape) for p in build("vgg11", 10).parameters()]
         messages = momentum.messages if momentum else 1
         return THEIRS * self.bytes / (wire.size_ratio(shapes) * messages)
 
+    @property
+    def period(self) -> int | None:
+        """Iterations between averages, where the strategy's name ends in them."""
+        number = self.strategy.rpartition("-")[2]
+        return int(number) if number.isdecimal() else None
+
     def plan_file(self) -> str:
         """The name of its plan's file."""
-        return f"{self.topology}_{self.strategy}_{self.meetings:.4g}.json"
+        often = self.wire.partition("@")[0].replace(":", "") if self.period else self.meetings
+        part = often if isinstance(often, str) else f"{often:.4g}"
+        return f"{self.topology}_{self.strategy}_{part}.json"
 
     def key(self) -> str:
         """All that says what is run."""
         return ",".join(f"{k}={v}" for k, v in asdict(self).items())
+
+
+def wire_of(name: str) -> Wire:
+    """A wire by name; `topk:16@1` forgets nothing of what it has not sent."""
+    plain, _, memory = name.partition("@")
+    wire = parse_wire(plain)
+    return replace(wire, memory=float(memory)) if isinstance(wire, TopK) and memory else wire
 
 
 def _both(**values: Any) -> list[Run]:
@@ -161,7 +182,7 @@ def parse(words: Sequence[str]) -> Iterator[Run]:
 def make_plans(runs: Sequence[Run], folder: Path) -> None:
     """Write the plan of every run."""
     import matcha
-    from matcha.strategies import Vanilla
+    from matcha.strategies import Local, SparseLoCo, Vanilla
 
     folder.mkdir(parents=True, exist_ok=True)
     families: dict[str, Any] = {"complete": matcha.families.complete, "ring": matcha.families.ring}
@@ -173,7 +194,13 @@ def make_plans(runs: Sequence[Run], folder: Path) -> None:
             topology = families[run.topology](WORKERS)
         else:
             topology = matcha.families.paper(run.topology)
-        if run.strategy == "vanilla":  # their weights: 1 / (1 + degree)
+        if run.period is not None:
+            kinds = {"local": Local, "sparseloco": SparseLoCo}
+            kind = kinds[run.strategy.rpartition("-")[0]](period=run.period)
+            if isinstance(kind, SparseLoCo):
+                kind = replace(kind, wire=wire_of(run.wire).name)
+            plan = matcha.plan(topology, 1.0, kind, wire=wire_of(run.wire).name)
+        elif run.strategy == "vanilla":  # their weights: 1 / (1 + degree)
             plan = matcha.plan(topology, 1.0, Vanilla(alpha=1 / 3))
         elif run.strategy == "relaysum":  # a round every so many iterations
             plan = matcha.plan(topology, 1.0, "relaysum")
@@ -197,15 +224,46 @@ def _meetings(plan: Plan, number: int = 2000) -> float:
 # -- there ----------------------------------------------------------------------------------------
 
 
-def _task(data: Images, run: Run, batch_size: int) -> ImageTask:
+class Small(VGG11):
+    """Three convolutions without normalization for 8 × 8 pixels: the same in small, for a CPU."""
+
+    pooled = (0, 1, 2)
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__(num_classes, dropout=0.1, width=8)
+        widths = (3, 32, 64, 64)
+        self.convolutions = nn.ModuleList(
+            nn.Conv2d(into, out, 3, padding=1) for into, out in pairwise(widths)
+        )
+        initialize(self)
+
+
+def _smaller(data: Images, number: int) -> Images:
+    """Every 4 × 4 pixels as their mean, of some training and test images."""
+
+    def reduce(images: Any) -> Any:
+        return images.reshape(-1, 8, 4, 8, 4, 3).mean((2, 4)).astype(np.uint8)
+
+    return Images(
+        train_images=reduce(data.train_images[:number]),
+        train_labels=data.train_labels[:number],
+        test_images=reduce(data.test_images[: number // 2]),
+        test_labels=data.test_labels[: number // 2],
+        num_classes=data.num_classes,
+    )
+
+
+def _task(data: Images, run: Run, args: argparse.Namespace) -> ImageTask:
+    classes = data.num_classes
     return ImageTask(
         TASK,
         data,
         _parts(data.train_labels, run),
-        maker("vgg11", data.num_classes),
-        batch_size=batch_size,
+        lambda: Small(classes) if args.small else VGG11(classes, width=args.width),
+        batch_size=args.batch_size,
         seed=run.seed,
         augment=True,
+        padding=1 if args.small else 4,
     )
 
 
@@ -227,47 +285,69 @@ def _random_images(number: int) -> Images:
     )
 
 
-def _engine(task: ImageTask, batching: str, args: argparse.Namespace) -> Engine:
+def _engine(task: ImageTask, way: str, args: argparse.Namespace) -> Engine:
     on_gpu = args.device.startswith("cuda")
     execution = Execution(
         device=args.device,
-        precision="bfloat16" if on_gpu else "float32",
-        batching=batching,  # type: ignore[arg-type]
+        precision=args.precision or ("bfloat16" if on_gpu else "float32"),
+        batching="stacked" if way == _COMPILED else way,  # type: ignore[arg-type]
         streams=args.streams,
+        compile=way == _COMPILED,
     )
     return Engine(task, recipe(TASK).optimizer, execution=execution)
 
 
 def probe(args: argparse.Namespace) -> None:
-    """Seconds of an iteration by each way of batching; all must find the same gradients."""
+    """Seconds of an iteration by each way of computing it; all must find the same gradients."""
     data, found = _random_images(args.images), {}
-    reference = None
-    for batching in ("loop", "stacked", "vmap"):
-        task = _task(data, Run(concentration=1.0), args.batch_size)
+    reference: dict[str, torch.Tensor] | None = None
+    for way in WAYS:
+        started = time.perf_counter()
+        task = _task(data, Run(concentration=1.0), args)
         try:
-            engine = _engine(task, batching, args)
-            steps = task.steps_per_epoch
-            engine.workers.template.dropout = 0.0  # type: ignore[assignment]
-            for module in engine.workers.modules:
+            engine = _engine(task, way, args)
+            # What is dropped differs; a graph of the gradients keeps what was true at its capture.
+            for module in (engine.workers.template, *engine.workers.modules):
                 module.dropout = 0.0  # type: ignore[assignment]
-            idle = [_idle_round()] * steps
-            engine.begin_epoch(0, [0.0] * steps, idle)
+            steps = task.steps_per_epoch
+            engine.begin_epoch(0, [0.0] * steps, [_idle_round()] * steps)
             engine._run("gradients")
-            gradients = {n: v.float().clone() for n, v in engine.workers.stacked_updates().items()}
+            updates = engine.workers.stacked_updates()
+            gradients = {n: v.to("cpu", torch.float64) for n, v in updates.items()}
             reference = reference or gradients
             apart = max(float((gradients[n] - g).norm() / g.norm()) for n, g in reference.items())
+            ready = time.perf_counter() - started
             seconds = engine.time_gradients(args.repetitions) * WORKERS
+            whole = _time_steps(engine, args.repetitions)
         except Exception as error:
-            print(f"{batching} failed: {type(error).__name__}: {error}", flush=True)
+            print(f"{way} failed: {type(error).__name__}: {error}", flush=True)
             continue
-        found[batching] = seconds
-        print(f"{batching}: {seconds * 1e3:.2f} ms per iteration, {apart:.1e} apart", flush=True)
-        del engine
+        print(
+            f"{way}: {seconds * 1e3:.2f} ms of gradients, {whole * 1e3:.2f} ms with steps, "
+            f"gradients {apart:.1e} apart from {next(iter(found), way)}'s, ready in {ready:.0f} s",
+            flush=True,
+        )
+        found[way] = whole
+        engine._graphs.keep("")
+        del engine, updates
     best = min(found, key=found.__getitem__)
     document = {"seconds": found, "best": best, "device": _device(args)}
     for folder in (args.output, args.state):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "probe.json").write_text(json.dumps(document) + "\n")
+
+
+def _time_steps(engine: Engine, repetitions: int) -> float:
+    """Seconds of an iteration without a round: the mean of several, after one."""
+    engine.begin_epoch(0, [0.0] * engine.task.steps_per_epoch, engine._rounds)
+    steps = min(repetitions, engine.task.steps_per_epoch - 1)
+    engine.step(0)
+    engine._synchronize()
+    started = time.perf_counter()
+    for k in range(1, 1 + steps):
+        engine.step(k)
+    engine._synchronize()
+    return (time.perf_counter() - started) / steps
 
 
 def _idle_round() -> Any:
@@ -287,11 +367,14 @@ def train(runs: Sequence[Run], args: argparse.Namespace) -> None:
     args.output.mkdir(parents=True, exist_ok=True)
     lines = [*_lines(_COMMITTED), *_lines(args.state)]
     known = args.state / "probe.json"
-    batching = args.batching or (json.loads(known.read_text())["best"] if known.exists() else None)
+    way = args.way or (json.loads(known.read_text())["best"] if known.exists() else _COMPILED)
     data = cifar10(args.data) if args.data else _random_images(args.images)
-    task = _task(data, runs[0], args.batch_size)
-    engine = _engine(task, batching or "auto", args)
-    print(f"batching: {engine.batching}", flush=True)
+    if args.small:
+        torch.set_num_threads(1)
+        data = _smaller(data, args.images)
+    task = _task(data, runs[0], args)
+    engine = _engine(task, way, args)
+    print(f"computed by: {way}", flush=True)
     for asked in runs:
         run = screened(asked, lines)
         if any(line["run"] == asdict(run) for line in lines):
@@ -320,7 +403,7 @@ def _train(
     run: Run, engine: Engine, args: argparse.Namespace, deadline: float
 ) -> dict[str, Any] | None:
     """Train, going on where an earlier call stopped; None where this one must stop."""
-    plan = replace(Plan.load(args.plans / run.plan_file()), wire=parse_wire(run.wire))
+    plan = replace(Plan.load(args.plans / run.plan_file()), wire=wire_of(run.wire))
     schedule: Any = recipe(TASK).schedule(run.epochs, run.rate)
     settings = Settings(
         epochs=run.epochs,
@@ -365,6 +448,7 @@ def _train(
         "momentum": asdict(simulation.momentum),
         "device": _device(args),
         "batching": engine.batching,
+        "compiled": engine.execution.compile,
         "seconds": seconds,
         "worker_accuracies": own,
         "records": records,
@@ -434,10 +518,13 @@ def main() -> None:
     parser.add_argument("--state", type=Path, default=Path("/tmp/relaysgd"))
     parser.add_argument("--seconds", type=float, default=540, help="of training in this call")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--batching", choices=["loop", "stacked", "vmap"], help="default: probed")
+    parser.add_argument("--way", choices=WAYS, help="default: the best of probe, else compiled")
+    parser.add_argument("--precision", help="default: bfloat16 on a GPU, float32 elsewhere")
     parser.add_argument("--streams", type=int, default=16)
     parser.add_argument("--images", type=int, default=8192, help="random ones")
     parser.add_argument("--batch-size", type=int, default=recipe(TASK).batch_size)
+    parser.add_argument("--small", action="store_true", help="a small network and small images")
+    parser.add_argument("--width", type=int, default=64, help="less: to try it without a GPU")
     parser.add_argument("--repetitions", type=int, default=30)
     args = parser.parse_args()
     if args.action == "table":

@@ -244,14 +244,15 @@ class VGG11(nn.Module):
     pooled = (0, 1, 3, 5, 7)
     """The convolutions that end a group."""
 
-    def __init__(self, num_classes: int, dropout: float = 0.5) -> None:
+    def __init__(self, num_classes: int, dropout: float = 0.5, width: int = 64) -> None:
         super().__init__()
-        widths = (3, 64, 128, 256, 256, 512, 512, 512, 512)
+        widths = (3, *(times * width for times in (1, 2, 4, 4, 8, 8, 8, 8)))
         self.convolutions = nn.ModuleList(
             nn.Conv2d(into, out, 3, padding=1) for into, out in pairwise(widths)
         )
-        self.hidden = nn.ModuleList((nn.Linear(512, 512), nn.Linear(512, 512)))
-        self.head = nn.Linear(512, num_classes)
+        last = widths[-1]
+        self.hidden = nn.ModuleList((nn.Linear(last, last), nn.Linear(last, last)))
+        self.head = nn.Linear(last, num_classes)
         self.dropout = dropout
         initialize(self)
         for layer in self.convolutions:
@@ -260,6 +261,8 @@ class VGG11(nn.Module):
             nn.init.zeros_(layer.bias)
 
     def forward(self, x: Tensor) -> Tensor:
+        if x.dim() == 5:  # of stacked models: as the task has images in memory
+            x = x.movedim(-3, -1)
         for k, layer in enumerate(self.convolutions):
             assert isinstance(layer, nn.Conv2d)
             x = convolve(layer, x)
