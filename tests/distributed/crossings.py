@@ -26,6 +26,7 @@ from matcha.distributed.options import EXCLUSIONS
 from matcha.errors import InputError
 from matcha.plans import OuterStep
 from matcha.strategies import Matcha, SparseLoCo
+from matcha.wires import parse_wire
 
 NUM_WORKERS = 3
 TIMEOUT = 100.0
@@ -42,6 +43,8 @@ CHOICES: dict[str, dict[str, Any]] = {
     "lowrank": {"wire": "lowrank:1"},
     "topk": {"wire": "topk:8"},
     "gasloc": {"outer": OuterStep(rate_first=True)},
+    "relaysum": {"relay": True},
+    "weights": {"weights": (2.0, 0.5, 0.5)},
     "quasi-global": {"momentum": "quasi-global"},
     "outer": {"momentum": "outer"},
     "tracking": {"momentum": "tracking"},
@@ -71,6 +74,11 @@ TRIPLES: tuple[Combination, ...] = (
     ("modulo", "gasloc", "scaler"),
     ("topk", "several", "scaler"),
     ("modulo", "outer", "accumulation"),
+    ("modulo", "weights", "scaler"),
+    ("weights", "quasi-global", "overlap"),
+    ("weights", "several", "scaler"),
+    ("relaysum", "several", "scaler"),
+    ("relaysum", "weights", "accumulation"),
     ("modulo", "tracking", "scaler"),
     ("modulo", "momentum-tracking", "scaler"),
     ("modulo", "exact-diffusion", "scaler"),
@@ -112,12 +120,20 @@ def chosen(combination: Combination) -> dict[str, Any]:
 
 
 @cache
-def make_plan(wire: str = "float32", outer: OuterStep | None = None) -> Plan:
+def make_plan(
+    wire: str = "float32",
+    outer: OuterStep | None = None,
+    relay: bool = False,
+    weights: tuple[float, ...] | None = None,
+) -> Plan:
     ring = families.ring(NUM_WORKERS)
-    if wire.startswith("topk"):
-        return replace(matcha.plan(ring, 0.6, SparseLoCo(period=2, wire=wire)), outer=outer)
-    made = matcha.plan(ring, 0.6, Matcha(mixing="pairwise"), seed=2, wire=wire)
-    return replace(made, outer=outer)
+    if relay:
+        made = matcha.plan(ring, 0.6, "relaysum")
+    elif wire.startswith("topk"):
+        made = matcha.plan(ring, 0.6, SparseLoCo(period=2, wire=wire))
+    else:
+        made = matcha.plan(ring, 0.6, Matcha(mixing="pairwise"), seed=2, wire=wire)
+    return replace(made, outer=outer, wire=parse_wire(wire), worker_weights=weights)
 
 
 # -- one worker ------------------------------------------------------------------------------------
@@ -162,7 +178,8 @@ class Worker:
 
     def __init__(self, rank: int, combination: Combination, **how: Any) -> None:
         options = chosen(combination)
-        plan = make_plan(options.pop("wire", "float32"), options.pop("outer", None))
+        named = {"wire": "float32", "outer": None, "relay": False, "weights": None}
+        plan = make_plan(*(options.pop(name, usual) for name, usual in named.items()))
         self.rank = rank
         self.accumulates = options.pop("accumulation", False)
         self.joins = options.pop("join", False)
@@ -304,8 +321,9 @@ def check_average(combination: Combination, results: list[Result]) -> None:
     spread = [distance([result.end for result in results]), distance(alone)]
     if "asynchronous" not in combination:  # three steps may pass without a meeting
         assert spread[0] < spread[1], f"{combination}: the workers did not come nearer"
-    # Their steps at a meeting move the average themselves; top-k leaves a part of the steps out.
-    if not {"outer", "gasloc", "topk"} & set(combination):
+    # Their steps at a meeting move the average themselves; top-k leaves a part of the steps out,
+    # and relayed sums are of earlier models.
+    if not {"outer", "gasloc", "topk", "relaysum"} & set(combination):
         expected = mean("begin") + mean("moved")
         torch.testing.assert_close(centre, expected, rtol=0, atol=1e-6)
 

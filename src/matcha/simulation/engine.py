@@ -211,7 +211,7 @@ class Engine:
             steps = self.task.steps_per_epoch
             self.mixing = WholeMixing(rows, steps, self.position, self._graphs)
         elif isinstance(wire, TopK):
-            self.mixing = TopKMixing(wire, workers.segments(), rows)
+            self.mixing = TopKMixing(wire, workers.segments(), rows, self._graphs)
         else:
             self.mixing = WireMixing(wire, workers.segments(), rows, links, self._graphs)
         shapes = workers.layout.shapes

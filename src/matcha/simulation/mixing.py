@@ -235,20 +235,28 @@ class TopKMixing(Mixing):
         wire: how much is sent.
         segments: where the parameters lie in a row.
         rows: the parameters alone.
+        graphs: runs the parts.
     """
 
-    def __init__(self, wire: TopK, segments: Sequence[Segment], rows: Sequence[Tensor]) -> None:
+    def __init__(
+        self, wire: TopK, segments: Sequence[Segment], rows: Sequence[Tensor], graphs: Graphs
+    ) -> None:
         super().__init__(rows)
-        (self._x,) = rows
+        (self._x,), self.graphs = rows, graphs
         self._feedback = TopKRows(wire, segments, self._x)
         self.state = {"anchor": self._feedback.anchor, "error": self._feedback.error}
 
     def reset(self) -> None:
         self._feedback.reset(self._x)
 
+    def parts(self) -> Parts:
+        return {"average": self._average}
+
     def mix(self, index: int) -> None:
-        if not self.rounds[index]:
-            return
+        if self.rounds[index]:
+            self.graphs.run("average", self._average)
+
+    def _average(self) -> None:
         sent = self._feedback.send(self._x)
         for part, chosen in zip(self._feedback.parts(self._x), sent, strict=True):
             part.add_(spread(chosen, part.shape[1], part.dtype).mean(0))
