@@ -41,7 +41,7 @@ CHOICES: dict[str, dict[str, Any]] = {
     "bfloat16": {"wire": "bfloat16"},
     "modulo": {"wire": "modulo:3"},
     "lowrank": {"wire": "lowrank:1"},
-    "topk": {"wire": "topk:8"},
+    "topk": {"wire": "topk:8", "relay": False},  # both are plans of their own
     "gasloc": {"outer": OuterStep(rate_first=True)},
     "relaysum": {"relay": True},
     "weights": {"weights": (2.0, 0.5, 0.5)},
