@@ -36,6 +36,7 @@ from matcha.plans import Plan
 from matcha.records import Record
 from matcha.simulation import Delays, Engine, Execution, Settings, Simulation
 from matcha.training.momentum import parse_momentum
+from matcha.training.optimizers import SGD
 from matcha.wires import TopK, Wire, parse_wire
 from matcha.zoo.data import Images, cifar10
 from matcha.zoo.images import ImageTask
@@ -70,6 +71,7 @@ class Run:
     wire: str = "bfloat16"
     momentum: str = "local"
     rate: float = 0.1
+    clip: float = 0.0
     seed: int = 0
     epochs: int = 200
 
@@ -285,7 +287,8 @@ def _random_images(number: int) -> Images:
     )
 
 
-def _engine(task: ImageTask, way: str, args: argparse.Namespace) -> Engine:
+def _engine(task: ImageTask, way: str, args: argparse.Namespace, clip: float = 0.0) -> Engine:
+    """An engine; `clip` bounds the length of each worker's gradient, 0 leaves it."""
     on_gpu = args.device.startswith("cuda")
     execution = Execution(
         device=args.device,
@@ -294,7 +297,9 @@ def _engine(task: ImageTask, way: str, args: argparse.Namespace) -> Engine:
         streams=args.streams,
         compile=way == _COMPILED,
     )
-    return Engine(task, recipe(TASK).optimizer, execution=execution)
+    optimizer = recipe(TASK).optimizer
+    assert isinstance(optimizer, SGD)
+    return Engine(task, replace(optimizer, clip_norm=clip or None), execution=execution)
 
 
 def probe(args: argparse.Namespace) -> None:
@@ -373,11 +378,11 @@ def train(runs: Sequence[Run], args: argparse.Namespace) -> None:
         torch.set_num_threads(1)
         data = _smaller(data, args.images)
     task = _task(data, runs[0], args)
-    engine = _engine(task, way, args)
+    engines: dict[float, Engine] = {}  # all runs of a clip share what was compiled and captured
     print(f"computed by: {way}", flush=True)
     for asked in runs:
         run = screened(asked, lines)
-        if any(line["run"] == asdict(run) for line in lines):
+        if any(Run(**line["run"]) == run for line in lines):
             continue
         if time.perf_counter() + 2 * _SAVING > deadline:
             print(f"no time for {run.key()}", flush=True)
@@ -385,7 +390,9 @@ def train(runs: Sequence[Run], args: argparse.Namespace) -> None:
         task.seed, task.parts = run.seed, _parts(data.train_labels, run)
         task.__dict__.pop("_fixed", None)
         try:
-            line = _train(run, engine, args, deadline)
+            if run.clip not in engines:
+                engines[run.clip] = _engine(task, way, args, run.clip)
+            line = _train(run, engines[run.clip], args, deadline)
         except Exception as error:
             print(f"{run.key()} failed: {type(error).__name__}: {error}", flush=True)
             continue
@@ -418,7 +425,7 @@ def _train(
     checkpoint, kept = args.state / "cut.pt", args.state / "cut.json"
     records: list[dict[str, Any]] = []
     seconds = 0.0
-    if kept.exists() and json.loads(kept.read_text())["run"] == asdict(run):
+    if kept.exists() and Run(**json.loads(kept.read_text())["run"]) == run:
         simulation.load(checkpoint)
         earlier = json.loads(kept.read_text())
         records, seconds = earlier["records"], earlier["seconds"]

@@ -17,7 +17,7 @@ from matcha.plans import OuterStep
 from matcha.simulation import SGD
 from matcha.strategies import DiLoCo, GASLoC, Local, NoLoCo, SparseLoCo
 from matcha.wires import TopK
-from matcha.wires.topk import choose, spread
+from matcha.wires.topk import choose, largest, spread
 
 COMPLETE = families.complete(8)
 
@@ -189,3 +189,12 @@ def test_what_does_not_go_with_outer_steps_and_top_k_is_refused():
             OuterStep(**wrong)
     with pytest.raises(InputError, match="multiple of 8"):
         TopK(kept=63)
+
+
+@pytest.mark.parametrize("number", [8, 16, 128, 136, 512])
+def test_the_largest_are_found_by_columns_as_by_sorting(number):
+    chunks = torch.randn(3, 2, 4096, generator=torch.Generator().manual_seed(number))
+    chunks[2] = 0.0  # any will do, but each once
+    found = largest(chunks, number)
+    assert torch.equal(found[:2], chunks[:2].abs().topk(number).indices)
+    assert all(len(set(places.tolist())) == number for places in found[2])

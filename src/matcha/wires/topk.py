@@ -16,6 +16,9 @@ from torch.nn import functional
 
 from matcha.wires.wire import CHUNK, Segment, TopK
 
+_COLUMN = 16
+"""Values of a chunk that are compared before others."""
+
 
 class Chosen(NamedTuple):
     """What messages hold of one parameter: rows × chunks × values."""
@@ -35,15 +38,40 @@ class Chosen(NamedTuple):
 
 def choose(values: Tensor, wire: TopK) -> Chosen:
     """The largest values of each chunk of rows."""
-    chunks = functional.pad(values, (0, -values.shape[1] % CHUNK)).view(len(values), -1, CHUNK)
-    magnitudes, places = chunks.abs().topk(wire.kept_of(values.shape[1]), dim=-1)
-    exact = magnitudes.double()
+    chunks = _chunks(values)
+    places = largest(chunks, wire.kept_of(values.shape[1]))
+    exact = chunks.gather(-1, places).abs().double()
     large = exact > exact.mean(-1, keepdim=True)
     small = ~large & (exact > 0)
     levels = [(exact * kind).sum(-1) / kind.sum(-1).clamp(min=1) for kind in (small, large)]
     negative = chunks.gather(-1, places) < 0
     codes = large.to(torch.uint8) + 2 * negative.to(torch.uint8)
     return Chosen(places, codes, torch.stack(levels, dim=-1).to(torch.bfloat16))
+
+
+def largest(chunks: Tensor, number: int) -> Tensor:
+    """Where the largest values of each chunk are, by magnitude, the largest first.
+
+    Each is the largest of its column of 16, or in the column of another one: looking for columns
+    first spares a GPU nine tenths of the time.
+
+    >>> largest(torch.tensor([[[3.0, -7.0] + [0.0] * 4094]]), 2).tolist()
+    [[[1, 0]]]
+    """
+    columns = CHUNK // _COLUMN
+    if 2 * number > columns:
+        return chunks.abs().topk(number, dim=-1).indices
+    table = chunks.unflatten(-1, (_COLUMN, columns))
+    found = torch.linalg.vector_norm(table, ord=torch.inf, dim=-2).topk(number, dim=-1).indices
+    found = found.unsqueeze(-2).expand(*table.shape[:-1], number)
+    inside = table.gather(-1, found).flatten(-2).abs().topk(number, dim=-1).indices
+    rows = torch.arange(_COLUMN, device=chunks.device).unsqueeze(-1)
+    return (found + rows * columns).flatten(-2).gather(-1, inside)
+
+
+def _chunks(values: Tensor) -> Tensor:
+    missing = -values.shape[1] % CHUNK
+    return (functional.pad(values, (0, missing)) if missing else values).unflatten(1, (-1, CHUNK))
 
 
 def spread(chosen: Chosen, size: int, dtype: torch.dtype) -> Tensor:
@@ -76,11 +104,14 @@ class TopKRows:
 
         One parameter after another: the caller adds the mean of what all sent to x.
         """
-        self.error.mul_(self.wire.memory).add_(x).sub_(self.anchor)
+        torch.add(x, self.error, alpha=self.wire.memory, out=self.error).sub_(self.anchor)
         x.copy_(self.anchor)
         for part in self.parts(self.error):
             chosen = choose(part, self.wire)
-            part.sub_(spread(chosen, part.shape[1], part.dtype))
+            if part.shape[1] % CHUNK:
+                part.sub_(spread(chosen, part.shape[1], part.dtype))
+            else:  # in place: the row is as long as the model
+                _chunks(part).scatter_add_(-1, chosen.places, -chosen.values(part.dtype))
             yield chosen
 
     def settle(self, x: Tensor) -> None:
