@@ -1,19 +1,22 @@
 """RelaySGD's Table 2 on one GPU: VGG-11, CIFAR-10, 16 workers, 200 epochs, data that differ.
 
     # here: the plans that are not in benchmarks/plans yet, for a machine that cannot plan itself
-    python benchmarks/relaysgd_gpu.py plans screen main more
+    python benchmarks/relaysgd_gpu.py plans screen main more proxy
     # there: which way of batching the workers is fastest, then trainings, again and again
     python benchmarks/relaysgd_gpu.py probe --output $OUT --state /tmp/state
     python benchmarks/relaysgd_gpu.py train screen main more --data /tmp/data \
         --output $OUT --state /tmp/state --seconds 540
     python benchmarks/relaysgd_gpu.py table benchmarks/results/relaysgd_h200.jsonl
+    # without a GPU, in an hour: the screening by a small network on small images
+    python benchmarks/relaysgd_gpu.py train proxy --data DIR --device cpu --small --way stacked \
+        --images 8192 --batch-size 8 --seconds 4000 --state /tmp/proxy
 
 `screen` tries rules and rates for a few epochs, of which `main` takes the best where it says so.
-A run is `concentration=,topology=,strategy=,bytes=,wire=,momentum=,rate=,seed=,epochs=` with
-defaults, or the name of a list. `bytes` is a share of theirs: two whole models per worker and
-iteration, as on a ring. Each result is a line of OUTPUT/relaysgd.jsonl as soon as it is known;
-what --state or benchmarks/results holds is not run again, and a run that --seconds cut short goes
-on in --state.
+A run is `concentration=,topology=,strategy=,bytes=,wire=,momentum=,rate=,clip=,seed=,epochs=` with
+defaults, or the name of a list; `local-10` and `sparseloco-2` average every so many iterations.
+`bytes` is a share of theirs: two whole models per worker and iteration, as on a ring. Each result
+is a line of OUTPUT/relaysgd.jsonl as soon as it is known; what --state or benchmarks/results holds
+is not run again, and a run that --seconds cut short goes on in --state.
 """
 
 from __future__ import annotations
@@ -116,9 +119,16 @@ _SMALL: dict[str, Any] = {"bytes": 0.02, "wire": "modulo:3"}
 _RING: dict[str, Any] = {"topology": "ring", "strategy": "vanilla", "wire": "float32"}
 _RELAY: dict[str, Any] = {"strategy": "relaysum", "wire": "float32"}
 _PUBLISHED = "quasi-global:follow=1,warmup=0"
-_EXACT = "exact-diffusion"
+
+
+def _sparse(period: int, kept: int, **values: Any) -> Run:
+    """Averages of the largest movements, of which nothing is forgotten; at most 1/50 of bytes."""
+    strategy, wire = f"sparseloco-{period}", f"topk:{kept}@1"
+    return Run(bytes=0.02, strategy=strategy, wire=wire, **({"concentration": 0.01} | values))
+
+
 SCREENED = "screened"
-"""A momentum that stands for the best of the list `screen`, and its rate."""
+"""A momentum that stands for the best of the list `screen`: its rule, rate, strategy and wire."""
 # Theirs at the rates that their code names as the best: RelaySGD over a binary tree, and the ring.
 _RELAYED = [Run(**_RELAY, rate=0.3), Run(**_RELAY, concentration=0.01, rate=0.15)]
 _THEIRS = [
@@ -132,33 +142,61 @@ _WHOLE, _FEW = _both(), _both(**_SMALL, momentum=SCREENED)
 LISTS: dict[str, list[Run]] = {
     # Which rule and rate at a fiftieth of the bytes: a few epochs each, by training loss.
     "screen": [
-        Run(concentration=0.01, **_SMALL, momentum=momentum, rate=rate, epochs=20)
-        for rate in (0.05, 0.025, 0.0125)
-        for momentum in ("local", _EXACT, "quasi-global", "outer", "tracking")
+        replace(run, epochs=12)
+        for run in (
+            _sparse(1, 16, rate=0.05),
+            _sparse(2, 40, rate=0.05),
+            _sparse(1, 16, rate=0.1),
+            _sparse(4, 96, rate=0.05),
+            _sparse(1, 16, rate=0.025),
+            Run(**_SMALL, concentration=0.01, rate=0.025),
+            Run(**_SMALL, concentration=0.01, rate=0.05, clip=1.0),
+            Run(**_SMALL, concentration=0.01, rate=0.025, momentum="outer"),
+        )
     ],
-    # In the order of what is asked: ours at their bytes and at a fiftieth, what their table has.
+    # In the order of what is asked: ours at a fiftieth of the bytes and at theirs, one seed, then
+    # what their table has, then seeds.
     "main": [
-        *_WHOLE,
-        *_FEW,
-        *_RELAYED,
+        *_FEW[::-1],
+        *_WHOLE[::-1],
         *_THEIRS,
+        *(replace(run, seed=1) for run in _FEW[::-1]),
+        *(replace(run, seed=1) for run in _WHOLE[::-1]),
+        *(replace(run, seed=2) for run in _FEW[::-1]),
+        *(replace(run, seed=2) for run in _WHOLE[::-1]),
+        *_RELAYED,
         *_both(**_RING, momentum="auto", rate=0.05),
-        *(replace(run, seed=seed) for seed in (1, 2) for run in _FEW),
-        *(replace(run, seed=seed) for seed in (1, 2) for run in _WHOLE),
         *(replace(run, seed=seed) for seed in (1, 2) for run in _RELAYED),
+    ],
+    # The screening in small, for a CPU: --small --way stacked --device cpu.
+    "proxy": [
+        replace(run, epochs=6, seed=seed)
+        for seed in (0, 1)
+        for run in (
+            Run(concentration=0.01, rate=0.05),
+            _sparse(1, 16, rate=0.05),
+            _sparse(2, 40, rate=0.05),
+            _sparse(4, 96, rate=0.05),
+            *(
+                Run(**_SMALL, concentration=0.01, rate=0.05, momentum=momentum)
+                for momentum in ("local", "outer", "quasi-global", "exact-diffusion")
+            ),
+            Run(**_SMALL, concentration=0.01, rate=0.05, clip=1.0),
+            Run(**_SMALL, concentration=0.01, rate=0.05, strategy="local-10"),
+        )
     ],
     "more": [
         *_both(**_SMALL, momentum="auto", rate=0.025),
         *_both(**(_RELAY | {"bytes": 0.02}), rate=0.05),
         *_both(topology="geometric16-d10", strategy="greedy"),
-        *_both(topology="geometric16-d10", strategy="greedy", **_SMALL, momentum=SCREENED),
+        *_both(topology="geometric16-d10", strategy="greedy", **_SMALL, rate=0.025),
         *(replace(run, seed=seed) for seed in (1, 2) for run in _THEIRS),
     ],
 }
 
 
 def screened(run: Run, lines: Sequence[dict[str, Any]]) -> Run:
-    """The run, with the momentum and the rate that had the least training loss in `screen`."""
+    """The run, by the rule, wire and rate that had the least training loss in `screen`."""
     if run.momentum != SCREENED:
         return run
     tried = {one.key() for one in LISTS["screen"]}
@@ -166,8 +204,8 @@ def screened(run: Run, lines: Sequence[dict[str, Any]]) -> Run:
     losses = {
         Run(**line["run"]): line["records"][-1].get("train_loss") or float("inf") for line in found
     }
-    best = min(losses, key=losses.__getitem__) if losses else LISTS["screen"][1]
-    return replace(run, momentum=best.momentum, rate=best.rate)
+    best = min(losses, key=losses.__getitem__) if losses else LISTS["screen"][0]
+    return replace(best, concentration=run.concentration, seed=run.seed, epochs=run.epochs)
 
 
 def parse(words: Sequence[str]) -> Iterator[Run]:
