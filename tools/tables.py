@@ -411,23 +411,19 @@ def language() -> str:
 
 
 def language_short() -> str:
-    """Of all-reduce, rivals and ours those that no other of their side beats at fewer bytes."""
+    """The lowest loss of others and of this project's plans, by how many bytes are to be had."""
     runs = [run for run in _language_models("transformer-14m") if run["share"]]
-    kept = [
-        run
-        for run in runs
-        if not any(
-            one["is_ours"] == run["is_ours"]
-            and one["share"] <= run["share"]
-            and one["mean"] < run["mean"]
-            for one in runs
-        )
-    ]
+
+    def best(level: int, *, ours: bool) -> str:
+        able = [r for r in runs if r["is_ours"] == ours and r["share"] <= 1.01 / level]
+        run = min(able, key=lambda r: r["mean"], default=None)
+        return f"{run['loss']} ({run['name']}, {run['bytes']})" if run else "not run"
+
     rows = [
-        [f"**{run['name']}**" if run["is_ours"] else run["name"], run["bytes"], run["loss"]]
-        for run in kept
+        [f"1/{level}" if level > 1 else "all", best(level, ours=False), best(level, ours=True)]
+        for level in (1, 8, 32, 128, 280, 700, 2000)
     ]
-    return table(["method", "bytes", "validation loss"], rows, "lrr")
+    return table(["bytes at most", "others", "this project"], rows, "rll")
 
 
 def advise() -> str:
