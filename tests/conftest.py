@@ -20,6 +20,8 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
     part for part in (SOURCE, os.environ.get("PYTHONPATH", "")) if part
 )
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Kernels for GPUs run on the CPU, unless TRITON_INTERPRET=0; read when Triton is imported.
+os.environ.setdefault("TRITON_INTERPRET", "1")
 
 settings.register_profile(
     "matcha", deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow]

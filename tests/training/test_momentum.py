@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -367,3 +369,33 @@ def test_what_no_gradient_holds_does_not_run_away(bounded, monkeypatch) -> None:
         rule.after_round(x, memory, 0.4, None)
     apart = float((x - x.mean(0)).square().sum() / 8)
     assert (apart < 1000) == bounded
+
+
+@pytest.mark.parametrize("mixes_first", [False, True])
+def test_quasi_globals_kernel_for_gpus_is_the_rule(mixes_first) -> None:
+    reason = "Triton is not installed"
+    fused = pytest.importorskip(
+        "matcha.training.momentum.fused", reason=reason, exc_type=ImportError
+    )
+    device = "cuda" if os.environ["TRITON_INTERPRET"] == "0" else "cpu"
+    spec = parse_momentum("quasi-global:follow=0.7,pause=3")
+    random = torch.Generator().manual_seed(0)
+    start = torch.randn(2, 512, generator=random, dtype=torch.float64).to(device)
+    found = []
+    for kernel in (None, fused):
+        x, random = start.clone(), torch.Generator().manual_seed(1)
+        memory = {"momentum": torch.zeros_like(x)}
+        rule = make_rule(spec, SGD(momentum=0.9), x, mixes_first=mixes_first)
+        rule._fused = kernel
+        for k in range(3):
+            gradients, move = torch.randn(2, 2, 512, generator=random, dtype=x.dtype).to(device)
+            rule.adjust_gradient(gradients)
+            rule.before_step(x, memory)
+            memory["momentum"].mul_(0.9).add_(gradients)
+            steps = [memory["momentum"] * 0.1, move * (9.0 if k else 0.01)]
+            x -= steps[mixes_first]
+            rule.after_step(x, 0.1)
+            x -= steps[not mixes_first]
+            rule.after_round(x, memory, torch.full((1,), 0.1, dtype=x.dtype, device=device), None)
+        found.append(memory["momentum"])
+    torch.testing.assert_close(found[0], found[1], rtol=1e-12, atol=1e-12)

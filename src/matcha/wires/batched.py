@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from matcha.topology import Link
-from matcha.wires import modulo
+from matcha.wires import kernels, modulo
 from matcha.wires.lowrank import LowRankRows, renew_directions
 from matcha.wires.wire import BLOCK, Float, LowRank, Modulo, Segment, Wire
 
@@ -145,6 +145,8 @@ class ModuloMeetings(Meetings):
         for segment in segments:
             self.mask[segment.offset : segment.offset + segment.size] = 1.0
         self.mask = self.mask.view(-1, BLOCK)
+        self._filled = self.mask.sum(-1).to(torch.int32)
+        self._fused = kernels.on_gpu(x.device) if x.is_cuda and kernels.serve(blocks) else None
         number = len(self.mask)
         chunk = number if x.is_cuda else max(1, _CHUNK // (BLOCK * len(x)))
         self._parts = [slice(k, min(k + chunk, number)) for k in range(0, number, chunk)]
@@ -160,9 +162,14 @@ class ModuloMeetings(Meetings):
         self.differences.begin()
 
     def meet(self, base: Tensor, out: Tensor, partner: Tensor, move: Tensor) -> None:
+        known = self.differences
+        if self._fused is not None:
+            scales = known.sent, known.seen, known.finest, known.met
+            self._fused.meet(known.wire, base, out, partner, move, *scales, self._filled)
+            return
         values, moved = self._blocks(base), self._blocks(out)
         for part in self._parts:
-            found = self.differences.between(values[:, part], partner, move, part)
+            found = known.between(values[:, part], partner, move, part)
             moved[:, part].addcmul_(found.mul_(self.mask[part]), move[:, None, None])
 
     def end(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -94,14 +95,17 @@ class Coder:
         body, tail = self._split(message, number)
         here = slice(start, start + number)
         scales = common[here].contiguous()
-        if self.compiled and values.is_contiguous():
-            lengths = kernels.encode(values, scales, wire, residues, body, checks, lower=lower)
+        finest, coded = self._finest[here], (residues, body, checks)
+        if fused := self._fused(values):
+            fused.encode(wire, values, scales, *coded, finest, lower=lower)
         else:
-            lengths = torch.linalg.vector_norm(values, dim=-1)
-            self._encode(values, scales, lengths, residues, checks, lower=lower)
-            pack(residues.view(-1), wire.bits, body)
-        finest = modulo.finest_scales(lengths, wire, self.block)
-        torch.maximum(self._finest[here], finest, out=self._finest[here])
+            if self.compiled and values.is_contiguous():
+                lengths = kernels.encode(values, scales, wire, *coded, lower=lower)
+            else:
+                lengths = torch.linalg.vector_norm(values, dim=-1)
+                self._encode(values, scales, lengths, residues, checks, lower=lower)
+                pack(residues.view(-1), wire.bits, body)
+            torch.maximum(finest, modulo.finest_scales(lengths, wire, self.block), out=finest)
         tail.copy_(checks.view(torch.uint8))
         return Coded(residues=residues, checks=checks)
 
@@ -161,12 +165,27 @@ class Coder:
         weight: float,
     ) -> None:
         """Add the weight times the difference, upper minus lower end, that `decode` finds."""
+        if fused := self._fused(values):
+            number = len(mine.checks)
+            body, tail = self._split(arrived.to(self.device), number)
+            here = slice(start, start + number)
+            known = mine.residues, tail.clone().view(torch.int32), mine.checks
+            scales, seen = common[here].contiguous(), self._seen[here]
+            ends = {"lower": lower, "weight": weight}
+            fused.move(self.wire, values, body.contiguous(), *known, scales, seen, **ends)
+            return
         if self.compiled and values.is_contiguous():
             raised, step = self._compare(mine, arrived, start, common, lower=lower)
             kernels.move(values, raised, step, self.wire, weight)
             return
         for part, difference in self.decode(mine, arrived, start, common, lower=lower):
             values[part].add_(difference, alpha=weight)
+
+    def _fused(self, values: Tensor) -> ModuleType | None:
+        """The kernels of one pass each, where there are some for these values."""
+        if not (self.compiled and values.is_cuda and values.is_contiguous()):
+            return None
+        return kernels.on_gpu(values.device)
 
     @property
     def _unit(self) -> float:
@@ -186,7 +205,7 @@ class Coder:
         raised = self._unpacked[: number * self.block].view(number, self.block)
         here = slice(start, start + number)
         scales = common[here].contiguous()
-        if self.compiled and body.is_contiguous():
+        if self.compiled and body.is_contiguous() and not body.is_cuda:
             whole, lengths = kernels.compare(body, mine.residues, scales, wire, raised, lower=lower)
             sums = whole.to(self.dtype).mul_(self._unit)
             lengths.mul_(self._unit)

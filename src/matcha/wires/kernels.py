@@ -8,7 +8,11 @@ meet one without.
 
 from __future__ import annotations
 
+import logging
 from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -17,11 +21,37 @@ from matcha.wires import library
 from matcha.wires.shared import check_weights, signs
 from matcha.wires.wire import BLOCK, Modulo
 
+_log = logging.getLogger("matcha")
+
 
 def serve(blocks: Tensor) -> bool:
-    """Whether these blocks can be coded here."""
-    fits = blocks.shape[-1] == BLOCK and blocks.dtype == torch.float32
-    return fits and blocks.device.type == "cpu" and library.load() is not None
+    """Whether these blocks can be coded by kernels."""
+    if blocks.shape[-1] != BLOCK:
+        return False
+    if blocks.is_cuda:
+        return on_gpu(blocks.device) is not None and blocks.dtype in (torch.float32, torch.float64)
+    known = blocks.device.type == "cpu" and blocks.dtype == torch.float32
+    return known and library.load() is not None
+
+
+@cache
+def on_gpu(device: torch.device) -> ModuleType | None:
+    """The kernels for this GPU, `gpu`, or None, which is logged: Triton also needs a C compiler."""
+    if find_spec("triton") is None:
+        return None
+    gpu = import_module("matcha.wires.gpu")
+    try:
+        blocks = torch.ones(2, BLOCK, device=device)
+        bytes_ = torch.zeros(2, BLOCK, dtype=torch.uint8, device=device)
+        ones, checks = (
+            torch.ones(2, device=device),
+            torch.zeros(2, dtype=torch.int32, device=device),
+        )
+        gpu.encode(Modulo(bits=8), blocks, ones, bytes_, bytes_.view(-1), checks, ones, lower=True)
+    except Exception as error:
+        _log.info("coded wires run on torch alone on %s, as Triton fails there: %s", device, error)
+        return None
+    return gpu
 
 
 @cache

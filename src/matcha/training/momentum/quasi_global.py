@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from importlib import import_module
 from itertools import islice
 
 import torch
@@ -14,6 +15,7 @@ from matcha.plans import PlanLike
 from matcha.training.momentum.rule import MomentumRule
 from matcha.training.momentum.settings import Momentum
 from matcha.training.optimizers import SGD, Adam, Optimizer
+from matcha.wires import kernels
 from matcha.wires.wire import BLOCK
 
 _SAMPLE = 2000  # rounds looked at to know how often a worker meets another
@@ -96,6 +98,8 @@ class QuasiGlobal(MomentumRule):
         self.age = torch.zeros((), dtype=x.dtype, device=x.device)
         pair = self.local, self.mixing
         self._first, self._second = reversed(pair) if mixes_first else pair
+        has_gpu = x.is_cuda and not x.numel() % BLOCK and kernels.on_gpu(x.device) is not None
+        self._fused = import_module("matcha.training.momentum.fused") if has_gpu else None
 
     def state(self) -> Mapping[str, Tensor]:
         """How many iterations it has followed."""
@@ -117,7 +121,6 @@ class QuasiGlobal(MomentumRule):
 
     def after_step(self, x: Tensor, rate: Tensor | float) -> None:
         """The first of step and round is over."""
-        self._first.sub_(x)
         self._second.copy_(x)
 
     def after_round(
@@ -125,16 +128,26 @@ class QuasiGlobal(MomentumRule):
     ) -> None:
         """Fold the displacement into the optimizer's memory."""
         assert self.spec.follow is not None
-        self._second.sub_(x)
         pause = max(1.0, self.spec.pause)
         if self.hat is not None:
             keep = self._grow_old()
-            followed = self.mixing.mul_(self._follow(keep) * self.spec.follow)
-            limit = self._lengths * (rate * (pause / (1 - self.optimizer.momentum)))
-            _shorten_blocks(followed, limit.add_(_block_lengths(x), alpha=_SWING))
+            follow, scale = self._follow(keep) * self.spec.follow, (1 - keep) / rate
+            reach = rate * (pause / (1 - self.optimizer.momentum))
+            places = self._first, self._second, x, self.hat, memory["momentum"]
+            if self._fused is not None and all(place.is_contiguous() for place in places):
+                limits = self._lengths * reach
+                numbers = torch.stack([number.view(()) for number in (follow, keep, scale)])
+                steps_first = self._first is self.local
+                self._fused.fold(*places, limits, numbers, _SWING, steps_first=steps_first)
+                return
+            self._part_displacements(x)
+            followed = self.mixing.mul_(follow)
+            limit = (self._lengths * reach).add_(_block_lengths(x), alpha=_SWING)
+            _shorten_blocks(followed, limit)
             torch.mul(self.hat, keep, out=memory["momentum"])
-            memory["momentum"].add_(followed.add_(self.local).mul_((1 - keep) / rate))
+            memory["momentum"].add_(followed.add_(self.local).mul_(scale))
             return
+        self._part_displacements(x)
         assert isinstance(self.optimizer, Adam)
         followed = self.mixing.mul_(self.spec.follow)
         limit = _block_lengths(self.local).mul_(pause)
@@ -152,7 +165,12 @@ class QuasiGlobal(MomentumRule):
         if self.hat is not None:
             keep = self._grow_old()
             torch.mul(self.hat, keep, out=memory["momentum"])
-            memory["momentum"].add_(self.local.sub_(x).mul_((1 - keep) / rate))
+            memory["momentum"].add_(self._first.sub_(x).mul_((1 - keep) / rate))
+
+    def _part_displacements(self, x: Tensor) -> None:
+        """Turn values before, between and after step and round into what each has moved."""
+        self._first.sub_(self._second)
+        self._second.sub_(x)
 
     def _grow_old(self) -> Tensor:
         """Count an iteration; what the buffer keeps of itself in it."""
