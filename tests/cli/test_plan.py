@@ -55,7 +55,23 @@ def test_delay_exponent():
     assert matcha_command("plan", "paper:er8", "--delay-exponent", "0").returncode == 2
 
 
+def test_worker_weights_are_numbers_or_what_a_task_shares_out(tmp_path):
+    file, weights = tmp_path / "plan.json", ["--worker-weights", "4,1,1,2"]
+    assert matcha_command("plan", "ring:4", *weights, "-o", file).returncode == 0
+    assert Plan.load(file).worker_weights == (2.0, 0.5, 0.5, 1.0)
+    shared = ["--partition", "dirichlet", "--worker-weights", "data", "-e", "1", "--json"]
+    few = ["-s", "greedy", "--num-train", "200", "--num-test", "20", "-o", tmp_path / "runs"]
+    done = matcha_command("simulate", "ring:4", *few, *shared, "--format", "none")
+    assert done.returncode == 0, done.stderr
+    (run,) = (tmp_path / "runs").glob("*/plan.json")
+    found = load_plan(run).worker_weights
+    assert sum(found) == pytest.approx(4)
+    assert max(found) > min(found)
+
+
 BAD = [
+    (["ring:4", "--worker-weights", "4,x"], "numbers separated by commas"),
+    (["ring:4", "--worker-weights", "4,1"], "for each of 4 workers"),
     (["rign:8"], "did you mean 'ring'"),
     (["ring:8", "--budget", "0"], "(0, 1]"),
     (["ring:8", "--budget", "1.5"], "(0, 1]"),

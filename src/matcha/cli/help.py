@@ -32,7 +32,7 @@ COMMANDS = [
 """In the order in which one needs them."""
 GROUPS = {
     "Plan": "topology strategies strategy period switch budgets budget wires wire seeds seed plans "
-    "plan_file stage mixing matchings decomposition alpha effort delay_exponent",
+    "plan_file stage mixing matchings decomposition alpha effort delay_exponent worker_weights",
     "Training": "task epochs learning_rate batch_size optimizer momentum clip overlap model data "
     "alike partition concentration num_train num_test target_loss evaluate_every statistics "
     "plain_sgd outer rate_factors seconds quick max_trials target_gap initial_gap smoothness "

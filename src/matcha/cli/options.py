@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from matcha.errors import InputError, unknown_name
+from matcha.plans import Plan, PlanLike
 from matcha.rounds import Mixing
 from matcha.strategies import EFFORTS, OFFERED, STRATEGIES
 from matcha.wires import WIRES
+
+if TYPE_CHECKING:
+    from matcha.training.task import TaskSpec
 
 _TOPOLOGY = (
     "Who can talk to whom: [cyan]ring:8[/], [cyan]path:8[/], [cyan]torus:4x4[/], "
@@ -58,6 +63,18 @@ Period = Annotated[
         "--period",
         help="Iterations H from one round to the next, for local, diloco, noloco, gasloc and "
         "sparseloco; by default as few as the budget allows.",
+    ),
+]
+_WEIGHTS = "How much each worker counts, with SGD: a number for each, with commas"
+WorkerWeights = Annotated[
+    str | None, typer.Option("--worker-weights", metavar="NUMBER,…", help=f"{_WEIGHTS}.")
+]
+WorkerWeightsOrData = Annotated[
+    str | None,
+    typer.Option(
+        "--worker-weights",
+        metavar="NUMBER,…|data",
+        help=f"{_WEIGHTS}; or data: as many as it has examples.",
     ),
 ]
 Strategy = Annotated[str, typer.Option("--strategy", "-s", help=f"{_STRATEGY}.")]
@@ -232,6 +249,27 @@ def with_period(names: Sequence[str], period: int | None) -> dict[str, int]:
     if not set(able) & set(names):
         raise InputError(f"--period is for {', '.join(able)}: leave it out, or add one of them.")
     return {"period": period}
+
+
+def weighted(plan: PlanLike, weights: str | None, task: TaskSpec) -> PlanLike:
+    """The plan with weights of workers; `data`: the examples that each has of the task.
+
+    Raises:
+        InputError: They are no weights of these workers, or the task shares no examples.
+    """
+    if weights is None:
+        return plan
+    if weights == "data":
+        parts = getattr(task.make(), "parts", None)
+        if parts is None:
+            raise InputError(
+                f"the task {task.name} shares no examples out: give --worker-weights numbers."
+            )
+        found = tuple(float(len(part)) for part in parts)
+    else:
+        found = tuple(numbers([weights], "--worker-weights"))
+    assert isinstance(plan, Plan), "saved plans, which may have stages, bring their own weights"
+    return replace(plan, worker_weights=found)
 
 
 BEST_FOR = {"error": "the consensus error", "rho": "rho, as in the paper"}

@@ -34,7 +34,7 @@ from matcha.topology import Matching, Topology, families
 
 _PLANNING = (
     "budget", "stage", "strategy", "period", "seed", "mixing", "matchings", "decomposition",
-    "effort", "wire", "delay_exponent",
+    "effort", "wire", "delay_exponent", "worker_weights",
 )  # fmt: skip
 
 
@@ -67,6 +67,7 @@ def plan_command(
     delay_exponent: float | None = typer.Option(
         None, help="A round of n matchings costs n^G instead of n (the paper's t(·))."
     ),
+    worker_weights: opt.WorkerWeights = None,
     output: opt.PlanFile = None,
     plot: opt.Plot = None,
     force: opt.Force = False,
@@ -120,6 +121,8 @@ def plan_command(
             "timing": _timing(delay_exponent, graph),
             "wire": wire,
         }
+        if worker_weights is not None:
+            options["worker_weights"] = opt.numbers([worker_weights], "--worker-weights")
         budgets = {0: budget} | _stages(stage)
         if plot is not None and len(budgets) > 1:
             raise InputError("--plot draws one plan, and --stage makes several.")

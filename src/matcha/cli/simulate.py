@@ -88,6 +88,7 @@ def simulate_command(
     concentration: float = typer.Option(
         0.5, help="With a Dirichlet partition: the smaller, the more workers' data differ."
     ),
+    worker_weights: opt.WorkerWeightsOrData = None,
     num_train: int | None = typer.Option(None, help="Use only so many training examples."),
     num_test: int | None = typer.Option(None, help="Use only so many test examples."),
     data: opt.Data = None,
@@ -176,7 +177,13 @@ def simulate_command(
     saved = _load_plans(plans) if plans else []
     if saved:
         opt.refuse(
-            opt.given(context, ["topology", "strategies", "budgets", "wires", "switch", "alpha"]),
+            opt.given(
+                context,
+                [
+                    *("topology", "strategies", "budgets", "wires", "switch", "alpha"),
+                    "worker_weights",
+                ],
+            ),
             "for planning: a saved plan has its own; leave --plan out.",
         )
     jobs = []
@@ -207,7 +214,9 @@ def simulate_command(
             num_test=num_test,
             seed=seed,
         )
-        jobs += make_jobs(chosen.spec(choices), made, settings, output=output, events=script)
+        spec = chosen.spec(choices)
+        made = [opt.weighted(plan, worker_weights, spec) for plan in made]
+        jobs += make_jobs(spec, made, settings, output=output, events=script)
     with serving(output, serve):
         runs = _run(jobs, asynchronous, resume)
     with keeping() as keep:

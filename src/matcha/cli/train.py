@@ -36,6 +36,7 @@ _TASK_OPTIONS = (
     "momentum",
     "model",
     "partition",
+    "worker_weights",
     "data",
     "target_loss",
     "overlap",
@@ -51,7 +52,7 @@ _TASK_OPTIONS = (
     "report",
     "as_json",
 )
-_PLANNING = ("topology", "strategy", "budget")
+_PLANNING = ("topology", "strategy", "budget", "worker_weights")
 
 
 @app.command("train", cls=Command, context_settings={"allow_interspersed_args": True})
@@ -76,6 +77,7 @@ def train_command(
     momentum: opt.Momentum = "local",
     model: opt.Model = None,
     partition: opt.Partition = "iid",
+    worker_weights: opt.WorkerWeightsOrData = None,
     data: opt.Data = None,
     target_loss: float | None = typer.Option(None, help="Task: stop at this training loss."),
     overlap: opt.Overlap = False,
@@ -249,10 +251,12 @@ def train_command(
         partition=partition,  # type: ignore[arg-type]
         seed=seed,
     )
+    spec = chosen.spec(choices)
+    plan = opt.weighted(plan, worker_weights, spec)
     directory = output or free_directory(Path("runs"), f"{target.replace(':', '.')}-{stem(plan)}")
     job = Job(
         directory=directory,
-        task=chosen.spec(choices),
+        task=spec,
         plan=plan,
         settings=settings,
         kind="training",

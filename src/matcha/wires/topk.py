@@ -61,17 +61,19 @@ def largest(chunks: Tensor, number: int) -> Tensor:
     columns = CHUNK // _COLUMN
     if 2 * number > columns:
         return chunks.abs().topk(number, dim=-1).indices
-    table = chunks.unflatten(-1, (_COLUMN, columns))
+    table = chunks.view(*chunks.shape[:-1], _COLUMN, columns)
     found = torch.linalg.vector_norm(table, ord=torch.inf, dim=-2).topk(number, dim=-1).indices
     found = found.unsqueeze(-2).expand(*table.shape[:-1], number)
     inside = table.gather(-1, found).flatten(-2).abs().topk(number, dim=-1).indices
     rows = torch.arange(_COLUMN, device=chunks.device).unsqueeze(-1)
-    return (found + rows * columns).flatten(-2).gather(-1, inside)
+    places: Tensor = (found + rows * columns).flatten(-2).gather(-1, inside)
+    return places
 
 
 def _chunks(values: Tensor) -> Tensor:
     missing = -values.shape[1] % CHUNK
-    return (functional.pad(values, (0, missing)) if missing else values).unflatten(1, (-1, CHUNK))
+    padded = functional.pad(values, (0, missing)) if missing else values
+    return padded.view(len(values), -1, CHUNK)
 
 
 def spread(chosen: Chosen, size: int, dtype: torch.dtype) -> Tensor:
