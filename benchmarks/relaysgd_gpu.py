@@ -144,14 +144,14 @@ LISTS: dict[str, list[Run]] = {
     "screen": [
         replace(run, epochs=12)
         for run in (
-            _sparse(1, 16, rate=0.05),
             _sparse(2, 40, rate=0.05),
-            _sparse(1, 16, rate=0.1),
+            _sparse(1, 16, rate=0.05),
             _sparse(4, 96, rate=0.05),
-            _sparse(1, 16, rate=0.025),
+            _sparse(2, 40, rate=0.1),
+            _sparse(1, 16, rate=0.1),
             Run(**_SMALL, concentration=0.01, rate=0.025),
             Run(**_SMALL, concentration=0.01, rate=0.05, clip=1.0),
-            Run(**_SMALL, concentration=0.01, rate=0.025, momentum="outer"),
+            Run(**_SMALL, concentration=0.01, rate=0.025, strategy="local-10"),
         )
     ],
     # In the order of what is asked: ours at a fiftieth of the bytes and at theirs, one seed, then

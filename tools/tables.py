@@ -458,6 +458,41 @@ def moments() -> str:
     return table(["exchange", "bytes", *rates], rows, "lr" + "r" * len(rates))
 
 
+def relaysgd(*, long: bool) -> str:
+    """VGG-11 on CIFAR-10 whose classes differ: test accuracy of the average model, by bytes."""
+    lines = (RESULTS / "relaysgd_h200.jsonl").read_text(encoding="utf-8").splitlines()
+    found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for line in map(json.loads, lines):
+        run = {"clip": 0.0} | line["run"]
+        if long == (run["epochs"] >= 200):
+            rule = run["momentum"] + (f", clip {run['clip']:g}" if run["clip"] else "")
+            plan = f"{run['strategy']}, {run['topology']}"
+            row = (run["concentration"], f"1/{1 / run['bytes']:.3g}" if run["bytes"] < 1 else "1")
+            key = (*row, plan, f"`{run['wire']}`", rule, run["rate"], run["epochs"])
+            found.setdefault(key, []).append(line)
+    rows = []
+    for key, runs in sorted(found.items(), key=lambda item: (-item[0][0], item[0][1:])):
+        scores = [100 * (run["records"][-1].get("test_accuracy") or 0.0) for run in runs]
+        spread = f" ± {stdev(scores):.1f}" if len(scores) > 1 else ""
+        loss = _loss(runs[0]["records"][-1].get("train_loss"))
+        mean = "diverged" if loss == "diverged" else f"{fmean(scores):.1f}{spread} %"
+        sent = max(run["records"][-1]["megabytes_sent"] for run in runs) / 1e3
+        cells = [cell if isinstance(cell, str) else f"{cell:g}" for cell in key]
+        rows.append([*cells, mean, f"{sent:.3g}", f"{len(runs)}"])
+    head = [
+        "Dirichlet",
+        "bytes",
+        "plan",
+        "wire",
+        "momentum",
+        "rate",
+        "test accuracy",
+        "GB",
+        "seeds",
+    ]
+    return table(head, rows, "rrlllrrrr")
+
+
 def _loss(value: float | None) -> str:
     return "diverged" if value is None or value == float("inf") else f"{value:.3f}"
 
@@ -467,6 +502,8 @@ REGIONS: dict[str, Callable[[], str]] = {
     "language": language,
     "language-short": language_short,
     "moments": moments,
+    "relaysgd": lambda: relaysgd(long=True),
+    "relaysgd-screen": lambda: relaysgd(long=False),
     "one-way": one_way,
     "crossings": crossings,
     "decompositions": decompositions,
