@@ -52,7 +52,7 @@ def test_noloco_is_its_authors_code():
 @pytest.mark.parametrize("pairs", [False, True])
 def test_gasloc_accelerates_gossip(pairs):
     """y = φ + η(x − φ), φ ← Wy + γ(Wy − Wy₋), x ← φ."""
-    strategy = GASLoC(period=2, pairs=pairs)
+    strategy, momentum = GASLoC(period=2, pairs=pairs), 0.5 if pairs else 0.9
     topology = COMPLETE if pairs else families.paper("er8")
     task, plan, found = trained(strategy, topology=topology)
     book = Textbook(task, plan)
@@ -64,10 +64,24 @@ def test_gasloc_accelerates_gossip(pairs):
         if not met.any():
             return x
         mixed = W @ (anchor + 0.7 * (x - anchor))
-        anchor, last = mixed + 0.9 * (mixed - last), mixed
+        anchor, last = mixed + momentum * (mixed - last), mixed
         return anchor
 
     np.testing.assert_allclose(found, book.run(iteration), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize(("momentum", "settles"), [(None, True), (0.9, False)])
+def test_gaslocs_momentum_over_random_pairs_does_not_drive_them_apart(momentum, settles):
+    """Steps of pure noise: what is left of disagreement after 60 rounds and after 600."""
+    strategy = GASLoC(period=1, pairs=True, outer_momentum=momentum)
+    plan = matcha.plan(COMPLETE, 1.0, strategy)
+    random, step = np.random.default_rng(0), plan.outer
+    anchor, last, apart = np.zeros((8, 500)), np.zeros((8, 500)), []
+    for k in range(600):
+        mixed = plan.round(k).mix(anchor + step.rate * random.normal(size=anchor.shape))
+        anchor, last = mixed + step.momentum * (mixed - last), mixed
+        apart.append(((anchor - anchor.mean(0)) ** 2).mean())
+    assert (apart[-1] < 10 * apart[59]) == settles
 
 
 def test_gasloc_on_a_complete_graph_is_diloco():

@@ -98,7 +98,7 @@ class GASLoC(Strategy):
         period: Your own number of iterations from one round to the next.
         pairs: Random pairs meet, as in the paper's sparsest runs, instead of all neighbours.
         outer_rate: η, of the local steps' way, before the round.
-        outer_momentum: γ.
+        outer_momentum: γ; None: 0.9, and 0.5 for random pairs, which 0.9 may drive apart.
     """
 
     name = "gasloc"
@@ -107,10 +107,12 @@ class GASLoC(Strategy):
     period: int | None = None
     pairs: bool = False
     outer_rate: float = 0.7
-    outer_momentum: float = 0.9
+    outer_momentum: float | None = None
 
     def build(self, request: Request) -> Plan:
-        step = OuterStep(rate=self.outer_rate, momentum=self.outer_momentum, rate_first=True)
+        usual = 0.5 if self.pairs else 0.9
+        momentum = usual if self.outer_momentum is None else self.outer_momentum
+        step = OuterStep(rate=self.outer_rate, momentum=momentum, rate_first=True)
         if self.pairs:
             pairwise = replace(request, mixing="pairwise")
             return replace(_random_pairs(pairwise, self.period), outer=step)
