@@ -136,7 +136,7 @@ def test_an_arm_processor_sends_and_understands_the_same_bytes(machines, bits, s
     packed = np.zeros(NUMBER * 32 * bits, np.uint8)
     sums, lengths = np.zeros(NUMBER, np.int32), np.zeros(NUMBER, np.float32)
     shift = 0.5 if bits == 2 else 0.0
-    encode = (values, NUMBER, scales, 0.25, shift, sign, weights, bits)
+    encode = (values, NUMBER, scales, 0.25, shift, 1, sign, weights, bits)
     encode = ("matcha_encode", *encode, bytes_of, packed, sums, lengths)
     ours, theirs = call_here(here, *encode), arm.call(*encode)
     for place in (4, 5, 6):  # residues, message, checks

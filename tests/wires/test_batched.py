@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -19,6 +21,7 @@ from tests.wires.networks import (
 from matcha import Round
 from matcha.wires import parse_wire
 from matcha.wires.batched import meetings_of
+from matcha.wires.coding import Coder
 
 
 def run(meetings, round: Round, x: torch.Tensor) -> None:
@@ -59,3 +62,55 @@ def test_a_reset_forgets_everything(name) -> None:
     assert any(not value.equal(fresh[key]) for key, value in state.items())
     meetings.reset(rows)
     assert all(value.equal(fresh[key]) for key, value in state.items())
+
+
+@pytest.mark.parametrize("mixing", ["laplacian", "pairwise"])
+@pytest.mark.parametrize("bits", [8, 4, 3, 2])
+def test_a_simulation_on_a_cpu_moves_as_real_workers_do(bits, mixing) -> None:
+    """By compiled kernels, each link in one pass; real workers send bytes."""
+    rows, wire = padded(start("float32")), parse_wire(f"modulo:{bits}")
+    meetings = meetings_of(wire, segments(), rows, LINKS)
+    if meetings._fused is None:
+        pytest.skip("no C compiler when the package was installed")
+    ends = [Coder(wire, row.view(-1, 256)) for row in rows]
+    padding = padded(np.ones_like(start("float32"))) == 0
+    for k in range(8):
+        rows += padded(drift(k, "float32", jump=300.0 if k == 5 else 1.0))
+        if k == 6:
+            rows[1, 7] = torch.nan
+        if k == 7:
+            rows[1, :256] = 0.1
+        # From the same values and scales: a last bit may decide which point of a grid is nearest.
+        real = rows.clone()
+        for end, scales in zip(ends, meetings.state["scales"], strict=True):
+            end.scales.copy_(scales)
+        round = round_of(k, mixing)
+        if mixing == "pairwise":
+            round = replace(round, matchings=round.matchings[:1], indices=round.indices[:1])
+        run(meetings, round, rows)
+        meet_by_messages(ends, round, real)
+        real[padding] = 0.0
+        torch.testing.assert_close(rows, real, rtol=0, atol=1e-6, equal_nan=True)
+        # What NaN leaves of a scale a simulation drops.
+        found = torch.stack([end.scales for end in ends])[:, 1:]
+        torch.testing.assert_close(meetings.state["scales"][:, 1:], found)
+    assert not bool(rows[padding].any())
+
+
+def meet_by_messages(ends: list[Coder], round: Round, x: torch.Tensor) -> None:
+    base = x.clone() if round.mixing == "laplacian" else x
+    told = [end.begin().clone() for end in ends]
+    for matching in round.matchings:
+        for i, j in matching:
+            common = ends[i].common(told[j])
+            sent = []
+            for e in (i, j):
+                message = torch.empty(ends[e].message_bytes(len(common)), dtype=torch.uint8)
+                values = base[e].view(-1, 256)
+                sent.append((ends[e].encode(values, 0, common, message, lower=e == i), message))
+            for e, (coded, _), (_, arrived) in ((i, *sent), (j, *sent[::-1])):
+                weight = round.weight if e == i else -round.weight
+                rest = {"lower": e == i, "weight": weight}
+                ends[e].move(x[e].view(-1, 256), coded, arrived, 0, common, **rest)
+    for e in {worker for link in round.links for worker in link}:
+        ends[e].end()

@@ -146,7 +146,7 @@ class ModuloMeetings(Meetings):
             self.mask[segment.offset : segment.offset + segment.size] = 1.0
         self.mask = self.mask.view(-1, BLOCK)
         self._filled = self.mask.sum(-1).to(torch.int32)
-        self._fused = kernels.on_gpu(x.device) if x.is_cuda and kernels.serve(blocks) else None
+        self._fused = kernels.for_meetings(blocks)
         number = len(self.mask)
         chunk = number if x.is_cuda else max(1, _CHUNK // (BLOCK * len(x)))
         self._parts = [slice(k, min(k + chunk, number)) for k in range(0, number, chunk)]

@@ -133,6 +133,9 @@ class Coder:
             counts = spare.view(torch.int32).view(-1)[: n.numel()].view(n.shape)
             torch.index_select(weights, 0, order[part], out=counts)
             torch.sum(n.mul_(counts), -1, dtype=torch.int32, out=checks[part])
+            if not small:  # `y` holds the numbers: a check of what is none must not hold
+                lost = (y.abs() < 2.0**31).all(-1).logical_not_()
+                checks[part].add_(lost, alpha=1 if lower else 2)
         residues.bitwise_left_shift_(8 - wire.bits)
 
     def decode(

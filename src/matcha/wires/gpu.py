@@ -15,12 +15,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from matcha.wires.shared import FINEST, ORDERS, check_weights, signs
+from matcha.wires import modulo
+from matcha.wires.shared import ORDERS, check_weights, signs
 from matcha.wires.wire import BLOCK, Modulo
 
 _BLOCK = tl.constexpr(BLOCK)
 _ORDERS = tl.constexpr(ORDERS)
-_CHECK_LENGTH = tl.constexpr(float((check_weights(BLOCK)[0] ** 2).sum() ** 0.5))
 _HALF_PI = tl.constexpr(1.5707963267948966)
 
 
@@ -65,10 +65,10 @@ def _turned(x):
 
 @triton.jit
 def _whole_numbers(y, step, shift):
-    """Points of the grid, modulo 2^32, and whether all of them are finite."""
+    """Points of the grid, and whether all are numbers below 2^31."""
     n = _rounded(_divided(y, step) - shift)
-    fits = tl.abs(n) < float("inf")
-    return tl.where(fits, n, 0.0).to(tl.int64).to(tl.int32), tl.min(fits.to(tl.int32), 0) != 0
+    fits = tl.abs(n) < 2147483648.0
+    return tl.where(fits, n, 0.0).to(tl.int32), tl.min(fits.to(tl.int32), 0) != 0
 
 
 @triton.jit
@@ -112,7 +112,7 @@ def _learn(
     length = _root(tl.sum(k * k, 0))
     square = length * length / _BLOCK
     inner = _root(tl.maximum(square - 1 / 6, 0.0))
-    guessed = tl.abs(apart.to(k.dtype)) * (step * (TRUST / _CHECK_LENGTH))
+    guessed = tl.abs(apart.to(k.dtype)) * (step * TRUST)
     wider = tl.maximum(common * WIDENING, tl.where(known, guessed, 0.0))
     coarse = tl.maximum(1.0 - _divided(step * 0.0 + 1.0, square * 6.0), 0.0)
     if BITS == 2:
@@ -204,8 +204,7 @@ def _encode(
     _note_length(finest + block, y, FINEST)
     n, fits = _whole_numbers(y, scale * CLIP, SHIFT if UPPER else 0.0)
     tl.store(residues + places, (n << (8 - BITS)).to(tl.uint8))
-    # Weights are odd, and a check of numbers that wrapped is off by a multiple of 4 or more: these
-    # can never hold, also not both together.
+    # What is no number must not hold, as kernels.c explains.
     check = _check(n, _weights(weights, scale, lanes))
     tl.store(checks + block, tl.where(fits, check, check + (2 if UPPER else 1)))
 
@@ -305,9 +304,9 @@ def _constants(wire: Modulo) -> dict[str, Any]:
         "BITS": wire.bits,
         "CLIP": clip,
         "SHIFT": wire.shift,
-        "FINEST": FINEST * wire.half / wire.clip_range / BLOCK**0.5,
+        "FINEST": modulo.finest_share(wire, BLOCK),
         "WIDENING": wire.widening,
-        "TRUST": wire.failure_trust,
+        "TRUST": modulo.trusted_share(wire, BLOCK),
     }
 
 

@@ -20,6 +20,21 @@
 #define JOIN(a, b) JOIN2(a, b)
 #define NAME(name) JOIN(name, VARIANT)
 
+/* What a modulo wire is: of how many bits, its grid's step per scale and what else `Modulo` has. */
+struct matcha_wire {
+    int bits;
+    float ratio, shift, widening, trust, finest;
+};
+
+/* One end of a link in a simulation: its values, where it moves to, its scales. */
+struct matcha_end {
+    const float *base;
+    float *out;
+    const float *sent;
+    float *seen, *finest;
+    float weight;
+};
+
 /* Which order of weights a block's check has: by its link's scale, which both ends know. */
 static inline const int16_t *weights_of(const int16_t *weights, float common) {
     uint32_t bits;
@@ -66,10 +81,10 @@ static int has_lanes(int lanes) {
 /* Turn blocks of values into whole numbers modulo 2^bits, in the upper bits of a byte each
    (`residues`), packed as well (`packed`), with their checks and the blocks' lengths. */
 void matcha_encode(const float *values, size_t number, const float *common, float ratio,
-                   float shift, const float *signs, const int16_t *weights, int bits,
+                   float shift, int lower, const float *signs, const int16_t *weights, int bits,
                    uint8_t *residues, uint8_t *packed, int32_t *checks, float *lengths) {
-    CALL(encode, values, number, common, ratio, shift, signs, weights, bits, residues, checks,
-         lengths);
+    CALL(encode, values, number, common, ratio, shift, lower, signs, weights, bits, residues,
+         checks, lengths);
     CALL(pack, residues, number * BLOCK, bits, packed);
 }
 
@@ -86,6 +101,12 @@ void matcha_compare(const uint8_t *packed, const uint8_t *residues, size_t numbe
 void matcha_move(const int8_t *raised, size_t number, int shift, const float *steps,
                  const float *signs, float weight, float *values) {
     CALL(move, raised, number, shift, steps, signs, weight, values);
+}
+
+/* Meet in all blocks: the simulator's twin of encoding, comparing and moving at both ends. */
+void matcha_meet(const struct matcha_wire *wire, const float *signs, const int16_t *weights,
+                 size_t number, const int32_t *filled, const struct matcha_end *ends) {
+    CALL(meet, wire, signs, weights, number, filled, ends);
 }
 
 #else /* once for each kind of processor */
@@ -161,38 +182,47 @@ TARGET static inline __attribute__((always_inline)) void NAME(turn)(float *block
         }
 }
 
-TARGET static void NAME(encode)(const float *values, size_t number, const float *common,
-                                float ratio, float shift, const float *signs,
-                                const int16_t *weights, int bits, uint8_t *restrict residues,
-                                int32_t *restrict checks, float *restrict lengths) {
+/* One block's residues and length; returns its check. Weights are odd, and a check of numbers that
+   wrapped is off by a multiple of 4 or more: where a number is none, or beyond 2^31, the check is
+   off by 1 at the lower end and by 2 at the upper, so that it can never hold, whoever is met. */
+TARGET static inline __attribute__((always_inline)) int32_t NAME(encode_block)(
+    const float *x, float common, float ratio, float shift, int lower, const float *signs,
+    const int16_t *weights, int bits, uint8_t *restrict residues, float *length) {
     float y[BLOCK] __attribute__((aligned(64)));
     int32_t whole[BLOCK] __attribute__((aligned(64)));
-    for (size_t b = 0; b < number; b++) {
-        const float *x = values + b * BLOCK;
-        float step = common[b] * ratio, parts[16] = {0}, square = 0;
-        for (int k = 0; k < BLOCK; k++) y[k] = x[k] * signs[k];
-        NAME(turn)(y);
-        for (int k = 0; k < BLOCK; k += 16)
-            for (int j = 0; j < 16; j++) parts[j] += y[k + j] * y[k + j];
-        for (int j = 0; j < 16; j++) square += parts[j];
-        lengths[b] = sqrtf(square);
-        if (lengths[b] < step * (ROUNDING / 4)) {
-            /* Adding 3 * 2^22 rounds, and leaves the number in the lower bits of a float. What
-               stands above it changes neither residue nor check: see `modulo.whole_numbers`. */
-            for (int k = 0; k < BLOCK; k++) y[k] = (y[k] / step - shift) + ROUNDING;
-            memcpy(whole, y, sizeof whole);
-        } else
-            for (int k = 0; k < BLOCK; k++) {
-                float n = rintf(y[k] / step - shift);
-                whole[k] = fabsf(n) < 2147483648.0f ? (int32_t)n : INT32_MIN;
-            }
-        const int16_t *weight = weights_of(weights, common[b]);
-        uint32_t check = 0;
-        for (int k = 0; k < BLOCK; k++) check += (uint32_t)whole[k] * (uint32_t)weight[k];
-        checks[b] = (int32_t)check;
-        for (int k = 0; k < BLOCK; k++)
-            residues[b * BLOCK + k] = (uint8_t)((uint32_t)whole[k] << (8 - bits));
-    }
+    float step = common * ratio, parts[16] = {0}, square = 0;
+    uint32_t check = 0, lost = 0;
+    for (int k = 0; k < BLOCK; k++) y[k] = x[k] * signs[k];
+    NAME(turn)(y);
+    for (int k = 0; k < BLOCK; k += 16)
+        for (int j = 0; j < 16; j++) parts[j] += y[k + j] * y[k + j];
+    for (int j = 0; j < 16; j++) square += parts[j];
+    *length = sqrtf(square);
+    if (*length < step * (ROUNDING / 4)) {
+        /* Adding 3 * 2^22 rounds, and leaves the number in the lower bits of a float. What
+           stands above it changes neither residue nor check: see `modulo.whole_numbers`. */
+        for (int k = 0; k < BLOCK; k++) y[k] = (y[k] / step - shift) + ROUNDING;
+        memcpy(whole, y, sizeof whole);
+    } else
+        for (int k = 0; k < BLOCK; k++) {
+            float n = rintf(y[k] / step - shift);
+            int fits = fabsf(n) < 2147483648.0f;
+            whole[k] = fits ? (int32_t)n : INT32_MIN;
+            lost |= !fits;
+        }
+    const int16_t *weight = weights_of(weights, common);
+    for (int k = 0; k < BLOCK; k++) check += (uint32_t)whole[k] * (uint32_t)weight[k];
+    for (int k = 0; k < BLOCK; k++) residues[k] = (uint8_t)((uint32_t)whole[k] << (8 - bits));
+    return (int32_t)(check + (lower ? lost : 2 * lost));
+}
+
+TARGET static void NAME(encode)(const float *values, size_t number, const float *common,
+                                float ratio, float shift, int lower, const float *signs,
+                                const int16_t *weights, int bits, uint8_t *restrict residues,
+                                int32_t *restrict checks, float *restrict lengths) {
+    for (size_t b = 0; b < number; b++)
+        checks[b] = NAME(encode_block)(values + b * BLOCK, common[b], ratio, shift, lower, signs,
+                                       weights, bits, residues + b * BLOCK, lengths + b);
 }
 
 /* The layout is that of packing.py: a vector's parts laid over one another. */
@@ -242,39 +272,98 @@ TARGET static void NAME(unpack)(const uint8_t *packed, size_t size, int bits,
     }
 }
 
+/* The difference of one block, in place of the partner's residues; returns its weighted sum. */
+TARGET static inline __attribute__((always_inline)) int32_t NAME(compare_block)(
+    const uint8_t *mine, float common, int shift, const int16_t *weights, int lower,
+    uint8_t *restrict theirs, float *length) {
+    const int16_t *weight = weights_of(weights, common);
+    uint8_t flip = lower ? 0 : 0xff;
+    int16_t wide[BLOCK];
+    int32_t sum = 0, square = 0;
+    /* Minus n is the bits of n turned over, plus one. */
+    for (int k = 0; k < BLOCK; k++)
+        theirs[k] = (uint8_t)(((uint8_t)(theirs[k] - mine[k]) ^ flip) - flip);
+    for (int k = 0; k < BLOCK; k++) wide[k] = (int8_t)theirs[k];
+    for (int k = 0; k < BLOCK; k++) sum += wide[k] * weight[k];
+    for (int k = 0; k < BLOCK; k++) wide[k] = (int16_t)(wide[k] + shift);
+    for (int k = 0; k < BLOCK; k++) square += wide[k] * wide[k];
+    *length = sqrtf((float)square);
+    return sum;
+}
+
 TARGET static void NAME(compare)(const uint8_t *residues, size_t number, const float *common,
                                  int shift, const int16_t *weights, int lower,
                                  uint8_t *restrict raised, int32_t *restrict sums,
                                  float *restrict lengths) {
-    for (size_t b = 0; b < number; b++) {
-        const uint8_t *mine = residues + b * BLOCK;
-        const int16_t *weight = weights_of(weights, common[b]);
-        uint8_t *theirs = raised + b * BLOCK, flip = lower ? 0 : 0xff;
-        int16_t wide[BLOCK];
-        int32_t sum = 0, square = 0;
-        /* Minus n is the bits of n turned over, plus one. */
-        for (int k = 0; k < BLOCK; k++)
-            theirs[k] = (uint8_t)(((uint8_t)(theirs[k] - mine[k]) ^ flip) - flip);
-        for (int k = 0; k < BLOCK; k++) wide[k] = (int8_t)theirs[k];
-        for (int k = 0; k < BLOCK; k++) sum += wide[k] * weight[k];
-        for (int k = 0; k < BLOCK; k++) wide[k] = (int16_t)(wide[k] + shift);
-        for (int k = 0; k < BLOCK; k++) square += wide[k] * wide[k];
-        sums[b] = sum, lengths[b] = sqrtf((float)square);
-    }
+    for (size_t b = 0; b < number; b++)
+        sums[b] = NAME(compare_block)(residues + b * BLOCK, common[b], shift, weights, lower,
+                                      raised + b * BLOCK, lengths + b);
+}
+
+/* A difference rotated back, in the unit of its whole numbers. */
+TARGET static inline __attribute__((always_inline)) void NAME(turn_back)(const int8_t *k8,
+                                                                         int shift,
+                                                                         const float *signs,
+                                                                         float *y) {
+    for (int k = 0; k < BLOCK; k++) y[k] = (float)(k8[k] + shift);
+    /* Exact: 256 whole numbers of at most eight bits. Both ends find the same, in any order. */
+    NAME(turn)(y);
+    for (int k = 0; k < BLOCK; k++) y[k] *= signs[k];
 }
 
 TARGET static void NAME(move)(const int8_t *raised, size_t number, int shift, const float *steps,
                               const float *signs, float weight, float *restrict values) {
     float y[BLOCK] __attribute__((aligned(64)));
     for (size_t b = 0; b < number; b++) {
-        const int8_t *k8 = raised + b * BLOCK;
         float *x = values + b * BLOCK, step = steps[b];
-        for (int k = 0; k < BLOCK; k++) y[k] = (float)(k8[k] + shift);
-        /* Exact: 256 whole numbers of at most eight bits. Both ends find the same, in any order. */
-        NAME(turn)(y);
+        NAME(turn_back)(raised + b * BLOCK, shift, signs, y);
         for (int k = 0; k < BLOCK; k++) {
-            float difference = y[k] * signs[k] * step;
+            float difference = y[k] * step;
             x[k] = x[k] + difference * weight;
+        }
+    }
+}
+
+TARGET static void NAME(meet)(const struct matcha_wire *wire, const float *signs,
+                              const int16_t *weights, size_t number, const int32_t *filled,
+                              const struct matcha_end *ends) {
+    const struct matcha_end *low = ends, *up = ends + 1;
+    float y[BLOCK] __attribute__((aligned(64))), length, lengths[2];
+    uint8_t mine[BLOCK], theirs[BLOCK];
+    const int lowest = 8 - wire->bits, shift = (int)(wire->shift * (float)(1 << lowest));
+    for (size_t b = 0; b < number; b++) {
+        float common = fmaxf(low->sent[b], up->sent[b]), step = common * wire->ratio;
+        int32_t check = NAME(encode_block)(low->base + b * BLOCK, common, wire->ratio, 0, 1,
+                                           signs, weights, wire->bits, mine, lengths);
+        int32_t apart = NAME(encode_block)(up->base + b * BLOCK, common, wire->ratio, wire->shift,
+                                           0, signs, weights, wire->bits, theirs, lengths + 1);
+        apart = (int32_t)((uint32_t)apart - (uint32_t)check);
+        int known = isfinite(lengths[0]) && isfinite(lengths[1]);
+        int32_t sum = NAME(compare_block)(mine, common, shift, weights, 1, theirs, &length);
+        int holds = apart == sum >> lowest;
+        length = length / (float)(1 << lowest);
+        float square = length * length / BLOCK, coarse = 1 - 1 / (square * 6), share, seen;
+        coarse = coarse > 0 ? coarse : 0;
+        /* `modulo.seen_scales` and `modulo.shrinkage` say why. */
+        if (holds)
+            seen = sqrtf(fmaxf(square - 1.0f / 6, 0)) * step;
+        else
+            seen = fmaxf(common * wire->widening,
+                         known ? fabsf((float)apart) * (step * wire->trust) : 0);
+        if (wire->shift != 0)
+            share = fminf(coarse, sqrtf(fmaxf(square - 0.25f, 0)) * 2.5f);
+        else
+            share = fmaxf(coarse, fminf(square * 1.57079632679489662f, 0.5f));
+        step = holds ? step / (float)(1 << lowest) * sqrtf(share) : 0;
+        NAME(turn_back)((const int8_t *)theirs, shift, signs, y);
+        for (int k = 0; k < BLOCK; k++) y[k] *= step;
+        for (int e = 0; e < 2; e++) {
+            float *x = ends[e].out + b * BLOCK, weight = ends[e].weight;
+            float finest = isfinite(lengths[e]) ? lengths[e] * wire->finest : 0;
+            ends[e].seen[b] = fmaxf(ends[e].seen[b], seen);
+            ends[e].finest[b] = fmaxf(ends[e].finest[b], finest);
+            /* Padding is zero and stays zero, though a rotated message moves it too. */
+            for (int k = 0; k < filled[b]; k++) x[k] = x[k] + y[k] * weight;
         }
     }
 }

@@ -8,7 +8,9 @@ meet one without.
 
 from __future__ import annotations
 
+import ctypes
 import logging
+import sys
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -17,7 +19,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from matcha.wires import library
+from matcha.wires import library, modulo
 from matcha.wires.shared import check_weights, signs
 from matcha.wires.wire import BLOCK, Modulo
 
@@ -32,6 +34,13 @@ def serve(blocks: Tensor) -> bool:
         return on_gpu(blocks.device) is not None and blocks.dtype in (torch.float32, torch.float64)
     known = blocks.device.type == "cpu" and blocks.dtype == torch.float32
     return known and library.load() is not None
+
+
+def for_meetings(blocks: Tensor) -> ModuleType | None:
+    """The module whose `meet` serves these workers × blocks, or None: torch does."""
+    if not serve(blocks):
+        return None
+    return on_gpu(blocks.device) if blocks.is_cuda else sys.modules[__name__]
 
 
 @cache
@@ -84,6 +93,7 @@ def encode(
         common.data_ptr(),
         wire.clip_range / wire.half,
         0.0 if lower else wire.shift,
+        lower,
         _signs().data_ptr(),
         _weights().data_ptr(),
         wire.bits,
@@ -131,6 +141,53 @@ def move(values: Tensor, raised: Tensor, steps: Tensor, wire: Modulo, weight: fl
         weight,
         values.data_ptr(),
     )
+
+
+class _Wire(ctypes.Structure):
+    _fields_ = (
+        ("bits", ctypes.c_int),
+        *((name, ctypes.c_float) for name in ("ratio", "shift", "widening", "trust", "finest")),
+    )
+
+
+class _End(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("base", "out", "sent", "seen", "finest")),
+        ("weight", ctypes.c_float),
+    )
+
+
+def meet(
+    wire: Modulo,
+    base: Tensor,
+    out: Tensor,
+    partner: Tensor,
+    move: Tensor,
+    sent: Tensor,
+    seen: Tensor,
+    finest: Tensor,
+    met: Tensor,
+    filled: Tensor,
+) -> None:
+    """One matching of all workers; the arguments are `gpu.meet`'s."""
+    compiled = library.load()
+    assert compiled is not None
+    constants = _Wire(
+        bits=wire.bits,
+        ratio=wire.clip_range / wire.half,
+        shift=wire.shift,
+        widening=wire.widening,
+        trust=modulo.trusted_share(wire, BLOCK),
+        finest=modulo.finest_share(wire, BLOCK),
+    )
+    weights, partners = move.tolist(), partner.tolist()
+    rows = base, out, sent, seen, finest
+    for lower in (worker for worker, weight in enumerate(weights) if weight > 0):
+        link = lower, partners[lower]
+        ends = (_End * 2)(*((*(x[e].data_ptr() for x in rows), weights[e]) for e in link))
+        places = _signs().data_ptr(), _weights().data_ptr(), sent.shape[1], filled.data_ptr()
+        compiled.matcha_meet(ctypes.byref(constants), *places, ctypes.byref(ends))
+        met[list(link)] = True
 
 
 def _raised_shift(wire: Modulo) -> int:

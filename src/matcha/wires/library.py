@@ -59,7 +59,7 @@ def load(file: Path | None = None) -> ctypes.CDLL | None:
         return None
     arguments = {
         "matcha_encode": [
-            *(pointer, size, pointer, real, real, pointer, pointer, integer),
+            *(pointer, size, pointer, real, real, integer, pointer, pointer, integer),
             *(pointer, pointer, pointer, pointer),
         ],
         "matcha_compare": [
@@ -67,6 +67,7 @@ def load(file: Path | None = None) -> ctypes.CDLL | None:
             *(pointer, pointer, pointer),
         ],
         "matcha_move": [pointer, size, integer, pointer, pointer, real, pointer],
+        "matcha_meet": [pointer, pointer, pointer, size, pointer, pointer],
         "matcha_limit_lanes": [integer],
     }
     for name, types in arguments.items():

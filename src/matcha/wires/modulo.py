@@ -113,10 +113,12 @@ def _flat(blocks: Tensor | None) -> Tensor | None:
     return None if blocks is None else blocks.view(-1, blocks.shape[-1])
 
 
-@cache
-def _check_length(block: int) -> float:
-    """How large a check is for differences of one step each and signs of their own."""
-    return float(np.sqrt((check_weights(block)[0] ** 2).sum()))
+def trusted_share(wire: Modulo, block: int) -> float:
+    """How wide differences are believed to be after a failed check, in steps per unit of the check.
+
+    A check is as large as the root of its squared weights for differences of one step each.
+    """
+    return wire.failure_trust / float(np.sqrt((check_weights(block)[0] ** 2).sum()))
 
 
 def first_scales(blocks: Tensor) -> Tensor:
@@ -199,8 +201,8 @@ def seen_scales(
     """
     step = grid(common, wire)
     seen = lengths.square().div_(block).sub_(1 / 6).clamp_(min=0.0).sqrt_().mul_(step)
-    share = wire.failure_trust / _check_length(block)
-    guessed = apart.to(step.dtype).abs().nan_to_num_(0.0, 0.0).mul_(step * share)
+    guessed = apart.to(step.dtype).abs().nan_to_num_(0.0, 0.0)
+    guessed.mul_(step * trusted_share(wire, block))
     return torch.where(ok, seen, torch.maximum(common * wire.widening, guessed))
 
 
@@ -232,7 +234,12 @@ def finest_scales(lengths: Tensor, wire: Modulo, block: int) -> Tensor:
 
     A grid finer than the values' own last digits would count their rounding as difference.
     """
-    return lengths * (FINEST * wire.half / wire.clip_range / math.sqrt(block))
+    return lengths * finest_share(wire, block)
+
+
+def finest_share(wire: Modulo, block: int) -> float:
+    """The least useful scale per length of a block of values."""
+    return FINEST * wire.half / wire.clip_range / math.sqrt(block)
 
 
 def next_scales(scales: Tensor, seen: Tensor, finest: Tensor) -> Tensor:
