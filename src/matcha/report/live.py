@@ -150,18 +150,23 @@ class _View:
             "runs": [run | {"hit": None} for run in payload["runs"]],
         }
 
-    def data(self) -> str:
-        """What charts show, for a page that is open."""
+    def data(self, version: str) -> str:
+        """What charts show, for an open page of a version; null for what has not changed since."""
         with self._lock:
             self._refresh()
+            parts, known = self._version.split("/"), version.split("/")
             labels = label_groups(self._groups)
+            if len(known) != len(parts):  # another run: each may have another place
+                known = [""] * len(parts)
             shown = [
-                {
+                None
+                if part == same
+                else {
                     "label": label,
                     "curves": mean_curves(group.runs),
                     "presence": presence(group.runs[0]),
                 }
-                for label, group in zip(labels, self._groups, strict=True)
+                for group, label, part, same in zip(self._groups, labels, parts, known, strict=True)
             ]
             return embed_json({"version": self._version, "runs": shown})
 
@@ -177,7 +182,9 @@ class _View:
 
     @property
     def _version(self) -> str:
-        return f"{len(self._seen)}/{sum(self._seen.values())}"
+        """A part for each group: the bytes of its records."""
+        sizes = ((self._seen[run.path] for run in group.runs if run.path) for group in self._groups)
+        return "/".join(str(sum(each)) for each in sizes)
 
     def _refresh(self) -> None:
         folders = find_runs(self.folder) if self.folder.is_dir() else []
@@ -333,7 +340,7 @@ class _Handler(BaseHTTPRequestHandler):
             else:
                 self._answer(200, "text/html", page)
         elif asked.path == "/data":
-            self._answer(200, "application/json", view.data())
+            self._answer(200, "application/json", view.data(query.get("version", [""])[0]))
         elif asked.path == "/now":
             since = query.get("since", ["0"])[0]
             text = view.now(reader, int(since) if since.isdecimal() else 0)

@@ -34,18 +34,35 @@ const showTraffic = () => {
     link.line.setAttribute("stroke-width", (1 + 6 * (live.megabytes[e] ?? 0) / most).toFixed(2));
     link.group.setAttribute("aria-label", describeTraffic(e));
   });
-  if ($("chart-live").dataset.drawn) draw("chart-live");
-  const table = document.querySelector("details[data-table=traffic]");
-  if (table.open) fillTable(table);
 };
 
-// The rounds since the last answer, one after another until the next.
-const POLL = 500;
+// Charts of what the run records; the workers that train may share this processor. So only those in
+// sight are drawn, when they have something new, and so seldom that it takes a small share of time.
+const POLL = 1000, SHARE = 0.004;
+const growing = ["chart-time", "chart-epoch", "chart-megabytes_sent", "chart-consensus",
+  "chart-presence"];
+const stale = new Set();
+let due = 0;
+const inSight = (id) => {
+  const box = $(id)?.getBoundingClientRect();
+  return box && box.width > 0 && box.bottom > 0 && box.top < innerHeight;
+};
+const drawStale = () => {
+  const ids = [...stale].filter((id) => charts.has(id) && inSight(id));
+  if (document.hidden || !ids.length || performance.now() < due) return;
+  due = Infinity;
+  requestAnimationFrame((began) => {
+    for (const id of ids) { stale.delete(id); draw(id); }
+    // What a drawing causes is done in the next frame, too.
+    requestAnimationFrame(() => { due = performance.now() + (performance.now() - began) / SHARE; });
+  });
+};
+addEventListener("scrollend", () => { if (due < Infinity) due = 0; drawStale(); });
+
+// The last round before the answer.
 const light = (rounds) => {
-  const step = POLL / Math.max(rounds.length, 1);
-  rounds.forEach((round, n) => setTimeout(() => live.links.forEach((link, e) =>
-    link.group.classList.toggle("lit", round.includes(e))), n * step));
-  if (!rounds.length) live.links.forEach((link) => link.group.classList.remove("lit"));
+  const last = rounds[rounds.length - 1] ?? [];
+  live.links.forEach((link, e) => link.group.classList.toggle("lit", last.includes(e)));
 };
 const showMembers = (members) => {
   const net = liveNet();
@@ -67,11 +84,13 @@ const alike = (runs) => runs.length === data.runs.length && runs.every((run, i) 
   run.label === data.runs[i].label && !run.presence === !data.runs[i].presence &&
   String(Object.keys(run.curves)) === String(Object.keys(data.runs[i].curves)));
 const take = async () => {
-  const fresh = await ask("/data");
-  if (!alike(fresh.runs)) return again();  // a first record, or another run: other charts
+  const fresh = await ask("/data", { version: data.live.version });
+  // null: as it was
+  const runs = fresh.runs.map((run, i) => run ?? data.runs[i]);
+  if (!alike(runs)) return again();  // a first record, or another run: other charts
   data.live.version = fresh.version;
-  fresh.runs.forEach((run, i) => Object.assign(data.runs[i], run));
-  redraw();
+  runs.forEach((run, i) => Object.assign(data.runs[i], run));
+  growing.forEach((id) => stale.add(id));
   document.querySelectorAll("details.data[open]").forEach(fillTable);
   put("live-status", `Epoch ${number(live.epoch)}${live.epochs ? ` of ${live.epochs}` : ""} is recorded. ` +
     "This page becomes the report when the run ends.");
@@ -95,11 +114,13 @@ const poll = async () => {
       if (now.meetings && String(now.meetings) !== String(live.meetings)) {
         Object.assign(live, { meetings: now.meetings, megabytes: now.megabytes });
         showTraffic();
+        stale.add("chart-live");
       }
       live.iteration = now.iteration;
       document.documentElement.dataset.live = String(now.iteration);
     }
     if (now.version !== data.live.version) await take();
+    drawStale();
   } catch (error) {
     live.failures += 1;
     if (live.failures === 6) {
@@ -107,7 +128,7 @@ const poll = async () => {
       return;
     }
   }
-  setTimeout(poll, POLL);
+  setTimeout(poll, document.hidden ? 5 * POLL : POLL);
 };
 
 chart("chart-live", () => ({
