@@ -74,6 +74,22 @@ def test_without_strategies_only_what_was_run_is_shown():
     assert net["vanilla_time"] == 2
 
 
+def test_a_strategy_over_two_wires_is_two_lines():
+    """The slider showed the last of them under the name of both."""
+    topology = matcha.families.ring(6)
+    whole, small = (matcha.plan(topology, 0.5, "greedy", wire=w) for w in ("float32", "modulo:4"))
+    for strategies in ((), ("greedy", "vanilla")):
+        net = network(
+            topology, [small, whole], strategies=strategies, budgets=(0.2, 0.5), start=small
+        )
+        own, whole_line = net["strategies"]["greedy, modulo:4"], net["strategies"]["greedy"]
+        at = net["budgets"].index(0.5)
+        assert own[at]["error"] == pytest.approx(small.consensus_error, rel=1e-4)
+        assert whole_line[at]["error"] == pytest.approx(whole.consensus_error, rel=1e-4)
+        assert net["start"] == {"strategy": "greedy, modulo:4", "budget": 0.5}
+        assert all(own) == bool(strategies)
+
+
 def test_nothing_is_planned_for_a_page_of_runs(monkeypatch):
     own = matcha.plan(matcha.families.ring(6), 0.1, "greedy")
     monkeypatch.setattr("matcha.report.explorer.plan", None)  # a call would fail

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from matcha.report.series import short
 from matcha.rounds import ONE_WAY
 from matcha.strategies import comparable, has_budget, plan, strategy_named, strategy_with
 from matcha.topology import Link, Matching, Topology
-from matcha.wires import Float
+from matcha.wires import Float, Wire
 
 # Beyond this a drawing is a hairball and its numbers would fill the page.
 MAX_LINKS = 2_000
@@ -66,13 +66,17 @@ def _stops(
     start: Plan | None,
     progress: ProgressCallback | None,
 ) -> dict[str, Any]:
-    known = {(p.strategy, _stop(p)): p for p in plans}
-    names = list(dict.fromkeys([*strategies, *(p.strategy for p in plans)]))
+    series = _series(plans)
+    known = {(_name(p, series), _stop(p)): p for p in plans}
     stops = sorted({_stop(p) for p in plans if has_budget(p.strategy)} | set(budgets)) or [1.0]
     whole = known.get(("vanilla", 1.0))
     if strategies:
-        whole = _explore(topology, plans, names, stops, known, progress)
-        names = list(dict.fromkeys(name for name in names if any(n == name for n, _ in known)))
+        wire = plans[0].wire if plans else Float()
+        planned = {name: (name, wire) for name in strategies if name not in series}
+        order = [*strategies, *series]
+        series = {n: both for n in order if (both := (planned | series).get(n)) is not None}
+        whole = _explore(topology, plans, series, stops, known, progress)
+        series = {name: both for name, both in series.items() if any(n == name for n, _ in known)}
     elif whole is not None and whole.wire != Float():
         whole = None  # budgets are fractions of whole models' time, which was not run
     start = start or next((p for n in ("matcha", "greedy") for p in plans if p.strategy == n), None)
@@ -83,21 +87,41 @@ def _stops(
         "strategies": {
             name: [
                 None if (made := known.get((name, budget))) is None else _point(made)
-                for budget in (stops if has_budget(name) else [1.0])
+                for budget in (stops if has_budget(strategy) else [1.0])
             ]
-            for name in names
+            for name, (strategy, _) in series.items()
         },
         "start": {
-            "strategy": start.strategy if start else "matcha" if "matcha" in names else names[0],
+            "strategy": _name(start, series)
+            if start
+            else "matcha"
+            if "matcha" in series
+            else next(iter(series)),
             "budget": _start(start, stops),
         },
     }
 
 
+def _series(plans: Sequence[Plan]) -> dict[str, tuple[str, Wire]]:
+    """Strategies by name, with their wire; one that was run over several has a name for each."""
+    wires: dict[str, dict[str, Wire]] = {}
+    for made in plans:
+        wires.setdefault(made.strategy, {})[made.wire.name] = made.wire
+    return {
+        strategy if len(over) == 1 or wire == Float() else f"{strategy}, {name}": (strategy, wire)
+        for strategy, over in wires.items()
+        for name, wire in over.items()
+    }
+
+
+def _name(made: Plan, series: Mapping[str, tuple[str, Wire]]) -> str:
+    return next(name for name, both in series.items() if both == (made.strategy, made.wire))
+
+
 def _explore(
     topology: Topology,
     plans: Sequence[Plan],
-    names: Sequence[str],
+    series: dict[str, tuple[str, Wire]],
     stops: Sequence[float],
     known: dict[tuple[str, float], Plan],
     progress: ProgressCallback | None,
@@ -105,27 +129,27 @@ def _explore(
     """Plan every strategy at every stop where it was not run; vanilla with whole models."""
     if topology.directed:
         run = {p.strategy for p in plans}
-        names = [n for n in names if n in run or n == "greedy" or _is_one_way(n)] or ["greedy"]
+        one_way = [n for n, (s, _) in series.items() if s in run or s == "greedy" or _is_one_way(s)]
+        series = {n: series[n] for n in one_way} or {"greedy": ("greedy", Float())}
     # A plan's delay model is of its own messages; over a wire the slider starts from whole ones.
-    wire = plans[0].wire if plans else Float()
-    timing = plans[0].timing if plans and wire == Float() else None
+    timing = plans[0].timing if plans and plans[0].wire == Float() else None
     shared = _shared_matchings(plans)
     effort = "default" if topology.num_workers <= CAREFUL_UP_TO else "none"
     for done, budget in enumerate(stops):
-        for name in names:
-            key = (name, budget if has_budget(name) else 1.0)
+        for name, (strategy, wire) in series.items():
+            key = (name, budget if has_budget(strategy) else 1.0)
             if key not in known:
-                chosen = comparable(strategy_with(name, effort=effort))
-                small = name != "vanilla" and wire.name in chosen.wires([wire.name], topology)
+                chosen = comparable(strategy_with(strategy, effort=effort))
+                small = strategy != "vanilla" and wire.name in chosen.wires([wire.name], topology)
                 known[key] = plan(
                     topology,
                     key[1],
                     chosen,
-                    matchings=None if name == "greedy" else shared,
-                    timing=timing,
+                    matchings=None if strategy == "greedy" else shared,
+                    timing=timing if wire == Float() else None,
                     wire=wire if small else Float(),
                 )
-            if shared is None and name == "matcha":
+            if shared is None and strategy == "matcha":
                 shared = known[key].matchings
         if progress is not None:
             progress(done + 1, len(stops), "budgets")

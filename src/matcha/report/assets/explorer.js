@@ -9,7 +9,13 @@ const pointOf = (name) => {
   const known = points.map((_, i) => i).filter((i) => points[i]);
   return points[known.reduce((best, i) => (distance(i) < distance(best) ? i : best))];
 };
-const styleOf = (name) => Math.max(0, data.strategies.indexOf(name));
+// As its run looks; one that stands for several runs over a wire takes a spare look.
+const styleOf = (name) => {
+  const run = data.runs.find((one) => one.label === name);
+  const place = data.strategies.indexOf(name);
+  if (run || place >= 0) return run?.style ?? place;
+  return data.styles.length - 1 - Object.keys(explorer.net.strategies).indexOf(name) % 7;
+};
 
 const describeLink = (e) => {
   const { net, strategy } = explorer;
