@@ -1,9 +1,15 @@
-"""The pictures of README and docs, drawn from committed result files."""
+"""The pictures of README and docs, drawn from committed result files.
+
+python tools/pictures.py runs/demo-20261119-1300/report.html  # README's: the top of a demo's page
+"""
 
 from __future__ import annotations
 
+import shutil
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from house import draw_house, house_data
@@ -179,6 +185,8 @@ def draw_greedy(data: Data) -> Any:
         axes.axhline(mine[0]["vanilla"], color="#444444", linewidth=0.8, linestyle="--")
         axes.set_title(name, fontsize=10)
         axes.set_xlabel("budget")
+        axes.set_xticks(budgets, [f"{budget:g}" for budget in budgets], fontsize=8)
+        axes.minorticks_off()
     panels[0].set_ylabel("consensus error")
     panels[0].text(0.02, data[0]["vanilla"] * 1.15, "vanilla", fontsize=8, color="#444444")
     panels[0].legend(fontsize=7)
@@ -223,7 +231,35 @@ def draw_classes(data: Data) -> Any:
 
 PICTURES: dict[str, tuple[Callable[[], Data], Callable[[Data], Any]]] = {
     "classes": (classes_data, draw_classes),
+    "greedy": (greedy_data, draw_greedy),
     "headline": (headline_data, draw_headline),
     "house": (house_data, draw_house),
     "tradeoff": (tradeoff_data, draw_tradeoff),
 }
+
+
+def photograph(browser: Any, report: Path, picture: Path) -> None:
+    """The top of a report, from its heading to its first two charts, as a laptop shows it."""
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    page.goto(report.resolve().as_uri())
+    page.wait_for_selector("html[data-complete]", state="attached")
+    foot = page.locator("#chart-time").bounding_box()
+    height = foot["y"] + foot["height"] + 12
+    page.screenshot(path=picture, clip={"x": 0, "y": 0, "width": 1280, "height": height})
+    page.close()
+
+
+def main() -> None:
+    """Make README's picture from the report that the command line names."""
+    from playwright.sync_api import sync_playwright
+
+    path = shutil.which("chromium") or shutil.which("google-chrome")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        images = Path(__file__).parent.parent / "docs" / "images"
+        photograph(browser, Path(sys.argv[1]), images / "page.png")
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -15,6 +15,7 @@ from tests.report.runs import run_of
 import matcha
 from matcha.records import read_run
 from matcha.report import write_report
+from pictures import photograph
 
 WIDTHS = {"desk": 1280, "phone": 390}
 
@@ -391,6 +392,41 @@ def test_a_diverged_run_leaves_the_charts_to_the_others(browser, run_folders, tm
         page.locator("#log").uncheck()
         assert page.evaluate(top) == pytest.approx(1.15 * highest, rel=1e-3)
         assert "run that did not diverge" in page.text_content("#target-note")
+
+
+def test_runs_that_never_reach_the_target_squash_no_others(browser, tmp_path):
+    runs = [
+        run_of([4, 1, 0.4, 0.3, 0.2], strategy="greedy", tmp_path=tmp_path),
+        run_of([4, *[2.0] * 60], strategy="vanilla", tmp_path=tmp_path),
+    ]
+    page_file = write_report(runs, tmp_path / "report.html", target_loss=0.5)
+    end = "document.getElementById('chart-epoch')._fullLayout.xaxis.range[1]"
+    with opened(browser, page_file) as page:
+        assert 2 < page.evaluate(end) < 4
+        assert "Double-click shows runs to their end" in page.text_content("#curves-note")
+        page.locator("#chart-epoch .nsewdrag").dblclick()
+        page.wait_for_timeout(500)
+        assert page.evaluate(end) >= 60
+        picture = tmp_path / "page.png"
+        photograph(browser, page_file, picture)
+        height, width = picture.read_bytes()[20:24], picture.read_bytes()[16:20]
+        assert int.from_bytes(width, "big") == 1280
+        assert 500 < int.from_bytes(height, "big") < 900
+
+
+def test_a_strategy_over_two_wires_has_a_look_for_each(browser, tmp_path):
+    ring = matcha.families.ring(6)
+    plans = [matcha.plan(ring, 0.5, "greedy", wire=wire) for wire in ("float32", "modulo:4")]
+    with opened(browser, write_report([], tmp_path / "plans.html", plans=plans)) as page:
+        names = page.locator("#side-by-side tbody tr").evaluate_all(
+            "(rows) => rows.map((row) => row.dataset.strategy)"
+        )
+        assert names == ["greedy", "greedy, modulo:4"]
+        looks = page.locator("#side-by-side tbody svg line").evaluate_all(
+            "(lines) => lines.map((line) => line.getAttribute('stroke'))"
+        )
+        assert len(set(looks)) == 2
+        assert page.complaints == []
 
 
 def test_no_zero_is_drawn_on_a_logarithmic_axis(browser, tmp_path):

@@ -58,12 +58,18 @@ const hits = (x) => metric !== data.objective ? [] : data.runs.flatMap((run, i) 
       `%{x:.4g} ${NAMES[x]}<extra></extra>`,
   }]);
 
+// What never reached the target would squash those who did: the axis ends a little after the last.
+const decided = (x) => {
+  const last = Math.max(0, ...data.runs.map((run, i) => (shown[i] && run.hit?.[x]) || 0));
+  const longest = Math.max(...data.runs.flatMap((run, i) => shown[i] && run.curves[metric]?.[x] || []));
+  return metric === data.objective && last && longest > 2 * last ? { range: [0, 1.5 * last] } : {};
+};
 const lossChart = (x) => () => {
   const traces = [...bandTraces(metric, x), ...bounds(x), ...curveTraces(metric, x), ...hits(x)];
   // Wires differ by orders of magnitude; who sends nothing has no place there.
   const across = x === "megabytes_sent"
     ? axis("megabytes sent by a worker, in the mean", { type: "log", dtick: 1 })
-    : axis(NAMES[x], { rangemode: "tozero" });
+    : axis(NAMES[x], { rangemode: "tozero", ...decided(x) });
   return { traces: $("log").checked ? withoutZeros(traces) : traces, layout: layoutOf(across,
     valueAxis(NAMES[metric], traces, $("log").checked), targetShapes()) };
 };
@@ -90,7 +96,8 @@ if (losses.length) {
   });
   if (data.target !== null) {
     $("curves-note").textContent = "Circles mark where a run reached the target and stayed there at the next evaluation." +
-      (data.runs.some((run) => run.seeds > 1) ? " Bands are one standard deviation over seeds." : "");
+      (data.runs.some((run) => run.seeds > 1) ? " Bands are one standard deviation over seeds." : "") +
+      (decided("time").range || decided("epoch").range ? " Double-click shows runs to their end." : "");
   }
   for (const x of ["time", "epoch", ...($("bytes").hidden ? [] : ["megabytes_sent"])]) {
     chart(`chart-${x}`, lossChart(x));
