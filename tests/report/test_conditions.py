@@ -87,6 +87,10 @@ def test_a_simulated_clock_tells_what_it_counts(tmp_path):
     assert clock_in_words([simulated(tmp_path, pace=0.005)]) == words
     given = simulated(tmp_path, delays=DELAYS | {"compute_seconds": 0.1})
     assert clock_in_words([given]) == "100 ms of computing per iteration; 10 ms per matching"
+    slower = simulated(tmp_path, delays=DELAYS | {"speeds": (1, 0.25)})
+    assert clock_in_words([slower]) == (
+        "computing as measured, workers at speeds 1, 0.25; 10 ms per matching"
+    )
     assert clock_in_words([simulated(tmp_path), given]) is None
     assert clock_in_words([simulated(tmp_path, clock="wall")]) is None
     assert clock_in_words([]) is None

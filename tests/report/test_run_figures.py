@@ -30,6 +30,15 @@ def test_runs_have_distinct_colours_and_dashes(runs):
     assert len({line.get_linestyle() for line in axes.lines}) == len(runs)
 
 
+def test_a_curve_of_zeros_has_no_logarithmic_axis(runs):
+    """matplotlib warned of it on the terminal; two workers that average agree exactly."""
+    still = replace(
+        runs[0], records=tuple(replace(r, consensus_distance=0.0) for r in runs[0].records)
+    )
+    axes = draw_curves([still], "consensus_distance", "iteration").axes[0]
+    assert axes.get_yscale() == "linear"
+
+
 def test_bars_are_the_workers_loads(runs):
     axes = draw_loads(runs).axes[0]
     heights = [bar.get_height() for bar in axes.containers[0]]

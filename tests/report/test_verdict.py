@@ -126,9 +126,18 @@ def test_a_target_held_at_the_first_evaluation_ranks_no_row():
     first = {"at_first_evaluation": True}
     found = verdict(seeds("greedy", 1.0, 0.0, **first), seeds("matcha", 1.1, 0.0, **first))
     assert found.winner is None
-    assert "the first evaluation found it there already" in found.sentence
+    assert found.sentence.startswith("No verdict: greedy (≤ 1 s) and matcha (≤ 1.1 s) held ")
+    assert "at the first evaluation already: evaluate more often" in found.sentence
     assert verdict(row(**first), row("matcha", 3.0, **first)).winner is None
-    assert verdict(row(**first), row("matcha", 3.0)).winner == 0  # who was later, was later
+    later = verdict(row(**first), row("matcha", 3.0))
+    assert later.winner == 0  # who was later, was later
+    assert "greedy held training loss 0.5 within 2 s, before matcha" in later.sentence
+    assert verdict(row(**first)).winner is None
+
+
+def test_when_all_diverged_they_are_not_listed():
+    lost = [row(name, None, diverged_at=3) for name in ("greedy", "matcha")]
+    assert "; all diverged; " in verdict(*lost).sentence
 
 
 def test_equal_times_of_one_seed_are_a_tie_in_this_run():

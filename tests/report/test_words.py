@@ -13,6 +13,10 @@ def test_seconds_are_said_as_people_say_them(value, text):
     assert words.seconds(value) == text
 
 
+def test_what_is_no_number_is_a_dash():
+    assert [words.number(x) for x in (None, float("nan"), 0.0)] == ["–", "–", "0"]
+
+
 def test_text_alternatives_hold_the_numbers():
     runs = [{"label": "a", "curves": {"train_loss": {"y": [2.0, 0.5], "epoch": [1, 9]}}}]
     told = words.curve_text({"runs": runs}, "train_loss", "epoch")

@@ -213,7 +213,7 @@ def plot_curves(
         axes.plot([], [], lw=0.8, color="#555555", label=explained)
     if target is not None:
         axes.axhline(target, color="#555555", lw=0.8, ls=":")
-    if metric != "test_accuracy":
+    if metric != "test_accuracy" and (sound or is_any_diverged):
         axes.set_yscale("log", nonpositive="mask")  # and not a fall to the axis' foot
     if is_any_diverged and sound:  # the last values of a diverged run would flatten all others
         axes.set_ylim(min(sound) / 1.15, max(sound) * 1.15)

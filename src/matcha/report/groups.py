@@ -46,12 +46,16 @@ def clock_in_words(runs: Sequence[Run]) -> str | None:
     if not runs or {run.header.clock for run in runs} != {"simulated"} or difference(runs):
         return None
     pace, links = _measured(runs[0]), _links(runs[0])
-    given = _delays(runs[0]).get("compute_seconds")
+    delays = _delays(runs[0])
+    given, speeds = delays.get("compute_seconds"), delays.get("speeds")
     parts = []
     if given is not None:
         parts.append(f"{words.seconds(given)} of computing per iteration")
     elif pace is not None:
         parts.append(f"{words.seconds(pace)} of computing per iteration, as measured")
+    if speeds:
+        measured = "" if parts else "computing as measured, "
+        parts.append(f"{measured}workers at speeds {', '.join(map(str, speeds))}")
     if links is not None:
         parts.append(f"{links} per matching")
     return "; ".join(parts) or None

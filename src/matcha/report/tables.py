@@ -78,13 +78,22 @@ def columns(summaries: Sequence[Mapping[str, Any]]) -> list[Column]:
         Column(key="function_distance", heading="outputs apart", show=words.number, best=min),
         *each("clock", "time", "run time", show=words.seconds),
     ]
-    return [c for c in every if any(c.value(row) not in _USUAL for row in summaries)]
+    # A delay model in seconds says again what the clock says.
+    told = all(row["comm_seconds"] is not None for row in summaries)
+    return [
+        c
+        for c in every
+        if any(c.value(row) not in _USUAL for row in summaries)
+        and not (told and c.only == ("unit", "seconds"))
+    ]
 
 
 def cell(column: Column, row: Mapping[str, Any]) -> str:
     """A value for people, with its deviation over the seeds where there are several."""
     value = column.value(row)
     text, spread = column.show(value), row["deviations"].get(column.key)
+    if column.key == "time_to_target" and row["at_first_evaluation"] and value is not None:
+        return f"≤ {text}"
     return text if spread is None or value is None else f"{text} ± {column.show(spread)}"
 
 

@@ -151,7 +151,7 @@ def judge(
     if idle is not None:
         return without_winner(_needs_nothing(idle, what, f", no later than {best.label}"))
     equal = [row for row in standing if row is best or not is_sooner(best, row)]
-    if len(equal) > 1:
+    if len(equal) > 1 or (len(rows) == 1 and best.at_first_evaluation):
         return without_winner(_tie(equal, rows, timed, what))
     turn = "" if link_time is None else _turn(best, standing, link_time)
     return Verdict(
@@ -261,11 +261,14 @@ def _tie(
 ) -> str:
     best = equal[0]
     names = words.join_names([f"{row.label} ({_time(row)})" for row in equal])
+    if any(row.at_first_evaluation for row in equal):
+        return (
+            f"No verdict: {names} held {what} at the first evaluation already: evaluate more "
+            "often, or give a lower target."
+        )
     where = " in this run" if best.seeds == 1 else ""
     why = (
-        "the first evaluation found it there already: evaluate more often, or give a lower target"
-        if any(row.at_first_evaluation for row in equal)
-        else "the difference is within the spread over the seeds"
+        "the difference is within the spread over the seeds"
         if any(row.seeds > 1 for row in equal)
         else "their times are equal"
     )
@@ -283,7 +286,8 @@ def _tie(
 def _praise(best: Summary, rows: Sequence[Summary], timed: Sequence[Summary], what: str) -> str:
     contenders = [row for row in timed if not row.idle]
     clock = " (simulated)" if best.clock == "simulated" else ""
-    first = f"{best.label} held {what} after {_time(best)}{clock}"
+    after = f"after {_time(best)}".replace("after ≤", "within")
+    first = f"{best.label} held {what} {after}{clock}"
     after = [row for row in contenders if row is not best and is_sooner(best, row)]
     references = [row for name in REFERENCES for row in after if row.strategy == name]
     if references:
@@ -344,6 +348,8 @@ def _time(row: Summary) -> str:
     """The time to the target, with its deviation over the seeds where there are several."""
     spread = row.deviations.get("time_to_target")
     time = words.seconds(row.time_to_target)
+    if row.at_first_evaluation:
+        return f"≤ {time}"
     return time if spread is None else f"{time} ± {words.seconds(spread)}"
 
 
@@ -358,4 +364,6 @@ def _plain(rows: Sequence[Summary]) -> str:
     span = epochs if least == most else f"{least:g} to {epochs}"
     said = f"{count_noun(len(rows), 'run')} of {span}"
     lost = [row.label for row in rows if row.diverged_at is not None]
+    if len(lost) == len(rows) > 1:
+        return f"{said}; all diverged."
     return f"{said}; {words.join_names(lost)} diverged." if lost else f"{said}."

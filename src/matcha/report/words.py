@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -47,7 +48,7 @@ def number(value: float | None, digits: int = 4) -> str:
     >>> number(0.123456), number(31710.4), number(None)
     ('0.1235', '31,710', '–')
     """
-    if value is None:
+    if value is None or math.isnan(value):
         return "–"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.{digits}g}"
 
