@@ -13,4 +13,5 @@ def test_keys_are_made_shown_and_revoked(tmp_path):
     assert done.returncode == 0, done.stderr
     assert [c["revoked"] for c in json.loads(done.stdout)].count(True) == 1
     shown = matcha_command("keys", "show", tmp_path / "keys")
-    assert "revoked" in shown.stdout
+    assert shown.stdout.count(" revoked ") == 1
+    assert shown.stdout.count(" valid ") >= 2  # the heading's "valid until", and the others

@@ -23,6 +23,14 @@ def test_the_table_says_what_the_plan_promises(tmp_path):
         assert part in done.stdout
 
 
+def test_a_round_that_uses_a_matching_twice_says_how_often(tmp_path):
+    """1.0000 stood there beside 3.5 units per iteration of three matchings."""
+    done = matcha_command("plan", "complete:8", "-s", "hypercube")
+    assert "3.5 units per iteration" in done.stdout
+    assert done.stdout.count("1.1667") == 3
+    assert "activation" not in done.stdout
+
+
 def test_json_output_is_the_plan(tmp_path):
     output = tmp_path / "deep" / "plan.json"
     done = matcha_command("plan", "ring:6", "-b", "0.3", "--seed", "4", "--json", "-o", output)

@@ -94,9 +94,9 @@ def _print(certificates: list[Any], as_json: bool) -> None:
             ]
         )
         return
-    table = Table("", "valid until", "", "fingerprint (SHA-256)")
+    table = Table("", "valid until", "state", "fingerprint (SHA-256)")
     now = datetime.now(timezone.utc)
     for c in certificates:
-        state = "revoked" if c.revoked else "expired" if c.end < now else ""
+        state = "revoked" if c.revoked else "expired" if c.end < now else "valid"
         table.add_row(c.name, f"{c.end:%Y-%m-%d %H:%M}", state, c.fingerprint[:32] + "…")
     console.print(table)

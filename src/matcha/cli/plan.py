@@ -185,14 +185,16 @@ def print_plan(plan: Plan) -> None:
 def _matchings_table(plan: Plan, title: str) -> Table:
     table = Table(title=title, title_justify="left")
     table.add_column("matching", justify="right")
-    table.add_column("activation", justify="right")
+    rows = _distinct(plan)
+    most = max(1.0, *(p for _, p in rows))
+    # A round of more than one matching's time may use a matching more than once.
+    table.add_column("activation" if most == 1 else "times per iteration", justify="right")
     table.add_column("")
     table.add_column(f"time ({plan.timing.unit})", justify="right")
     table.add_column("links")
     shown = 12
-    rows = _distinct(plan)
     for number, (matching, p) in enumerate(rows[:shown], start=1):
-        bar = "█" * round(12 * p) or "·"
+        bar = "█" * round(12 * p / most) or "·"
         time = f"{plan.timing.matching_time(matching):.3g}"
         table.add_row(str(number), f"{p:.4f}", bar, time, _links(plan, matching))
     if len(rows) > shown:
@@ -203,7 +205,7 @@ def _matchings_table(plan: Plan, title: str) -> Table:
 def _distinct(plan: Plan) -> list[tuple[Matching, float]]:
     """Each matching once, with how often it is active: a cycle may hold it with several weights."""
     found: dict[Matching, float] = {}
-    for matching, p in zip(plan.matchings, plan.probabilities, strict=True):
+    for matching, p in zip(plan.matchings, plan.schedule.uses, strict=True):
         key = tuple(sorted(matching))
         found[key] = found.get(key, 0.0) + p
     return list(found.items())

@@ -82,7 +82,9 @@ def simulate_command(
     momentum: opt.Momentum = "local",
     model: opt.Model = None,
     overlap: bool = typer.Option(
-        False, help="Mix before the step (x ← Wx − ηu), so that the exchange overlaps the gradient."
+        False,
+        "--overlap",
+        help="Mix before the step (x ← Wx − ηu), so that the exchange overlaps the gradient.",
     ),
     partition: opt.Partition = "iid",
     concentration: float = typer.Option(
@@ -112,7 +114,9 @@ def simulate_command(
         None, help="Speed of each worker, with commas: in 1,1,1,0.25 the last is 4 times slower."
     ),
     asynchronous: bool = typer.Option(
-        False, help="Run each plan of pairs once more with meetings whenever both have time."
+        False,
+        "--asynchronous",
+        help="Run each plan of pairs once more with meetings whenever both have time.",
     ),
     output: opt.Folder = Path("runs/simulate"),
     resume: opt.Resume = False,

@@ -75,11 +75,11 @@ class Tuning:
         rate = "" if best.learning_rate is None else f", at learning rate {best.learning_rate:.4g}"
         factor = best.rate_factor
         if factor is not None and not (best.tried and factor == 1.0):
-            rate += (
-                f": {factor:.2g} of exact averaging's"
-                if rate
-                else (f"; use {factor:.2g} of the learning rate")
-            )
+            share = f"{factor:.2g}"
+            if not rate:
+                rate = f"; use {share} of the learning rate"
+            else:
+                rate += f", {'the same as' if share == '1' else f'{share} of'} exact averaging's"
         how = "reached" if best.tried else "is predicted to reach"
         lines = [
             f"{best.label}: the average model {how} the target after about "
