@@ -286,8 +286,8 @@ def _tie(
 def _praise(best: Summary, rows: Sequence[Summary], timed: Sequence[Summary], what: str) -> str:
     contenders = [row for row in timed if not row.idle]
     clock = " (simulated)" if best.clock == "simulated" else ""
-    after = f"after {_time(best)}".replace("after ≤", "within")
-    first = f"{best.label} held {what} {after}{clock}"
+    when = f"after {_time(best)}".replace("after ≤", "within")
+    first = f"{best.label} held {what} {when}{clock}"
     after = [row for row in contenders if row is not best and is_sooner(best, row)]
     references = [row for name in REFERENCES for row in after if row.strategy == name]
     if references:
