@@ -30,7 +30,7 @@ _BEAT_SECONDS = 0.5
 _SHARE = 0.01  # of one processor's time, at most, for reading records
 _SHOWN_ROUNDS = 6  # of those since a page asked last
 _FAR = 2_000  # iterations; who asks more rarely is shown the last of them
-_PATIENCE_SECONDS = 8.0  # for open pages to fetch the report at the end
+_PATIENCE_SECONDS = 10.0  # for open pages to fetch the report at the end
 
 
 def parse_address(where: str) -> tuple[str, int]:
@@ -129,11 +129,14 @@ class _View:
         recent = time.monotonic() - _PATIENCE_SECONDS
         return any(asked > recent for asked in list(self._readers.values()))
 
-    def page(self, reader: str) -> str | None:
+    def forget(self, reader: str) -> None:
+        """A page has all that it asked for; if it is live it asks again."""
+        self._readers.pop(reader, None)
+
+    def page(self) -> str | None:
         """The page as it is now; None before there is a run."""
         with self._lock:
             self._refresh()
-            self._readers.pop(reader, None)
             if not self._runs:
                 return None
             payload = build_payload(self._runs)
@@ -333,12 +336,13 @@ class _Handler(BaseHTTPRequestHandler):
         if not self.server.allows(self.headers.get("Host"), query.get("token", [""])[0]):
             self._answer(403, "text/plain", "open the address that was printed, token and all.")
         elif asked.path == "/":
-            page = view.page(reader)
+            page = view.page()
             if page is None:
                 text = _WAITING.format(html.escape(str(view.folder)))
                 self._answer(200, "text/html", text, {"Refresh": "1"})
             else:
                 self._answer(200, "text/html", page)
+                view.forget(reader)  # only now: the last page is awaited
         elif asked.path == "/data":
             self._answer(200, "application/json", view.data(query.get("version", [""])[0]))
         elif asked.path == "/now":
