@@ -10,7 +10,7 @@ from tests.simulation.tasks import er8
 
 import matcha
 from matcha.errors import InputError
-from matcha.records import read_run
+from matcha.records import Record, read_run
 from matcha.simulation import Constant, Delays, Engine, Runner, Settings, Simulation
 from matcha.simulation.simulate import CHECKPOINT, on_threads
 from matcha.training.jobs import Job, check_free, make_jobs
@@ -158,11 +158,11 @@ def test_workers_side_by_side_train_to_the_same_bits():
     plan = matcha.plan(matcha.families.paper("er8"), 0.5, "periodic")
     engine = Simulation(task, plan, settings).engine
 
-    def train(beside: Engine | None) -> tuple[list[float | None], torch.Tensor]:
+    def train(beside: Engine | None) -> tuple[list[Record], torch.Tensor]:
         with on_threads(2), on_threads(1, beside):
             assert (engine._pool is not None) == (beside is not None)
             run = list(Simulation(task, plan, settings, engine=engine))
-        return [record.train_loss for record in run], engine.workers.parameters.clone()
+        return run, engine.workers.parameters.clone()
 
     (alone, first), (together, second) = train(None), train(engine)
     assert alone == together

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -51,6 +52,7 @@ from matcha.wires import Float, TopK, Wire
 
 _WARMUP = 2
 """Iterations before any is timed: caches and threads start cold."""
+T = TypeVar("T")
 _SIDE_BY_SIDE = 4
 """Workers whose gradients are computed at once, at most: more would wait for Python's lock."""
 
@@ -246,8 +248,7 @@ class Engine:
             self._gradients_at_once(inputs, targets)
             return
         if self._pool is not None:
-            workers = range(self.task.num_workers)
-            list(self._pool.map(self._gradient, workers, inputs, targets))
+            self.each(self._gradient, range(self.task.num_workers), inputs, targets)
             return
         with self._fork() as worker_stream:
             for i in range(self.task.num_workers):
@@ -263,6 +264,15 @@ class Engine:
         self.losses[worker].add_(loss.detach())
         for old, new in zip(self.carried[worker], carried, strict=True):
             old.copy_(new.detach())
+
+    @property
+    def one_by_one(self) -> bool:
+        """Whether workers are not computed `side_by_side`."""
+        return self._pool is None
+
+    def each(self, function: Callable[..., T], *items: Iterable[Any]) -> list[T]:
+        """What a function makes of each item, one after another or `side_by_side`."""
+        return list((map if self._pool is None else self._pool.map)(function, *items))
 
     @contextlib.contextmanager
     def side_by_side(self, threads: int) -> Iterator[None]:
