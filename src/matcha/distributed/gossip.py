@@ -418,11 +418,6 @@ class Gossip:
     ) -> Path:
         """Write a checkpoint of all workers; see `checkpoint.checkpoint`. A collective call."""
         self.state.leave_average("save()")
-        if self.state.has_changed:
-            raise InputError(
-                "a checkpoint is for the workers with which a team started, but this one has "
-                "changed: save averaged_state_dict() on one of its workers."
-            )
         self.state.momentum.check_saving()
         return save_checkpoint(
             self.state,

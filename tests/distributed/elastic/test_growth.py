@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -17,15 +18,17 @@ import matcha
 from matcha import families
 from matcha._io.keys import Keys, issue, new_keys
 from matcha.distributed import Gossip, GossipOptions, LinkTransport
+from matcha.distributed.checkpoint.checkpoint import checkpoints
 from matcha.distributed.elastic import growth
 from matcha.distributed.elastic.shard import Shard, batch_of
 from matcha.distributed.launch.environment import join_team
 from matcha.distributed.links.joining import Joining, Sponsorship
 from matcha.distributed.links.listener import JoinRequest, RefusedError
-from matcha.errors import ExchangeError, InputError
-from matcha.plans import Events, Join, Leave
+from matcha.errors import DataError, ExchangeError, InputError
+from matcha.plans import Events, Join, Leave, Loss
 from matcha.simulation import Simulation
 from matcha.strategies.planning import in_stages, with_workers
+from matcha.testing import run_threads
 from matcha.training.dealing import DealtTask
 from matcha.training.optimizers import SGD
 from matcha.training.rates import Constant
@@ -189,6 +192,15 @@ def grow_and_shrink(tmp_path: Path, *, secure: bool) -> None:
     staged = results[0][1]
     assert [level.members for level in staged.levels[-1:]] == [(0, 1, 3, 4, 5)]
     starts = [stage.start for stage in staged.stages]
+    events = Events(joins=joins_of(results, staged), leaves=(Leave(worker=2, at=starts[-1]),))
+    check_simulated(results, staged, events, end=-(-(starts[-1] + 5) // steps_per_epoch()))
+
+
+def steps_per_epoch() -> int:
+    return digits().steps_per_epoch
+
+
+def joins_of(results, staged) -> tuple[Join, ...]:
     joins = []
     for before, at in zip(staged.stages, staged.stages[1:], strict=False):
         new = {*staged.level_at(at.start).members} - {*staged.level_at(before.start).members}
@@ -196,20 +208,97 @@ def grow_and_shrink(tmp_path: Path, *, secure: bool) -> None:
             Join(worker=w, at=at.start, donor=results[w][2], links=staged.topology.neighbors(w))
             for w in sorted(new)
         ]
-    events = Events(joins=tuple(joins), leaves=(Leave(worker=2, at=starts[-1]),))
-    end = -(-(starts[-1] + 5) // digits().steps_per_epoch)
-    settings = Settings(
-        epochs=end,
-        optimizer=SETTINGS.optimizer,
-        schedule=SETTINGS.schedule,
-        execution=SETTINGS.execution,
-    )
+    return tuple(joins)
+
+
+def check_simulated(results, staged, events, *, end: int) -> None:
+    """After so many epochs the simulator's workers are where the last members are."""
+    settings = replace(SETTINGS, epochs=end)
     simulation = Simulation(digits(), staged, settings, events=events, compute_time=0.0)
     list(simulation)
     stacked = sorted(simulation.engine.workers.stacked().items())
-    right = torch.cat([values.reshape(6, -1) for _, values in stacked], dim=1).numpy()
-    for worker in (0, 1, 3, 4, 5):
+    number = staged.topology.num_workers
+    right = torch.cat([values.reshape(number, -1) for _, values in stacked], dim=1).numpy()
+    for worker in staged.levels[-1].members:
         np.testing.assert_allclose(results[worker][0], right[worker], rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("way", ["its neighbours", "join"])
+def test_a_lost_worker_returns_to_a_team_that_has_changed(way, monkeypatch) -> None:
+    """While it was away one joined and the one that plans left."""
+    monkeypatch.setenv("MATCHA_TOKEN", TOKEN)
+    monkeypatch.setattr(growth, "_HOLD", PATIENCE)
+    team, lost_at = Team(matcha.plan(families.ring(4), 0.5, "greedy")), 10
+    here, away, returns = threading.Barrier(4), threading.Event(), threading.Barrier(4)
+    ends: set[int] = set()
+
+    def stay(trainee) -> None:
+        gossip, steps = trainee.gossip, steps_per_epoch()
+        if gossip.rank < 4:
+            while gossip.iteration < lost_at:
+                trainee.step()
+            here.wait(PATIENCE)
+            assert away.wait(PATIENCE)
+        if gossip.rank == 0:
+            while len(trainee.stages) < 2:
+                trainee.step()
+            gossip.leave()
+            while gossip.rank in gossip.members:
+                trainee.step()
+            return
+        trainee.run_to_stage(3)
+        ends.add(gossip.iteration)
+        returns.wait(PATIENCE)
+        if 2 in gossip.plan.topology.neighbors(gossip.rank):
+            wait_for_links(gossip, {2})
+        while gossip.iteration < max(ends) + steps:
+            trainee.step()
+
+    def lose(trainee) -> None:
+        while trainee.gossip.iteration < lost_at:
+            trainee.step()
+        here.wait(PATIENCE)
+        vanish(trainee.gossip.state.transport)
+        away.set()
+
+    def come_back(trainee) -> None:
+        assert trainee.gossip.iteration == max(ends)
+        assert trainee.gossip.num_workers == 4
+        near = {*trainee.gossip.plan.topology.neighbors(2)} & {*range(1, 5)}
+        wait_for_links(trainee.gossip, near)
+        while trainee.gossip.iteration < max(ends) + steps_per_epoch():
+            trainee.step()
+
+    for rank in range(4):
+        team.start(rank, lose if rank == 2 else stay)
+    assert away.wait(PATIENCE)
+    team.join(stay, rank=4)
+    returns.wait(PATIENCE)
+    team.start(2, come_back) if way == "its neighbours" else team.join(come_back, rank=2)
+    results = team.wait()
+
+    staged, (end,) = results[1][1], ends
+    assert [level.members for level in staged.levels] == [
+        (0, 1, 2, 3),
+        (0, 1, 2, 3, 4),
+        (1, 2, 3, 4),
+    ]
+    joins = joins_of(results, staged)
+    back = Loss(worker=2, at=lost_at, back=end, donor=results[2][2])
+    leave = Leave(worker=0, at=staged.stages[-1].start)
+    events = Events(losses=(back,), joins=joins, leaves=(leave,))
+    check_simulated(results, staged, events, end=end // steps_per_epoch() + 1)
+
+
+def wait_for_links(gossip, peers: set[int]) -> None:
+    transport = gossip.state.transport
+
+    def are_up() -> bool:
+        gossip.membership.tend()
+        with transport.lock:
+            return peers <= {each.peer for each in transport.live_connections()}
+
+    wait_until(are_up)
 
 
 def test_strangers_do_not_join_and_training_goes_on(tmp_path) -> None:
@@ -269,6 +358,47 @@ def test_a_worker_joins_a_team_that_goes_on_without_those_it_loses() -> None:
     with pytest.raises(InputError, match="leave on_loss out"):
         GossipOptions(join="a:1", on_loss="stop")
     assert GossipOptions(join="a:1").with_launcher().on_loss == "continue"
+
+
+def test_a_team_that_has_changed_is_saved_and_another_starts_from_its_average(
+    tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setenv("MATCHA_TOKEN", TOKEN)
+    team, averages = Team(matcha.plan(families.ring(3), 0.5, "greedy")), []
+
+    def go(trainee) -> None:
+        while len(trainee.stages) < 2:
+            trainee.step()
+        trainee.gossip.leave()
+        while trainee.gossip.rank in trainee.gossip.members:
+            trainee.step()
+
+    def stay(trainee) -> None:
+        trainee.run_to_stage(3)
+        trainee.gossip.save(tmp_path / "saved", extra={"rank": trainee.gossip.rank})
+        averages.append(trainee.gossip.averaged_state_dict())
+
+    for rank in range(3):
+        team.start(rank, go if rank == 0 else stay)
+    team.join(stay)
+    team.wait()
+    (info,) = checkpoints(tmp_path / "saved")
+    assert (info.workers, info.is_whole) == ([1, 2, 3], True)
+
+    def resume(transport):
+        model = digits().model().double()
+        optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9)
+        plan = matcha.plan(families.complete(2), 0.5, "vanilla")
+        gossip = Gossip(model, optimizer, plan, transport=transport)
+        with pytest.raises(DataError, match=r"of workers 1, 2, 3 of a team that had changed"):
+            gossip.load(tmp_path / "saved")
+        assert gossip.load(tmp_path / "saved", average=True) == {"rank": 1}
+        assert gossip.iteration == info.iteration
+        return model.state_dict()
+
+    for model in run_threads(2, resume):
+        for name, value in model.items():
+            torch.testing.assert_close(value, averages[0][name], rtol=0, atol=1e-12)
 
 
 def test_each_example_is_dealt_once_in_each_pass_whoever_comes_and_goes() -> None:
@@ -335,3 +465,35 @@ def test_the_next_one_plans_when_the_planner_is_lost(monkeypatch) -> None:
     results = team.wait()
     assert {1, 2, 3, 4} <= results.keys()
     assert gone.is_set()
+
+
+def test_who_has_left_for_good_is_not_waited_for_when_the_next_one_leaves(monkeypatch) -> None:
+    """A call waits for those who were lost just now; this one said that it would not come back."""
+    waited: list[list[int]] = []
+    ask = LinkTransport._may_return
+
+    def noted(self) -> list[int]:
+        waited.append(ask(self))
+        return waited[-1]
+
+    monkeypatch.setattr(LinkTransport, "_may_return", noted)
+    team = Team(matcha.plan(families.ring(5), 0.5, "greedy"))
+
+    def go(number):
+        def work(trainee) -> None:
+            while len(trainee.stages) < number:
+                trainee.step()
+            trainee.gossip.leave()
+            while trainee.gossip.rank in trainee.gossip.members:
+                trainee.step()
+
+        return work
+
+    def stay(trainee) -> None:
+        trainee.run_to_stage(3)
+
+    for rank, work in enumerate([go(0), stay, stay, go(2), stay]):
+        team.start(rank, work)
+    assert team.wait()[1][1].levels[-1].members == (1, 2, 4)
+    assert waited
+    assert not any(waited)

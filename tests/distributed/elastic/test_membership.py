@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from tests.distributed import cases
 from tests.distributed.links.linked import cut_off, local_peers, mend, run_linked, vanish
@@ -19,6 +20,7 @@ import matcha.distributed
 from matcha import families
 from matcha.distributed import Gossip, LinkTransport
 from matcha.distributed.checkpoint.snapshot import dump_snapshot
+from matcha.distributed.elastic.membership import Welcome
 from matcha.distributed.links.framing import FrameStream, Kind
 from matcha.distributed.transports.collectives import barrier
 from matcha.distributed.transports.deadlines import Pace
@@ -414,3 +416,40 @@ def test_a_bit_that_is_flipped_on_plain_tcp_costs_one_meeting(monkeypatch, caplo
 
     assert [shift for _, shift in run_linked(plan.topology, work)] == [0.0, 0.0]
     assert "changed on its way" in caplog.text
+
+
+def test_a_newcomer_that_asks_while_another_is_answered_gets_the_average_too(monkeypatch) -> None:
+    """Its request came between the state for the first and those for all others, and it got one."""
+    plan = cases.make_plan("vanilla", "laplacian")
+    given: list[tuple[bytes, list[int]]] = []
+
+    def work(transport):
+        worker = Worker(transport, plan)
+        if transport.rank:
+            return
+        states, membership = transport.states, worker.gossip.membership
+
+        def dump(*arguments) -> bytes:
+            states.requests |= {2}
+            return dump_snapshot(*arguments)
+
+        give = states.give
+        monkeypatch.setattr(matcha.distributed.elastic.membership, "dump_snapshot", dump)
+        monkeypatch.setattr(
+            states,
+            "give",
+            lambda contents, to: (given.append((contents[0], [*to])), give(contents, to)),
+        )
+        averaging = worker.gossip.state.averaging
+        average = [torch.full_like(value, 7.0) for value in averaging.values()]
+        membership.welcome = Welcome(workers=frozenset({1, 2}), values=average)
+        states.requests |= {1}
+        while states.requests or not given:
+            membership.tend()
+
+    run_linked(plan.topology, work)
+    assert [to for _, to in given] == [[1], [2]]
+    for content, _ in given:
+        model = {n: t for n, t in safetensors.torch.load(content).items() if n.startswith("model/")}
+        assert model
+        assert all((tensor == 7.0).all() for tensor in model.values())

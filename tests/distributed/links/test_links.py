@@ -183,7 +183,7 @@ def test_a_neighbour_that_is_held_up_is_not_the_only_one_asked_for_a_state() -> 
         elif transport.rank == 1:
             while not done.is_set():
                 if transport.states.requests:
-                    transport.states.give([b"of worker 1"])
+                    transport.states.give([b"of worker 1"], [*transport.states.requests])
                 time.sleep(0.01)
         else:
             transport.close()

@@ -6,7 +6,9 @@ folder, or each host may have its own: every worker writes the list where it wro
 is pickled, so loading a checkpoint cannot run code.
 
 A checkpoint that was written while workers were away is partial: its list lacks their files. Only a
-team that goes on without lost workers resumes from it, as there the others give those a state.
+team that goes on without lost workers resumes from it, as there the others give those a state. One
+of a team in which workers have joined, or which some have left for good, holds the files of those
+in its plan; a new team starts from their average.
 """
 
 from __future__ import annotations
@@ -53,6 +55,8 @@ class CheckpointInfo:
     layout_digest: str
     files: dict[str, tuple[int, int]]
     """Size and CRC-32 of each worker's file."""
+    left: frozenset[int] | None
+    """Who was in the team no more, where it had changed since it started; else None."""
     identity: dict[str, Any] | None
     """What was trained, if it was a task of this package."""
     kinds: dict[str, str]
@@ -68,7 +72,7 @@ class CheckpointInfo:
     @property
     def is_whole(self) -> bool:
         """Whether it has the file of every worker."""
-        return len(self.files) == self.num_workers
+        return len(self.files) == self.num_workers - len(self.left or ())
 
     def check(self, *names: str) -> None:
         """Compare files with what was written.
@@ -182,7 +186,7 @@ def save_checkpoint(
     # Shared folder or not: all workers remove what one of them has too many of.
     known = sorted({iteration for older in listed.values() for iteration, _ in older})
     surplus = known[: max(0, len(known) + 1 - keep)]
-    if len(files) < state.transport.num_workers:
+    if len(files) < len(state.plan.level_at(state.iteration).members):
         # A worker is away, so this one does not load for all: the last that does must stay.
         whole = [k for k in known if all((k, True) in map(tuple, old) for old in listed.values())]
         surplus = [k for k in surplus if k not in whole[-1:]]
@@ -324,6 +328,7 @@ def _info(folder: Path, document: dict[str, Any]) -> CheckpointInfo:
         plan_digest=document["plan_digest"],
         layout_digest=document["layout_digest"],
         files={name: (size, crc) for name, (size, crc) in document["files"].items()},
+        left=frozenset(document["team"]["gone"]) if document.get("team") else None,
         identity=document.get("identity"),
         kinds=dict(document.get("kinds", {})),
         digest=fingerprint(document),
@@ -454,6 +459,11 @@ def _verdict(state: WorkerState, info: CheckpointInfo | None, average: bool, fil
     if info is None:  # it takes a neighbour's state
         return ""
     names = sorted(info.files)
+    if info.left is not None and not average:
+        return (
+            f"{info.path} is of workers {', '.join(map(str, info.workers))} of a team that had "
+            "changed since it started: average=True starts from the average of their models."
+        )
     if average:
         names = names[state.rank :: state.transport.num_workers]  # each file is checked once
     else:

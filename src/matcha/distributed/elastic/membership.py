@@ -143,12 +143,13 @@ class Membership:
         transport, pace = self._transport, self._state.pace.seconds
         if pace is not None:
             transport.max_lag = max(_MIN_LAG, _MAX_LAG_SECONDS / pace)
-        if transport.states.requests:
+        if asked := frozenset(transport.states.requests):  # more may come while a state is written
             extra = {"calls": transport.collectives.number, "carried": self._give()}
-            if self.welcome is not None:
+            new = asked & self.welcome.workers if self.welcome is not None else frozenset()
+            if self.welcome is not None and new:
                 with self._state.averaging.holding(self.welcome.values):
-                    content = dump_snapshot(self._state, extra)
-                transport.states.give([content], self.welcome.workers)
-            transport.states.give([dump_snapshot(self._state, extra)])
+                    transport.states.give([dump_snapshot(self._state, extra)], new)
+            if asked - new:
+                transport.states.give([dump_snapshot(self._state, extra)], asked - new)
         if transport.is_behind:
             self.rejoin()

@@ -32,10 +32,11 @@ import torch
 
 from matcha.distributed.links.framing import ClosedError, FrameStream, Kind
 from matcha.distributed.links.link_state import Update
-from matcha.distributed.transports.base import MAX_TAG, Buffer
+from matcha.distributed.transports.base import MAX_TAG, Buffer, Pending
 from matcha.distributed.transports.deadlines import Durations
+from matcha.errors import PeerLostError
 
-__all__ = ["Connection", "Limits", "LinkState", "Transfer"]
+__all__ = ["Connection", "Limits", "LinkState", "Transfer", "Transfers", "WaitRules"]
 
 _log = logging.getLogger("matcha.links")
 _SMALL = 1 << 16  # bytes of a message that is kept if it arrives before its receive is posted
@@ -201,8 +202,8 @@ class Connection:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing waits to be sent."""
-        return not self._queue
+        """Whether nothing waits to be sent, or ever will be."""
+        return not self._queue or self.state is LinkState.ENDED
 
     def will_send(self, kind: Kind, tag: int) -> bool:
         """Whether such a frame waits to be sent already."""
@@ -339,6 +340,66 @@ class Connection:
         assert transfer.view is not None
         if size != len(transfer.view):
             raise ClosedError(f"sent {size} bytes where {len(transfer.view)} were expected")
+
+
+@dataclass(frozen=True, slots=True)
+class WaitRules:
+    """What a wait needs of the rules."""
+
+    lock: threading.RLock
+    changed: threading.Condition
+    end_reason: Callable[[int], str]
+    lost_error: Callable[[int, str, float], PeerLostError]
+    anyone_is_away: Callable[[], bool]
+    end: Callable[[Connection, str], None]
+
+
+class Transfers(Pending):
+    """The messages of one post, and what waiting for them may end in."""
+
+    def __init__(self, rules: WaitRules, transfers: list[tuple[int, Transfer | None]]) -> None:
+        self.rules = rules
+        self.transfers = transfers
+
+    def has_come(self) -> bool:
+        """Whether `wait` would return at once."""
+        with self.rules.lock:  # of a connection that has ended `wait` tells
+            return all(
+                each is None or each.done or each.connection.state is LinkState.ENDED
+                for _, each in self.transfers
+            )
+
+    def wait(self, timeout: float) -> None:
+        """Wait for all of them; raises for a neighbour that was lost."""
+        patience = min(2.0, 0.2 * timeout)
+        self.end = time.monotonic() + timeout - patience
+        while self.transfers:
+            peer, transfer = self.transfers[0]
+            problem = self._wait_for(peer, transfer, timeout, patience)
+            if problem is not None:
+                if transfer is not None:
+                    transfer.connection.join_reader()
+                raise self.rules.lost_error(peer, problem, patience)
+            self.transfers.pop(0)
+
+    def _wait_for(
+        self, peer: int, transfer: Transfer | None, timeout: float, patience: float
+    ) -> str | None:
+        """What the peer did instead of its part of a transfer; None once that is done."""
+        rules = self.rules
+        with rules.lock:
+            if transfer is None:
+                return rules.end_reason(peer)
+            while not transfer.is_done:
+                if transfer.connection.end_reason is not None:
+                    return transfer.connection.end_reason
+                if (now := time.monotonic()) <= self.end:
+                    rules.changed.wait(self.end - now)
+                elif rules.anyone_is_away():
+                    self.end = now + timeout - patience
+                else:
+                    rules.end(transfer.connection, f"did not answer within {timeout:g} s")
+        return None
 
 
 def _bytes(tensor: torch.Tensor) -> memoryview:

@@ -352,7 +352,9 @@ class Joining:
         known = None if self._rank not in self._there else self._addresses[self._rank]
         family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
         while known is None and self._listen is None:
-            own = self._host, free_ports(self._host, 1)[0]
+            # A worker that was lost from this host comes back to its own.
+            others = {address[1] for address in self._addresses if address is not None}
+            own = self._host, free_ports(self._host, 1, others)[0]
             with suppress(OSError):  # another newcomer on this host was quicker: the next port
                 return own, socket.create_server(own, family=family)
         # A place that is kept has the address that others know.

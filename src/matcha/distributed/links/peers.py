@@ -6,7 +6,7 @@ import hashlib
 import os
 import re
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -240,12 +240,15 @@ def meet(rank: int, num_workers: int, own: Address, timeout: float) -> Peers:
     return Peers(addresses=tuple((host, int(port)) for host, port in split))
 
 
-def free_ports(host: str, count: int) -> Sequence[int]:
-    """Ports that are free on this host now, below the range that outgoing connections use."""
+def free_ports(host: str, count: int, besides: Collection[int] = ()) -> Sequence[int]:
+    """Ports that are free on this host now, below the range that outgoing connections use.
+
+    Those in `besides` are left to others, who may not listen there at the moment.
+    """
     chosen: list[int] = []
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     start = 20_000 + os.getpid() * 37 % 10_000
-    for port in range(start, start + 2_000):
+    for port in sorted({*range(start, start + 2_000)} - {*besides}):
         with socket.socket(family) as trial:
             trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:

@@ -37,15 +37,14 @@ class StateTransfer:
         self._changed, self._connections, self._name = changed, connections, name
         self.requests: set[int] = set()
 
-    def give(self, contents: Sequence[Buffer], peers: Collection[int] | None = None) -> None:
-        """Answer the neighbours that asked for this worker's state: all, or some of them."""
+    def give(self, contents: Sequence[Buffer], peers: Collection[int]) -> None:
+        """Answer some of the neighbours that asked for this worker's state."""
         with self._changed:
-            asked = self.requests if peers is None else self.requests & {*peers}
-            for peer in sorted(asked):
+            for peer in sorted(peers):
                 connection = self._connections.get(peer)
                 if connection is not None and not connection.is_up:
                     connection.send(Kind.STATE, 0, contents)
-            self.requests -= set(asked)
+            self.requests -= {*peers}
 
     def ask(self, timeout: float, without: Collection[int] = ()) -> tuple[int, bytearray]:
         """Return a neighbour and its state.

@@ -15,7 +15,14 @@ from functools import partial
 from typing import TypeVar
 
 from matcha._io.keys import Keys
-from matcha.distributed.links.connection import Connection, Limits, LinkState, Transfer
+from matcha.distributed.links.connection import (
+    Connection,
+    Limits,
+    LinkState,
+    Transfer,
+    Transfers,
+    WaitRules,
+)
 from matcha.distributed.links.framing import FrameStream, Kind
 from matcha.distributed.links.link_state import (
     FIRST_UP,
@@ -38,7 +45,6 @@ from matcha.distributed.links.listener import (
 from matcha.distributed.links.peers import Peers, Team, dials
 from matcha.distributed.links.phase import Phase
 from matcha.distributed.links.state_transfer import StateTransfer
-from matcha.distributed.links.transfers import Transfers, WaitRules
 from matcha.distributed.links.tree_collectives import TreeCollectives
 from matcha.distributed.transports.base import (
     Buffer,
@@ -61,6 +67,7 @@ _HEARTBEAT = 0.25  # seconds, where none is
 _MIN_SILENCE, _FIRST_SILENCE = 1.0, 3.0  # seconds, where none is: at least, and at first
 _STARTING_TIMEOUT = 20.0  # seconds: imports and first calls may hold a worker up while it starts
 _RETURNS = 3.0  # seconds within which a lost worker that lives is back
+_LAST_WORDS = 0.5  # seconds in which a former neighbour should have read what was sent to it
 _UNHURRIED = 1.0  # seconds that an update may wait which only a failed start needs
 
 
@@ -136,18 +143,11 @@ class LinkTransport(Transport):
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
         self.versions = LinkVersions(rank, topology)
-        if team is not None:
-            self.versions.grow(topology, team.gone)
-        self.collectives = TreeCollectives(
-            self.changed,
-            self.versions,
-            self.live_connections,
-            self._anyone_is_away,
-            self._may_return,
-            self.name,
-        )
-        given = self.end_reason, self.lost_error, self._anyone_is_away, self._end
-        self._waits = WaitRules(self.lock, self.changed, *given)
+        self.versions.grow(topology, self.team.gone)
+        known = self.live_connections, self._anyone_is_away, self._may_return, self.name
+        self.collectives = TreeCollectives(self.changed, self.versions, *known)
+        rules = self.end_reason, self.lost_error, self._anyone_is_away, self._end
+        self._waits = WaitRules(self.lock, self.changed, *rules)
         self.connections: dict[int, Connection] = {}
         self.states = StateTransfer(self.changed, self.connections, self.name)
         self.listener: Listener | None = None
@@ -280,7 +280,10 @@ class LinkTransport(Transport):
         recent = time.monotonic() - min(_RETURNS, 2 * (self.patience or _RETURNS))
         last = {change.worker: change for change in self.changes}
         lost = [w for w, change in last.items() if not change.is_member and change.seconds > recent]
-        return [w for w in lost if not self.get_note(w, f"finished/{self.period}")]
+        left = self.team.gone
+        return [
+            w for w in lost if w not in left and not self.get_note(w, f"finished/{self.period}")
+        ]
 
     # -- meetings and states ----------------------------------------------------------------------
 
@@ -288,8 +291,7 @@ class LinkTransport(Transport):
         """Take part from an iteration on: this worker has a state."""
         with self.lock:
             needed_state = self.needs_state
-            self.next_iteration = iteration
-            self.is_behind = False
+            self.next_iteration, self.is_behind = iteration, False
             self.phase = Phase.RUNNING
             if needed_state:  # what was agreed on these connections belongs to another state
                 self._end_all("starts again with a state")
@@ -334,11 +336,8 @@ class LinkTransport(Transport):
         for peer in dialled:
             address = self.team.peers.addresses[peer]
             assert address is not None
-            calls = (
-                partial(self._wanted, peer),
-                self._add_connection,
-                partial(self._log_level, peer),
-            )
+            wanted, log_level = partial(self._wanted, peer), partial(self._log_level, peer)
+            calls = wanted, self._add_connection, log_level
             dialer = Dialer(address, self._context, self._revocations, *calls)
             self._start_thread(f"matcha-dial-{peer}", dialer.step, peer)
 
@@ -355,10 +354,9 @@ class LinkTransport(Transport):
     def _listen(self) -> None:
         address = self.team.peers.addresses[self.rank]
         if self.listener is None and address is not None:
-            keys = self._keys, self._revocations
             sponsor = lambda request: self.sponsor(request)  # noqa: E731
-            admit = self._add_connection
-            self.listener = Listener(address, *keys, self._welcome, admit, sponsor)
+            calls = self._welcome, self._add_connection, sponsor
+            self.listener = Listener(address, self._keys, self._revocations, *calls)
 
     def take_newcomers(self, sponsor: Sponsor) -> None:
         """Let others in: listen where no neighbour dials, too, and hear of further workers."""
@@ -371,9 +369,12 @@ class LinkTransport(Transport):
         with self.lock:
             before, self.team = self._neighbors, team
             self._neighbors = team.neighbors(self.rank)
-            for peer in before - self._neighbors:
-                if peer in self.connections:
-                    self._end(self.connections[peer], "is no neighbour any more")
+            # One that leaves may still wait for the result of the call in which all changed.
+            former = [
+                self.connections[p] for p in before - self._neighbors if p in self.connections
+            ]
+            self._hang_up(former, "is no neighbour any more", _LAST_WORDS)
+            self.collectives.forget(team.gone)
             self.num_workers = team.topology.num_workers
             self._limits.update = max_update_bytes(team.topology, may_grow=True)
             self._limits.expect_model(self._model_bytes, len(self._neighbors))
@@ -386,8 +387,7 @@ class LinkTransport(Transport):
         def is_open() -> bool:
             return self.phase is not Phase.CLOSED and (peer is None or peer in self._neighbors)
 
-        arguments = step, is_open
-        threading.Thread(target=keep_running, args=arguments, name=name, daemon=True).start()
+        threading.Thread(target=keep_running, args=(step, is_open), name=name, daemon=True).start()
 
     def _wanted(self, peer: int) -> Hello | None:
         """Wait until a connection to a neighbour is missing: what to say, None if closed."""
@@ -399,8 +399,7 @@ class LinkTransport(Transport):
         return None
 
     def _hello(self, peer: int) -> Hello:
-        running = self.phase is Phase.RUNNING
-        team = self.team
+        running, team = self.phase is Phase.RUNNING, self.team
         return Hello(
             rank=self.rank, to=peer, network=team.network, running=running, stage=team.stage
         )
@@ -465,9 +464,8 @@ class LinkTransport(Transport):
                 self.changed.wait(0.2)
         try:
             left = end - time.monotonic()
-            give_up = lambda: self.needs_state  # noqa: E731
             over = self.collectives.call(
-                lambda _: (), lambda *_: b"", lambda _: True, left, give_up
+                lambda _: (), lambda *_: b"", lambda _: True, left, lambda: self.needs_state
             )
         except ExchangeError:
             raise ExchangeError(self._missing(timeout)) from None
@@ -580,9 +578,8 @@ class LinkTransport(Transport):
         That a link is up for the first time may wait: the first collective call counts them.
         """
         first = {pair: version for pair, version in update.links.items() if version == FIRST_UP}
-        if first:
-            self._first_ups |= first
-            update = update.without(Update(links=first))
+        self._first_ups |= first
+        update = update.without(Update(links=first))
         for connection in self.connections.values() if update else ():
             if connection.state is not LinkState.CONNECTING:  # then UP will tell all
                 known = heard if connection is source and heard else Update()
@@ -619,19 +616,30 @@ class LinkTransport(Transport):
         for connection in list(self.connections.values()):
             self._end(connection, reason)
 
+    def _hang_up(self, connections: Sequence[Connection], reason: str, seconds: float) -> None:
+        """Say goodbye on connections, and end them once the others have read it, or too late."""
+        end, ended = time.monotonic() + seconds, LinkState.ENDED
+        for each in connections:
+            each.send(Kind.GOODBYE, 0, [str(self.next_iteration).encode()])
+        self.changed.wait_for(lambda: all(each.is_idle for each in connections), seconds)
+        for each in connections:
+            each.stream.finish()
+        left = end - time.monotonic()
+        self.changed.wait_for(lambda: all(each.state is ended for each in connections), left)
+        for each in connections:
+            self._end(each, reason)
+
     def _log_level(self, peer: int) -> int:
         """It is no surprise that a neighbour which has finished cannot be reached."""
         return logging.DEBUG if peer in self._finished else logging.INFO
 
     def _note_members(self) -> None:
         before, now = set(self._members), set(self.versions.members)
-        self._members = self.versions.members
+        self._members, seconds = self.versions.members, time.monotonic()
         for worker in sorted(before ^ now):
+            iteration, came = self.next_iteration, worker in now
             change = MembershipChange(
-                iteration=self.next_iteration,
-                seconds=time.monotonic(),
-                worker=worker,
-                is_member=worker in now,
+                iteration=iteration, seconds=seconds, worker=worker, is_member=came
             )
             self._changes.append(change)
             if self.phase is Phase.RUNNING:
@@ -684,17 +692,7 @@ class LinkTransport(Transport):
                 return
             self.phase = Phase.CLOSED
             self._vacant.notify_all()
-            for connection in self.connections.values():
-                connection.send(Kind.GOODBYE, 0, [str(self.next_iteration).encode()])
-            end = time.monotonic() + 2.0
-            while not all(each.is_idle for each in self.connections.values()):
-                if time.monotonic() > end:
-                    break
-                self.changed.wait(0.1)
-            for connection in self.connections.values():
-                connection.stream.finish()
-            while self.connections and time.monotonic() < end:  # until the others have read it
-                self.changed.wait(0.1)
-            self._end_all("has finished")
+            self._hang_up([*self.connections.values()], "has finished", 2.0)
+            self._end_all("has finished")  # what came up meanwhile
         if self.listener is not None:
             self.listener.close()

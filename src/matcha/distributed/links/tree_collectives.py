@@ -114,6 +114,10 @@ class TreeCollectives:
             self._finish(found)
             return value
 
+    def forget(self, workers: Collection[int]) -> None:
+        """Miss them no more: they have left for good."""
+        self._took_part = {*self._took_part} - {*workers}
+
     def _attempt(
         self, combine: Combine, conclude: Conclude, end: float, give_up: Callable[[], bool]
     ) -> Buffer | None:
