@@ -129,7 +129,8 @@ class WorkerState:
             plan.wire, transport, self.buckets, mixed, travelling, bucket_bytes, timeout
         )
         if any(level.mixing == "relay" for level in plan.levels) and not alone:
-            self.exchange.relay = RelayedSums(transport, values, self.cursor.partners(), timeout)
+            volatile = [k for k, bucket in enumerate(self.buckets) if bucket.volatile]
+            self.exchange.relay = RelayedSums(transport, values, self.cursor.partners(), volatile)
         everything = [*mixed, *(tensor for _, tensor in travelling)]
         self.replanning = Replanning(plan, replan, placement, everything, lambda: self.timeout)
         self.elastic: ElasticMeetings | None = None

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 import traceback
 
 import numpy as np
@@ -15,6 +16,7 @@ from matcha.distributed import Message, Pending, Transport
 from matcha.distributed.exchange.codecs import FloatCodec
 from matcha.distributed.exchange.exchange import Exchange
 from matcha.distributed.exchange.meeting import MeetingHook, meetings
+from matcha.distributed.exchange.relay import RelayedSums
 from matcha.distributed.transports.base import MAX_TAG
 from matcha.distributed.transports.collectives import barrier
 from matcha.errors import ExchangeError
@@ -221,3 +223,35 @@ def test_tags_stay_within_what_every_mpi_takes() -> None:
         assert min(tags) >= 0
         assert max(tags) <= MAX_TAG
         assert len(tags) > 3 * 8
+
+
+def test_a_relayed_sum_that_is_not_finite_names_its_sender_and_none_is_averaged() -> None:
+    def work(transport):
+        value = torch.full((4,), torch.nan if transport.rank else 1.0)
+        relay = RelayedSums(transport, [value], [1 - transport.rank])
+        if transport.rank == 0:
+            with pytest.raises(ExchangeError, match=r"1.* sent a sum that is not finite"):
+                relay.mix(20.0)
+        else:  # its own check, before it sends, is left out here
+            relay.mix(20.0)
+        return value.isfinite().all()
+
+    assert run_threads(2, work)[0]
+
+
+def test_a_relayed_sum_is_waited_for_as_long_as_the_exchange_waits_now() -> None:
+    over = threading.Event()
+
+    def work(transport):
+        values = [torch.ones(4)]
+        exchange = float_exchange(transport, values, 64)
+        exchange.relay = RelayedSums(transport, values, [1 - transport.rank])
+        exchange.timeout = 0.3  # as iterations turned out to be: it began with 20
+        if transport.rank == 0:
+            round = Round(matchings=(((0, 1),),), indices=(0,), mixing="relay", weight=0.5)
+            with pytest.raises(ExchangeError, match=r"within 0\.3 s"):
+                exchange.run(round, meetings(round, 0), iteration=0)
+            over.set()
+        assert over.wait(20)
+
+    run_threads(2, work)

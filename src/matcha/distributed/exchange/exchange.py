@@ -161,7 +161,7 @@ class Exchange:
         self.transport.doing = f"the round of iteration {iteration}"
         if self.relay is not None:
             self._check_finite(iteration)
-            self.bytes_sent += self.relay.mix()
+            self.bytes_sent += self.relay.mix(self.timeout)
             return len(met)
         if round.is_exact:
             self._check_finite(iteration)

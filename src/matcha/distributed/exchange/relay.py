@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import torch
 
+from matcha.distributed.exchange.codecs import is_finite
 from matcha.distributed.transports.base import Message, Tag, Transport
 
 __all__ = ["RelayedSums"]
@@ -18,7 +19,7 @@ class RelayedSums:
         transport: carries the messages.
         values: flat tensors that are averaged, in place.
         neighbors: in the tree.
-        timeout: seconds to wait for any one message.
+        any_value: which of the values may hold what is not finite.
     """
 
     def __init__(
@@ -26,10 +27,10 @@ class RelayedSums:
         transport: Transport,
         values: Sequence[torch.Tensor],
         neighbors: Collection[int],
-        timeout: float,
+        any_value: Collection[int] = (),
     ) -> None:
-        self._transport, self._timeout = transport, timeout
-        self._values = list(values)
+        self._transport = transport
+        self._values, self._any_value = list(values), frozenset(any_value)
         # What a sum is over is counted by a sum itself.
         self._parts = [*values, torch.ones(1, dtype=torch.float64)]
         self._sums = {j: [torch.zeros_like(p) for p in self._parts] for j in sorted(neighbors)}
@@ -44,8 +45,15 @@ class RelayedSums:
         for tensor in self.state().values():
             tensor.zero_()
 
-    def mix(self) -> int:
-        """Send and take sums, and average; how many bytes this worker sent."""
+    def mix(self, timeout: float) -> int:
+        """Send and take sums, and average; how many bytes this worker sent.
+
+        Args:
+            timeout: seconds to wait for any one message.
+
+        Raises:
+            PeerLostError: a neighbour is gone, late, or sent a sum that is not finite.
+        """
         m, sent = self._transport.num_workers, 0
         for k in reversed(range(len(self._parts))):  # counts first: means need them
             part = self._parts[k]
@@ -61,8 +69,10 @@ class RelayedSums:
                 sent += out.nbytes
                 incoming, out = arriving[j], out.to(device)
                 messages += [Message(peer=j, tag=Tag.RELAY, incoming=incoming, outgoing=out)]
-            self._transport.post(messages).wait(self._timeout)
+            self._transport.post(messages).wait(timeout)
             for j, into in before.items():
+                if k not in self._any_value and not is_finite(arriving[j]):
+                    raise self._transport.refuse(j, "sent a sum that is not finite")
                 into.copy_(arriving[j])
             if k < len(self._values):
                 part.mul_(m - float(sum(sums[-1] for sums in self._sums.values())))
