@@ -389,7 +389,7 @@ EXCLUSIONS = (
     Exclusion(
         TOP_K,
         REPLAN,
-        "its averages tell nothing of single links: leave replan out, or use another wire",
+        "all workers take part in each average, whatever its links take: leave replan out",
     ),
     Exclusion(
         TOP_K,

@@ -13,10 +13,11 @@ from torch import nn
 import matcha
 from matcha.distributed import Gossip, LinkTransport, Pending
 from matcha.distributed.elastic import replanning
-from matcha.distributed.elastic.replanning import Planner
+from matcha.distributed.elastic.replanning import Planner, Replanning
+from matcha.distributed.launch.placement import find_placement
 from matcha.errors import InputError
 from matcha.plans import StagedPlan
-from matcha.strategies import Greedy
+from matcha.strategies import Greedy, SparseLoCo
 from matcha.strategies.planning import next_level
 from matcha.testing import MemoryTransport, run_threads
 
@@ -178,3 +179,18 @@ def test_a_planner_that_is_closed_has_ended() -> None:
     assert planner._process.poll() is not None
     with pytest.raises(ValueError, match="closed"):
         planner.plan()
+
+
+def test_none_waits_for_a_stage_that_cannot_be_planned(caplog) -> None:
+    """Its strategy has a wire of its own: only the worker that plans finds out."""
+    plan = matcha.plan(RING, 0.6, SparseLoCo(period=2, wire="topk:8"))
+    seconds = dict.fromkeys(RING.links, 0.1)
+
+    def work(transport):
+        placement = find_placement(plan, transport, None, 30.0, None)
+        following = Replanning(plan, EVERY, placement, [torch.zeros(4)], lambda: 30.0)
+        following._begin(seconds, EVERY)
+        return following.look(EVERY), following.plan is plan
+
+    assert run_threads(4, work) == [(False, True)] * 4
+    assert "the next stage cannot be planned: messages of sparseloco" in caplog.text

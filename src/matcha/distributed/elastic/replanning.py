@@ -184,14 +184,13 @@ class Replanning:
         self._asked_at = iteration  # what was timed before says nothing about the new stage
         self.times.take()
         mine = b""
-        if planner is not None:
-            mine = json.dumps(planner.plan().to_json()).encode()
-        elif self._is_planner():  # the one that planned is gone
-            mine = json.dumps(next_level(self._first, coming.seconds).to_json()).encode()
+        if planner is not None or self._is_planner():  # else the one that planned may be gone
+            mine = self._planned(planner, coming.seconds)
         found = gather(self._placement.everyone, mine, self._timeout())
         planned = next((content for content in found if content), None)
         if len(found) < self._placement.everyone.num_workers or planned is None:
-            _log.warning("iteration %d: a worker is away; the plan stays", iteration)
+            why = "no stage could be planned" if planned is None else "a worker is away"
+            _log.warning("iteration %d: %s; the plan stays", iteration, why)
             return False
         try:
             level = Plan.from_json(json.loads(planned))
@@ -204,6 +203,15 @@ class Replanning:
         self._report(self.plan, coming.seconds)
         self._since = time.perf_counter()
         return True
+
+    def _planned(self, planner: Planner | None, seconds: Mapping[Link, float]) -> bytes:
+        """The next stage as it is sent; empty where none can be made: all others wait for it."""
+        try:
+            plan = next_level(self._first, seconds) if planner is None else planner.plan()
+        except Exception as error:
+            _log.warning("the next stage cannot be planned: %s", error)
+            return b""
+        return json.dumps(plan.to_json()).encode()
 
     def _told(self, iteration: int) -> tuple[dict[Link, float] | None, float]:
         """What every link takes, or None if a worker is missing, and what an iteration takes."""
