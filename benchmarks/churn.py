@@ -21,7 +21,10 @@ survivors can have shifted: a meeting whose last byte was lost shifts nothing if
 
 A storm (`--storm FILE`, see network/storms.py) kills, stops and cuts off several at once, each
 worker in a network namespace of its own: what is sent to one that is cut off is lost in silence.
-Of the workers that are alive in a second, those take part that have a meeting in it.
+Of the workers that are alive in a second, those take part that have a meeting in it. Others may
+join in it, and leave for good; the undisturbed run is that of the eight. A worker that is started
+again after such a change asks any living one to be let in, as one that joins does: all neighbours
+that it knows may have left.
 
 "Within 2 %" means something only where a loss has stopped falling with the steps taken: else it
 measures the work that was not done, by however much more the undisturbed run would have gained from
@@ -61,6 +64,7 @@ from matcha._io.keys import new_keys
 from matcha.distributed import Gossip, Peers, Transport
 from matcha.distributed.launch.environment import (
     KEYS_VARIABLE,
+    LISTEN_VARIABLE,
     LOSS_VARIABLE,
     PEERS_VARIABLE,
     default_transport,
@@ -68,13 +72,15 @@ from matcha.distributed.launch.environment import (
 from matcha.distributed.launch.launcher import local_links
 from matcha.distributed.launch.local_workers import LocalWorkers
 from matcha.distributed.links.peers import DEFAULT_PORT
+from matcha.errors import ExchangeError
 from matcha.testing import run_threads
+from matcha.training.dealing import dealt
 from matcha.zoo.recipes import Choices, recipe
 
 NUM_WORKERS = 8
 LAST = 100  # iterations at the end that begin when all are there
 GIGABIT = 0.008  # seconds per megabyte
-NAMESPACE = "CHURN_NAMESPACE"
+NAMESPACE, JOIN = "CHURN_NAMESPACE", "CHURN_JOIN"
 CLONE_NEWNET = 0x40000000
 RATES = {"digits": 0.1, "logistic": 0.05}
 MOMENTUM, DECAY = 0.9, 2e-2
@@ -91,8 +97,8 @@ def make_task(name: str) -> Any:
 
 
 def join(
-    transport: Transport,
-    chosen: Plan,
+    transport: Transport | None,
+    chosen: Plan | None,
     task: Any,
     nudge: float = 0.0,
     choices: Mapping[str, Any] | None = None,
@@ -111,43 +117,64 @@ def work(folder: Path, name: str, iterations: int, pace: float) -> None:
     chosen, task = Plan.load(folder / "plan.json"), make_task(name)
     if NAMESPACE in os.environ:
         enter(os.environ[NAMESPACE].replace("RANK", os.environ["RANK"]))
-    transport = default_transport(chosen.topology)
     choices = json.loads((folder / "options.json").read_text())
-    gossip = join(transport, chosen, task, choices=choices)
+    if JOIN in os.environ:
+        gossip = ask(os.environ[JOIN].split(","), task, choices)
+    else:
+        gossip = join(default_transport(chosen.topology), chosen, task, choices=choices)
+    transport: Any = gossip.state.transport
     assert gossip.state.elastic is not None
-    diary = Diary(folder, transport.rank)
+    diary = Diary(folder, gossip.rank)
     gossip.state.elastic.on_meeting = diary.meeting
     diary.note("joined", iteration=gossip.iteration)
+    leaves = [folder / f"leave-{gossip.rank}"]
 
     def note(seconds: float, iteration: int) -> None:
         diary.step(seconds, iteration)
         if iteration % LAST == 0:
             diary.held()
+        if leaves and leaves[0].exists():
+            leaves.clear()
+            gossip.leave()
 
     train(gossip, task, iterations, pace, note)
-    sockets = transport.num_sockets()  # type: ignore[attr-defined]
-    diary.note("ended", sockets=sockets, members=gossip.members)
-    with gossip.averaged() as average:
-        if gossip.rank == min(gossip.members):
-            (folder / "loss").write_text(str(loss_of(average, task)))
+    diary.note("ended", sockets=transport.num_sockets(), members=gossip.members)
+    if gossip.rank in gossip.members:
+        with gossip.averaged() as average:
+            if gossip.rank == min(gossip.members):
+                (folder / "loss").write_text(str(loss_of(average, task)))
+                steps = gossip.plan.steps_before(iterations)
+                (folder / "steps").write_text(str(steps))
     gossip.detach()
     transport.close()
+
+
+def ask(members: Sequence[str], task: Any, choices: Mapping[str, Any]) -> Gossip:
+    """Join, or come back to, a team by the first of its workers that can take this one in."""
+    while True:
+        for where in members:
+            try:
+                return join(None, None, task, choices={**choices, "join": where})
+            except ExchangeError as error:  # it was lost, or cut off, at this moment
+                print(f"asks another worker: {error}", flush=True)
+                time.sleep(0.2)
 
 
 def train(
     gossip: Gossip, task: Any, iterations: int, pace: float, note: Callable[[float, int], None]
 ) -> None:
-    steps, tables, epoch = task.steps_per_epoch, {}, -1
+    steps, tables, epoch, planned = task.steps_per_epoch, {}, -1, gossip.plan
     last = time.monotonic()
-    while gossip.iteration < iterations:
+    while gossip.iteration < iterations and gossip.rank in gossip.members:
         k = gossip.iteration
         if k == iterations - LAST:
             wait_for_all(gossip)
             last = time.monotonic()
-        if k // steps != epoch:
-            epoch = k // steps
-            tables = {name: torch.from_numpy(t) for name, t in task.tables(epoch).items()}
-        inputs, targets = task.batch({name: table[k % steps] for name, table in tables.items()})
+        if k // steps != epoch or gossip.plan is not planned:
+            epoch, planned = k // steps, gossip.plan
+            mine = dealt(task, planned)
+            tables = {name: torch.from_numpy(t) for name, t in mine.tables(epoch).items()}
+        inputs, targets = mine.batch({name: table[k % steps] for name, table in tables.items()})
         for group in gossip.state.optimizers[0].param_groups:
             # Down to nothing, or the last batches would decide a loss to the last per cent.
             group["lr"] = RATES[task.name] * min(1.0, (iterations - k) / (0.8 * iterations))
@@ -164,7 +191,7 @@ def train(
 def wait_for_all(gossip: Gossip) -> None:
     """A slow machine may still be starting the last one again when training is nearly over."""
     end = time.monotonic() + 200
-    while len(gossip.members) < NUM_WORKERS and time.monotonic() < end:
+    while len(gossip.members) < gossip.num_workers and time.monotonic() < end:
         gossip.membership.tend()
         time.sleep(0.01)
 
@@ -204,16 +231,18 @@ def calm(chosen: Plan, options: argparse.Namespace, nudge: float = 0.0) -> float
 def rough(folder: Path, options: argparse.Namespace, chosen: Plan) -> dict[str, Any]:
     """The disturbed run."""
     chosen.save(folder / "plan.json")
-    new_keys(folder / "keys", NUM_WORKERS, days=2)
+    most = NUM_WORKERS if options.storm is None else options.storm.num_workers(NUM_WORKERS)
+    new_keys(folder / "keys", most, days=2)
     (folder / "logs").mkdir()
     iterations = int(options.seconds / options.pace)
     (folder / "options.json").write_text(json.dumps(dict(options.choices)))
     me = [sys.executable, __file__]
     command = [*me, "--worker", str(folder), options.task, str(iterations), str(options.pace)]
     if options.storm is not None:
-        faults = in_a_storm(folder, options.storm, command, chosen.topology)
-        found = judge(folder, faults, NUM_WORKERS, killed=True, iterations=iterations)
-        found |= participation(folder, faults, NUM_WORKERS) | growth(folder, NUM_WORKERS)
+        faults = in_a_storm(folder, options.storm, command)
+        steps = int((folder / "steps").read_text())
+        found = judge(folder, faults, most, killed=True, steps=steps)
+        found |= participation(folder, faults, most) | growth(folder, most)
         return found | {"steps_kept": 1 - found["steps_not_taken"]}
     order = victims(options.fault, chosen, options.seed)
     if options.fault in ("cut", "sever"):
@@ -221,7 +250,7 @@ def rough(folder: Path, options: argparse.Namespace, chosen: Plan) -> dict[str, 
     else:
         faults = on_loopback(folder, options, command, order)
     killed = options.fault == "kill"
-    return judge(folder, faults, NUM_WORKERS, killed=killed, iterations=iterations)
+    return judge(folder, faults, NUM_WORKERS, killed=killed, steps=NUM_WORKERS * iterations)
 
 
 def pinned(options: argparse.Namespace) -> dict[str, Any]:
@@ -266,14 +295,13 @@ def enter(namespace: str) -> None:
             raise OSError(ctypes.get_errno(), f"cannot enter the namespace {namespace}")
 
 
-def in_a_storm(
-    folder: Path, storm: Storm, command: Sequence[str], topology: Topology
-) -> list[Fault]:
-    """Workers in namespaces, killed, stopped and cut off, several at once."""
-    logs = folder / "logs"
-    with Network(topology) as network:
-        addresses = tuple((network.address(rank), DEFAULT_PORT) for rank in range(NUM_WORKERS))
-        Peers(addresses=addresses).save(folder / "peers")
+def in_a_storm(folder: Path, storm: Storm, command: Sequence[str]) -> list[Fault]:
+    """Workers in namespaces, killed, stopped and cut off, several at once; others join or leave."""
+    logs, most = folder / "logs", storm.num_workers(NUM_WORKERS)
+    with Network(families.ring(most)) as network:
+        addresses = [network.address(rank) for rank in range(most)]
+        first = tuple((address, DEFAULT_PORT) for address in addresses[:NUM_WORKERS])
+        Peers(addresses=first).save(folder / "peers")
         environment = {
             PEERS_VARIABLE: str(folder / "peers"),
             KEYS_VARIABLE: str(folder / "keys"),
@@ -284,19 +312,42 @@ def in_a_storm(
             command, NUM_WORKERS, environment=environment, logs=logs, forked=True
         ) as workers:
             _wait_for_start(folder, lambda: any(workers.poll()))
+            there, changed = set(range(NUM_WORKERS)), False
+
+            def asking(rank: int) -> dict[str, str]:
+                """What a worker needs that asks to be let in."""
+                members = ",".join(f"{addresses[m]}:{DEFAULT_PORT}" for m in sorted(there))
+                return {JOIN: members, LISTEN_VARIABLE: f"{addresses[rank]}:{DEFAULT_PORT}"}
+
+            def goes(act: Callable[[int], None]) -> Callable[[int], None]:
+                return lambda rank: (there.discard(rank), act(rank))[1]
+
+            def comes(act: Callable[[int], None]) -> Callable[[int], None]:
+                return lambda rank: (act(rank), there.add(rank))[1]
 
             def send(number: signal.Signals) -> Callable[[int], None]:
                 return lambda rank: workers.processes[rank].send_signal(number)
 
             def again(rank: int) -> None:
                 workers.processes[rank].wait()
-                workers.restart(rank)
+                workers.restart(rank, asking(rank) if changed else None)
+
+            def enter_team(rank: int) -> None:
+                nonlocal changed
+                changed = True
+                assert workers.add(asking(rank)) == rank
+
+            def leave_team(rank: int) -> None:
+                nonlocal changed
+                changed = True
+                (folder / f"leave-{rank}").touch()
 
             faults = storm.play(
-                {"kill": send(signal.SIGKILL), "stop": send(signal.SIGSTOP),
-                 "cut": network.isolate},
-                {"kill": again, "stop": send(signal.SIGCONT),
-                 "cut": lambda rank: network.isolate(rank, mended=True)},
+                {"kill": goes(send(signal.SIGKILL)), "stop": goes(send(signal.SIGSTOP)),
+                 "cut": goes(network.isolate), "join": comes(enter_team),
+                 "leave": goes(leave_team)},
+                {"kill": comes(again), "stop": comes(send(signal.SIGCONT)),
+                 "cut": comes(lambda rank: network.isolate(rank, mended=True))},
                 NUM_WORKERS,
             )  # fmt: skip
             _check(workers.wait(timeout=300, grace=60), logs)

@@ -24,7 +24,7 @@ class Fault:
     end: float
     """When it was started again, went on, or was mended."""
     kind: str = ""
-    """In a storm: kill, stop or cut."""
+    """In a storm: kill, stop, cut, join or leave."""
 
     def concerns(self, rank: int, peer: int) -> bool:
         """Whether it explains what went wrong between two workers."""

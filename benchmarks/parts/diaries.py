@@ -56,9 +56,9 @@ class Diary:
 
 
 def judge(
-    folder: Path, faults: Sequence[Fault], num_workers: int, *, killed: bool, iterations: int
+    folder: Path, faults: Sequence[Fault], num_workers: int, *, killed: bool, steps: int
 ) -> dict[str, Any]:
-    """Count what happened."""
+    """Count what happened, of so many steps that could have been taken."""
     diaries = {
         rank: [json.loads(line) for line in _lines(folder / f"diary-{rank}.jsonl")]
         for rank in range(num_workers)
@@ -91,17 +91,19 @@ def judge(
     stalls = [(r, n) for r, n in every if n["what"] == "stall" and is_survivor(r, n["time"])]
     # What is gone for good holds others up only when it goes.
     over = [back if fault.end < float("inf") else fault.start for fault, back in absences]
-    disturbed = [(f.start - AROUND, o + AROUND) for f, o in zip(faults, over, strict=True)]
+    begun = [fault.end if fault.kind == "join" else fault.start for fault in faults]
+    disturbed = [(b - AROUND, o + AROUND) for b, o in zip(begun, over, strict=True)]
     ends = [next(n for n in reversed(d) if n["what"] == "ended") for d in diaries.values()]
-    steps = sum(n["what"] in ("step", "stall") for _, n in every)
-    returns = [back - f.start for f, back in absences if f.end < float("inf")]
+    taken = sum(n["what"] in ("step", "stall") for _, n in every)
+    finite = [(f, back) for f, back in absences if f.end < float("inf")]
+    returns = [back - f.start for f, back in finite if f.kind != "join"]
     return {
         "loss": float((folder / "loss").read_text()),
         "faults": len(faults),
         "returned": sum(back < float("inf") for _, back in absences),
         "mean_return": sum(returns) / len(returns) if returns else None,
         "longest_return": max(returns, default=None),
-        "steps_not_taken": 1 - steps / (num_workers * iterations),
+        "steps_not_taken": 1 - taken / steps,
         "stalls": len(stalls),
         "longest_stall": max((n["seconds"] for _, n in stalls), default=0.0),
         "stalls_unexplained": sum(
@@ -112,7 +114,7 @@ def judge(
         "unexplained": sum(not is_explained(r, n) for r, n in left_out),
         "last_byte_lost": len(uncertain),
         "shift_of_sum": sum(shifts),
-        "members_at_end": len(ends[0]["members"]),
+        "members_at_end": max(len(end["members"]) for end in ends),
         "sockets": [end["sockets"] for end in ends],
     }
 
@@ -129,7 +131,8 @@ def participation(folder: Path, faults: Sequence[Fault], num_workers: int) -> di
         for rank in range(num_workers)
     }  # fmt: skip
     alive = took_part = 0
-    moment, last = faults[0].start, max(fault.end for fault in faults)
+    moments = [m for f in faults for m in (f.start, f.end) if m < float("inf")]
+    moment, last = min(moments), max(moments)
     while moment < last:
         for rank, times in met.items():
             if not any(
@@ -138,14 +141,21 @@ def participation(folder: Path, faults: Sequence[Fault], num_workers: int) -> di
                 alive += 1
                 took_part += any(moment <= each < moment + 1 for each in times)
         moment += 1
-    back = sorted(
-        min((t for t in met[f.who[0]] if t > f.end), default=float("inf")) - f.end for f in faults
-    )
+    over = [fault for fault in faults if fault.end < float("inf")]
+    back = {
+        fault: min((t for t in met[fault.who[0]] if t > fault.end), default=float("inf"))
+        - fault.end
+        for fault in over
+    }
+    backs = [seconds for fault, seconds in back.items() if fault.kind != "join"]
+    joins = [seconds for fault, seconds in back.items() if fault.kind == "join"]
+    kinds = ("kill", "stop", "cut", "join", "leave")
     return {
         "participation": took_part / alive,
-        "median_time_back": statistics.median(back),
-        "longest_time_back": back[-1],
-        "faults_by_kind": {k: sum(f.kind == k for f in faults) for k in ("kill", "stop", "cut")},
+        "median_time_back": statistics.median(backs),
+        "longest_time_back": max(backs),
+        **({"longest_time_to_join": max(joins)} if joins else {}),
+        "faults_by_kind": {k: n for k in kinds if (n := sum(f.kind == k for f in faults))},
     }
 
 

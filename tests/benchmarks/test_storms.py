@@ -58,6 +58,39 @@ def test_who_is_away_is_left_alone_and_all_are_back_in_the_end(storms, monkeypat
     ]  # fmt: skip
 
 
+def test_workers_join_and_leave_and_those_that_have_left_are_left_alone(
+    storms, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setattr(storms, "time", Clock())
+    events = [
+        {"at": 1, "join": 3}, {"at": 2, "kill": 3, "for": 2}, {"at": 3, "leave": 3},
+        {"at": 5, "leave": 0}, {"at": 6, "kill": 0, "for": 1}, {"at": 7, "stop": 3, "for": 1},
+    ]  # fmt: skip
+    (tmp_path / "storm.json").write_text(json.dumps({"seconds": 20, "events": events}))
+    storm = storms.Storm.read(tmp_path / "storm.json", 3)
+    assert storm.num_workers(3) == 4
+    done: list[str] = []
+    kinds = (*storms.KINDS, *storms.FOR_GOOD)
+    begin = {k: lambda w, k=k: done.append(f"{k} {w}") for k in kinds}
+    end = {k: lambda w, k=k: done.append(f"no {k} {w}") for k in storms.KINDS}
+    faults = storm.play(begin, end, 3)
+    # It was killed when it should have left.
+    assert done == ["join 3", "kill 3", "no kill 3", "leave 0", "stop 3", "no stop 3"]
+    assert [(f.who, f.start, f.end) for f in faults if f.kind in storms.FOR_GOOD] == [
+        ((3,), 100.0, 101.0), ((0,), 105.0, float("inf")),
+    ]  # fmt: skip
+
+
+def test_those_that_join_by_chance_get_the_next_numbers(storms, tmp_path) -> None:
+    said = {"seconds": 600, "seed": 3, "join": {"every": 60}, "leave": {"every": 200}}
+    (tmp_path / "storm.json").write_text(json.dumps(said))
+    storm = storms.Storm.read(tmp_path / "storm.json", 8)
+    joins = [event.worker for event in storm.events if event.kind == "join"]
+    assert joins == [*range(8, 8 + len(joins))]
+    assert len(joins) > 3
+    assert {event.kind for event in storm.events} == {"join", "leave"}
+
+
 def test_those_take_part_who_met_somebody(storms, tmp_path: Path) -> None:
     diaries = importlib.import_module("parts.diaries")
     met = {0: [0.5, 1.5, 2.5, 3.5], 1: [0.2, 3.8], 2: [1.1]}
@@ -68,3 +101,21 @@ def test_those_take_part_who_met_somebody(storms, tmp_path: Path) -> None:
     found = diaries.participation(tmp_path, faults, 3)
     assert found["participation"] == pytest.approx(4 / 6)  # seconds 0 to 2 of workers 0 and 2
     assert found["median_time_back"] == pytest.approx(0.9)
+
+
+def test_who_joins_was_away_until_then_and_who_leaves_from_then_on(storms, tmp_path: Path) -> None:
+    diaries = importlib.import_module("parts.diaries")
+    met = {0: [0.5, 1.5, 2.5, 3.5, 4.5], 1: [0.2, 1.8], 2: [3.1, 4.1], 3: [4.5]}
+    for rank, times in met.items():
+        lines = [json.dumps({"what": "step", "time": t, "met": [9]}) for t in times]
+        (tmp_path / f"diary-{rank}.jsonl").write_text("\n".join(lines) + "\n")
+    faults = [
+        storms.Fault(who=(2,), start=0.0, end=2.9, kind="join"),
+        storms.Fault(who=(1,), start=2.0, end=float("inf"), kind="leave"),
+        storms.Fault(who=(3,), start=0.0, end=4.0, kind="kill"),
+    ]
+    found = diaries.participation(tmp_path, faults, 4)
+    assert found["participation"] == 1.0
+    assert found["median_time_back"] == pytest.approx(0.5)
+    assert found["longest_time_to_join"] == pytest.approx(0.2)
+    assert found["faults_by_kind"] == {"kill": 1, "join": 1, "leave": 1}

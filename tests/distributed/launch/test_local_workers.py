@@ -26,6 +26,26 @@ def test_workers_get_what_torchrun_would_set(tmp_path: Path) -> None:
         assert (tmp_path / str(rank)).read_text() == f"{rank} {rank} 3 3 127.0.0.1 x"
 
 
+def test_a_further_worker_has_an_environment_of_its_own_also_when_it_is_started_again(
+    tmp_path: Path,
+) -> None:
+    command = ["sh", "-c", f'echo "$RANK $WHO" >> {tmp_path}/said']
+    with LocalWorkers(command, 1, environment={"WHO": "all"}) as workers:
+        assert workers.wait() == [0]
+        assert workers.add({"WHO": "one"}) == 1
+        assert workers.wait() == [0, 0]
+        workers.restart(1)
+        assert workers.wait() == [0, 0]
+        workers.restart(0, {"WHO": "other"})
+        assert workers.wait() == [0, 0]
+    assert (tmp_path / "said").read_text().split("\n")[:-1] == [
+        "0 all",
+        "1 one",
+        "1 one",
+        "0 other",
+    ]
+
+
 def test_once_one_has_failed_the_others_are_stopped() -> None:
     command = ["sh", "-c", '[ "$RANK" = 1 ] && exit 7; exec sleep 600']
     started = time.monotonic()

@@ -91,6 +91,7 @@ class LocalWorkers:
             logs.mkdir(parents=True, exist_ok=True)
         self._command, self._shared, self._restarts = list(command), shared, restarts
         self.restarted = [0] * num_workers
+        self._own: dict[int, Mapping[str, str]] = {}
         self.order: list[int] = []
         self._due: dict[int, float] = {}
         self._is_stopping = False
@@ -124,7 +125,7 @@ class LocalWorkers:
             )
 
     def _environment(self, rank: int) -> dict[str, str]:
-        own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        own = {"RANK": str(rank), "LOCAL_RANK": str(rank), **self._own.get(rank, {})}
         return {**self._shared, **own, ERROR_VARIABLE: str(self._error(rank))}
 
     def poll(self) -> list[int | None]:
@@ -149,9 +150,18 @@ class LocalWorkers:
             codes.append(code)
         return codes
 
-    def restart(self, rank: int) -> None:
-        """Start a worker that has ended again."""
+    def add(self, environment: Mapping[str, str]) -> int:
+        """Start a further worker, with some of its environment its own; its number."""
+        rank = len(self.processes)
+        self.restarted.append(0)
+        self._own[rank] = environment
+        self.processes.append(self._start(rank))
+        return rank
+
+    def restart(self, rank: int, environment: Mapping[str, str] | None = None) -> None:
+        """Start a worker that has ended again, with some of its environment its own."""
         self.restarted[rank] += 1
+        self._own[rank] = environment or self._own.get(rank, {})
         self.processes[rank] = self._start(rank)
 
     def _log(self, rank: int) -> Path | None:
