@@ -178,7 +178,7 @@ class _Team:
         return LocalWorkers(command, number, environment=environment, logs=logs, forked=True)
 
     def join(self, number: int, keys: Path | None = None) -> float:
-        """Start so many that join; returns when all are ready to ask."""
+        """Start so many that join."""
         for rank in range(self.number, self.number + number):
             if keys is None:
                 issue(self.keys, rank, days=2)
@@ -234,12 +234,13 @@ class _Team:
                     found.append((float(at), text))
         return sorted(found)
 
-    def stall(self, ranks: list[int]) -> float:
-        """The longest time between two steps of a worker, from its tenth on."""
-        longest = 0.0
+    def stall(self, ranks: list[int], span: tuple[float, float] = (0.0, float("inf"))) -> float:
+        """The longest time between two steps of a worker, from its tenth on, within a span."""
+        longest, (start, end) = 0.0, span
         for rank in ranks:
             times = [at for at, k in self.ticks(rank) if k >= 0][10:]
-            longest = max([longest, *(b - a for a, b in itertools.pairwise(times))])
+            gaps = (b - a for a, b in itertools.pairwise(times) if b > start and a < end)
+            longest = max([longest, *gaps])
         return longest
 
     def loss(self, rank: int) -> float:
@@ -294,7 +295,10 @@ def _grow(
     team = _Team(first, gradients, final=gradients < NEVER)
     try:
         team.wait_for(lambda: team.steps(0) > steps)
+        started = time.monotonic()
         team.join(more)
+        team.wait_for(lambda: all(team.ticks(rank) for rank in range(first, team.number)))
+        asked = max(team.ticks(rank)[0][0] for rank in range(first, team.number))
         team.wait_for(lambda: all(team.steps(rank) > steps for rank in range(team.number)))
         for rank in leaving:
             (team.folder / f"leave-{rank}").touch()
@@ -307,6 +311,7 @@ def _grow(
         return {
             "changes": team.changes(),
             "longest_stall": team.stall(list(range(team.number))),
+            "longest_while_they_start": team.stall(list(range(first)), (started, asked)),
             "loss": team.loss(stayed[0]) if gradients < NEVER else None,
             "slowest_change": max(_seconds_of_changes(team)),
         }
@@ -425,7 +430,9 @@ def describe(document: dict[str, Any]) -> str:
             "4 workers, then 8, then 3; shift relative to the norm of the average model\n"
             + harness.table(columns, d["changes"])
             + f"\nlongest time between two steps of a worker: {d['longest_stall']:.2f} s "
-            f"(four that stay: {d['longest_of_four']:.2f} s)\n"
+            f"(four that stay: {d['longest_of_four']:.2f} s;\n"
+            f"while the processes of those that join import and have not asked yet: "
+            f"{d['longest_while_they_start']:.2f} s)\n"
             f"longest change for a worker: {d['slowest_change']:.2f} s\n"
             f"loss in the end: {d['loss']:.4f}, four that stay {d['loss_of_four']:.4f} "
             f"({ratio:.4f} of it), with as many gradients"

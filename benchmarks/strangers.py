@@ -3,9 +3,10 @@
     python benchmarks/strangers.py --output benchmarks/results/strangers
 
 Two workers train over a link with TLS. Windows in which a thousand connections that say nothing
-are opened at one worker's port, at which others may also join, take turns with windows in which
-no strangers connect. Compared are the iterations per second of neighboring windows; the strangers
-live in a third process, on the same cores.
+are opened at one worker's port, at which others may also join, and windows in which strangers with
+keys of another authority ask there to be taken in, twenty per second, take turns with windows in
+which no strangers connect. Compared are the iterations per second of neighboring windows; the
+strangers live in a third process, on the same cores.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import socket
 import statistics
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -26,14 +28,18 @@ import torch
 from torch import nn
 
 from matcha import families, plan
-from matcha._io.keys import new_keys
+from matcha._io.keys import Keys, new_keys
 from matcha.distributed import Gossip, read_peers
 from matcha.distributed.launch.environment import default_transport
 from matcha.distributed.launch.launcher import local_links
 from matcha.distributed.launch.local_workers import LocalWorkers
+from matcha.distributed.links.joining import Joining
+from matcha.errors import ExchangeError
 
 TOPOLOGY = families.path(2)
 GUARDED = 1  # worker 0 dials: the door is worker 1's
+TOLD = "was told of the team"
+PER_SECOND = 20  # strangers that ask to be taken in
 PAUSE = 0.3  # seconds at a window's beginning that do not count
 
 
@@ -66,29 +72,69 @@ def siege(address: tuple[str, int], strangers: int) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def askers(address: tuple[str, int], keys: Keys, said: list[str]) -> Iterator[None]:
+    """Strangers that ask to be taken in, one after another; `said` gets what they are told."""
+    over = threading.Event()
+
+    def ask() -> None:
+        due = time.monotonic()
+        while not over.wait(max(0.0, due - time.monotonic())):
+            due += 1 / PER_SECOND
+            try:
+                Joining(f"{address[0]}:{address[1]}", keys=keys).close()
+            except ExchangeError as error:
+                said.append(str(error))
+            else:
+                said.append(TOLD)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
 def measure(folder: Path, windows: int, seconds: float, strangers: int) -> dict[str, Any]:
     keys = folder / "keys"
     new_keys(keys, 2, days=2)
+    new_keys(folder / "foreign", 3, days=2)
+    foreign, said = Keys(directory=folder / "foreign", rank=2), list[str]()
     environment = local_links(2, folder, keys)
     address = read_peers(folder / "peers").addresses[GUARDED]
     assert address is not None
     command = [sys.executable, __file__, "--worker", str(folder)]
-    spans: dict[str, list[tuple[float, float]]] = {"calm": [], "siege": []}
+    spans: dict[str, list[tuple[float, float]]] = {"calm": [], "siege": [], "askers": []}
     with LocalWorkers(command, 2, environment=environment, logs=folder / "logs") as workers:
         _wait_for_start(folder, workers)
         for _ in range(windows):
             spans["calm"].append(_window(seconds))
             with siege(address, strangers):
                 spans["siege"].append(_window(seconds))
+            with askers(address, foreign, said):
+                spans["askers"].append(_window(seconds))
     ticks = [float(line) for line in (folder / "ticks-1").read_text().splitlines()[:-1]]
     rates = {
         name: [sum(a <= tick < b for tick in ticks) / (b - a) for a, b in found]
         for name, found in spans.items()
     }
-    ratios = [s / c for c, s in zip(rates["calm"], rates["siege"], strict=True)]
+    if TOLD in said:
+        raise SystemExit(f"a stranger {TOLD}")
+    ratios = {
+        name: [s / c for c, s in zip(rates["calm"], rates[name], strict=True)]
+        for name in ("siege", "askers")
+    }
     log = (folder / "logs" / "worker-1.log").read_text()
-    return {"rates": rates, "ratio": statistics.median(ratios), "ratios": ratios,
-            "refusals_logged": log.count("refused a client")}  # fmt: skip
+    return {
+        "rates": rates,
+        "ratios": ratios,
+        "ratio": {name: statistics.median(found) for name, found in ratios.items()},
+        "asked": len(said),
+        "told": sorted(set(said)),
+        "refusals_logged": log.count("refused a client"),
+    }
 
 
 def _window(seconds: float) -> tuple[float, float]:
@@ -125,13 +171,18 @@ def main() -> None:
 
 def describe(found: dict[str, Any]) -> str:
     """The rates with and without strangers."""
-    calm, besieged = (statistics.median(found["rates"][name]) for name in ("calm", "siege"))
+    calm, besieged, asked = (
+        statistics.median(found["rates"][name]) for name in ("calm", "siege", "askers")
+    )
     return (
-        f"{found['strangers']} idle strangers at a worker's port, {len(found['rates']['calm'])} "
-        f"windows of {found['seconds']:g} s each way\n\n"
+        f"{found['strangers']} idle strangers at a worker's port, or {PER_SECOND} per second that "
+        f"ask to join; {len(found['rates']['calm'])} windows of {found['seconds']:g} s each way\n\n"
         f"iterations per second, no strangers   {calm:8.1f}\n"
-        f"iterations per second, with strangers {besieged:8.1f}\n"
-        f"ratio, median of neighbors           {found['ratio']:8.3f}\n"
+        f"iterations per second, idle strangers {besieged:8.1f}\n"
+        f"ratio, median of neighbors           {found['ratio']['siege']:8.3f}\n"
+        f"iterations per second, asked to join  {asked:8.1f}\n"
+        f"ratio, median of neighbors           {found['ratio']['askers']:8.3f}\n"
+        f"strangers that asked, all refused     {found['asked']:6d}\n"
     )
 
 
