@@ -28,6 +28,7 @@ MADE: dict[Choice, dict[str, Any]] = {
     options.ASYNCHRONOUS: {"options": {"asynchronous": True}},
     options.MOMENTUM: {"momentum": Momentum(kind="outer")},
     options.OTHER_MOMENTUM: {"momentum": Momentum(kind="quasi-global")},
+    options.FOLLOWED: {"momentum": Momentum(kind="tracking")},
     options.RATE_FIRST: {"momentum": Momentum(kind="outer", rate_first=True)},
     options.OUTER_PLAN: {"plan": replace(PAIRS, outer=OuterStep())},
     options.TOP_K: {"plan": matcha.plan(RING, 1.0, "sparseloco")},

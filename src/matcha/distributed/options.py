@@ -239,6 +239,10 @@ MOMENTUM = Choice(
 OTHER_MOMENTUM = Choice(
     "a momentum other than `local` and `outer`", lambda s: s.momentum.kind not in ("local", "outer")
 )
+FOLLOWED = Choice(
+    "a momentum other than `local` and `quasi-global`",
+    lambda s: s.momentum.kind not in ("local", "quasi-global"),
+)
 OUTER_PLAN = Choice("a plan with outer steps", lambda s: s.plan.outer is not None)
 RATE_FIRST = Choice(
     "outer steps with the rate first (`gasloc`)",
@@ -584,9 +588,7 @@ EXCLUSIONS = (
         "periodic, with links that carry both ways",
     ),
     Exclusion(GROWTH, STAGES, "stages are made when workers come and go: start with one plan"),
-    Exclusion(
-        GROWTH, MOMENTUM, "its memory does not follow the average: leave momentum at 'local'"
-    ),
+    Exclusion(GROWTH, FOLLOWED, "its memory does not follow the average: use local momentum"),
     Exclusion(GROWTH, OVERLAP, "a round under way has the old plan: leave overlap out"),
     Exclusion(GROWTH, CLIP, "its bound is the first plan's: leave clip out"),
     Exclusion(GROWTH, REPLAN, "both make stages, and one at a time can: leave replan out"),
@@ -594,9 +596,7 @@ EXCLUSIONS = (
         GROWTH, LOW_RANK, "what it remembers of links is for the first workers: use another wire"
     ),
     Exclusion(
-        GROWTH,
-        SHARED_TRANSPORT,
-        "only one of them would follow the team: give each a transport of its own",
+        GROWTH, SHARED_TRANSPORT, "only one of them would follow the team: give each its own"
     ),
     Exclusion(
         LOAD_STATE,

@@ -55,8 +55,8 @@ def digits():
 class Team:
     """Workers as threads over links of their own, of which some join and leave."""
 
-    def __init__(self, plan, keys=None) -> None:
-        self.plan, self.keys = plan, keys
+    def __init__(self, plan, keys=None, momentum="local") -> None:
+        self.plan, self.keys, self.momentum = plan, keys, momentum
         self.peers = local_peers(plan.num_workers)
         self.results, self.errors, self.threads = {}, {}, []
         self.runs = threading.Event()
@@ -88,9 +88,8 @@ class Team:
     def _train(self, transport, work) -> None:
         model = digits().model().double()
         optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9)
-        gossip = Gossip(
-            model, optimizer, self.plan, transport=transport, timeout=150, on_loss="continue"
-        )
+        options = {"timeout": 150, "on_loss": "continue", "momentum": self.momentum}
+        gossip = Gossip(model, optimizer, self.plan, transport=transport, **options)
         try:
             work(Trainee(self, gossip, optimizer))
             named = sorted(model.named_parameters())
@@ -151,10 +150,11 @@ class Trainee:
             self.step()
 
 
-def test_a_team_grows_and_shrinks_as_the_simulator_says(tmp_path, monkeypatch) -> None:
+@pytest.mark.parametrize("momentum", ["local", "quasi-global"])
+def test_a_team_grows_and_shrinks_as_the_simulator_says(tmp_path, monkeypatch, momentum) -> None:
     monkeypatch.setenv("MATCHA_TOKEN", TOKEN)
     monkeypatch.setattr(growth, "_HOLD", PATIENCE)  # the machine may be loaded, and none is lost
-    grow_and_shrink(tmp_path, secure=False)
+    grow_and_shrink(tmp_path, secure=False, momentum=momentum)
 
 
 @pytest.mark.long("the same as above over TLS, by which strangers are refused below")
@@ -163,7 +163,7 @@ def test_a_team_grows_and_shrinks_over_tls_as_the_simulator_says(tmp_path, monke
     grow_and_shrink(tmp_path, secure=True)
 
 
-def grow_and_shrink(tmp_path: Path, *, secure: bool) -> None:
+def grow_and_shrink(tmp_path: Path, *, secure: bool, momentum: str = "local") -> None:
     keys = None
     if secure:
         keys = tmp_path / "keys"
@@ -171,7 +171,7 @@ def grow_and_shrink(tmp_path: Path, *, secure: bool) -> None:
         for rank in (4, 5):
             issue(keys, rank)
     plan = matcha.plan(families.ring(4), 0.5, "greedy")
-    team = Team(plan, keys)
+    team = Team(plan, keys, momentum)
 
     def stay(trainee) -> None:
         trainee.run_to_stage(3)
@@ -193,7 +193,8 @@ def grow_and_shrink(tmp_path: Path, *, secure: bool) -> None:
     assert [level.members for level in staged.levels[-1:]] == [(0, 1, 3, 4, 5)]
     starts = [stage.start for stage in staged.stages]
     events = Events(joins=joins_of(results, staged), leaves=(Leave(worker=2, at=starts[-1]),))
-    check_simulated(results, staged, events, end=-(-(starts[-1] + 5) // steps_per_epoch()))
+    end = -(-(starts[-1] + 5) // steps_per_epoch())
+    check_simulated(results, staged, events, end=end, momentum=momentum)
 
 
 def steps_per_epoch() -> int:
@@ -211,9 +212,9 @@ def joins_of(results, staged) -> tuple[Join, ...]:
     return tuple(joins)
 
 
-def check_simulated(results, staged, events, *, end: int) -> None:
+def check_simulated(results, staged, events, *, end: int, momentum: str = "local") -> None:
     """After so many epochs the simulator's workers are where the last members are."""
-    settings = replace(SETTINGS, epochs=end)
+    settings = replace(SETTINGS, epochs=end, momentum=momentum)
     simulation = Simulation(digits(), staged, settings, events=events, compute_time=0.0)
     list(simulation)
     stacked = sorted(simulation.engine.workers.stacked().items())

@@ -34,7 +34,12 @@ workers differ by all they have, a tenth of that is followed, which rare meeting
 
 
 def iterations_between_meetings(plan: PlanLike) -> float:
-    """How many iterations pass from a worker's meeting to its next, on average."""
+    """How many iterations pass from a worker's meeting to its next, on average.
+
+    Where workers join or leave for good, before any did: those that train hold to what they chose.
+    """
+    if plan.levels[0].members != plan.levels[-1].members:
+        plan = plan.level_at(0)
     rounds = list(islice(plan.rounds(0, _SAMPLE), _SAMPLE))
     met = sum(2 * len(matching) for round in rounds for matching in round.matchings)
     return len(rounds) * plan.num_workers / met if met else float("inf")
