@@ -186,7 +186,8 @@ def save_checkpoint(
     # Shared folder or not: all workers remove what one of them has too many of.
     known = sorted({iteration for older in listed.values() for iteration, _ in older})
     surplus = known[: max(0, len(known) + 1 - keep)]
-    if len(files) < len(state.plan.level_at(state.iteration).members):
+    left = (state.describe_team() or {"gone": ()})["gone"]
+    if len(files) < state.transport.num_workers - len(left):
         # A worker is away, so this one does not load for all: the last that does must stay.
         whole = [k for k in known if all((k, True) in map(tuple, old) for old in listed.values())]
         surplus = [k for k in surplus if k not in whole[-1:]]
