@@ -354,6 +354,7 @@ def _engine(task: ImageTask, way: str, args: argparse.Namespace, clip: float = 0
 def probe(args: argparse.Namespace) -> None:
     """Seconds of an iteration by each way of computing it; all must find the same gradients."""
     data, found = _random_images(args.images), {}
+    data = _smaller(data, args.images) if args.small else data
     reference: dict[str, torch.Tensor] | None = None
     for way in WAYS:
         started = time.perf_counter()
@@ -362,7 +363,7 @@ def probe(args: argparse.Namespace) -> None:
             engine = _engine(task, way, args)
             # What is dropped differs; a graph of the gradients keeps what was true at its capture.
             for module in (engine.workers.template, *engine.workers.modules):
-                module.dropout = 0.0  # type: ignore[assignment]
+                module.dropout.p = 0.0  # type: ignore[assignment,union-attr]
             steps = task.steps_per_epoch
             engine.begin_epoch(0, [0.0] * steps, [_idle_round()] * steps)
             engine._run("gradients")

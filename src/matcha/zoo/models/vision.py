@@ -253,7 +253,7 @@ class VGG11(nn.Module):
         last = widths[-1]
         self.hidden = nn.ModuleList((nn.Linear(last, last), nn.Linear(last, last)))
         self.head = nn.Linear(last, num_classes)
-        self.dropout = dropout
+        self.dropout = nn.Dropout(dropout)
         initialize(self)
         for layer in self.convolutions:
             assert isinstance(layer, nn.Conv2d)
@@ -270,8 +270,7 @@ class VGG11(nn.Module):
         x = x.flatten(-3)
         for layer in self.hidden:
             assert isinstance(layer, nn.Linear)
-            x = functional.dropout(x, self.dropout, self.training)
-            x = functional.relu(linear(layer, x), inplace=True)
+            x = functional.relu(linear(layer, self.dropout(x)), inplace=True)
         return linear(self.head, x)
 
 
