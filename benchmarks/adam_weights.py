@@ -28,9 +28,8 @@ from matcha import Plan, families
 from matcha.simulation import SGD, Adam, Delays, Engine, Settings, Simulation
 from matcha.strategies import Vanilla
 from matcha.training.optimizers import Optimizer
-from matcha.zoo.data import digits
+from matcha.zoo.data import digits, partition
 from matcha.zoo.images import ImageTask
-from matcha.zoo.partitions import partition
 from matcha.zoo.recipes import recipe
 
 TOPOLOGY = families.paper("er8")

@@ -74,7 +74,7 @@ from matcha.distributed.launch.local_workers import LocalWorkers
 from matcha.distributed.links.peers import DEFAULT_PORT
 from matcha.errors import ExchangeError
 from matcha.testing import run_threads
-from matcha.training.dealing import dealt
+from matcha.training.task import dealt
 from matcha.zoo.recipes import Choices, recipe
 
 NUM_WORKERS = 8

@@ -41,11 +41,10 @@ from matcha.simulation import Delays, Engine, Execution, Settings, Simulation
 from matcha.training.momentum import parse_momentum
 from matcha.training.optimizers import SGD
 from matcha.wires import TopK, Wire, parse_wire
-from matcha.zoo.data import Images, cifar10
+from matcha.zoo.data import Images, cifar10, partition
 from matcha.zoo.images import ImageTask
 from matcha.zoo.models import build
 from matcha.zoo.models.vision import VGG11, initialize
-from matcha.zoo.partitions import partition
 from matcha.zoo.recipes import recipe
 
 WORKERS = 16

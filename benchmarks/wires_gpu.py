@@ -45,7 +45,7 @@ from matcha.simulation.mixing import WireMixing
 from matcha.wires import Modulo, kernels, parse_wire
 from matcha.wires.coding import Coder, pack
 from matcha.wires.wire import BLOCK, Segment
-from matcha.zoo.partitions import partition
+from matcha.zoo.data import partition
 from matcha.zoo.recipes import Choices, recipe
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

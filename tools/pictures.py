@@ -198,8 +198,7 @@ _SHARED = [("iid", None), ("dirichlet", 1.0), ("dirichlet", 0.1), ("shards", Non
 
 def classes_data() -> Data:
     """How many examples of each class each of eight workers has, by partition."""
-    from matcha.zoo.data import digits
-    from matcha.zoo.partitions import partition
+    from matcha.zoo.data import digits, partition
 
     labels = digits().train_labels
     return {

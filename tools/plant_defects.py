@@ -176,7 +176,7 @@ DEFECTS = (
         "training", "distributed/exchange",
     ),
     _defect(
-        "zoo/partitions.py",
+        "zoo/data.py",
         "shared[worker], shared[giver] = shared[giver][:1], shared[giver][1:]",
         "shared[worker], shared[giver] = shared[giver][:1], shared[giver]",
         "zoo",

@@ -15,11 +15,10 @@ from parts.simulation_cases import OPTIMIZER, images
 import matcha
 from matcha.records import Record
 from matcha.simulation import Delays, Execution, Settings, Simulation, StepDecay
-from matcha.zoo.data import Text
+from matcha.zoo.data import Text, partition
 from matcha.zoo.images import ImageTask
 from matcha.zoo.language import LanguageTask
 from matcha.zoo.models import LanguageModel, build
-from matcha.zoo.partitions import partition
 
 
 def _tasks() -> dict[str, Callable[[], Any]]:

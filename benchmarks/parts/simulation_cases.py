@@ -10,11 +10,10 @@ import numpy as np
 from torch import nn
 
 from matcha.simulation import SGD
-from matcha.zoo.data import Images, Text
+from matcha.zoo.data import Images, Text, partition
 from matcha.zoo.images import ImageTask
 from matcha.zoo.language import LanguageTask
 from matcha.zoo.models import LanguageModel, SmallCNN, build
-from matcha.zoo.partitions import partition
 
 OPTIMIZER = SGD(momentum=0.9, nesterov=True, weight_decay=1e-4)
 

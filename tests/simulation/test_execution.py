@@ -15,10 +15,10 @@ from matcha.simulation.execution import (
     choosing_algorithms,
     prefers_vmap,
 )
+from matcha.zoo.data import partition
 from matcha.zoo.images import ImageTask
 from matcha.zoo.models import build
 from matcha.zoo.models.vision import VGG11, BasicBlock
-from matcha.zoo.partitions import partition
 
 
 @pytest.mark.parametrize(

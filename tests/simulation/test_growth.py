@@ -8,10 +8,10 @@ import matcha
 from matcha import families
 from matcha.plans import Events
 from matcha.simulation import Simulation
-from matcha.training.dealing import dealt
 from matcha.training.optimizers import SGD
 from matcha.training.rates import Constant
 from matcha.training.settings import Execution, Settings
+from matcha.training.task import dealt
 from matcha.zoo.recipes import Choices, recipe
 
 EVENTS = Events.from_json(

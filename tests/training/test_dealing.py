@@ -10,7 +10,7 @@ import matcha
 from matcha import families
 from matcha.plans import Events, Join, Leave
 from matcha.strategies import with_events
-from matcha.training.dealing import DealtTask, dealt
+from matcha.training.task import DealtTask, dealt
 from matcha.zoo.recipes import Choices, recipe
 
 EVENTS = Events(

@@ -7,7 +7,7 @@ import pytest
 from tests.simulation.tasks import digits, er8, quadratic
 
 from matcha.errors import InputError
-from matcha.training.progress import check_identity, check_schema, identity
+from matcha.training.jobs import check_identity, check_schema, identity
 from matcha.training.settings import Settings
 
 SETTINGS = Settings(epochs=2)

@@ -8,9 +8,9 @@ import torch
 from tests.datasets import random_images
 
 from matcha.errors import InputError
+from matcha.zoo.data import partition
 from matcha.zoo.images import ImageTask
 from matcha.zoo.models import build
-from matcha.zoo.partitions import partition
 
 
 def make(number=48, workers=4, **choices):

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from matcha.errors import InputError
-from matcha.zoo.partitions import partition
+from matcha.zoo.data import partition
 
 
 @given(

@@ -15,10 +15,9 @@ from matcha.training.optimizers import SGD
 from matcha.training.rates import Constant
 from matcha.training.settings import Settings
 from matcha.training.task import TaskSpec
-from matcha.zoo.data import digits
+from matcha.zoo.data import digits, partition
 from matcha.zoo.images import ImageTask
 from matcha.zoo.models import perceptron
-from matcha.zoo.partitions import partition
 
 NUM_TRAIN, BATCH = 800, 32
 

@@ -22,8 +22,7 @@ from matcha.distributed.transports.collectives import gather
 from matcha.distributed.transports.slow_links import SlowLinks
 from matcha.errors import InputError, MatchaError
 from matcha.records import Record, RunHeader, RunWriter, Span, arrival, holds_run
-from matcha.training.jobs import Journal
-from matcha.training.progress import Progress
+from matcha.training.jobs import Journal, Progress
 
 if TYPE_CHECKING:
     from matcha.report.live import LivePage

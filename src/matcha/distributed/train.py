@@ -42,7 +42,6 @@ from matcha.plans import PlanLike
 from matcha.records import COMMAND_VARIABLE, Entry, Record, Run, holds_run, invoked, read_run
 from matcha.timing import Units, ring_hop
 from matcha.topology import Link
-from matcha.training.dealing import dealt
 from matcha.training.differing import correction, data_differ
 from matcha.training.evaluation import (
     Score,
@@ -53,11 +52,10 @@ from matcha.training.evaluation import (
     sample_losses,
     score,
 )
-from matcha.training.jobs import Job, carry_out, check_free
+from matcha.training.jobs import Job, Progress, carry_out, check_free, identity
 from matcha.training.momentum import Momentum
-from matcha.training.progress import Progress, identity
 from matcha.training.settings import Delays, Execution, Settings
-from matcha.training.task import Task, TaskSpec
+from matcha.training.task import Task, TaskSpec, dealt
 from matcha.zoo.recipes import Choices, recipe
 
 __all__ = [

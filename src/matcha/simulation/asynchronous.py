@@ -24,7 +24,7 @@ from matcha.simulation.mixing import is_whole
 from matcha.simulation.pace import Agenda, Happening, compute_times, link_seconds
 from matcha.simulation.run import Simulation, read_checkpoint, seeded
 from matcha.topology import Link
-from matcha.training.progress import Progress, identity
+from matcha.training.jobs import Progress, identity
 from matcha.training.settings import Settings
 from matcha.training.task import Task
 

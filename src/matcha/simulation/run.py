@@ -24,7 +24,6 @@ from matcha.simulation.mixing import is_whole
 from matcha.simulation.pace import LinkClock, compute_times, link_seconds
 from matcha.strategies import with_events
 from matcha.training.clipping import allowance
-from matcha.training.dealing import dealt
 from matcha.training.differing import correction, data_differ
 from matcha.training.evaluation import (
     Score,
@@ -35,12 +34,12 @@ from matcha.training.evaluation import (
     sample_losses,
     score,
 )
+from matcha.training.jobs import Progress, check_identity, check_schema, identity
 from matcha.training.momentum import Momentum, parse_momentum, resolve_momentum
 from matcha.training.optimizers import SGD, Adam
-from matcha.training.progress import Progress, check_identity, check_schema, identity
 from matcha.training.rates import Constant
 from matcha.training.settings import Settings
-from matcha.training.task import KnownGradient, Task, generator
+from matcha.training.task import KnownGradient, Task, dealt, generator
 from matcha.wires import TopK
 
 CHECKPOINT_SCHEMA = "matcha.simulation-checkpoint/1"
@@ -383,16 +382,7 @@ class Simulation:
 
 
 def read_checkpoint(path: Path, schema: str, now: Mapping[str, Any]) -> dict[str, Any]:
-    """What a checkpoint holds.
-
-    Args:
-        path: of the file.
-        schema: that it must have.
-        now: the identity of what is to go on with it.
-
-    Raises:
-        InputError: The checkpoint is damaged, or belongs to another plan, task or settings.
-    """
+    """What a checkpoint of some schema holds, for a run of the same identity."""
     try:
         document: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
         found = document["schema"]

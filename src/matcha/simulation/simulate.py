@@ -21,10 +21,9 @@ from matcha.simulation.pace import compute_times
 from matcha.simulation.run import Simulation
 from matcha.strategies import plan as make_plan
 from matcha.topology import Topology
-from matcha.training.dealing import DealtTask, dealt
 from matcha.training.jobs import Job, carry_out, check_free, make_jobs, with_asynchronous
 from matcha.training.settings import Delays, Settings
-from matcha.training.task import Task, TaskSpec
+from matcha.training.task import DealtTask, Task, TaskSpec, dealt
 from matcha.zoo.recipes import Choices, recipe
 
 CHECKPOINT = "checkpoint.pt"

@@ -51,8 +51,7 @@ def data_differ(task: Task, execution: Execution) -> bool:
 def spread(gradients: Tensor) -> float:
     """How much more workers' gradients vary than batches explain; 1 where data are equal.
 
-    Args:
-        gradients: batches, workers, values.
+    The axes are batches, workers and values.
 
     >>> batches = torch.tensor([[[1.0], [1.0]], [[-1.0], [-1.0]]])
     >>> spread(batches), spread(batches + torch.tensor([[3.0], [-3.0]]))

@@ -51,11 +51,7 @@ def score(
 ) -> Score:
     """A finished average model on training and held-out data.
 
-    Args:
-        model: with its statistics, see `finish_average`.
-        task: what it was trained on.
-        settings: how.
-        batches: losses on the training sample, where workers have shared out the work.
+    `batches` are its losses on the training sample, where workers have shared out the work.
     """
     test = evaluate(model, task, settings)
     if isinstance(task, KnownLoss):

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+
+from matcha.errors import InputError
+from matcha.plans import PlanLike
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,6 +114,80 @@ class TaskSpec:
         return cls(name=task.name, seed=task.seed, choices=task.identity(), make=lambda: task)
 
 
+def dealt(task: Task, plan: PlanLike) -> Task:
+    """The task as it is, or dealt to the plan's workers where they change."""
+    first = plan.level_at(0).members
+    changes = any(level.members != first for level in plan.levels)
+    expected = len(first) if changes else plan.num_workers
+    if task.num_workers != expected:
+        raise InputError(f"the plan is for {expected} workers and the task for {task.num_workers}.")
+    return cast(Task, DealtTask(task, plan)) if changes else task
+
+
+class DealtTask:
+    """A task for the workers of a plan that grows or shrinks, dealt from one for its first workers.
+
+    A task's batches have an order: iteration by iteration, worker by worker, as it was made. The
+    workers that the plan has at an iteration take the next ones, in the order of their numbers. So
+    each batch is trained on once, and who has which follows from the plan alone. A pass over the
+    data is shorter where more workers take part; an epoch stays so many iterations.
+
+    Attributes:
+        whole: the task as it was made, on which models are evaluated.
+        plan: who is there when; it may get further stages.
+    """
+
+    def __init__(self, whole: Task, plan: PlanLike) -> None:
+        self.whole, self.plan = whole, plan
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.whole, name)
+
+    @property
+    def num_workers(self) -> int:
+        """How many numbers workers have, those that are not there yet or any more included."""
+        return self.plan.num_workers
+
+    def tables(self, epoch: int) -> dict[str, npt.NDArray[np.generic]]:
+        """For each iteration the rows of choices in which its batches lie, and which is whose."""
+        steps, width = self.whole.steps_per_epoch, self.whole.num_workers
+        most = max(len(level.members) for level in self.plan.levels)
+        depth = -(-most // width) + 1  # rows that as many batches one after another may touch
+        known: dict[int, dict[str, npt.NDArray[np.generic]]] = {}
+        columns: dict[str, list[npt.NDArray[np.generic]]] = {}
+        dealt = np.zeros((steps, self.num_workers), np.int64)
+        for k in range(steps):
+            iteration = epoch * steps + k
+            row, place = divmod(self.plan.steps_before(iteration), width)
+            for below in range(depth):
+                turn, step = divmod(row + below, steps)
+                if turn not in known:
+                    known[turn] = self.whole.tables(turn)
+                for name, table in known[turn].items():
+                    columns.setdefault(name, []).append(table[step])
+            members = list(self.plan.level_at(iteration).members)
+            dealt[k, members] = place + np.arange(len(members))
+        shaped = {
+            name: np.stack(rows).reshape(steps, depth * width, *rows[0].shape[1:])
+            for name, rows in columns.items()
+        }
+        return {**shaped, "dealt": dealt}
+
+    def batch(self, rows: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """The batch of each worker; of one that is not there any."""
+        width, dealt = self.whole.num_workers, rows["dealt"]
+        choices = {name: table for name, table in rows.items() if name != "dealt"}
+        length = next(iter(choices.values())).shape[0]
+        parts = [
+            self.whole.batch({name: table[n : n + width] for name, table in choices.items()})
+            for n in range(0, length, width)
+        ]
+        inputs, targets = (
+            torch.cat(each).index_select(0, dealt) for each in zip(*parts, strict=True)
+        )
+        return inputs, targets
+
+
 @runtime_checkable
 class KnownLoss(Protocol):
     """A task that knows its training loss exactly, so that no sample need stand for it."""
@@ -140,6 +217,23 @@ class KnownGradient(Protocol):
     def gradient_bound(self, rho: float, iterations: int, learning_rate: float) -> float | None:
         """Theorem 2's bound on the average of ‖∇F(x̄)‖²; None where the rate is not admissible."""
         ...
+
+
+def batch_indices(
+    parts: Sequence[npt.NDArray[np.int64]], steps: int, batch: int, epoch: int, *key: int
+) -> npt.NDArray[np.int64]:
+    """Each worker's way through its part in an epoch, in batches: a new order of it for each.
+
+    Where a part is shorter than the epoch, the worker walks through it again. The first axes are
+    iteration and worker.
+    """
+    index = np.empty((steps, len(parts), batch), np.int64)
+    for worker, part in enumerate(parts):
+        random = generator(*key, worker, epoch)
+        walks = -(-steps * batch // len(part))
+        order = np.concatenate([random.permutation(part) for _ in range(walks)])
+        index[:, worker] = order[: steps * batch].reshape(steps, batch)
+    return index
 
 
 def generator(*key: int) -> np.random.Generator:

@@ -1,4 +1,7 @@
-"""Data sets in their public layouts, read from a folder that the user names; nothing is fetched."""
+"""Data sets in their public layouts, from a folder that the user names, and how workers share them.
+
+Nothing is fetched.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,18 @@ import os
 import pickle
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from matcha.errors import DataError
+from matcha.errors import DataError, InputError
+from matcha.training.task import generator
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Labels: TypeAlias = npt.NDArray[np.int64]
+Indices: TypeAlias = npt.NDArray[np.int64]
+Examples: TypeAlias = tuple[Bytes, Labels]
 
 _PIXELS = 3 * 32 * 32
 _CIFAR_SITE = "https://www.cs.toronto.edu/~kriz/cifar.html"
@@ -33,25 +39,30 @@ class Images:
     test_labels: Labels
     num_classes: int
 
-    def subset(self, num_train: int | None, num_test: int | None, seed: int = 0) -> Images:
-        """A random part of each split, the same for the same seed; None keeps all."""
-        from matcha.training.task import generator
+    @classmethod
+    def of(cls, train: Examples, test: Examples, num_classes: int) -> Images:
+        """Both splits, each as images and labels."""
+        (train_images, train_labels), (test_images, test_labels) = train, test
+        return cls(
+            train_images=train_images,
+            train_labels=train_labels,
+            test_images=test_images,
+            test_labels=test_labels,
+            num_classes=num_classes,
+        )
 
+    def subset(self, num_train: int | None, num_test: int | None) -> Images:
+        """A random part of each split, the same each time; None keeps all."""
         if num_train is None and num_test is None:
             return self
-        train, test = (
-            np.sort(generator(seed, 0x5355, k).permutation(len(labels))[:number])
-            for k, (labels, number) in enumerate(
-                [(self.train_labels, num_train), (self.test_labels, num_test)]
-            )
-        )
-        return Images(
-            train_images=self.train_images[train],
-            train_labels=self.train_labels[train],
-            test_images=self.test_images[test],
-            test_labels=self.test_labels[test],
-            num_classes=self.num_classes,
-        )
+
+        def part(k: int, images: Bytes, labels: Labels, number: int | None) -> Examples:
+            chosen = np.sort(generator(0, 0x5355, k).permutation(len(labels))[:number])
+            return images[chosen], labels[chosen]
+
+        train = part(0, self.train_images, self.train_labels, num_train)
+        test = part(1, self.test_images, self.test_labels, num_test)
+        return Images.of(train, test, self.num_classes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,14 +113,8 @@ def digits(num_train: int = 1497) -> Images:
     images = np.round(pixels * (255 / 16)).astype(np.uint8)[..., None]
     labels = table[:, -1].astype(np.int64)
     order = np.random.Generator(np.random.Philox(0)).permutation(len(labels))
-    train, test = order[:num_train], order[num_train:]
-    return Images(
-        train_images=images[train],
-        train_labels=labels[train],
-        test_images=images[test],
-        test_labels=labels[test],
-        num_classes=10,
-    )
+    train, test = ((images[k], labels[k]) for k in (order[:num_train], order[num_train:]))
+    return Images.of(train, test, num_classes=10)
 
 
 def cifar10(directory: str | Path | None = None) -> Images:
@@ -160,13 +165,8 @@ def _cifar(
             f"{python.name} (python version) from {_CIFAR_SITE} there"
         )
     *train, test = pieces
-    return Images(
-        train_images=np.concatenate([images for images, _ in train]),
-        train_labels=np.concatenate([labels for _, labels in train]),
-        test_images=test[0],
-        test_labels=test[1],
-        num_classes=num_classes,
-    )
+    images, labels = map(np.concatenate, zip(*train, strict=True))
+    return Images.of((images, labels), test, num_classes)
 
 
 def penn_treebank(directory: str | Path | None = None) -> Text:
@@ -196,7 +196,7 @@ def _read(path: Path) -> bytes:
         raise DataError(f"{str(path)!r} cannot be read: {error.strerror or error}") from None
 
 
-def _binary(path: Path, *, skipped: int, num_classes: int) -> tuple[Bytes, Labels]:
+def _binary(path: Path, *, skipped: int, num_classes: int) -> Examples:
     """Records of label bytes (the last one counts) and 3,072 planar pixel bytes."""
     raw = np.frombuffer(_read(path), dtype=np.uint8)
     record = skipped + 1 + _PIXELS
@@ -232,7 +232,7 @@ class _ArraysOnly(pickle.Unpickler):
         return self.allowed[module, name]
 
 
-def _python(path: Path, label_key: bytes, *, num_classes: int) -> tuple[Bytes, Labels]:
+def _python(path: Path, label_key: bytes, *, num_classes: int) -> Examples:
     """A pickled dictionary of pixel rows and labels, never trusted to run code."""
     try:
         document = _ArraysOnly(io.BytesIO(_read(path)), encoding="bytes").load()
@@ -247,7 +247,7 @@ def _python(path: Path, label_key: bytes, *, num_classes: int) -> tuple[Bytes, L
     return _checked(path, pixels, labels, num_classes)
 
 
-def _checked(path: Path, pixels: Bytes, labels: Labels, classes: int) -> tuple[Bytes, Labels]:
+def _checked(path: Path, pixels: Bytes, labels: Labels, classes: int) -> Examples:
     if labels.shape != (len(pixels),) or labels.min(initial=0) < 0:
         raise DataError(f"{str(path)!r} is damaged: not one label an image")
     if labels.max(initial=0) >= classes:
@@ -270,3 +270,116 @@ def _words(path: Path) -> list[str]:
     if not words:
         raise DataError(f"{str(path)!r} is damaged: it is empty")
     return words
+
+
+# -- how a data set's examples are shared among workers: evenly, by shards, or by Dirichlet draws
+
+PartitionKind: TypeAlias = Literal[
+    "iid", "shards", "dirichlet", "dirichlet-even", "documents", "folders"
+]
+"""The last two are for text: `matcha.zoo.text.share`."""
+_BY_LABEL: tuple[PartitionKind, ...] = ("iid", "shards", "dirichlet", "dirichlet-even")
+_PURPOSE = 0x5041  # keeps these draws apart from a task's others under the same seed
+
+
+def partition(
+    labels: npt.NDArray[Any],
+    num_workers: int,
+    kind: PartitionKind = "iid",
+    *,
+    seed: int = 0,
+    shards_per_worker: int = 2,
+    concentration: float = 0.5,
+) -> tuple[Indices, ...]:
+    """Each worker's examples: disjoint, together all of them.
+
+    ``iid`` deals shuffled examples evenly, as the paper does. ``shards`` sorts by label, cuts into
+    ``shards_per_worker`` pieces per worker and deals those (McMahan et al., 2017). ``dirichlet``
+    shares each class by a draw from Dirichlet(``concentration``) (Hsu et al., 2019).
+    ``dirichlet-even`` does so among ten workers at a time, skips those that hold their part
+    already, and gives all workers equally many (Lin et al., 2021; RelaySGD's experiments).
+
+    >>> parts = partition(np.array([0, 1, 0, 1]), 2, "shards", shards_per_worker=1)
+    >>> sorted(part.tolist() for part in parts)
+    [[0, 2], [1, 3]]
+    """
+    labels = np.asarray(labels)
+    if kind not in _BY_LABEL:
+        raise InputError(f"partition must be one of {', '.join(_BY_LABEL)}, not {kind!r}")
+    if num_workers < 1 or len(labels) < num_workers:
+        raise InputError(f"{len(labels)} examples cannot be shared among {num_workers} workers")
+    random = generator(seed, _PURPOSE)
+    if kind == "iid":
+        return tuple(
+            np.sort(p) for p in np.array_split(random.permutation(len(labels)), num_workers)
+        )
+    if kind == "shards":
+        return _shards(labels, num_workers, shards_per_worker, random)
+    if not concentration > 0:
+        raise InputError(f"the Dirichlet concentration must be above 0, not {concentration}")
+    share = _dirichlet if kind == "dirichlet" else _dirichlet_even
+    return share(labels, num_workers, concentration, random)
+
+
+def _shards(
+    labels: npt.NDArray[Any], num_workers: int, each: int, random: np.random.Generator
+) -> tuple[Indices, ...]:
+    if each < 1 or each * num_workers > len(labels):
+        raise InputError(f"{each} shards per worker need at least {each * num_workers} examples")
+    pieces = np.array_split(np.argsort(labels, kind="stable"), num_workers * each)
+    dealt = random.permutation(len(pieces)).reshape(num_workers, each)
+    return tuple(np.sort(np.concatenate([pieces[k] for k in row])) for row in dealt)
+
+
+def _dirichlet(
+    labels: npt.NDArray[Any], num_workers: int, concentration: float, random: np.random.Generator
+) -> tuple[Indices, ...]:
+    parts: list[list[Indices]] = [[] for _ in range(num_workers)]
+    for label in np.unique(labels):
+        members = random.permutation(np.flatnonzero(labels == label))
+        shares = random.dirichlet(np.full(num_workers, concentration))
+        cuts = np.round(np.cumsum(shares)[:-1] * len(members)).astype(int)
+        for held, piece in zip(parts, np.split(members, cuts), strict=True):
+            held.append(piece)
+    shared = [np.sort(np.concatenate(held)) for held in parts]
+    # No worker may be left without data: the largest share gives one example up.
+    for worker, part in enumerate(shared):
+        if not len(part):
+            giver = max(range(num_workers), key=lambda k: len(shared[k]))
+            shared[worker], shared[giver] = shared[giver][:1], shared[giver][1:]
+    return tuple(shared)
+
+
+_TOGETHER = 10
+"""Workers that share a class: as many as CIFAR-10 has classes."""
+
+
+def _dirichlet_even(
+    labels: npt.NDArray[Any], num_workers: int, concentration: float, random: np.random.Generator
+) -> tuple[Indices, ...]:
+    order, held = random.permutation(len(labels)), []
+    cuts = [len(labels) * k // num_workers for k in range(_TOGETHER, num_workers, _TOGETHER)]
+    for k, members in enumerate(np.split(order, cuts)):
+        number = min(_TOGETHER, num_workers - k * _TOGETHER)
+        classes = [members[labels[members] == label] for label in np.unique(labels[members])]
+        fair, parts = len(members) / number, _deal(classes, number, concentration, random)
+        while min(map(len, parts)) < fair // 2:
+            parts = _deal(classes, number, concentration, random)
+        held += parts
+    return tuple(np.sort(part) for part in np.array_split(np.concatenate(held), num_workers))
+
+
+def _deal(
+    classes: list[Indices], number: int, concentration: float, random: np.random.Generator
+) -> list[Indices]:
+    """Share class after class among the workers that do not hold their part yet."""
+    fair = sum(map(len, classes)) / number
+    parts = [np.empty(0, dtype=np.int64)] * number
+    for members in classes:
+        open_ = np.array([len(part) < fair for part in parts])
+        shares = random.dirichlet(np.full(number, concentration)) * open_
+        while not shares.sum() > 0:  # all of a class to those who hold their part
+            shares = random.dirichlet(np.full(number, concentration)) * open_
+        cuts = (np.cumsum(shares / shares.sum())[:-1] * len(members)).astype(int)
+        parts = [np.concatenate(pair) for pair in zip(parts, np.split(members, cuts), strict=True)]
+    return parts

@@ -13,10 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from matcha.errors import InputError
-from matcha.training.task import Evaluation, Task, digest, generator, model_digest
-from matcha.zoo.data import Images
+from matcha.training.task import Evaluation, Task, batch_indices, digest, generator, model_digest
+from matcha.zoo.data import Images, Indices
 from matcha.zoo.models import seeded
-from matcha.zoo.partitions import Indices
 
 _ORDER, _CROP, _RECALIBRATION = 0x4F52, 0x4352, 0x5243  # purposes of random draws
 _JUDGED = 256  # held-out images by which workers' answers are compared
@@ -31,7 +30,7 @@ class ImageTask(Task):
     Args:
         name: what records call the task.
         data: images and labels.
-        parts: each worker's examples, from :func:`matcha.zoo.partitions.partition`.
+        parts: each worker's examples, from :func:`matcha.zoo.data.partition`.
         model: makes a new model; its weights come from ``seed``.
         batch_size: examples per worker and iteration.
         seed: of initial weights, order and augmentation.
@@ -117,12 +116,7 @@ class ImageTask(Task):
 
     def tables(self, epoch: int) -> dict[str, npt.NDArray[np.generic]]:
         steps, batch = self.steps_per_epoch, self.batch_size
-        index = np.empty((steps, self.num_workers, batch), np.int64)
-        for worker, part in enumerate(self.parts):
-            random = generator(self.seed, _ORDER, worker, epoch)
-            walks = -(-steps * batch // len(part))
-            order = np.concatenate([random.permutation(part) for _ in range(walks)])
-            index[:, worker] = order[: steps * batch].reshape(steps, batch)
+        index = batch_indices(self.parts, steps, batch, epoch, self.seed, _ORDER)
         tables: dict[str, npt.NDArray[np.generic]] = {"index": index}
         if self.augment:
             choices = np.empty((steps, self.num_workers, batch, 3), np.int64)

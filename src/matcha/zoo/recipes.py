@@ -20,10 +20,10 @@ from matcha.training.settings import Settings
 from matcha.training.task import Task, TaskSpec
 from matcha.zoo import data as sets
 from matcha.zoo.corpus import read_corpus
+from matcha.zoo.data import PartitionKind, partition
 from matcha.zoo.images import ImageTask
 from matcha.zoo.language import LanguageTask
 from matcha.zoo.models import LanguageModel, Transformer, maker
-from matcha.zoo.partitions import PartitionKind, partition
 from matcha.zoo.quadratics import QuadraticTask
 from matcha.zoo.text import TextTask
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from matcha.errors import InputError
-from matcha.training.task import Evaluation, Task, digest, generator, model_digest
+from matcha.training.task import Evaluation, Task, batch_indices, digest, generator, model_digest
 from matcha.zoo.models import seeded
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -84,11 +84,7 @@ class TensorTask(Task):
 
     def tables(self, epoch: int) -> dict[str, npt.NDArray[np.generic]]:
         steps, batch = self.steps_per_epoch, self._batch
-        index = np.empty((steps, self.num_workers, batch), np.int64)
-        for worker, part in enumerate(self._parts):
-            order = generator(self.seed, 1, worker, epoch).permutation(part)
-            index[:, worker] = order[: steps * batch].reshape(steps, batch)
-        return {"index": index}
+        return {"index": batch_indices(self._parts, steps, batch, epoch, self.seed, 1)}
 
     def batch(self, rows: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         return self._held[0][rows["index"]], self._held[1][rows["index"]]

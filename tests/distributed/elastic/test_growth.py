@@ -29,10 +29,10 @@ from matcha.plans import Events, Join, Leave, Loss
 from matcha.simulation import Simulation
 from matcha.strategies.planning import in_stages, with_workers
 from matcha.testing import run_threads
-from matcha.training.dealing import DealtTask
 from matcha.training.optimizers import SGD
 from matcha.training.rates import Constant
 from matcha.training.settings import Execution, Settings
+from matcha.training.task import DealtTask
 from matcha.zoo.recipes import Choices, recipe
 
 RATE, TOKEN = 0.05, "open sesame"

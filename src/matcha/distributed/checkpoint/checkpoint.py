@@ -33,7 +33,7 @@ from matcha.distributed.checkpoint.snapshot import (
 from matcha.distributed.transports.collectives import gather
 from matcha.distributed.worker_state import WorkerState
 from matcha.errors import DataError, ExchangeError, InputError, MatchaError, WriteError
-from matcha.training.progress import check_identity, check_schema
+from matcha.training.jobs import check_identity, check_schema
 
 __all__ = ["CheckpointInfo", "checkpoints", "load_checkpoint", "save_checkpoint"]
 
@@ -125,7 +125,7 @@ def save_checkpoint(
             data: numbers, text, tensors, and dicts, lists and tuples of them.
         generators: random generators whose state to keep, e.g. `torch.default_generator`.
         keep: how many checkpoints to leave; the one before stays until the new one is complete.
-        identity: what is trained, from `matcha.training.progress`; only the same can go on from it.
+        identity: what is trained, from `matcha.training.jobs`; only the same can go on from it.
 
     Returns:
         The checkpoint's folder.

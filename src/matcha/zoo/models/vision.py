@@ -156,12 +156,10 @@ class WideBlock(nn.Module):
 
     def __init__(self, into: int, out: int, stride: int) -> None:
         super().__init__()
-        self.norm1 = nn.BatchNorm2d(into)
-        self.conv1 = nn.Conv2d(into, out, 3, stride, padding=1, bias=False)
-        self.norm2 = nn.BatchNorm2d(out)
-        self.conv2 = nn.Conv2d(out, out, 3, padding=1, bias=False)
+        self.norm1, self.conv1 = nn.BatchNorm2d(into), _conv(into, out, 3, stride)
+        self.norm2, self.conv2 = nn.BatchNorm2d(out), _conv(out, out, 3)
         same = into == out and stride == 1
-        self.shortcut = None if same else nn.Conv2d(into, out, 1, stride, bias=False)
+        self.shortcut = None if same else _conv(into, out, 1, stride)
 
     def forward(self, x: Tensor) -> Tensor:
         active = functional.relu(self.norm1(x), inplace=True)
@@ -181,7 +179,7 @@ class WideResNet(nn.Module):
         n, rest = divmod(depth - 4, 6)
         if rest or n < 1:
             raise InputError(f"a WideResNet's depth must be 6n + 4 (10, 16, 22, 28), not {depth}")
-        self.stem = nn.Conv2d(3, 16, 3, padding=1, bias=False)
+        self.stem = _conv(3, 16, 3)
         blocks: list[nn.Module] = []
         into = 16
         for stage in range(3):
@@ -215,11 +213,7 @@ class VGG16(nn.Module):
         into = 3
         for group in _WIDTHS:
             for out in group:
-                layers += [
-                    nn.Conv2d(into, out, 3, padding=1, bias=False),
-                    nn.BatchNorm2d(out),
-                    nn.ReLU(inplace=True),
-                ]
+                layers += [_conv(into, out, 3), nn.BatchNorm2d(out), nn.ReLU(inplace=True)]
                 into = out
             layers.append(nn.MaxPool2d(2))
         self.features = nn.Sequential(*layers)
