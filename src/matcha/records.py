@@ -176,9 +176,9 @@ class RunWriter:
     Args:
         directory: The run's.
         header: What is run.
-        plan: Who talks when.
-        after: Resume the run that is there after so many iterations, and drop the records of later
-            ones, which will be run again. None starts a new run.
+        plan: Which workers talk when.
+        after: Resume the run that is there after this many iterations; records of later ones are
+            dropped, as they will be run again. None starts a new run.
         primary: Whether this process is the primary one; a function where that may change.
 
     Raises:
@@ -232,7 +232,7 @@ class RunWriter:
             path = self.path / name
             if self._after is not None:
                 _forget(path, self._after)
-            # Who takes over from a lost worker goes on with its file.
+            # A worker that takes over from a lost one continues its file.
             inherited = name == "records.jsonl" and not self._began
             mode = "w" if self._after is None and not inherited else "a"
             self._files[name] = path.open(mode, encoding="utf-8")
@@ -448,7 +448,7 @@ def _parsed(line: str, cls: type[_T], path: Path, place: int) -> _T:
 
 
 def _forget(path: Path, after: int) -> None:
-    """Drop what was recorded after so many iterations: they will be run again."""
+    """Drop what was recorded after an iteration: what follows will be run again."""
     # A record comes after its iterations; a span is of an iteration counted from 0.
     is_spans = path.name == "spans.jsonl"
     cls: type[Record] | type[Span] = Span if is_spans else Record

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import psutil
 import pytest
@@ -16,8 +17,8 @@ from tests.commands import matcha_command, matcha_process
 from tests.report.runs import run_of
 from tests.signals import hear_ctrl_c
 
-from matcha.cli import demo as demo_module
-from matcha.cli.demo import SMALL, Demo, make_plans
+from matcha.cli import output
+from matcha.cli.demo import SMALL, Demo, make_plans, run_demo
 from matcha.errors import InputError
 from matcha.plans import Plan
 from matcha.records import read_run
@@ -139,11 +140,14 @@ def test_a_terminal_of_eighty_columns_shows_every_figure_whole(tmp_path, capsys,
                test_accuracy=0.98765)
         for name, found in losses.items()
     ]  # fmt: skip
-    monkeypatch.setattr(demo_module, "console", Console(width=80))
-    demo_module._print(Demo(directory=tmp_path, target_loss=0.025), compare(runs, 0.025))
+    runs = [replace(run, header=replace(run.header, clock="wall")) for run in runs]
+    monkeypatch.setattr(output, "console", Console(width=80))
+    output.print_comparison(compare(runs, 0.025), "to training loss 0.025")
     lines = capsys.readouterr().out.splitlines()
-    assert any(line.rstrip().endswith("accuracy") for line in lines), lines
-    assert sum(line.rstrip().endswith(" %") for line in lines) == 2, lines
+    assert sum("98.8 %" in line for line in lines) == 2, lines
+    assert sum(line.count(" s") == 3 for line in lines) == 2, lines
+    assert "accuracy" in "".join(lines), lines
+    assert "…" not in "".join(lines), lines
 
 
 def test_every_strategy_has_its_plan_where_workers_look_for_it(tmp_path):
@@ -171,7 +175,7 @@ def test_what_is_too_slow_ends_on_the_clock(tmp_path):
         directory=tmp_path, topology="path:2", runs=("vanilla",), link_mbps=500, seconds=1e-9
     )
     make_plans(demo)
-    demo_module.run_demo(demo, 2)
+    run_demo(demo, 2)
     run = read_run(tmp_path / "vanilla")
     assert [record.epoch for record in run.records] == [1]
     assert run.header.setting("link_mbps") == "500 (emulated)"

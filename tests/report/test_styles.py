@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from matcha.report.styles import STYLES, place, style_sheet, styles_of
+from matcha.report.page import STYLES, place, style_sheet, styles_of
 from matcha.strategies import STRATEGIES
 from matcha.strategies.registry import LOOKS, look_of
 

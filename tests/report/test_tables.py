@@ -9,8 +9,8 @@ from tests.report.runs import run_of
 
 import matcha
 from matcha.records import read_run
-from matcha.report.page import build_payload
-from matcha.report.tables import cell, columns, details, results_table
+from matcha.report.comparison import cell, columns
+from matcha.report.page import build_payload, details, results_table
 
 
 def test_the_best_of_a_column_is_marked_in_words_and_only_there(run_folders):

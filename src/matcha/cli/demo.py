@@ -13,14 +13,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
-from rich.table import Table
 
 from matcha.cli import app
 from matcha.cli import options as opt
@@ -31,6 +30,7 @@ from matcha.cli.output import (
     keeping,
     make_folder,
     patient_progress,
+    print_comparison,
     print_json,
 )
 from matcha.errors import InputError, require
@@ -40,14 +40,13 @@ from matcha.strategies import comparable, plan, strategy_with
 from matcha.topology import Link, families
 
 _narrator = Console(stderr=True)
-_NAMES = 12  # what a column of names takes of a line
 _POLL_SECONDS = 0.1
 _MODEL_BITS = 32 * 301_066
 _SLOW_LINK = (1, 3, 10.0)
+_NUM_TRAIN, _BATCH = 800, 32
 
 if TYPE_CHECKING:
-    from matcha.report import Comparison
-
+    from matcha.training.task import Task
 
 SMALL = "greedy-small"
 """The run of greedy over small messages."""
@@ -71,9 +70,9 @@ class Demo:
     """Links that are slower than that, by a factor each."""
     target_loss: float = 0.1
     seconds: float = 15.0
-    """Give up on the target after so many on the run's clock."""
+    """Give up on the target after this time on the run's clock."""
     epochs: int = 100
-    """And after so many epochs."""
+    """Or after this many epochs."""
     learning_rate: float = 0.1
     seed: int = 0
 
@@ -154,13 +153,62 @@ def run_demo(
             time.sleep(_POLL_SECONDS)
 
     launch(
-        ["-m", "matcha.cli.demo_worker", str(spec)],
+        ["-m", "matcha.cli", "demo", "--spec", str(spec)],
         num_workers,
         environment={COMMAND_VARIABLE: invoked() or "matcha demo"},
         logs=demo.directory / "logs",
         meanwhile=show,
     )
     _follow(followers, on_record)
+
+
+def _work(demo: Demo) -> None:
+    """One worker: train by every strategy in turn, within one process group."""
+    from matcha.distributed.launch.environment import worker_transport
+    from matcha.distributed.train import Network, run_worker
+    from matcha.training.jobs import Job
+    from matcha.training.optimizers import SGD
+    from matcha.training.rates import Constant
+    from matcha.training.settings import Settings
+    from matcha.training.task import TaskSpec
+
+    settings = Settings(
+        epochs=demo.epochs,
+        schedule=Constant(base=demo.learning_rate),
+        optimizer=SGD(momentum=0.9, nesterov=True, weight_decay=1e-4),
+        target_loss=demo.target_loss,
+    )
+    network = Network(link_mbps=demo.link_mbps, slower=demo.slower)
+    with worker_transport() as transport:
+        for name in demo.runs:
+            made = Plan.load(demo.plan_file(name))
+            choices = {"partition": "shards", "num_train": _NUM_TRAIN, "model": "perceptron"}
+            task = TaskSpec(
+                name="digits",
+                seed=demo.seed,
+                choices={**choices, "batch_size": _BATCH},
+                make=partial(_make_task, made.num_workers, demo.seed),
+            )
+            job = Job(
+                directory=demo.run_directory(name),
+                task=task,
+                plan=made,
+                settings=settings,
+                name=name,
+            )
+            run_worker(job, transport, network, max_seconds=demo.seconds)
+
+
+def _make_task(num_workers: int, seed: int) -> Task:
+    """Digits of which each worker sees a few, and many to test on; a perceptron of 1.2 MB."""
+    from matcha.zoo.data import digits, partition
+    from matcha.zoo.images import ImageTask
+    from matcha.zoo.models import perceptron
+
+    images = digits(_NUM_TRAIN)
+    parts = partition(images.train_labels, num_workers, "shards", seed=seed)
+    model = partial(perceptron, images.num_classes)
+    return ImageTask("digits", images, parts, model, batch_size=_BATCH, seed=seed)
 
 
 def _follow(
@@ -185,13 +233,14 @@ def demo_command(
     budget: opt.Budget = 0.1,
     target_loss: float = typer.Option(0.1, help="Train each strategy to this training loss."),
     seconds: float = typer.Option(
-        15.0, "--time-limit", help="Give up on the target after so many seconds."
+        15.0, "--time-limit", help="Give up on the target after this many seconds."
     ),
     topology: opt.TopologyOption = "paper:er8",
     strategies: opt.Strategies = list(RUNS),
     seed: opt.Seed = 0,
     output: opt.FolderOrNone = None,
     as_json: opt.Json = False,
+    spec: Path | None = typer.Option(None, hidden=True),
 ) -> None:
     """See what a communication budget buys: train digits for real on 8 processes, by each strategy.
 
@@ -203,8 +252,11 @@ def demo_command(
     Takes about two minutes on two cores. Training, processes and messages are real; the speed of
     the links is emulated. Everything is written below runs/, with a report for a browser.
     """
-    from matcha.report import compare, load_runs, write_report
+    from matcha.report import compare, load_runs
 
+    if spec is not None:
+        _work(Demo.read(spec))
+        return
     require("torch")  # which only the workers import
     names = tuple(opt.words(strategies))
     if quick:
@@ -237,27 +289,21 @@ def demo_command(
         plans = make_plans(demo)
     _announce(demo, plans)
     num_workers = next(iter(plans.values())).num_workers
-    with _Bars(demo) as bars:
+    bars = _Bars(demo)
+    with bars.progress:
         run_demo(demo, num_workers, bars.show)
     runs = load_runs([demo.run_directory(name) for name in names])
     comparison = compare(runs, target_loss)
-    with keeping() as keep:
-        with patient_progress("writing the report") as progress:
-            page = keep(
-                directory / "report.html",
-                lambda path: write_report(
-                    runs,
-                    path,
-                    title=f"Digits on {num_workers} workers over {link_mbps:g} Mbit/s links",
-                    target_loss=target_loss,
-                    progress=progress,
-                ),
-            )
+    with keeping() as results:
+        heading = f"Digits on {num_workers} workers over {link_mbps:g} Mbit/s links"
+        results.page(directory / "report.html", runs, title=heading, target_loss=target_loss)
+        (page,) = results.written
         if as_json:
             print_json(comparison.to_json() | {"report": str(page)})
             return
-        _print(demo, comparison)
-        console.print(f"\nreport: [cyan]{page}[/]  (open it in a browser; it needs no network)")
+        title = f"to training loss {target_loss:g}, links emulated at {link_mbps:g} Mbit/s"
+        print_comparison(comparison, title)
+        console.print(f"report: [cyan]{page}[/]  (open it in a browser; it needs no network)")
 
 
 def _announce(demo: Demo, plans: Mapping[str, Plan]) -> None:
@@ -282,20 +328,20 @@ class _Bars:
         self._demo = demo
         self._first: dict[str, float] = {}
         self._before: dict[str, float] = {}
-        self._progress = Progress(
+        self.progress = Progress(
             TextColumn("{task.description:<12}"),
             BarColumn(bar_width=24),
             TextColumn("{task.fields[words]}"),
             console=_narrator,
         )
         self._tasks = {
-            name: self._progress.add_task(name, total=1.0, words="waiting") for name in demo.runs
+            name: self.progress.add_task(name, total=1.0, words="waiting") for name in demo.runs
         }
 
     def show(self, strategy: str, record: Record) -> None:
         loss, target = record.train_loss, self._demo.target_loss
         if loss is None or has_diverged(loss):
-            self._progress.update(self._tasks[strategy], words="diverged")
+            self.progress.update(self._tasks[strategy], words="diverged")
             return
         first = self._first.setdefault(strategy, max(loss, 2 * target))
         way = math.log(first / max(loss, target)) / math.log(first / target)
@@ -306,38 +352,4 @@ class _Bars:
             words += "  [green]reached[/]"
         elif record.epoch >= self._demo.epochs or record.time >= self._demo.seconds:
             words += "  [yellow]not reached[/]"
-        self._progress.update(self._tasks[strategy], completed=way, words=words)
-
-    def __enter__(self) -> _Bars:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-
-def _print(demo: Demo, comparison: Comparison) -> None:
-    from matcha.report.tables import cell, columns
-
-    rows = [asdict(row) for row in comparison.rows]
-    wanted = ("time_to_target", "speedup", "comm_seconds", "train_loss", "test_accuracy")
-    shown = [c for c in columns(rows) if c.key in wanted]
-    table = Table(
-        title=f"to training loss {demo.target_loss:g}, links emulated at {demo.link_mbps:g} Mbit/s",
-        title_justify="left",
-        box=SIMPLE_HEAD,
-        pad_edge=False,
-        padding=(0, 1),
-    )
-    cells = {c.heading: [cell(c, row) for row in rows] for c in shown}
-    whole = sum(3 + max(map(len, [heading, *found])) for heading, found in cells.items())
-    table.add_column("strategy")
-    for heading, found in cells.items():
-        # Left to itself, rich gives what it takes from one column to another, and cuts the last.
-        narrow = max(map(len, [*heading.split(), *found]))
-        width = narrow if whole + _NAMES > console.width else None
-        table.add_column(heading, justify="right", width=width)
-    for row, *found in zip(rows, *cells.values(), strict=True):
-        table.add_row(row["label"], *found)
-    console.print(table)
-    console.print(f"\n{comparison.verdict.sentence}", highlight=False)
+        self.progress.update(self._tasks[strategy], completed=way, words=words)

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from rich.table import Table
 
+from matcha._io.tables import Table
 from matcha.cli import app
 from matcha.cli import options as opt
 from matcha.cli.help import Command, Group
-from matcha.cli.output import console, print_json
+from matcha.cli.output import print_json, print_table
 
 keys_app = typer.Typer(
     cls=Group, no_args_is_help=True, help="Make, show, renew and revoke workers' keys."
@@ -94,9 +94,14 @@ def _print(certificates: list[Any], as_json: bool) -> None:
             ]
         )
         return
-    table = Table("", "valid until", "state", "fingerprint (SHA-256)")
     now = datetime.now(timezone.utc)
-    for c in certificates:
-        state = "revoked" if c.revoked else "expired" if c.end < now else "valid"
-        table.add_row(c.name, f"{c.end:%Y-%m-%d %H:%M}", state, c.fingerprint[:32] + "…")
-    console.print(table)
+    rows = [
+        (
+            c.name,
+            f"{c.end:%Y-%m-%d %H:%M}",
+            "revoked" if c.revoked else "expired" if c.end < now else "valid",
+            c.fingerprint[:32] + "…",
+        )
+        for c in certificates
+    ]
+    print_table(Table(("", "valid until", "state", "fingerprint (SHA-256)"), rows))

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
-from rich.table import Table
 
+from matcha._io.tables import Table
 from matcha.cli import app
 from matcha.cli import options as opt
 from matcha.cli.help import Command
-from matcha.cli.output import check_free, console, keeping, print_json, this_command
+from matcha.cli.output import check_free, console, keeping, print_json, print_table, this_command
 from matcha.errors import InputError, unknown_name
 from matcha.topology import Topology, families
 
@@ -84,30 +84,29 @@ def probe_command(
             [min(measure.latency, measure.seconds) for measure in measures],
         )
         check_free(output, force)
-        with keeping() as keep:
-            output = keep(output, timed.save)
+        with keeping() as results:
+            results.write(output, timed.save)
             if as_json:
                 print_json([{**asdict(measure), "mbps": measure.mbps} for measure in measures])
             else:
                 print_measures(timed, measures)
-                console.print(f"wrote [cyan]{output}[/]")
+                results.say()
 
 
 def print_measures(topology: Topology, measures: tuple[LinkMeasure, ...]) -> None:
     """A row per link, slowest first."""
-    table = Table(title=f"links of {topology}", title_justify="left")
-    for name in ("link", "latency (ms)", "ms/MB", "Mbit/s", "time (ms)"):
-        table.add_column(name, justify="left" if name == "link" else "right")
-    for measure in sorted(measures, key=lambda m: -m.seconds):
-        i, j = measure.link
-        table.add_row(
-            f"{topology.labels[i]}–{topology.labels[j]}",
+    rows = [
+        (
+            "–".join(str(topology.labels[end]) for end in measure.link),
             f"{1e3 * measure.latency:.2f}",
             _shown(measure.seconds_per_megabyte, 1e3, ".2f"),
             _shown(measure.mbps, 1.0, ",.0f"),
             f"{1e3 * measure.seconds:.1f}",
         )
-    console.print(table)
+        for measure in sorted(measures, key=lambda m: -m.seconds)
+    ]
+    headings = ("link", "latency (ms)", "ms/MB", "Mbit/s", "time (ms)")
+    print_table(Table(headings, rows), f"links of {topology}")
     if any(measure.seconds_per_megabyte is None for measure in measures):
         console.print(
             "–: this message took hardly longer than an empty one, so that it says nothing of the "
@@ -171,7 +170,4 @@ def _print_benchmarks(known: dict[str, Path], as_json: bool) -> None:
     if as_json:
         print_json(first_lines)
         return
-    table = Table("benchmark", "what it measures")
-    for name, line in first_lines.items():
-        table.add_row(name, line)
-    console.print(table)
+    print_table(Table(("benchmark", "what it measures"), list(first_lines.items())))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
@@ -18,8 +18,9 @@ from matcha.wires import WIRES
 if TYPE_CHECKING:
     from matcha.training.task import TaskSpec
 
+_N = TypeVar("_N", int, float)
 _TOPOLOGY = (
-    "Who can talk to whom: [cyan]ring:8[/], [cyan]path:8[/], [cyan]torus:4x4[/], "
+    "Which workers can talk to which: [cyan]ring:8[/], [cyan]path:8[/], [cyan]torus:4x4[/], "
     "[cyan]hypercube:4[/], [cyan]star:8[/], [cyan]complete:8[/], [cyan]barbell:8[/], "
     "[cyan]erdos-renyi:16:0.3:SEED[/], [cyan]geometric:16:0.4:SEED[/], a graph of the paper "
     "([cyan]paper:er8[/], [cyan]paper:geometric16-d5|d10|d13[/], [cyan]paper:er16[/]), or a file "
@@ -238,11 +239,7 @@ def given(context: typer.Context, names: Iterable[str]) -> list[str]:
 
 
 def with_period(names: Sequence[str], period: int | None) -> dict[str, int]:
-    """The option of strategies that take a period.
-
-    Raises:
-        InputError: None of the strategies takes one.
-    """
+    """The option of strategies that take a period."""
     if period is None:
         return {}
     able = [name for name, strategy in STRATEGIES.items() if "period" in strategy.options()]
@@ -281,15 +278,9 @@ def check_alpha(alpha: str) -> None:
         raise unknown_name("alpha", alpha, BEST_FOR)
 
 
-def refuse(options: Sequence[str], why: str) -> None:
-    """Refuse options that would be ignored, all in one sentence.
-
-    >>> refuse([], "for tasks")
-    >>> refuse(["--watch", "--resume"], "for tasks")
-    Traceback (most recent call last):
-        ...
-    matcha.errors.InputError: --watch and --resume are for tasks
-    """
+def refuse(context: typer.Context, names: Iterable[str], why: str) -> None:
+    """Refuse options that were given and would be ignored, all in one sentence."""
+    options = given(context, names)
     if options:
         listed = " and ".join([", ".join(options[:-1]), options[-1]] if options[1:] else options)
         raise InputError(f"{listed} {'are' if options[1:] else 'is'} {why}")
@@ -309,33 +300,25 @@ def numbers(texts: Iterable[str], option: str = "--budget") -> list[float]:
 
     >>> numbers(["0.1,0.5", "1"])
     [0.1, 0.5, 1.0]
-
-    Raises:
-        InputError: One of them is not a number.
     """
-    try:
-        return [float(word) for word in words(texts)]
-    except ValueError:
-        given = ",".join(texts)
-        raise InputError(f"{option} is {given!r}, but it is numbers separated by commas.") from None
+    return _parsed(texts, option, float, "numbers")
 
 
 def whole_numbers(texts: Iterable[str], option: str) -> list[int]:
-    """The whole numbers of an option that was given several times, with commas, or both.
+    """The whole numbers of an option, each of them once.
 
     >>> whole_numbers(["0,1", "2"], "--seed")
     [0, 1, 2]
-
-    Raises:
-        InputError: One of them is not a whole number, or one is given twice.
     """
-    try:
-        found = [int(word) for word in words(texts)]
-    except ValueError:
-        given = ",".join(texts)
-        raise InputError(
-            f"{option} is {given!r}, but it is whole numbers separated by commas."
-        ) from None
+    found = _parsed(texts, option, int, "whole numbers")
     if not found or len(set(found)) < len(found):
         raise InputError(f"{option} is {','.join(texts)!r}: name each choice once.")
     return found
+
+
+def _parsed(texts: Iterable[str], option: str, kind: Callable[[str], _N], what: str) -> list[_N]:
+    try:
+        return [kind(word) for word in words(texts)]
+    except ValueError:
+        given = ",".join(texts)
+        raise InputError(f"{option} is {given!r}, but it is {what} separated by commas.") from None

@@ -7,17 +7,23 @@ import sys
 import tempfile
 import textwrap
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table as RichTable
 
 from matcha._io import explain_write_errors
+from matcha._io.tables import Table
 from matcha.errors import InputError, WriteError
 from matcha.plans import Plan, PlanLike
+
+if TYPE_CHECKING:
+    from matcha.records import Run
+    from matcha.report import Comparison
 
 console = Console()
 _PATIENCE_SECONDS = 1.0
@@ -30,12 +36,7 @@ def print_json(document: Any) -> None:
 
 
 def check_free(path: Path | None, force: bool) -> None:
-    """Refuse, before any work, a file that exists or cannot be written.
-
-    Raises:
-        InputError: The file exists and may not be overwritten, or it is a folder.
-        WriteError: Nothing can be written there.
-    """
+    """Refuse, before any work, a file that exists or cannot be written."""
     if path is None:
         return
     if path.is_dir():
@@ -45,22 +46,24 @@ def check_free(path: Path | None, force: bool) -> None:
     check_writable(path.parent, path)
 
 
-def check_page(path: Path | None) -> None:
-    """Refuse a page whose name says that it is something else.
+def check_plot(path: Path | None, force: bool) -> None:
+    """Refuse, before any work, a figure that cannot be drawn or written."""
+    check_free(path, force)
+    if path is not None:
+        from matcha.report.figures import check_format
 
-    Raises:
-        InputError: It does not end in .html.
-    """
+        check_format(path)
+
+
+def check_page(path: Path | None, force: bool) -> None:
+    """Refuse, before any work, a page whose name says that it is something else."""
+    check_free(path, force)
     if path is not None and path.suffix.lower() not in (".html", ".htm"):
         raise InputError(f"{str(path)!r} would be a page for a browser: end it in .html.")
 
 
 def check_writable(folder: Path, path: Path) -> None:
-    """Refuse, before any work, a place where nothing can be written.
-
-    Raises:
-        WriteError: Says what the operating system said.
-    """
+    """Refuse, before any work, a place where nothing can be written."""
     with explain_write_errors(path):
         nearest = next(p for p in (folder, *folder.absolute().parents) if p.exists())
         if not nearest.is_dir():
@@ -69,43 +72,61 @@ def check_writable(folder: Path, path: Path) -> None:
             pass
 
 
-Keep: TypeAlias = Callable[[Path, Callable[[Path], object]], Path]
-"""Takes a file's path and a function that writes it; returns where the file went."""
+class Results:
+    """Files that a command writes; what cannot be written goes to a temporary folder."""
 
+    def __init__(self) -> None:
+        self.written: list[Path] = []
+        self.lost: list[str] = []
 
-@contextmanager
-def keeping() -> Iterator[Keep]:
-    """Write results so that none is lost: what cannot be written goes to a temporary folder.
-
-    Yields a function of a file and of what writes it, which says where the file went. After all
-    else was done and printed, whatever went elsewhere is an error.
-
-    Raises:
-        WriteError: Names the places that could not be written, and where the results are.
-    """
-    lost: list[str] = []
-
-    def keep(path: Path, write: Callable[[Path], object]) -> Path:
+    def write(self, path: Path | None, write: Callable[[Path], object]) -> None:
+        """Let a function write a file, if it was asked for."""
+        if path is None:
+            return
         try:
             write(path)
         except WriteError as error:
             other = Path(tempfile.mkdtemp(prefix="matcha-")) / path.name
             write(other)
-            lost.append(f"{str(error).rstrip('.')} (the result is in {str(other)!r}).")
-            return other
-        return path
+            self.lost.append(f"{str(error).rstrip('.')} (the result is in {str(other)!r}).")
+            path = other
+        self.written.append(path)
 
-    yield keep
-    if lost:
-        raise WriteError(" ".join(lost))
+    def plot(self, path: Path | None, draw: Callable[[], object]) -> None:
+        """Draw a figure, if it was asked for, and write it."""
+        from matcha.report.figures import save_figure
+
+        self.write(path, lambda place: save_figure(draw(), place))
+
+    def page(self, path: Path | None, runs: Sequence[Run | Path], **options: Any) -> None:
+        """Write the page of some runs, with the options of `write_report`, if it was asked for."""
+        from matcha.report import write_report
+
+        if path is not None:
+            with patient_progress("writing the report") as progress:
+                self.write(path, lambda to: write_report(runs, to, progress=progress, **options))
+
+    def say(self) -> None:
+        """Print where the files went."""
+        for path in self.written:
+            console.print(f"wrote [cyan]{path}[/]", highlight=False)
+
+
+@contextmanager
+def keeping() -> Iterator[Results]:
+    """Write results so that none is lost; what went elsewhere is an error after all else was done.
+
+    Raises:
+        WriteError: Names the places that could not be written, and where the results are.
+    """
+    results = Results()
+    yield results
+    if results.lost:
+        raise WriteError(" ".join(results.lost))
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder for results before the work that fills it.
-
-    Raises:
-        InputError: It cannot be made there.
-    """
+    """Make a folder for results before the work that fills it."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -114,16 +135,47 @@ def make_folder(path: Path) -> None:
 
 
 def free_directory(root: Path, stem: str) -> Path:
-    """A directory below `root` that does not exist yet.
-
-    Raises:
-        InputError: There are too many already.
-    """
+    """A directory below `root` that does not exist yet."""
     for number in range(1, 10_000):
         path = root / (stem if number == 1 else f"{stem}-{number}")
         if not path.exists():
             return path
     raise InputError(f"{str(root)!r} is full of {stem}: clear it or choose --output.")
+
+
+def print_table(found: Table, title: str | None = None, sections: Container[int] = ()) -> None:
+    """Print a table; some of its rows begin a section."""
+    table = RichTable(title=title, title_justify="left")
+    for heading, right in zip(found.headings, found.numeric, strict=True):
+        table.add_column(heading, justify="right" if right else "left")
+    for number, cells in enumerate(found.rows):
+        if number in sections:
+            table.add_section()
+        table.add_row(*cells)
+    console.print(table)
+
+
+def print_comparison(comparison: Comparison, title: str) -> None:
+    """Print a comparison in as many columns as fit without a cell or a word cut short."""
+    cells = {c: found for c, found in comparison.cells().items() if c.spare is not None}
+    headings = {column: column.brief or column.heading for column in cells}
+    whole = {c: max(map(len, [headings[c], *found])) for c, found in cells.items()}
+    narrow = {c: max(map(len, [*headings[c].split(), *found])) for c, found in cells.items()}
+    room = console.width - max(map(len, comparison.names))
+    widths = whole if sum(width + 2 for width in whole.values()) <= room else narrow
+    for column in sorted(cells, key=lambda c: -(c.spare or 0)):
+        if column.spare and sum(widths[c] + 2 for c in cells) > room:
+            del cells[column]
+    table = RichTable(
+        title=title, title_justify="left", box=None, padding=(0, 2, 0, 0), pad_edge=False
+    )
+    table.add_column("run", no_wrap=True)
+    for column in cells:
+        table.add_column(headings[column], justify="right", width=widths[column])
+    for row in zip(comparison.names, *cells.values(), strict=True):
+        table.add_row(*row)
+    console.print(table)
+    console.print(f"\n{comparison.verdict.sentence}\n", highlight=False)
 
 
 def rho_in_words(plan: Plan) -> str:

@@ -1,33 +1,39 @@
-"""`matcha plan`: a topology and a budget in, a certified plan out."""
+"""`matcha plan` and `matcha sweep`: certified plans of a topology, at one budget or at many."""
 
 from __future__ import annotations
 
 import json
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import typer
-from rich.table import Table
+from rich.table import Table as RichTable
 
-from matcha._io.tables import amount, count_noun
+from matcha._io.tables import Table, amount, count_noun
 from matcha.cli import app
 from matcha.cli import options as opt
 from matcha.cli.help import Command
 from matcha.cli.output import (
     check_free,
+    check_plot,
     console,
+    explain_averages,
     explain_marks,
     keeping,
     patient_progress,
     print_json,
     print_notes,
+    print_table,
     rho_in_words,
 )
 from matcha.errors import InputError, PlanError
 from matcha.plans import Plan, PlanLike, StagedPlan, load_plan
 from matcha.plans.plan import error_in_words
-from matcha.strategies import make_strategy, staged_plan
+from matcha.strategies import COMPARED, make_strategy, staged_plan, strategy_with
 from matcha.strategies import plan as make_plan
+from matcha.sweeps import DEFAULT_BUDGETS, Sweep, sweep
 from matcha.theory import error_bound
 from matcha.timing import Scaled, Timing
 from matcha.topology import Matching, Topology, families
@@ -96,13 +102,12 @@ def plan_command(
     from matcha.report import figures
 
     check_free(output, force)
-    check_free(plot, force)
-    if plot is not None:
-        figures.check_format(plot)
+    check_plot(plot, force)
     made: PlanLike
     if _is_saved_plan(topology):
         opt.refuse(
-            opt.given(context, _PLANNING),
+            context,
+            _PLANNING,
             "for planning: a saved plan has its own; give a topology to plan again.",
         )
         made = load_plan(topology)
@@ -132,13 +137,10 @@ def plan_command(
                 if len(budgets) > 1
                 else make_plan(graph, budget, how, seed, **options)
             )
-    with keeping() as keep:
-        if output is not None:
-            output = keep(output, made.save)
-        if plot is not None:
-            assert isinstance(made, Plan)
-            drawn = figures.draw_plan(made)
-            plot = keep(plot, lambda path: figures.save_figure(drawn, path))
+    with keeping() as results:
+        results.write(output, made.save)
+        if isinstance(made, Plan):
+            results.plot(plot, partial(figures.draw_plan, made))
         if as_json:
             print_json(made.to_json())
             return
@@ -146,9 +148,7 @@ def plan_command(
             print_stages(made)
         else:
             print_plan(made)
-        for path in (output, plot):
-            if path is not None:
-                console.print(f"wrote [cyan]{path}[/]")
+        results.say()
 
 
 def _stages(texts: list[str]) -> dict[int, float]:
@@ -182,16 +182,14 @@ def print_plan(plan: Plan) -> None:
     print_notes(plan.notes)
 
 
-def _matchings_table(plan: Plan, title: str) -> Table:
-    table = Table(title=title, title_justify="left")
-    table.add_column("matching", justify="right")
+def _matchings_table(plan: Plan, title: str) -> RichTable:
+    table = RichTable(title=title, title_justify="left")
     rows = _distinct(plan)
     most = max(1.0, *(p for _, p in rows))
     # A round of more than one matching's time may use a matching more than once.
-    table.add_column("activation" if most == 1 else "times per iteration", justify="right")
-    table.add_column("")
-    table.add_column(f"time ({plan.timing.unit})", justify="right")
-    table.add_column("links")
+    used = "activation" if most == 1 else "times per iteration"
+    for heading in ("matching", used, "", f"time ({plan.timing.unit})", "links"):
+        table.add_column(heading, justify="left" if heading in ("", "links") else "right")
     shown = 12
     for number, (matching, p) in enumerate(rows[:shown], start=1):
         bar = "█" * round(12 * p / most) or "·"
@@ -213,22 +211,16 @@ def _distinct(plan: Plan) -> list[tuple[Matching, float]]:
 
 def print_stages(plan: StagedPlan) -> None:
     """A staged plan as a table: a row per stage, and what its level promises."""
-    table = Table(title=f"staged {plan.strategy} plan for {plan.topology}", title_justify="left")
     unit = f"{plan.timing.unit} per iteration"
-    for heading in ("from iteration", "strategy", "budget", unit, "consensus error", "rho"):
-        table.add_column(heading, justify="right")
+    headings = ("from iteration", "strategy", "budget", unit, "consensus error", "rho")
+    rows = []
     for stage in plan.stages:
         level = plan.levels[stage.level]
         error = "–" if level.consensus_error is None else error_in_words(level.consensus_error)
-        table.add_row(
-            f"{stage.start:,}",
-            level.strategy,
-            f"{level.budget:g}",
-            f"{level.expected_comm_time:.4g}",
-            error,
-            rho_in_words(level),
-        )
-    console.print(table)
+        time = f"{level.expected_comm_time:.4g}"
+        budget = f"{level.budget:g}"
+        rows.append((f"{stage.start:,}", level.strategy, budget, time, error, rho_in_words(level)))
+    print_table(Table(headings, rows), f"staged {plan.strategy} plan for {plan.topology}")
     explain_marks(plan.levels)
     print_notes(plan.notes)
 
@@ -301,3 +293,68 @@ def _timing(exponent: float | None, topology: Topology) -> Timing | None:
         return Scaled(lambda n: float(n**exponent), topology.max_degree + 1)
     except OverflowError:
         raise InputError(f"--delay-exponent is {exponent!r}: n^G is beyond all numbers.") from None
+
+
+@app.command("sweep", cls=Command)
+def sweep_command(
+    topology: opt.TopologyArgument,
+    budgets: opt.Budgets = [f"{b:g}" for b in DEFAULT_BUDGETS],
+    strategies: opt.Strategies = list(COMPARED),
+    wires: opt.Wires = ["float32"],
+    alpha: opt.Alpha = "error",
+    switch: opt.Switch = False,
+    seed: opt.Seed = 0,
+    effort: opt.Effort = "default",
+    plot: opt.Plot = None,
+    force: opt.Force = False,
+    as_json: opt.Json = False,
+) -> None:
+    """Compare strategies over communication budgets: the paper's Figures 1c and 3.
+
+    The consensus error is what disagreement remains in the long run under unit gradient noise:
+    compare strategies by it (lower is better). Every strategy has the mixing weight that is best
+    for it, or with --alpha rho for ρ, as in the paper. ρ is the contraction of disagreement per
+    iteration, below 1 means consensus; of rounds that repeat in a cycle it is a mean over the
+    cycle, which does not compare with the others and is marked so. Over a smaller wire the same
+    budget, which is time, buys more rounds; the consensus error includes what the wire leaves of a
+    difference.
+
+    [bold]Example[/]
+
+      matcha sweep paper:geometric16-d10 --budget 0.1,0.3,0.5 --plot sweep.svg
+
+      matcha sweep paper:er8 -s greedy -b 0.02,0.1 --wire float32,modulo:3
+    """
+    from matcha.report import figures
+
+    check_plot(plot, force)
+    opt.check_alpha(alpha)
+    with patient_progress("reading the network"):
+        graph = families.parse(topology)
+    with patient_progress("sweeping") as progress:
+        points = sweep(
+            graph,
+            opt.numbers(budgets),
+            [strategy_with(n, effort=effort, switch=switch) for n in opt.words(strategies)],
+            wires=opt.words(wires),
+            alpha=alpha,  # type: ignore[arg-type]  # checked by strategies
+            seed=seed,
+            progress=progress,
+        )
+    with keeping() as results:
+        results.plot(plot, partial(figures.draw_sweep, points))
+        if as_json:
+            print_json(points.to_json())
+            return
+        _print_sweep(points, alpha)
+        results.say()
+
+
+def _print_sweep(points: Sweep, alpha: str) -> None:
+    choices = [(point.strategy, point.wire) for point in points]
+    changes = [n for n, pair in enumerate(pairwise(choices), start=1) if pair[0] != pair[1]]
+    print_table(points.table(), str(points.topology), changes)
+    explain_averages(points.plans)
+    console.print(f"Every strategy has the mixing weight that is best for {opt.BEST_FOR[alpha]}.")
+    for note in points.notes:
+        console.print(note)

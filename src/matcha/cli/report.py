@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import typer
@@ -12,12 +13,10 @@ from matcha.cli import app
 from matcha.cli import options as opt
 from matcha.cli.help import Command
 from matcha.cli.output import (
-    check_free,
     check_page,
     console,
     keeping,
     make_folder,
-    patient_progress,
     print_json,
 )
 from matcha.errors import InputError, require, unknown_name
@@ -56,7 +55,7 @@ def report_command(
 
       matcha report plan.json -o plan.html
     """
-    from matcha.report import compare, load_runs, write_report
+    from matcha.report import compare, load_runs
 
     if target_loss is not None and not math.isfinite(target_loss):
         raise InputError(f"--target-loss is {target_loss}, but it must be a number.")
@@ -72,26 +71,17 @@ def report_command(
     place = output or Path("report.html" if format == "html" else "figures")
     _check_place(place, format, force)
 
-    def write(path: Path) -> list[Path]:
-        if format != "html":
+    written: list[Path] = []
+    with keeping() as results:
+        if format == "html":
+            options = {"title": title, "target_loss": target_loss, "explore": explore}
+            results.page(place, found, plans=plans, **options)
+            written = results.written
+        else:
             from matcha.report.figures import write_figures
 
-            return write_figures(found, path, format, target_loss=target_loss)
-        with patient_progress("writing the report") as progress:
-            write_report(
-                found,
-                path,
-                plans=plans,
-                title=title,
-                target_loss=target_loss,
-                explore=explore,
-                progress=progress,
-            )
-        return [path]
-
-    written: list[Path] = []
-    with keeping() as keep:
-        keep(place, lambda path: written.extend(write(path)))
+            draw = partial(write_figures, found, format=format, target_loss=target_loss)
+            results.write(place, lambda folder: written.extend(draw(folder)))
         if as_json:
             comparison = compare(found, target_loss).to_json()
             print_json(comparison | {"written": [str(path) for path in written]})
@@ -102,8 +92,7 @@ def report_command(
 
 def _check_place(place: Path, format: str, force: bool) -> None:
     if format == "html":
-        check_free(place, force)
-        check_page(place)
+        check_page(place, force)
         return
     make_folder(place)
     if not force and any(place.glob(f"*.{format}")):

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -15,11 +14,12 @@ from matcha.cli import app
 from matcha.cli import options as opt
 from matcha.cli.help import Command
 from matcha.cli.output import (
-    Keep,
+    Results,
     check_writable,
     console,
     keeping,
     patient_progress,
+    print_comparison,
     print_json,
     said_in_log,
     serving,
@@ -35,23 +35,12 @@ from matcha.wires import parse_wire
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
-    from rich.table import Table
 
     from matcha.records import Record, Run
-    from matcha.report.tables import Column
     from matcha.training.jobs import Job
 
 
-_LEFT_OUT = (
-    "budget",
-    "comm_seconds",
-    "epochs_to_target",
-    "worker_loss",
-    "wire",  # labels tell it
-    "momentum",  # the title does
-)  # a terminal is narrower than a page
 _COMPARED = ["silent", "allreduce", "local", "vanilla", "matcha", "greedy"]
-_FIRST_TO_GO = ("time", "consensus_distance", "comm_units", "megabytes_sent", "test_accuracy")
 
 
 @app.command("simulate", cls=Command)
@@ -91,8 +80,8 @@ def simulate_command(
         0.5, help="With a Dirichlet partition: the smaller, the more workers' data differ."
     ),
     worker_weights: opt.WorkerWeightsOrData = None,
-    num_train: int | None = typer.Option(None, help="Use only so many training examples."),
-    num_test: int | None = typer.Option(None, help="Use only so many test examples."),
+    num_train: int | None = typer.Option(None, help="Use only this many training examples."),
+    num_test: int | None = typer.Option(None, help="Use only this many test examples."),
     data: opt.Data = None,
     device: opt.Device = "auto",
     precision: str = typer.Option(
@@ -181,13 +170,11 @@ def simulate_command(
     saved = _load_plans(plans) if plans else []
     if saved:
         opt.refuse(
-            opt.given(
-                context,
-                [
-                    *("topology", "strategies", "budgets", "wires", "switch", "alpha"),
-                    "worker_weights",
-                ],
-            ),
+            context,
+            [
+                *("topology", "strategies", "budgets", "wires", "switch", "alpha"),
+                "worker_weights",
+            ],
             "for planning: a saved plan has its own; leave --plan out.",
         )
     jobs = []
@@ -223,18 +210,18 @@ def simulate_command(
         jobs += make_jobs(spec, made, settings, output=output, events=script)
     with serving(output, serve):
         runs = _run(jobs, asynchronous, resume)
-    with keeping() as keep:
-        written = _draw(runs, output, format, keep) if format != "none" else []
-        if report:
-            from matcha.report import write_report
+    with keeping() as results:
+        if format != "none":
+            _draw(runs, output, format, results)
+        results.page(output / "report.html" if report else None, runs)
+        if as_json:
+            from matcha.report import compare
 
-            with patient_progress("writing the report") as progress:
-                page = keep(
-                    output / "report.html",
-                    lambda path: write_report(runs, path, progress=progress),
-                )
-            written.append(page)
-        _show(runs, written, as_json, None if plans else alpha)
+            files = [str(path) for path in results.written]
+            print_json(compare(runs).to_json() | {"figures": files})
+            return
+        _show(runs, None if plans else alpha)
+        results.say()
 
 
 def _load_plans(files: Sequence[Path]) -> list[PlanLike]:
@@ -330,37 +317,28 @@ def _run(jobs: Sequence[Job], asynchronous: bool, resume: bool) -> list[Run]:
         raise typer.Exit(130) from None
 
 
-def _draw(runs: Sequence[Run], folder: Path, format: str, keep: Keep) -> list[Path]:
-    from matcha.report.figures import draw_curves, save_figure
+def _draw(runs: Sequence[Run], folder: Path, format: str, results: Results) -> None:
+    from matcha.report.figures import draw_curves
 
     wanted = [("train_loss", "epoch"), ("train_loss", "time"), ("consensus_distance", "epoch")]
     if any(record.gradient_norm is not None for run in runs for record in run.records):
         wanted.append(("gradient_norm", "epoch"))
-    written = []
     for metric, axis in wanted:
-        figure = draw_curves(runs, metric, axis)
         path = folder / f"{metric}-{axis}.{format}"
-        written.append(keep(path, partial(save_figure, figure)))
-    return written
+        results.plot(path, partial(draw_curves, runs, metric, axis))
 
 
-def _show(runs: Sequence[Run], written: Sequence[Path], as_json: bool, alpha: str | None) -> None:
+def _show(runs: Sequence[Run], alpha: str | None) -> None:
     from matcha.report import compare
     from matcha.report.groups import clock_in_words
-    from matcha.report.tables import columns
 
     comparison = compare(runs)
-    rows = [asdict(row) for row in comparison.rows]
-    if as_json:
-        print_json(comparison.to_json() | {"figures": [str(path) for path in written]})
-        return
     title = f"{runs[0].header.task}, {runs[0].header.num_workers} workers, simulated clock"
     if runs[0].header.momentum not in (None, "local"):
         title += f", momentum {runs[0].header.momentum}"
     if comparison.target is not None:
         title += f"; target: training loss {comparison.target:.4g}"
-    console.print(_table(title, rows, columns(rows)))
-    console.print(f"\n{comparison.verdict.sentence}\n", highlight=False)
+    print_comparison(comparison, title)
     counted = clock_in_words(runs)
     if counted is not None:
         console.print(f"clock: {counted}", style="dim", highlight=False)
@@ -369,43 +347,3 @@ def _show(runs: Sequence[Run], written: Sequence[Path], as_json: bool, alpha: st
     for row, group in zip(comparison.rows, comparison.groups, strict=True):
         for note in getattr(group.plan, "notes", ()):
             console.print(f"{row.label}: {note}", style="dim", highlight=False)
-    for path in written:
-        console.print(f"wrote {path}")
-
-
-def _table(title: str, rows: Sequence[dict[str, Any]], columns: Sequence[Column]) -> Table:
-    """The comparison, in as many columns as fit without a cell or a word cut short."""
-    from rich.table import Table
-
-    from matcha.report.tables import cell
-
-    names = [f"{r['label']}{'' if r['diverged_at'] is None else ' (diverged)'}" for r in rows]
-    shorter = {
-        "consensus_distance": "consensus",
-        "megabytes_sent": "MB sent",
-        "speedup": "× vanilla",
-        "speedup_over_allreduce": "× allreduce",
-    }
-    wanted = [column for column in columns if column.key not in _LEFT_OUT]
-    shown = {
-        column.heading: (
-            shorter.get(column.key, column.heading),
-            [cell(column, row) for row in rows],
-        )
-        for column in wanted
-    }
-    whole = {key: max(map(len, [heading, *cells])) for key, (heading, cells) in shown.items()}
-    narrow = {key: max(map(len, [*head.split(), *cells])) for key, (head, cells) in shown.items()}
-    room = console.width - max(map(len, names))
-    widths = whole if sum(width + 2 for width in whole.values()) <= room else narrow
-    for key in _FIRST_TO_GO:
-        for heading in [column.heading for column in wanted if column.key == key]:
-            if sum(widths[each] + 2 for each in shown) > room:
-                del shown[heading]
-    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    table.add_column("run", no_wrap=True)
-    for key, (heading, _) in shown.items():
-        table.add_column(heading, justify="right", width=widths[key])
-    for name, *cells in zip(names, *(cells for _, cells in shown.values()), strict=True):
-        table.add_row(name, *cells)
-    return table

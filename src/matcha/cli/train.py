@@ -14,7 +14,6 @@ from matcha.cli import app
 from matcha.cli import options as opt
 from matcha.cli.help import Command
 from matcha.cli.output import (
-    Keep,
     console,
     free_directory,
     keeping,
@@ -30,29 +29,12 @@ from matcha.topology import families
 from matcha.wires import parse_wire
 
 _TASK_OPTIONS = (
-    "epochs",
-    "learning_rate",
-    "batch_size",
-    "momentum",
-    "model",
-    "partition",
-    "worker_weights",
-    "data",
-    "target_loss",
-    "overlap",
-    "link_mbps",
-    "clip",
-    "timeout",
-    "checkpoint_every",
-    "resume",
-    "tensorboard",
-    "watch",
-    "serve",
-    "output",
-    "report",
-    "as_json",
-)
+    "epochs", "learning_rate", "batch_size", "momentum", "model", "partition", "worker_weights",
+    "data", "target_loss", "overlap", "link_mbps", "clip", "timeout", "checkpoint_every", "resume",
+    "tensorboard", "watch", "serve", "output", "report", "as_json",
+)  # fmt: skip
 _PLANNING = ("topology", "strategy", "budget", "worker_weights")
+_STARTING = (*_PLANNING, "wire", "plan_file", "peers", "hosts", "resume")
 
 
 @app.command("train", cls=Command, context_settings={"allow_interspersed_args": True})
@@ -125,7 +107,7 @@ def train_command(
     replan: int = typer.Option(
         0,
         min=0,
-        help="Every so many iterations, plan again where link times have changed; 0: never.",
+        help="Iterations between new plans, made where link times have changed; 0: never.",
     ),
     as_json: opt.Json = False,
 ) -> None:
@@ -161,39 +143,29 @@ def train_command(
     if is_script:
         if not Path(target).is_file():
             raise InputError(f"there is no script {target!r}.")
-        opt.refuse(
-            opt.given(context, _TASK_OPTIONS),
-            "for tasks: a script trains by itself, so give it options of its own after --.",
-        )
     elif arguments:
         raise InputError(f"a task takes no arguments of its own: {' '.join(arguments)!r}.")
+    else:
+        from matcha.training.momentum import parse_momentum
+        from matcha.zoo.recipes import recipe
+
+        chosen = recipe(target)
+        parse_momentum(momentum)
     if resume and output is None:
         raise InputError("--resume needs --output: the directory of the run to go on with.")
-    if plan_file is not None:
-        opt.refuse(
-            opt.given(context, _PLANNING),
-            "for planning: a saved plan has its own; leave --plan out.",
-        )
-    if not elastic:
-        opt.refuse(
-            opt.given(context, ["restarts"]),
-            "for --elastic: other teams end with their first loss.",
-        )
-    if hosts > 1:
-        opt.refuse(
-            opt.given(context, ["watch"]), "for one machine: use `matcha watch` beside the run."
-        )
     if rank is not None and peers is None and join is None:
         raise InputError("--rank needs --peers or --join: who the other workers are.")
-    if join is not None:
-        opt.refuse(
-            opt.given(context, [*_PLANNING, "wire", "plan_file", "peers", "hosts", "resume"]),
-            "for a start: a worker that joins takes the team's plan, and its state; leave it out.",
-        )
-    elif listen is not None:
+    if listen is not None and join is None:
         raise InputError("--listen needs --join: a worker of a start has its address in --peers.")
-    if not is_script:
-        _check_task(target, momentum)
+    for applies, names, why in (
+        (is_script, _TASK_OPTIONS, "tasks: a script trains by itself: give it its own after --."),
+        (plan_file, _PLANNING, "planning: a saved plan has its own; leave --plan out."),
+        (not elastic, ["restarts"], "--elastic: other teams end with their first loss."),
+        (hosts > 1, ["watch"], "one machine: use `matcha watch` beside the run."),
+        (join, _STARTING, "a start: one that joins takes the team's plan and state; leave it out."),
+    ):
+        if applies:
+            opt.refuse(context, names, f"for {why}")
     from matcha.distributed.launch.environment import LinkAddress, ask_to_join, is_worker
     from matcha.distributed.launch.launcher import Hosts
     from matcha.distributed.launch.main import show_links
@@ -223,9 +195,8 @@ def train_command(
         launch_script([target, *(arguments or [])], plan, network, plan_file)
         return
     from matcha.training.jobs import Job, stem
-    from matcha.zoo.recipes import Choices, recipe
+    from matcha.zoo.recipes import Choices
 
-    chosen = recipe(target)
     settings = chosen.settings(
         epochs=epochs,
         learning_rate=learning_rate,
@@ -269,6 +240,7 @@ def train_command(
     number = os.environ.get("RANK", rank) if one_of_many else host_rank or 0
     if serve is not None and number is None:
         raise InputError("--serve needs a launcher that sets RANK: the first worker serves.")
+
     try:
         with serving(directory, serve if str(number) == "0" else None):
             train_job(
@@ -287,15 +259,17 @@ def train_command(
         raise typer.Exit(130) from None
     if one_of_many:
         return
-    with keeping() as keep:
+    with keeping() as results:
         if report and holds_run(directory):
-            _report(directory, keep, quiet=as_json)
+            results.page(directory / "report.html", [directory])
         if as_json:
             from matcha.report import compare
 
             print_json(compare([read_run(directory)]).to_json())
-        else:
-            console.print(f"records in [cyan]{directory}[/]")
+            return
+        for page in results.written:
+            console.print(f"report in [cyan]{page}[/]")
+        console.print(f"records in [cyan]{directory}[/]")
 
 
 def _become(
@@ -350,30 +324,10 @@ def _watch(directory: Path, ended: Callable[[], bool]) -> None:
 
 
 def show_record(epochs: int, record: Record) -> None:
-    """Print a line about a record."""
+    """Print a line about a record, in the worker that made it."""
     from matcha.report import words
 
     console.print(words.record_line(record, epochs), highlight=False)
-
-
-def _report(directory: Path, keep: Keep, *, quiet: bool) -> None:
-    from matcha.report import write_report
-
-    with patient_progress("writing the report") as progress:
-        page = keep(
-            directory / "report.html",
-            lambda path: write_report([directory], path, progress=progress),
-        )
-    if not quiet:
-        console.print(f"report in [cyan]{page}[/]")
-
-
-def _check_task(name: str, momentum: str) -> None:
-    from matcha.training.momentum import parse_momentum
-    from matcha.zoo.recipes import recipe
-
-    recipe(name)
-    parse_momentum(momentum)
 
 
 def _plan(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,15 @@ import typer
 from matcha.cli import app
 from matcha.cli import options as opt
 from matcha.cli.help import Command
-from matcha.cli.output import check_free, check_page, console, keeping, patient_progress, print_json
+from matcha.cli.output import (
+    check_free,
+    check_page,
+    check_plot,
+    console,
+    keeping,
+    patient_progress,
+    print_json,
+)
 from matcha.errors import InputError
 from matcha.plans import OuterStep
 from matcha.strategies import strategy_with
@@ -30,16 +39,19 @@ if TYPE_CHECKING:
     from matcha.zoo.recipes import Choices
 
 _TRIAL_EPOCHS = 12
+_TRIALS = ("epochs", "learning_rate", "batch_size", "model", "data", "target_loss")
 
 
 @app.command("advise", cls=Command)
 def advise_command(
     compute_time: opt.ComputeTime,
     topology: str | None = typer.Argument(
-        None, help="Who can reach whom: a file of [cyan]matcha probe[/], or a name like ring:8."
+        None,
+        help="The links: a file of [cyan]matcha probe[/], or a name like ring:8.",
     ),
     workers: int | None = typer.Option(
-        None, help="Instead of a topology: so many behind one switch, where all reach all."
+        None,
+        help="Instead of a topology: the number of workers behind one switch, where all reach all.",
     ),
     model_mb: float | None = typer.Option(None, help="Megabytes of the parameters as float32."),
     link_mbps: float | None = typer.Option(
@@ -84,19 +96,18 @@ def advise_command(
             overlap=overlap,
             seed=seed,
         )
-    with keeping() as keep:
-        if output is not None:
-            output = keep(output, found.best.plan.save)
+    with keeping() as results:
+        results.write(output, found.best.plan.save)
         if as_json:
             print_json(found.to_json())
             return
         console.print(found.table(), highlight=False)
-        if output is not None:
-            console.print(f"wrote [cyan]{output}[/]")
+        results.say()
 
 
 @app.command("tune", cls=Command)
 def tune_command(
+    context: typer.Context,
     topology: opt.TopologyArgument,
     compute_time: opt.ComputeTime,
     link_time: opt.LinkTimeOrNone = None,
@@ -163,14 +174,11 @@ def tune_command(
 
       matcha tune network.json --compute-time 0.1 --task digits -o plan.json
     """
-    from matcha.report import figures, write_report
+    from matcha.report import figures
 
     check_free(output, force)
-    check_free(plot, force)
-    check_free(page, force)
-    check_page(page)
-    if plot is not None:
-        figures.check_format(plot)
+    check_plot(plot, force)
+    check_page(page, force)
     with patient_progress("reading the network"):
         graph = families.parse(topology)
     problem = Problem(
@@ -184,7 +192,7 @@ def tune_command(
     outer_steps = [_outer_step(word) for word in opt.words(outer)]
     factors = opt.numbers(rate_factors, "--rate-factor")
     if task is None:
-        _refuse_without_task(epochs, learning_rate, batch_size, model, data, target_loss)
+        opt.refuse(context, _TRIALS, "for trials: say what to train with --task.")
     measure = None
     if task is not None:
         from matcha.zoo.recipes import Choices
@@ -217,18 +225,10 @@ def tune_command(
             rate_factors=factors,
             progress=progress,
         )
-    with keeping() as keep:
-        if output is not None:
-            output = keep(output, found.plan.save)
-        if plot is not None:
-            drawn = figures.draw_tuning(found)
-            plot = keep(plot, lambda path: figures.save_figure(drawn, path))
-        if page is not None:
-            with patient_progress("writing the report") as progress:
-                page = keep(
-                    page,
-                    lambda path: write_report([], path, plans=[found.plan], progress=progress),
-                )
+    with keeping() as results:
+        results.write(output, found.plan.save)
+        results.plot(plot, partial(figures.draw_tuning, found))
+        results.page(page, [], plans=[found.plan])
         if as_json:
             print_json(found.to_json() | ({"target_loss": measure.target} if measure else {}))
             return
@@ -239,9 +239,7 @@ def tune_command(
                 highlight=False,
             )
         console.print(found.table(), highlight=False)
-        for path in (output, plot, page):
-            if path is not None:
-                console.print(f"wrote [cyan]{path}[/]")
+        results.say()
 
 
 def _outer_step(word: str) -> OuterStep | None:
@@ -276,10 +274,3 @@ def _trials(
         optimizer=chosen.optimizer,
     )
     return TaskTrials(chosen.task(choices), graph, settings, target_loss=target)
-
-
-def _refuse_without_task(*given: object) -> None:
-    names = ("--epochs", "--learning-rate", "--batch-size", "--model", "--data", "--target-loss")
-    for name, value in zip(names, given, strict=True):
-        if value is not None:
-            raise InputError(f"{name} is for trials: say what to train with --task.")

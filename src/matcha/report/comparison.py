@@ -1,16 +1,16 @@
-"""Comparisons: choices side by side at an equal target, with a verdict."""
+"""Comparisons: choices side by side at an equal target, with a verdict and a table."""
 
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from matcha._io import encode_number
 from matcha._io.tables import Table, data_frame
 from matcha.records import Run
-from matcha.report import figures, tables
+from matcha.report import figures, words
 from matcha.report.groups import (
     Group,
     difference,
@@ -21,6 +21,108 @@ from matcha.report.groups import (
 from matcha.report.summary import choose_target, summarise, with_speedups
 from matcha.report.verdict import Summary, Verdict, judge
 from matcha.topology.drawing import axes_or_new
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """A column of the comparison: its heading, its cell, and which value is best."""
+
+    key: str
+    heading: str
+    show: Callable[[Any], str]
+    best: Callable[[Sequence[Any]], Any] | None = None
+    only: tuple[str, Any] | None = None
+    """The field and its value that a row must have to stand here: a clock, a unit."""
+    to_target: bool = False
+    """Whether it counts up to the target, so that a row which missed it has nothing to compare."""
+    brief: str | None = None
+    """Its heading on a terminal, where that is shorter."""
+    spare: int | None = 0
+    """The higher, the sooner it goes where a terminal is narrow; None: only pages have it."""
+
+    def value(self, row: Mapping[str, Any]) -> Any:
+        """A row's value; None where the row has none that compares with the column's others."""
+        if self.only is not None and row[self.only[0]] != self.only[1]:
+            return None
+        return None if self.to_target and row["time_to_target"] is None else row[self.key]
+
+
+_USUAL = (None, "float32", "local")
+"""What says nothing when every row has it."""
+
+
+def columns(summaries: Sequence[Mapping[str, Any]]) -> list[Column]:
+    """The columns that these runs can fill."""
+    reached = any(row["time_to_target"] is not None for row in summaries)
+    target = " to target" if reached else ""
+
+    def each(field: str, heading: str, **more: Any) -> list[Column]:
+        """A column per clock or unit, which seconds and numbers of another must not share."""
+        found = list(dict.fromkeys(row[field] for row in summaries))
+        named = field == "unit" or len(found) > 1
+        return [
+            Column(
+                heading=f"{heading}, {value}" if named else heading,
+                only=(field, value),
+                **more,
+            )
+            for value in found
+        ]
+
+    # A delay model in seconds says again what the clock says.
+    told = all(row["comm_seconds"] is not None for row in summaries)
+    in_seconds = told and all(
+        row["clock"] == "wall" or row["unit"] == "seconds" for row in summaries
+    )
+    talk: dict[str, Any] = {"heading": f"communication{target}", "to_target": reached}
+    timed: dict[str, Any] = {"show": words.seconds, "best": min}
+    fewer: dict[str, Any] = {"show": words.number, "best": min}
+    sooner: dict[str, Any] = {"show": "{:.2f}×".format, "best": max}
+    every = [
+        Column(key="budget", heading="budget", show=words.number, spare=None),
+        Column(key="wire", heading="wire", show=str, spare=None),
+        Column(key="momentum", heading="momentum", show=str, spare=None),
+        *each("clock", key="time_to_target", heading="time to target", **timed),
+        Column(key="speedup", heading="sooner than vanilla", brief="× vanilla", **sooner),
+        Column(
+            key="speedup_over_allreduce",
+            heading="sooner than allreduce",
+            brief="× allreduce",
+            **sooner,
+        ),
+        *each("clock", key="comm_seconds", **talk, **timed, spare=2 if in_seconds else None),
+        *each("unit", key="comm_units", **talk, **fewer, spare=None if in_seconds else 2),
+        Column(key="megabytes_sent", heading="megabytes sent", brief="MB sent", **fewer, spare=3),
+        Column(key="epochs_to_target", heading="epochs to target", **fewer, spare=None),
+        Column(key="train_loss", heading="training loss", show=words.number),
+        Column(key="worker_loss", heading="workers' own loss", show=words.number, spare=None),
+        Column(key="test_accuracy", heading="test accuracy", show=words.percent, best=max, spare=1),
+        Column(
+            key="consensus_distance",
+            heading="consensus distance",
+            brief="consensus",
+            spare=5,
+            **fewer,
+        ),
+        Column(key="function_distance", heading="outputs apart", **fewer, spare=4),
+        *each("clock", key="time", heading="run time", show=words.seconds, spare=6),
+    ]
+    return [
+        c
+        for c in every
+        if any(c.value(row) not in _USUAL for row in summaries)
+        and not (told and c.only == ("unit", "seconds"))
+    ]
+
+
+def cell(column: Column, row: Mapping[str, Any]) -> str:
+    """A value for people, with its deviation over the seeds where there are several."""
+    value, spread = column.value(row), row["deviations"].get(column.key)
+    if value is None:
+        return "–"
+    if column.key == "time_to_target" and row["at_first_evaluation"]:
+        return f"≤ {column.show(value)}"
+    return column.show(value) + ("" if spread is None else f" ± {column.show(spread)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,12 +146,19 @@ class Comparison:
 
     def table(self) -> Table:
         """The rows in words, in the columns that these runs can fill."""
-        rows = [asdict(row) for row in self.rows]
-        shown = tables.columns(rows)
-        names = [f"{r['label']}{'' if r['diverged_at'] is None else ' (diverged)'}" for r in rows]
-        cells = ([tables.cell(column, row) for column in shown] for row in rows)
+        shown = self.cells()
         headings = ["run", *(column.heading for column in shown)]
-        return Table(headings, [[name, *line] for name, line in zip(names, cells, strict=True)])
+        return Table(headings, list(zip(self.names, *shown.values(), strict=True)))
+
+    @property
+    def names(self) -> list[str]:
+        """What each row is called."""
+        return [f"{r.label}{'' if r.diverged_at is None else ' (diverged)'}" for r in self.rows]
+
+    def cells(self) -> dict[Column, list[str]]:
+        """The columns that these runs can fill, and a cell of each for every row."""
+        rows = [asdict(row) for row in self.rows]
+        return {column: [cell(column, row) for row in rows] for column in columns(rows)}
 
     def to_frame(self) -> Any:
         """The rows as a pandas DataFrame.

@@ -34,15 +34,8 @@ def network(
 
     Without strategies, only the plans that were run are shown. With strategies, each is planned at
     each budget; one decomposition serves all stops, so that a colour means the same matching at
-    every budget, and the plans of real runs are shown as they were.
-
-    Args:
-        topology: The workers and their links.
-        plans: Plans that were run, each at its own budget.
-        strategies: What to plan beside them.
-        budgets: At which budgets, beside those of the plans.
-        start: The plan to open on; by default a run's, `matcha`'s before others'.
-        progress: Called with (done, total, "budgets") after each budget is planned.
+    every budget, and the plans of real runs are shown as they were. The page opens on `start`; by
+    default on a run's plan, `matcha`'s before others'.
     """
     positions = topology.layout if len(topology.links) <= MAX_LINKS else None
     return {

@@ -5,8 +5,9 @@ from __future__ import annotations
 import html
 import json
 import re
+import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from importlib import resources
 from pathlib import Path
@@ -19,14 +20,13 @@ from matcha.errors import InputError
 from matcha.plans import PlanLike
 from matcha.records import Run, find_runs, read_run
 from matcha.report import words
-from matcha.report.comparison import Comparison, compare
+from matcha.report.comparison import Column, Comparison, cell, columns, compare
 from matcha.report.explorer import network
-from matcha.report.groups import Group, clock_in_words, label_runs
+from matcha.report.groups import clock_in_words, label_runs
 from matcha.report.series import mean_curves, presence, short, timeline, worker_loads
-from matcha.report.styles import STYLES, place, style_sheet, styles_of
-from matcha.report.tables import details, results_table
 from matcha.report.verdict import Summary
 from matcha.strategies import COMPARED, STRATEGIES, has_budget
+from matcha.strategies.registry import look_of
 from matcha.sweeps import DEFAULT_BUDGETS
 from matcha.topology import Topology
 
@@ -40,36 +40,28 @@ def build_payload(
     explore: bool = False,
     progress: ProgressCallback | None = None,
 ) -> dict[str, Any]:
-    """Everything the page shows.
-
-    Args:
-        runs: The runs, in the order to show them.
-        plans: Plans to explore that were not run; of a staged one, each level.
-        title: The page's heading; by default made from the task and topology.
-        target_loss: The loss at which runs are compared, as for `compare`.
-        explore: Plan every compared strategy at many budgets, for the slider; by default only the
-            plans of the runs are shown.
-        progress: Called with (done, total, "budgets") while they are planned.
-    """
+    """Everything the page shows, from the arguments of `write_report`."""
     comparison = compare(runs, target_loss)
     given = [*(run.plan for run in runs if run.plan is not None), *plans]
     every = [level for plan in given for level in plan.levels]
-    topologies = _distinct(plan.topology for plan in every)
-    networks = []
+    topologies: list[Topology] = []
+    for plan in every:
+        if not any(_alike(plan.topology, other) for other in topologies):
+            topologies.append(plan.topology)
     winner = comparison.winner
     opened = None if winner is None else comparison.groups[winner].plan
     first = [] if opened is None else opened.levels
-    for number, topology in enumerate(topologies):
-        networks.append(
-            network(
-                topology,
-                [plan for plan in every if _alike(plan.topology, topology)],
-                start=next((plan for plan in first if _alike(plan.topology, topology)), None),
-                strategies=COMPARED if explore else (),
-                budgets=DEFAULT_BUDGETS if explore else (),
-                progress=_share(progress, number, len(topologies)),
-            )
+    networks = [
+        network(
+            topology,
+            [plan for plan in every if _alike(plan.topology, topology)],
+            start=next((plan for plan in first if _alike(plan.topology, topology)), None),
+            strategies=COMPARED if explore else (),
+            budgets=DEFAULT_BUDGETS if explore else (),
+            progress=_share(progress, number, len(topologies)),
         )
+        for number, topology in enumerate(topologies)
+    ]
     styles = styles_of([row.strategy for row in comparison.rows])
     shown = [
         {
@@ -81,7 +73,14 @@ def build_payload(
             "unit": row.unit,
             "seeds": row.seeds,
             "diverged": row.diverged_at is not None,
-            "network": None if group.plan is None else _place(group, topologies),
+            "network": next(
+                (
+                    i
+                    for i, t in enumerate(topologies)
+                    if group.plan is not None and _alike(group.plan.topology, t)
+                ),
+                None,
+            ),
             "curves": mean_curves(group.runs),
             "hit": _hit(row, comparison),
             "timeline": timeline(group.runs[0]),
@@ -119,20 +118,13 @@ def _hit(row: Summary, comparison: Comparison) -> dict[str, Any] | None:
     }
 
 
-def _distinct(topologies: Any) -> list[Topology]:
-    found: list[Topology] = []
-    for topology in topologies:
-        if not any(_alike(topology, other) for other in found):
-            found.append(topology)
-    return found
-
-
 def _alike(a: Topology, b: Topology) -> bool:
     return (a.num_workers, a.links, a.link_times) == (b.num_workers, b.links, b.link_times)
 
 
-def _place(group: Group, topologies: Sequence[Topology]) -> int:
-    return next(i for i, t in enumerate(topologies) if _alike(group.plan.topology, t))
+def _place(plan: PlanLike | None, topologies: Sequence[Topology]) -> int | None:
+    alike = (i for i, t in enumerate(topologies) if plan is not None and _alike(plan.topology, t))
+    return next(alike, None)
 
 
 def _share(progress: ProgressCallback | None, number: int, count: int) -> ProgressCallback | None:
@@ -150,14 +142,8 @@ def _round_numbers(value: Any) -> Any:
 
 MAX_BYTES = 5_000_000
 _SCRIPTS = (
-    "base.js",
-    "charts.js",
-    "curves.js",
-    "network.js",
-    "explorer.js",
-    "presence.js",
-    "timeline.js",
-)
+    "base.js", "charts.js", "curves.js", "network.js", "explorer.js", "presence.js", "timeline.js",
+)  # fmt: skip
 _HOLE = re.compile(r"\{\{(\w+)\}\}")
 
 
@@ -199,10 +185,8 @@ def write_report(
         explore=explore,
         progress=progress,
     )
-    page = render(payload, found)
-    target_file = Path(path)
-    write_atomically(target_file, page)
-    return target_file
+    write_atomically(Path(path), render(payload, found))
+    return Path(path)
 
 
 def load_runs(runs: Sequence[Run | str | Path]) -> list[Run]:
@@ -233,38 +217,32 @@ def _baseline_first(run: Run) -> tuple[int, float, int, str]:
 
 def render(payload: Mapping[str, Any], runs: Sequence[Run]) -> str:
     """The page as text."""
-    has, is_live = _sections(payload), bool(payload.get("live"))
+    is_live = bool(payload.get("live"))
+    loss = payload["objective"] or "train_loss"
+    shown = _sections(payload) | {"results": bool(runs), "explorer": bool(payload["networks"])}
+    if is_live:
+        shown |= {"results": False, "timeline": False, "loads": False}
+    texts = {
+        "title": payload["title"],
+        "headline": payload["verdict"],
+        "bytes_text": words.curve_text(payload, loss, "megabytes_sent"),
+        "rho_note": words.RHO_NOTE,
+        "loads_text": words.loads_text(payload),
+        "consensus_text": words.curve_text(payload, "consensus_distance", "iteration"),
+        "epoch_text": words.curve_text(payload, loss, "epoch"),
+        "time_text": words.curve_text(payload, loss, "time"),
+        "created": payload["created"].replace("T", " ").replace("+00:00", " UTC"),
+    }
     holes = {
+        **{name: html.escape(text) for name, text in texts.items()},
+        **{f"hidden_{name}": "" if is_shown else "hidden" for name, is_shown in shown.items()},
         "live": _asset("live.html") if is_live else "",
         "connect": "; connect-src 'self'" if is_live else "",
         "asks": "It asks the run alone, and no other place" if is_live else "No network requests",
-        "title": html.escape(payload["title"]),
         "decided": "" if payload["winner"] is None else " decided",
-        "headline": html.escape(payload["verdict"]),
         "facts": _facts(payload, runs),
         "results": results_table(payload) if runs else "",
-        "hidden_results": "" if runs and not is_live else "hidden",
         "again": details(runs, label_runs(runs)) if runs else "",
-        "hidden_curves": "" if has["curves"] else "hidden",
-        "hidden_bytes": "" if has["bytes"] else "hidden",
-        "bytes_text": html.escape(
-            words.curve_text(payload, payload["objective"] or "train_loss", "megabytes_sent")
-        ),
-        "hidden_explorer": "" if payload["networks"] else "hidden",
-        "hidden_consensus": "" if has["consensus_distance"] else "hidden",
-        "hidden_timeline": "" if has["timeline"] and not is_live else "hidden",
-        "hidden_presence": "" if has["presence"] else "hidden",
-        "hidden_loads": "" if has["loads"] and not is_live else "hidden",
-        "rho_note": html.escape(words.RHO_NOTE),
-        "loads_text": html.escape(words.loads_text(payload)),
-        "consensus_text": html.escape(words.curve_text(payload, "consensus_distance", "iteration")),
-        "epoch_text": html.escape(
-            words.curve_text(payload, payload["objective"] or "train_loss", "epoch")
-        ),
-        "time_text": html.escape(
-            words.curve_text(payload, payload["objective"] or "train_loss", "time")
-        ),
-        "created": html.escape(payload["created"].replace("T", " ").replace("+00:00", " UTC")),
         "style": style_sheet() + _asset("page.css"),
         "plotly": _script(_asset("plotly-basic.min.js")),
         "script": _script("\n".join(map(_asset, (*_SCRIPTS, "live.js") if is_live else _SCRIPTS))),
@@ -284,17 +262,14 @@ def embed_json(document: Any) -> str:
 
 
 def _sections(payload: Mapping[str, Any]) -> dict[str, bool]:
+    """Which sections have something to show."""
     runs = payload["runs"]
-    metrics = {metric for run in runs for metric in run["curves"]}
+    known = [(name, curve) for run in runs for name, curve in run["curves"].items()]
+    losses = [c for name, c in known if name not in ("consensus_distance", "predicted_consensus")]
     return {
-        "curves": bool(metrics - {"consensus_distance", "predicted_consensus"}),
-        "bytes": any(
-            any(curve["megabytes_sent"])
-            for run in runs
-            for name, curve in run["curves"].items()
-            if name not in ("consensus_distance", "predicted_consensus")
-        ),
-        "consensus_distance": "consensus_distance" in metrics,
+        "curves": bool(losses),
+        "bytes": any(any(curve["megabytes_sent"]) for curve in losses),
+        "consensus": any(name == "consensus_distance" for name, _ in known),
         "timeline": any(run["timeline"] for run in runs),
         "presence": any(run["presence"] for run in runs),
         "loads": any(run["loads"] for run in runs),
@@ -339,3 +314,191 @@ def _asset(name: str) -> str:
 def _script(text: str) -> str:
     """Script text that cannot end its element early."""
     return text.replace("</script", "<\\/script")
+
+
+# -- tables: the results, and what it takes to do the runs again
+
+
+def results_table(payload: Mapping[str, Any]) -> str:
+    """The comparison as an HTML table.
+
+    Where there is a winner, the best of a column among those that are ranked is bold and says so
+    to readers.
+    """
+    rows = payload["summaries"]
+    shown = columns(rows)
+    head = "".join(f'<th scope="col">{html.escape(c.heading)}</th>' for c in shown)
+    ranked = (
+        []
+        if payload["winner"] is None
+        else [row for number, row in enumerate(rows) if number not in payload["unranked"]]
+    )
+    best = {c.heading: _best(c, ranked) for c in shown}
+    body = []
+    for number, (row, run) in enumerate(zip(rows, payload["runs"], strict=True)):
+        swatch = f'<span class="swatch" data-style="{run["style"]}" aria-hidden="true"></span>'
+        note = "" if row["diverged_at"] is None else " <em>(diverged)</em>"
+        name = (
+            f'<th scope="row" data-value="{html.escape(row["label"])}">'
+            f"{swatch}{html.escape(row['label'])}{note}</th>"
+        )
+        marks = {} if number in payload["unranked"] else best
+        cells = "".join(_cell(c, row, marks.get(c.heading)) for c in shown)
+        body.append(f"<tr>{name}{cells}</tr>")
+    return (
+        '<table class="results"><caption class="sr">The runs compared</caption>'
+        f'<thead><tr><th scope="col">run</th>{head}</tr></thead>'
+        f"<tbody>{''.join(body)}</tbody></table>"
+    )
+
+
+def details(runs: Sequence[Run], labels: Sequence[str]) -> str:
+    """What it takes to do the runs again: what they share, then what is each one's own."""
+    facts = [_run_facts(run) for run in runs]
+    shared = {
+        key: value for key, value in facts[0].items() if all(f.get(key) == value for f in facts)
+    }
+    if len(runs) == 1:
+        return _fold(labels[0], shared, is_open=True)
+    own = [{k: v for k, v in f.items() if k not in shared} for f in facts]
+    parts = [_fold(label, f) for label, f in zip(labels, own, strict=True)]
+    return "\n".join([_fold("Shared by all runs", shared, is_open=True), *parts])
+
+
+def _fold(title: str, facts: Mapping[str, Any], *, is_open: bool = False) -> str:
+    command = facts.get("command")
+    code = f"<pre><code>{html.escape(command)}</code></pre>" if command else ""
+    rows = "".join(
+        f'<tr><th scope="row">{html.escape(str(key))}</th><td>{html.escape(str(value))}</td></tr>'
+        for key, value in facts.items()
+        if key != "command"
+    )
+    return (
+        f"<details{' open' if is_open else ''}><summary>{html.escape(title)}</summary>{code}"
+        f'<div class="scroll" tabindex="0" role="group" aria-label="Configuration: '
+        f'{html.escape(title)}"><table class="facts">{rows}</table></div></details>'
+    )
+
+
+def _run_facts(run: Run) -> dict[str, Any]:
+    header = run.header
+    command = header.command or header.config.get("command")
+    facts = {
+        "command": shlex.join(map(str, command)) if isinstance(command, list) else command,
+        "name": header.name,
+        "task": header.task,
+        "strategy": f"{header.strategy}, budget {header.budget:g}",
+        "seed": header.seed,
+        "workers": header.num_workers,
+        "wire": header.wire,
+        "momentum": header.momentum,
+        "clock": header.clock,
+        "started": header.started,
+        "plan digest": None if run.plan is None else run.plan.digest,
+        "versions": ", ".join(f"{name} {v}" for name, v in header.versions.items()),
+        **_flat({key: value for key, value in header.config.items() if key != "command"}),
+    }
+    return {key: value for key, value in facts.items() if value is not None}
+
+
+def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Settings within settings as `outer inner`; what was left open stays out."""
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        name = f"{prefix}{key}".replace("_", " ")
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{name} ")
+        elif value is not None:
+            flat[name] = _plain(value)
+    return flat
+
+
+def _plain(value: Any) -> str | int:
+    if isinstance(value, float):
+        return f"{value:g}"
+    return value if isinstance(value, (str, int)) else json.dumps(value)
+
+
+def _cell(column: Column, row: Mapping[str, Any], best: Any) -> str:
+    value = column.value(row)
+    text, *spread = map(html.escape, cell(column, row).split(" ± "))
+    if value is not None and value == best:
+        text = f'<strong>{text}<span class="sr"> (best)</span></strong>'
+    # Beneath its value, so that many columns have room on a page.
+    text += "".join(f'<span class="spread"> ± {part}</span>' for part in spread)
+    return f"<td>{text}</td>" if value is None else f'<td data-value="{value}">{text}</td>'
+
+
+def _best(column: Column, rows: Sequence[Mapping[str, Any]]) -> Any:
+    values = [value for row in rows if (value := column.value(row)) is not None]
+    if column.best is None or len(values) < 2 or len(set(values)) == 1:
+        return None
+    return column.best(values)
+
+
+# -- how runs look: every strategy has a style of its own, others take a spare one
+
+_SYMBOLS = {
+    "x": "x", "^": "triangle-up", "o": "circle", "s": "square", "D": "diamond",
+    "v": "triangle-down", "<": "triangle-left", ">": "triangle-right", "P": "cross", "*": "star",
+    "p": "pentagon", "h": "hexagon", "d": "diamond-tall", "H": "hexagon2",
+    "8": "octagon", "X": "x-thin-open", "1": "y-down-open", "+": "cross-thin-open",
+}  # fmt: skip
+"""Matplotlib's markers, as plotly calls them."""
+_DASHES = (3, 1, 0, 4, 2, 5)
+_SPARE_COLORS = (
+    ("#b0306a", "#f7a1c4"), ("#1f7a8c", "#6fd0e0"), ("#5b7a1f", "#b0d468"), ("#8c4a9e", "#dba3ea"),
+    ("#3f6f9f", "#9cc4ee"), ("#7f5a00", "#d8b26a"), ("#4f5b66", "#b4c0cc"),
+)  # fmt: skip
+_SPARE_SYMBOLS = ("bowtie", "hourglass", "star-square", "pentagon", "hexagram", "y-up", "asterisk")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Style:
+    """One way to draw a run, told from others by more than its colour."""
+
+    light: str
+    dark: str
+    symbol: str
+    dash: int
+    """Position in the page's list of dashes."""
+
+
+def _styles() -> tuple[Style, ...]:
+    known = [look_of(name) for name in STRATEGIES]
+    colors = [(look.light, look.dark) for look in known]
+    symbols = [_SYMBOLS.get(look.marker, "circle") for look in known]
+    looks = zip((*colors, *_SPARE_COLORS), (*symbols, *_SPARE_SYMBOLS), strict=True)
+    return tuple(
+        Style(light=light, dark=dark, symbol=symbol, dash=_DASHES[number % len(_DASHES)])
+        for number, ((light, dark), symbol) in enumerate(looks)
+    )
+
+
+STYLES = _styles()
+
+
+def place(strategy: str) -> int:
+    """Where a strategy stands among styles and in lists; after all others where it is unknown."""
+    return list(STRATEGIES).index(strategy) if strategy in STRATEGIES else len(STRATEGIES)
+
+
+def styles_of(strategies: Sequence[str]) -> list[int]:
+    """A style for each run, by number: its strategy's own where that is still free."""
+    free = list(range(len(STYLES)))
+    chosen: list[int] = []
+    for strategy in strategies:
+        spare = [s for s in free if s >= len(STRATEGIES)] or free
+        wanted = place(strategy) if strategy in STRATEGIES else -1
+        slot = wanted if wanted in free else spare[0] if spare else len(chosen) % len(STYLES)
+        if slot in free:
+            free.remove(slot)
+        chosen.append(slot)
+    return chosen
+
+
+def style_sheet() -> str:
+    """The colours as variables `--s0`, `--s1`, … of the page, in its two themes."""
+    light = " ".join(f"--s{n}: {style.light};" for n, style in enumerate(STYLES))
+    dark = " ".join(f"--s{n}: {style.dark};" for n, style in enumerate(STYLES))
+    return f':root {{ {light} }}\n:root[data-theme="dark"] {{ {dark} }}\n'

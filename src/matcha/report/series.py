@@ -169,7 +169,7 @@ def worker_loads(run: Run) -> dict[str, list[float | int | None]]:
 
 
 def _parts(plan: PlanLike, round_: Round) -> Iterator[tuple[list[int], float]]:
-    """Who is busy for how long, one part of a round after another."""
+    """Which workers are busy for how long, one part of a round after another."""
     if round_.is_all_reduce and round_:
         yield list(range(plan.num_workers)), plan.round_time(round_)
         return

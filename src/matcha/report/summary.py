@@ -10,11 +10,12 @@ from typing import Any
 
 from matcha.records import Record, Run, arrival, has_diverged
 from matcha.records import lowest_held as lowest
+from matcha.report import words
 from matcha.report.groups import Group
 from matcha.report.verdict import Summary, accuracy_gap, is_sooner
 from matcha.strategies import is_control
 
-OBJECTIVES = ("train_loss", "test_loss")
+OBJECTIVES = tuple(words.LOSSES)
 """Losses of the average model, the one that decides first."""
 
 

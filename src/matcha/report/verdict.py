@@ -110,13 +110,9 @@ def judge(
 ) -> Verdict:
     """Say who reached the target first, in comparison with what, if that may be said.
 
-    Args:
-        rows: What was compared.
-        objective: Which loss the target is of.
-        target: The loss to reach.
-        unlike: Why the runs' times do not compare, where they do not.
-        link_time: Seconds of a matching, where computing beside it was measured on this machine:
-            another machine has another ratio of the two, and the verdict says where it would turn.
+    `unlike` says why the runs' times do not compare. `link_time` is of a matching, where computing
+    beside it was measured on this machine: another has another ratio of the two, and the verdict
+    says where it would turn.
     """
     if not rows:
         return Verdict(sentence="What each budget buys, by every strategy.")
@@ -234,7 +230,7 @@ def _idle_first(best: Summary, timed: Sequence[Summary]) -> list[Summary]:
 
 
 def _needless(best: Summary, timed: Sequence[Summary]) -> Summary | None:
-    """One who did not communicate, was as soon as the best and no less accurate."""
+    """A row that did not communicate, was as soon as the best and is no less accurate."""
     idle = _idle_first(best, timed)
     return next((row for row in idle if accuracy_gap(row, best) is None), None)
 
@@ -328,7 +324,7 @@ def _turn(best: Summary, standing: Sequence[Summary], link_time: float) -> str:
 
 
 def _beside(best: Summary, rows: Sequence[Summary], timed: Sequence[Summary]) -> str:
-    """What a sceptic would ask about: who was sooner and is not ranked, who never got there."""
+    """What a sceptic would ask: what was sooner and is not ranked, what never got there."""
     said = ""
     for row in timed:
         if not row.idle and not is_sooner(best, row) and (other := _worse_than(row, rows)):

@@ -42,20 +42,15 @@ def seconds(value: float | None) -> str:
     return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
-def number(value: float | None, digits: int = 4) -> str:
-    """A number for people; a dash where there is none.
+def number(value: float) -> str:
+    """A number for people.
 
-    >>> number(0.123456), number(31710.4), number(None)
+    >>> number(0.123456), number(31710.4), number(math.nan)
     ('0.1235', '31,710', '–')
     """
-    if value is None or math.isnan(value):
+    if math.isnan(value):
         return "–"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.{digits}g}"
-
-
-def text(value: str | None) -> str:
-    """A word; a dash where there is none."""
-    return "–" if value is None else value
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def percent(value: float | None) -> str:

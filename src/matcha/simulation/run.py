@@ -269,7 +269,7 @@ class Simulation:
         return LinkClock(compute, link_seconds(self.plan, delays), beside=beside)
 
     def take_clock(self, seconds: float) -> None:
-        """Let a gradient take what it took in a run that is gone on with."""
+        """Take the seconds per gradient from the run that is resumed."""
         self._compute_time = seconds
 
     def _messages(self, round: Round) -> float:

@@ -168,7 +168,7 @@ class Settings:
             raise InputError(f"statistics must be recalibrated or averaged: {self.statistics!r}")
 
     def is_due(self, epoch: int) -> bool:
-        """Whether the average model is evaluated after so many epochs.
+        """Whether the average model is evaluated after an epoch, counted from 1.
 
         >>> from matcha.training.rates import Plateau
         >>> [Settings(epochs=5, evaluate_every=2).is_due(epoch) for epoch in (1, 2, 3, 4, 5)]

@@ -129,8 +129,8 @@ class DealtTask:
 
     A task's batches have an order: iteration by iteration, worker by worker, as it was made. The
     workers that the plan has at an iteration take the next ones, in the order of their numbers. So
-    each batch is trained on once, and who has which follows from the plan alone. A pass over the
-    data is shorter where more workers take part; an epoch stays so many iterations.
+    each batch is trained on once, and which worker has it follows from the plan alone. A pass over
+    the data is shorter where more workers take part; an epoch keeps its number of iterations.
 
     Attributes:
         whole: the task as it was made, on which models are evaluated.

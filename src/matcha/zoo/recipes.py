@@ -44,7 +44,7 @@ class Choices:
     concentration: float = 0.5
     """Concentration of a Dirichlet partition: the smaller, the more heterogeneous the data."""
     num_train: int | None = None
-    """Use only so many training examples, drawn at random."""
+    """Use only this many training examples, drawn at random."""
     num_test: int | None = None
     seed: int = 0
 
@@ -141,7 +141,7 @@ class Recipe:
         )
 
     def schedule(self, epochs: int, learning_rate: float | None = None) -> Schedule:
-        """The learning rate over a run of so many epochs, the paper's decays scaled to it."""
+        """The learning rate over a run of that many epochs, the paper's decays scaled to it."""
         if epochs < 1:
             raise InputError(f"epochs must be 1 or more, not {epochs}")
         base = self.learning_rate if learning_rate is None else learning_rate

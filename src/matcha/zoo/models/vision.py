@@ -28,7 +28,7 @@ Norm = nn.BatchNorm2d | nn.GroupNorm
 
 
 def normalization(width: int, groups: int) -> Norm:
-    """BatchNorm, or GroupNorm in so many groups: it asks nothing of the batch, so of the data."""
+    """BatchNorm, or GroupNorm in that many groups, which does not depend on the batch."""
     return nn.GroupNorm(min(groups, width // 4), width) if groups else nn.BatchNorm2d(width)
 
 
