@@ -40,10 +40,8 @@ def check_format(path: str | Path) -> Path:
 
 def draw_plan(plan: Plan) -> Any:
     """What `Plan.plot` draws, as a figure for a file."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6.4, 5.2), layout="constrained")
-    plan.plot(figure.add_subplot())
+    figure, axes = _axes(6.4, 5.2)
+    plan.plot(axes)
     return figure
 
 
@@ -63,10 +61,7 @@ def draw_sweep(sweep: Sweep) -> Any:
 
 def draw_tuning(tuning: Tuning) -> Any:
     """Time per iteration against consensus error: seconds to the target, the best marked."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6.4, 4.4), layout="constrained")
-    axis = figure.add_subplot()
+    figure, axis = _axes(6.4, 4.4)
     for strategy, wire in dict.fromkeys((p.strategy, p.wire) for p in tuning.points):
         mine = [p for p in tuning.points if (p.strategy, p.wire) == (strategy, wire)]
         mine = [p for p in mine if 0 < p.consensus_error < math.inf]
@@ -253,7 +248,7 @@ def draw_timeline(run: Run, label: str, rounds: int = 12) -> Any:
     """The first rounds, one row per worker: computing, talking, waiting."""
     lines = timeline(run)
     assert lines is not None, "the caller asks only for runs that have a timeline"
-    figure, axes = _axes(height=1.2 + 0.22 * run.header.num_workers)
+    figure, axes = _axes(5.2, 1.2 + 0.22 * run.header.num_workers)
     last = lines["rounds"][0] + rounds
     for number, kind in enumerate(KINDS):
         mine = [
@@ -277,10 +272,10 @@ def draw_timeline(run: Run, label: str, rounds: int = 12) -> Any:
     return figure
 
 
-def _axes(height: float = 3.4) -> tuple[Any, Any]:
+def _axes(width: float = 5.2, height: float = 3.4) -> tuple[Any, Any]:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(5.2, height), layout="constrained")
+    figure = Figure(figsize=(width, height), layout="constrained")
     return figure, figure.add_subplot()
 
 

@@ -15,15 +15,6 @@ from typing import Any
 from matcha.errors import PackageError
 from matcha.records import Record
 
-_SHOWN = (
-    "train_loss",
-    "worker_loss",
-    "test_loss",
-    "test_accuracy",
-    "consensus_distance",
-    "comm_units",
-    "megabytes_sent",
-)
 _NOT_METRICS = frozenset(("iteration", "worker"))
 
 
@@ -41,20 +32,12 @@ def metrics(record: Record) -> dict[str, float]:
 
 
 def wandb_logger(run: Any) -> Callable[[Record], None]:
-    """A callback that logs records to a run of Weights & Biases.
-
-    Args:
-        run: What `wandb.init(...)` gave.
-    """
+    """A callback that logs records to a run of Weights & Biases, what `wandb.init(...)` gave."""
     return lambda record: run.log(metrics(record), step=record.iteration)
 
 
 def mlflow_logger(mlflow: Any) -> Callable[[Record], None]:
-    """A callback that logs records to MLflow's active run.
-
-    Args:
-        mlflow: The module, or anything with its `log_metrics`.
-    """
+    """A callback that logs records to MLflow's active run, by the module's `log_metrics`."""
     return lambda record: mlflow.log_metrics(metrics(record), step=record.iteration)
 
 
@@ -72,10 +55,8 @@ def tensorboard_logger(directory: str | Path) -> Iterator[Callable[[Record], Non
     board: Any = SummaryWriter(str(directory))
 
     def show(record: Record) -> None:
-        for name in _SHOWN:
-            value = getattr(record, name)
-            if value is not None:
-                board.add_scalar(name, value, record.iteration)
+        for name, value in metrics(record).items():
+            board.add_scalar(name, value, record.iteration)
 
     try:
         yield show
