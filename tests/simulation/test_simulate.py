@@ -10,8 +10,8 @@ from tests.simulation.tasks import er8
 
 import matcha
 from matcha.errors import InputError
-from matcha.records import Record, read_run
-from matcha.simulation import Constant, Delays, Engine, Runner, Settings, Simulation
+from matcha.records import read_run
+from matcha.simulation import Constant, Delays, Runner, Settings, Simulation
 from matcha.simulation.simulate import CHECKPOINT, on_threads
 from matcha.training.jobs import Job, check_free, make_jobs
 from matcha.zoo.recipes import Choices, recipe
@@ -148,26 +148,6 @@ def test_a_run_has_the_threads_that_were_quicker_when_measured_once(monkeypatch,
         assert torch.get_num_threads() == 2
     assert set(seen) == {chosen}
     assert measured == [2, 1]
-
-
-def test_workers_side_by_side_train_to_the_same_bits():
-    """Their gradients are computed by several threads, in whatever order these come to it."""
-    chosen = recipe("digits")
-    task = chosen.task(Choices(num_workers=8, num_train=400, num_test=50))
-    settings = chosen.settings(epochs=2, delays=Delays(compute_time=0.01))
-    plan = matcha.plan(matcha.families.paper("er8"), 0.5, "periodic")
-    engine = Simulation(task, plan, settings).engine
-
-    def train(beside: Engine | None) -> tuple[list[Record], torch.Tensor]:
-        with on_threads(2), on_threads(1, beside):
-            assert (engine._pool is not None) == (beside is not None)
-            run = list(Simulation(task, plan, settings, engine=engine))
-        return run, engine.workers.parameters.clone()
-
-    (alone, first), (together, second) = train(None), train(engine)
-    assert alone == together
-    assert torch.equal(first, second)
-    assert engine._pool is None
 
 
 def test_a_resumed_run_has_the_threads_that_it_had(monkeypatch, tmp_path):

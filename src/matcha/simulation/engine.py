@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from typing import Any, TypeVar
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from matcha.errors import InputError
 from matcha.rounds import Round
@@ -52,9 +49,6 @@ from matcha.wires import Float, TopK, Wire
 
 _WARMUP = 2
 """Iterations before any is timed: caches and threads start cold."""
-T = TypeVar("T")
-_SIDE_BY_SIDE = 4
-"""Workers whose gradients are computed at once, at most: more would wait for Python's lock."""
 
 
 class Engine:
@@ -125,7 +119,6 @@ class Engine:
         if self.on_cuda:
             self._streams = [new_stream(self.device) for _ in range(execution.streams)]
         self._graphs = Graphs(self.device, capture=execution.capture, compiles=execution.compile)
-        self._pool: ThreadPoolExecutor | None = None
         self._parts: dict[str, Callable[[], None]] = {}
         self._equipment: tuple[object, ...] | None = None
         self.equip(Float(), Momentum(), ())
@@ -247,9 +240,6 @@ class Engine:
         if self.batching != "loop":
             self._gradients_at_once(inputs, targets)
             return
-        if self._pool is not None:
-            self.each(self._gradient, range(self.task.num_workers), inputs, targets)
-            return
         with self._fork() as worker_stream:
             for i in range(self.task.num_workers):
                 with worker_stream(i):
@@ -264,36 +254,6 @@ class Engine:
         self.losses[worker].add_(loss.detach())
         for old, new in zip(self.carried[worker], carried, strict=True):
             old.copy_(new.detach())
-
-    @property
-    def one_by_one(self) -> bool:
-        """Whether workers are not computed `side_by_side`."""
-        return self._pool is None
-
-    def each(self, function: Callable[..., T], *items: Iterable[Any]) -> list[T]:
-        """What a function makes of each item, one after another or `side_by_side`."""
-        return list((map if self._pool is None else self._pool.map)(function, *items))
-
-    @contextlib.contextmanager
-    def side_by_side(self, threads: int) -> Iterator[None]:
-        """Compute several workers' gradients at once inside, each on one thread.
-
-        The same bits: a worker's gradient is computed as before, by whichever thread. Where the
-        task does not say that this may be (`independent`), or the model draws, one after another.
-        """
-        draws = (nn.modules.dropout._DropoutNd, nn.RNNBase)
-        modules = self.workers.modules[0].modules() if self.batching == "loop" else ()
-        fits = self.batching == "loop" and not any(isinstance(one, draws) for one in modules)
-        number = min(threads, _SIDE_BY_SIDE, self.task.num_workers)
-        if self.on_cuda or number < 2 or not fits or not getattr(self.task, "independent", False):
-            yield
-            return
-        with ThreadPoolExecutor(number, initializer=partial(torch.set_num_threads, 1)) as pool:
-            self._pool = pool
-            try:
-                yield
-            finally:
-                self._pool = None
 
     def _gradients_at_once(self, inputs: Tensor, targets: Tensor) -> None:
         leaves = {n: v.detach().requires_grad_() for n, v in self.workers.stacked().items()}
@@ -470,7 +430,6 @@ class Engine:
         """
         seconds: list[float] = []
         steps = self.task.steps_per_epoch
-        pool, self._pool = self._pool, None  # one after another, as each worker has its machine
         for number in range(_WARMUP + repetitions):
             self.position.fill_(number % steps - 1)
             self._synchronize()
@@ -480,7 +439,6 @@ class Engine:
             seconds.append(time.perf_counter() - started)
             if number >= _WARMUP and sum(seconds) > patience:
                 break
-        self._pool = pool
         return min(seconds[_WARMUP:]) / self.task.num_workers
 
     def _synchronize(self) -> None:

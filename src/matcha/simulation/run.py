@@ -31,7 +31,6 @@ from matcha.training.evaluation import (
     finish_average,
     function_distance,
     outputs,
-    sample_losses,
     score,
 )
 from matcha.training.jobs import Progress, check_identity, check_schema, identity
@@ -171,14 +170,7 @@ class Simulation:
 
     def evaluate(self) -> Score:
         """The average model on training and held-out data."""
-        model, task = self.average(), self._whole
-        workers, parts = range(task.num_workers), 1 if self.engine.one_by_one else 4
-        shares = [workers[part::parts] for part in range(parts)]
-        losses = self.engine.each(
-            lambda share: sample_losses(model, task, self.settings, share), shares
-        )
-        # Sums are exact: the order of the losses decides no bit.
-        return score(model, task, self.settings, [loss for share in losses for loss in share])
+        return score(self.average(), self._whole, self.settings)
 
     def _advance(self) -> Record:
         """One epoch."""
@@ -236,15 +228,12 @@ class Simulation:
 
     def _function_distance(self, present: Sequence[int]) -> float | None:
         """How far apart the workers' own answers to a fixed batch are, where there are classes."""
-        self.engine.workers.refresh()
-
-        def answer(worker: int) -> Tensor | None:
-            module = self.engine.workers.modules[worker]
-            own = outputs(module, self._whole, self.settings)
+        workers, found = self.engine.workers, []
+        workers.refresh()
+        for worker in present:
+            module = workers.modules[worker]
+            found.append(outputs(module, self._whole, self.settings))
             module.train()
-            return own
-
-        found = self.engine.each(answer, present)
         answers = torch.stack([each for each in found if each is not None] or [torch.zeros(0)])
         if not answers.numel():
             return None

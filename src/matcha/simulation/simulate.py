@@ -6,7 +6,7 @@ import math
 import os
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -142,7 +142,7 @@ class Runner:
         if resume and checkpoint is not None and checkpoint.exists():
             simulation.load(checkpoint)
         self._threads = simulation.threads or self._threads or quickest_threads(simulation)
-        with on_threads(self._threads, simulation.engine):
+        with on_threads(self._threads):
             self._clock = simulation.compute_time
             if checkpoint is None:
                 yield from simulation
@@ -181,16 +181,12 @@ def quickest_threads(simulation: Simulation | AsynchronousSimulation) -> int:
 
 
 @contextmanager
-def on_threads(number: int, engine: Engine | None = None) -> Iterator[None]:
-    """So many threads for torch inside, and as many as before outside.
-
-    Where torch has one, the others go to workers' gradients, several at once.
-    """
+def on_threads(number: int) -> Iterator[None]:
+    """So many threads for torch inside, and as many as before outside."""
     before = torch.get_num_threads()
     torch.set_num_threads(number)
     try:
-        with nullcontext() if engine is None or number > 1 else engine.side_by_side(before):
-            yield
+        yield
     finally:
         torch.set_num_threads(before)
 
@@ -242,7 +238,7 @@ class TaskTrials:
         exact = Simulation(task, make_plan(topology, strategy="allreduce"), self.settings)
         self._engine = exact.engine
         self._threads = quickest_threads(exact)
-        with on_threads(self._threads, exact.engine):
+        with on_threads(self._threads):
             losses = [loss for r in exact if (loss := r.train_loss) is not None]
         held = lowest_held(losses[: max(2, round(2 / 3 * len(losses)))])
         self.target = held if target_loss is None else target_loss
@@ -262,7 +258,7 @@ class TaskTrials:
         schedule = self.settings.schedule.scaled(rate_factor)
         settings = replace(self.settings, epochs=epochs, target_loss=self.target, schedule=schedule)
         losses: list[float] = []
-        with on_threads(self._threads, self._engine):
+        with on_threads(self._threads):
             for record in Simulation(self.task, plan, settings, engine=self._engine):
                 if record.train_loss is None or has_diverged(record.train_loss):
                     return math.inf

@@ -91,8 +91,6 @@ class ImageTask(Task):
             **self._fixed,
         }
 
-    independent = True  # one worker's loss touches nothing of another's: several at once are fine
-
     def model(self) -> nn.Module:
         return seeded(self._make, self.seed)
 
