@@ -458,39 +458,35 @@ def moments() -> str:
     return table(["exchange", "bytes", *rates], rows, "lr" + "r" * len(rates))
 
 
-def relaysgd(*, long: bool) -> str:
-    """VGG-11 on CIFAR-10 whose classes differ: test accuracy of the average model, by bytes."""
-    lines = (RESULTS / "relaysgd_h200.jsonl").read_text(encoding="utf-8").splitlines()
-    found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for line in map(json.loads, lines):
+def relaysgd(*, long: bool = False, small: bool = False) -> str:
+    """CIFAR-10 whose classes differ: test accuracy of the average model, the best first."""
+    file = f"relaysgd_{'small' if small else 'h200'}.jsonl"
+    lines = (RESULTS / file).read_text(encoding="utf-8").splitlines()
+    known = [line for line in map(json.loads, lines) if long == (line["run"]["epochs"] >= 200)]
+    found: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for line in known:
         run = {"clip": 0.0} | line["run"]
-        if long == (run["epochs"] >= 200):
-            rule = run["momentum"] + (f", clip {run['clip']:g}" if run["clip"] else "")
-            plan = f"{run['strategy']}, {run['topology']}"
-            row = (run["concentration"], f"1/{1 / run['bytes']:.3g}" if run["bytes"] < 1 else "1")
-            key = (*row, plan, f"`{run['wire']}`", rule, run["rate"], run["epochs"])
-            found.setdefault(key, []).append(line)
+        rule = run["momentum"] + (f", clip {run['clip']:g}" if run["clip"] else "")
+        plan, wire = f"{run['strategy']}, {run['topology']}", f"`{run['wire']}`"
+        numbers = f"{run['concentration']:g}", f"{run['rate']:g}", f"{run['epochs']}"
+        found.setdefault((numbers[0], plan, wire, rule, *numbers[1:]), []).append(line)
+
+    def scores(runs: list[dict[str, Any]]) -> list[float]:
+        return [100 * (run["records"][-1].get("test_accuracy") or 0.0) for run in runs]
+
+    most = max(line["records"][-1]["megabytes_sent"] for line in known)
     rows = []
-    for key, runs in sorted(found.items(), key=lambda item: (-item[0][0], item[0][1:])):
-        scores = [100 * (run["records"][-1].get("test_accuracy") or 0.0) for run in runs]
-        spread = f" ± {stdev(scores):.1f}" if len(scores) > 1 else ""
-        loss = _loss(runs[0]["records"][-1].get("train_loss"))
-        mean = "diverged" if loss == "diverged" else f"{fmean(scores):.1f}{spread} %"
-        sent = max(run["records"][-1]["megabytes_sent"] for run in runs) / 1e3
-        cells = [cell if isinstance(cell, str) else f"{cell:g}" for cell in key]
-        rows.append([*cells, mean, f"{sent:.3g}", f"{len(runs)}"])
-    head = [
-        "Dirichlet",
-        "bytes",
-        "plan",
-        "wire",
-        "momentum",
-        "rate",
-        "test accuracy",
-        "GB",
-        "seeds",
-    ]
-    return table(head, rows, "rrlllrrrr")
+    for key, runs in sorted(found.items(), key=lambda item: (item[0][0], -fmean(scores(item[1])))):
+        own, share = scores(runs), runs[0]["run"]["bytes"]
+        if small:  # a share of this network's
+            share = runs[0]["records"][-1]["megabytes_sent"] / most
+        spread = f" ± {stdev(own):.1f}" if len(own) > 1 else ""
+        lost = any(run["records"][-1].get("train_loss") is None for run in runs)
+        said = "diverged" if lost else f"{fmean(own):.1f}{spread} %"
+        part = "1" if share == 1 else f"1/{1 / share:.3g}"
+        rows.append([key[0], part, *key[1:], said, f"{len(runs)}"])
+    head = ["Dirichlet", "bytes", "plan", "wire", "momentum", "rate", "epochs", "test accuracy"]
+    return table([*head, "seeds"], rows, "rrlllrrrr")
 
 
 def _loss(value: float | None) -> str:
@@ -503,7 +499,8 @@ REGIONS: dict[str, Callable[[], str]] = {
     "language-short": language_short,
     "moments": moments,
     "relaysgd": lambda: relaysgd(long=True),
-    "relaysgd-screen": lambda: relaysgd(long=False),
+    "relaysgd-screen": relaysgd,
+    "relaysgd-small": lambda: relaysgd(small=True),
     "one-way": one_way,
     "crossings": crossings,
     "decompositions": decompositions,
