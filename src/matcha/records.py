@@ -7,6 +7,7 @@ A run is a directory: `run.json` (what was run), `plan.json`, `records.jsonl` (o
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import shlex
@@ -22,7 +23,7 @@ from typing import IO, Any, Literal, TypeAlias, TypeVar
 
 from matcha._io import decode_number, encode_number, write_atomically
 from matcha._io.tables import data_frame
-from matcha.errors import InputError
+from matcha.errors import InputError, PackageError
 from matcha.plans import PlanLike, load_plan
 
 SCHEMA = "matcha.run/2"
@@ -486,3 +487,54 @@ def lowest_held(losses: Sequence[float]) -> float | None:
     2.0
     """
     return min(map(max, pairwise(losses)), default=None)
+
+
+# -- loggers that people have; none is a dependency. Each function gives a callback for records.
+
+_NOT_METRICS = frozenset(("iteration", "worker"))
+
+
+def metrics(record: Record) -> dict[str, float]:
+    """The numbers of a record by name; what is unknown or no number is left out.
+
+    >>> metrics(Record(iteration=5, epoch=1.0, train_loss=0.5, test_loss=float("nan")))
+    {'epoch': 1.0, 'train_loss': 0.5, 'comm_units': 0.0, 'time': 0.0}
+    """
+    return {
+        name: float(value)
+        for name, value in asdict(record).items()
+        if name not in _NOT_METRICS and isinstance(value, (int, float)) and math.isfinite(value)
+    }
+
+
+def wandb_logger(run: Any) -> Callable[[Record], None]:
+    """A callback that logs records to a run of Weights & Biases, what `wandb.init(...)` gave."""
+    return lambda record: run.log(metrics(record), step=record.iteration)
+
+
+def mlflow_logger(mlflow: Any) -> Callable[[Record], None]:
+    """A callback that logs records to MLflow's active run, by the module's `log_metrics`."""
+    return lambda record: mlflow.log_metrics(metrics(record), step=record.iteration)
+
+
+@contextmanager
+def tensorboard_logger(directory: str | Path) -> Iterator[Callable[[Record], None]]:
+    """A callback that writes records as TensorBoard's event files into a directory.
+
+    Raises:
+        PackageError: TensorBoard is not installed.
+    """
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise PackageError("this needs TensorBoard: pip install tensorboard") from None
+    board: Any = SummaryWriter(str(directory))
+
+    def show(record: Record) -> None:
+        for name, value in metrics(record).items():
+            board.add_scalar(name, value, record.iteration)
+
+    try:
+        yield show
+    finally:
+        board.close()

@@ -207,7 +207,7 @@ class Recorder:
         view: on worker 0's terminal, a line per record, a dashboard, or nothing.
         report: write `report.html` when all is done.
         tensorboard: write event files too.
-        on_record: called on worker 0 with each record: `matcha.report.loggers` has W&B and MLflow.
+        on_record: called on worker 0 with each record: `matcha.records` has W&B and MLflow.
 
     Attributes:
         directory: the run's.
@@ -263,7 +263,7 @@ class Recorder:
         header = self._header(dict(config or {}))
         self._together(lambda: self._open(header, resumes=resumes))
         if self._is_primary and tensorboard:
-            from matcha.report.loggers import tensorboard_logger
+            from matcha.records import tensorboard_logger
 
             board = tensorboard_logger(self.directory / "tensorboard")
             self._shows.append(self._closing.enter_context(board))

@@ -413,7 +413,7 @@ def run_worker(
 
             stack.enter_context(heartbeat(job.folder, training.gossip.state.whereabouts))
         if tensorboard and training.rank == 0:
-            from matcha.report.loggers import tensorboard_logger
+            from matcha.records import tensorboard_logger
 
             board = tensorboard_logger(job.folder / "tensorboard")
             shows.append(stack.enter_context(board))

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
-from matcha.records import Record
-from matcha.report.loggers import mlflow_logger, wandb_logger
+from matcha.records import Record, mlflow_logger, wandb_logger
 
 RECORD = Record(iteration=7, epoch=1.0, train_loss=0.5, test_accuracy=float("nan"), time=2.0)
 EXPECTED = {"epoch": 1.0, "train_loss": 0.5, "comm_units": 0.0, "time": 2.0}
