@@ -208,7 +208,7 @@ def sweep(
     """
     if "wire" in options:
         raise InputError("a sweep takes wires=[…], one or several.")
-    budgets, strategies, wires = several(budgets), several(strategies), several(wires)
+    budgets, strategies, wires = as_sequence(budgets), as_sequence(strategies), as_sequence(wires)
     if not budgets or not strategies or not wires:
         raise InputError("a sweep needs at least one budget, one strategy and one wire.")
     topology = as_topology(topology)
@@ -222,10 +222,10 @@ def sweep(
     return Sweep(topology=topology, points=tuple(map(point_of, plans)), plans=tuple(plans))
 
 
-def several(given: Any) -> Sequence[Any]:
+def as_sequence(given: Any) -> Sequence[Any]:
     """What an argument that takes one or several was given, as a sequence.
 
-    >>> several(0.5), several("greedy"), several(["greedy", "vanilla"])
+    >>> as_sequence(0.5), as_sequence("greedy"), as_sequence(["greedy", "vanilla"])
     ((0.5,), ('greedy',), ('greedy', 'vanilla'))
     """
     if isinstance(given, (str, Strategy, Real)) or callable(given):

@@ -97,7 +97,9 @@ def test_an_average_by_a_sequence_of_matchings_is_the_average():
     x = np.random.default_rng(0).normal(size=(6, 5))
     mixed = next(round for round in six.rounds() if round).mix(x.copy())
     np.testing.assert_allclose(mixed, np.tile(x.mean(0), (6, 1)), atol=1e-12)
-    with pytest.raises(InputError, match=r"needs the link \(0, 2\), which the topology does not"):
+    with pytest.raises(
+        InputError, match="needs the link from worker 0 to 2, which the topology does not"
+    ):
         matcha.plan(families.ring(8), 0.5, "diloco", wire="modulo:3")
 
 

@@ -15,6 +15,7 @@ from matcha.rounds import Round
 from matcha.schedules import Bernoulli
 from matcha.strategies import Matcha
 from matcha.strategies import matcha as pairwise
+from matcha.theory import cycles
 
 
 def brute_rho(matchings, p, m):
@@ -53,16 +54,14 @@ def test_the_order_of_exchange_matters_and_is_right():
 
 def test_gradient_against_differences():
     matchings = families.paper_matchings("er8")
-    steps = [pairwise.cycles.step(matching) for matching in matchings]
+    search = pairwise._PairwiseSearch([cycles.step(matching) for matching in matchings], 8)
     p, order = np.array([0.9, 0.5, 0.3, 0.2, 0.7]), [2, 0, 1, 4, 3]
-    gradient = pairwise._gradient(steps, p, order, 8)
+    gradient = search.gradient(p, order)
     # The mixture over nearly-largest eigenvalues is not the gradient of the largest one, but it
     # is close where that one stands alone.
     for j in range(5):
         bump = np.eye(5)[j] * 1e-6
-        slope = (
-            pairwise._rho(steps, p + bump, order, 8) - pairwise._rho(steps, p - bump, order, 8)
-        ) / 2e-6
+        slope = (search.rho(p + bump, order) - search.rho(p - bump, order)) / 2e-6
         assert gradient[j] == pytest.approx(slope, abs=0.02)
 
 

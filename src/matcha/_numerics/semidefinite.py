@@ -22,8 +22,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-Array = npt.NDArray[np.float64]
-Indices = npt.NDArray[np.int64]
+from matcha._numerics.spectra import Array, Indices
 
 _MAX_ITERATIONS = 60
 _RIDGE = 1e-12
@@ -64,16 +63,8 @@ def solve_factored(
 ) -> Solution:
     """Solve one program whose matrices are A_j = Σ d dᵀ over the rows d of D that j owns.
 
-    Args:
-        D: Factors, shape (factors, k).
-        owner: The variable of each factor, ascending from 0, none left out.
-        a: Rows that bound t as well, shape (rows, variables).
-        c: Positive costs, shape (variables,).
-        b: Positive limit below c.sum().
-        tolerance: Stop when the duality gap is below this fraction of t.
-
-    Returns:
-        The solution as a stack of one.
+    The `owner` of each factor, a variable, rises from 0 with none left out; everything else is as
+    in `solve`, for one instance. The solution is a stack of one.
     """
     rows = _Rows(a[None], c[None], np.array([b]))
     return _interior_point(_Factored(D, owner), rows, tolerance)

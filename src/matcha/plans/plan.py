@@ -277,15 +277,15 @@ class Plan(AnyPlan):
             InputError: There is no such worker, or at most one would be left.
         """
         gone = sorted(set(workers))
-        return self._reduced(self.process.without(gone), [f"worker {worker}" for worker in gone])
+        return self._reduce(self.process.without(gone), [f"worker {worker}" for worker in gone])
 
     def without_links(self, links: Iterable[Link]) -> Plan:
         """The plan with some links cut: the same rounds except for the meetings over them."""
         cut = check_links(self.topology, links)
         lost = [f"link {i}–{j}" for i, j in sorted(cut)]
-        return self._reduced(self.process.without(links=cut), lost)
+        return self._reduce(self.process.without(links=cut), lost)
 
-    def _reduced(self, process: RoundProcess, lost: list[str]) -> Plan:
+    def _reduce(self, process: RoundProcess, lost: list[str]) -> Plan:
         if process is self.process:
             return self
         notes = (*self.notes, f"without {', '.join(lost)}.")
@@ -369,9 +369,17 @@ class Plan(AnyPlan):
                 "mixing": self.mixing,
             }
             | ({} if self.wire == Float() else {"wire": self.wire.name})
-            | ({} if self.outer is None else {"outer": asdict(self.outer)})
-            | ({} if self.worker_weights is None else {"worker_weights": self.worker_weights})
+            | self._choices()
         )
+
+    def _choices(self) -> dict[str, Any]:
+        """What few plans have, as JSON."""
+        weights = self.worker_weights
+        found = {
+            "outer": None if self.outer is None else asdict(self.outer),
+            "worker_weights": None if weights is None else list(weights),
+        }
+        return {name: value for name, value in found.items() if value is not None}
 
     # -- looking at it --------------------------------------------------------------------------
 
@@ -423,11 +431,8 @@ class Plan(AnyPlan):
             "certificate": None if self.certificate is None else asdict(self.certificate),
             "notes": list(self.notes),
             **({} if self.weights is None else {"weights": [list(w) for w in self.weights]}),
-            **(
-                {} if self.worker_weights is None else {"worker_weights": list(self.worker_weights)}
-            ),
             **({} if self.process.gone is None else {"gone": sorted(self.process.gone)}),
-            **({} if self.outer is None else {"outer": asdict(self.outer)}),
+            **self._choices(),
         }
 
     @classmethod

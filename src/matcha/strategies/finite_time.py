@@ -56,6 +56,7 @@ Exchanges: TypeAlias = list[dict[Link, float]]
 
 LARGEST_BASE = 6
 _MOST_TURNS = 64
+_BY_BITS = "number the workers so that neighbours differ in one bit, "
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,13 +72,7 @@ class Hypercube(Strategy):
         groups = tuple((matching,) for matching in hypercube_matchings(m))
         if not groups:
             raise InputError(f"a hypercube needs a power of 2 workers, not {m}.")
-        missing = missing_link(request.topology, groups)
-        if missing is not None:
-            raise InputError(
-                f"a hypercube needs the link {missing}, which the topology does not have: number "
-                "the workers so that neighbours differ in one bit, or use greedy, which works "
-                "anywhere."
-            )
+        check_has_links(request.topology, groups, "hypercube", _BY_BITS)
         note = f"exact consensus after {count_noun(len(groups), 'round')} of base 2."
         return repeat_rounds(request, groups, alpha=0.5, note=note)
 
@@ -179,13 +174,8 @@ def pairwise_average(topology: Topology) -> tuple[tuple[Matching, ...], Shares |
     [4, 3]
     """
     chosen, shares = _pairwise_average(topology.num_workers)
-    missing = missing_link(topology, (chosen,))
-    if missing is not None:
-        raise InputError(
-            f"an exact average by meetings of two needs the link {missing}, which the topology "
-            "does not have: number the workers so that neighbours differ in one bit, add links, "
-            "leave the wire out, or use greedy, which works anywhere."
-        )
+    what = "an exact average by meetings of two"
+    check_has_links(topology, (chosen,), what, f"{_BY_BITS}leave the wire out, ")
     return chosen, shares
 
 
@@ -237,6 +227,18 @@ def missing_link(topology: Topology, groups: tuple[tuple[Matching, ...], ...]) -
     return next((link for link in needed if link not in arrows), None)
 
 
+def check_has_links(
+    topology: Topology, groups: tuple[tuple[Matching, ...], ...], what: str, advice: str = ""
+) -> None:
+    """Refuse rounds that need a link which the topology lacks."""
+    missing = missing_link(topology, groups)
+    if missing is not None:
+        raise InputError(
+            f"{what} needs the link from worker {missing[0]} to {missing[1]}, which the topology "
+            f"does not have: {advice}{'or ' if advice else ''}use greedy, which works anywhere."
+        )
+
+
 def repeat_rounds(
     request: Request,
     groups: tuple[tuple[Matching, ...], ...],
@@ -246,12 +248,7 @@ def repeat_rounds(
     weights: Shares | None = None,
 ) -> Plan:
     """The plan that goes through the rounds again and again as its time accrues."""
-    missing = missing_link(request.topology, groups)
-    if missing is not None:
-        raise InputError(
-            f"{request.strategy} needs the link from worker {missing[0]} to {missing[1]}, which "
-            "the topology does not have: use greedy, which works anywhere."
-        )
+    check_has_links(request.topology, groups, request.strategy)
     share = simple(Fraction(repr(request.budget)), 10**6)
     rate = share * Fraction(request.full_time)
     costs = [Fraction(request.timing.round_time(round_)) for round_ in groups]
@@ -319,8 +316,8 @@ def base_rounds(num_workers: int, base: int) -> tuple[Exchanges, ...]:
         size = num_workers // smooth
         groups = [list(range(g * size, (g + 1) * size)) for g in range(smooth)]
         columns = [list(range(k, num_workers, size)) for k in range(size)]
-        within = _together([_sums(group, base) for group in groups])
-        ways.append([*within, *_together([_cube(column, base) for column in columns])])
+        within = _run_together([_sums(group, base) for group in groups])
+        ways.append([*within, *_run_together([_cube(column, base) for column in columns])])
     rounds = min(ways, key=lambda way: (sum(map(len, way)), len(way)))
     return tuple([dict(sorted(links.items())) for links in round_] for round_ in rounds)
 
@@ -355,7 +352,7 @@ def _cube(workers: Sequence[int], base: int) -> list[Exchanges]:
     for size in _factors(len(workers), base):
         firsts = [n for n in range(len(workers)) if n // stride % size == 0]
         groups = [[workers[n + a * stride] for a in range(size)] for n in firsts]
-        rounds.append(_side_by_side([_average(group) for group in groups]))
+        rounds.append(_join_rounds([_average(group) for group in groups]))
         stride *= size
     return rounds
 
@@ -373,7 +370,7 @@ def _sums(workers: Sequence[int], base: int) -> list[Exchanges]:
     for digit, power in _digits(len(workers), base):
         blocks.append((workers[first : first + digit * base**power], base**power))
         first += digit * base**power
-    agreed = _together([_cube(block, base) for block, _ in blocks])
+    agreed = _run_together([_cube(block, base) for block, _ in blocks])
     return [*agreed, *_merge(blocks, base)]
 
 
@@ -386,7 +383,7 @@ def _merge(blocks: Sequence[tuple[Sequence[int], int]], base: int) -> list[Excha
     # A part's mean moves by weight·|rest|/size of the difference: to the mean of all.
     weight = size / (len(largest) + len(rest))
     across = [{_link(a, b): weight for a, b in zip(part, rest, strict=False)} for part in parts]
-    then = _together([*(_cube(part, base) for part in parts), _merge(blocks[1:], base)])
+    then = _run_together([*(_cube(part, base) for part in parts), _merge(blocks[1:], base)])
     return [across, *then]
 
 
@@ -401,14 +398,14 @@ def _digits(number: int, base: int) -> list[tuple[int, int]]:
     return found[::-1]
 
 
-def _together(ways: Sequence[list[Exchanges]]) -> list[Exchanges]:
+def _run_together(ways: Sequence[list[Exchanges]]) -> list[Exchanges]:
     """Rounds of disjoint workers side by side."""
     longest = max(len(way) for way in ways)
-    rounds = (_side_by_side([way[n] for way in ways if n < len(way)]) for n in range(longest))
+    rounds = (_join_rounds([way[n] for way in ways if n < len(way)]) for n in range(longest))
     return [round_ for round_ in rounds if round_]
 
 
-def _side_by_side(parts: Iterable[Exchanges]) -> Exchanges:
+def _join_rounds(parts: Iterable[Exchanges]) -> Exchanges:
     joined: Exchanges = []
     for part in parts:
         for n, links in enumerate(part):

@@ -33,7 +33,7 @@ from matcha.strategies.strategy import (
     Weights,
     assemble_plan,
     check_affordable,
-    sorted_pairs,
+    sort_pairs,
     unroll,
 )
 from matcha.timing import LinkSeconds, all_reduce_time
@@ -145,7 +145,7 @@ class Local(Strategy):
             return assemble_plan(
                 behind,
                 matchings=rounds,
-                schedule=repeated(period, [range(len(rounds))], len(rounds), request.seed),
+                schedule=repeat_every(period, len(rounds), request.seed),
                 alpha=0.5,
                 weights=weights,
                 notes=(
@@ -177,11 +177,11 @@ class RelaySum(Strategy):
         m = request.topology.num_workers
         matchings = decompose(Topology.from_links(links, m), seed=request.seed)
         once = request.timing.round_time(matchings)
-        number, period = len(matchings), period_of(None, request, once)
+        period = period_of(None, request, once)
         return assemble_plan(
             request,
             matchings=matchings,
-            schedule=repeated(period, [range(number)], number, request.seed),
+            schedule=repeat_every(period, len(matchings), request.seed),
             alpha=1 / m,
             notes=(f"sums are relayed along a tree {_every(period)}.",),
         )
@@ -296,9 +296,12 @@ def period_of(own: int | None, request: Request, once: float) -> int:
     return max(1, math.ceil(ratio - Fraction(1, 10**9)))
 
 
-def repeated(period: int, rounds: Iterable[Iterable[int]], num_matchings: int, seed: int) -> Cycle:
-    """One round of matchings after another, at the end of every so many iterations."""
-    cycle = unroll([(period, tuple(round_)) for round_ in rounds])
+def repeat_every(
+    period: int, num_matchings: int, seed: int, rounds: Iterable[Iterable[int]] | None = None
+) -> Cycle:
+    """A round of all matchings every so many iterations; or one of some rounds after another."""
+    chosen = [range(num_matchings)] if rounds is None else rounds
+    cycle = unroll((period, tuple(round_)) for round_ in chosen)
     return Cycle(cycle=cycle, num_matchings=num_matchings, seed=seed)
 
 
@@ -308,13 +311,12 @@ def _every(period: int) -> str:
 
 def _averages(request: Request, period: int, full_time: float) -> Plan:
     """The plan that averages exactly every so many iterations."""
-    m, number = request.topology.num_workers, len(request.colors)
-    schedule = repeated(period, [range(number)], number, request.seed)
+    m = request.topology.num_workers
     spent = all_reduce_time(request.timing, request.topology) / (period * full_time)
     return assemble_plan(
         request,
         budget=min(1.0, spent) if request.strategy == "allreduce" else request.budget,
-        schedule=schedule,
+        schedule=repeat_every(period, len(request.colors), request.seed),
         alpha=1 / m,
         figures={
             "rho": 1 - 1 / period,
@@ -333,7 +335,7 @@ def _check_rounds(
 ) -> tuple[tuple[Matching, ...], ...]:
     """The rounds with sorted pairs (messages, for push), verified against the topology."""
     try:
-        rounds = tuple(sorted_pairs(round_, push=push) for round_ in given)
+        rounds = tuple(sort_pairs(round_, push=push) for round_ in given)
     except TypeError:
         raise PlanError("rounds are lists of matchings, [[[(i, j), …], …], …].") from None
     matchings = tuple(links for round_ in rounds for links in round_)

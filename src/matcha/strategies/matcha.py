@@ -42,7 +42,6 @@ from matcha.topology import Matching
 _OWN = ("the probabilities are yours.",)
 _PAIRWISE_UP_TO = 2048  # workers: E[WᵀW] is a dense matrix
 _ORDERED_UP_TO = 128
-_ITERATIONS = 60
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,16 +251,13 @@ def optimal_activation(
             f"pairwise mixing is optimised exactly for up to {_PAIRWISE_UP_TO} workers, "
             f"not {num_workers}: use the greedy strategy, or laplacian mixing."
         )
-    steps = [cycles.step(matching) for matching in matchings]
-    c = np.asarray(costs, dtype=np.float64)
-    p = np.asarray(start, dtype=np.float64)
-    order = list(range(len(steps)))
-    start_rho = rho = _rho(steps, p, order, num_workers)
-    turns = 2 if num_workers <= _ORDERED_UP_TO else 1
-    for _ in range(turns):
+    search = _PairwiseSearch([cycles.step(matching) for matching in matchings], num_workers)
+    p, order = np.asarray(start, dtype=np.float64), list(range(len(matchings)))
+    start_rho = rho = search.rho(p, order)
+    for _ in range(2 if num_workers <= _ORDERED_UP_TO else 1):
         if num_workers <= _ORDERED_UP_TO:
-            order, rho = _improve_order(steps, p, order, rho, num_workers)
-        p, rho = _descend(steps, p, order, rho, num_workers, c, limit)
+            order, rho = search.improve_order(p, order, rho)
+        p, rho = search.descend(p, order, rho, np.asarray(costs, dtype=np.float64), limit)
     return PairwiseActivation(
         order=tuple(order),
         probabilities=tuple(float(p[j]) for j in order),
@@ -303,66 +299,60 @@ def _top(X: Array) -> tuple[float, Array]:
     return rho, (vectors * share) @ vectors.T
 
 
-def _rho(steps: Sequence[Step], p: Array, order: Sequence[int], m: int) -> float:
-    chain = [(float(p[j]), steps[j]) for j in reversed(order)]
-    return _top(cycles.expected_conjugate(np.eye(m), chain))[0]
+class _PairwiseSearch(NamedTuple):
+    steps: Sequence[Step]
+    num_workers: int
 
+    def rho(self, p: Array, order: Sequence[int]) -> float:
+        chain = [(float(p[j]), self.steps[j]) for j in reversed(order)]
+        return _top(cycles.expected_conjugate(np.eye(self.num_workers), chain))[0]
 
-def _gradient(steps: Sequence[Step], p: Array, order: Sequence[int], m: int) -> Array:
-    """∂ρ/∂p by running the recursion forward and its adjoint back."""
-    states = []
-    X = np.eye(m)
-    for j in reversed(order):
-        mixed = X.copy()
-        cycles.conjugate(mixed, steps[j], 0.5)
-        states.append((j, mixed - X))
-        X = X + p[j] * (mixed - X)
-    _, U = _top(X)
-    gradient = np.zeros(len(steps))
-    for j, change in reversed(states):
-        gradient[j] = float(np.sum(U * change))
-        U = cycles.expected_conjugate(U, [(float(p[j]), steps[j])])
-    return gradient
+    def gradient(self, p: Array, order: Sequence[int]) -> Array:
+        """∂ρ/∂p by running the recursion forward and its adjoint back."""
+        states = []
+        X = np.eye(self.num_workers)
+        for j in reversed(order):
+            mixed = X.copy()
+            cycles.conjugate(mixed, self.steps[j], 0.5)
+            states.append((j, mixed - X))
+            X = X + p[j] * (mixed - X)
+        _, U = _top(X)
+        gradient = np.zeros(len(self.steps))
+        for j, change in reversed(states):
+            gradient[j] = float(np.sum(U * change))
+            U = cycles.expected_conjugate(U, [(float(p[j]), self.steps[j])])
+        return gradient
 
-
-def _descend(
-    steps: Sequence[Step],
-    p: Array,
-    order: Sequence[int],
-    rho: float,
-    m: int,
-    costs: Array,
-    limit: float,
-) -> tuple[Array, float]:
-    size = 0.1
-    for _ in range(_ITERATIONS if m <= 256 else 8):
-        gradient = _gradient(steps, p, order, m)
-        length = float(np.linalg.norm(gradient))
-        if length == 0:
-            break
-        while size > 1e-5:
-            candidate = project(p - size * gradient / length, costs, limit)
-            found = _rho(steps, candidate, order, m)
-            if found < rho - 1e-12:
-                p, rho = candidate, found
-                size *= 1.5
+    def descend(
+        self, p: Array, order: Sequence[int], rho: float, costs: Array, limit: float
+    ) -> tuple[Array, float]:
+        """Projected gradient steps, as long as they lower ρ."""
+        size = 0.1
+        for _ in range(60 if self.num_workers <= 256 else 8):
+            gradient = self.gradient(p, order)
+            length = float(np.linalg.norm(gradient))
+            if length == 0:
                 break
-            size /= 2
-        else:
-            break
-    return p, rho
+            while size > 1e-5:
+                candidate = project(p - size * gradient / length, costs, limit)
+                found = self.rho(candidate, order)
+                if found < rho - 1e-12:
+                    p, rho = candidate, found
+                    size *= 1.5
+                    break
+                size /= 2
+            else:
+                break
+        return p, rho
 
-
-def _improve_order(
-    steps: Sequence[Step], p: Array, order: list[int], rho: float, m: int
-) -> tuple[list[int], float]:
-    """Exchange two matchings while that lowers ρ: one pass over all pairs (neighbours if many)."""
-    n = len(order)
-    pairs = combinations(range(n), 2) if n <= 16 else ((a, a + 1) for a in range(n - 1))
-    for a, b in pairs:
-        other = order.copy()
-        other[a], other[b] = other[b], other[a]
-        found = _rho(steps, p, other, m)
-        if found < rho - 1e-12:
-            order, rho = other, found
-    return order, rho
+    def improve_order(self, p: Array, order: list[int], rho: float) -> tuple[list[int], float]:
+        """Exchange two matchings while that lowers ρ: one pass over all pairs, or neighbours."""
+        n = len(order)
+        pairs = combinations(range(n), 2) if n <= 16 else ((a, a + 1) for a in range(n - 1))
+        for a, b in pairs:
+            other = order.copy()
+            other[a], other[b] = other[b], other[a]
+            found = self.rho(p, other)
+            if found < rho - 1e-12:
+                order, rho = other, found
+        return order, rho

@@ -15,7 +15,7 @@ import numpy as np
 from matcha.mixing import periodic_contraction
 from matcha.plans import OuterStep, Plan
 from matcha.rounds import Mixing
-from matcha.strategies.fixed import Local, period_of, repeated
+from matcha.strategies.fixed import Local, period_of, repeat_every
 from matcha.strategies.strategy import Request, Strategy, assemble_plan
 from matcha.topology import Matching, Topology
 
@@ -117,10 +117,9 @@ class GASLoC(Strategy):
             pairwise = replace(request, mixing="pairwise")
             return replace(_random_pairs(pairwise, self.period), outer=step)
         period = period_of(self.period, request, request.full_time)
-        number = len(request.colors)
         made = assemble_plan(
             replace(request, mixing="laplacian"),
-            schedule=repeated(period, [range(number)], number, request.seed),
+            schedule=repeat_every(period, len(request.colors), request.seed),
             alpha=periodic_contraction(request.topology, 1 / period).alpha,
         )
         return replace(made, outer=step)
@@ -133,11 +132,12 @@ def _random_pairs(request: Request, own: int | None) -> Plan:
     places = {matching: k for k, matching in enumerate(dict.fromkeys(rounds))}
     once = max(request.timing.round_time([matching]) for matching in places)
     period = period_of(own, request, once)
-    indices = [[places[matching]] for matching in rounds]
     return assemble_plan(
         request,
         matchings=tuple(places),
-        schedule=repeated(period, indices, len(places), request.seed),
+        schedule=repeat_every(
+            period, len(places), request.seed, [[places[matching]] for matching in rounds]
+        ),
         alpha=0.5,
         notes=(f"{_DRAWN} random matchings, which repeat.",),
     )

@@ -19,7 +19,7 @@ from matcha.rounds import ONE_WAY, Mixing, check_separable
 from matcha.schedules import check_seed
 from matcha.strategies.matcha import Matcha
 from matcha.strategies.registry import STRATEGIES, Greedy, as_strategy, strategy_with
-from matcha.strategies.strategy import Builder, Request, Strategy, sorted_pairs
+from matcha.strategies.strategy import Builder, Request, Strategy, sort_pairs
 from matcha.timing import Timing, default_timing
 from matcha.topology import Link, Topology
 from matcha.topology.families import TopologyLike, as_topology
@@ -91,7 +91,7 @@ def plan(
         progress=progress,
     )
     if matchings is not None:
-        own = sorted_pairs(matchings)
+        own = sort_pairs(matchings)
         check_decomposition(topology, own)
         request = replace(request, matchings=own)
     made = chosen.build(request)
@@ -357,7 +357,7 @@ def with_workers(
             if peer not in there or peer == worker:
                 raise InputError(f"worker {worker} cannot join with a link to worker {peer}.")
             seconds[min(worker, peer), max(worker, peer)] = time
-    topology = _grown(plan.topology, seconds, there)
+    topology = _extend(plan.topology, seconds, there)
     return _plan_again(base, topology, frozenset(range(topology.num_workers)) - there)
 
 
@@ -377,7 +377,7 @@ def with_events(plan: PlanLike, events: Events) -> PlanLike:
     return plan
 
 
-def _grown(topology: Topology, joined: Mapping[Link, float | None], there: set[int]) -> Topology:
+def _extend(topology: Topology, joined: Mapping[Link, float | None], there: set[int]) -> Topology:
     """The topology with further links, and those that join what would fall apart."""
     times: dict[Link, float | None] = dict.fromkeys(topology.links)
     if topology.link_times is not None:

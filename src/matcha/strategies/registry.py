@@ -3,46 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from matcha._io import load_object
 from matcha.errors import InputError, unknown_name
-from matcha.plans import Plan
-from matcha.rounds import Mixing
 from matcha.strategies.finite_time import Base, Ceca, Hypercube, OnePeer
 from matcha.strategies.fixed import AllReduce, Local, Periodic, RelaySum, Rounds, Silent, Vanilla
+from matcha.strategies.greedy import Greedy
 from matcha.strategies.matcha import Matcha, Single
 from matcha.strategies.outer import DiLoCo, GASLoC, NoLoCo, SparseLoCo
-from matcha.strategies.strategy import Alpha, Builder, Effort, OwnStrategy, Request, Strategy
-
-
-@dataclass(frozen=True, kw_only=True)
-class Greedy(Strategy):
-    """The matchings that remove most disagreement, one after another, as a stored cycle.
-
-    Args:
-        mixing: `pairwise` (the default), or `push` for messages that go one way.
-        effort: How long to search for a good cycle: `none`, `default` or `high`.
-        alpha: Your own weight of every exchange; by default the best for the consensus error.
-    """
-
-    name = "greedy"
-    about = "the matchings that remove most disagreement, as a cycle"
-    mixings = ("pairwise", "push")
-    compared = True
-    mixing: Mixing | None = None
-    effort: Effort = "default"
-    alpha: Alpha | None = None
-
-    def build(self, request: Request) -> Plan:
-        """Search for a cycle: exactly on small graphs, by sketch on large ones."""
-        from matcha.strategies import greedy  # here, so that `import matcha` stays quick
-
-        if request.alpha == "error":  # its search is for that alone
-            request = replace(request, alpha=None)
-        return greedy.build(request, self.effort)
-
+from matcha.strategies.strategy import Alpha, Builder, OwnStrategy, Strategy
 
 _ALL: tuple[type[Strategy], ...] = (
     Vanilla,

@@ -187,13 +187,10 @@ def _check_probabilities(strategy: Strategy, given: Any) -> tuple[float, ...]:
         raise InputError("probabilities are a list of numbers, one per matching.") from None
 
 
-def _check_whole(name: str) -> Callable[[Strategy, Any], int]:
-    def check(_: Strategy, value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise InputError(f"{name} is {value!r}, but it is a whole number from 1 up.")
-        return value
-
-    return check
+def _check_period(_: Strategy, period: Any) -> int:
+    if isinstance(period, bool) or not isinstance(period, int) or period < 1:
+        raise InputError(f"period is {period!r}, but it is a whole number from 1 up.")
+    return period
 
 
 _CHECKS: Mapping[str, Callable[[Strategy, Any], Any]] = {
@@ -202,7 +199,7 @@ _CHECKS: Mapping[str, Callable[[Strategy, Any], Any]] = {
     "decomposition": lambda _, name: _check_name("decomposition", name, DECOMPOSITIONS),
     "alpha": _check_alpha,
     "probabilities": _check_probabilities,
-    "period": _check_whole("period"),
+    "period": _check_period,
 }
 
 
@@ -228,9 +225,9 @@ def assemble_plan(
         request: What was asked for; own weights take the place of the strategy's.
         schedule: When matchings are active.
         alpha: The strategy's mixing weight.
-        matchings: What rounds are made of; by default those of a full exchange.
+        matchings: By default those of a full exchange.
         weights: One for each link of each matching, where they differ.
-        budget: What the plan's budget is, where not the one asked for.
+        budget: The plan's, where not the one asked for.
         figures: `rho`, `algebraic_connectivity`, `consensus_error` as far as found on the way.
         certificate: Of the probabilities.
         notes: What only the strategy knows.
@@ -314,7 +311,7 @@ def check_affordable(request: Request, cost: float, limit: float, what: str) -> 
         )
 
 
-def sorted_pairs(given: Any, *, push: bool = False) -> tuple[Matching, ...]:
+def sort_pairs(given: Any, *, push: bool = False) -> tuple[Matching, ...]:
     """Matchings that the user wrote down, with sorted pairs; for push, as (sender, receiver)."""
     try:
         pairs = [[(int(i), int(j)) for i, j in matching] for matching in given]

@@ -16,11 +16,10 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from matcha._numerics.spectra import Array, Indices
 from matcha.topology import Matching, joins_all
 
 _T = TypeVar("_T")
-Array: TypeAlias = npt.NDArray[np.float64]
-Indices: TypeAlias = npt.NDArray[np.int64]
 
 
 class Step(NamedTuple):
@@ -169,9 +168,22 @@ def retreat(adjoint: Array, turns: Turns, weight: float, noise: Array) -> None:
         adjoint += (iterations - 1) * noise
 
 
+def price_after_each(turns: Turns, adjoint: Array, weight: float) -> list[Array]:
+    """What a covariance costs right after each step of a cycle, from its price V at the end."""
+    V, noise = adjoint, centering(len(adjoint))
+    prices: list[Array] = []
+    for iterations, steps in reversed(turns):
+        V = V + noise
+        for ends in reversed(steps):
+            prices.append(V.copy())
+            conjugate_back(V, ends, weight)
+        V += (iterations - 1) * noise
+    return prices[::-1]
+
+
 def transition(turns: Turns, num_workers: int, weight: float) -> Array:
     """Φ − J: what one cycle does to disagreement."""
-    return through(turns, centering(num_workers), weight)
+    return apply_cycle(turns, centering(num_workers), weight)
 
 
 def lyapunov(transition: Array, source: Array) -> Array | None:
@@ -261,7 +273,7 @@ def _power_iteration(turns: Turns, num_workers: int, weight: float) -> float:
     x, _ = np.linalg.qr(x)
     norm = 0.0
     for _ in range(30):
-        y = through(turns, x, weight)
+        y = apply_cycle(turns, x, weight)
         before, norm = norm, float(np.linalg.norm(y, 2))
         if norm < 1e-150:
             return 0.0
@@ -275,7 +287,7 @@ def _power_iteration(turns: Turns, num_workers: int, weight: float) -> float:
     return float(norm ** (2.0 / length(turns)))
 
 
-def through(turns: Turns, x: Array, weight: float) -> Array:
+def apply_cycle(turns: Turns, x: Array, weight: float) -> Array:
     """Φ x: values after one cycle; `x` is left alone."""
     x = x.copy()
     for _, steps in turns:

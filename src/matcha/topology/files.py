@@ -319,7 +319,7 @@ def from_json(document: Any, weight: Weight | None = None) -> Links:
     labels = _list(document, "labels")
     if labels is not None:
         labels = [_label(name) for name in labels]
-        links = [(_named(labels, i), _named(labels, j)) for i, j in links]
+        links = [(_label_at(labels, i), _label_at(labels, j)) for i, j in links]
     directed = document.get("directed", False)
     if not isinstance(directed, bool):
         raise TopologyError(f"its 'directed' is {directed!r:.60}, but it is true or false.")
@@ -342,7 +342,7 @@ def are_worker_numbers(names: Sequence[Hashable]) -> bool:
     ) == set(range(len(names)))
 
 
-def _named(labels: Sequence[Hashable], number: Any) -> Hashable:
+def _label_at(labels: Sequence[Hashable], number: Any) -> Hashable:
     if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < len(labels):
         raise TopologyError(f"a link names worker {number!r}, but there are {len(labels)} labels.")
     return labels[number]

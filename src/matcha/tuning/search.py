@@ -11,7 +11,7 @@ from matcha.errors import InputError
 from matcha.plans import OuterStep, Plan
 from matcha.strategies import Strategy, is_control
 from matcha.strategies import plan as make_plan
-from matcha.sweeps import combinations, several
+from matcha.sweeps import as_sequence, combinations
 from matcha.theory import admissible_learning_rate, consensus_error, drift_error
 from matcha.timing import default_timing
 from matcha.topology import Topology
@@ -84,7 +84,11 @@ def tune(
     topology, problem = as_topology(topology), problem or Problem()
     network, unit_seconds = _network(topology, compute_time, link_time, latency)
     wanted = combinations(
-        network, default_timing(network), several(strategies), several(budgets), several(wires)
+        network,
+        default_timing(network),
+        as_sequence(strategies),
+        as_sequence(budgets),
+        as_sequence(wires),
     )
     if not wanted or max_trials < 1:
         raise InputError("tuning needs a strategy, a budget, a wire and at least one trial.")

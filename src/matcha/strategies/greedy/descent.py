@@ -84,15 +84,7 @@ def _sweep(candidate: Candidate) -> Candidate:
     V = cycles.steady_adjoint(turns, m, w)
     if state is None or V is None:
         return candidate
-    # prices[n]: what a covariance costs right after matching n.
-    prices: list[Array] = []
-    for iterations, steps in reversed(turns):
-        V = V + noise
-        for ends in reversed(steps):
-            prices.append(V.copy())
-            cycles.conjugate_back(V, ends, w)
-        V += (iterations - 1) * noise
-    prices.reverse()
+    prices = cycles.price_after_each(turns, V, w)
     X = state.covariance.copy()
     matchings = list(candidate.matchings)
     for iterations, numbers in candidate.numbers():
@@ -263,24 +255,15 @@ def _error_and_gradient(candidate: Candidate) -> tuple[float, Array]:
     total = sum(len(chosen) for chosen in candidate.matchings)
     if state is None or V is None:
         return 1e6, np.zeros(total)
-    before: list[Array] = []
-    X = state.covariance.copy()
+    prices = iter(cycles.price_after_each(turns, V, w))
+    X, slopes = state.covariance.copy(), []
     for iterations, steps in turns:
         X += iterations * noise
         for ends in steps:
-            before.append(X.copy())
-            cycles.conjugate(X, ends, w)
-    slopes: list[Array] = []
-    for iterations, steps in reversed(turns):
-        V = V + noise
-        for ends in reversed(steps):
-            X = before.pop()
             # A X (e_i − e_j) in the columns of the links, then against what V makes of a link.
-            D = X[:, ends.i] - X[:, ends.j]
+            V, D = next(prices), X[:, ends.i] - X[:, ends.j]
             cycles.mix(D, ends, w)
             side = V[:, ends.i] if network.directed else V[:, ends.i] - V[:, ends.j]
             slopes.append(-2 * np.einsum("ke,ke->e", D, side))
-            cycles.conjugate_back(V, ends, w)
-        V += (iterations - 1) * noise
-    slopes.reverse()
+            cycles.conjugate(X, ends, w)
     return state.error, np.concatenate(slopes) / (cycles.length(turns) * m)

@@ -9,10 +9,8 @@ from __future__ import annotations
 from functools import cache
 
 import numpy as np
-import numpy.typing as npt
 
-Indices = npt.NDArray[np.int64]
-Array = npt.NDArray[np.float64]
+from matcha._numerics.spectra import Array, Indices
 
 # Weights become integers of this many bits, so that the search has no rounding of its own, …
 _BITS = 40
@@ -28,15 +26,8 @@ def max_weight_matching(
 ) -> Indices:
     """The matching of greatest total weight (Edmonds' blossoms, O(m³)).
 
-    Args:
-        links: The links as an array of shape (number of links, 2).
-        weights: One per link; links without positive weight are never used.
-        num_workers: m.
-        bits: How finely weights are told apart; fewer is quicker.
-        seed: Decides between matchings of equal weight.
-
-    Returns:
-        The positions of its links, in order.
+    Links without positive weight are never used; `bits` say how finely weights are told apart
+    (fewer is quicker), and the seed decides between equal matchings. Returns positions of links.
 
     >>> path = np.array([(0, 1), (1, 2), (2, 3)])
     >>> max_weight_matching(path, np.array([2.0, 3.0, 2.0]), 4).tolist()

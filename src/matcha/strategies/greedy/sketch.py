@@ -241,7 +241,7 @@ class _Graph:
     def settle(self, candidate: Candidate, probes: int, seed: int) -> Array:
         """Copies that start near the steady state of a cycle: right in the slow directions."""
         turns, U = candidate.turns(), self.vectors
-        F = U.T @ cycles.through(turns, U, candidate.weight)
+        F = U.T @ cycles.apply_cycle(turns, U, candidate.weight)
         # Noise enters at every iteration; half a cycle of decay is its average over a cycle.
         source = cycles.length(turns) * (np.eye(len(F)) + F @ F.T) / 2
         Y = cycles.lyapunov(F, source)

@@ -16,6 +16,7 @@ import numpy as np
 
 from matcha._io.tables import count_noun
 from matcha.plans import Plan
+from matcha.rounds import Mixing
 from matcha.schedules import Cycle
 from matcha.strategies.greedy import sketch
 from matcha.strategies.greedy.candidates import Candidate, Network
@@ -23,8 +24,10 @@ from matcha.strategies.greedy.descent import optimize_weights
 from matcha.strategies.greedy.initial_cycles import as_circles, initial_cycles
 from matcha.strategies.greedy.search import HORIZONS, WEIGHTS, Found, best_cycle
 from matcha.strategies.strategy import (
+    Alpha,
     Effort,
     Request,
+    Strategy,
     assemble_plan,
     check_storable,
     simple,
@@ -57,24 +60,42 @@ _EFFORTS: dict[Effort, _Effort] = {
 }
 
 
-def build(request: Request, effort: Effort = "default") -> Plan:
-    """Plan a cycle of greedily chosen matchings, exactly for small graphs, by sketch for large."""
-    colors, m = request.colors, request.topology.num_workers
-    network = network_of(request, colors)
-    check_storable(math.ceil(min(network.times) / network.rate))  # before a search for nothing
-    if m <= cycles.EXACT_UP_TO:
-        found, notes = _exact(request, network, effort)
-    elif request.topology.directed:
-        sketched = sketch.sketched_cycle(network, seed=request.seed, progress=request.progress)
-        found, notes = sketched.best, sketched.notes
-    else:
-        pairs = network_of(replace(request, mixing="pairwise"), colors)
-        sketched = sketch.sketched_cycle(pairs, seed=request.seed, progress=request.progress)
-        found, notes = sketched.best, sketched.notes
-        if network.directed:
-            error = found.error
-            found = replace(as_circles(found, network), error=error)
-    return _plan(request, colors, found, notes)
+@dataclass(frozen=True, kw_only=True)
+class Greedy(Strategy):
+    """The matchings that remove most disagreement, one after another, as a stored cycle.
+
+    Args:
+        mixing: `pairwise` (the default), or `push` for messages that go one way.
+        effort: How long to search for a good cycle: `none`, `default` or `high`.
+        alpha: Your own weight of every exchange; by default the best for the consensus error.
+    """
+
+    name = "greedy"
+    about = "the matchings that remove most disagreement, as a cycle"
+    mixings = ("pairwise", "push")
+    compared = True
+    mixing: Mixing | None = None
+    effort: Effort = "default"
+    alpha: Alpha | None = None
+
+    def build(self, request: Request) -> Plan:
+        """Search for a cycle: exactly on small graphs, by sketch on large ones."""
+        if request.alpha == "error":  # its search is for that alone
+            request = replace(request, alpha=None)
+        colors, m = request.colors, request.topology.num_workers
+        network = network_of(request, colors)
+        check_storable(math.ceil(min(network.times) / network.rate))  # before a search for nothing
+        if m <= cycles.EXACT_UP_TO:
+            found, notes = _exact(request, network, self.effort)
+        else:
+            pairs = network
+            if not request.topology.directed:
+                pairs = network_of(replace(request, mixing="pairwise"), colors)
+            sketched = sketch.sketched_cycle(pairs, seed=request.seed, progress=request.progress)
+            found, notes = sketched.best, sketched.notes
+            if network.directed and not pairs.directed:
+                found = replace(as_circles(found, network), error=found.error)
+        return _plan(request, colors, found, notes)
 
 
 def network_of(request: Request, colors: Sequence[Matching]) -> Network:
