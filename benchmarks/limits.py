@@ -6,7 +6,7 @@
 
 bound: units of communication an iteration with which greedy keeps vanilla's consensus error, over
 those below which no schedule can (the doubling bound, and the graph's own). directed: complete
-graphs at one unit an iteration, one-way rounds beside matchings. digits: the average model's test
+graphs at one unit per iteration, one-way rounds beside matchings. digits: the average model's test
 accuracy on scikit-learn's digits where three links in ten carry one way, beside the same graph with
 all links both ways, at equal time. Writes benchmarks/results/limits.*
 """
@@ -183,7 +183,7 @@ def directed_table(rows: list[dict[str, Any]]) -> str:
     )
     return "\n".join(
         [
-            "Complete graphs, one unit an iteration: consensus error.",
+            "Complete graphs, one unit per iteration: consensus error.",
             "ceca, 2 models: gradients between its hops, for which a worker keeps two models.",
             f"{'workers':>7s} {' '.join(f'{label:>14s}' for label in rows[0]['error'])} "
             f"{'no less':>9s} {'cpu s':>8s}",
@@ -230,7 +230,7 @@ def digits_line(row: dict[str, Any]) -> str:
 def digits_table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(
         [
-            "Digits, one unit of communication an iteration: test accuracy in %.",
+            "Digits, one unit of communication per iteration: test accuracy in %.",
             f"{'graph':18s} {'seeds':>5s} {'both ways':>16s} {'30 % one way':>16s} "
             f"{'difference':>10s} {'error':>9s} {'one way':>9s}",
             *map(digits_line, rows),

@@ -341,7 +341,7 @@ def printed(name: str) -> str:
 
 
 def one_way() -> str:
-    """Complete graphs at one unit an iteration: strategies of one-way messages side by side."""
+    """Complete graphs at one unit per iteration: strategies of one-way messages side by side."""
     rows = result("limits.json")["directed"]
     names = list(rows[0]["error"])
     body = [

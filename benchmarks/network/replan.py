@@ -8,7 +8,7 @@ link is shaped to a tenth. *follows* was told nothing and compares times every h
 (`Gossip(replan=100)`); the look that notices has the next stage made beside training, and all
 change to it some seconds later. Its pace is counted after that, and the longest iteration about the
 look, about the change and between them stands beside it. *knew* was planned from the start for
-links as they are then, with the same communication time an iteration; *stays* is the plan that was
+links as they are then, with the same communication time per iteration; *stays* is the plan that was
 made first. All three run on the slowed network, over links of our own. Writes
 benchmarks/results/replan.*
 """

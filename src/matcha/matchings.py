@@ -19,7 +19,7 @@ from matcha.topology import Link, Matching, Topology, check_matchings
 Groups = tuple[tuple[int, ...], ...]
 
 _GROUPING_WORK = 2_000_000
-"""Colour pairs times workers up to which slow links are regrouped: a second or two a sweep."""
+"""Colour pairs times workers up to which slow links are regrouped: a second or two per sweep."""
 _COMPLETE_UP_TO = 128
 """Workers up to which a complete graph is searched like any other, which every third time fails."""
 _NOBODY = -1

@@ -139,7 +139,7 @@ def load_object(name: str, kind: str) -> Any:
 
 @contextmanager
 def explain_malformed(kind: type[InputError]) -> Iterator[None]:
-    """Turn whatever goes wrong while a document becomes a value into one sentence."""
+    """Turn any error while a document becomes a value into one sentence."""
     try:
         yield
     except InputError as error:

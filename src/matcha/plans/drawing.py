@@ -26,7 +26,7 @@ def link_activity(process: RoundProcess) -> dict[Link, float]:
     topology = process.topology
     activity = dict.fromkeys(topology.links, 0.0)
     if process.mixing == "average":
-        return activity  # an exact average over all workers goes over no link of the plan's own
+        return activity  # an exact average uses no link of the plan's own
     # Where links carry both ways a message is half an exchange, whichever way it goes.
     part = 0.5 if process.is_one_way and not topology.directed else 1.0
     for matching, p in zip(process.matchings, process.schedule.probabilities, strict=True):

@@ -160,7 +160,7 @@ class Events:
         return frozenset(pair for i, j in links for pair in ((i, j), (j, i)))
 
     def changes(self, start: int, stop: int) -> list[list[int]]:
-        """Who went and came in some iterations: iteration, worker, and 1 for one that came.
+        """The workers that left or came in some iterations: iteration, worker, and 1 for coming.
 
         >>> Events(losses=(Loss(worker=1, at=2, back=5),)).changes(0, 9)
         [[2, 1, 0], [5, 1, 1]]

@@ -532,7 +532,7 @@ class Plan(AnyPlan):
 
 
 def error_in_words(error: float) -> str:
-    """A consensus error for people; where exact rounds leave a rounding error, none.
+    """A consensus error in words; what rounding leaves of an exact average counts as none.
 
     >>> error_in_words(0.46663), error_in_words(4e-32), error_in_words(math.inf)
     ('0.4666', '0', 'unbounded')

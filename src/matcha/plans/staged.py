@@ -254,7 +254,7 @@ class StagedPlan(AnyPlan):
             error = "" if level.consensus_error is None else f", error {level.consensus_error:.4g}"
             lines.append(
                 f"  from iteration {stage.start}: budget {level.budget:g}, "
-                f"{level.expected_comm_time:.4g} {level.timing.unit} an iteration, "
+                f"{level.expected_comm_time:.4g} {level.timing.unit} per iteration, "
                 f"rho {level.rho:.4f}{error}"
             )
         return "\n".join(lines)

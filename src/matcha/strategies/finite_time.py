@@ -347,7 +347,7 @@ def _factors(number: int, base: int, *, partial: bool = False) -> list[int]:
 
 
 def _cube(workers: Sequence[int], base: int) -> list[Exchanges]:
-    """One round a factor: those who differ in one digit alone average."""
+    """One round per factor: workers that differ in that digit alone average."""
     rounds, stride = [], 1
     for size in _factors(len(workers), base):
         firsts = [n for n in range(len(workers)) if n // stride % size == 0]

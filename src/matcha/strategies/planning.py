@@ -328,7 +328,7 @@ def with_workers(
         plan: In force so far; of a staged plan the last stage.
         joined: Each new worker's neighbors, with the seconds of an exchange where they are known.
             A number above all others may leave some out: those are workers that are not there.
-        left: Workers that are there no more; `Plan.without` is for those that may come back.
+        left: Workers that leave for good; `Plan.without` is for those that may come back.
 
     Raises:
         InputError: A worker that joins is there already, or its neighbor is not; a worker that

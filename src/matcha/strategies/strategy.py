@@ -402,5 +402,5 @@ def simple(share: Fraction, largest: int) -> Fraction:
 
 
 def _short(number: int) -> str:
-    """A whole number for people, however large: floats end at 1e308."""
+    """A whole number in words, however large: floats end at 1e308."""
     return f"{number:,}" if number < 10**9 else f"about 1e{len(str(number)) - 1}"

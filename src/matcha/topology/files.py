@@ -401,7 +401,7 @@ def _from_node_link(document: dict[str, Any], weight: Weight | None) -> Links:
 
     edges = "edges" if "edges" in document else "links"
     try:
-        # Who writes it by hand leaves these out and means neither; networkx would take both.
+        # Files written by hand leave these out and mean neither; networkx would assume both.
         simple = {"directed": False, "multigraph": False, **document}
         graph = nx.node_link_graph(simple, edges=edges)
         known = {_hashable(node["id"]) for node in document["nodes"]}

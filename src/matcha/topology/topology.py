@@ -25,7 +25,7 @@ MAX_SECONDS = 1e9
 Link = tuple[int, int]
 Matching = tuple[Link, ...]
 Seconds: TypeAlias = Mapping[tuple[Any, Any], float] | Sequence[float]
-"""Of each link: by pair, or in the order of the links."""
+"""Seconds of each link: by pair, or in the order of the links."""
 
 
 @dataclass(frozen=True, kw_only=True)
