@@ -365,6 +365,15 @@ class RoundProcess(_Mixed):
         return build
 
     @property
+    def link_uses(self) -> dict[Link, float]:
+        """How often each link carries an exchange, or a one-way message, per iteration."""
+        found = dict.fromkeys(self.topology.links, 0.0)
+        for matching, uses in zip(self.matchings, self.schedule.uses, strict=True):
+            for i, j in matching:
+                found[(i, j) if (i, j) in found else (j, i)] += uses
+        return found
+
+    @property
     def link_scale(self) -> float:
         """What a link's Laplacian is multiplied by: α, or 1 where links have their own weights."""
         return self.alpha if self.weights is None else 1.0

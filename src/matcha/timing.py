@@ -191,11 +191,9 @@ class LinkSeconds(Timing):
         """The time of each link."""
         assert self.topology.link_times is not None
         waits = self.topology.link_latencies or (0.0,) * len(self.topology.links)
-        each = zip(self.topology.links, self.topology.link_times, waits, strict=True)
-        times = {link: self.num_phases * w + self.size_ratio * (t - w) for link, t, w in each}
-        return (
-            times if self.topology.directed else times | {(j, i): t for (i, j), t in times.items()}
-        )
+        each = zip(self.topology.link_times, waits, strict=True)
+        times = [self.num_phases * w + self.size_ratio * (t - w) for t, w in each]
+        return {link: times[e] for link, e in self.topology.columns.items()}
 
     def matching_time(self, matching: Matching) -> float:
         return max((self.seconds[link] for link in matching), default=0.0)

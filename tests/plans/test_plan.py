@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -17,7 +18,7 @@ import matcha
 from matcha import Plan, families
 from matcha.errors import InputError, PlanError
 from matcha.rounds import ONE_WAY
-from matcha.strategies import STRATEGIES, Matcha, Single, strategy_with
+from matcha.strategies import STRATEGIES, Greedy, Matcha, Single, strategy_with
 from matcha.timing import LinkSeconds, Scaled
 
 ER8 = families.paper("er8")
@@ -157,6 +158,15 @@ def test_delay_models_survive_saving(plan, tmp_path):
         assert back.expected_comm_time == made.expected_comm_time
         assert back.round_time(back.round(3)) == made.round_time(made.round(3))
     assert isinstance(matcha.plan(timed, 0.5, Matcha(effort="none")).timing, LinkSeconds)
+
+
+def test_a_link_counts_as_often_as_a_round_uses_it():
+    plan = matcha.plan(families.complete(6), 0.5, Greedy(effort="none"))
+    rounds = list(plan.rounds(0, len(plan.schedule.period)))
+    assert any(len(round_.links) > len(set(round_.links)) for round_ in rounds)
+    used = Counter(link for round_ in rounds for link in round_.links)
+    shares = {link: used[link] / len(rounds) for link in plan.topology.links}
+    assert plan.link_activity == pytest.approx(shares)
 
 
 @pytest.mark.parametrize("strategy", ["matcha", "periodic", "greedy"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import lru_cache, wraps
 from itertools import count
@@ -54,15 +53,10 @@ def on_one_thread(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
     @wraps(function)
     def wrapped(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        with _one_thread():
+        with _controller().limit(limits=1, user_api="blas"):
             return function(*args, **kwargs)
 
     return wrapped
-
-
-def _one_thread() -> AbstractContextManager[Any]:
-    limited: AbstractContextManager[Any] = _controller().limit(limits=1, user_api="blas")
-    return limited
 
 
 @lru_cache(maxsize=1)

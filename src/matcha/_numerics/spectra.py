@@ -76,7 +76,10 @@ def lowest_eigenpairs(
         _, vectors = _lanczos(
             lambda x: away * (x - x.mean()) - matrix @ x, m, count, start, tolerance
         )
-    return rayleigh_ritz(matrix, vectors)
+    # The best pairs within the subspace that was found.
+    Q = orthonormal(vectors)
+    values, mix = np.linalg.eigh(Q.T @ (matrix @ Q))
+    return values, Q @ mix
 
 
 def dense_eigenpairs(matrix: Any, count: int) -> tuple[Array, Array]:
@@ -108,13 +111,6 @@ def orthonormal(vectors: Array) -> Array:
     Q, scales, _ = np.linalg.svd(vectors, full_matrices=False)
     Q = Q[:, scales > 1e-7 * max(scales[0], 1e-300)]
     return np.asarray(Q - Q.mean(axis=0))
-
-
-def rayleigh_ritz(operator: Any, vectors: Array) -> tuple[Array, Array]:
-    """The best eigenpairs within a subspace perpendicular to ones, in ascending order."""
-    Q = orthonormal(vectors)
-    values, mix = np.linalg.eigh(Q.T @ (operator @ Q))
-    return values, Q @ mix
 
 
 def perpendicular_basis(num_workers: int) -> Array:

@@ -23,16 +23,11 @@ _LOW, _MIDDLE, _HIGH = (np.array(rgb) for rgb in ((0, 114, 178), (255, 255, 255)
 
 def link_activity(process: RoundProcess) -> dict[Link, float]:
     """How often each link is used, as `Plan.link_activity` says."""
-    topology = process.topology
-    activity = dict.fromkeys(topology.links, 0.0)
-    if process.mixing == "average":
-        return activity  # an exact average uses no link of the plan's own
-    # Where links carry both ways a message is half an exchange, whichever way it goes.
-    part = 0.5 if process.is_one_way and not topology.directed else 1.0
-    for matching, p in zip(process.matchings, process.schedule.probabilities, strict=True):
-        for i, j in matching:
-            activity[(i, j) if (i, j) in activity else (j, i)] += part * p
-    return activity
+    # An exact average uses no link of the plan's own. Where links carry both ways a message is half
+    # an exchange, whichever way it goes.
+    part = 0.5 if process.is_one_way and not process.topology.directed else 1.0
+    part = 0.0 if process.is_all_reduce else part
+    return {link: part * uses for link, uses in process.link_uses.items()}
 
 
 def plot(ax: Any, process: RoundProcess) -> None:

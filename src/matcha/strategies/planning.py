@@ -243,7 +243,7 @@ def is_off(plan: Plan, seconds: Mapping[Link, float], *, least: float = 0.0) -> 
         least: Seconds per iteration by which a link must be off, as often as it is used (or, where
             it is hardly used, as a typical one is), so that small differences do not count.
     """
-    planned, pace, uses = _planned_times(plan), _pace(plan, seconds), _uses(plan)
+    planned, pace, uses = _planned_times(plan), _pace(plan, seconds), plan.process.link_uses
     typical = statistics.fmean(uses.values())
     for link, now in seconds.items():
         then = pace * planned[link]
@@ -442,15 +442,6 @@ def answer() -> None:
 def _planned_times(plan: Plan) -> dict[Link, float]:
     """What the plan was made for: each link's time, in its own unit."""
     return {link: plan.timing.matching_time((link,)) for link in plan.topology.links}
-
-
-def _uses(plan: Plan) -> dict[Link, float]:
-    """How often each link is used per iteration."""
-    found = dict.fromkeys(plan.topology.links, 0.0)
-    for matching, uses in zip(plan.matchings, plan.schedule.uses, strict=True):
-        for link in matching:
-            found[link] += uses
-    return found
 
 
 def _pace(plan: Plan, seconds: Mapping[Link, float]) -> float:

@@ -64,16 +64,13 @@ def make_strategy(name: str, **options: Any) -> Strategy:
     >>> make_strategy("greedy", effort="none")
     Greedy(mixing=None, effort='none', alpha=None)
     """
-    if _is_own(name):
-        return _load(name, options)
-    chosen = strategy_named(name)
+    chosen = _find(name)
     for option in options:
         if option not in chosen.options():
-            able = [some.name for some in _ALL if option in some.options()]
-            raise InputError(
-                f"the {name} strategy takes no {option}: leave it out, or use {', '.join(able)}."
-            )
-    return chosen(**options)
+            able = ", ".join(some.name for some in _ALL if option in some.options())
+            instead = f", or use {able}" if able else ""
+            raise InputError(f"the {name} strategy takes no {option}: leave it out{instead}.")
+    return replace(chosen, **options) if isinstance(chosen, Strategy) else chosen(**options)
 
 
 def as_strategy(given: str | Strategy | Builder) -> Strategy:
@@ -85,20 +82,14 @@ def as_strategy(given: str | Strategy | Builder) -> Strategy:
     return OwnStrategy(function=given) if callable(given) else make_strategy(given)
 
 
-def _is_own(name: object) -> bool:
-    return isinstance(name, str) and ":" in name
-
-
-def _load(name: str, options: Mapping[str, Any]) -> Strategy:
-    """A user's strategy by `module:object`: a class, an object, or a function."""
+def _find(name: str) -> Strategy | type[Strategy]:
+    """The strategy of a name, or a user's own by `module:object`: a class, object or function."""
+    if not isinstance(name, str) or ":" not in name:
+        return strategy_named(name)
     found = load_object(name, "strategy")
-    if isinstance(found, type) and issubclass(found, Strategy):
-        found = found()
-    chosen = as_strategy(found)
-    for option in options:
-        if option not in chosen.options():
-            raise InputError(f"the strategy {name} takes no {option}: leave it out.")
-    return replace(chosen, **options)
+    return as_strategy(
+        found() if isinstance(found, type) and issubclass(found, Strategy) else found
+    )
 
 
 def comparable(given: str | Strategy | Builder, alpha: Alpha = "error") -> Strategy:
@@ -120,8 +111,7 @@ def strategy_with(name: str, **options: Any) -> Strategy:
     >>> strategy_with("vanilla", effort="none")
     Vanilla(alpha=None, weights=None)
     """
-    chosen: Any = load_object(name, "strategy") if _is_own(name) else strategy_named(name)
-    able = chosen.options() if hasattr(chosen, "options") else ()
+    able = _find(name).options()
     return make_strategy(name, **{key: value for key, value in options.items() if key in able})
 
 

@@ -156,28 +156,26 @@ def advance(covariance: Array, turns: Turns, weight: float, noise: Array) -> flo
     return total
 
 
-def retreat(adjoint: Array, turns: Turns, weight: float, noise: Array) -> None:
+def retreat(adjoint: Array, turns: Turns, weight: float, prices: list[Array] | None = None) -> None:
     """Run the adjoint V backwards through one cycle in place.
 
-    ⟨V, X⟩ is what a covariance X costs from here on: the sum of the traces it leaves behind.
+    ⟨V, X⟩ is what a covariance X costs from here on: the sum of the traces it leaves behind. What
+    it costs right after each step is put into `prices`, last step first.
     """
+    noise = centering(len(adjoint))
     for iterations, steps in reversed(turns):
         adjoint += noise
         for ends in reversed(steps):
+            if prices is not None:
+                prices.append(adjoint.copy())
             conjugate_back(adjoint, ends, weight)
         adjoint += (iterations - 1) * noise
 
 
 def price_after_each(turns: Turns, adjoint: Array, weight: float) -> list[Array]:
     """What a covariance costs right after each step of a cycle, from its price V at the end."""
-    V, noise = adjoint, centering(len(adjoint))
     prices: list[Array] = []
-    for iterations, steps in reversed(turns):
-        V = V + noise
-        for ends in reversed(steps):
-            prices.append(V.copy())
-            conjugate_back(V, ends, weight)
-        V += (iterations - 1) * noise
+    retreat(adjoint.copy(), turns, weight, prices)
     return prices[::-1]
 
 
@@ -221,9 +219,8 @@ def steady_state(turns: Turns, num_workers: int, weight: float) -> SteadyState |
 
 def steady_adjoint(turns: Turns, num_workers: int, weight: float) -> Array | None:
     """V at the start of a repeated cycle; None where the cycle never reaches consensus."""
-    noise = centering(num_workers)
-    V = np.zeros_like(noise)
-    retreat(V, turns, weight, noise)
+    V = np.zeros((num_workers, num_workers))
+    retreat(V, turns, weight)
     return lyapunov(transition(turns, num_workers, weight).T, V)
 
 

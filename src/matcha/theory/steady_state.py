@@ -21,7 +21,6 @@ from matcha.rounds import RoundProcess
 from matcha.schedules import Active
 from matcha.theory import cycles
 from matcha.theory.cycles import Array, Turn
-from matcha.topology import Link
 
 Operator: TypeAlias = Callable[[Array], Array]
 _TOLERANCE = 1e-10
@@ -146,18 +145,13 @@ def connectivity(process: RoundProcess) -> float:
 
 
 def _connectivity(process: RoundProcess) -> float:
-    topology = process.topology
-    expected: dict[Link, float] = dict.fromkeys(topology.links, 0.0)
     # A message is half an exchange; where links go both ways it counts for the link either way.
     part = 0.5 if process.is_one_way else 1.0
-    for matching, often in zip(process.matchings, process.schedule.uses, strict=True):
-        for i, j in matching:
-            expected[(i, j) if (i, j) in expected else (j, i)] += part * often
-    weights = np.array(list(expected.values()))
+    weights = part * np.array(list(process.link_uses.values()))
     if not weights.any():
         return 0.0
-    mean = laplacian(topology.link_array, process.num_workers, weights)
-    return laplacian_extremes(mean, topology)[0]
+    mean = laplacian(process.topology.link_array, process.num_workers, weights)
+    return laplacian_extremes(mean, process.topology)[0]
 
 
 # -- rounds that repeat: disagreement averaged over a period, and its decay ------------------------
