@@ -312,11 +312,12 @@ def _every(period: int) -> str:
 def _averages(request: Request, period: int, full_time: float) -> Plan:
     """The plan that averages exactly every so many iterations."""
     m = request.topology.num_workers
+    schedule = repeat_every(period, len(request.colors), request.seed)  # refuses endless periods
     spent = all_reduce_time(request.timing, request.topology) / (period * full_time)
     return assemble_plan(
         request,
         budget=min(1.0, spent) if request.strategy == "allreduce" else request.budget,
-        schedule=repeat_every(period, len(request.colors), request.seed),
+        schedule=schedule,
         alpha=1 / m,
         figures={
             "rho": 1 - 1 / period,
