@@ -56,7 +56,6 @@ Exchanges: TypeAlias = list[dict[Link, float]]
 
 LARGEST_BASE = 6
 _MOST_TURNS = 64
-_BY_BITS = "number the workers so that neighbours differ in one bit, "
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +71,8 @@ class Hypercube(Strategy):
         groups = tuple((matching,) for matching in hypercube_matchings(m))
         if not groups:
             raise InputError(f"a hypercube needs a power of 2 workers, not {m}.")
-        check_has_links(request.topology, groups, "hypercube", _BY_BITS)
+        advice = "number the workers so that neighbours differ in one bit, "
+        check_has_links(request.topology, groups, "hypercube", advice)
         note = f"exact consensus after {count_noun(len(groups), 'round')} of base 2."
         return repeat_rounds(request, groups, alpha=0.5, note=note)
 
@@ -164,27 +164,14 @@ def hypercube_matchings(num_workers: int) -> tuple[Matching, ...]:
     )
 
 
-def pairwise_average(topology: Topology) -> tuple[tuple[Matching, ...], Shares | None]:
+def pairwise_average(num_workers: int) -> tuple[tuple[Matching, ...], Shares | None]:
     """Matchings which, one after another, leave all workers with the mean; and their weights.
 
     Those of a hypercube, or of base 2 for any other number of workers.
 
-    >>> from matcha.topology import families
-    >>> [len(pairwise_average(families.complete(m))[0]) for m in (6, 8)]
+    >>> [len(pairwise_average(m)[0]) for m in (6, 8)]
     [4, 3]
     """
-    chosen, shares = _pairwise_average(topology.num_workers)
-    what = "an exact average by meetings of two"
-    check_has_links(topology, (chosen,), what, f"{_BY_BITS}leave the wire out, ")
-    return chosen, shares
-
-
-def has_pairwise_average(topology: Topology) -> bool:
-    """Whether `pairwise_average` finds the links that it needs."""
-    return missing_link(topology, (_pairwise_average(topology.num_workers)[0],)) is None
-
-
-def _pairwise_average(num_workers: int) -> tuple[tuple[Matching, ...], Shares | None]:
     cube = hypercube_matchings(num_workers)
     if cube:
         return cube, None

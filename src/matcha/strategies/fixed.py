@@ -25,7 +25,7 @@ from matcha.plans import Plan
 from matcha.rounds import Mixing
 from matcha.schedules import Cycle
 from matcha.schedules import Periodic as PeriodicSchedule
-from matcha.strategies.finite_time import has_pairwise_average, pairwise_average
+from matcha.strategies.finite_time import check_has_links, missing_link, pairwise_average
 from matcha.strategies.strategy import (
     Alpha,
     Request,
@@ -132,14 +132,17 @@ class Local(Strategy):
     def wires(self, wanted: Iterable[str], topology: Topology) -> list[str]:
         """Fewer bits only where the links for a sequence of matchings are there."""
         known = list(dict.fromkeys(wanted))
-        if not self.switch and not has_pairwise_average(topology):
+        rounds, _ = pairwise_average(topology.num_workers)
+        if not self.switch and missing_link(topology, (rounds,)) is not None:
             known = [wire for wire in known if not needs_meetings(parse_wire(wire))]
         return known or ["float32"]
 
     def build(self, request: Request) -> Plan:
         behind = _network(request, switch=self.switch)
         if request.mixing == "pairwise":
-            rounds, weights = pairwise_average(behind.topology)
+            rounds, weights = pairwise_average(behind.topology.num_workers)
+            what = "an exact average by meetings of two"
+            check_has_links(behind.topology, (rounds,), what, "leave the wire out, ")
             once = behind.timing.round_time(rounds)
             period = period_of(self.period, request, once)
             return assemble_plan(
