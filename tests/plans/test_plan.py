@@ -106,7 +106,8 @@ def test_activation_frequencies_match_probabilities(topology, budget):
     for round_ in plan.rounds(0, n):
         counts[list(round_.indices)] += 1
     p = np.array(plan.probabilities)
-    assert (abs(counts / n - p) <= 4 * np.sqrt(p * (1 - p) / n) + 1e-9).all()
+    # Of a coin that nearly always falls alike a few exceptions are many standard deviations.
+    assert (abs(counts - n * p) <= 4 * np.sqrt(n * p * (1 - p)) + 5).all()
 
 
 def test_sampled_second_moment_matches_the_formula(plan):
