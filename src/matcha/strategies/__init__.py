@@ -2,6 +2,7 @@
 
 from matcha.strategies.finite_time import Base, Ceca, Hypercube, OnePeer
 from matcha.strategies.fixed import AllReduce, Local, Periodic, RelaySum, Rounds, Silent, Vanilla
+from matcha.strategies.greedy import Greedy
 from matcha.strategies.matcha import Matcha, Single
 from matcha.strategies.outer import DiLoCo, GASLoC, NoLoCo, SparseLoCo
 from matcha.strategies.planning import next_stage, plan, staged_plan, with_events, with_workers
@@ -9,7 +10,6 @@ from matcha.strategies.registry import (
     COMPARED,
     OFFERED,
     STRATEGIES,
-    Greedy,
     as_strategy,
     comparable,
     has_budget,

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from matcha._numerics.spectra import laplacian
+from matcha._numerics.spectra import Array, laplacian
 from matcha.activation import Activation, optimal_probabilities
 from matcha.errors import InputError
 from matcha.matchings import Groups, cliques, single_links
@@ -36,7 +36,7 @@ from matcha.strategies.strategy import (
     check_probabilities,
 )
 from matcha.theory import cycles
-from matcha.theory.cycles import Array, Step
+from matcha.theory.cycles import Step
 from matcha.topology import Matching
 
 _OWN = ("the probabilities are yours.",)

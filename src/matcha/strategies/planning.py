@@ -17,8 +17,9 @@ from matcha.mixing import link_weights
 from matcha.plans import Events, Plan, PlanLike, Stage, StagedPlan, check_budget
 from matcha.rounds import ONE_WAY, Mixing, check_separable
 from matcha.schedules import check_seed
+from matcha.strategies.greedy import Greedy
 from matcha.strategies.matcha import Matcha
-from matcha.strategies.registry import STRATEGIES, Greedy, as_strategy, strategy_with
+from matcha.strategies.registry import STRATEGIES, as_strategy, strategy_with
 from matcha.strategies.strategy import Builder, Request, Strategy, sort_pairs
 from matcha.timing import Timing, default_timing
 from matcha.topology import Link, Topology

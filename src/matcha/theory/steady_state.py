@@ -14,13 +14,13 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from matcha._numerics.spectra import laplacian
+from matcha._numerics.spectra import Array, laplacian
 from matcha.errors import InputError
 from matcha.mixing import contraction_factor, laplacian_extremes, moments
 from matcha.rounds import RoundProcess
 from matcha.schedules import Active
 from matcha.theory import cycles
-from matcha.theory.cycles import Array, Turn
+from matcha.theory.cycles import Turn
 
 Operator: TypeAlias = Callable[[Array], Array]
 _TOLERANCE = 1e-10

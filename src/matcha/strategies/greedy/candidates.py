@@ -9,14 +9,11 @@ from fractions import Fraction
 
 import numpy as np
 
-from matcha.strategies.greedy.max_weight import (
-    Indices,
-    max_weight_matching,
-    max_weight_permutation,
-)
+from matcha._numerics.spectra import Array, Indices
+from matcha.strategies.greedy.max_weight import max_weight_matching, max_weight_permutation
 from matcha.strategies.strategy import timeline
 from matcha.theory import cycles
-from matcha.theory.cycles import Array, Step, Turn
+from matcha.theory.cycles import Step, Turn
 
 _MAX_CLASSES = 12
 

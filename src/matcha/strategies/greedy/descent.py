@@ -18,10 +18,9 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from matcha._numerics.spectra import Array, Indices
 from matcha.strategies.greedy.candidates import Candidate, Network
-from matcha.strategies.greedy.max_weight import Indices
 from matcha.theory import cycles
-from matcha.theory.cycles import Array
 
 SWEEPS = 12
 """At most how many passes over a cycle."""

@@ -8,9 +8,9 @@ from fractions import Fraction
 
 import numpy as np
 
+from matcha._numerics.spectra import Array, Indices
 from matcha.strategies.finite_time import exponential_hops, hypercube_matchings, messages
 from matcha.strategies.greedy.candidates import Candidate, Network
-from matcha.strategies.greedy.max_weight import Array, Indices
 from matcha.strategies.strategy import timeline
 from matcha.topology import Matching, Topology
 

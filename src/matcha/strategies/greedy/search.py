@@ -17,12 +17,10 @@ from itertools import accumulate
 import numpy as np
 
 from matcha._numerics import ProgressCallback, stepper
-from matcha._numerics.spectra import laplacian
+from matcha._numerics.spectra import Array, Indices, laplacian
 from matcha.strategies.greedy.candidates import Candidate, Network
 from matcha.strategies.greedy.descent import SWEEPS, descend, kick
-from matcha.strategies.greedy.max_weight import Indices
 from matcha.theory import cycles
-from matcha.theory.cycles import Array
 
 WEIGHTS = (0.5, 0.55, 0.6, 0.65)
 """Weights that greedy runs are tried with; one half is the mean, more is over-relaxation."""

@@ -20,17 +20,22 @@ import numpy as np
 import numpy.typing as npt
 
 from matcha._numerics import ProgressCallback, stepper
-from matcha._numerics.spectra import is_narrow, laplacian, lowest_eigenpairs, start_vector
+from matcha._numerics.spectra import (
+    Array,
+    Indices,
+    is_narrow,
+    laplacian,
+    lowest_eigenpairs,
+    start_vector,
+)
 from matcha.strategies.greedy.candidates import Candidate, Network
 from matcha.strategies.greedy.max_weight import (
-    Indices,
     approximate_max_weight_matching,
     max_weight_matching,
     max_weight_permutation,
 )
 from matcha.strategies.greedy.search import window_sizes
 from matcha.theory import cycles
-from matcha.theory.cycles import Array
 
 SCOUTS = 48
 """s while the weight is chosen."""
