@@ -184,7 +184,7 @@ def meet(
     rows = base, out, sent, seen, finest
     for lower in (worker for worker, weight in enumerate(weights) if weight > 0):
         link = lower, partners[lower]
-        ends = (_End * 2)(*((*(x[e].data_ptr() for x in rows), weights[e]) for e in link))
+        ends = (_End * 2)(*(_End(*(x[e].data_ptr() for x in rows), weights[e]) for e in link))
         places = _signs().data_ptr(), _weights().data_ptr(), sent.shape[1], filled.data_ptr()
         compiled.matcha_meet(ctypes.byref(constants), *places, ctypes.byref(ends))
         met[list(link)] = True
