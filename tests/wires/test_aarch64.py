@@ -21,6 +21,8 @@ void *memcpy(void *a, const void *b, size_t n) { BYTES(((const char *)b)[i]) ret
 void *memset(void *a, int c, size_t n) { BYTES(c) return a; }
 float sqrtf(float x) { float r; __asm__("fsqrt %s0, %s1" : "=w"(r) : "w"(x)); return r; }
 float rintf(float x) { float r; __asm__("frintx %s0, %s1" : "=w"(r) : "w"(x)); return r; }
+float fmaxf(float a, float b) { return a > b ? a : b; }
+float fminf(float a, float b) { return a < b ? a : b; }
 void matcha_encode(), matcha_compare(), matcha_move();
 __attribute__((used)) void *used[] = {matcha_encode, matcha_compare, matcha_move};
 void _start(void) {}
@@ -102,7 +104,8 @@ def machines(tmp_path_factory):
     here: ctypes.CDLL | None = library.load(library.path(folder))
     (folder / "libc.c").write_text(LIBC)
     (folder / "math.h").write_text(
-        "float sqrtf(float); float rintf(float);\n#define fabsf __builtin_fabsf"
+        "float sqrtf(float), rintf(float), fmaxf(float, float), fminf(float, float);\n"
+        "#define fabsf __builtin_fabsf\n#define isfinite __builtin_isfinite"
     )
     (folder / "string.h").write_text(
         "#include <stddef.h>\nvoid *memcpy(void *, const void *, size_t);"
