@@ -86,10 +86,11 @@ def mix(values: npt.NDArray[np.floating[Any]], ends: Step, weight: float) -> Non
         values[j] -= move
         values[i] += move
         return
-    a, b = values[i], values[j]
+    a, b = values.take(i, axis=0), values.take(j, axis=0)
     move = ends.shares(weight) * (b - a)
-    values[i] = a + move
-    values[j] = b - move
+    a += move
+    b -= move
+    values[i], values[j] = a, b
 
 
 def mix_back(values: Array, ends: Step, weight: float) -> None:

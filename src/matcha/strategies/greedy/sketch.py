@@ -225,20 +225,27 @@ class _Graph:
         twice = (2 / half * (self.laplacian - middle * eye)).astype(np.float32)
         c = [np.float32(value) for value in series]
 
+        # Few columns at a time: what is worked on is memory that the processor has at hand.
+        width = max(16, _NUMBERS // len(U))
+
         def apply(x: Singles) -> Singles:
             x = x - x.mean(axis=0)
-            # Clenshaw's recurrence.
-            now, before = c[-1] * x, np.zeros_like(x)
-            for value in c[-2:0:-1]:
-                before *= -1
-                before += twice @ now
-                before += value * x
-                now, before = before, now
-            result: Singles = twice @ now
-            result *= np.float32(0.5)
-            result -= before
-            result += c[0] * x
-            result += U @ (fix @ x)
+            result: Singles = U @ (fix @ x)
+            for start in range(0, x.shape[1], width):
+                columns = slice(start, start + width)
+                part = np.ascontiguousarray(x[:, columns])
+                # Clenshaw's recurrence.
+                now, before, scaled = c[-1] * part, np.zeros_like(part), np.empty_like(part)
+                for value in c[-2:0:-1]:
+                    new = twice @ now
+                    new -= before
+                    new += np.multiply(value, part, out=scaled)
+                    now, before = new, now
+                new = twice @ now
+                new *= np.float32(0.5)
+                new -= before
+                new += np.multiply(c[0], part, out=scaled)
+                result[:, columns] += new
             return result
 
         return apply
@@ -346,7 +353,9 @@ def _add_noise(Z: Singles, iterations: int, rng: np.random.Generator) -> None:
     bits = np.frombuffer(rng.bytes(-(-Z.size // 8)), dtype=np.uint8)
     coins = np.unpackbits(bits, count=Z.size).reshape(Z.shape)
     parts = _parts(len(Z), Z.shape[1])
-    mean = np.sum([coins[part].sum(axis=0) for part in parts], axis=0) / len(Z)
+    ones = np.ones(min(len(Z), parts[0].stop), dtype=np.float32)
+    sums = [ones[: len(coins[part])] @ coins[part].astype(np.float32) for part in parts]
+    mean = np.sum(sums, axis=0, dtype=np.float64) / len(Z)
     mean, size = mean.astype(np.float32), np.float32(2 * math.sqrt(iterations))
     for part in parts:
         noise = coins[part] - mean
