@@ -8,8 +8,9 @@ each, as heterogeneous data make them.
     python benchmarks/wires.py --device cuda
 
 In the first table two workers drift apart by random steps and meet, 40 times. Speeds count
-gigabytes of float32 and, on a CPU, the seconds of this thread alone, so that a busy machine does
-not count. Compiled kernels are measured, on a GPU Triton's, and torch's version in the same run.
+gigabytes of float32 (simulated: of all workers that meet at once) and, on a CPU, the seconds of
+this thread alone, so that a busy machine does not count. Compiled kernels are measured, on a GPU
+Triton's, and torch's version in the same run.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from matcha.plans import Plan
 from matcha.simulation.execution import Graphs
 from matcha.simulation.mixing import WireMixing
 from matcha.wires import Modulo, library, parse_wire
+from matcha.wires.batched import ModuloMeetings
 from matcha.wires.coding import Coder
 from matcha.wires.wire import BLOCK, Segment
 
@@ -45,7 +47,29 @@ def measure(bits: int, blocks: int, device: str) -> dict[str, float]:
     """One wire between two workers, by kernels, and torch's speed beside it."""
     found = meetings(bits, blocks, device, compiled=True)
     torchs = meetings(bits, blocks, device, compiled=False)
-    return found | {f"torch_{key}": torchs[key] for key in ("encode_gb_s", "decode_gb_s")}
+    for entry, compiled in ((found, True), (torchs, False)):
+        entry["simulated_gb_s"] = simulated(bits, blocks, device, compiled=compiled)
+    return found | {f"torch_{key}": torchs[key] for key in torchs if key.endswith("_gb_s")}
+
+
+def simulated(bits: int, blocks: int, device: str, *, compiled: bool) -> float:
+    """GB/s of eight workers' values in a simulator's matching, in which all of them meet."""
+    random = torch.Generator(device).manual_seed(0)
+    x = torch.randn(1, blocks * BLOCK, generator=random, device=device).repeat(8, 1)
+    meetings = ModuloMeetings(Modulo(bits=bits), [Segment(offset=0, shape=(x.shape[1],))], x)
+    if not compiled:
+        meetings._fused = None
+    partner = torch.arange(8, device=device) ^ 1
+    move = torch.tensor([0.3, -0.3] * 4, device=device)
+    seconds = []
+    for _ in range(12):
+        x += 1e-3 * torch.randn(x.shape, generator=random, device=device)
+        meetings.begin()
+        began = clock(device)
+        meetings.meet(x, x, partner, move)
+        seconds.append(clock(device) - began)
+        meetings.end()
+    return x.numel() * 4 / 1e9 / sorted(seconds)[len(seconds) // 4]
 
 
 def meetings(bits: int, blocks: int, device: str, *, compiled: bool) -> dict[str, float]:
