@@ -355,8 +355,8 @@ def _add_noise(Z: Singles, iterations: int, rng: np.random.Generator) -> None:
     parts = _parts(len(Z), Z.shape[1])
     ones = np.ones(min(len(Z), parts[0].stop), dtype=np.float32)
     sums = [ones[: len(coins[part])] @ coins[part].astype(np.float32) for part in parts]
-    mean = np.sum(sums, axis=0, dtype=np.float64) / len(Z)
-    mean, size = mean.astype(np.float32), np.float32(2 * math.sqrt(iterations))
+    mean = (np.sum(sums, axis=0, dtype=np.float64) / len(Z)).astype(np.float32)
+    size = np.float32(2 * math.sqrt(iterations))
     for part in parts:
         noise = coins[part] - mean
         noise *= size
