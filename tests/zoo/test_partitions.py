@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from matcha.errors import InputError
@@ -16,6 +16,8 @@ from matcha.zoo.data import partition
     seed=st.integers(0, 100),
     concentration=st.sampled_from([0.05, 0.5, 100.0]),
 )
+# Some worker draws nothing here, and is given an example of another.
+@example(labels=[0, 1, 2, 3, 4] * 6, num_workers=6, kind="dirichlet", seed=0, concentration=0.05)
 def test_every_example_has_one_owner(labels, num_workers, kind, seed, concentration):
     labels = np.array(labels)
     parts = partition(labels, num_workers, kind, seed=seed, concentration=concentration)
