@@ -392,7 +392,7 @@ def _language_models(model: str) -> list[dict[str, Any]]:
         said = {
             "name": f"`{method}`",
             "is_ours": method.startswith(("g3-", "three-")),
-            "bytes": f"1/{1 / best['share']:.3g}" if best["share"] else "none",
+            "bytes": _share(best["share"]),
             "mean": fmean(losses),
             "loss": f"{_loss(fmean(losses))}{spread}",
             "rates": ", ".join(f"{r:g}" for r in sorted({run["rate"] for run in own})),
@@ -451,8 +451,7 @@ def moments() -> str:
     """What sharing first moments is worth on a tiny language model, by learning rate."""
     found = json.loads((RESULTS / "moments.json").read_text(encoding="utf-8"))
     rows = [
-        [row["method"], f"1/{1 / row['share']:.3g}", *(map(_loss, row["losses"]))]
-        for row in found["rows"]
+        [row["method"], _share(row["share"]), *(map(_loss, row["losses"]))] for row in found["rows"]
     ]
     rates = [f"rate {rate:g}" for rate in found["rates"]]
     return table(["exchange", "bytes", *rates], rows, "lr" + "r" * len(rates))
@@ -487,6 +486,13 @@ def relaysgd(*, long: bool = False, small: bool = False) -> str:
         rows.append([key[0], part, *key[1:], said, f"{len(runs)}"])
     head = ["Dirichlet", "bytes", "plan", "wire", "momentum", "rate", "epochs", "test accuracy"]
     return table([*head, "seeds"], rows, "rrlllrrrr")
+
+
+def _share(share: float) -> str:
+    """Bytes as a fraction; small denominators with a digit more, large ones grouped."""
+    if not share:
+        return "none"
+    return f"1/{1 / share:,.0f}" if share < 0.01 else f"1/{1 / share:.3g}"
 
 
 def _loss(value: float | None) -> str:
