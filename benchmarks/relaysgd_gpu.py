@@ -40,7 +40,7 @@ from matcha.records import Record
 from matcha.simulation import Delays, Engine, Execution, Settings, Simulation
 from matcha.training.momentum import parse_momentum
 from matcha.training.optimizers import SGD
-from matcha.wires import TopK, Wire, parse_wire
+from matcha.wires import parse_wire
 from matcha.zoo.data import Images, cifar10, partition
 from matcha.zoo.images import ImageTask
 from matcha.zoo.models import build
@@ -81,7 +81,7 @@ class Run:
     def meetings(self) -> float:
         """Meetings of a worker per iteration that the bytes buy."""
         named = "local" if self.momentum == SCREENED else self.momentum
-        wire, momentum = wire_of(self.wire), parse_momentum(named)
+        wire, momentum = parse_wire(self.wire), parse_momentum(named)
         shapes = [tuple(p.shape) for p in build("vgg11", 10).parameters()]
         messages = momentum.messages if momentum else 1
         return THEIRS * self.bytes / (wire.size_ratio(shapes) * messages)
@@ -101,13 +101,6 @@ class Run:
     def key(self) -> str:
         """All that says what is run."""
         return ",".join(f"{k}={v}" for k, v in asdict(self).items())
-
-
-def wire_of(name: str) -> Wire:
-    """A wire by name; `topk:16@1` forgets nothing of what it has not sent."""
-    plain, _, memory = name.partition("@")
-    wire = parse_wire(plain)
-    return replace(wire, memory=float(memory)) if isinstance(wire, TopK) and memory else wire
 
 
 def _both(**values: Any) -> list[Run]:
@@ -248,8 +241,8 @@ def make_plans(runs: Sequence[Run], folder: Path) -> None:
             kinds = {"local": Local, "sparseloco": SparseLoCo}
             kind = kinds[run.strategy.rpartition("-")[0]](period=run.period)
             if isinstance(kind, SparseLoCo):
-                kind = replace(kind, wire=wire_of(run.wire).name)
-            plan = matcha.plan(topology, 1.0, kind, wire=wire_of(run.wire).name)
+                kind = replace(kind, wire=parse_wire(run.wire).name)
+            plan = matcha.plan(topology, 1.0, kind, wire=parse_wire(run.wire).name)
         elif run.strategy == "vanilla":  # their weights: 1 / (1 + degree)
             plan = matcha.plan(topology, 1.0, Vanilla(alpha=1 / 3))
         elif run.strategy == "relaysum":  # a round every so many iterations
@@ -459,7 +452,7 @@ def _train(
     run: Run, engine: Engine, args: argparse.Namespace, deadline: float
 ) -> dict[str, Any] | None:
     """Train, going on where an earlier call stopped; None where this one must stop."""
-    plan = replace(Plan.load(args.plans / run.plan_file()), wire=wire_of(run.wire))
+    plan = replace(Plan.load(args.plans / run.plan_file()), wire=parse_wire(run.wire))
     schedule: Any = recipe(TASK).schedule(run.epochs, run.rate)
     settings = Settings(
         epochs=run.epochs,

@@ -27,7 +27,7 @@ def wire_costs() -> str:
 
     def row(name: str, smaller: str, left: str) -> list[str]:
         speeds = [
-            f"{found[name][f'{by}encode_gb_s']:.2g} / {found[name][f'{by}decode_gb_s']:.2g}"
+            f"{_speed(found[name][f'{by}encode_gb_s'])} / {_speed(found[name][f'{by}decode_gb_s'])}"
             if name in found
             else "–"
             for found, by in on.values()
@@ -47,6 +47,10 @@ def wire_costs() -> str:
     headings += [f"encode / decode on {device}, GB/s" for device in on]
     headings += ["simulated iteration, × `float32`"]
     return table(headings, [*rows, row("lowrank:4", rank, "most of it")], "lrrrrrr")
+
+
+def _speed(gigabytes: float) -> str:
+    return f"{gigabytes:.0f}" if gigabytes >= 10 else f"{gigabytes:.2g}"
 
 
 def wire_networks() -> str:

@@ -29,7 +29,7 @@ def test_a_run_sends_what_it_says(run):
     messages = bench._meetings(plan, number)
     if plan.timing.is_gathered:  # each worker's message goes once around
         messages = sum(map(bool, plan.rounds(0, number))) / number * (plan.num_workers - 1)
-    sent = messages * bench.wire_of(run.wire).message_bytes(SHAPES) / WHOLE
+    sent = messages * bench.parse_wire(run.wire).message_bytes(SHAPES) / WHOLE
     assert sent <= 1.02 * bench.THEIRS * run.bytes
     assert sent >= 0.65 * bench.THEIRS * run.bytes
 

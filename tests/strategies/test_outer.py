@@ -205,6 +205,17 @@ def test_what_does_not_go_with_outer_steps_and_top_k_is_refused():
             OuterStep(**wrong)
     with pytest.raises(InputError, match="multiple of 8"):
         TopK(kept=63)
+    with pytest.raises(InputError, match="memory of a top-k wire is from 0 to 1, not 2"):
+        TopK(kept=64, memory=2)
+
+
+def test_a_plan_keeps_how_many_largest_values_it_sends_and_what_it_remembers(tmp_path):
+    """The memory was lost with the file: a plan of one's own was trained by another rule."""
+    plan = matcha.plan(COMPLETE, 0.5, "sparseloco", wire=TopK(kept=40, memory=1))
+    plan.save(tmp_path / "plan.json")
+    assert matcha.Plan.load(tmp_path / "plan.json").wire == TopK(kept=40, memory=1)
+    assert matcha.plan(COMPLETE, 0.5, "sparseloco", wire="topk:40@1").digest == plan.digest
+    assert matcha.plan(COMPLETE, 0.5, "sparseloco", wire="topk:40").digest != plan.digest
 
 
 @pytest.mark.parametrize("number", [8, 16, 128, 136, 512])

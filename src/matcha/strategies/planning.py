@@ -139,16 +139,17 @@ def _resolve_mixing(chosen: Strategy, topology: Topology, wire: Wire) -> Mixing:
 
 
 def _own_wire(chosen: Strategy, wire: Wire) -> Wire:
-    """The strategy's own wire where it has one."""
-    own: str | Wire | None = getattr(chosen, "wire", None)
-    if own is None:
+    """The strategy's own wire where it has one, or another of that kind."""
+    told: str | Wire | None = getattr(chosen, "wire", None)
+    if told is None:
         return wire
-    if wire not in (Float(), parse_wire(own)):
+    own = parse_wire(told)
+    if wire != Float() and type(wire) is not type(own):
         raise InputError(
-            f"messages of {chosen.label} are {parse_wire(own).name}, not {wire.name}: leave the "
-            "wire out, or use diloco or local."
+            f"messages of {chosen.label} are {own.name}, not {wire.name}: leave the wire out, or "
+            "use diloco or local."
         )
-    return parse_wire(own)
+    return own if wire == Float() else wire
 
 
 def _check_wire(chosen: Strategy, mixing: Mixing, wire: Wire) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -197,12 +198,14 @@ class TopK(_Messages):
 
     >>> TopK(kept=64).name, round(1 / TopK(kept=64).size_ratio(), 1)
     ('topk:64', 141.2)
+    >>> parse_wire("topk:40@1")
+    TopK(kept=40, memory=1.0)
     """
 
     _typical = ((CHUNK,),)
     kept: int
     memory: float = 0.95
-    """β: what is left of the error at the next average."""
+    """β: what is left of the error at the next average; the name has it after an @ if another."""
 
     def __post_init__(self) -> None:
         if not (8 <= self.kept <= CHUNK // 8 and self.kept % 8 == 0):
@@ -210,10 +213,12 @@ class TopK(_Messages):
                 f"a top-k wire keeps a multiple of 8, from 8 to {CHUNK // 8}, of each {CHUNK} "
                 f"values, not {self.kept!r}"
             )
+        if not 0 <= self.memory <= 1:
+            raise InputError(f"the memory of a top-k wire is from 0 to 1, not {self.memory!r}")
 
     @property
     def name(self) -> str:
-        return f"topk:{self.kept}"
+        return f"topk:{self.kept}" + ("" if self.memory == 0.95 else f"@{self.memory:.12g}")
 
     def kept_of(self, size: int) -> int:
         """How many values of a chunk are sent, for a parameter of a size."""
@@ -247,6 +252,7 @@ WIRES = (
     *("topk:64", "lowrank:4"),
 )
 """Wires to choose from; a low-rank one may have any rank, a top-k one any number."""
+_TOP_K = re.compile(r"topk:(\d+)(?:@(\d+(?:\.\d+)?))?", re.ASCII)
 
 
 def parse_wire(name: str | Wire) -> Wire:
@@ -269,10 +275,11 @@ def parse_wire(name: str | Wire) -> Wire:
         return Float()
     if name == "bfloat16":
         return Float(name="bfloat16")
-    if kind not in ("modulo", "lowrank", "topk") or not number.isdecimal():
+    top = _TOP_K.fullmatch(name)
+    if top:
+        return TopK(kept=int(top[1]), memory=float(top[2] or 0.95))
+    if kind not in ("modulo", "lowrank") or not number.isdecimal():
         raise unknown_name("wire", name, WIRES)
-    if kind == "topk":
-        return TopK(kept=int(number))
     return Modulo(bits=int(number)) if kind == "modulo" else LowRank(rank=int(number))
 
 
