@@ -2,13 +2,12 @@
 
     # here: the plans that are not in benchmarks/plans yet, for a machine that cannot plan itself
     python benchmarks/relaysgd_gpu.py plans screen main more proxy
-    # there: which way of batching the workers is fastest, then trainings, again and again
-    python benchmarks/relaysgd_gpu.py probe --output $OUT --state /tmp/state
+    # there: trainings, again and again
     python benchmarks/relaysgd_gpu.py train screen main more --data /tmp/data \
         --output $OUT --state /tmp/state --seconds 540
     python benchmarks/relaysgd_gpu.py table benchmarks/results/relaysgd_h200.jsonl
     # without a GPU, in an hour: the screening by a small network on small images
-    python benchmarks/relaysgd_gpu.py train proxy --data DIR --device cpu --small --way stacked \
+    python benchmarks/relaysgd_gpu.py train proxy --data DIR --device cpu --small \
         --images 8192 --batch-size 8 --seconds 4000 --state /tmp/proxy
 
 `screen` tries rules and rates for a few epochs, of which `main` takes the best where it says so.
@@ -57,8 +56,6 @@ _WARMUP = 5.0
 """Epochs, however many follow: short runs are to begin as long ones do."""
 _SAVING = 12.0
 """Seconds set aside for a checkpoint."""
-_COMPILED = "compiled"
-WAYS = ("loop", "stacked", _COMPILED)
 """Workers one by one over streams, all at once, and that compiled."""
 
 
@@ -163,7 +160,7 @@ LISTS: dict[str, list[Run]] = {
         *_both(**_RING, momentum="auto", rate=0.05),
         *(replace(run, seed=seed) for seed in (1, 2) for run in _RELAYED),
     ],
-    # The screening in small, for a CPU: --small --way stacked --device cpu.
+    # The screening in small, for a CPU: --small --device cpu.
     "proxy": [
         replace(run, epochs=6, seed=seed)
         for seed in (0, 1, 2)
@@ -328,79 +325,18 @@ def _random_images(number: int) -> Images:
     )
 
 
-def _engine(task: ImageTask, way: str, args: argparse.Namespace, clip: float = 0.0) -> Engine:
+def _engine(task: ImageTask, args: argparse.Namespace, clip: float = 0.0) -> Engine:
     """An engine; `clip` bounds the length of each worker's gradient, 0 leaves it."""
     on_gpu = args.device.startswith("cuda")
     execution = Execution(
         device=args.device,
         precision=args.precision or ("bfloat16" if on_gpu else "float32"),
-        batching="stacked" if way == _COMPILED else way,  # type: ignore[arg-type]
+        batching="loop",
         streams=args.streams,
-        compile=way == _COMPILED,
     )
     optimizer = recipe(TASK).optimizer
     assert isinstance(optimizer, SGD)
     return Engine(task, replace(optimizer, clip_norm=clip or None), execution=execution)
-
-
-def probe(args: argparse.Namespace) -> None:
-    """Seconds of an iteration by each way of computing it; all must find the same gradients."""
-    data, found = _random_images(args.images), {}
-    data = _smaller(data, args.images) if args.small else data
-    reference: dict[str, torch.Tensor] | None = None
-    for way in WAYS:
-        started = time.perf_counter()
-        task = _task(data, Run(concentration=1.0), args)
-        try:
-            engine = _engine(task, way, args)
-            # What is dropped differs; a graph of the gradients keeps what was true at its capture.
-            for module in (engine.workers.template, *engine.workers.modules):
-                module.dropout.p = 0.0  # type: ignore[assignment,union-attr]
-            steps = task.steps_per_epoch
-            engine.begin_epoch(0, [0.0] * steps, [_idle_round()] * steps)
-            engine._run("gradients")
-            updates = engine.workers.stacked_updates()
-            gradients = {n: v.to("cpu", torch.float64) for n, v in updates.items()}
-            reference = reference or gradients
-            apart = max(float((gradients[n] - g).norm() / g.norm()) for n, g in reference.items())
-            ready = time.perf_counter() - started
-            seconds = engine.time_gradients(args.repetitions) * WORKERS
-            whole = _time_steps(engine, args.repetitions)
-        except Exception as error:
-            print(f"{way} failed: {type(error).__name__}: {error}", flush=True)
-            continue
-        print(
-            f"{way}: {seconds * 1e3:.2f} ms of gradients, {whole * 1e3:.2f} ms with steps, "
-            f"gradients {apart:.1e} apart from {next(iter(found), way)}'s, ready in {ready:.0f} s",
-            flush=True,
-        )
-        found[way] = whole
-        engine._graphs.keep("")
-        del engine, updates
-    best = min(found, key=found.__getitem__)
-    document = {"seconds": found, "best": best, "device": _device(args)}
-    for folder in (args.output, args.state):
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "probe.json").write_text(json.dumps(document) + "\n")
-
-
-def _time_steps(engine: Engine, repetitions: int) -> float:
-    """Seconds of an iteration without a round: the mean of several, after one."""
-    engine.begin_epoch(0, [0.0] * engine.task.steps_per_epoch, engine._rounds)
-    steps = min(repetitions, engine.task.steps_per_epoch - 1)
-    engine.step(0)
-    engine._synchronize()
-    started = time.perf_counter()
-    for k in range(1, 1 + steps):
-        engine.step(k)
-    engine._synchronize()
-    return (time.perf_counter() - started) / steps
-
-
-def _idle_round() -> Any:
-    from matcha.rounds import Round
-
-    return Round(matchings=(), indices=(), mixing="pairwise", weight=0.5)
 
 
 def _device(args: argparse.Namespace) -> str:
@@ -413,15 +349,12 @@ def train(runs: Sequence[Run], args: argparse.Namespace) -> None:
     args.state.mkdir(parents=True, exist_ok=True)
     args.output.mkdir(parents=True, exist_ok=True)
     lines = [*_lines(_COMMITTED), *_lines(args.state)]
-    known = args.state / "probe.json"
-    way = args.way or (json.loads(known.read_text())["best"] if known.exists() else _COMPILED)
     data = cifar10(args.data) if args.data else _random_images(args.images)
     if args.small:
         torch.set_num_threads(1)
         data = _smaller(data, args.images)
     task = _task(data, runs[0], args)
     engines: dict[float, Engine] = {}  # all runs of a clip share what was compiled and captured
-    print(f"computed by: {way}", flush=True)
     for asked in runs:
         run = screened(asked, lines)
         if any(Run(**line["run"]) == run for line in lines):
@@ -433,7 +366,7 @@ def train(runs: Sequence[Run], args: argparse.Namespace) -> None:
         task.__dict__.pop("_fixed", None)
         try:
             if run.clip not in engines:
-                engines[run.clip] = _engine(task, way, args, run.clip)
+                engines[run.clip] = _engine(task, args, run.clip)
             line = _train(run, engines[run.clip], args, deadline)
         except Exception as error:
             print(f"{run.key()} failed: {type(error).__name__}: {error}", flush=True)
@@ -559,7 +492,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("action", choices=["plans", "probe", "train", "table"])
+    parser.add_argument("action", choices=["plans", "train", "table"])
     parser.add_argument("what", nargs="*", default=["main"])
     parser.add_argument("--plans", type=Path, default=_HERE / "plans")
     parser.add_argument("--data", type=Path, help="default: random images, to try the script")
@@ -567,19 +500,15 @@ def main() -> None:
     parser.add_argument("--state", type=Path, default=Path("/tmp/relaysgd"))
     parser.add_argument("--seconds", type=float, default=540, help="of training in this call")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--way", choices=WAYS, help="default: the best of probe, else compiled")
     parser.add_argument("--precision", help="default: bfloat16 on a GPU, float32 elsewhere")
     parser.add_argument("--streams", type=int, default=16)
     parser.add_argument("--images", type=int, default=8192, help="random ones")
     parser.add_argument("--batch-size", type=int, default=recipe(TASK).batch_size)
     parser.add_argument("--small", action="store_true", help="a small network and small images")
     parser.add_argument("--width", type=int, default=64, help="less: to try it without a GPU")
-    parser.add_argument("--repetitions", type=int, default=30)
     args = parser.parse_args()
     if args.action == "table":
         print(table(Path(args.what[0])))
-    elif args.action == "probe":
-        probe(args)
     elif args.action == "plans":
         make_plans(list(parse(args.what)), args.plans)
     else:

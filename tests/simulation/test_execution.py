@@ -18,7 +18,7 @@ from matcha.simulation.execution import (
 from matcha.zoo.data import partition
 from matcha.zoo.images import ImageTask
 from matcha.zoo.models import build
-from matcha.zoo.models.vision import VGG11, BasicBlock
+from matcha.zoo.models.vision import BasicBlock
 
 
 @pytest.mark.parametrize(
@@ -98,27 +98,3 @@ def test_every_workers_blocks_are_compiled(monkeypatch):
     engine.step(0)
     assert seen == [64]
     assert recompile_limit() == limit
-
-
-def test_a_network_of_convolutions_trains_alike_one_by_one_and_stacked():
-    data = random_images(48)
-    rows = {}
-    for batching in ("loop", "stacked"):
-        task = ImageTask(
-            "narrow",
-            data,
-            partition(data.train_labels, 3),
-            lambda: VGG11(10, dropout=0.0, width=4),
-            batch_size=4,
-            augment=True,
-        )
-        engine = Engine(task, execution=Execution(precision="float64", batching=batching))
-        steps = task.steps_per_epoch
-        meets = Round(matchings=(((0, 1),),), indices=(0,), mixing="pairwise", weight=0.5)
-        for epoch in range(2):
-            engine.begin_epoch(epoch, [0.05] * steps, [meets] * steps)
-            for k in range(steps):
-                engine.step(k)
-        rows[batching] = engine.workers.average().state_dict()
-    for name, value in rows["loop"].items():
-        torch.testing.assert_close(rows["stacked"][name], value, rtol=1e-9, atol=1e-12)

@@ -7,7 +7,6 @@ from torch import nn
 from matcha.errors import InputError
 from matcha.zoo.models import MODELS, LanguageModel, WideResNet, build, resnet
 from matcha.zoo.models.language import LSTMLayer
-from matcha.zoo.models.vision import VGG11
 
 
 @pytest.mark.parametrize(
@@ -95,27 +94,3 @@ def test_language_model_ties_its_embedding():
     assert (
         sum(p.numel() for p in paper.parameters()) == 10_000 * 1501 + 2 * (2 * 1500**2 + 1500) * 4
     )
-
-
-def test_stacked_convolutions_are_each_workers_own():
-    """Scores and gradients of three VGG-11 at once, in float64."""
-    model, workers = VGG11(7, dropout=0.0).double(), 3
-    random = torch.Generator().manual_seed(0)
-
-    def noise(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=random, dtype=torch.float64)
-
-    stacked = {
-        name: (value.detach() + 0.01 * noise(workers, *value.shape)).requires_grad_()
-        for name, value in model.named_parameters()
-    }
-    images = noise(workers, 2, 32, 32, 3).movedim(-1, -3)  # as the task has them in memory
-    scores = torch.func.functional_call(model, stacked, images)
-    gradients = torch.autograd.grad(scores.square().sum(), list(stacked.values()))
-    for i in range(workers):
-        own = {name: value[i].detach().requires_grad_() for name, value in stacked.items()}
-        alone = torch.func.functional_call(model, own, images[i])
-        torch.testing.assert_close(alone, scores[i], rtol=1e-12, atol=1e-14)
-        found = torch.autograd.grad(alone.square().sum(), list(own.values()))
-        for one, all_ in zip(found, gradients, strict=True):
-            torch.testing.assert_close(one, all_[i], rtol=1e-10, atol=1e-14)

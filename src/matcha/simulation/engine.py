@@ -88,7 +88,7 @@ class Engine:
             device=self.device,
             dtype=dtype,
             compute_dtype=None if self.batching == "vmap" else compute,
-            channels_last=self.batching == "stacked" or (self.on_cuda and loops),
+            channels_last=self.on_cuda and loops,
         )
         self._losses_at_once = self._losses_of
         if execution.compile and loops:

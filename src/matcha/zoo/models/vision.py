@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from matcha.errors import InputError
-from matcha.zoo.models.layers import convolve, halve, linear
 
 # -- residual networks (He et al., 2015), in the variants the paper trained
 
@@ -234,7 +233,6 @@ class VGG11(nn.Module):
     9750922
     """
 
-    stacks = True
     pooled = (0, 1, 3, 5, 7)
     """The convolutions that end a group."""
 
@@ -255,17 +253,14 @@ class VGG11(nn.Module):
             nn.init.zeros_(layer.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.dim() == 5:  # of stacked models: as the task has images in memory
-            x = x.movedim(-3, -1)
         for k, layer in enumerate(self.convolutions):
-            assert isinstance(layer, nn.Conv2d)
-            x = convolve(layer, x)
-            x = functional.relu(halve(x) if k in self.pooled else x)
+            x = layer(x)
+            x = functional.relu(functional.max_pool2d(x, 2) if k in self.pooled else x)
         x = x.flatten(-3)
         for layer in self.hidden:
-            assert isinstance(layer, nn.Linear)
-            x = functional.relu(linear(layer, self.dropout(x)), inplace=True)
-        return linear(self.head, x)
+            x = functional.relu(layer(self.dropout(x)), inplace=True)
+        scores: Tensor = self.head(x)
+        return scores
 
 
 # -- for many workers on two CPU cores
