@@ -28,19 +28,17 @@ _log = logging.getLogger("matcha")
 
 def serve(blocks: Tensor) -> bool:
     """Whether these blocks can be coded by kernels."""
-    if blocks.shape[-1] != BLOCK:
-        return False
-    if blocks.is_cuda:
-        return on_gpu(blocks.device) is not None and blocks.dtype in (torch.float32, torch.float64)
-    known = blocks.device.type == "cpu" and blocks.dtype == torch.float32
-    return known and library.load() is not None
+    return blocks.dtype == torch.float32 and for_meetings(blocks) is not None
 
 
 def for_meetings(blocks: Tensor) -> ModuleType | None:
     """The module whose `meet` serves these workers × blocks, or None: torch does."""
-    if not serve(blocks):
+    if blocks.shape[-1] != BLOCK or blocks.dtype not in (torch.float32, torch.float64):
         return None
-    return on_gpu(blocks.device) if blocks.is_cuda else sys.modules[__name__]
+    if blocks.is_cuda:
+        return on_gpu(blocks.device)
+    known = blocks.device.type == "cpu" and blocks.dtype == torch.float32
+    return sys.modules[__name__] if known and library.load() is not None else None
 
 
 @cache
