@@ -4,9 +4,9 @@ Importing torch takes seconds of processor time and a hundred megabytes per proc
 process that has done so, many workers start at once, share that memory, and are back sooner after a
 failure. The server runs none of the workers' code, and holds no thread, file or device of theirs.
 
-`multiprocessing`'s forkserver does less than a launcher needs: it imports the launcher's own main
-module into every worker, passes neither environment, folder, log nor session on, and lets workers
-outlive a launcher that was killed.
+`torch.multiprocessing`'s forkserver starts workers as quickly (`benchmarks/basics.py`), but does
+less than a launcher needs: it imports the launcher's own main module into every worker, passes
+neither environment, folder, log nor session on, and lets workers outlive a killed launcher.
 """
 
 from __future__ import annotations
