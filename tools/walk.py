@@ -26,6 +26,7 @@ from pathlib import Path
 COLUMNS = 80
 FILES = {
     "links.csv": "source,target,weight\nberlin,paris,1\nparis,rome,2\nrome,berlin,1\nrome,oslo,3\n",
+    "times.csv": "source,target,time\nberlin,paris,1\nparis,rome,2\nrome,berlin,1\n",
     "plain.csv": "0,1\n1,2\n2,0\n",
     "matrix.csv": ",a,b,c\na,0,1,1\nb,1,0,1\nc,1,1,0\n",
     "names.csv": 'from,to\n"New York",Oslo\nOslo,"São Paulo"\n"São Paulo","New York"\n',
@@ -87,6 +88,7 @@ CHAPTERS = {
         matcha plan complete:8 -s ceca
         matcha plan star:64 -b 0.1
         matcha plan links.csv -b 0.3
+        matcha plan times.csv -b 0.3
         matcha plan plain.csv
         matcha plan matrix.csv
         matcha plan names.csv -s matcha
@@ -143,7 +145,7 @@ CHAPTERS = {
         matcha report plan.json -o shown.html
         matcha report trained --format svg -o drawn
         matcha report nowhere
-        matcha report seeds --json
+        matcha report seeds --json -o again.html
         matcha watch trained --once
         matcha watch nowhere
     """,
@@ -178,8 +180,8 @@ CHAPTERS = {
         matcha sweep ring:8 -b 0.1,zero
         matcha simulate ring:4 --task digit
         matcha simulate ring:4 --task logistic --momentum quasi-global --optimizer sgdd
-        matcha simulate ring:4 --task cifar10 --data nowhere
-        matcha simulate ring:4 --task mine:nothing
+        matcha simulate ring:4 --task cifar10 --data nowhere -o fresh
+        matcha simulate ring:4 --task mine:nothing -o fresh
         matcha train digits --plan absent.json
         matcha train digits -t path:2 --rank 1
     """,

@@ -256,3 +256,9 @@ def test_fields_of_other_types_are_refused(field, value, message, tmp_path):
 def test_braces_in_names_are_only_names():
     with pytest.raises(TopologyError, match=r"from worker 'b' to worker '\{a\}'"):
         Topology.from_links([("{a}", "b")], labels=["{a}", "b"], directed=True)
+
+
+def test_a_list_of_links_is_named_as_its_file(tmp_path):
+    path = tmp_path / "sites.json"
+    path.write_text('[["oslo", "bonn"], ["bonn", "rome"]]')
+    assert Topology.read(path).name == "sites"

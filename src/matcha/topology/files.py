@@ -25,8 +25,8 @@ Links: TypeAlias = dict[str, Any]
 Weight: TypeAlias = Literal["time", "ignore"]
 """What the weight of a link means: the seconds of one exchange, or nothing."""
 _WEIGHTS = (
-    "its links carry 'weight', which may mean anything: rename it 'time' (or say weight='time') if "
-    "it is the seconds of one exchange, otherwise remove it (or say weight='ignore')."
+    "its links carry 'weight', which may mean anything: rename it 'time' if it is the seconds of "
+    "one exchange, otherwise remove it; in Python, weight='time' or weight='ignore' says so, too."
 )
 
 _UNREADABLE = (
@@ -54,7 +54,7 @@ def read(path: Path, weight: Weight | None = None) -> Links:
     links carry one way).
     """
     readers: dict[str, Callable[[Path, Weight | None], Links]] = {
-        ".json": lambda file, weight: from_json(json.loads(file.read_text(encoding=_TEXT)), weight),
+        ".json": _read_json,
         ".graphml": _read_graphml,
         ".xml": _read_graphml,
         ".csv": _read_csv,
@@ -88,6 +88,10 @@ def explain(path: Path) -> Iterator[None]:
         raise TopologyError(
             f"{str(path)!r} could not be read as {path.suffix[1:].lower()}: {reason}"
         ) from None
+
+
+def _read_json(path: Path, weight: Weight | None) -> Links:
+    return {"name": path.stem} | from_json(json.loads(path.read_text(encoding=_TEXT)), weight)
 
 
 def _read_graphml(path: Path, weight: Weight | None) -> Links:
