@@ -426,6 +426,11 @@ def test_a_strategy_over_two_wires_has_a_look_for_each(browser, tmp_path):
             "(lines) => lines.map((line) => line.getAttribute('stroke'))"
         )
         assert len(set(looks)) == 2
+        # Both at one budget: nothing to draw by budget, and all columns have room.
+        assert page.locator("#chart-error").is_hidden()
+        assert page.locator("#chart-rho").is_hidden()
+        room = "(table) => table.parentElement.clientWidth - table.scrollWidth"
+        assert page.locator("#side-by-side").evaluate(room) >= 0
         assert page.complaints == []
 
 

@@ -143,6 +143,8 @@ const showNetwork = (index) => {
   segments("strategy", Object.keys(net.strategies).map((name) => [name, name]), net.start.strategy,
     (name) => { explorer.strategy = name; update(); });
   update();
+  // At one budget there is nothing to see by budget.
+  for (const id of ["chart-error", "chart-rho"]) $(id).closest("figure").hidden = net.budgets.length < 2;
   chart("chart-error", sweepChart("error", true));
   chart("chart-rho", sweepChart("rho", false));
 };
