@@ -187,7 +187,7 @@ def _matchings_table(plan: Plan, title: str) -> RichTable:
     rows = _distinct(plan)
     most = max(1.0, *(p for _, p in rows))
     # A round of more than one matching's time may use a matching more than once.
-    used = "activation" if most == 1 else "times per iteration"
+    used = "activation" if most == 1 else "times per\niteration"
     for heading in ("matching", used, "", f"time ({plan.timing.unit})", "links"):
         table.add_column(heading, justify="left" if heading in ("", "links") else "right")
     shown = 12
