@@ -210,7 +210,7 @@ def screened(run: Run, lines: Sequence[dict[str, Any]]) -> Run:
 
 def parse(words: Sequence[str]) -> Iterator[Run]:
     """Runs by the name of a list, or as key=value,... with `+` for a comma within a value."""
-    kinds = {field.name: type(field.default) for field in fields(Run)}
+    kinds: dict[str, Any] = {field.name: type(field.default) for field in fields(Run)}
     for word in words:
         if word in LISTS:
             yield from LISTS[word]

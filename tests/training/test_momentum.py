@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import numpy as np
 import pytest
@@ -385,7 +386,7 @@ def test_quasi_globals_kernel_for_gpus_is_the_rule(mixes_first) -> None:
     for kernel in (None, fused):
         x, random = start.clone(), torch.Generator().manual_seed(1)
         memory = {"momentum": torch.zeros_like(x)}
-        rule = make_rule(spec, SGD(momentum=0.9), x, mixes_first=mixes_first)
+        rule: Any = make_rule(spec, SGD(momentum=0.9), x, mixes_first=mixes_first)
         rule._fused = kernel
         for k in range(3):
             gradients, move = torch.randn(2, 2, 512, generator=random, dtype=x.dtype).to(device)

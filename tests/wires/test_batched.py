@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -69,7 +70,7 @@ def test_a_reset_forgets_everything(name) -> None:
 def test_a_simulation_on_a_cpu_moves_as_real_workers_do(bits, mixing) -> None:
     """By compiled kernels, each link in one pass; real workers send bytes."""
     rows, wire = padded(start("float32")), parse_wire(f"modulo:{bits}")
-    meetings = meetings_of(wire, segments(), rows, LINKS)
+    meetings: Any = meetings_of(wire, segments(), rows, LINKS)
     if meetings._fused is None:
         pytest.skip("no C compiler when the package was installed")
     ends = [Coder(wire, row.view(-1, 256)) for row in rows]
@@ -103,7 +104,7 @@ def meet_by_messages(ends: list[Coder], round: Round, x: torch.Tensor) -> None:
     for matching in round.matchings:
         for i, j in matching:
             common = ends[i].common(told[j])
-            sent = []
+            sent: list[Any] = []
             for e in (i, j):
                 message = torch.empty(ends[e].message_bytes(len(common)), dtype=torch.uint8)
                 values = base[e].view(-1, 256)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import numpy as np
 import pytest
@@ -118,7 +119,7 @@ def test_meetings_of_all_workers_at_once_are_the_definition(bits, mixing) -> Non
     wire = Modulo(bits=bits)
     definition = Definition(wire, SHAPES, x)
     rows = padded(x).to(DEVICE)
-    meetings = meetings_of(wire, segments(), rows, LINKS)
+    meetings: Any = meetings_of(wire, segments(), rows, LINKS)
     meetings._fused = gpu
     for k in range(4):
         jump = 300.0 if k == 2 else 1.0

@@ -233,7 +233,7 @@ class VGG11(nn.Module):
     9750922
     """
 
-    pooled = (0, 1, 3, 5, 7)
+    pooled: tuple[int, ...] = (0, 1, 3, 5, 7)
     """The convolutions that end a group."""
 
     def __init__(self, num_classes: int, dropout: float = 0.5, width: int = 64) -> None:
