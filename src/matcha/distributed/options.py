@@ -6,7 +6,7 @@ Errors are raised from `EXCLUSIONS`, and the table in docs/limits.md is made fro
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
@@ -320,303 +320,220 @@ TOP_K = Choice(
 ONE_THREAD = Choice("a transport for one thread (MPI, NCCL)", _lacks_threads)
 NO_LINKS = Choice("a transport that does not know who is gone", _cannot_lose)
 
-EXCLUSIONS = (
-    Exclusion(
-        OVERLAP,
-        NO_OPTIMIZER,
-        "the exchange must end before parameters change, and only an optimizer tells when: "
-        "give Gossip the optimizer, or leave overlap out",
-    ),
-    Exclusion(
-        OVERLAP,
-        SEVERAL_GRADIENTS,
-        "parameters change between its gradients, so the exchange cannot run beside one: "
-        "leave overlap out",
-    ),
-    Exclusion(
-        OVERLAP,
-        ASYNCHRONOUS,
-        "asynchronous meetings are held beside the gradient already: leave overlap out",
-    ),
-    Exclusion(
-        OVERLAP,
-        TRACKING,
-        "tracking exchanges the gradient, which is not known yet: leave overlap out",
-    ),
-    Exclusion(
-        OVERLAP,
-        SHARED,
-        "it bounds each step before the round, but with overlap the round comes first: leave "
-        "overlap out",
-    ),
-    Exclusion(
-        OVERLAP,
-        MOMENTUM_TRACKING,
-        "it changes the step before the round, but with overlap the round comes first: leave "
-        "overlap out",
-    ),
-    Exclusion(
-        OVERLAP,
-        EXACT_DIFFUSION,
-        "it changes the step before the round, but with overlap the round comes first: leave "
-        "overlap out",
-    ),
-    Exclusion(
-        OUTER_PLAN,
-        OTHER_MOMENTUM,
-        "both change what a round does: leave momentum at 'local', or use another strategy",
-    ),
-    Exclusion(
-        OVERLAP,
-        RATE_FIRST,
-        "it changes the step before the round, but with overlap the round comes first: leave "
-        "overlap out, or use noloco",
-    ),
-    Exclusion(
-        CONTINUE,
-        RATE_FIRST,
-        "what is exchanged is prepared before it is known who is there: leave on_loss at 'stop', "
-        "or use noloco",
-    ),
-    Exclusion(
-        TOP_K,
-        MOMENTUM,
-        "its error feedback plays the part of momentum between averages: leave momentum at "
-        "'local', and outer steps out",
-    ),
-    Exclusion(
-        TOP_K,
-        OVERLAP,
-        "it sends what a worker has moved by since the last average, which must be over: leave "
-        "overlap out",
-    ),
-    Exclusion(
-        TOP_K,
-        REPLAN,
-        "all workers take part in each average, whatever its links take: leave replan out",
-    ),
-    Exclusion(
-        TOP_K,
-        CONTINUE,
-        "each average needs all workers: leave on_loss at 'stop', or use another wire",
-    ),
-    Exclusion(
-        EXACT_DIFFUSION,
-        CONTINUE,
-        "its corrections cancel only while all workers are there: leave on_loss at 'stop', or use "
-        "another momentum",
-    ),
-    Exclusion(
-        EXACT_DIFFUSION,
-        REPLAN,
-        "how much it corrects is decided with the plan's rounds: leave replan out, or use another "
-        "momentum",
-    ),
-    *(
-        Exclusion(
-            choice,
-            JOIN,
+_EXCLUDED: Mapping[Choice, Mapping[Choice, str]] = {  # the reason, by what excludes what
+    OVERLAP: {
+        NO_OPTIMIZER: (
+            "the exchange must end before parameters change, and only an optimizer tells when: "
+            "give Gossip the optimizer, or leave overlap out"
+        ),
+        SEVERAL_GRADIENTS: (
+            "parameters change between its gradients, so the exchange cannot run beside one: leave "
+            "overlap out"
+        ),
+        ASYNCHRONOUS: (
+            "asynchronous meetings are held beside the gradient already: leave overlap out"
+        ),
+        TRACKING: "tracking exchanges the gradient, which is not known yet: leave overlap out",
+        **dict.fromkeys(
+            (SHARED, MOMENTUM_TRACKING, EXACT_DIFFUSION),
+            "it changes the step before the round, but with overlap the round comes first: leave "
+            "overlap out, or use another momentum",
+        ),
+        RATE_FIRST: (
+            "it changes the step before the round, but with overlap the round comes first: leave "
+            "overlap out, or use noloco"
+        ),
+        PUSH_SUM: (
+            "steps must be in x before it is sent: leave overlap out, or make the plan with "
+            "greedy, whose messages come round"
+        ),
+    },
+    OUTER_PLAN: {
+        OTHER_MOMENTUM: (
+            "both change what a round does: leave momentum at 'local', or use another strategy"
+        ),
+    },
+    CONTINUE: {
+        RATE_FIRST: (
+            "what is exchanged is prepared before it is known who is there: leave on_loss at "
+            "'stop', or use noloco"
+        ),
+        ONE_WAY_ROUNDS: (
+            "a one-way message that is lost takes its share of the sum with it, so it needs "
+            "meetings of two: plan with pairwise or laplacian mixing"
+        ),
+        NO_LINKS: (
+            "it needs links of our own, which know who is gone: give Gossip a LinkTransport, or "
+            "start with `matcha train --links`"
+        ),
+    },
+    TOP_K: {
+        MOMENTUM: (
+            "its error feedback plays the part of momentum between averages: leave momentum at "
+            "'local', and outer steps out"
+        ),
+        OVERLAP: (
+            "it sends what a worker has moved by since the last average, which must be over: leave "
+            "overlap out"
+        ),
+        REPLAN: "all workers take part in each average, whatever its links take: leave replan out",
+        CONTINUE: "each average needs all workers: leave on_loss at 'stop', or use another wire",
+    },
+    EXACT_DIFFUSION: {
+        CONTINUE: (
+            "its corrections cancel only while all workers are there: leave on_loss at 'stop', or "
+            "use another momentum"
+        ),
+        REPLAN: (
+            "how much it corrects is decided with the plan's rounds: leave replan out, or use "
+            "another momentum"
+        ),
+        JOIN: (
             "each iteration is corrected, also of a worker that has finished: leave join out, or "
-            "use another momentum",
-        )
-        for choice in (EXACT_DIFFUSION, MOMENTUM_TRACKING)
-    ),
-    Exclusion(
-        MOMENTUM_TRACKING,
-        NO_OPTIMIZER,
-        "it replaces each step by one along what is tracked, and only an optimizer tells when: "
-        "give Gossip the optimizer, or use another momentum",
-    ),
-    Exclusion(
-        TRACKING,
-        NO_OPTIMIZER,
-        "it corrects gradients before each step, and only an optimizer tells when: give Gossip the "
-        "optimizer, or use another momentum",
-    ),
-    Exclusion(
-        TRACKING,
-        LBFGS,
-        "it corrects one gradient per step, but LBFGS computes several: use another momentum",
-    ),
-    Exclusion(
-        OVERLAP,
-        PUSH_SUM,
-        "steps must be in x before it is sent: leave overlap out, or make the plan with greedy, "
-        "whose messages come round",
-    ),
-    Exclusion(ASYNCHRONOUS, MOMENTUM, "a worker's momentum is its own: leave momentum at 'local'"),
-    Exclusion(ASYNCHRONOUS, CONTINUE, "all workers must stay: leave on_loss at 'stop'"),
-    Exclusion(
-        ASYNCHRONOUS,
-        REPLAN,
-        "all workers must reach an iteration together to change the plan: leave replan out",
-    ),
-    Exclusion(
-        ASYNCHRONOUS,
-        CLIP,
-        "the bound is for meetings at the same iteration: leave clip out",
-    ),
-    Exclusion(
-        ASYNCHRONOUS,
-        NOT_PAIRS,
-        "meetings of two are held when both have time: choose a plan of pairs, with both ways on "
-        "every link",
-    ),
-    Exclusion(
-        ASYNCHRONOUS, CODED_WIRE, "messages hold whole values: choose the wire float32 or bfloat16"
-    ),
-    Exclusion(ASYNCHRONOUS, GROUP, "a worker is one process: leave mesh out"),
-    Exclusion(
-        ASYNCHRONOUS,
-        ONE_THREAD,
-        "two threads talk at once: choose gloo or links of our own (LinkTransport)",
-    ),
-    Exclusion(
-        MOMENTUM,
-        DIRECTED,
-        "its rules follow meetings of two: leave momentum at 'local'",
-    ),
-    Exclusion(
-        MOMENTUM,
-        SHARDED,
-        "its rules need whole parameters on one process: leave momentum at 'local'",
-    ),
-    Exclusion(
-        MOMENTUM,
-        PUSH_SUM,
-        "what is exchanged is not what the optimizer steps: leave momentum at 'local', or make the "
-        "plan with greedy, whose messages come round",
-    ),
-    Exclusion(
-        CLIP,
-        TRACKING,
-        "clip bounds parameters, but tracking sends gradients as well: use another momentum",
-    ),
-    Exclusion(
-        CLIP,
-        MOMENTUM_TRACKING,
-        "clip bounds parameters, but it sends momentum as well: use another momentum",
-    ),
-    Exclusion(
-        CLIP,
-        SHARED,
-        "clip bounds parameters, but shared momentum sends moments as well: use another momentum",
-    ),
-    Exclusion(
-        CLIP, NO_MEETINGS, "clip bounds what two workers do to each other: it needs meetings"
-    ),
-    Exclusion(
-        CONTINUE,
-        ONE_WAY_ROUNDS,
-        "a one-way message that is lost takes its share of the sum with it, so it needs meetings "
-        "of two: plan with pairwise or laplacian mixing",
-    ),
-    Exclusion(
-        CONTINUE,
-        NO_LINKS,
-        "it needs links of our own, which know who is gone: give Gossip a LinkTransport, or start "
-        "with `matcha train --links`",
-    ),
-    Exclusion(
-        WEIGHTS,
-        NOT_SGD,
-        "they multiply gradients, which Adam and the like divide by their size: use SGD, or plan "
-        "without them",
-    ),
-    *(
-        Exclusion(WEIGHTS, choice, "they are of all workers at all iterations: plan without them")
-        for choice in (ASYNCHRONOUS, CONTINUE, REPLAN)
-    ),
-    Exclusion(
-        RELAY,
-        NOT_WHOLE,
-        "sums over many workers need whole values: leave the wire at float32, or use greedy",
-    ),
-    Exclusion(
-        RELAY,
-        MOMENTUM,
-        "its averages are of earlier models, which momentum would take for what a meeting moved: "
-        "leave momentum at 'local', or use greedy",
-    ),
-    Exclusion(
-        RELAY,
-        OVERLAP,
-        "what is relayed is late already, and would be a step later: leave overlap out",
-    ),
-    Exclusion(
-        RELAY,
-        CONTINUE,
-        "a worker that is lost takes the sums that it would relay with it: leave on_loss at "
-        "'stop', or use greedy",
-    ),
-    Exclusion(
-        RELAY,
-        REPLAN,
-        "sums go on from round to round, so the tree stays: leave replan out, or use greedy",
-    ),
-    Exclusion(REPLAN, STAGES, "a plan that follows the network starts with one stage"),
-    Exclusion(
-        REPLAN,
-        FIXED_PLAN,
-        "the next stage would be the same plan, so it cannot follow the network: use greedy, "
-        "matcha, periodic or another strategy with a budget",
-    ),
-    Exclusion(
-        REPLAN, ONE_WAY_LINKS, "only exchanges in both directions are timed: leave replan out"
-    ),
-    Exclusion(
-        JOIN,
-        NOT_PAIRS,
-        "two that meet tell each other whether they have finished: let all take as many steps",
-    ),
-    Exclusion(
-        JOIN,
-        CONTINUE,
-        "a worker that has finished leaves, and the others go on without it: leave join out",
-    ),
-    Exclusion(
-        EPOCHS,
-        CONTINUE,
-        "a worker that comes back starts in the middle of an epoch: loop `while gossip.iteration < "
-        "last` and call the Recorder every so many iterations",
-    ),
-    Exclusion(JOIN, REPLAN, "all workers must be there to plan: leave replan out"),
-    Exclusion(
-        GROWTH,
-        SET_PLAN,
-        "the next stage is planned when workers come and go: use greedy, matcha, vanilla or "
-        "periodic, with links that carry both ways",
-    ),
-    Exclusion(GROWTH, STAGES, "stages are made when workers come and go: start with one plan"),
-    Exclusion(GROWTH, FOLLOWED, "its memory does not follow the average: use local momentum"),
-    Exclusion(GROWTH, OVERLAP, "a round under way has the old plan: leave overlap out"),
-    Exclusion(GROWTH, CLIP, "its bound is the first plan's: leave clip out"),
-    Exclusion(GROWTH, REPLAN, "both make stages, and one at a time can: leave replan out"),
-    Exclusion(
-        GROWTH, LOW_RANK, "what it remembers of links is for the first workers: use another wire"
-    ),
-    Exclusion(
-        GROWTH, SHARED_TRANSPORT, "only one of them would follow the team: give each its own"
-    ),
-    Exclusion(
-        LOAD_STATE,
-        PUSH_SUM,
-        "it keeps x and ω beside the parameters: use save() and load()",
-    ),
-    Exclusion(LOAD_STATE, RELAY, "it keeps sums beside the parameters: use save() and load()"),
-    Exclusion(
-        TASK,
-        ASYNCHRONOUS,
-        "workers that meet asynchronously have no epochs together: give asynchronous=True to "
-        "Gossip, in a loop of your own",
-    ),
-    Exclusion(
-        BESIDE,
-        SHARED_TRANSPORT,
-        "they exchange beside the script, so the two would mix their messages: detach() the first, "
-        "or give each a transport of its own",
-    ),
-    Exclusion(MESH, TRANSPORT, "mesh makes transports of its own: leave transport out"),
+            "use another momentum"
+        ),
+    },
+    MOMENTUM_TRACKING: {
+        JOIN: (
+            "each iteration is corrected, also of a worker that has finished: leave join out, or "
+            "use another momentum"
+        ),
+        NO_OPTIMIZER: (
+            "it replaces each step by one along what is tracked, and only an optimizer tells when: "
+            "give Gossip the optimizer, or use another momentum"
+        ),
+    },
+    TRACKING: {
+        NO_OPTIMIZER: (
+            "it corrects gradients before each step, and only an optimizer tells when: give Gossip "
+            "the optimizer, or use another momentum"
+        ),
+        LBFGS: (
+            "it corrects one gradient per step, but LBFGS computes several: use another momentum"
+        ),
+    },
+    ASYNCHRONOUS: {
+        MOMENTUM: "a worker's momentum is its own: leave momentum at 'local'",
+        CONTINUE: "all workers must stay: leave on_loss at 'stop'",
+        REPLAN: "all workers must reach an iteration together to change the plan: leave replan out",
+        CLIP: "the bound is for meetings at the same iteration: leave clip out",
+        NOT_PAIRS: (
+            "meetings of two are held when both have time: choose a plan of pairs, with both ways "
+            "on every link"
+        ),
+        CODED_WIRE: "messages hold whole values: choose the wire float32 or bfloat16",
+        GROUP: "a worker is one process: leave mesh out",
+        ONE_THREAD: "two threads talk at once: choose gloo or links of our own (LinkTransport)",
+    },
+    MOMENTUM: {
+        DIRECTED: "its rules follow meetings of two: leave momentum at 'local'",
+        SHARDED: "its rules need whole parameters on one process: leave momentum at 'local'",
+        PUSH_SUM: (
+            "what is exchanged is not what the optimizer steps: leave momentum at 'local', or make "
+            "the plan with greedy, whose messages come round"
+        ),
+    },
+    CLIP: {
+        TRACKING: (
+            "clip bounds parameters, but tracking sends gradients as well: use another momentum"
+        ),
+        MOMENTUM_TRACKING: (
+            "clip bounds parameters, but it sends momentum as well: use another momentum"
+        ),
+        SHARED: (
+            "clip bounds parameters, but shared momentum sends moments as well: use another "
+            "momentum"
+        ),
+        NO_MEETINGS: "clip bounds what two workers do to each other: it needs meetings",
+    },
+    WEIGHTS: {
+        NOT_SGD: (
+            "they multiply gradients, which Adam and the like divide by their size: use SGD, or "
+            "plan without them"
+        ),
+        ASYNCHRONOUS: "they are of all workers at all iterations: plan without them",
+        CONTINUE: "they are of all workers at all iterations: plan without them",
+        REPLAN: "they are of all workers at all iterations: plan without them",
+    },
+    RELAY: {
+        NOT_WHOLE: (
+            "sums over many workers need whole values: leave the wire at float32, or use greedy"
+        ),
+        MOMENTUM: (
+            "its averages are of earlier models, which momentum would take for what a meeting "
+            "moved: leave momentum at 'local', or use greedy"
+        ),
+        OVERLAP: "what is relayed is late already, and would be a step later: leave overlap out",
+        CONTINUE: (
+            "a worker that is lost takes the sums that it would relay with it: leave on_loss at "
+            "'stop', or use greedy"
+        ),
+        REPLAN: (
+            "sums go on from round to round, so the tree stays: leave replan out, or use greedy"
+        ),
+    },
+    REPLAN: {
+        STAGES: "a plan that follows the network starts with one stage",
+        FIXED_PLAN: (
+            "the next stage would be the same plan, so it cannot follow the network: use greedy, "
+            "matcha, periodic or another strategy with a budget"
+        ),
+        ONE_WAY_LINKS: "only exchanges in both directions are timed: leave replan out",
+    },
+    JOIN: {
+        NOT_PAIRS: (
+            "two that meet tell each other whether they have finished: let all take as many steps"
+        ),
+        CONTINUE: (
+            "a worker that has finished leaves, and the others go on without it: leave join out"
+        ),
+        REPLAN: "all workers must be there to plan: leave replan out",
+    },
+    EPOCHS: {
+        CONTINUE: (
+            "a worker that comes back starts in the middle of an epoch: loop `while "
+            "gossip.iteration < last` and call the Recorder every so many iterations"
+        ),
+    },
+    GROWTH: {
+        SET_PLAN: (
+            "the next stage is planned when workers come and go: use greedy, matcha, vanilla or "
+            "periodic, with links that carry both ways"
+        ),
+        STAGES: "stages are made when workers come and go: start with one plan",
+        FOLLOWED: "its memory does not follow the average: use local momentum",
+        OVERLAP: "a round under way has the old plan: leave overlap out",
+        CLIP: "its bound is the first plan's: leave clip out",
+        REPLAN: "both make stages, and one at a time can: leave replan out",
+        LOW_RANK: "what it remembers of links is for the first workers: use another wire",
+        SHARED_TRANSPORT: (
+            "only one of them would follow the team: give each a transport of its own"
+        ),
+    },
+    LOAD_STATE: {
+        PUSH_SUM: "it keeps x and ω beside the parameters: use save() and load()",
+        RELAY: "it keeps sums beside the parameters: use save() and load()",
+    },
+    TASK: {
+        ASYNCHRONOUS: (
+            "workers that meet asynchronously have no epochs together: give asynchronous=True to "
+            "Gossip, in a loop of your own"
+        ),
+    },
+    BESIDE: {
+        SHARED_TRANSPORT: (
+            "they exchange beside the script, so the two would mix their messages: detach() the "
+            "first, or give each a transport of its own"
+        ),
+    },
+    MESH: {
+        TRANSPORT: "mesh makes transports of its own: leave transport out",
+    },
+}
+EXCLUSIONS = tuple(
+    Exclusion(first, second, reason)
+    for first, others in _EXCLUDED.items()
+    for second, reason in others.items()
 )
 """What does not go together. The first that a setup runs into is the error."""
 
