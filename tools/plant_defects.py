@@ -218,7 +218,7 @@ DEFECTS = (
         "distributed/transports",
     ),
     _defect(
-        "distributed/transports/stall_detector.py",
+        "distributed/transports/waiting.py",
         "        if now > self._end:\n",
         "        if now > self._end + 1e9:\n",
         "distributed/transports", "distributed/test_waiting.py", "distributed/test_manners.py",

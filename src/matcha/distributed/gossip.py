@@ -53,7 +53,7 @@ from matcha.distributed.options import (
 )
 from matcha.distributed.transports.base import Transport
 from matcha.distributed.transports.collectives import gather, roll_call
-from matcha.distributed.transports.deadlines import START
+from matcha.distributed.transports.waiting import START
 from matcha.distributed.worker_state import WorkerState
 from matcha.errors import InputError
 from matcha.plans import PlanLike, check_plan

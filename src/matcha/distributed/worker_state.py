@@ -24,7 +24,7 @@ from matcha.distributed.launch.placement import Placement, shared_facts
 from matcha.distributed.links.transport import LinkTransport
 from matcha.distributed.options import Setup, check_setup
 from matcha.distributed.transports.base import Transport
-from matcha.distributed.transports.deadlines import START, Pace
+from matcha.distributed.transports.waiting import START, Pace
 from matcha.errors import InputError, ModelError
 from matcha.plans import PlanLike
 from matcha.records import Span

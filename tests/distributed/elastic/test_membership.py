@@ -23,7 +23,7 @@ from matcha.distributed.checkpoint.snapshot import dump_snapshot
 from matcha.distributed.elastic.membership import Welcome
 from matcha.distributed.links.framing import FrameStream, Kind
 from matcha.distributed.transports.collectives import barrier
-from matcha.distributed.transports.deadlines import Pace
+from matcha.distributed.transports.waiting import Pace
 from matcha.errors import ExchangeError, InputError
 from matcha.testing import run_threads
 

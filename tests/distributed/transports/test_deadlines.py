@@ -13,7 +13,7 @@ import matcha
 from matcha import families
 from matcha.distributed import Gossip
 from matcha.distributed.links.framing import Kind
-from matcha.distributed.transports.deadlines import Durations
+from matcha.distributed.transports.waiting import Durations
 from matcha.testing import run_threads
 
 

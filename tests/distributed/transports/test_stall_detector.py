@@ -4,7 +4,7 @@ import pytest
 from tests.distributed import manners
 
 from matcha.distributed import Gossip
-from matcha.distributed.transports.stall_detector import StallDetector
+from matcha.distributed.transports.waiting import StallDetector
 from matcha.errors import ExchangeError
 from matcha.testing import MemoryNetwork, MemoryTransport, run_threads
 

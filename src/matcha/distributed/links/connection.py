@@ -33,7 +33,7 @@ import torch
 from matcha.distributed.links.framing import ClosedError, FrameStream, Kind
 from matcha.distributed.links.link_state import Update
 from matcha.distributed.transports.base import MAX_TAG, Buffer, Pending
-from matcha.distributed.transports.deadlines import Durations
+from matcha.distributed.transports.waiting import Durations
 from matcha.errors import PeerLostError
 
 __all__ = ["Connection", "Limits", "LinkState", "Transfer", "Transfers", "WaitRules"]

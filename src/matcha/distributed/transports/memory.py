@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from matcha.distributed.transports.base import Message, Pending, Transport
-from matcha.distributed.transports.stall_detector import StallDetector
+from matcha.distributed.transports.waiting import StallDetector
 from matcha.errors import InputError
 
 Mailbox = queue.SimpleQueue[torch.Tensor]

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from matcha.distributed.transports.base import Message, Pending, Transport
-from matcha.distributed.transports.stall_detector import StallDetector
+from matcha.distributed.transports.waiting import StallDetector
 from matcha.errors import InputError
 
 _EMPTY = torch.iinfo(torch.int64).min  # no message holds it
