@@ -62,15 +62,15 @@ from parts.diaries import Diary, growth, judge, participation
 from matcha import Plan, Topology, families, plan
 from matcha._io.keys import new_keys
 from matcha.distributed import Gossip, Peers, Transport
-from matcha.distributed.launch.environment import (
+from matcha.distributed.launch.launcher import local_links
+from matcha.distributed.launch.local_workers import LocalWorkers
+from matcha.distributed.launch.placement import (
     KEYS_VARIABLE,
     LISTEN_VARIABLE,
     LOSS_VARIABLE,
     PEERS_VARIABLE,
     default_transport,
 )
-from matcha.distributed.launch.launcher import local_links
-from matcha.distributed.launch.local_workers import LocalWorkers
 from matcha.distributed.links.peers import DEFAULT_PORT
 from matcha.errors import ExchangeError
 from matcha.testing import run_threads

@@ -25,8 +25,8 @@ import harness
 import torch
 
 import matcha
-from matcha.distributed.launch.environment import worker_transport
 from matcha.distributed.launch.launcher import launch
+from matcha.distributed.launch.placement import worker_transport
 from matcha.distributed.train import Training
 from matcha.distributed.transports.base import Message, Transport
 from matcha.distributed.transports.collectives import gather

@@ -47,7 +47,7 @@ def work(folder: Path) -> None:
     import torch
 
     from matcha.distributed import Gossip
-    from matcha.distributed.launch.environment import default_transport
+    from matcha.distributed.launch.placement import default_transport
 
     torch.set_num_threads(1)
     imported = time.process_time()

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from matcha.distributed.transports.memory import MemoryNetwork, MemoryTransport
+from matcha.distributed.transports.emulation import MemoryNetwork, MemoryTransport
 
 __all__ = ["MemoryNetwork", "MemoryTransport", "run_threads"]
 

@@ -164,7 +164,7 @@ def run_demo(
 
 def _work(demo: Demo) -> None:
     """One worker: train by every strategy in turn, within one process group."""
-    from matcha.distributed.launch.environment import worker_transport
+    from matcha.distributed.launch.placement import worker_transport
     from matcha.distributed.train import Network, run_worker
     from matcha.training.jobs import Job
     from matcha.training.optimizers import SGD

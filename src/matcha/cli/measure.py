@@ -64,8 +64,8 @@ def probe_command(
     check_free(output, force)
     graph = families.parse(topology)
     from matcha.distributed.elastic.probe import probe
-    from matcha.distributed.launch.environment import is_worker, worker_transport
     from matcha.distributed.launch.launcher import launch
+    from matcha.distributed.launch.placement import is_worker, worker_transport
 
     if not is_worker():
         launch(this_command(), graph.num_workers)

@@ -166,9 +166,9 @@ def train_command(
     ):
         if applies:
             opt.refuse(context, names, f"for {why}")
-    from matcha.distributed.launch.environment import LinkAddress, ask_to_join, is_worker
     from matcha.distributed.launch.launcher import Hosts
     from matcha.distributed.launch.main import show_links
+    from matcha.distributed.launch.placement import LinkAddress, ask_to_join, is_worker
     from matcha.distributed.train import Network, launch_script, train_job
 
     if keys is not None and not (

@@ -15,15 +15,15 @@ except ImportError as error:
 
 from matcha._io.keys import Keys
 from matcha.distributed.gossip import Gossip
-from matcha.distributed.launch.environment import default_transport
+from matcha.distributed.launch.placement import default_transport
 from matcha.distributed.links.peers import Peers, read_peers
 from matcha.distributed.links.transport import LinkTransport
 from matcha.distributed.options import GossipOptions
 from matcha.distributed.recorder import Recorder
 from matcha.distributed.train import Network, Training, run_worker, train
 from matcha.distributed.transports.base import Message, Pending, Transport
+from matcha.distributed.transports.emulation import SlowLinks
 from matcha.distributed.transports.mpi import MpiTransport
-from matcha.distributed.transports.slow_links import SlowLinks
 from matcha.distributed.transports.torch import TorchTransport
 
 __all__ = [

@@ -29,9 +29,10 @@ from matcha.distributed.exchange.buckets import (
 )
 from matcha.distributed.exchange.meeting import RUNNING, PlanCursor
 from matcha.distributed.exchange.momentum import describe_optimizers
-from matcha.distributed.launch.environment import TOKEN_VARIABLE, ask_to_join
 from matcha.distributed.launch.placement import (
+    TOKEN_VARIABLE,
     Placement,
+    ask_to_join,
     find_placement,
     own_facts,
 )

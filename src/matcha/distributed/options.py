@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from matcha.distributed.exchange.buckets import is_sharded
-from matcha.distributed.launch.environment import JOIN_VARIABLE, LOSS_VARIABLE, REPLAN_VARIABLE
+from matcha.distributed.launch.placement import JOIN_VARIABLE, LOSS_VARIABLE, REPLAN_VARIABLE
 from matcha.distributed.links.transport import LinkTransport
 from matcha.distributed.transports.base import Transport
 from matcha.errors import InputError

@@ -19,7 +19,7 @@ import torch
 
 from matcha.distributed.gossip import Gossip
 from matcha.distributed.transports.collectives import gather
-from matcha.distributed.transports.slow_links import SlowLinks
+from matcha.distributed.transports.emulation import SlowLinks
 from matcha.errors import InputError, MatchaError
 from matcha.records import Record, RunHeader, RunWriter, Span, arrival, holds_run
 from matcha.training.jobs import Journal, Progress

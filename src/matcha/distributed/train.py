@@ -21,22 +21,22 @@ from torch import nn
 from matcha._io import explain_write_errors, fingerprint
 from matcha.distributed.checkpoint.checkpoint import checkpoints
 from matcha.distributed.gossip import Gossip
-from matcha.distributed.launch.environment import (
+from matcha.distributed.launch.launcher import PLAN_VARIABLE, Hosts, launch, local_links
+from matcha.distributed.launch.placement import (
     LOSS_VARIABLE,
     REPLAN_VARIABLE,
     LinkAddress,
     is_worker,
     join_team,
+    own_facts,
     worker_transport,
 )
-from matcha.distributed.launch.launcher import PLAN_VARIABLE, Hosts, launch, local_links
-from matcha.distributed.launch.placement import own_facts
 from matcha.distributed.links.joining import Joining
 from matcha.distributed.options import GossipOptions, Setup, check_setup, find_exclusion
 from matcha.distributed.recorder import CHECKPOINTS, Ledger
 from matcha.distributed.transports.base import Transport
 from matcha.distributed.transports.collectives import agree, mean_
-from matcha.distributed.transports.slow_links import SlowLinks
+from matcha.distributed.transports.emulation import SlowLinks
 from matcha.errors import InputError
 from matcha.plans import PlanLike
 from matcha.records import COMMAND_VARIABLE, Entry, Record, Run, holds_run, invoked, read_run

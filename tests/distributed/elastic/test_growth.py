@@ -21,7 +21,7 @@ from matcha.distributed import Gossip, GossipOptions, LinkTransport
 from matcha.distributed.checkpoint.checkpoint import checkpoints
 from matcha.distributed.elastic import growth
 from matcha.distributed.elastic.shard import Shard, batch_of
-from matcha.distributed.launch.environment import join_team
+from matcha.distributed.launch.placement import join_team
 from matcha.distributed.links.joining import Joining, Sponsorship
 from matcha.distributed.links.listener import JoinRequest, RefusedError
 from matcha.errors import DataError, ExchangeError, InputError

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from matcha.distributed.exchange.async_rendezvous import Rendezvous
+from matcha.distributed.exchange.background import Rendezvous
 from matcha.distributed.transports.collectives import barrier
 from matcha.errors import ExchangeError
 from matcha.testing import run_threads

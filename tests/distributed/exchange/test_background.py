@@ -12,7 +12,7 @@ from torch import nn
 
 from matcha import families, plan
 from matcha.distributed import Gossip, MpiTransport
-from matcha.distributed.transports.slow_links import SlowLinks
+from matcha.distributed.transports.emulation import SlowLinks
 from matcha.errors import ExchangeError, InputError
 from matcha.testing import MemoryNetwork, run_threads
 

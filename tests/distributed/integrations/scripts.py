@@ -75,7 +75,7 @@ def without_exchanges() -> Iterator[None]:
 def run_accelerate(folder: Path) -> dict[str, Any]:
     from accelerate import Accelerator
 
-    from matcha.distributed.integrations.accelerate import without_ddp
+    from matcha.distributed.integrations import without_ddp
 
     accelerator = without_ddp(Accelerator(cpu=True))
 

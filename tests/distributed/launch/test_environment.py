@@ -13,7 +13,7 @@ from torch import nn
 
 import matcha
 from matcha.distributed import Gossip
-from matcha.distributed.launch.environment import (
+from matcha.distributed.launch.placement import (
     default_transport,
     is_alone,
     is_worker,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from matcha.distributed.gossip import Gossip
-from matcha.distributed.integrations.accelerate import without_ddp
+from matcha.distributed.integrations import without_ddp
 from matcha.errors import PackageError
 from matcha.plans import PlanLike
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from matcha.distributed.launch.environment import KEYS_VARIABLE, PEERS_VARIABLE
 from matcha.distributed.launch.local_workers import LocalWorkers
+from matcha.distributed.launch.placement import KEYS_VARIABLE, PEERS_VARIABLE
 from matcha.distributed.links.peers import Peers, free_ports
 from matcha.errors import ExchangeError, InputError, WorkerError
 
