@@ -23,10 +23,7 @@ from matcha.distributed.elastic.growth import Growth
 from matcha.distributed.elastic.membership import Membership
 from matcha.distributed.elastic.shard import Shard
 from matcha.distributed.exchange.background import Asynchrony
-from matcha.distributed.exchange.buckets import (
-    gathered,
-    is_sharded,
-)
+from matcha.distributed.exchange.buckets import gathered, is_sharded
 from matcha.distributed.exchange.meeting import RUNNING, PlanCursor
 from matcha.distributed.exchange.momentum import describe_optimizers
 from matcha.distributed.launch.placement import (
@@ -36,11 +33,7 @@ from matcha.distributed.launch.placement import (
     find_placement,
     own_facts,
 )
-from matcha.distributed.optimizer_hooks import (
-    OptimizerHooks,
-    ParameterOwnership,
-    check_stepped,
-)
+from matcha.distributed.optimizer_hooks import OptimizerHooks, ParameterOwnership, check_stepped
 from matcha.distributed.options import (
     GossipOptions,
     Optimizers,
@@ -61,8 +54,6 @@ from matcha.plans import PlanLike, check_plan
 from matcha.records import Span
 from matcha.strategies import has_budget
 from matcha.training.momentum import Momentum, automatic, parse_momentum, with_outer
-
-__all__ = ["Gossip"]
 
 _FOREVER = 1e6  # seconds
 _FAR = 10_000  # iterations within which a round with links should come

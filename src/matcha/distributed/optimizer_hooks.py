@@ -28,8 +28,6 @@ from matcha.distributed.options import wrapped_by
 from matcha.distributed.worker_state import WorkerState
 from matcha.errors import InputError
 
-__all__ = ["OptimizerHooks", "ParameterOwnership", "check_stepped"]
-
 _Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 _SCALED_STEP = torch.amp.GradScaler.step.__code__
 

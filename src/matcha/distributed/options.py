@@ -27,22 +27,6 @@ from matcha.training.clipping import check_clip
 from matcha.training.momentum import Momentum, parse_momentum
 from matcha.wires import Float, LowRank, TopK
 
-__all__ = [
-    "EXCLUSIONS",
-    "Exclusion",
-    "GossipOptions",
-    "Optimizers",
-    "Setup",
-    "as_list",
-    "check_setup",
-    "combine",
-    "computes_several_gradients",
-    "find_exclusion",
-    "hookable",
-    "unwrap",
-    "wrapped_by",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GossipOptions:

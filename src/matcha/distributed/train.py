@@ -58,16 +58,6 @@ from matcha.training.settings import Delays, Execution, Settings
 from matcha.training.task import Task, TaskSpec, dealt
 from matcha.zoo.recipes import Choices, recipe
 
-__all__ = [
-    "Network",
-    "Training",
-    "check_trainable",
-    "launch_script",
-    "run_worker",
-    "train",
-    "train_job",
-]
-
 _log = logging.getLogger("matcha")
 STAGES = "stages.json"
 """The plan as it became, where it followed the network."""

@@ -30,8 +30,6 @@ from matcha.plans import PlanLike
 from matcha.records import Span
 from matcha.training.clipping import allowance
 
-__all__ = ["WorkerState"]
-
 _PATIENCE = 30.0  # seconds: a partner's script may do something of its own for as long
 
 

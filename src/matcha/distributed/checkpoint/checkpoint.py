@@ -35,8 +35,6 @@ from matcha.distributed.worker_state import WorkerState
 from matcha.errors import DataError, ExchangeError, InputError, MatchaError, WriteError
 from matcha.training.jobs import check_identity, check_schema
 
-__all__ = ["CheckpointInfo", "checkpoints", "load_checkpoint", "save_checkpoint"]
-
 SCHEMA = "matcha.checkpoint/2"
 _MANIFEST = "complete.json"
 _NEW = ".new"

@@ -18,15 +18,6 @@ from matcha.distributed.transports.base import Buffer
 from matcha.distributed.worker_state import WorkerState
 from matcha.errors import DataError, InputError
 
-__all__ = [
-    "average_snapshots",
-    "checksum",
-    "dump_snapshot",
-    "load_snapshot",
-    "restore_snapshot",
-    "write_snapshot",
-]
-
 _ADVICE = "checkpoints hold numbers, text, None, tensors, and dicts, lists and tuples of them."
 
 Generators = Mapping[str, torch.Generator]

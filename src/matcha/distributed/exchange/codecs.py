@@ -24,18 +24,6 @@ from matcha.wires.lowrank import LowRankRows, renew_directions
 from matcha.wires.topk import TopKRows, pack_chosen, spread, unpack_chosen
 from matcha.wires.wire import BLOCK, Segment
 
-__all__ = [
-    "Codec",
-    "FloatCodec",
-    "LowRankCodec",
-    "ModuloCodec",
-    "Piece",
-    "SpareMemory",
-    "TopKAverage",
-    "Transfer",
-    "is_finite",
-]
-
 _CHUNK = 1 << 17  # elements: three passes over a chunk stay in the cache, so memory is read once
 _PIECE = 1 << 18  # values: a tenth of a second at 10 Mbit/s, and a few milliseconds of encoding
 _HELD = 32  # bytes per value of a piece, over two: memory of four transfers, work, originals

@@ -38,8 +38,6 @@ from matcha.rounds import Round
 from matcha.wires import Float, LowRank, Modulo, TopK, Wire
 from matcha.wires.wire import BLOCK, Segment
 
-__all__ = ["Exchange", "Stopwatch", "alignment", "make_exchange"]
-
 
 class _Part(NamedTuple):
     """One of the messages that every meeting has."""

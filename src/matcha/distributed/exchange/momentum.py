@@ -23,8 +23,6 @@ from matcha.training.momentum import (
 from matcha.training.optimizers import SGD, Adam, Muon, Optimizer
 from matcha.wires.wire import BLOCK
 
-__all__ = ["MomentumRules", "describe_optimizers"]
-
 _log = logging.getLogger("matcha")
 
 _MUON: type[torch.optim.Optimizer] = getattr(torch.optim, "Muon", torch.optim.SGD)

@@ -18,18 +18,6 @@ import torch
 
 from matcha.errors import ExchangeError
 
-__all__ = [
-    "MAX_TAG",
-    "Buffer",
-    "Combine",
-    "Conclude",
-    "Message",
-    "Pending",
-    "Tag",
-    "Transport",
-    "meeting_tag",
-]
-
 T = TypeVar("T")
 
 MAX_TAG = 32_767
