@@ -109,6 +109,38 @@ def test_a_skipped_bad_batch_leaves_the_rules_alone(momentum) -> None:
     assert all(torch.isfinite(parameters).all() for parameters in run_threads(2, work))
 
 
+def test_a_step_skipped_after_a_silent_round_shares_the_moment_of_that_round() -> None:
+    meets, silent = (((0, 1),),), ()
+    plan = Fixed(2, meets, silent, *[meets] * 37)
+
+    def work(transport: MemoryTransport) -> list[torch.Tensor]:
+        model = mlp()
+        optimizer = sgd(model)
+
+        def moments() -> torch.Tensor:
+            found = [optimizer.state[p]["momentum_buffer"].flatten() for p in model.parameters()]
+            return torch.cat(found).clone()
+
+        options: dict[str, Any] = {"transport": transport, "timeout": 30, "momentum": "shared"}
+        with Gossip(model, optimizer, plan, **options) as gossip:
+            generator = torch.Generator().manual_seed(transport.rank)
+            for _ in range(2):
+                backward(model, batch(generator))
+                optimizer.step()
+            backward(model, batch(generator))
+            before = moments()
+            if transport.rank == 0:
+                gossip.step()
+            else:
+                before = 0.9 * before + torch.cat([p.grad.flatten() for p in model.parameters()])
+                optimizer.step()
+            return [before, moments()]
+
+    (first, after), (second, other) = run_threads(2, work)
+    torch.testing.assert_close(after, (first + second) / 2)
+    torch.testing.assert_close(other, after)
+
+
 def test_a_skipped_step_is_seen_as_skipped_by_everybody() -> None:
     """The optimizer is not called at all, so wrappers that count calls count right."""
     calls: list[int] = []

@@ -115,14 +115,15 @@ class OptimizerHooks:
         """Mix, advance in the plan, and start what runs beside the next gradient."""
         state = self._state
         state.stepped.clear()
+        meets = bool(state.cursor.met)
         if state.momentum.is_needed:
-            state.momentum.after_step()
-            if state.cursor.met:
+            state.momentum.after_step(meets=meets)
+            if meets:
                 state.momentum.before_round()
         if state.mix():
             self._restart_curvature()
         if state.momentum.is_needed:
-            state.momentum.after_round(met=bool(state.cursor.met) and state.has_met)
+            state.momentum.after_round(met=meets and state.has_met)
         state.cursor.advance()
         state.note_pace()
         if self.membership is not None:

@@ -157,7 +157,6 @@ class MomentumRules:
 
         `meets`: whether this worker's round has meetings; without any, rules have less to do.
         """
-        self._meets = meets
         if (self._follows_meetings_alone and not meets) or not _unscale(optimizer):
             return
         for part in self._parts:
@@ -180,16 +179,17 @@ class MomentumRules:
             else:
                 part.rule.before_step(part.values(), part.memory())
 
-    def after_step(self) -> None:
-        """Between the last step of an iteration and its round."""
-        if self.spec.kind == "quasi-global" and not self._meets:
+    def after_step(self, *, meets: bool) -> None:
+        """Between the last step of an iteration, or a skipped one, and its round."""
+        self._meets = meets
+        if self.spec.kind == "quasi-global" and not meets:
             return
         for part in self._parts:
             if part.has_stepped and self.spec.kind != "tracking":
                 part.rule.after_step(part.values(), part.rate)
             elif self.spec.steps_first:
                 part.rule.after_skipped_step(part.values(), part.rate)
-        for part, place in self._moments if self._meets else ():
+        for part, place in self._moments if meets else ():
             (moment,) = part.changed_memory()[1]
             if moment is None:
                 place.zero_()
