@@ -130,7 +130,7 @@ class Gossip:
         if plan is None:
             raise InputError("Gossip needs a plan, or join='HOST:PORT' of a running team.")
         given = as_list(optimizer)
-        optimizers = hookable(given)
+        optimizers = tuple(map(hookable, given))
         setup = Setup(
             options=options,
             plan=check_plan(plan),

@@ -287,6 +287,7 @@ class ParameterOwnership:
         optimizers: the only ones that may step them; with none, anything may change them.
 
     Attributes:
+        optimizers: as given.
         is_stepping: whether one of the optimizers is in its step, in which it may call others.
 
     Raises:
@@ -300,7 +301,7 @@ class ParameterOwnership:
     ) -> None:
         self.is_stepping = False
         self._parameters = list(parameters.values())
-        self._optimizers = list(optimizers)
+        self.optimizers = list(optimizers)
         for name, parameter in parameters.items():
             if _owner(parameter) is not None:
                 gc.collect()  # a Gossip that is no longer referenced owns nothing
@@ -314,20 +315,15 @@ class ParameterOwnership:
         """Own the parameters from now on."""
         for parameter in self._parameters:
             _owners[parameter] = ref(self)
-        _known.update(self._optimizers)
+        _known.update(self.optimizers)
         _harmless.clear()
         _watch_optimizers()
-
-    @property
-    def is_exclusive(self) -> bool:
-        """Whether optimizers that were not named must leave the parameters alone."""
-        return bool(self._optimizers)
 
     def release(self) -> None:
         """Give the parameters up."""
         for parameter in self._parameters:
             _owners.pop(parameter, None)
-        for optimizer in self._optimizers:
+        for optimizer in self.optimizers:
             _known.discard(optimizer)
         _watch_optimizers()
 
@@ -356,7 +352,7 @@ def _before_any_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -
     if wrapped_by(optimizer) in _known:
         return
     owners = [owner for owner in map(_owner, _parameters(optimizer)) if owner is not None]
-    if any(owner.is_exclusive and not owner.is_stepping for owner in owners):
+    if any(owner.optimizers and not owner.is_stepping for owner in owners):
         raise InputError(
             f"an optimizer that Gossip does not know ({type(optimizer).__name__}) steps the "
             "parameters that Gossip exchanges: construct Gossip after the optimizer, and give it "
@@ -371,12 +367,10 @@ def _before_any_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -
 
 def check_stepped(modules: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
     """Refuse optimizers of other parameters than the modules'; warn of those never stepped."""
-    stepped = {
-        id(p): (p, o) for o in optimizers for group in o.param_groups for p in group["params"]
-    }
+    stepped = {id(p): (p, o) for o in optimizers for p in _parameters(o)}
     own = {id(p) for p in modules.parameters()}
     for optimizer in optimizers:
-        if not any(id(p) in own for group in optimizer.param_groups for p in group["params"]):
+        if not any(id(p) in own for p in _parameters(optimizer)):
             raise InputError(
                 "the optimizer steps none of the model's parameters: give it this model's."
             )

@@ -176,10 +176,6 @@ def check_setup(setup: Setup) -> None:
 # -- the choices -----------------------------------------------------------------------------------
 
 
-def _is_staged(setup: Setup) -> bool:
-    return isinstance(setup.plan, StagedPlan)
-
-
 def _is_fixed(setup: Setup) -> bool:
     """Whether nothing in the plan depends on how long links take."""
     if not isinstance(setup.plan, Plan):
@@ -204,15 +200,8 @@ def _cannot_be_made_again(setup: Setup) -> bool:
     return False
 
 
-def _lacks_threads(setup: Setup) -> bool:
-    return setup.transport is not None and not setup.transport.threads
-
-
-def _cannot_lose(setup: Setup) -> bool:
-    transport = setup.transport
-    if transport is None:
-        return False
-    return not isinstance(transport, LinkTransport)
+def _momentum(kind: str) -> Choice:
+    return Choice(f'`momentum="{kind}"`', lambda setup: setup.momentum.kind == kind)
 
 
 OVERLAP = Choice("`overlap=True`", lambda s: s.options.overlap)
@@ -232,14 +221,10 @@ RATE_FIRST = Choice(
     "outer steps with the rate first (`gasloc`)",
     lambda s: s.momentum.kind == "outer" and s.momentum.rate_first,
 )
-TRACKING = Choice('`momentum="tracking"`', lambda s: s.momentum.kind == "tracking")
-MOMENTUM_TRACKING = Choice(
-    '`momentum="momentum-tracking"`', lambda s: s.momentum.kind == "momentum-tracking"
-)
-EXACT_DIFFUSION = Choice(
-    '`momentum="exact-diffusion"`', lambda s: s.momentum.kind == "exact-diffusion"
-)
-SHARED = Choice('`momentum="shared"`', lambda s: s.momentum.kind == "shared")
+TRACKING = _momentum("tracking")
+MOMENTUM_TRACKING = _momentum("momentum-tracking")
+EXACT_DIFFUSION = _momentum("exact-diffusion")
+SHARED = _momentum("shared")
 CLIP = Choice("`clip`", lambda s: s.options.clip is not None)
 REPLAN = Choice("`replan`", lambda s: bool(s.options.replan))
 CONTINUE = Choice('`on_loss="continue"`', lambda s: s.options.on_loss == "continue")
@@ -292,7 +277,7 @@ NOT_SGD = Choice(
     lambda s: any(type(wrapped_by(o) or o).__name__ != "SGD" for o in s.optimizers),
 )
 RELAY = Choice("a plan of relayed sums (relaysum)", lambda s: "relay" in _mixings(s))
-STAGES = Choice("a plan with stages of its own", _is_staged)
+STAGES = Choice("a plan with stages of its own", lambda s: isinstance(s.plan, StagedPlan))
 FIXED_PLAN = Choice("a plan in which nothing depends on how long links take", _is_fixed)
 CODED_WIRE = Choice(
     "a wire that sends less than whole values", lambda s: not isinstance(s.plan.wire, Float)
@@ -301,8 +286,14 @@ NOT_WHOLE = Choice("a wire other than float32", lambda s: s.plan.wire != Float()
 TOP_K = Choice(
     'a top-k wire (`sparseloco`, `wire="topk:64"`)', lambda s: isinstance(s.plan.wire, TopK)
 )
-ONE_THREAD = Choice("a transport for one thread (MPI, NCCL)", _lacks_threads)
-NO_LINKS = Choice("a transport that does not know who is gone", _cannot_lose)
+ONE_THREAD = Choice(
+    "a transport for one thread (MPI, NCCL)",
+    lambda s: s.transport is not None and not s.transport.threads,
+)
+NO_LINKS = Choice(
+    "a transport that does not know who is gone",
+    lambda s: s.transport is not None and not isinstance(s.transport, LinkTransport),
+)
 
 _EXCLUDED: Mapping[Choice, Mapping[Choice, str]] = {  # the reason, by what excludes what
     OVERLAP: {
@@ -535,15 +526,6 @@ def as_list(given: Optimizers) -> list[Any]:
     return list(given) if isinstance(given, Iterable) else [given]
 
 
-def hookable(given: Iterable[Any]) -> tuple[torch.optim.Optimizer, ...]:
-    """Return the optimizers whose `step()` changes parameters, taken out of their wrappers.
-
-    Raises:
-        InputError: the steps of one cannot be followed.
-    """
-    return tuple(_unwrapped(optimizer) for optimizer in given)
-
-
 def computes_several_gradients(optimizer: object) -> bool:
     """Whether it computes gradients at several points per step, as LBFGS and SAM do."""
     return isinstance(optimizer, torch.optim.LBFGS) or _perturbs(optimizer)
@@ -554,13 +536,19 @@ def _perturbs(optimizer: object) -> bool:
     return hasattr(optimizer, "first_step") and hasattr(optimizer, "second_step")
 
 
-def _unwrapped(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    hooked = hasattr(optimizer, "_optimizer_step_pre_hooks") and not _perturbs(optimizer)
-    if hooked:
-        return optimizer
+def hookable(optimizer: Any) -> torch.optim.Optimizer:
+    """Return the optimizer whose `step()` changes parameters, taken out of its wrappers.
+
+    Raises:
+        InputError: its steps cannot be followed.
+    """
+    # A wrapper may be an Optimizer that was never initialised as one (Accelerate's).
+    if hasattr(optimizer, "_optimizer_step_pre_hooks") and not _perturbs(optimizer):
+        hooked: torch.optim.Optimizer = optimizer
+        return hooked
     inside = wrapped_by(optimizer)
     if inside is not None:
-        return _unwrapped(inside)
+        return hookable(inside)
     raise InputError(
         f"the steps of {type(optimizer).__name__} cannot be followed: give Gossip the "
         "torch.optim.Optimizer inside it, or None and call gossip.step() after each update."

@@ -100,6 +100,10 @@ class Network:
         if not all(0 < factor < math.inf for factor in self.slower.values()):
             raise InputError(f"links are slower by positive factors, not {dict(self.slower)}.")
 
+    def choices(self) -> dict[str, Any]:
+        """The fields that `GossipOptions` has too, but for the timeout."""
+        return {"on_loss": self.on_loss, "replan": self.replan}
+
     def describe(self) -> dict[str, Any]:
         """What the run's header says of it."""
         if self.link_mbps is None:
@@ -192,7 +196,6 @@ def train_job(
         ExchangeError: a worker was lost.
     """
     network = network or Network()
-    job = replace(job, kind="training", network=network.describe())
     if checkpoint_every < 0:
         raise InputError(f"checkpoint_every is {checkpoint_every}, but it is 0 or more epochs.")
     options: dict[str, Any] = {
@@ -203,8 +206,8 @@ def train_job(
     }
     if (joining := network.joining) is not None:
         network = replace(network, on_loss="continue")
-        chosen = _chosen(job, network).with_launcher()
-        joining.check(own_facts(joining.given, chosen.describe()))
+        chosen = _gossip_options(job.settings, **network.choices())
+        joining.check(own_facts(joining.given, chosen.with_launcher().describe()))
         made = job.task.make()  # all that takes long, before the others count on this worker
         _warm_up(made, job.settings)
         job = replace(job, plan=joining.given, task=TaskSpec.of(made))
@@ -242,15 +245,10 @@ def train_job(
         )
 
 
-def _chosen(job: Job, network: Network) -> GossipOptions:
-    """How the job's workers exchange."""
-    settings = job.settings
+def _gossip_options(settings: Settings, **others: Any) -> GossipOptions:
+    """How workers exchange: as the settings say, and what the network adds."""
     return GossipOptions(
-        overlap=settings.overlap,
-        momentum=settings.momentum,
-        clip=settings.clip,
-        on_loss=network.on_loss,
-        replan=network.replan,
+        overlap=settings.overlap, momentum=settings.momentum, clip=settings.clip, **others
     )
 
 
@@ -286,8 +284,7 @@ def launch_script(
     network = network or Network()
     if is_worker(network.address):
         raise InputError("a script that is one worker is started by itself: python SCRIPT.")
-    options = GossipOptions(on_loss=network.on_loss, replan=network.replan)
-    check_setup(Setup(options=options, plan=plan))
+    check_setup(Setup(options=GossipOptions(**network.choices()), plan=plan))
     network.hosts.share(plan.num_workers)
     with tempfile.TemporaryDirectory(prefix="matcha-") as folder:
         path = plan_file or Path(folder) / "plan.json"
@@ -325,7 +322,7 @@ def _check_startable(job: Job, network: Network, *, resume: bool) -> None:
     """Say before any worker is started what every worker would find wrong."""
     settings, plan = job.settings, job.plan
     network.hosts.share(plan.num_workers)
-    chosen = _chosen(job, network)
+    chosen = _gossip_options(settings, **network.choices())
     check_setup(
         Setup(options=chosen, plan=plan, momentum=job.momentum, optimizers=(settings.optimizer,))
     )
@@ -386,8 +383,7 @@ def run_worker(
         job.settings,
         transport,
         timeout=network.timeout,
-        on_loss=network.on_loss,
-        replan=network.replan,
+        **network.choices(),
     )
     folder = job.folder / CHECKPOINTS
     if network.on_loss == "continue" and threading.current_thread() is threading.main_thread():
@@ -439,7 +435,6 @@ class Training:
         plan: who talks when.
         settings: how to train.
         transport: how messages travel.
-        traced_iterations: how many iterations leave spans for the timeline.
         options: further arguments of `Gossip`.
 
     Raises:
@@ -454,8 +449,6 @@ class Training:
         plan: PlanLike,
         settings: Settings,
         transport: Transport,
-        *,
-        traced_iterations: int = 40,
         **options: Any,
     ) -> None:
         check_trainable(task, plan, settings)
@@ -465,39 +458,24 @@ class Training:
         self.model = task.model().to(self.device, settings.execution.dtype)
         self.optimizers = settings.optimizer.for_model(self.model)
         self.identity = identity(task, plan, settings)
-        momentum, better = settings.momentum, correction(settings)
-        if better is not None and self._goes_with(better, options):
-            momentum = better if data_differ(task, settings.execution) else momentum
-        self.gossip = Gossip(
-            self.model,
-            self.optimizers,
-            plan,
-            transport=transport,
-            overlap=settings.overlap,
-            momentum=momentum,
-            clip=settings.clip,
-            **options,
-        )
+        chosen, better = _gossip_options(settings, **options), correction(settings)
+        if better and self._goes_with(better, chosen) and data_differ(task, settings.execution):
+            chosen = replace(chosen, momentum=better)
+        self.gossip = Gossip(self.model, self.optimizers, plan, transport=transport, options=chosen)
         self.rank = self.gossip.rank
         self.is_stopped = False
         """Whether no further epoch begins; the same on all workers."""
-        self.ledger = Ledger(self.gossip, traced_iterations)
+        self.ledger = Ledger(self.gossip)
         self.ledger.carry()
         self.came_late = self.ledger.came_late
         if not self.came_late:
             facts = {part: fingerprint(self.identity[part])[:12] for part in ("task", "settings")}
             agree(transport, facts, self.gossip.state.timeout)
 
-    def _goes_with(self, momentum: Momentum, given: Mapping[str, Any]) -> bool:
+    def _goes_with(self, momentum: Momentum, chosen: GossipOptions) -> bool:
         """Whether a momentum goes with all that was chosen."""
-        known = {k: v for k, v in given.items() if k in ("on_loss", "replan")}
-        options = GossipOptions(momentum=momentum, clip=self.settings.clip, **known)
-        asked = Setup(
-            options=options.with_launcher(),
-            plan=self.plan,
-            momentum=momentum,
-            optimizers=tuple(self.optimizers),
-        )
+        options, optimizers = chosen.with_launcher(), tuple(self.optimizers)
+        asked = Setup(options=options, plan=self.plan, momentum=momentum, optimizers=optimizers)
         return find_exclusion(asked) is None
 
     @property

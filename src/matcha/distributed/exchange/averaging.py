@@ -12,7 +12,6 @@ from torch.nn import functional
 from matcha.distributed.exchange.buckets import Bucket, local, share
 from matcha.distributed.launch.placement import Placement
 from matcha.distributed.transports.collectives import broadcast, mean_
-from matcha.plans import PlanLike
 
 
 class PushSumValues:
@@ -58,13 +57,6 @@ class PushSumValues:
         """After it z is what the exchange made of x and ω."""
         for x, z in zip(self._x, self._values, strict=True):
             torch.div(x, self.omega, out=z)
-
-
-def push_sum_of(plan: PlanLike, values: Sequence[torch.Tensor]) -> PushSumValues | None:
-    """X and ω where the plan's messages do not come round; None where they do, as in most plans."""
-    if not any(level.needs_push_sum for level in plan.levels):
-        return None
-    return PushSumValues(values)
 
 
 class Averaging:

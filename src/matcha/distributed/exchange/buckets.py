@@ -79,26 +79,22 @@ class Bucket:
     def _place(self, slot: Slot) -> torch.Tensor:
         return self.part(slot).view(slot.dtype).view(slot.shape)
 
-    def moved(self) -> str | None:
-        """The name of a tensor that no longer lives in this bucket; None when all do."""
-        return next((slot.name for slot in self._moved()), None)
-
     def take_back(self) -> str | None:
         """Bring back the values of tensors that were given others (`parameter.data = ...`).
 
         Returns:
             The name of one that cannot come back, since its shape, dtype or device is another.
         """
-        for slot in self._moved():
+        for slot in self.moved():
             tensor = slot.tensor
-            if (tensor.shape, tensor.dtype) != (slot.shape, slot.dtype):
-                return slot.name
-            if tensor.device != self.data.device:
+            now = tensor.shape, tensor.dtype, tensor.device
+            if now != (slot.shape, slot.dtype, self.data.device):
                 return slot.name
             _move(slot, self.data)
         return None
 
-    def _moved(self) -> Iterator[Slot]:
+    def moved(self) -> Iterator[Slot]:
+        """The slots whose tensors no longer live in this bucket."""
         if self.is_copy:
             return
         base, size = self.data.data_ptr(), self.data.element_size()

@@ -304,11 +304,8 @@ class _ScaledCodec(Codec):
 class ModuloCodec(_ScaledCodec):
     """Values on a grid as fine as two workers' difference allows, packed bits piece by piece.
 
-    Args:
-        values: flat tensors, whole blocks each.
-        segments: where the parameters lie in each of them.
-        wire: how many bits.
-        bucket_bytes: spare memory is at most twice this, or a few blocks.
+    The flat tensors are whole blocks each; segments say where parameters lie in them. Spare memory
+    is at most twice `bucket_bytes`, or a few blocks.
     """
 
     def __init__(
@@ -331,29 +328,18 @@ class ModuloCodec(_ScaledCodec):
         piece, memory = transfer.piece, transfer.memory
         coder, common = self._coders[piece.tensor], transfer.scales[piece.tensor]
         message = memory.outgoing[: coder.message_bytes(len(piece.values))]
+        lower, kept = transfer.is_lower, memory.kept
         transfer.coded = coder.encode(
-            transfer.original,
-            piece.start,
-            common,
-            message,
-            lower=transfer.is_lower,
-            kept=memory.kept,
+            transfer.original, piece.start, common, message, lower=lower, kept=kept
         )
         return message
 
     def apply(self, transfer: Transfer) -> None:
-        piece, lower = transfer.piece, transfer.is_lower
+        piece, coded, arrived = transfer.piece, transfer.coded, transfer.arrived
         coder, common = self._coders[piece.tensor], transfer.scales[piece.tensor]
-        assert transfer.coded is not None
-        coder.move(
-            piece.values,
-            transfer.coded,
-            transfer.arrived,
-            piece.start,
-            common,
-            lower=lower,
-            weight=transfer.signed_weight,
-        )
+        lower, weight = transfer.is_lower, transfer.signed_weight
+        assert coded is not None
+        coder.move(piece.values, coded, arrived, piece.start, common, lower=lower, weight=weight)
         for gap in piece.padding:
             gap.zero_()
 
@@ -363,12 +349,6 @@ class LowRankCodec(_ScaledCodec):
 
     A link's directions are remembered from meeting to meeting. In a Laplacian round with several
     partners the originals are a copy of the values.
-
-    Args:
-        values: flat tensors.
-        segments: where the parameters lie in each of them.
-        wire: the rank.
-        num_workers: how many there may be links to.
     """
 
     num_phases = 2
@@ -470,19 +450,10 @@ def is_finite(values: torch.Tensor) -> bool:
 
 
 class TopKAverage:
-    """The average of the largest movements, with error feedback: what a top-k wire sends to all.
-
-    Args:
-        values: flat tensors.
-        segments: where the parameters lie in each of them.
-        wire: how much is sent.
-    """
+    """The average of the largest movements, with error feedback: what a top-k wire sends to all."""
 
     def __init__(
-        self,
-        values: Sequence[torch.Tensor],
-        segments: Sequence[Sequence[Segment]],
-        wire: TopK,
+        self, values: Sequence[torch.Tensor], segments: Sequence[Sequence[Segment]], wire: TopK
     ) -> None:
         self._wire = wire
         self._rows = [value.view(1, -1) for value in values]
