@@ -13,6 +13,7 @@ from torch import nn
 
 from matcha import families, plan
 from matcha.distributed import Gossip, TorchTransport, Transport
+from matcha.distributed.exchange.background import Rendezvous
 
 NUM_WORKERS = 4
 PLAN = plan(families.ring(NUM_WORKERS), 1.0, "matcha", seed=2)
@@ -49,9 +50,16 @@ def train(transport: Transport) -> dict[str, Any]:
     assert gossip.state.asynchrony is not None
     rendezvous = gossip.state.asynchrony.rendezvous
     rendezvous.want(dict.fromkeys(PLAN.topology.neighbors(rank), 0.5))
-    rendezvous.wait_for_all()
+    meet_all(rendezvous)
     gossip.detach()
     return {"end": _flat(model.parameters()), "alone": _flat(alone), "held": rendezvous.held}
+
+
+def meet_all(rendezvous: Rendezvous) -> None:
+    """Wait until all wishes are met; only where the neighbours will want this worker too."""
+    with rendezvous._changed:
+        rendezvous._wait(lambda: all(li.wanted is None for li in rendezvous._lines), "partners")
+        rendezvous._wait(lambda: not rendezvous._meeting, "a meeting to end")
 
 
 def _flat(tensors: Any) -> torch.Tensor:

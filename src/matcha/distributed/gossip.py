@@ -494,7 +494,7 @@ def _say_finished(
     # After an uncaught error it has not, nor after one of ours.
     if getattr(sys, "last_value", None) is None and not transport.failed:
         if asynchrony is not None:
-            asynchrony.leave()
+            asynchrony.rendezvous.leave()  # so that no meeting breaks off
         transport.set_note(
             f"finished/{transport.period}", f"{cursor.iteration}{' at exit' if at_exit else ''}"
         )

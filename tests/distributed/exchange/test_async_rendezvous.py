@@ -5,6 +5,7 @@ import threading
 import time
 
 import pytest
+from tests.distributed.asynchronous import meet_all
 
 from matcha.distributed.exchange.background import Rendezvous
 from matcha.distributed.transports.collectives import barrier
@@ -48,7 +49,7 @@ def test_nobody_waits_for_ever_and_both_ends_hold_the_same_meetings(seed):
         hold = diary.hold_of(transport.rank, random.Random(seed))
         rendezvous = Rendezvous(transport, neighbors, hold, PATIENCE)
         rendezvous.want(dict.fromkeys(neighbors, 0.5))
-        rendezvous.wait_for_all()  # all have come: on a loaded machine some left before others
+        meet_all(rendezvous)  # all have come: on a loaded machine some left before others
         pace = rng.choice([0.0, 1e-3, 3e-3])
         for k in range(rng.randrange(20, 60)):
             wanted = rng.sample(neighbors, rng.randrange(len(neighbors) + 1))
@@ -85,7 +86,7 @@ def test_who_has_left_is_waited_for_no_longer():
         rendezvous = Rendezvous(transport, [1 - transport.rank], lambda *_: None, 1e6)
         if transport.rank == 0:
             rendezvous.want({1: 0.5})
-            rendezvous.wait_for_all()
+            meet_all(rendezvous)
         rendezvous.leave()
         return rendezvous.held
 
@@ -102,7 +103,7 @@ def test_a_wish_that_comes_again_is_one_wish_and_both_ends_mean_the_same_weight(
         barrier(transport, PATIENCE)
         if transport.rank == 1:
             rendezvous.want({0: 0.25})
-        rendezvous.wait_for_all()
+        meet_all(rendezvous)
         rendezvous.leave()
         return met
 
@@ -130,7 +131,7 @@ def test_what_was_wanted_before_a_pause_is_forgotten_at_both_ends(seed):
                 diary.check()
             barrier(transport, PATIENCE)
         rendezvous.want(dict.fromkeys(neighbors, 0.5))
-        rendezvous.wait_for_all()
+        meet_all(rendezvous)
         rendezvous.leave()
         return rendezvous.held
 
@@ -147,7 +148,7 @@ def test_what_fails_on_the_thread_is_raised_where_the_script_looks():
         rendezvous = Rendezvous(transport, [1 - transport.rank], hold, PATIENCE)
         rendezvous.want({1 - transport.rank: 0.5})
         with pytest.raises(ExchangeError, match="rank 7 is gone"):
-            rendezvous.wait_for_all()
+            meet_all(rendezvous)
         with pytest.raises(ExchangeError, match="rank 7 is gone"):
             rendezvous.check()
         return transport.failed

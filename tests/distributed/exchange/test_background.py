@@ -51,7 +51,7 @@ def step(model, optimizer, rank, k):
 def meet_first(gossip):
     """Hold all meetings of the current round; only where everybody does, at every iteration."""
     gossip._hooks.begin()
-    gossip.state.asynchrony.rendezvous.wait_for_all()
+    asynchronous.meet_all(gossip.state.asynchrony.rendezvous)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -80,7 +80,7 @@ def test_the_sum_is_kept_whatever_the_speeds(seed):
         # However loaded the machine, each has met each neighbour in the end.
         rendezvous, neighbors = gossip.state.asynchrony.rendezvous, ER8.neighbors(transport.rank)
         rendezvous.want(dict.fromkeys(neighbors, 0.5))
-        rendezvous.wait_for_all()
+        asynchronous.meet_all(rendezvous)
         gossip.detach()
         return flat(model), start + steps, rendezvous.held >= len(neighbors), middle
 
@@ -107,7 +107,7 @@ def test_in_step_it_is_the_overlapped_exchange():
                 model().backward()
                 meet_first(gossip)
                 optimizer.step()
-            gossip.state.asynchrony.rendezvous.wait_for_all()
+            asynchronous.meet_all(gossip.state.asynchrony.rendezvous)
             gossip.state.asynchrony._moves = [
                 torch.zeros_like(m) for m in gossip.state.asynchrony._moves
             ]

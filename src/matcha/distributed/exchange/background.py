@@ -139,12 +139,6 @@ class Rendezvous:
             for line in self._lines:
                 line.wanted = line.offered = None
 
-    def wait_for_all(self) -> None:
-        """Wait until all wishes are met; only where the neighbours will want this worker too."""
-        with self._changed:
-            self._wait(lambda: all(line.wanted is None for line in self._lines), "its partners")
-            self._wait(lambda: not self._meeting, "a meeting to end")
-
     def leave(self) -> None:
         """Say BYE on all links, and hold what was agreed before; may be called twice."""
         with self._changed:
@@ -462,10 +456,6 @@ class Asynchrony:
         self.rendezvous.reset()
         self.merge()
         self._wanted_at = None
-
-    def leave(self) -> None:
-        """Say goodbye to the neighbours, so that no meeting breaks off."""
-        self.rendezvous.leave()
 
     def close(self) -> None:
         """End the thread, and add what the last meetings moved."""

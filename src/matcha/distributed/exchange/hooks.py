@@ -72,8 +72,7 @@ class ElasticMeetings(MeetingHook):
         if self._connections.setdefault(meeting.peer, connection) is not connection:
             self._connections[meeting.peer] = connection
             self._exchange.forget(meeting.peer)
-        for before, value in zip(self._before, self._values, strict=True):
-            before.copy_(value)
+        _copy(self._before, self._values)
         self._is_under_way = True
         return True
 
@@ -95,13 +94,8 @@ class ElasticMeetings(MeetingHook):
         if not self._is_under_way:
             return False
         _log.info("worker %d: iteration %d: %s", self._team.rank, self._iteration, error)
-        pairs = list(zip(self._values, self._before, strict=True))
-        shift = 0.0
-        if self._has_all:
-            squares = (float((x - y).abs().double().square().sum()) for x, y in pairs)
-            shift = math.sqrt(sum(squares))
-        for value, before in pairs:
-            value.copy_(before)
+        shift = math.sqrt(_squares(self._values, self._before)) if self._has_all else 0.0
+        _copy(self._values, self._before)
         self._count(meeting, "uncertain" if self._has_all else "left out", shift)
         return True
 
@@ -117,13 +111,8 @@ class ElasticMeetings(MeetingHook):
 class Clipping(MeetingHook):
     """Cuts what each meeting moves to length.
 
-    The definition is `matcha.training.clipping`. It costs two copies of the values and eight bytes
-    per meeting.
-
-    Args:
-        exchange: what holds the meetings.
-        values: what they change.
-        allowance: how many times its reach a worker's difference to a partner may be.
+    The definition is `matcha.training.clipping`; a worker's difference to a partner may be
+    `allowance` times its reach. It costs two copies of the values and eight bytes per meeting.
     """
 
     def __init__(
@@ -136,7 +125,7 @@ class Clipping(MeetingHook):
         self._reach = torch.zeros((), dtype=torch.float64)
         self._now = 0.0
         self._theirs = torch.zeros(1, dtype=torch.float64)
-        self._pending: Pending | None = None
+        self._pending: Pending
 
     def state(self) -> Mapping[str, torch.Tensor]:
         """What later rounds depend on."""
@@ -157,7 +146,6 @@ class Clipping(MeetingHook):
 
     def after(self, meeting: Meeting) -> None:
         """Cut what has moved; none of a NaN is kept."""
-        assert self._pending is not None
         self._pending.wait(self._exchange.timeout)
         theirs = float(self._theirs)
         reach = min(self._now, theirs) if theirs >= 0 else self._now

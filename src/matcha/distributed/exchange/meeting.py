@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import repeat
 
 import torch
@@ -83,7 +83,7 @@ class Handshake:
         finished_at: int,
         content: torch.Tensor | None,
     ) -> None:
-        self._transport, self._meeting, self._iteration = transport, meeting, iteration
+        self._transport, self._peer, self._iteration = transport, meeting.peer, iteration
         self._has_finished = finished_at != RUNNING
         self.both_finished = False
         device = transport.device or torch.device("cpu")
@@ -102,10 +102,9 @@ class Handshake:
         self.pending.wait(timeout)
         iteration, finished_at = self._position.tolist()
         if iteration != self._iteration:
-            name, transport = self._transport.name, self._transport
-            peer = self._meeting.peer
+            name, rank = self._transport.name, self._transport.rank
             raise ExchangeError(
-                f"{name(peer)} is at iteration {iteration}, but {name(transport.rank)} is at "
+                f"{name(self._peer)} is at iteration {iteration}, but {name(rank)} is at "
                 f"{self._iteration}: the workers took different numbers of steps."
             )
         self.both_finished = self._has_finished and finished_at != RUNNING
@@ -148,17 +147,11 @@ class PlanCursor:
     """
 
     def __init__(self, plan: PlanLike, rank: int, iteration: int, *, alone: bool = False) -> None:
-        @lru_cache(maxsize=_KNOWN_ROUNDS)
-        def met(round: Round) -> tuple[Meeting, ...]:
-            return meetings(round, rank)
-
-        self._plan = plan
-        self._rank = rank
-        self._alone = alone
+        self._rank, self._alone = rank, alone
+        self._met = lru_cache(maxsize=_KNOWN_ROUNDS)(partial(meetings, worker=rank))
         self.passed: set[int] = set()
-        self._met = met
-        self._peers = [_peers_of(level, rank) for level in plan.levels]
-        self.seek(iteration)
+        self.iteration = iteration
+        self.follow(plan)
 
     def seek(self, iteration: int) -> None:
         """Go on at another iteration of the plan."""

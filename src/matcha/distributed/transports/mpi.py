@@ -123,9 +123,7 @@ class _Requests(Pending):
         if any(transport.get_note(rank, "away") for rank in transport.members):
             return now + timeout
         if now > end or transport.get_note(peer, f"finished/{transport.period}"):
-            if all(
-                request.Test() for _, request in self.requests
-            ):  # its last messages came just now
+            if all(r.Test() for _, r in self.requests):  # its last messages came just now
                 return end
             raise transport.failure(peer, f"did not answer within {timeout:g} s", 0.0)
         return end
