@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
+from typing import TypeAlias
 
 import torch
 
@@ -17,13 +18,13 @@ from matcha.training.momentum import (
     MomentumTracking,
     Tracking,
     make_rule,
-    parse_momentum,
     resolve_momentum,
 )
 from matcha.training.optimizers import SGD, Adam, Muon, Optimizer
 from matcha.wires.wire import BLOCK
 
 _log = logging.getLogger("matcha")
+_Owners: TypeAlias = Mapping[int, tuple[torch.optim.Optimizer, int]]
 
 _MUON: type[torch.optim.Optimizer] = getattr(torch.optim, "Muon", torch.optim.SGD)
 """Muon, which PyTorch has from 2.9 on."""
@@ -38,28 +39,21 @@ class MomentumRules:
     A step that is left out (a gradient overflowed, a batch was bad) is left out for the rules of
     its parameters too: they do not see that gradient.
 
-    Args:
-        name: the momentum asked for.
-        optimizers: whose memory is changed.
-        plan: says how often workers meet.
-        buckets: where the parameters lie.
-
     Raises:
-        InputError: it cannot go with these optimizers.
+        InputError: the momentum asked for cannot go with these optimizers.
     """
 
     def __init__(
         self,
-        name: str | Momentum,
+        asked: Momentum,
         optimizers: Sequence[torch.optim.Optimizer],
         plan: PlanLike,
         buckets: Sequence[Bucket],
     ) -> None:
         kind = describe_optimizers(optimizers)
-        asked = parse_momentum(name)
-        if asked is not None and asked.kind == "shared" and all(map(_has_first_moment, optimizers)):
+        if asked.kind == "shared" and all(map(_has_first_moment, optimizers)):
             kind = Adam()  # whatever they are: each has what is to be exchanged
-        self.spec = resolve_momentum(name, kind, plan)
+        self.spec = resolve_momentum(asked, kind, plan)
         self.is_needed = self.spec.kind != "local"
         if isinstance(kind, Adam) and isinstance(plan, Plan) and plan.strategy == "allreduce":
             _log.warning(
@@ -73,22 +67,21 @@ class MomentumRules:
         self._meets = True
         self._follows_meetings_alone = self.spec.kind == "quasi-global" and isinstance(kind, Adam)
         held = [bucket for bucket in buckets if bucket.slots and not bucket.volatile]
+        owners = _owners(optimizers)
         if self.spec.kind == "tracking":
-            self._parts = [
-                part for k, b in enumerate(held) for part in self._track(k, b, optimizers)
-            ]
+            alone = optimizers[0] if len(optimizers) == 1 else None
+            for k, bucket in enumerate(held):
+                self._parts += self._track(k, bucket, alone, owners)
         elif self.spec.messages > 1:
-            self._parts = [part for b in held for part in self._accompany(b, kind, optimizers)]
+            for bucket in held:
+                self._parts += self._accompany(bucket, kind, owners)
         elif self.is_needed:
-            self._parts = list(_follow(self.spec, kind, optimizers, held))
+            self._parts += _follow(self.spec, kind, owners, held)
 
-    def _accompany(
-        self, bucket: Bucket, kind: Optimizer, optimizers: Sequence[torch.optim.Optimizer]
-    ) -> Iterator[_Part]:
+    def _accompany(self, bucket: Bucket, kind: Optimizer, owners: _Owners) -> Iterator[_Part]:
         """Parts with a second vector each, and its place among what travels."""
         vectors = torch.zeros_like(bucket.data)
         self.travelling.append((bucket, vectors))
-        owners = _owners(optimizers)
         for slot in _distinct(bucket):
             if id(slot.tensor) in owners:
                 values = _as_real(slot.tensor.data)
@@ -104,13 +97,11 @@ class MomentumRules:
                 yield part
 
     def _track(
-        self, index: int, bucket: Bucket, optimizers: Sequence[torch.optim.Optimizer]
+        self, index: int, bucket: Bucket, alone: torch.optim.Optimizer | None, owners: _Owners
     ) -> Iterator[_Part]:
-        """Rules whose vector is exchanged: one of them, where one optimizer steps the bucket."""
+        """Rules whose vector is exchanged: one of them, where one optimizer alone steps all."""
         tracked = torch.zeros_like(bucket.data)
         self.travelling.append((bucket, tracked))
-        owners = _owners(optimizers)
-        alone = optimizers[0] if len(optimizers) == 1 else None
         for slots in [bucket.slots] if alone else [(slot,) for slot in bucket.slots]:
             place = tracked if alone else bucket.part(slots[0], tracked)
             rule = Tracking(self.spec, place)
@@ -225,16 +216,8 @@ class _Part:
     """Parameters that one rule is about.
 
     A parameter alone is worked on where it is. Several are copied side by side into memory of our
-    own, which a rule passes over as over one vector.
-
-    Args:
-        names: of what `state` holds: a parameter's each, or the bucket's.
-        slots: the parameters.
-        optimizer: what steps them; None where nothing does, and they are mixed alone.
-        group: which of its groups they are in.
-        rule: of their momentum.
-        offsets: where each lies in the copies; None: there are none.
-        like: a vector as long as the copies.
+    own, a vector `like` another at `offsets`, which a rule passes over as over one. Where no
+    optimizer steps them they are mixed alone.
     """
 
     def __init__(
@@ -263,8 +246,7 @@ class _Part:
     @property
     def has_memory(self) -> bool:
         """Whether the optimizer remembers anything of them yet."""
-        states = self.optimizer.state if self.optimizer is not None else {}
-        return any(states.get(slot.tensor) for slot in self.slots)
+        return any(self._states())
 
     def values(self) -> torch.Tensor:
         """The parameters, as one tensor of real numbers."""
@@ -346,13 +328,9 @@ class _Part:
 
 
 def _follow(
-    spec: Momentum,
-    kind: Optimizer,
-    optimizers: Sequence[torch.optim.Optimizer],
-    buckets: Sequence[Bucket],
+    spec: Momentum, kind: Optimizer, owners: _Owners, buckets: Sequence[Bucket]
 ) -> Iterator[_Part]:
     """The parts of a momentum that exchanges nothing of its own; small parameters share one."""
-    owners = _owners(optimizers)
     small: dict[tuple[object, ...], list[Slot]] = {}
     for bucket in buckets:
         for slot in _distinct(bucket):
@@ -382,9 +360,7 @@ def _distinct(bucket: Bucket) -> Iterable[Slot]:
     return {slot.offset: slot for slot in reversed(bucket.slots)}.values()
 
 
-def _owners(
-    optimizers: Iterable[torch.optim.Optimizer],
-) -> Mapping[int, tuple[torch.optim.Optimizer, int]]:
+def _owners(optimizers: Iterable[torch.optim.Optimizer]) -> _Owners:
     """The optimizer, and the index of its group, by each parameter's identity."""
     return {
         id(parameter): (optimizer, index)

@@ -75,7 +75,6 @@ def ring_mean_(transport: Transport, tensors: list[torch.Tensor], timeout: float
     if transport.has_tree:
         mean_(transport, tensors, timeout)
         return sum(tensor.nbytes for tensor in tensors)
-    following, before = (rank + 1) % m, (rank - 1) % m
     for tensor in tensors:
         moved = _movable(transport, tensor)
         parts = list(torch.tensor_split(moved.view(-1), m))
@@ -83,10 +82,7 @@ def ring_mean_(transport: Transport, tensors: list[torch.Tensor], timeout: float
         for step in range(2 * (m - 1)):
             out, into = parts[(rank - step) % m], parts[(rank - step - 1) % m]
             here = arriving[: into.numel()]
-            messages = [Message(peer=before, tag=Tag.RING, incoming=here)]
-            messages.append(Message(peer=following, tag=Tag.RING, outgoing=out))
-            transport.post(messages).wait(timeout)
-            sent += out.nbytes
+            sent += _pass_on(transport, out, here, 1, timeout)
             if step >= m - 1:
                 into.copy_(here)
             else:
@@ -107,14 +103,11 @@ def ring_gather(transport: Transport, own: torch.Tensor, timeout: float) -> list
     if transport.has_tree:
         found = gather(transport, own.cpu().numpy().tobytes(), timeout)
         return [torch.frombuffer(bytearray(each), dtype=torch.uint8) for each in found]
-    following, before = (rank + 1) % m, (rank - 1) % m
     parts = [torch.empty_like(own) for _ in range(m)]
     parts[rank] = own
     for step in range(m - 1):
         out, into = parts[(rank - step) % m], parts[(rank - step - 1) % m]
-        messages = [Message(peer=before, tag=Tag.RING, incoming=into)]
-        messages.append(Message(peer=following, tag=Tag.RING, outgoing=out))
-        transport.post(messages).wait(timeout)
+        _pass_on(transport, out, into, 1, timeout)
     return parts
 
 
@@ -133,11 +126,7 @@ def window_mean_(
         whole = _movable(transport, tensor)
         behind, arriving, count = torch.zeros_like(whole), torch.empty_like(whole), 0
         for hop in hops:
-            out = whole if hop > count else behind
-            messages = [Message(peer=(rank - hop) % m, tag=Tag.RING, incoming=arriving)]
-            messages.append(Message(peer=(rank + hop) % m, tag=Tag.RING, outgoing=out))
-            transport.post(messages).wait(timeout)
-            sent += out.nbytes
+            sent += _pass_on(transport, whole if hop > count else behind, arriving, hop, timeout)
             whole.add_(arriving)
             behind.add_(arriving)
             count += hop
@@ -145,6 +134,17 @@ def window_mean_(
         if whole is not tensor:
             tensor.copy_(whole)
     return sent
+
+
+def _pass_on(
+    transport: Transport, out: torch.Tensor, into: torch.Tensor, hop: int, timeout: float
+) -> int:
+    """Send to the worker `hop` places on, receive from the one as far behind; the bytes sent."""
+    m, rank = transport.num_workers, transport.rank
+    messages = [Message(peer=(rank - hop) % m, tag=Tag.RING, incoming=into)]
+    messages.append(Message(peer=(rank + hop) % m, tag=Tag.RING, outgoing=out))
+    transport.post(messages).wait(timeout)
+    return out.nbytes
 
 
 def gather(transport: Transport, value: bytes, timeout: float) -> list[bytes]:
@@ -298,15 +298,8 @@ def _tree(rank: int, size: int) -> tuple[int | None, list[int]]:
     # Binomial tree: the parent clears the lowest set bit, children set lower bits, largest first.
     low = rank & -rank if rank else 1 << (size - 1).bit_length()
     parent = rank - low if rank else None
-    children = [rank + bit for bit in _bits_below(low) if rank + bit < size]
-    return parent, children
-
-
-def _bits_below(low: int) -> Iterator[int]:
-    bit = low >> 1
-    while bit:
-        yield bit
-        bit >>= 1
+    bits = [1 << k for k in reversed(range(low.bit_length() - 1))]
+    return parent, [rank + bit for bit in bits if rank + bit < size]
 
 
 def _movable(transport: Transport, tensor: torch.Tensor) -> torch.Tensor:

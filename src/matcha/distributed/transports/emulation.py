@@ -55,9 +55,7 @@ class MemoryTransport(Transport):
     threads = True
 
     def __init__(self, network: MemoryNetwork, rank: int) -> None:
-        self.network = network
-        self.rank = rank
-        self.num_workers = network.num_workers
+        self.network, self.rank, self.num_workers = network, rank, network.num_workers
 
     def post(self, messages: Sequence[Message]) -> Pending:
         """Put copies of what is sent into the peers' mailboxes."""
@@ -78,8 +76,7 @@ class MemoryTransport(Transport):
 
 class _Arrivals(Pending):
     def __init__(self, transport: MemoryTransport, messages: list[Message]) -> None:
-        self.transport = transport
-        self.messages = messages
+        self.transport, self.messages = transport, messages
 
     def has_come(self) -> bool:
         network, rank = self.transport.network, self.transport.rank
@@ -180,8 +177,7 @@ for _name in _FORWARDED:
 
 class _Slow(Pending):
     def __init__(self, pending: Pending, seconds: float) -> None:
-        self.pending = pending
-        self.seconds = seconds
+        self.pending, self.seconds = pending, seconds
 
     def has_come(self) -> bool:
         return self.pending.has_come()

@@ -57,11 +57,8 @@ class TorchTransport(Transport):
         self.num_workers = len(self._ranks)
         self.backend = backend or _default_backend()
         self.threads = self.backend == "gloo"
-        self.device = (
-            torch.device("cuda", torch.cuda.current_device())
-            if self.backend == "nccl"
-            else torch.device("cpu")
-        )
+        if self.backend == "nccl":
+            self.device = torch.device("cuda", torch.cuda.current_device())
         # Making a group takes all processes, also those that are not in it.
         groups = [dist.new_group(list(team), backend=self.backend) for team in teams]
         self._group = groups[[me in team for team in teams].index(True)]
@@ -117,11 +114,9 @@ class TorchTransport(Transport):
     def name(self, rank: int) -> str:
         """Also names the process, where a worker has several."""
         name, process = super().name(rank), self._ranks[rank]
-        return (
-            name
-            if process == rank
-            else f"worker {rank}, {name.replace(str(rank), str(process), 1)}"
-        )
+        if process == rank:
+            return name
+        return f"worker {rank}, {name.replace(str(rank), str(process), 1)}"
 
     def set_note(self, key: str, value: str) -> None:
         """Write to the key-value store that all workers share."""
@@ -146,9 +141,7 @@ class _Works(Pending):
         works: list[tuple[int, dist.Work | None]],
         signs: Sequence[_Sign] = (),
     ) -> None:
-        self.transport = transport
-        self.works = works
-        self.signs = list(signs)
+        self.transport, self.works, self.signs = transport, works, list(signs)
 
     def has_come(self) -> bool:
         return all(sign.has_come() for sign in self.signs)

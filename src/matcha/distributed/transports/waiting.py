@@ -92,18 +92,10 @@ _LONG = 1.0  # seconds after which a wait is published
 
 
 class StallDetector:
-    """One wait of this worker for one peer.
-
-    Args:
-        transport: Where notes are written and read.
-        peer: The peer to wait for.
-        timeout: Seconds of silence that are an error.
-    """
+    """One wait of this worker for one peer, whose silence for `timeout` seconds is an error."""
 
     def __init__(self, transport: Transport, peer: int, timeout: float) -> None:
-        self._transport = transport
-        self._peer = peer
-        self._timeout = timeout
+        self._transport, self._peer, self._timeout = transport, peer, timeout
         self._patience = min(2.0, 0.2 * timeout)  # the rest is for finding the cause
         self._started = time.monotonic()
         self._end = self._started + timeout - self._patience
@@ -113,11 +105,7 @@ class StallDetector:
         self._cycle: tuple[str, ...] | None = None
 
     def pause(self) -> None:
-        """Sleep for a moment, longer the longer it has taken; look at the notes now and then.
-
-        Raises:
-            ExchangeError: Waiting longer is of no use.
-        """
+        """Sleep for a moment, longer the longer it has taken; look at the notes now and then."""
         now = time.monotonic()
         if now >= self._next_look:
             self.look()
@@ -125,7 +113,11 @@ class StallDetector:
         time.sleep(0.0 if waited < _SPIN else min(5e-3, waited / 50))
 
     def look(self) -> None:
-        """Read what the others have published."""
+        """Read what the others have published.
+
+        Raises:
+            ExchangeError: Waiting longer is of no use.
+        """
         now = time.monotonic()
         self._next_look = now + self.slice
         transport = self._transport
