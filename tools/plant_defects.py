@@ -206,10 +206,11 @@ DEFECTS = (
         "distributed/exchange", "distributed/test_gossip.py",
     ),
     _defect(
-        "distributed/checkpoint/snapshot.py",
+        "distributed/snapshot.py",
         'tensor.copy_(file.get_tensor(f"gossip/{name}"))',
         'file.get_tensor(f"gossip/{name}")',
-        "distributed/checkpoint", "distributed/test_momentum.py",
+        "distributed/test_snapshot.py", "distributed/test_checkpoint.py",
+        "distributed/test_momentum.py",
     ),
     _defect(
         "distributed/transports/collectives.py",

@@ -10,7 +10,7 @@ import pytest
 import torch
 from tests.distributed import faults
 
-from matcha.distributed.checkpoint.checkpoint import checkpoints
+from matcha.distributed.checkpoint import checkpoints
 from matcha.testing import run_threads
 
 OTHERS = [rank for rank in range(faults.NUM_WORKERS) if rank != faults.VICTIM]

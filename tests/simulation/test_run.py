@@ -8,7 +8,7 @@ import torch
 from tests.simulation.tasks import digits, er8, quadratic
 
 import matcha
-from matcha.distributed.checkpoint.checkpoint import SCHEMA
+from matcha.distributed.checkpoint import SCHEMA
 from matcha.errors import InputError
 from matcha.records import has_diverged
 from matcha.simulation import (

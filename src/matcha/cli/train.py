@@ -308,7 +308,7 @@ def _check_folder(output: Path, resume: bool) -> None:
 
 def _how_to_go_on(directory: Path) -> str:
     """What to type after Ctrl-C; without a checkpoint, how to have one the next time."""
-    from matcha.distributed.checkpoint.checkpoint import checkpoints
+    from matcha.distributed.checkpoint import checkpoints
     from matcha.distributed.recorder import CHECKPOINTS
 
     if checkpoints(directory / CHECKPOINTS):

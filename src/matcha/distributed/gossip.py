@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from matcha.distributed.checkpoint.checkpoint import load_checkpoint, save_checkpoint
+from matcha.distributed.checkpoint import load_checkpoint, save_checkpoint
 from matcha.distributed.elastic.growth import Growth
 from matcha.distributed.elastic.membership import Membership
 from matcha.distributed.elastic.shard import Shard

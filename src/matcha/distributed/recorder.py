@@ -507,7 +507,7 @@ class Recorder:
             print(f"matcha: stopped; {self._how_to_go_on()}", file=sys.stderr, flush=True)
 
     def _how_to_go_on(self) -> str:
-        from matcha.distributed.checkpoint.checkpoint import checkpoints
+        from matcha.distributed.checkpoint import checkpoints
 
         found = checkpoints(self.directory / CHECKPOINTS)
         if found:

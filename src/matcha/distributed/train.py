@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from matcha._io import explain_write_errors, fingerprint
-from matcha.distributed.checkpoint.checkpoint import checkpoints
+from matcha.distributed.checkpoint import checkpoints
 from matcha.distributed.gossip import Gossip
 from matcha.distributed.launch.launcher import PLAN_VARIABLE, Hosts, launch, local_links
 from matcha.distributed.launch.placement import (

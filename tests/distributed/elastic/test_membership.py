@@ -19,9 +19,9 @@ from tests.distributed.links.linked import cut_off, local_peers, mend, run_linke
 import matcha.distributed
 from matcha import families
 from matcha.distributed import Gossip, LinkTransport
-from matcha.distributed.checkpoint.snapshot import dump_snapshot
 from matcha.distributed.elastic.membership import Welcome
 from matcha.distributed.links.framing import FrameStream, Kind
+from matcha.distributed.snapshot import dump_snapshot
 from matcha.distributed.transports.collectives import barrier
 from matcha.distributed.transports.waiting import Pace
 from matcha.errors import ExchangeError, InputError

@@ -9,9 +9,8 @@ import torch
 from tests.distributed.links.linked import local_peers, run_linked, vanish
 
 from matcha import families, plan
-from matcha.distributed import Gossip, LinkTransport
-from matcha.distributed.checkpoint import checkpoint
-from matcha.distributed.checkpoint.checkpoint import checkpoints
+from matcha.distributed import Gossip, LinkTransport, checkpoint
+from matcha.distributed.checkpoint import checkpoints
 from matcha.distributed.train import Network, run_worker
 from matcha.errors import DataError
 from matcha.simulation import Constant, Settings

@@ -16,7 +16,7 @@ import torch
 
 import matcha
 from matcha.distributed import Gossip
-from matcha.distributed.checkpoint.checkpoint import checkpoints
+from matcha.distributed.checkpoint import checkpoints
 
 SAVED_AT, KILLED_AT, ITERATIONS = 4, 7, 10
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from matcha.distributed.checkpoint.snapshot import dump_snapshot, load_snapshot
 from matcha.distributed.links.transport import LinkTransport
+from matcha.distributed.snapshot import dump_snapshot, load_snapshot
 from matcha.distributed.worker_state import WorkerState
 
 __all__ = ["Membership", "Welcome"]

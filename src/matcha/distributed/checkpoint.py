@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from matcha._io import fingerprint, save_document
-from matcha.distributed.checkpoint.snapshot import (
+from matcha.distributed.snapshot import (
     Generators,
     average_snapshots,
     checksum,

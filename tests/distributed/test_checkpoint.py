@@ -17,9 +17,8 @@ from tests.distributed import cases
 from torch import nn
 
 import matcha
-from matcha.distributed import Gossip
-from matcha.distributed.checkpoint import checkpoint, snapshot
-from matcha.distributed.checkpoint.checkpoint import SCHEMA, checkpoints
+from matcha.distributed import Gossip, checkpoint, snapshot
+from matcha.distributed.checkpoint import SCHEMA, checkpoints
 from matcha.distributed.launch.placement import Placement
 from matcha.distributed.transports.collectives import gather
 from matcha.errors import DataError, ExchangeError, InputError, WriteError

@@ -13,7 +13,7 @@ from tests.distributed.perceptrons import Fixed, double_step, mlp
 from torch import nn
 
 from matcha.distributed import Gossip
-from matcha.distributed.checkpoint.snapshot import (
+from matcha.distributed.snapshot import (
     average_snapshots,
     checksum,
     dump_snapshot,

@@ -1,1 +1,0 @@
-"""Saving: workers' states as files."""
