@@ -23,7 +23,7 @@ from matcha.distributed.elastic.growth import Growth
 from matcha.distributed.elastic.membership import Membership
 from matcha.distributed.elastic.shard import Shard
 from matcha.distributed.exchange.background import Asynchrony
-from matcha.distributed.exchange.buckets import gathered, is_sharded
+from matcha.distributed.exchange.buckets import gather_shards, is_sharded
 from matcha.distributed.exchange.meeting import RUNNING, PlanCursor
 from matcha.distributed.exchange.momentum import describe_optimizers
 from matcha.distributed.launch.placement import (
@@ -367,7 +367,7 @@ class Gossip:
         """
         with self.averaged() as model:
             state = unwrap(model).state_dict()
-            whole = {name: gathered(t) for name, t in state.items() if full and is_sharded(t)}
+            whole = {name: gather_shards(t) for name, t in state.items() if full and is_sharded(t)}
             state.update(whole)
             return copy.deepcopy(state, {id(tensor): tensor for tensor in whole.values()})
 

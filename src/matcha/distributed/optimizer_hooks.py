@@ -103,7 +103,7 @@ class OptimizerHooks:
             _check_parallel(state.modules, group_size=state.placement.num_parts)
             self._is_checked = True
         if state.stopwatch.listens:
-            state.stopwatch.computed(state.iteration)
+            state.stopwatch.end_computing(state.iteration)
         state.finish_overlap()
         if state.weight != 1.0 and optimizer is not None:
             gradients = [p.grad for p in _parameters(optimizer) if p.grad is not None]
@@ -377,8 +377,9 @@ def check_stepped(modules: nn.Module, optimizers: Sequence[torch.optim.Optimizer
     others = [(p, o) for key, (p, o) in stepped.items() if key not in own]
     if others:
         parameter, optimizer = others[0]
+        count = f"{len(others)} parameters" if len(others) > 1 else "a parameter"
         raise InputError(
-            f"{type(optimizer).__name__} steps {_count(others, 'parameter')} that the model does "
+            f"{type(optimizer).__name__} steps {count} that the model does "
             f"not hold, the first of shape {tuple(parameter.shape)}, so no other worker would see "
             "what they learn: give Gossip their modules too, Gossip(..., also=[criterion]), or "
             "also=[nn.ParameterList([temperature])]."
@@ -393,10 +394,6 @@ def check_stepped(modules: nn.Module, optimizers: Sequence[torch.optim.Optimizer
             "Gossip(model, [first, second], plan), or freeze what does not train.",
             stacklevel=3,
         )
-
-
-def _count(found: Sequence[Any], noun: str) -> str:
-    return f"{len(found)} {noun}s" if len(found) > 1 else f"a {noun}"
 
 
 def _check_parallel(model: nn.Module, group_size: int) -> None:

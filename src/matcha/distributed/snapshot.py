@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from matcha._io import replace_file
-from matcha.distributed.exchange.buckets import like, local
+from matcha.distributed.exchange.buckets import local, shard_like
 from matcha.distributed.transports.base import Buffer
 from matcha.distributed.worker_state import WorkerState
 from matcha.errors import DataError, InputError
@@ -46,7 +46,7 @@ def restore_snapshot(path: Path, state: WorkerState, generators: Generators) -> 
     Raises:
         DataError: the file cannot be read.
     """
-    with _opened(path) as (file, document):
+    with _open(path) as (file, document):
         state.follow(document["state"])
         _restore(state, file, document, generators)
         pending = sum(name.startswith(_PENDING) for name in file.names)
@@ -118,25 +118,23 @@ def average_snapshots(paths: Sequence[Path], state: WorkerState) -> dict[str, An
     # Variances are pooled: the mean square is averaged, and the average mean's square taken off.
     centres = {name: name.removesuffix("var") + "mean" for name in means if _is_variance(name)}
     for path in paths:
-        with _opened(path) as (file, _):
+        with _open(path) as (file, _):
             share = _share(file) / len(paths)
             for key, total in means.items():
                 total += share * file.get_tensor(f"model/{key}")
                 if centres.get(key) in means:
                     total += share * file.get_tensor(f"model/{centres[key]}").double().square()
-    with _opened(paths[0]) as (file, _), torch.no_grad():
+    with _open(paths[0]) as (file, document), torch.no_grad():
         for key, target in targets.items():
             value = means[key] if key in means else file.get_tensor(f"model/{key}")
             if centres.get(key) in means:
                 value = value - means[centres[key]].square()
             target.copy_(value)
-    state.momentum.reset()
-    if state.push_sum is not None:
-        state.push_sum.reset()
-    if state.exchange.relay is not None:
-        state.exchange.relay.reset()
-    with _opened(paths[0]) as (file, document):
-        return _extra(document, file)
+        extra = _extra(document, file)
+    for part in (state.momentum, state.push_sum, state.exchange.relay):
+        if part is not None:
+            part.reset()
+    return extra
 
 
 def _is_variance(name: str) -> bool:
@@ -186,7 +184,7 @@ def _restore(
     found = _unflatten(document["optimizer"], file)
     states = found if isinstance(found, list) else [found]
     for optimizer, saved in zip(state.optimizers, states, strict=True):
-        optimizer.load_state_dict(_spread(saved, optimizer))
+        optimizer.load_state_dict(_shard_state(saved, optimizer))
     for name, generator in generators.items():
         generator.set_state(file.get_tensor(f"generator/{name}"))
     for name, tensor in state.memory().items():
@@ -204,14 +202,14 @@ def _named(state: WorkerState) -> dict[str, torch.Tensor]:
     return {name: local(tensor) for name, tensor in named.items()}
 
 
-def _spread(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+def _shard_state(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """An optimizer's state with its shards spread over processes as the parameters are."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     for index, values in state["state"].items():
         parameter = parameters[index]
         for name, value in values.items():
             if isinstance(value, torch.Tensor) and value.shape == local(parameter).shape:
-                values[name] = like(parameter, value)
+                values[name] = shard_like(parameter, value)
     return state
 
 
@@ -257,7 +255,7 @@ def _unflatten(value: Any, file: Any) -> Any:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[tuple[_Tensors, dict[str, Any]]]:
+def _open(path: Path) -> Iterator[tuple[_Tensors, dict[str, Any]]]:
     """A worker's file: its tensors and its document."""
     from safetensors import SafetensorError, safe_open
 

@@ -53,7 +53,7 @@ def test_waiting_and_exchanging_are_told_apart():
     spans = []
     watch = Stopwatch(3, spans.append)
     exchange = SimpleNamespace(wait_seconds=5.0)
-    watch.computed(7)
+    watch.end_computing(7)
     with watch.exchanging(exchange, 7):
         exchange.wait_seconds += 0.0
     assert [span.kind for span in spans] == ["compute", "wait", "exchange"]

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from matcha.distributed.exchange.buckets import Bucket, local, share
+from matcha.distributed.exchange.buckets import Bucket, local, part_weight
 from matcha.distributed.launch.placement import Placement
 from matcha.distributed.transports.collectives import broadcast, mean_
 
@@ -162,14 +162,13 @@ class Averaging:
 
     def _weighted(self, bucket: Bucket, squares: torch.Tensor) -> float:
         """Return the sum; what several processes of a worker hold counts once."""
-        shares = {share(slot.tensor, self._placement.num_parts) for slot in bucket.slots}
+        shares = {part_weight(slot.tensor, self._placement.num_parts) for slot in bucket.slots}
         if len(shares) == 1:
             return shares.pop() * float(squares.sum())
         total = 0.0
         for slot in bucket.slots:
-            size = slot.shape.numel() * slot.dtype.itemsize // bucket.data.element_size()
-            part = squares[slot.offset : slot.offset + size]
-            total += share(slot.tensor, self._placement.num_parts) * float(part.sum())
+            weight = part_weight(slot.tensor, self._placement.num_parts)
+            total += weight * float(bucket.part(slot, squares).sum())
         return total
 
     def _pack(self) -> None:

@@ -265,7 +265,7 @@ def layout_digest(buckets: Iterable[Bucket]) -> str:
     return digest.hexdigest()
 
 
-def _spread(tensor: torch.Tensor) -> Any:
+def _as_dtensor(tensor: torch.Tensor) -> Any:
     """The tensor, where it is a DTensor; else None.
 
     Checked via sys.modules: importing them takes as long as half of torch.
@@ -279,7 +279,7 @@ def _spread(tensor: torch.Tensor) -> Any:
 
 def is_sharded(tensor: torch.Tensor) -> bool:
     """Whether other processes of the same worker may hold the rest of it."""
-    return _spread(tensor) is not None
+    return _as_dtensor(tensor) is not None
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
@@ -289,32 +289,32 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     >>> local(part) is part
     True
     """
-    spread = _spread(tensor)
-    if spread is None:
+    dtensor = _as_dtensor(tensor)
+    if dtensor is None:
         return tensor
     with torch.no_grad():
-        part: torch.Tensor = spread.to_local()
+        part: torch.Tensor = dtensor.to_local()
     return part
 
 
-def gathered(tensor: torch.Tensor) -> torch.Tensor:
+def gather_shards(tensor: torch.Tensor) -> torch.Tensor:
     """Return the whole of a sharded tensor, copied to the CPU. A collective call."""
-    spread = _spread(tensor)
-    if spread is None:
+    dtensor = _as_dtensor(tensor)
+    if dtensor is None:
         return tensor
-    whole: torch.Tensor = spread.full_tensor().detach().to("cpu", copy=True)
+    whole: torch.Tensor = dtensor.full_tensor().detach().to("cpu", copy=True)
     return whole
 
 
-def like(tensor: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
+def shard_like(tensor: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
     """A part as a tensor that is spread over processes as another one is."""
-    spread = _spread(tensor)
-    if spread is None:
+    dtensor = _as_dtensor(tensor)
+    if dtensor is None:
         return part
-    whole: torch.Tensor = spread.from_local(
+    whole: torch.Tensor = dtensor.from_local(
         part.to(tensor.device),
-        spread.device_mesh,
-        spread.placements,
+        dtensor.device_mesh,
+        dtensor.placements,
         run_check=False,
         shape=tensor.shape,
         stride=tensor.stride(),
@@ -322,17 +322,17 @@ def like(tensor: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
     return whole
 
 
-def share(tensor: torch.Tensor, num_parts: int) -> float:
+def part_weight(tensor: torch.Tensor, num_parts: int) -> float:
     """What one process's part counts for when all of a worker's processes add theirs up.
 
     Copies count once altogether: a part that k of the `num_parts` processes hold counts 1/k.
 
-    >>> share(torch.ones(3), 4)
+    >>> part_weight(torch.ones(3), 4)
     0.25
     """
     distinct = 1
-    spread = _spread(tensor)
-    if spread is not None:
-        for size, placement in zip(spread.device_mesh.shape, spread.placements, strict=True):
+    dtensor = _as_dtensor(tensor)
+    if dtensor is not None:
+        for size, placement in zip(dtensor.device_mesh.shape, dtensor.placements, strict=True):
             distinct *= 1 if placement.is_replicate() else size
     return distinct / num_parts

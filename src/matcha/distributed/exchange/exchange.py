@@ -357,7 +357,7 @@ class Stopwatch:
 
         self._on_span = tell
 
-    def computed(self, iteration: int) -> None:
+    def end_computing(self, iteration: int) -> None:
         """A stretch of computing ends here."""
         self._emit("compute", iteration, self.free_since, time.perf_counter())
 

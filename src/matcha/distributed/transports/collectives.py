@@ -21,7 +21,7 @@ from matcha.errors import ExchangeError, InputError
 def broadcast(transport: Transport, tensors: list[torch.Tensor], timeout: float) -> None:
     """Overwrite every worker's tensors with worker 0's, or with the lowest rank's that is there."""
     if transport.has_tree:
-        own = _joined(tensors)
+        own = _join(tensors)
         read = partial(_overwrite, tensors)
         return transport.tree_call(lambda _: (), lambda *_: own, read, timeout)
     parent, children = _tree(transport.rank, transport.num_workers)
@@ -242,10 +242,10 @@ def _mean_by_tree(transport: Transport, tensors: list[torch.Tensor], timeout: fl
         for tensor in sums:
             if tensor.is_floating_point() or tensor.is_complex():
                 tensor.div_(count)
-        return _joined(sums)
+        return _join(sums)
 
     read = partial(_overwrite, tensors)
-    transport.tree_call(lambda parts: (_joined(total(parts)),), mean, read, timeout)
+    transport.tree_call(lambda parts: (_join(total(parts)),), mean, read, timeout)
 
 
 def _gather_by_tree(transport: Transport, value: bytes, timeout: float) -> list[bytes]:
@@ -271,7 +271,7 @@ def _gather_by_tree(transport: Transport, value: bytes, timeout: float) -> list[
     return [values[rank].encode("latin-1") for rank in sorted(values, key=int)]
 
 
-def _joined(tensors: list[torch.Tensor]) -> bytes:
+def _join(tensors: list[torch.Tensor]) -> bytes:
     return b"".join(
         t.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes() for t in tensors
     )
