@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from matcha.distributed.exchange.buckets import Bucket, local, part_weight
+from matcha.distributed.exchange.buckets import Bucket, copy_values, local, part_weight
 from matcha.distributed.launch.placement import Placement
 from matcha.distributed.transports.collectives import broadcast, mean_
 
@@ -45,8 +45,7 @@ class PushSumValues:
     def reset(self) -> None:
         """Start again from the current parameters."""
         self._omega.fill_(1.0)
-        for x, z in zip(self._x, self._values, strict=True):
-            x.copy_(z)
+        copy_values(self._x, self._values)
 
     def __enter__(self) -> None:
         """Before an exchange x takes the steps that z took since the last one."""
@@ -100,8 +99,7 @@ class Averaging:
 
     def take(self, values: Sequence[torch.Tensor]) -> None:
         """Let the model have these values in place of its own."""
-        for bucket, value in zip(self._buckets, values, strict=True):
-            bucket.data.copy_(value)
+        copy_values((bucket.data for bucket in self._buckets), values)
         self._unpack()
 
     @contextmanager
@@ -139,8 +137,7 @@ class Averaging:
         finally:
             self.is_open = was_open
             with torch.no_grad():
-                for tensor, value in zip(tensors, own, strict=True):
-                    tensor.copy_(value)
+                copy_values(tensors, own)
                 self._unpack()
 
     @property

@@ -22,7 +22,7 @@ from typing import TypeAlias
 
 import torch
 
-from matcha.distributed.exchange.buckets import Bucket
+from matcha.distributed.exchange.buckets import Bucket, copy_values
 from matcha.distributed.exchange.exchange import Exchange, Stopwatch
 from matcha.distributed.exchange.meeting import Meeting, PlanCursor
 from matcha.distributed.transports.base import Message, Pending, Tag, Transport
@@ -322,8 +322,7 @@ class Overlap:
 
     def _work(self, run: Callable[[], None]) -> None:
         with torch.cuda.stream(self._stream) if self._stream is not None else nullcontext():
-            for mixed, before in zip(self.mixed, self._before, strict=True):
-                mixed.copy_(before)
+            copy_values(self.mixed, self._before)
             run()
             for mixed, before in zip(self.mixed, self._before, strict=True):
                 mixed.sub_(before)
@@ -357,8 +356,7 @@ class Overlap:
 
     def restore(self, pending: Sequence[torch.Tensor]) -> None:
         """Let an exchange from a checkpoint wait to be merged."""
-        for mixed, change in zip(self.mixed, pending, strict=True):
-            mixed.copy_(change)
+        copy_values(self.mixed, pending)
         self._task = Future()
         self._task.set_result(None)
 
@@ -465,8 +463,7 @@ class Asynchrony:
             self.merge()
 
     def _publish(self) -> None:
-        for x, bucket in zip(self._x, self._buckets, strict=True):
-            x.copy_(bucket.data)
+        copy_values(self._x, (bucket.data for bucket in self._buckets))
         self._is_fresh = True
         self._synchronize()
 

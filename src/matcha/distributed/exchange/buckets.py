@@ -244,6 +244,12 @@ def _check_flattenable(name: str, tensor: torch.Tensor, sharded: bool) -> None:
         )
 
 
+def copy_values(targets: Iterable[torch.Tensor], sources: Iterable[torch.Tensor]) -> None:
+    """Overwrite tensors with as many others."""
+    for target, source in zip(targets, sources, strict=True):
+        target.copy_(source)
+
+
 def describe_layout(buckets: Iterable[Bucket]) -> list[str]:
     """Say of each parameter what must be the same on all workers, for people."""
     return [

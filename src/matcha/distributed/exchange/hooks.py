@@ -12,6 +12,7 @@ from typing import Literal, TypeAlias
 
 import torch
 
+from matcha.distributed.exchange.buckets import copy_values
 from matcha.distributed.exchange.exchange import Exchange
 from matcha.distributed.exchange.meeting import Meeting, MeetingHook
 from matcha.distributed.links.transport import LinkTransport
@@ -72,7 +73,7 @@ class ElasticMeetings(MeetingHook):
         if self._connections.setdefault(meeting.peer, connection) is not connection:
             self._connections[meeting.peer] = connection
             self._exchange.forget(meeting.peer)
-        _copy(self._before, self._values)
+        copy_values(self._before, self._values)
         self._is_under_way = True
         return True
 
@@ -95,7 +96,7 @@ class ElasticMeetings(MeetingHook):
             return False
         _log.info("worker %d: iteration %d: %s", self._team.rank, self._iteration, error)
         shift = math.sqrt(_squares(self._values, self._before)) if self._has_all else 0.0
-        _copy(self._values, self._before)
+        copy_values(self._values, self._before)
         self._count(meeting, "uncertain" if self._has_all else "left out", shift)
         return True
 
@@ -137,7 +138,7 @@ class Clipping(MeetingHook):
 
     def before(self, meeting: Meeting, iteration: int) -> bool:
         """Tell each other how far both went."""
-        _copy(self._before, self._values)
+        copy_values(self._before, self._values)
         mine = torch.tensor([self._now], dtype=torch.float64)
         self._theirs = torch.empty_like(mine)
         message = Message(peer=meeting.peer, tag=Tag.CLIP, incoming=self._theirs, outgoing=mine)
@@ -152,7 +153,7 @@ class Clipping(MeetingHook):
         limit = meeting.weight * self._allowance * math.sqrt(reach)
         share = kept_share(math.sqrt(_squares(self._values, self._before)), limit)
         if share == 0:
-            _copy(self._values, self._before)
+            copy_values(self._values, self._before)
         elif share != 1:
             for value, before in zip(self._values, self._before, strict=True):
                 value.sub_(before).mul_(share).add_(before)
@@ -161,12 +162,7 @@ class Clipping(MeetingHook):
         """One without a meeting changes nothing."""
         if num_held:
             self._reach.fill_(self._now)
-            _copy(self._after, self._values)
-
-
-def _copy(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
-    for target, source in zip(targets, sources, strict=True):
-        target.copy_(source)
+            copy_values(self._after, self._values)
 
 
 def _squares(xs: Sequence[torch.Tensor], ys: Sequence[torch.Tensor]) -> float:
