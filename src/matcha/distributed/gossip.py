@@ -266,7 +266,7 @@ class Gossip:
 
     @contextmanager
     def join(self) -> Iterator[None]:
-        """Train inside it when workers have unequal amounts of data, for an epoch or for all.
+        """Train inside this when workers have unequal amounts of data: one epoch, or all of them.
 
         A worker that leaves it early takes part in the rounds of those who still train, without a
         step of its own. In the end all go on at the iteration of the worker that took most steps.

@@ -30,7 +30,7 @@ from matcha.wires import Float, LowRank, TopK
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GossipOptions:
-    """How a `Gossip` exchanges. All workers must choose alike, but for `timeout`.
+    """How a `Gossip` exchanges. All workers must choose the same, except for `timeout`.
 
     `Gossip` takes each of them as a keyword as well: `Gossip(model, optimizer, plan, overlap=True)`
     is `Gossip(model, optimizer, plan, options=GossipOptions(overlap=True))`.
@@ -52,8 +52,9 @@ class GossipOptions:
     bucket_cap_mb: float = 25.0
     """Size of a bucket in megabytes."""
     timeout: float | None = None
-    """Seconds after which a silent partner is an error; by default as iterations last: twice their
-    median and four deviations, and 300 at least (30 in a meeting, with `on_loss="continue"`)."""
+    """Seconds after which a silent partner is an error. By default it follows how long iterations
+    take, twice the sum of their median and four standard deviations, and is at least 300 (in a
+    meeting 30, with `on_loss="continue"`)."""
     on_loss: Literal["stop", "continue"] | None = None
     """`stop` ends training with the name of a worker that is gone; `continue` goes on without it,
     and takes it in again when it comes back. By default what the launcher says, or `stop`."""

@@ -36,8 +36,8 @@ _PATIENCE = 30.0  # seconds: a partner's script may do something of its own for 
 class WorkerState:
     """One worker's model, its optimizers, its position in the plan, and its exchange.
 
-    A checkpoint holds what of it later iterations depend on. Making one is a collective call: the
-    workers check that they agree, and all start from worker 0's values.
+    A checkpoint holds the part of it that later iterations depend on. Constructing it is a
+    collective call: the workers check that they agree, and all start from worker 0's values.
 
     Args:
         setup: plan and options, with what the launcher and the optimizers decide filled in.

@@ -180,7 +180,7 @@ class FloatCodec(Codec):
         values: flat tensors.
         bucket_bytes: messages are at most half of this, and spare memory at most twice this.
         dtype: a smaller format for floating-point values.
-        any_value: of which tensors infinities and NaN are no fault (buffers: a mask of -inf).
+        any_value: tensors that may hold infinities and NaN (buffers: a mask of -inf).
     """
 
     def __init__(

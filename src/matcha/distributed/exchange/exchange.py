@@ -50,7 +50,7 @@ class _Part(NamedTuple):
 
 @dataclass(slots=True)
 class _RoundState:
-    """What is known of the round that is carried out."""
+    """The state of the round that is being carried out."""
 
     iteration: int
     is_sequential: bool
@@ -380,7 +380,7 @@ class Stopwatch:
 
 
 def alignment(wire: Wire) -> int:
-    """At multiples of how many values parameters begin in a bucket."""
+    """Parameters begin at multiples of this many values of a bucket."""
     return 1 if isinstance(wire, Float) else BLOCK
 
 

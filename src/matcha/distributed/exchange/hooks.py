@@ -110,7 +110,7 @@ class ElasticMeetings(MeetingHook):
 
 
 class Clipping(MeetingHook):
-    """Cuts what each meeting moves to length.
+    """Bounds how far each meeting moves this worker.
 
     The definition is `matcha.training.clipping`; a worker's difference to a partner may be
     `allowance` times its reach. It costs two copies of the values and eight bytes per meeting.
@@ -146,7 +146,7 @@ class Clipping(MeetingHook):
         return True
 
     def after(self, meeting: Meeting) -> None:
-        """Cut what has moved; none of a NaN is kept."""
+        """Shorten the move; one with a NaN is taken back."""
         self._pending.wait(self._exchange.timeout)
         theirs = float(self._theirs)
         reach = min(self._now, theirs) if theirs >= 0 else self._now

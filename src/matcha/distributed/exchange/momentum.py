@@ -29,8 +29,8 @@ _Owners: TypeAlias = Mapping[int, tuple[torch.optim.Optimizer, int]]
 _MUON: type[torch.optim.Optimizer] = getattr(torch.optim, "Muon", torch.optim.SGD)
 """Muon, which PyTorch has from 2.9 on."""
 _SMALL = 1 << 16
-"""Parameters of up to so many values share a rule: with a rule for each, a step of a hundred small
-ones was 50 times as long; large ones are spared the copies."""
+"""Parameters of at most this many values share a rule: with a rule for each, a step of a hundred
+small ones took 50 times as long. Larger ones are not worth the copies."""
 
 
 class MomentumRules:
@@ -213,7 +213,7 @@ class MomentumRules:
 
 
 class _Part:
-    """Parameters that one rule is about.
+    """Parameters that share one rule.
 
     A parameter alone is worked on where it is. Several are copied side by side into memory of our
     own, a vector `like` another at `offsets`, which a rule passes over as over one. Where no

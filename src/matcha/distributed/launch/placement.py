@@ -378,7 +378,7 @@ def shared_facts(plan: PlanLike, placement: Placement, options: str) -> dict[str
 
 
 def own_facts(plan: PlanLike, options: str) -> dict[str, str]:
-    """What of it a worker knows before it has a place among the others."""
+    """Return those of them that a worker knows before it has a place among the others."""
     return {
         "plan": plan.digest[:12],
         "seed": str(plan.seed),
