@@ -102,8 +102,7 @@ class OptimizerHooks:
         if not self._is_checked:  # a wrapper may have come after us, so not at construction
             _check_parallel(state.modules, group_size=state.placement.num_parts)
             self._is_checked = True
-        if state.stopwatch.listens:
-            state.stopwatch.end_computing(state.iteration)
+        state.stopwatch.end_computing(state.iteration)
         state.finish_overlap()
         if state.weight != 1.0 and optimizer is not None:
             gradients = [p.grad for p in _parameters(optimizer) if p.grad is not None]

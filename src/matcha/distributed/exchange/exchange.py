@@ -330,15 +330,12 @@ class Stopwatch:
     """Times exchanges; tells computing, waiting and exchanging apart where spans are asked for.
 
     Attributes:
-        listens: whether spans are wanted.
         exchange_seconds: spent in exchanges so far, waiting for partners included.
         free_since: when the stretch of computing under way began.
     """
 
     def __init__(self, worker: int, on_span: Callable[[Span], None] | None) -> None:
-        self._worker = worker
-        self._on_span = on_span
-        self.listens = on_span is not None
+        self._worker, self._on_span = worker, on_span
         self.exchange_seconds = 0.0
         self.restart()
 
@@ -348,7 +345,7 @@ class Stopwatch:
 
     def listen(self, on_span: Callable[[Span], None]) -> None:
         """Tell a second listener as well."""
-        before, self.listens = self._on_span, True
+        before = self._on_span
 
         def tell(span: Span) -> None:
             on_span(span)
