@@ -84,13 +84,16 @@ class Averaging:
 
     def start_equal(self) -> None:
         """Give all workers worker 0's values: parameters, frozen ones too, and buffers."""
-        inside = {id(slot.tensor) for bucket in self._buckets for slot in bucket.slots}
-        others = [*self._model.parameters(), *self._model.buffers()]
-        outside = [local(t.data) for t in others if id(t) not in inside]
-        self._pack()
-        values = [bucket.data for bucket in self._buckets] + [t for t in outside if t.numel()]
+        values = self.values() + self._outside()
         broadcast(self._placement.transport, values, self._timeout())
         self._unpack()
+
+    def _outside(self) -> list[torch.Tensor]:
+        """This process's part of the parameters and buffers that are in no bucket."""
+        inside = {id(slot.tensor) for bucket in self._buckets for slot in bucket.slots}
+        tensors = [*self._model.parameters(), *self._model.buffers()]
+        parts = [local(t.data) for t in tensors if id(t) not in inside]
+        return [part for part in parts if part.numel()]
 
     def values(self) -> list[torch.Tensor]:
         """What is exchanged, by bucket."""
@@ -122,8 +125,7 @@ class Averaging:
         workers' means around theirs.
         """
         with torch.no_grad():
-            self._pack()
-            tensors = [bucket.data for bucket in self._buckets] + self._differing()
+            tensors = self.values() + self._differing()
             own = [tensor.clone() for tensor in tensors]
             self._add_variance_between()
             self._pack()
@@ -162,11 +164,11 @@ class Averaging:
         shares = {part_weight(slot.tensor, self._placement.num_parts) for slot in bucket.slots}
         if len(shares) == 1:
             return shares.pop() * float(squares.sum())
-        total = 0.0
-        for slot in bucket.slots:
-            weight = part_weight(slot.tensor, self._placement.num_parts)
-            total += weight * float(bucket.part(slot, squares).sum())
-        return total
+        return sum(
+            part_weight(slot.tensor, self._placement.num_parts)
+            * float(bucket.part(slot, squares).sum())
+            for slot in bucket.slots
+        )
 
     def _pack(self) -> None:
         for bucket in self._buckets:
@@ -178,10 +180,7 @@ class Averaging:
 
     def _differing(self) -> list[torch.Tensor]:
         """Return the real and complex tensors outside the buckets that differ between workers."""
-        inside = {id(slot.tensor) for bucket in self._buckets for slot in bucket.slots}
-        tensors = [*self._model.parameters(), *self._model.buffers()]
-        parts = [local(t.data) for t in tensors if id(t) not in inside]
-        parts = [torch.view_as_real(p) if p.is_complex() else p for p in parts if p.numel()]
+        parts = [torch.view_as_real(p) if p.is_complex() else p for p in self._outside()]
         outside = [part for part in parts if part.is_floating_point()]
         if not outside:
             return []

@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, unique
+from itertools import takewhile
 from typing import TypeAlias, TypeVar
 
 import torch
@@ -180,6 +181,13 @@ class Transport(ABC):
         noted = self.get_note(rank, "waiting_on")
         return int(noted) if noted.isdecimal() and int(noted) < self.num_workers else None
 
+    def waiting_chain(self, peer: int) -> list[int]:
+        """The peer, the one for which it waits, and so on, up to one that waits for none."""
+        chain = [peer]
+        while (following := self.waiting_on(chain[-1])) is not None and following not in chain:
+            chain.append(following)
+        return chain
+
     def refuse(self, peer: int, problem: str) -> ExchangeError:
         """The error for a peer whose message must not be used; nothing more is taken from it."""
         self.failed = True
@@ -228,15 +236,11 @@ class Transport(ABC):
             )
         self.report_waiting_on(peer)
         end = time.monotonic() + patience
-        chain = [peer]
         while True:
-            following = self.waiting_on(chain[-1])
-            if following is not None and following not in (*chain, self.rank):
-                chain.append(following)
-            elif len(chain) > 1 or time.monotonic() > end:
+            chain = list(takewhile(lambda rank: rank != self.rank, self.waiting_chain(peer)))
+            if len(chain) > 1 or time.monotonic() > end:
                 break
-            else:
-                time.sleep(min(0.05, patience))
+            time.sleep(min(0.05, patience))
         if len(chain) == 1:
             return ExchangeError(f"{self.name(peer)} {problem}.")
         waits = "".join(f"{self.name(rank)}, which waited for " for rank in chain[:-1])

@@ -1,9 +1,9 @@
 """Waiting: how long to wait for others, and why a peer does not come.
 
-A deadline follows how long things took here so far. A short wait costs nothing. In a long one a
-worker publishes which peer it waits for and in which call, and reads what others published: a peer
-that said that it is away is waited for beyond the timeout, one that has finished is not waited for
-at all, and workers that wait for one another in different calls are told so at once.
+A deadline follows how long things took here so far. A short wait costs nothing. In a long wait a
+worker publishes which peer it waits for and in which call, and reads what others published. It
+waits beyond the timeout for a peer that said it is away, not at all for one that has finished, and
+workers that wait for one another in different calls are told so at once.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class StallDetector:
             transport.report_waiting_on(self._peer)
             transport.set_note("in", transport.doing)
         transport.probe(self._peer)
-        chain = self._chain()
+        chain = transport.waiting_chain(self._peer)
         if transport.get_note(chain[-1], "away"):
             self._end = now + self._timeout - self._patience
         if transport.get_note(self._peer, f"finished/{transport.period}"):
@@ -141,15 +141,6 @@ class StallDetector:
         if self._noted:
             self._transport.report_waiting_on(None)
             self._transport.set_note("in", "")
-
-    def _chain(self) -> list[int]:
-        """The peer, the one for which it waits, and so on, up to one that waits for none."""
-        chain = [self._peer]
-        while True:
-            following = self._transport.waiting_on(chain[-1])
-            if following is None or following in chain:
-                return chain
-            chain.append(following)
 
     def _check_cycle(self, chain: list[int]) -> None:
         """Workers that wait for one another in one call are only slow; in two calls they never end.
