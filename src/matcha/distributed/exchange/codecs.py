@@ -260,14 +260,18 @@ class FloatCodec(Codec):
 
 
 class _ScaledCodec(Codec):
-    """What codecs on grids share: their coders' scales open every meeting."""
+    """What codecs on grids share: their coders' scales open every meeting.
+
+    The largest message is of `num_blocks` blocks.
+    """
 
     has_scales = True
 
-    def __init__(self, values: Sequence[torch.Tensor], coders: Mapping[str, Coder]) -> None:
+    def __init__(
+        self, values: Sequence[torch.Tensor], coders: Mapping[str, Coder], num_blocks: int
+    ) -> None:
         self.finite = list(values)  # scales stand for differences
-        self._coders = list(coders.values())
-        self._names = list(coders)
+        self._named, self._coders, self._num_blocks = coders, list(coders.values()), num_blocks
 
     def begin_round(self) -> torch.Tensor:
         """Two bytes per block."""
@@ -278,13 +282,11 @@ class _ScaledCodec(Codec):
         # Copied: what follows an odd number of bytes cannot be seen as numbers of two.
         return [c.common(part.clone()) for c, part in zip(self._coders, parts, strict=True)]
 
-    def _memory(
-        self, num_blocks: int, spare: SpareMemory, own: torch.device, wire: torch.device
-    ) -> Memory:
+    def memory(self, spare: SpareMemory, own: torch.device, wire: torch.device) -> Memory:
         coder = self._coders[0]
-        size = coder.message_bytes(num_blocks)
+        size = coder.message_bytes(self._num_blocks)
         incoming = spare.take(size, wire)
-        block = spare.take(size + num_blocks * coder.block, own)
+        block = spare.take(size + self._num_blocks * coder.block, own)
         return Memory([incoming, block], incoming, outgoing=block[:size], kept=block[size:])
 
     def end_round(self) -> None:
@@ -293,8 +295,7 @@ class _ScaledCodec(Codec):
             coder.end()
 
     def state(self) -> Mapping[str, torch.Tensor]:
-        named = zip(self._names, self._coders, strict=True)
-        return {f"scales-{name}": coder.scales for name, coder in named}
+        return {f"scales-{name}": coder.scales for name, coder in self._named.items()}
 
     @property
     def work_bytes(self) -> int:
@@ -316,13 +317,10 @@ class ModuloCodec(_ScaledCodec):
         *,
         bucket_bytes: int,
     ) -> None:
-        coders = {f"{k}": Coder(wire, v.view(-1, BLOCK)) for k, v in enumerate(values)}
-        super().__init__(values, coders)
         limit = max(1, min(_PIECE, bucket_bytes // _HELD) // BLOCK)
         self.pieces = list(_blocks(values, segments, limit))
-
-    def memory(self, spare: SpareMemory, own: torch.device, wire: torch.device) -> Memory:
-        return self._memory(max(len(piece.values) for piece in self.pieces), spare, own, wire)
+        coders = {f"{k}": Coder(wire, v.view(-1, BLOCK)) for k, v in enumerate(values)}
+        super().__init__(values, coders, max(len(piece.values) for piece in self.pieces))
 
     def encode(self, transfer: Transfer) -> torch.Tensor:
         piece, memory = transfer.piece, transfer.memory
@@ -365,18 +363,15 @@ class LowRankCodec(_ScaledCodec):
             LowRankRows(wire, places, piece.values)
             for places, piece in zip(segments, self.pieces, strict=True)
         ]
-        halves = [
-            (f"{piece.index}-{half}", Coder(wire.factors, message[0]))
+        halves = {
+            f"{piece.index}-{half}": Coder(wire.factors, message[0])
             for rows, piece in zip(self._rows, self.pieces, strict=True)
             for half, message in enumerate(rows.first_messages(piece.values))
-        ]
-        super().__init__(values, dict(halves))
+        }
+        super().__init__(values, halves, max(map(len, halves.values())))
         self._peers = range(num_workers)
         self._directions: dict[tuple[int, int], torch.Tensor] = {}
         self._between: dict[tuple[int, Meeting], tuple[torch.Tensor, torch.Tensor]] = {}
-
-    def memory(self, spare: SpareMemory, own: torch.device, wire: torch.device) -> Memory:
-        return self._memory(max(len(coder) for coder in self._coders), spare, own, wire)
 
     def encode(self, transfer: Transfer) -> torch.Tensor:
         """First X·q, then Xᵀ·p with the p that both ends found."""
