@@ -48,7 +48,6 @@ class GossipStrategy(DDPStrategy):  # type: ignore[misc]
         self.gossip: Gossip | None = None
         self._gossip_options = dict(gossip or {})
         self._average = ExitStack()  # holds the model at the average while it is open
-        self._shows_average = False
         self._resumes_from: Path | None = None
 
     # -- training ---------------------------------------------------------------------------------
@@ -91,7 +90,7 @@ class GossipStrategy(DDPStrategy):  # type: ignore[misc]
 
     def _detach(self) -> None:
         if self.gossip is not None:
-            self._leave_average()
+            self._average.close()
             self.gossip.detach()
             self.gossip = None
 
@@ -104,17 +103,16 @@ class GossipStrategy(DDPStrategy):  # type: ignore[misc]
 
     def on_validation_end(self) -> None:
         """Each worker has its own values again; callbacks have saved what they wanted by now."""
-        self._leave_average()
+        self._average.close()
         super().on_validation_end()
+
+    @property
+    def _shows_average(self) -> bool:
+        return self.gossip is not None and self.gossip.state.averaging.is_open
 
     def _enter_average(self) -> None:
         if self.gossip is not None and not self._shows_average:
             self._average.enter_context(self.gossip.averaged())
-            self._shows_average = True
-
-    def _leave_average(self) -> None:
-        self._average.close()
-        self._shows_average = False
 
     # -- checkpoints ------------------------------------------------------------------------------
 
@@ -130,7 +128,7 @@ class GossipStrategy(DDPStrategy):  # type: ignore[misc]
         super().save_checkpoint(checkpoint, filepath, storage_options)
         if self.gossip is not None:
             shown = self._shows_average
-            self._leave_average()
+            self._average.close()
             self.gossip.save(_workers(filepath), keep=1)
             if shown:
                 self._enter_average()

@@ -54,7 +54,6 @@ class GossipTrainerMixin:
         self.plan = plan
         self.gossip: Gossip | None = None
         self._gossip_options = dict(gossip or {})
-        self._shows_average = False
         self._resumes_from: Path | None = None
         super().__init__(*args, **kwargs)
         self.add_callback(_Begin(self))  # type: ignore[attr-defined]
@@ -110,15 +109,11 @@ class GossipTrainerMixin:
 
     @contextmanager
     def _average(self) -> Iterator[None]:
-        if self.gossip is None or self._shows_average:
+        if self.gossip is None or self.gossip.state.averaging.is_open:
             yield
             return
-        self._shows_average = True
-        try:
-            with self.gossip.averaged():
-                yield
-        finally:
-            self._shows_average = False
+        with self.gossip.averaged():
+            yield
 
 
 class _Begin(TrainerCallback):  # type: ignore[misc]
