@@ -101,8 +101,8 @@ class Network:
             raise InputError(f"links are slower by positive factors, not {dict(self.slower)}.")
 
     def choices(self) -> dict[str, Any]:
-        """The fields that `GossipOptions` has too, but for the timeout."""
-        return {"on_loss": self.on_loss, "replan": self.replan}
+        """What `Gossip` takes of it."""
+        return {"timeout": self.timeout, "on_loss": self.on_loss, "replan": self.replan}
 
     def describe(self) -> dict[str, Any]:
         """What the run's header says of it."""
@@ -377,14 +377,8 @@ def run_worker(
     network = network or Network()
     job = replace(job, kind="training", network=network.describe())
     transport = network.slow_down(transport, job.plan)
-    training = Training(
-        job.task.make(),
-        job.plan,
-        job.settings,
-        transport,
-        timeout=network.timeout,
-        **network.choices(),
-    )
+    task = job.task.make()
+    training = Training(task, job.plan, job.settings, transport, **network.choices())
     folder = job.folder / CHECKPOINTS
     if network.on_loss == "continue" and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGUSR1, lambda *_: training.gossip.leave())
@@ -393,8 +387,12 @@ def run_worker(
         training.load(folder)
     records = []
     shows = [] if on_record is None else [on_record]
+
+    def is_primary() -> bool:
+        return training.rank == transport.members[0]
+
     with ExitStack() as stack:
-        if live and training.rank == transport.members[0]:
+        if live and is_primary():
             from matcha.report.live import heartbeat
 
             stack.enter_context(heartbeat(job.folder, training.gossip.state.whereabouts))
@@ -409,7 +407,7 @@ def run_worker(
             folder,
             resume=resume or training.came_late,
             checkpoint_every=checkpoint_every,
-            primary=lambda: training.rank == transport.members[0],
+            primary=is_primary,
         ):
             records.append(record)
             training.is_stopped = record.time >= max_seconds
@@ -417,7 +415,7 @@ def run_worker(
                 show(record)
     made = training.gossip.plan
     stays = training.rank in training.gossip.members
-    if made is not job.plan and stays and training.rank == transport.members[0]:
+    if made is not job.plan and stays and is_primary():
         made.save(job.folder / STAGES)  # what a simulation needs to play the same rounds
     return records
 
