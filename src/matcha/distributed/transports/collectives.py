@@ -18,6 +18,11 @@ from matcha.distributed.transports.base import Buffer, Message, Tag, Transport
 from matcha.errors import ExchangeError, InputError
 
 
+def is_of_ring(message: Message) -> bool:
+    """Whether a message is a piece of an average that goes round a ring of all workers."""
+    return message.tag == Tag.RING
+
+
 def broadcast(transport: Transport, tensors: list[torch.Tensor], timeout: float) -> None:
     """Overwrite every worker's tensors with worker 0's, or with the lowest rank's that is there."""
     if transport.has_tree:

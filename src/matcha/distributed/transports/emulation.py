@@ -14,7 +14,8 @@ from contextlib import contextmanager
 
 import torch
 
-from matcha.distributed.transports.base import Message, Pending, Tag, Transport
+from matcha.distributed.transports.base import Message, Pending, Transport
+from matcha.distributed.transports.collectives import is_of_ring
 from matcha.distributed.transports.waiting import StallDetector
 from matcha.errors import InputError
 from matcha.topology import Link
@@ -149,7 +150,7 @@ class SlowLinks(Transport):
         return _Slow(self.transport.post(messages), seconds)
 
     def _factor(self, message: Message) -> float:
-        if message.tag == Tag.RING:
+        if is_of_ring(message):
             return self._hop
         return self._slower.get(frozenset((self.rank, message.peer)), 1.0)
 
