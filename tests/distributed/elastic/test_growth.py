@@ -18,7 +18,7 @@ import matcha
 from matcha import families
 from matcha._io.keys import Keys, issue, new_keys
 from matcha.distributed import Gossip, GossipOptions, LinkTransport
-from matcha.distributed.checkpoint.checkpoint import checkpoints
+from matcha.distributed.checkpoint import checkpoints
 from matcha.distributed.elastic import growth
 from matcha.distributed.elastic.shard import Shard, batch_of
 from matcha.distributed.launch.placement import join_team
