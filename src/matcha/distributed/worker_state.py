@@ -15,11 +15,11 @@ from matcha.distributed.elastic.replanning import Replanning
 from matcha.distributed.exchange.averaging import Averaging, PushSumValues
 from matcha.distributed.exchange.background import Asynchrony, Overlap
 from matcha.distributed.exchange.buckets import describe_layout, fill_buckets, layout_digest
+from matcha.distributed.exchange.codecs import RelayedSums
 from matcha.distributed.exchange.exchange import Stopwatch, alignment, make_exchange
 from matcha.distributed.exchange.hooks import Clipping, ElasticMeetings, LinkTimer
 from matcha.distributed.exchange.meeting import RUNNING, PlanCursor
 from matcha.distributed.exchange.momentum import MomentumRules
-from matcha.distributed.exchange.relay import RelayedSums
 from matcha.distributed.launch.placement import Placement, shared_facts
 from matcha.distributed.links.transport import LinkTransport
 from matcha.distributed.options import Setup, check_setup

@@ -13,10 +13,9 @@ from tests.graphs import topologies
 
 from matcha import Round
 from matcha.distributed import Message, Pending, Transport
-from matcha.distributed.exchange.codecs import FloatCodec
+from matcha.distributed.exchange.codecs import FloatCodec, RelayedSums
 from matcha.distributed.exchange.exchange import Exchange
 from matcha.distributed.exchange.meeting import MeetingHook, meetings
-from matcha.distributed.exchange.relay import RelayedSums
 from matcha.distributed.transports.base import MAX_TAG
 from matcha.distributed.transports.collectives import barrier
 from matcha.errors import ExchangeError

@@ -23,13 +23,13 @@ from matcha.distributed.exchange.codecs import (
     LowRankCodec,
     ModuloCodec,
     Piece,
+    RelayedSums,
     SpareMemory,
     TopKAverage,
     Transfer,
     is_finite,
 )
 from matcha.distributed.exchange.meeting import RUNNING, Handshake, Meeting, MeetingHook
-from matcha.distributed.exchange.relay import RelayedSums
 from matcha.distributed.transports.base import Transport, meeting_tag
 from matcha.distributed.transports.collectives import ring_mean_, window_mean_
 from matcha.errors import ModelError, PeerLostError
