@@ -62,8 +62,7 @@ from parts.diaries import Diary, growth, judge, participation
 from matcha import Plan, Topology, families, plan
 from matcha._io.keys import new_keys
 from matcha.distributed import Gossip, Peers, Transport
-from matcha.distributed.launch.launcher import local_links
-from matcha.distributed.launch.local_workers import LocalWorkers
+from matcha.distributed.launch.launcher import LocalWorkers, local_links
 from matcha.distributed.launch.placement import (
     KEYS_VARIABLE,
     LISTEN_VARIABLE,

@@ -39,7 +39,7 @@ from matcha.distributed import Gossip, Message, TorchTransport, Transport
 from matcha.distributed.exchange.codecs import FloatCodec
 from matcha.distributed.exchange.exchange import Exchange
 from matcha.distributed.exchange.meeting import Meeting
-from matcha.distributed.launch.local_workers import LocalWorkers
+from matcha.distributed.launch.launcher import LocalWorkers
 from matcha.distributed.transports.collectives import barrier
 from matcha.errors import MatchaError
 from matcha.rounds import RoundProcess

@@ -28,7 +28,7 @@ from torch import nn
 
 from matcha import Plan, families
 from matcha.distributed import Gossip, TorchTransport, Transport
-from matcha.distributed.launch.local_workers import LocalWorkers
+from matcha.distributed.launch.launcher import LocalWorkers
 from matcha.rounds import RoundProcess
 from matcha.schedules import Cycle, Periodic
 from matcha.testing import MemoryNetwork

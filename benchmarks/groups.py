@@ -31,7 +31,7 @@ from torch.distributed.tensor import DTensor
 
 import matcha
 from matcha.distributed import Gossip
-from matcha.distributed.launch.local_workers import LocalWorkers
+from matcha.distributed.launch.launcher import LocalWorkers
 
 NODES, PROCESSES = 2, 2
 KINDS = ("FSDP2 alone", "Gossip", "Gossip, overlap")

@@ -38,8 +38,7 @@ from matcha import Plan, families
 from matcha._io.keys import issue, new_keys
 from matcha.distributed import Gossip, LinkTransport, read_peers
 from matcha.distributed.elastic.growth import Growth
-from matcha.distributed.launch.launcher import local_links
-from matcha.distributed.launch.local_workers import LocalWorkers
+from matcha.distributed.launch.launcher import LocalWorkers, local_links
 from matcha.distributed.launch.placement import JOIN_VARIABLE, KEYS_VARIABLE, default_transport
 from matcha.errors import ExchangeError
 from matcha.zoo.recipes import Choices, recipe

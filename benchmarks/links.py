@@ -33,7 +33,7 @@ from matcha.distributed import Keys, LinkTransport, Peers, TorchTransport, Trans
 from matcha.distributed.exchange.codecs import FloatCodec
 from matcha.distributed.exchange.exchange import Exchange
 from matcha.distributed.exchange.meeting import meetings
-from matcha.distributed.launch.local_workers import LocalWorkers
+from matcha.distributed.launch.launcher import LocalWorkers
 from matcha.distributed.links.peers import free_ports
 from matcha.distributed.transports.collectives import barrier
 from matcha.errors import MatchaError

@@ -36,7 +36,7 @@ from torch import nn
 
 from matcha import Plan, families, plan
 from matcha.distributed import Gossip, Recorder
-from matcha.distributed.launch.local_workers import LocalWorkers
+from matcha.distributed.launch.launcher import LocalWorkers
 from matcha.report.live import LivePage, heartbeat
 from matcha.zoo.data import digits
 

@@ -27,8 +27,7 @@ from typing import Any
 import harness
 
 from matcha import Plan, Topology, families, plan
-from matcha.distributed.launch.launcher import local_links
-from matcha.distributed.launch.local_workers import LocalWorkers
+from matcha.distributed.launch.launcher import LocalWorkers, local_links
 
 CASES = ("ring", "erdos-renyi", "gloo", "complete:32", "gloo:32", "ring-alone", "gloo-alone")
 PATIENCE = 900.0

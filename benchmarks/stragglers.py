@@ -31,7 +31,7 @@ from torch import nn
 
 from matcha import Plan, families, plan
 from matcha.distributed import Gossip, TorchTransport
-from matcha.distributed.launch.local_workers import LocalWorkers
+from matcha.distributed.launch.launcher import LocalWorkers
 from matcha.distributed.transports.collectives import barrier
 from matcha.simulation import (
     SGD,

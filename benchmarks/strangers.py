@@ -30,8 +30,7 @@ from torch import nn
 from matcha import families, plan
 from matcha._io.keys import Keys, new_keys
 from matcha.distributed import Gossip, read_peers
-from matcha.distributed.launch.launcher import local_links
-from matcha.distributed.launch.local_workers import LocalWorkers
+from matcha.distributed.launch.launcher import LocalWorkers, local_links
 from matcha.distributed.launch.placement import default_transport
 from matcha.distributed.links.joining import Joining
 from matcha.errors import ExchangeError

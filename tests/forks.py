@@ -17,7 +17,7 @@ from pathlib import Path
 from tests.signals import hear_ctrl_c
 
 from matcha.distributed.launch.fork_server import ForkedProcess, ForkServer, can_be_forked
-from matcha.distributed.launch.local_workers import LocalWorkers
+from matcha.distributed.launch.launcher import LocalWorkers
 
 STRICT = str(Path(__file__).parent / "strict.py")
 

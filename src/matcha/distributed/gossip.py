@@ -408,7 +408,7 @@ class Gossip:
         keep: int = 2,
         identity: Mapping[str, Any] | None = None,
     ) -> Path:
-        """Write a checkpoint of all workers; see `matcha.distributed.checkpoint`. A collective call."""
+        """Write a checkpoint of all workers; see `distributed.checkpoint`. A collective call."""
         self.state.leave_average("save()")
         self.state.momentum.check_saving()
         return save_checkpoint(
@@ -429,7 +429,7 @@ class Gossip:
         generators: Mapping[str, torch.Generator] | None = None,
         identity: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """Continue from a checkpoint; see `matcha.distributed.checkpoint`. A collective call.
+        """Continue from a checkpoint; see `distributed.checkpoint`. A collective call.
 
         A worker that came while the others train has a neighbour's state already: until its first
         step it loads nothing, does not wait, and returns what `membership.carry` brought along.

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from matcha.distributed.launch.fork_server import _SERVE, can_be_forked
-from matcha.distributed.launch.local_workers import LocalWorkers
+from matcha.distributed.launch.launcher import LocalWorkers
 from matcha.errors import WorkerError
 
 SCRIPT = """
@@ -94,7 +94,7 @@ def test_none_outlives_launcher_or_fork_server(
     script: str, tmp_path: Path, who: str, request
 ) -> None:
     launch_script = (
-        "import sys\nfrom matcha.distributed.launch.local_workers import LocalWorkers\n"
+        "import sys\nfrom matcha.distributed.launch.launcher import LocalWorkers\n"
         "workers = LocalWorkers(sys.argv[1:], 4, forked=True)\n"
         "print(workers._server._process.pid, flush=True)\n"
         "sys.exit([process.wait() for process in workers.processes][3] != -15)\n"

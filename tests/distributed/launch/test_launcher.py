@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 from tests.signals import hear_ctrl_c
 
-from matcha.distributed.launch import local_workers
-from matcha.distributed.launch.launcher import Hosts, launch
-from matcha.distributed.launch.local_workers import LocalWorkers
+from matcha.distributed.launch import launcher
+from matcha.distributed.launch.launcher import Hosts, LocalWorkers, launch
 from matcha.errors import ExchangeError, InputError, WorkerError
 
 RANK = "import os, signal, sys, time; rank = int(os.environ['RANK']); "
@@ -80,7 +79,7 @@ def test_the_first_to_fail_by_itself_is_blamed_and_its_last_lines_repeated(
 
     monkeypatch.setattr(LocalWorkers, "poll", poll)
     if not forked:
-        monkeypatch.setattr(local_workers, "can_be_forked", lambda _: False)
+        monkeypatch.setattr(launcher, "can_be_forked", lambda _: False)
     with pytest.raises(WorkerError) as caught:
         launch([str(script), str(tmp_path), kind], 2)
     said = str(caught.value)

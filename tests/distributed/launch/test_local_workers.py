@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from matcha.distributed.launch.local_workers import LocalWorkers
+from matcha.distributed.launch.launcher import LocalWorkers
 from matcha.errors import ExchangeError, InputError
 
 

@@ -3,7 +3,8 @@
 A codec cuts some flat tensors into pieces. For a piece and a partner it encodes a message from the
 values, and applies the partner's to them, once per phase. It knows no transport: `Exchange` does
 the rest. The definition of what a round does is `Round.mix`, and over a coded wire
-tests/wires/definition.py; codecs do the same operations in the same order.
+tests/wires/definition.py; codecs do the same operations in the same order. Averages over more than
+two workers stand below the codecs.
 """
 
 from __future__ import annotations
