@@ -101,7 +101,7 @@ class StallDetector:
         self._end = self._started + timeout - self._patience
         self.slice = min(_LONG, 0.2 * timeout)
         self._next_look = self._started + self.slice
-        self._noted = False
+        self._noted = self._has_finished = False
         self._cycle: tuple[str, ...] | None = None
 
     def pause(self) -> None:
@@ -130,7 +130,9 @@ class StallDetector:
         if transport.get_note(chain[-1], "away"):
             self._end = now + self._timeout - self._patience
         if transport.get_note(self._peer, f"finished/{transport.period}"):
-            raise transport.failure(self._peer, "has finished", 0.0)
+            if self._has_finished:  # found twice: its last message may have come just now
+                raise transport.failure(self._peer, "has finished", 0.0)
+            self._has_finished = True
         self._check_cycle(chain)
         if now > self._end:
             problem = f"did not answer within {self._timeout:g} s"
