@@ -38,7 +38,7 @@ def iterations_between_meetings(plan: PlanLike) -> float:
 
     Where workers join or leave for good, before any did: those that train hold to what they chose.
     """
-    if plan.levels[0].members != plan.levels[-1].members:
+    if len({level.members for level in plan.levels}) > 1:
         plan = plan.level_at(0)
     rounds = list(islice(plan.rounds(0, _SAMPLE), _SAMPLE))
     met = sum(2 * len(matching) for round in rounds for matching in round.matchings)
