@@ -498,3 +498,32 @@ def test_who_has_left_for_good_is_not_waited_for_when_the_next_one_leaves(monkey
     assert team.wait()[1][1].levels[-1].members == (1, 2, 4)
     assert waited
     assert not any(waited)
+
+
+def test_who_missed_a_change_holds_up_none_and_takes_a_state(monkeypatch) -> None:
+    """It heard too late, and waited in a meeting for one that waited for it in the change."""
+    monkeypatch.setenv("MATCHA_TOKEN", TOKEN)
+    monkeypatch.setattr(growth, "_HOLD", PATIENCE)
+    team = Team(matcha.plan(families.ring(4), 1.0, "vanilla"))
+
+    def deaf(trainee) -> None:
+        own = trainee.gossip._growth
+        hear = own._hear
+
+        def late() -> None:
+            """Names a fence and does not wait for it; hears when it is past the change."""
+            notes = own._transport.get_notes("change", everyone=True).values()
+            said = [growth._numbers(text) for text in notes]
+            if all(not at or own._position > at for _, at in said):
+                hear()
+            own._fence = None
+
+        own._hear = late
+        trainee.run_to_stage(2)
+        assert trainee.gossip.membership.returns == 1
+
+    for rank in range(4):
+        team.start(rank, deaf if rank == 2 else lambda trainee: trainee.run_to_stage(2))
+    team.join(lambda trainee: trainee.run_to_stage(2))
+    results = team.wait()
+    assert all(plan.levels[-1].members == (0, 1, 2, 3, 4) for _, plan, _ in results.values())

@@ -149,7 +149,8 @@ class Growth:
                         return
             if number is not None:
                 self._change(number, self._due[number], iteration)
-                continue
+                if not transport.is_behind:
+                    continue
             self._membership.tend()  # one that joins may wait for this worker's state
             with transport.lock:
                 transport.changed.wait(0.02)
@@ -381,6 +382,9 @@ class Growth:
             if number > self._applied:
                 said[number] = at, rank
                 if at:
+                    if number not in self._due and at < self._position:
+                        # A partner in its meeting waits for this one in the call that it missed.
+                        transport.start_over("missed a change of the team")
                     self._due[number] = at
                     transport.is_changing = True
         if self._fence is not None:

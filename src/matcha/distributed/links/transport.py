@@ -100,7 +100,6 @@ class LinkTransport(Transport):
         team: Who is there and where, as far as the team has changed.
         is_changing: Whether the team is about to change here too.
         sponsor: What takes over the connections of workers that want to join.
-        has_keys: Whether links have keys.
         may_grow: Whether there may be workers unknown to this one.
         news: Set when notes have come.
         finds_cause: Whether the error for a lost neighbour names the first cause, which takes time.
@@ -326,6 +325,12 @@ class LinkTransport(Transport):
             self.phase = Phase.NEEDS_STATE
             self._end_all("takes a newer state")
 
+    def start_over(self, why: str) -> None:
+        """Leave the meetings under way, and take another's state when the iteration ends."""
+        with self.lock:
+            self.is_behind = True
+            self._end_all(why)
+
     # -- making connections -----------------------------------------------------------------------
 
     def _connect(self, neighbors: Collection[int]) -> None:
@@ -476,8 +481,7 @@ class LinkTransport(Transport):
 
     def _missing(self, timeout: float) -> str:
         """Name the missing workers: neighbours first, else the ends of missing links."""
-        live = {connection.peer for connection in self.live_connections()}
-        near = sorted(self._neighbors - live)
+        near = sorted(self._neighbors - {each.peer for each in self.live_connections()})
         far = {rank for link in self.versions.unseen() for rank in link} - {self.rank}
         names = ", ".join(map(self.name, near or sorted(far)))
         return (
@@ -591,20 +595,19 @@ class LinkTransport(Transport):
         with self.lock:
             if connection.state is LinkState.ENDED:
                 return
-            was = connection.state
+            was, peer = connection.state, connection.peer
             connection.end(reason)
-            self._end_reasons[connection.peer] = reason
+            self._end_reasons[peer] = reason
             if connection.finished_at is not None:
-                self._finished[connection.peer] = connection
-            if self.connections.get(connection.peer) is connection:
-                del self.connections[connection.peer]
+                self._finished[peer] = connection
+            if self.connections.get(peer) is connection:
+                del self.connections[peer]
                 self._vacant.notify_all()
                 if was is LinkState.UP and self.phase is not Phase.CLOSED:
                     text = "worker %d: link to worker %d ended: it %s"
-                    level = self._log_level(connection.peer)
-                    _log.log(level, text, self.rank, connection.peer, reason)
-                    version = self.versions.lower_link(connection.peer)
-                    self._tell(Update(links={self.versions.link(connection.peer): version}))
+                    _log.log(self._log_level(peer), text, self.rank, peer, reason)
+                    version = self.versions.lower_link(peer)
+                    self._tell(Update(links={self.versions.link(peer): version}))
                     self._note_members()
                     self.is_behind |= self._all_are_far_ahead()
                 elif self.phase is not Phase.CLOSED:
@@ -662,8 +665,7 @@ class LinkTransport(Transport):
         delay = time.monotonic() - started - pause
         revoked = self._revocations.current()
         with self.lock:
-            now = time.monotonic()
-            running = self.phase is Phase.RUNNING
+            now, running = time.monotonic(), self.phase is Phase.RUNNING
             for connection in list(self.connections.values()):
                 stream = connection.stream
                 if stream.longest_gap:
