@@ -17,7 +17,7 @@ from matcha.distributed.elastic.replanning import Planner, Replanning
 from matcha.distributed.launch.placement import find_placement
 from matcha.errors import InputError
 from matcha.plans import StagedPlan
-from matcha.strategies import Greedy, SparseLoCo
+from matcha.strategies import Greedy
 from matcha.strategies.planning import next_level
 from matcha.testing import MemoryTransport, run_threads
 
@@ -182,8 +182,8 @@ def test_a_planner_that_is_closed_has_ended() -> None:
 
 
 def test_none_waits_for_a_stage_that_cannot_be_planned(caplog) -> None:
-    """Its strategy has a wire of its own: only the worker that plans finds out."""
-    plan = matcha.plan(RING, 0.6, SparseLoCo(period=2, wire="topk:8"))
+    """Only the worker that plans finds out that nothing in this plan depends on links."""
+    plan = matcha.plan(RING, 1.0, "allreduce")
     seconds = dict.fromkeys(RING.links, 0.1)
 
     def work(transport):
@@ -193,4 +193,4 @@ def test_none_waits_for_a_stage_that_cannot_be_planned(caplog) -> None:
         return following.look(EVERY), following.plan is plan
 
     assert run_threads(4, work) == [(False, True)] * 4
-    assert "the next stage cannot be planned: messages of sparseloco" in caplog.text
+    assert "the next stage cannot be planned: a allreduce plan" in caplog.text
