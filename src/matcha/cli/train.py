@@ -282,7 +282,7 @@ def _become(
     rank: int | None,
 ) -> None:
     """Go on as the script, which joins the team by its line `Gossip(model, optimizer, plan)`."""
-    from matcha.distributed.launch import environment as names
+    from matcha.distributed.launch import placement as names
 
     given = {
         names.JOIN_VARIABLE: join,
