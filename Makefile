@@ -40,8 +40,10 @@ lint: $(INSTALLED)-test
 types: $(INSTALLED)-test
 	$(BIN)/mypy
 
+# Not of what needs a package that is not installed: Ray, Lightning, Triton.
 doctest: $(INSTALLED)-test
-	$(BIN)/python -m pytest --doctest-modules src reproduction -q --ignore src/matcha/distributed/integrations
+	$(BIN)/python -m pytest --doctest-modules src reproduction -q \
+	    $(addprefix --ignore src/matcha/,distributed/integrations wires/gpu.py training/momentum/fused.py)
 
 # Tests of several processes wait for one another for two fifths of their time: three at a time keep two
 # cores busy.
