@@ -31,8 +31,8 @@ from matcha.training.optimizers import Muon, adamw
 from matcha.training.rates import Cosine
 from matcha.wires import parse_wire
 from matcha.zoo.corpus import read_corpus
+from matcha.zoo.language import TextTask
 from matcha.zoo.models import Transformer
-from matcha.zoo.text import TextTask
 
 DOCS = Path(__file__).parents[1] / "docs"
 M, VOCABULARY, LENGTH, BATCH, ITERATIONS = 8, 2048, 64, 4, 200

@@ -18,9 +18,9 @@ from matcha.training.optimizers import adamw
 from matcha.training.rates import Cosine
 from matcha.training.settings import Execution
 from matcha.zoo.corpus import read_corpus
+from matcha.zoo.language import TextTask, share
 from matcha.zoo.models import SmallCNN, Transformer
 from matcha.zoo.recipes import recipe
-from matcha.zoo.text import TextTask, share
 
 WORDS = {"round", "matching", "worker", "budget", "link", "plan"}
 

@@ -277,7 +277,7 @@ def _words(path: Path) -> list[str]:
 PartitionKind: TypeAlias = Literal[
     "iid", "shards", "dirichlet", "dirichlet-even", "documents", "folders"
 ]
-"""The last two are for text: `matcha.zoo.text.share`."""
+"""The last two are for text: `matcha.zoo.language.share`."""
 _BY_LABEL: tuple[PartitionKind, ...] = ("iid", "shards", "dirichlet", "dirichlet-even")
 _PURPOSE = 0x5041  # keeps these draws apart from a task's others under the same seed
 

@@ -22,10 +22,9 @@ from matcha.zoo import data as sets
 from matcha.zoo.corpus import read_corpus
 from matcha.zoo.data import PartitionKind, partition
 from matcha.zoo.images import ImageTask
-from matcha.zoo.language import LanguageTask
+from matcha.zoo.language import LanguageTask, TextTask
 from matcha.zoo.models import LanguageModel, Transformer, maker
 from matcha.zoo.quadratics import QuadraticTask
-from matcha.zoo.text import TextTask
 
 _ADAM_RATE = 0.001  # recipes' own rates are for SGD, and fifty times too large for Adam
 _MOMENTUM = SGD(momentum=0.9, nesterov=True, weight_decay=1e-4)

@@ -8,6 +8,7 @@ are the same thing here, and no worker has to decide which one it is.
 
 from __future__ import annotations
 
+import enum
 import hashlib
 import json
 from collections import deque
@@ -23,6 +24,7 @@ __all__ = [
     "LinkVersions",
     "MembershipChange",
     "Notes",
+    "Phase",
     "Tree",
     "Update",
     "max_update_bytes",
@@ -44,6 +46,31 @@ _NEW_LINK = 3  # down: it has yet to come up, and no collective call waits for i
 MAX_NEW = 1024
 """How many numbers above all others a worker that joins may have."""
 _MAX_EARLY = 1 << 14  # links of which this worker may hear before it knows of them
+
+
+class Phase(enum.Enum):
+    """Where a worker over links of our own is between its start and its end.
+
+    By these ways, which all workers go:
+
+                  a neighbour trains already
+    STARTING ──────────────────────────────▶ NEEDS_STATE
+        │                                      │      ▲
+        │ start_at        start_at             │      │ leave: it fell far behind
+        └──────────────▶  RUNNING  ◀───────────┘      │
+                             └────────────────────────┘
+    and from each of them, by close(), to CLOSED.
+
+    STARTING     No worker trains yet. The first collective call ends when all links have been up.
+    NEEDS_STATE  Others train: this worker takes a neighbour's state first.
+    RUNNING      It has a state and takes part.
+    CLOSED       It has said goodbye to its neighbours.
+    """
+
+    STARTING = "starting"
+    NEEDS_STATE = "needs a state"
+    RUNNING = "running"
+    CLOSED = "closed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

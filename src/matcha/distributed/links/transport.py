@@ -1,8 +1,8 @@
 """LinkTransport: one connection per link of the topology, for networks that are not trusted.
 
-A worker's phases are in `links.phase`. Each connection agrees on its own, whenever it is made, from
-which iteration on its two ends meet (`LinkState`); so a worker may be lost, cut off or come back
-without any decision for all workers. When others join or leave for good, `grow` changes the links.
+A worker's phases are those of `link_state.Phase`. Each connection agrees on its own, whenever it is
+made, from which iteration on its two ends meet (`LinkState`): a worker may be lost, cut off or come
+back without a decision for all. When others join or leave for good, `grow` changes the links.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from matcha.distributed.links.link_state import (
     LinkVersions,
     MembershipChange,
     Notes,
+    Phase,
     Update,
     max_update_bytes,
 )
@@ -43,7 +44,6 @@ from matcha.distributed.links.listener import (
     refuse_newcomer,
 )
 from matcha.distributed.links.peers import Peers, Team, dials
-from matcha.distributed.links.phase import Phase
 from matcha.distributed.links.state_transfer import StateTransfer
 from matcha.distributed.links.tree_collectives import TreeCollectives
 from matcha.distributed.transports.base import (

@@ -6,7 +6,6 @@ simulator, one worker's buckets in the runtime. docs/momentum.md compares them.
 """
 
 from matcha.training.momentum.exact_diffusion import ExactDiffusion, stable_correction
-from matcha.training.momentum.momentum_tracking import MomentumTracking
 from matcha.training.momentum.outer import Outer
 from matcha.training.momentum.quasi_global import (
     QuasiGlobal,
@@ -23,7 +22,7 @@ from matcha.training.momentum.registry import (
 from matcha.training.momentum.rule import MomentumRule
 from matcha.training.momentum.settings import MOMENTA, Kind, Momentum, parse_momentum
 from matcha.training.momentum.shared import Shared, first_moment
-from matcha.training.momentum.tracking import Tracking
+from matcha.training.momentum.tracking import MomentumTracking, Tracking
 
 __all__ = [
     "MOMENTA",

@@ -10,7 +10,6 @@ from torch import Tensor
 from matcha.errors import InputError
 from matcha.plans import PlanLike
 from matcha.training.momentum.exact_diffusion import ExactDiffusion, stable_correction
-from matcha.training.momentum.momentum_tracking import MomentumTracking
 from matcha.training.momentum.outer import Outer
 from matcha.training.momentum.quasi_global import (
     QuasiGlobal,
@@ -20,7 +19,7 @@ from matcha.training.momentum.quasi_global import (
 from matcha.training.momentum.rule import MomentumRule
 from matcha.training.momentum.settings import Momentum, parse_momentum
 from matcha.training.momentum.shared import Shared
-from matcha.training.momentum.tracking import Tracking
+from matcha.training.momentum.tracking import MomentumTracking, Tracking
 from matcha.training.optimizers import SGD, Adam, Muon, Optimizer
 from matcha.wires import TopK
 

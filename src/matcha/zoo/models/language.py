@@ -10,7 +10,40 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from matcha.zoo.models.layers import embed, linear, normalize
+# -- layers of one model or of several: where parameters carry a leading axis of workers, so do
+# inputs and scores, and each product is one batched product (`batching="stacked"`)
+
+
+def _linear(layer: nn.Linear, x: Tensor) -> Tensor:
+    """A linear layer of one model, or of several stacked ones."""
+    weight, bias = layer.weight, layer.bias
+    if weight.dim() == 2:
+        return functional.linear(x, weight, bias)
+    product = torch.baddbmm(bias.unsqueeze(1), x.flatten(1, -2), weight.transpose(1, 2))
+    return product.view(*x.shape[:-1], -1)
+
+
+def _normalize(layer: nn.LayerNorm, x: Tensor) -> Tensor:
+    """A LayerNorm of one model, or of several stacked ones."""
+    weight, bias = layer.weight, layer.bias
+    if weight.dim() == 1:
+        return functional.layer_norm(x, weight.shape, weight, bias, layer.eps)
+    shape = (len(weight), *(1,) * (x.dim() - 2), -1)
+    normal = functional.layer_norm(x, weight.shape[1:], eps=layer.eps)
+    return normal * weight.view(shape) + bias.view(shape)
+
+
+def _embed(layer: nn.Embedding, tokens: Tensor) -> Tensor:
+    """The vectors of tokens, of one model or of several stacked ones."""
+    weight = layer.weight
+    if weight.dim() == 2:
+        return functional.embedding(tokens, weight)
+    m, num_tokens, _ = weight.shape
+    first = torch.arange(m, device=tokens.device) * num_tokens
+    return functional.embedding(tokens + first.view(m, 1, 1), weight.flatten(0, 1))
+
+
+# -- the LSTM
 
 
 @functools.cache
@@ -177,14 +210,16 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """The block's output; time is the last axis but one."""
         *leading, time, size = x.shape
-        heads = linear(self.attend, normalize(self.norm1, x))
+        heads = _linear(self.attend, _normalize(self.norm1, x))
         heads = heads.view(-1, time, 3, self.num_heads, size // self.num_heads)
         q, k, v = heads.permute(2, 0, 3, 1, 4)
         dropout = self.dropout if self.training else 0.0
         seen = functional.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
-        x = x + self._drop(linear(self.project, seen.transpose(1, 2).reshape(*leading, time, size)))
-        wide = functional.gelu(linear(self.widen, normalize(self.norm2, x)))
-        return x + self._drop(linear(self.narrow, wide))
+        x = x + self._drop(
+            _linear(self.project, seen.transpose(1, 2).reshape(*leading, time, size))
+        )
+        wide = functional.gelu(_linear(self.widen, _normalize(self.norm2, x)))
+        return x + self._drop(_linear(self.narrow, wide))
 
     def _drop(self, x: Tensor) -> Tensor:
         return functional.dropout(x, self.dropout, self.training)
@@ -250,8 +285,8 @@ class Transformer(nn.Module):
         tokens = words if self.batch_first else words.transpose(-1, -2)
         time = tokens.shape[-1]
         places = self.places.weight.narrow(-2, 0, time).unsqueeze(-3)
-        x = self.drop(embed(self.embedding, tokens) + places)
+        x = self.drop(_embed(self.embedding, tokens) + places)
         for block in self.blocks:
             x = block(x)
-        scores = linear(self.decoder, normalize(self.norm, x))
+        scores = _linear(self.decoder, _normalize(self.norm, x))
         return (scores if self.batch_first else scores.transpose(-3, -2)), ()
