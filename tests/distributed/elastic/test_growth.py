@@ -134,7 +134,8 @@ class Trainee:
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()
-        self.team.runs.set()
+        if self.gossip.rank == 1:  # which answers newcomers, once it has its Gossip
+            self.team.runs.set()
 
     @property
     def stages(self):
