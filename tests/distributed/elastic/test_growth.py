@@ -151,6 +151,15 @@ class Trainee:
             self.step()
 
 
+def go(trainee) -> None:
+    """Leave for good once others have come."""
+    while len(trainee.stages) < 2:
+        trainee.step()
+    trainee.gossip.leave()
+    while trainee.gossip.rank in trainee.gossip.members:
+        trainee.step()
+
+
 @pytest.mark.parametrize("momentum", ["local", "quasi-global"])
 def test_a_team_grows_and_shrinks_as_the_simulator_says(tmp_path, monkeypatch, momentum) -> None:
     monkeypatch.setenv("MATCHA_TOKEN", TOKEN)
@@ -176,13 +185,6 @@ def grow_and_shrink(tmp_path: Path, *, secure: bool, momentum: str = "local") ->
 
     def stay(trainee) -> None:
         trainee.run_to_stage(3)
-
-    def go(trainee) -> None:
-        while len(trainee.stages) < 2:
-            trainee.step()
-        trainee.gossip.leave()
-        while trainee.gossip.rank in trainee.gossip.members:
-            trainee.step()
 
     for rank in range(4):
         team.start(rank, go if rank == 2 else stay)
@@ -367,13 +369,6 @@ def test_a_team_that_has_changed_is_saved_and_another_starts_from_its_average(
 ) -> None:
     monkeypatch.setenv("MATCHA_TOKEN", TOKEN)
     team, averages = Team(matcha.plan(families.ring(3), 0.5, "greedy")), []
-
-    def go(trainee) -> None:
-        while len(trainee.stages) < 2:
-            trainee.step()
-        trainee.gossip.leave()
-        while trainee.gossip.rank in trainee.gossip.members:
-            trainee.step()
 
     def stay(trainee) -> None:
         trainee.run_to_stage(3)
