@@ -164,7 +164,7 @@ DEFECTS = (
         "strategies/test_strategy.py",
     ),
     _defect(
-        "training/momentum/tracking.py",
+        "training/momentum/rules.py",
         "gradients.add_(self.tracked).sub_(self.mean)",
         "gradients.add_(self.tracked).add_(self.mean)",
         "training", "distributed/test_momentum.py",

@@ -20,8 +20,8 @@ from matcha.training.momentum import (
     iterations_between_meetings,
     make_rule,
     parse_momentum,
-    quasi_global,
     resolve_momentum,
+    rules,
     stable_correction,
 )
 from matcha.training.optimizers import OPTIMIZERS, Adam
@@ -350,7 +350,7 @@ def test_quasi_global_needs_momentum() -> None:
 def test_what_no_gradient_holds_does_not_run_away(bounded, monkeypatch) -> None:
     """Gradients of pure noise, rare meetings over 3 bits, and every displacement followed whole."""
     if not bounded:
-        monkeypatch.setattr(quasi_global, "_shorten_blocks", lambda x, limits: None)
+        monkeypatch.setattr(rules, "_shorten_blocks", lambda x, limits: None)
     plan, optimizer = er8("greedy", 0.02), SGD(momentum=0.9)
     random = torch.Generator().manual_seed(0)
     x = 0.05 * torch.randn(1, 512, generator=random).repeat(8, 1)

@@ -53,17 +53,9 @@ def fold(
 ) -> None:
     """Write the memory that follows a step and a round, as `QuasiGlobal.after_round` says.
 
-    Args:
-        first: the values before both.
-        second: between them.
-        x: after both.
-        hat: the memory before them.
-        momentum: the memory, which is written.
-        limits: how far a round may move a block and be followed whole, by its gradient.
-        numbers: the share of a round that is followed, what the memory keeps of itself, and what
-            displacements count in it.
-        swing: the limit per length of the values, which is added.
-        steps_first: whether the step comes before the round.
+    `limits` is how far a round may move each block and be followed whole, by its gradient; `swing`
+    per length of the values is added. `numbers` are the share of a round that is followed, what the
+    memory keeps of itself, and what displacements count in it.
     """
     places = first, second, x, hat, momentum, limits, numbers
     with torch.cuda.device_of(x):
