@@ -99,8 +99,8 @@ DEFECTS = (
     ),
     _defect(
         "schedules.py",
-        "heads = _random_bits(self.seed, k, size, width) < self._thresholds",
-        "heads = _random_bits(self.seed, k + 1, size, width) < self._thresholds",
+        "heads = _random_bits(self.seed, k, size, len(self.coins)) < self._thresholds",
+        "heads = _random_bits(self.seed, k + 1, size, len(self.coins)) < self._thresholds",
         "test_schedules.py",
     ),
     _defect(
@@ -141,8 +141,8 @@ DEFECTS = (
     ),
     _defect(
         "plans/events.py",
-        "return self.at <= k and (self.back is None or k < self.back)",
-        "return self.at <= k and (self.back is None or k <= self.back)",
+        "return at <= k and (until is None or k < until)",
+        "return at <= k and (until is None or k <= until)",
         "plans",
     ),
     _defect(

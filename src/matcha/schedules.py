@@ -12,11 +12,11 @@ import math
 import operator
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property, lru_cache
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,57 +28,62 @@ from matcha.topology import Matching
 
 Active = tuple[int, ...]
 Coin = tuple[float, Active]
-"""A probability, and the matchings that are active together with it."""
-
 _BITS = 53
 _BLOCK = 4096
 _KNOWN = 1 << 16  # different rounds remembered while drawing in order
 _LONGEST_PERIOD = 2000
 
 
-class Schedule(Protocol):
+class Schedule(ABC):
     """Which matchings, by their positions in the plan, are active at iteration k.
 
     Theory and plans ask these members; nothing else tells kinds of schedules apart.
     """
 
-    @property
-    def seed(self) -> int:
-        """The seed of the draws; where nothing is drawn, of the search that made the schedule."""
-
-    @property
-    def probabilities(self) -> tuple[float, ...]:
-        """The share of iterations in which each matching is used."""
+    probabilities: tuple[float, ...]
+    """The share of iterations in which each matching is used."""
+    seed: int
+    """The seed of the draws; where nothing is drawn, of the search that made the schedule."""
+    exclusive = False
+    """Whether at most one coin falls heads per iteration, instead of each independently."""
 
     @property
     def uses(self) -> tuple[float, ...]:
         """How many times per iteration each matching is used, on average."""
+        return self.probabilities
 
     @property
     def period(self) -> tuple[Active, ...] | None:
         """One period of rounds that repeat for ever; None where rounds are drawn."""
+        return None
 
     @property
     def coins(self) -> tuple[Coin, ...]:
         """What is drawn at every iteration; empty where rounds repeat."""
-
-    @property
-    def exclusive(self) -> bool:
-        """Whether at most one coin falls heads per iteration, instead of each independently."""
+        return ()
 
     @property
     def largest(self) -> tuple[Active, ...]:
         """Rounds of which every round is a subset."""
+        return tuple(dict.fromkeys(self.period or ()))
 
+    @abstractmethod
     def active(self, k: int) -> Active:
         """The matchings of iteration k, in the order of exchange."""
 
     def actives(self, start: int, stop: int | None) -> Iterator[Active]:
         """The matchings of iterations start to stop, in order."""
+        check_iteration(start)
+        k = start
+        while stop is None or k < stop:
+            yield self.active(k)
+            k += 1
 
+    @abstractmethod
     def expected_time(self, timing: Timing, matchings: Sequence[Matching]) -> float:
         """The mean communication time of an iteration."""
 
+    @abstractmethod
     def to_json(self) -> dict[str, Any]:
         """The schedule as plain JSON values; probabilities and seed stand beside it in a plan."""
 
@@ -101,21 +106,34 @@ def check_iteration(k: int) -> None:
 # -- random rounds -------------------------------------------------------------------------------
 
 
-class _Drawn(ABC):
-    """Common parts of schedules of random rounds."""
+class _Drawn(Schedule):
+    """Rounds that are drawn, in blocks."""
 
-    probabilities: tuple[float, ...]
-    seed: int
-
-    def _check(self) -> None:
+    def __post_init__(self) -> None:
         for p in self.probabilities:
             if not 0 <= p <= 1:
                 raise PlanError(f"an activation probability is {p!r}, but it must be in [0, 1].")
         check_seed(self.seed)
 
-    @property
-    def uses(self) -> tuple[float, ...]:
-        return self.probabilities
+    @abstractmethod
+    def _draw(self, k: int, size: int) -> Iterable[Hashable]:
+        """What is drawn at some iterations."""
+
+    @abstractmethod
+    def _members(self, drawn: Any) -> Active:
+        """The matchings that a draw activates."""
+
+    def active(self, k: int) -> Active:
+        return next(map(self._members, self._draw(k, 1)))
+
+    def actives(self, start: int, stop: int | None) -> Iterator[Active]:
+        check_iteration(start)
+        members = lru_cache(maxsize=_KNOWN)(self._members)  # equal rounds are built once
+        k = start
+        while stop is None or k < stop:
+            size = _BLOCK if stop is None else min(_BLOCK, stop - k)
+            yield from map(members, self._draw(k, size))
+            k += size
 
 
 @dataclass(frozen=True)
@@ -133,17 +151,13 @@ class Bernoulli(_Drawn):
     seed: int
     groups: tuple[tuple[int, ...], ...] = ()
 
-    exclusive = False
-
     def __post_init__(self) -> None:
-        self._check()
-        if self.groups:
-            members = sorted(j for group in self.groups for j in group)
-            if members != list(range(len(self.probabilities))):
-                raise PlanError("the groups of a schedule must name every matching once.")
-            for group in self.groups:
-                if len({self.probabilities[j] for j in group}) != 1:
-                    raise PlanError("matchings that share a coin must share its probability.")
+        super().__post_init__()
+        members = sorted(j for group in self.groups for j in group)
+        if self.groups and members != list(range(len(self.probabilities))):
+            raise PlanError("the groups of a schedule must name every matching once.")
+        if any(len({self.probabilities[j] for j in group}) != 1 for group in self.groups):
+            raise PlanError("matchings that share a coin must share its probability.")
 
     @cached_property
     def coins(self) -> tuple[Coin, ...]:
@@ -163,27 +177,13 @@ class Bernoulli(_Drawn):
     def _thresholds(self) -> npt.NDArray[np.uint64]:
         return np.array([_threshold(p) for p, _ in self.coins], dtype=np.uint64)
 
-    def active(self, k: int) -> Active:
-        heads = _random_bits(self.seed, k, 1, len(self.coins))[0] < self._thresholds
-        return self._members(heads)
+    def _draw(self, k: int, size: int) -> Iterable[bytes]:
+        heads = _random_bits(self.seed, k, size, len(self.coins)) < self._thresholds
+        return (row.tobytes() for row in heads)
 
-    def actives(self, start: int, stop: int | None) -> Iterator[Active]:
-        width = len(self.coins)
-
-        @lru_cache(maxsize=_KNOWN)  # equal rounds are built once
-        def members(packed: bytes) -> Active:
-            bits = np.unpackbits(np.frombuffer(packed, dtype=np.uint8), count=width)
-            return self._members(bits.astype(bool))
-
-        for k, size in _blocks(start, stop):
-            heads = _random_bits(self.seed, k, size, width) < self._thresholds
-            packed = np.packbits(heads, axis=1)
-            step, data = packed.shape[1], packed.tobytes()
-            for row in range(size):
-                yield members(data[row * step : (row + 1) * step])
-
-    def _members(self, heads: npt.NDArray[np.bool_]) -> Active:
-        return tuple(sorted(j for c in np.flatnonzero(heads).tolist() for j in self.coins[c][1]))
+    def _members(self, drawn: bytes) -> Active:
+        heads = np.flatnonzero(np.frombuffer(drawn, dtype=np.bool_)).tolist()
+        return tuple(sorted(j for c in heads for j in self.coins[c][1]))
 
     def expected_time(self, timing: Timing, matchings: Sequence[Matching]) -> float:
         """The expected time of a round; matchings that share a coin are active together."""
@@ -211,10 +211,9 @@ class Choice(_Drawn):
     probabilities: tuple[float, ...]
     seed: int
     exclusive = True
-    period = None
 
     def __post_init__(self) -> None:
-        self._check()
+        super().__post_init__()
         if sum(self.probabilities) > 1 + 1e-9:
             raise PlanError("the probabilities of a choice of one matching sum to more than 1.")
 
@@ -232,17 +231,13 @@ class Choice(_Drawn):
         sums[sums > 1 - 1e-12] = 1.0
         return np.array([_threshold(float(p)) for p in sums], dtype=np.uint64)
 
-    def active(self, k: int) -> Active:
-        return self._drawn(_random_bits(self.seed, k, 1, 1)[:, 0])[0]
+    def _draw(self, k: int, size: int) -> list[int]:
+        bits = _random_bits(self.seed, k, size, 1)[:, 0]
+        drawn: list[int] = np.searchsorted(self._thresholds, bits, side="right").tolist()
+        return drawn
 
-    def actives(self, start: int, stop: int | None) -> Iterator[Active]:
-        for k, size in _blocks(start, stop):
-            yield from self._drawn(_random_bits(self.seed, k, size, 1)[:, 0])
-
-    def _drawn(self, bits: npt.NDArray[np.uint64]) -> list[Active]:
-        drawn = np.searchsorted(self._thresholds, bits, side="right")
-        options: list[Active] = [*((j,) for j in range(len(self.probabilities))), ()]
-        return [options[j] for j in drawn]
+    def _members(self, drawn: int) -> Active:
+        return (drawn,) if drawn < len(self.probabilities) else ()
 
     def expected_time(self, timing: Timing, matchings: Sequence[Matching]) -> float:
         times = (timing.matching_time(matching) for matching in matchings)
@@ -252,36 +247,28 @@ class Choice(_Drawn):
         return {"kind": "choice"}
 
 
+def _threshold(p: float) -> int:
+    """How many of the 2^53 equally likely integers mean "active"."""
+    return round(p * float(2**_BITS))
+
+
+def _random_bits(seed: int, k: int, count: int, width: int) -> npt.NDArray[np.uint64]:
+    """53 random bits for each of `width` coins at iterations k, …, k + count − 1.
+
+    Each iteration owns ⌈width / 4⌉ counters of Philox4x64, which gives four words per counter.
+    """
+    counters = -(-width // 4)
+    words = [(k * counters >> 64 * i) & (2**64 - 1) for i in range(4)]
+    raw = np.random.Philox(key=seed, counter=words).random_raw(count * counters * 4)
+    bits: npt.NDArray[np.uint64] = raw.reshape(count, -1)[:, :width] >> np.uint64(64 - _BITS)
+    return bits
+
+
 # -- rounds that repeat --------------------------------------------------------------------------
 
 
-class _Repeated(ABC):
-    """Common parts of schedules of rounds that repeat: nothing is drawn."""
-
-    exclusive = False
-    coins: tuple[Coin, ...] = ()
-
-    @property
-    @abstractmethod
-    def period(self) -> tuple[Active, ...]: ...
-
-    @abstractmethod
-    def active(self, k: int) -> Active: ...
-
-    @property
-    def largest(self) -> tuple[Active, ...]:
-        return tuple(dict.fromkeys(self.period))
-
-    def actives(self, start: int, stop: int | None) -> Iterator[Active]:
-        check_iteration(start)
-        k = start
-        while stop is None or k < stop:
-            yield self.active(k)
-            k += 1
-
-
 @dataclass(frozen=True)
-class Periodic(_Repeated):
+class Periodic(Schedule):
     """All matchings, in a fraction `frequency` of the iterations, evenly spaced.
 
     >>> schedule = Periodic(frequency=0.5, num_matchings=2)
@@ -298,13 +285,9 @@ class Periodic(_Repeated):
             raise PlanError(f"the frequency is {self.frequency!r}, but it must be in (0, 1].")
         check_seed(self.seed)
 
-    @property
+    @cached_property  # type: ignore[override]  # follows from the rest
     def probabilities(self) -> tuple[float, ...]:
         return (self.frequency,) * self.num_matchings
-
-    @property
-    def uses(self) -> tuple[float, ...]:
-        return self.probabilities
 
     @cached_property
     def period(self) -> tuple[Active, ...]:
@@ -337,7 +320,7 @@ class Periodic(_Repeated):
 
 
 @dataclass(frozen=True)
-class Cycle(_Repeated):
+class Cycle(Schedule):
     """A finite list of rounds, repeated without end.
 
     >>> schedule = Cycle(cycle=((0,), (), (1, 0)), num_matchings=2)
@@ -358,7 +341,7 @@ class Cycle(_Repeated):
         if any(not 0 <= j < self.num_matchings for active in self.cycle for j in active):
             raise PlanError("its cycle names a matching that does not exist.")
 
-    @cached_property
+    @cached_property  # type: ignore[override]  # follows from the rest
     def probabilities(self) -> tuple[float, ...]:
         return self._shares(j for active in self.cycle for j in set(active))
 
@@ -411,36 +394,3 @@ SCHEDULES: Registry[Schedule] = Registry(
 )
 """How saved schedules are read, by kind; `read` takes (document, probabilities, seed)."""
 register_schedule = SCHEDULES.register
-
-
-# -- random bits --------------------------------------------------------------------------------
-
-
-def _threshold(p: float) -> int:
-    """How many of the 2^53 equally likely integers mean "active"."""
-    return round(p * float(2**_BITS))
-
-
-def _random_bits(seed: int, k: int, count: int, width: int) -> npt.NDArray[np.uint64]:
-    """53 random bits for each of `width` coins at iterations k, …, k + count − 1.
-
-    Each iteration owns ⌈width / 4⌉ counters of Philox4x64, which gives four words per counter.
-    """
-    counters = -(-width // 4)
-    first = k * counters
-    words = [(first >> 64 * i) & (2**64 - 1) for i in range(4)]
-    generator = np.random.Philox(key=seed, counter=words)
-    raw = generator.random_raw(count * counters * 4)
-    bits: npt.NDArray[np.uint64] = raw.reshape(count, counters * 4)[:, :width] >> np.uint64(
-        64 - _BITS
-    )
-    return bits
-
-
-def _blocks(start: int, stop: int | None) -> Iterator[tuple[int, int]]:
-    check_iteration(start)
-    k = start
-    while stop is None or k < stop:
-        size = _BLOCK if stop is None else min(_BLOCK, stop - k)
-        yield k, size
-        k += size

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,10 +30,6 @@ class Loss:
     back: int | None = None
     donor: int | None = None
     """The worker whose state it takes then; None: the lowest-ranked neighbour that is present."""
-
-    def holds(self, k: int) -> bool:
-        """Whether the worker is gone at iteration k."""
-        return self.at <= k and (self.back is None or k < self.back)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,10 +59,6 @@ class Cut:
     link: Link
     at: int
     until: int | None = None
-
-    def holds(self, k: int) -> bool:
-        """Whether the link is cut at iteration k."""
-        return self.at <= k and (self.until is None or k < self.until)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,9 +93,9 @@ class Events:
 
     def __post_init__(self) -> None:
         spans = [(loss.at, loss.back) for loss in self.losses]
+        spans += [(cut.at, cut.until) for cut in (*self.cuts, *self.slowdowns)]
         spans += [(join.at, None) for join in self.joins]
         spans += [(leave.at, None) for leave in self.leaves]
-        spans += [(cut.at, cut.until) for cut in (*self.cuts, *self.slowdowns)]
         for start, end in spans:
             if start < 0 or (end is not None and end <= start):
                 raise InputError(f"an event goes from iteration {start} to {end}.")
@@ -125,22 +117,21 @@ class Events:
         topology = plan.topology
         for level in plan.levels if self.takes_workers or self.cuts else ():
             check_losable(level.mixing, "a script that loses workers or cuts links")
-        check_workers(topology, [loss.worker for loss in self.losses])
-        check_workers(topology, [li.donor for li in self.losses if li.donor is not None])
+        named = [worker for loss in self.losses for worker in (loss.worker, loss.donor)]
+        check_workers(topology, [worker for worker in named if worker is not None])
         check_links(topology, [event.link for event in (*self.cuts, *self.slowdowns)])
         for loss in self.losses:
             if len(self.gone(loss.at)) >= topology.num_workers:
                 raise InputError(f"at iteration {loss.at} no worker would be left.")
-            if loss.back is not None:
-                self._donor(loss.worker, loss.back, loss.donor, topology)
-        for join in self.joins:
-            self._donor(join.worker, join.at, join.donor, topology)
+        back = {loss.back for loss in self.losses if loss.back is not None}
+        for k in sorted(back | {join.at for join in self.joins}):
+            self.returns(k, topology)  # each finds a donor
 
     # -- what holds when --------------------------------------------------------------------------
 
     def gone(self, k: int) -> frozenset[int]:
         """The workers that are away at iteration k."""
-        lost = {loss.worker for loss in self.losses if loss.holds(k)}
+        lost = {loss.worker for loss in self.losses if _holds(loss.at, loss.back, k)}
         comes = [(join.at, join.worker, True) for join in self.joins]
         comes += [(leave.at, leave.worker, False) for leave in self.leaves]
         last: dict[int, bool] = {}  # of a worker that joins and leaves, or again
@@ -156,7 +147,7 @@ class Events:
 
     def cut(self, k: int) -> frozenset[Link]:
         """The links that carry nothing at iteration k."""
-        links = (cut.link for cut in self.cuts if cut.holds(k))
+        links = (cut.link for cut in self.cuts if _holds(cut.at, cut.until, k))
         return frozenset(pair for i, j in links for pair in ((i, j), (j, i)))
 
     def changes(self, start: int, stop: int) -> list[list[int]]:
@@ -165,9 +156,9 @@ class Events:
         >>> Events(losses=(Loss(worker=1, at=2, back=5),)).changes(0, 9)
         [[2, 1, 0], [5, 1, 1]]
         """
-        found = [[loss.at, loss.worker, 0] for loss in self.losses]
+        left: list[Loss | Leave] = [*self.losses, *self.leaves]
+        found = [[event.at, event.worker, 0] for event in left]
         found += [[loss.back, loss.worker, 1] for loss in self.losses if loss.back is not None]
-        found += [[leave.at, leave.worker, 0] for leave in self.leaves]
         found += [[join.at, join.worker, 1] for join in self.joins]
         return sorted(change for change in found if start <= change[0] < stop)
 
@@ -179,7 +170,7 @@ class Events:
         """The communication time of a round at iteration k, slower links counted."""
         slower: dict[Link, float] = {}
         for slowdown in self.slowdowns:
-            if slowdown.holds(k):
+            if _holds(slowdown.at, slowdown.until, k):
                 for link in (slowdown.link, slowdown.link[::-1]):
                     slower[link] = slower.get(link, 1.0) * slowdown.factor
         usual = plan.round_time(round)
@@ -191,11 +182,9 @@ class Events:
 
     def returns(self, k: int, topology: Topology) -> tuple[Return, ...]:
         """The workers that come at the beginning of iteration k, and whose state they take."""
-        coming = [(loss.worker, loss.donor) for loss in self.losses if loss.back == k]
-        coming += [(join.worker, join.donor) for join in self.joins if join.at == k]
         return tuple(
             Return(worker=worker, donor=self._donor(worker, k, donor, topology))
-            for worker, donor in coming
+            for worker, donor in self._coming(k).items()
         )
 
     def new_connections(self, k: int, topology: Topology) -> frozenset[Link]:
@@ -205,17 +194,20 @@ class Events:
         >>> sorted(Events(losses=(Loss(worker=1, at=2, back=5),)).new_connections(5, ring))
         [(0, 1), (1, 2)]
         """
-        back = self._coming(k)
-        mended = {cut.link for cut in self.cuts if cut.until == k}
-        mended |= {(j, i) for i, j in mended}
-        return frozenset(li for li in topology.links if li in mended or back.intersection(li))
+        back, mended = self._coming(k), {cut.link for cut in self.cuts if cut.until == k}
+        return frozenset(
+            li
+            for li in topology.links
+            if li in mended or li[::-1] in mended or not back.keys().isdisjoint(li)
+        )
 
-    def _coming(self, k: int) -> set[int]:
-        back = {loss.worker for loss in self.losses if loss.back == k}
-        return back | {join.worker for join in self.joins if join.at == k}
+    def _coming(self, k: int) -> dict[int, int | None]:
+        """The workers that come at iteration k, and the donor that each names."""
+        back = {loss.worker: loss.donor for loss in self.losses if loss.back == k}
+        return back | {join.worker: join.donor for join in self.joins if join.at == k}
 
     def _donor(self, worker: int, k: int, donor: int | None, topology: Topology) -> int:
-        away, cut = self.gone(k) | self._coming(k), self.cut(k)
+        away, cut = self.gone(k) | self._coming(k).keys(), self.cut(k)
         for each in topology.neighbors(worker) if donor is None else (donor,):
             if each not in away and (each, worker) not in cut:
                 return each
@@ -250,17 +242,14 @@ class Events:
     @classmethod
     def from_json(cls, document: Sequence[Any]) -> Events:
         """The events in a list of plain values."""
-        found: dict[type, list[Any]] = {Loss: [], Cut: [], Slowdown: [], Join: [], Leave: []}
-        for entry in document:
-            event = _event(entry)
-            found[type(event)].append(event)
-        return cls(
-            losses=tuple(found[Loss]),
-            cuts=tuple(found[Cut]),
-            slowdowns=tuple(found[Slowdown]),
-            joins=tuple(found[Join]),
-            leaves=tuple(found[Leave]),
-        )
+        events = [_event(entry) for entry in document]
+        kinds = {"losses": Loss, "cuts": Cut, "slowdowns": Slowdown, "joins": Join, "leaves": Leave}
+        return cls(**{n: tuple(e for e in events if type(e) is k) for n, k in kinds.items()})
+
+
+def _holds(at: int, until: int | None, k: int) -> bool:
+    """Whether what begins at an iteration, and ends at another if ever, holds at iteration k."""
+    return at <= k and (until is None or k < until)
 
 
 def _longer(timing: Timing, matching: Matching, slower: Mapping[Link, float]) -> float:
@@ -270,36 +259,36 @@ def _longer(timing: Timing, matching: Matching, slower: Mapping[Link, float]) ->
     return now - max(alone.values())
 
 
-def _event(entry: Any) -> Loss | Cut | Join | Leave:
+_WORDS: dict[str, tuple[type, dict[str, str]]] = {
+    "lost": (Loss, {"worker": "worker", "lost": "at", "back": "back", "state_of": "donor"}),
+    "cut": (Cut, {"link": "link", "cut": "at", "mended": "until"}),
+    "slower": (Slowdown, {"link": "link", "slower": "factor", "from": "at", "until": "until"}),
+    "join": (Join, {"worker": "worker", "links": "links", "at": "at", "state_of": "donor"}),
+    "leave": (Leave, {"leave": "worker", "at": "at"}),
+}
+"""By the word that only such an event has: what it is, and its members by their words in files."""
+_READERS: dict[str, Callable[[Any], Any]] = {
+    "link": lambda ends: _link(*map(operator.index, ends)),
+    "links": lambda workers: tuple(map(operator.index, workers)),
+    "factor": float,
+}
+"""Of members that are no whole numbers."""
+
+
+def _link(i: int, j: int) -> Link:
+    return min(i, j), max(i, j)
+
+
+def _event(entry: Any) -> Any:
     try:
-        fields = dict(entry)
-        if "join" in fields:
-            names = {"worker": "worker", "state_of": "donor"}
-            join, at = dict(fields.pop("join")), operator.index(fields.pop("at"))
-            links = tuple(map(operator.index, join.pop("links")))
-            own = {names[key]: _whole(value) for key, value in (join | fields).items()}
-            return Join(links=links, at=at, **own)
-        if "leave" in fields:
-            names = {"leave": "worker", "at": "at"}
-            return Leave(**{names[key]: operator.index(value) for key, value in fields.items()})
-        if "worker" in fields:
-            names = {"worker": "worker", "lost": "at", "back": "back", "state_of": "donor"}
-            return Loss(**{names[key]: _whole(value) for key, value in fields.items()})
-        i, j = map(operator.index, fields.pop("link"))
-        link = (min(i, j), max(i, j))
-        if "cut" in fields:
-            names = {"cut": "at", "mended": "until"}
-            return Cut(link=link, **{names[key]: _whole(value) for key, value in fields.items()})
-        names, factor = {"from": "at", "until": "until"}, float(fields.pop("slower"))
-        span = {names[key]: _whole(value) for key, value in fields.items()}
-        return Slowdown(link=link, factor=factor, **span)
-    except (KeyError, OverflowError, TypeError, ValueError):
+        given = dict(entry)
+        kind, names = next(_WORDS[word] for word in _WORDS if word in given)
+        given = dict(given.pop("join", {})) | given
+        members = {names[word]: value for word, value in given.items() if value is not None}
+        return kind(**{m: _READERS.get(m, operator.index)(v) for m, v in members.items()})
+    except (KeyError, OverflowError, StopIteration, TypeError, ValueError):
         raise InputError(
             f"{entry!r:.200} is not an event: events are a worker lost (and back), a link cut "
             "(and mended), a link slower from an iteration (until another), or at an iteration a "
             "worker that joins, with its links, or leaves."
         ) from None
-
-
-def _whole(value: Any) -> Any:
-    return None if value is None else operator.index(value)
