@@ -105,8 +105,8 @@ DEFECTS = (
     ),
     _defect(
         "rounds.py",
-        "                source, taken = i, w",
-        "                source, taken = j, w",
+        "                    source, taken = i, w",
+        "                    source, taken = j, w",
         "test_rounds.py",
     ),
     _defect(

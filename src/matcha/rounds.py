@@ -165,18 +165,17 @@ class Round(_Mixed):
 
     def one_way_roles(self, worker: int) -> tuple[OneWayRole | None, ...]:
         """What `worker` sends and receives in each matching; None where it rests."""
-        return tuple(
-            self._one_way_role(position, worker) for position in range(len(self.matchings))
-        )
-
-    def _one_way_role(self, position: int, worker: int) -> OneWayRole | None:
-        to, given, source, taken = None, 0.0, None, 0.0
-        for (i, j), w in zip(self.matchings[position], self.shares(position), strict=True):
-            if i == worker:
-                to, given = j, w
-            if j == worker:
-                source, taken = i, w
-        return None if to is None and source is None else OneWayRole(to, given, source, taken)
+        roles = []
+        for position, matching in enumerate(self.matchings):
+            to, given, source, taken = None, 0.0, None, 0.0
+            for (i, j), w in zip(matching, self.shares(position), strict=True):
+                if i == worker:
+                    to, given = j, w
+                if j == worker:
+                    source, taken = i, w
+            rests = to is None and source is None
+            roles.append(None if rests else OneWayRole(to, given, source, taken))
+        return tuple(roles)
 
     def without(self, workers: Collection[int] = (), links: Collection[Link] = ()) -> Round:
         """The same round without the meetings of some workers and over some links.
@@ -215,18 +214,23 @@ class Round(_Mixed):
             return mixed
         if self.mixing == "windows" and self.matchings:
             return self._sum_windows(x)
-        for i, j, w in self._steps(x):
-            if self.mixing in ("laplacian", "relay"):
-                difference = x[j] - x[i]
-                mixed[i] += w * difference
-                mixed[j] -= w * difference
-            elif self.mixing == "push":
+        for position, matching in enumerate(self.matchings):
+            i, j = np.array(matching, dtype=np.int64).reshape(-1, 2).T
+            w = np.asarray(self.weight, dtype=x.dtype)
+            if self.weights is not None:
+                w = np.array(self.weights[position], dtype=x.dtype)
+                w = w.reshape(-1, *(1,) * (x.ndim - 1))
+            if self.mixing == "push":
                 share = w * mixed[i]
                 mixed[i] -= share
                 mixed[j] += share
-            else:
+            elif self.mixing == "pairwise":
                 a, b = mixed[i], mixed[j]
                 mixed[i], mixed[j] = (1 - w) * a + w * b, (1 - w) * b + w * a
+            else:
+                difference = x[j] - x[i]
+                mixed[i] += w * difference
+                mixed[j] -= w * difference
         return mixed
 
     def _sum_windows(self, x: npt.NDArray[_F]) -> npt.NDArray[_F]:
@@ -242,18 +246,6 @@ class Round(_Mixed):
             count += hop
         whole /= len(x)
         return whole
-
-    def _steps(
-        self, x: npt.NDArray[_F]
-    ) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[_F]]]:
-        """For each matching, the ends of its links and their weights, shaped to multiply rows."""
-        for position, matching in enumerate(self.matchings):
-            i, j = np.array(matching, dtype=np.int64).reshape(-1, 2).T
-            w = np.asarray(self.weight, dtype=x.dtype)
-            if self.weights is not None:
-                w = np.array(self.weights[position], dtype=x.dtype)
-                w = w.reshape(-1, *(1,) * (x.ndim - 1))
-            yield i, j, w
 
     @property
     def keeps_shares(self) -> bool:
@@ -305,10 +297,10 @@ class RoundProcess(_Mixed):
     """The weight of a neighbour's value: α of eq. 8, or ½ for pairwise mixing."""
     weights: Shares | None = None
     """One for each link of each matching, in place of α."""
+    gone: frozenset[int] = frozenset()
+    """Workers that are not there, and of which these rounds have no meetings: see `without`."""
     figures: dict[str, float] = field(default_factory=dict, init=False, compare=False, repr=False)
     """ρ and the like, as far as known; a process with other parts starts without."""
-    gone: frozenset[int] | None = field(default=None, init=False, compare=False, repr=False)
-    """Workers that were taken out, where some workers or links were: see `without`."""
 
     def __post_init__(self) -> None:
         number = len(self.schedule.probabilities)
@@ -321,6 +313,9 @@ class RoundProcess(_Mixed):
         if not 0 < self.alpha <= 1:
             raise PlanError(f"the mixing weight is {self.alpha!r}, but it must be in (0, 1].")
         check_matchings(self.topology, self.matchings, push=self.is_one_way)
+        gone = check_workers(self.topology, self.gone)
+        if any(not gone.isdisjoint(link) for matching in self.matchings for link in matching):
+            raise PlanError("a worker that is not there has meetings.")
         if self.weights is None:
             return
         if self.schedule.period is None and self.mixing != "laplacian":
@@ -416,30 +411,21 @@ class RoundProcess(_Mixed):
         cut = check_links(self.topology, links)
         if not gone and not cut:
             return self
-        everyone_gone = gone | (self.gone or frozenset())
-        if self.num_workers - len(everyone_gone) < 2:
+        gone |= self.gone
+        if self.num_workers - len(gone) < 2:
             raise InputError("a plan is for at least two workers, but fewer would be left.")
         check_separable(self.mixing)
         if self.mixing == "push" and not self.topology.directed:
             cut |= {(j, i) for i, j in cut}
         places = _places_left(self.matchings, gone, cut)
         weights = None if self.weights is None else _take(self.weights, places)
-        process = replace(self, matchings=_take(self.matchings, places), weights=weights)
-        return process.missing(everyone_gone)
-
-    def missing(self, workers: Iterable[int]) -> RoundProcess:
-        """Note that some workers, of which these rounds have no meetings, are not there."""
-        gone = check_workers(self.topology, workers)
-        if any(not gone.isdisjoint(link) for matching in self.matchings for link in matching):
-            raise PlanError("a worker that is not there has meetings.")
-        process = replace(self)
-        object.__setattr__(process, "gone", gone or None)
-        return process
+        matchings = _take(self.matchings, places)
+        return replace(self, matchings=matchings, weights=weights, gone=gone)
 
     @cached_property
     def present(self) -> RoundProcess:
         """The rounds of the workers left alone, renumbered; all of them where they fall apart."""
-        if self.gone is None:
+        if not self.gone:
             return self
         left = [worker for worker in range(self.num_workers) if worker not in self.gone]
         matchings = _renumber(self.matchings, {worker: k for k, worker in enumerate(left)})
@@ -450,7 +436,7 @@ class RoundProcess(_Mixed):
             rest = Topology.from_links(sorted(links), len(left), directed=self.topology.directed)
         except InputError:
             return self  # no consensus over all
-        return replace(self, topology=rest, matchings=matchings)
+        return replace(self, topology=rest, matchings=matchings, gone=frozenset())
 
     # -- figures ----------------------------------------------------------------------------------
 

@@ -285,8 +285,8 @@ class Periodic(Schedule):
             raise PlanError(f"the frequency is {self.frequency!r}, but it must be in (0, 1].")
         check_seed(self.seed)
 
-    @cached_property  # type: ignore[override]  # follows from the rest
-    def probabilities(self) -> tuple[float, ...]:
+    @cached_property
+    def probabilities(self) -> tuple[float, ...]:  # type: ignore[override]
         return (self.frequency,) * self.num_matchings
 
     @cached_property
@@ -341,8 +341,8 @@ class Cycle(Schedule):
         if any(not 0 <= j < self.num_matchings for active in self.cycle for j in active):
             raise PlanError("its cycle names a matching that does not exist.")
 
-    @cached_property  # type: ignore[override]  # follows from the rest
-    def probabilities(self) -> tuple[float, ...]:
+    @cached_property
+    def probabilities(self) -> tuple[float, ...]:  # type: ignore[override]
         return self._shares(j for active in self.cycle for j in set(active))
 
     @cached_property

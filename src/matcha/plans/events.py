@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import operator
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -242,9 +243,16 @@ class Events:
     @classmethod
     def from_json(cls, document: Sequence[Any]) -> Events:
         """The events in a list of plain values."""
-        events = [_event(entry) for entry in document]
-        kinds = {"losses": Loss, "cuts": Cut, "slowdowns": Slowdown, "joins": Join, "leaves": Leave}
-        return cls(**{n: tuple(e for e in events if type(e) is k) for n, k in kinds.items()})
+        found: dict[type, list[Any]] = defaultdict(list)
+        for event in map(_event, document):
+            found[type(event)].append(event)
+        return cls(
+            losses=tuple(found[Loss]),
+            cuts=tuple(found[Cut]),
+            slowdowns=tuple(found[Slowdown]),
+            joins=tuple(found[Join]),
+            leaves=tuple(found[Leave]),
+        )
 
 
 def _holds(at: int, until: int | None, k: int) -> bool:

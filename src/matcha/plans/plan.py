@@ -228,8 +228,7 @@ class Plan(AnyPlan):
     @property
     def members(self) -> tuple[int, ...]:
         """The workers that take part: all, except where some have left or others joined."""
-        gone = self.process.gone or ()
-        return tuple(worker for worker in range(self.num_workers) if worker not in gone)
+        return tuple(w for w in range(self.num_workers) if w not in self.process.gone)
 
     def steps_before(self, k: int) -> int:
         """How many steps all workers together take before iteration k."""
@@ -431,7 +430,7 @@ class Plan(AnyPlan):
             "certificate": None if self.certificate is None else asdict(self.certificate),
             "notes": list(self.notes),
             **({} if self.weights is None else {"weights": [list(w) for w in self.weights]}),
-            **({} if self.process.gone is None else {"gone": sorted(self.process.gone)}),
+            **({"gone": sorted(self.process.gone)} if self.process.gone else {}),
             **self._choices(),
         }
 
@@ -468,7 +467,8 @@ class Plan(AnyPlan):
                 weights=None
                 if weights is None
                 else tuple(tuple(float(w) for w in some) for some in weights),
-            ).missing(map(operator.index, document.get("gone", ())))
+                gone=frozenset(map(operator.index, document.get("gone", ()))),
+            )
             process.remember(**_read_figures(document, process, 1 - wire.residual))
             return cls(
                 process=process,

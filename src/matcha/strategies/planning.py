@@ -296,7 +296,7 @@ def next_level(first: Plan, seconds: Mapping[Link, float]) -> Plan:
     share = first.wire.size_ratio()
     times = [seconds.get(link, pace * planned[link]) for link in first.topology.links]
     topology = first.topology.with_link_times([t / share for t in times])
-    return _plan_again(first, topology, first.process.gone or frozenset(), pace)
+    return _plan_again(first, topology, first.process.gone, pace)
 
 
 def check_growable(plan: PlanLike) -> None:
@@ -429,7 +429,7 @@ def _plan_again(first: Plan, topology: Topology, gone: frozenset[int], pace: flo
     if not gone:
         return made
     numbered = tuple(tuple((there[i], there[j]) for i, j in m) for m in made.matchings)
-    process = replace(made.process, topology=topology, matchings=numbered).missing(gone)
+    process = replace(made.process, topology=topology, matchings=numbered, gone=gone)
     timing = timing_over(default_timing(topology), first.wire)
     return replace(made, process=process.remember(**made.process.figures), timing=timing)
 
