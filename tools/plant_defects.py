@@ -117,8 +117,8 @@ DEFECTS = (
     ),
     _defect(
         "theory/cycles.py",
-        "        X += p * (mixed - X)\n    return X",
-        "        X += mixed - X\n    return X",
+        "        X += p * (mixed - before)\n    return X",
+        "        X += mixed - before\n    return X",
         "theory",
     ),
     _defect(

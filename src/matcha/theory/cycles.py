@@ -9,7 +9,6 @@ few rows and columns per link: nothing here costs more than O(m²) per step.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -51,8 +50,7 @@ _DOUBLINGS = 60
 _VANISHED = 1e-13
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SteadyState:
+class SteadyState(NamedTuple):
     """What noisy consensus settles to when a cycle is repeated for ever."""
 
     covariance: Array
@@ -113,13 +111,19 @@ def conjugate_back(adjoint: Array, ends: Step, weight: float) -> None:
     mix_back(adjoint.T, ends, weight)
 
 
-def expected_conjugate(X: Array, chain: Sequence[tuple[float, Step]], weight: float = 0.5) -> Array:
-    """E[W X Wᵀ] for W = A_r ··· A_1 whose factors are (probability, matching) in this order."""
-    X = X.copy()
+def expected_conjugate(
+    X: Array, chain: Sequence[tuple[float, Step]], weight: float = 0.5, *, exclusive: bool = False
+) -> Array:
+    """E[W X Wᵀ] for W = A_r ··· A_1 whose factors are (probability, matching) in this order.
+
+    With `exclusive` at most one of the factors is drawn.
+    """
+    start, X = X, X.copy()
     for p, ends in chain:
-        mixed = X.copy()
+        before = start if exclusive else X
+        mixed = before.copy()
         conjugate(mixed, ends, weight)
-        X += p * (mixed - X)
+        X += p * (mixed - before)
     return X
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -23,6 +24,8 @@ from matcha.theory import cycles
 from matcha.theory.cycles import Turn
 
 Operator: TypeAlias = Callable[[Array], Array]
+Matrices: TypeAlias = Sequence[Array | None]
+"""W of each iteration of a cycle; None where no worker talks."""
 _TOLERANCE = 1e-10
 _SETTLING = 10_000  # cycles until ω repeats; it contracts like everything else
 _GONE = 1e-7  # an eigenvalue of 0 that comes several times is found so well
@@ -159,161 +162,135 @@ def _connectivity(process: RoundProcess) -> float:
 
 def cycle_error(process: RoundProcess) -> float:
     """tr(X)/m averaged over a period; infinite where it never settles."""
-    m, period = process.num_workers, period_of(process)
+    m = process.num_workers
     if process.mixing == "relay":
         return _relay_error(process)
     if process.needs_push_sum:
-        return push_sum_error(push_turns(process), m)
+        return push_sum_error(mixing_matrices(process), m)
     if process.mixing != "laplacian" and not process.is_exact:
         turns = _turns(process)
         # Without a path between some workers nothing settles; rounding must not hide it.
         joined = cycles.connects(turns, m)
         state = cycles.steady_state(turns, m, process.alpha) if joined else None
         return math.inf if state is None else state.error
-    matrices = mixing_matrices(process)
-    if len(matrices) == 1:
-        return _commuting_error(period, next(iter(matrices.values())), m)
-    noise = cycles.centering(m)
-
-    def advance(X: Array) -> tuple[Array, float]:
-        total = 0.0
-        for active in period:
-            X = X + noise
-            if active:
-                W = matrices[active]
-                X = W @ X @ W
-            total += float(np.trace(X))
-        return X, total
-
-    product = _product(matrices, period, m)
-    fixed = cycles.lyapunov(product, advance(np.zeros((m, m)))[0])
-    return math.inf if fixed is None else advance(fixed)[1] / (len(period) * m)
+    if averages_over_cycle(process):
+        return _disagreement(mixing_matrices(process), m, drift=False)
+    return _commuting_error(mixing_matrices(process), m)
 
 
 def cycle_drift(process: RoundProcess) -> float:
     """The disagreement that gradients with fixed differences cause, averaged over a period."""
     if process.mixing == "relay":
         return _relay_drift(process)
-    m, period = process.num_workers, period_of(process)
-    made, noise = mixing_matrices(process), cycles.centering(m)
-    matrices = [made.get(active) for active in period]
-
-    def advance(X: Array, C: Array) -> tuple[Array, Array, float]:
-        total = 0.0
-        for W in matrices:
-            X = X + noise + C + C.T
-            C = C + noise
-            if W is not None:
-                X, C = W @ X @ W.T, W @ C
-            total += float(np.trace(X))
-        return X, C, total
-
-    zero, product = np.zeros((m, m)), _product(made, period, m)
-    if float(np.linalg.norm(product, 2)) > 1 - 1e-12:
-        return math.inf
-    C: Array = np.linalg.solve(np.eye(m) - product, advance(zero, zero)[1]).astype(np.float64)
-    X = cycles.lyapunov(product, advance(zero, C)[0])
-    return math.inf if X is None else advance(X, C)[2] / (len(period) * m)
-
-
-def _commuting_error(period: Sequence[Active], W: Array, m: int) -> float:
-    """One symmetric W in all active rounds: every eigenvector of W evolves alone."""
-    shrink = np.linalg.eigvalsh(W - 1 / m) ** 2
-    # J's own direction carries no disagreement; W − J maps it to 0, so drop one zero.
-    shrink = np.delete(shrink, int(np.argmin(shrink)))
-    if shrink.max() > 1 - 1e-12:
-        return math.inf
-    state, factor = np.zeros(m - 1), np.ones(m - 1)
-    for active in period:
-        state += 1
-        if active:
-            state *= shrink
-            factor *= shrink
-    state /= 1 - factor
-    total = 0.0
-    for active in period:
-        state += 1
-        if active:
-            state *= shrink
-        total += float(state.sum())
-    return total / (len(period) * m)
+    return _disagreement(mixing_matrices(process), process.num_workers, drift=True)
 
 
 def cycle_contraction(process: RoundProcess) -> float:
     """ρ of rounds that repeat: ‖Φ − J‖^(2 / length), Φ the product of their mixing matrices."""
     if process.mixing == "relay":
         return _relay_contraction(process)
-    m, period = process.num_workers, period_of(process)
+    m = process.num_workers
     if process.mixing != "laplacian" and not process.is_exact:
         return cycles.contraction(_turns(process), m, process.alpha)
     matrices = mixing_matrices(process)
-    steps = (matrices[active] for active in period if active)
-    return cycles.rescaled_contraction((step.__matmul__ for step in steps), m, len(period))
+    steps = (W.__matmul__ for W in matrices if W is not None)
+    return cycles.rescaled_contraction(steps, m, len(matrices))
 
 
-def _product(matrices: dict[Active, Array], period: Sequence[Active], m: int) -> Array:
-    """Φ − J, what a whole cycle leaves of a disagreement."""
-    product = cycles.centering(m)
-    for active in period:
-        if active:
-            product = matrices[active] @ product
-    return product
+def _disagreement(matrices: Matrices, m: int, *, drift: bool) -> float:
+    """tr(X)/m averaged over a cycle, under fresh unit noise or, with `drift`, always the same."""
+    noise, zero = cycles.centering(m), np.zeros((m, m))
+
+    def advance(X: Array, C: Array) -> tuple[Array, Array, float]:
+        total = 0.0
+        for W in matrices:
+            X = X + noise
+            if drift:  # C = E[x gᵀ] is what of x is along the noise g that comes again
+                X, C = X + C + C.T, C + noise
+            if W is not None:
+                X, C = W @ X @ W.T, W @ C if drift else C
+            total += float(np.trace(X))
+        return X, C, total
+
+    product, C = _product(matrices, noise), zero
+    if drift:
+        if float(np.linalg.norm(product, 2)) > 1 - 1e-12:
+            return math.inf
+        C = np.linalg.solve(np.eye(m) - product, advance(zero, zero)[1]).astype(np.float64)
+    X = cycles.lyapunov(product, advance(zero, C)[0])
+    return math.inf if X is None else advance(X, C)[2] / (len(matrices) * m)
 
 
-def period_of(process: RoundProcess) -> tuple[Active, ...]:
-    """The rounds of one period, of a process whose rounds repeat."""
+def _commuting_error(matrices: Matrices, m: int) -> float:
+    """One symmetric W in all active rounds: every eigenvector of W evolves alone."""
+    active = [W for W in matrices if W is not None]
+    shrink = np.linalg.eigvalsh(active[0] - 1 / m) ** 2
+    # J's own direction carries no disagreement; W − J maps it to 0, so drop one zero.
+    shrink = np.delete(shrink, int(np.argmin(shrink)))
+    if shrink.max() > 1 - 1e-12:
+        return math.inf
+
+    def advance(state: Array) -> tuple[Array, float]:
+        total = 0.0
+        for W in matrices:
+            state = state + 1
+            state = state if W is None else state * shrink
+            total += float(state.sum())
+        return state, total
+
+    factor = np.prod([shrink] * len(active), axis=0)
+    return advance(advance(np.zeros(m - 1))[0] / (1 - factor))[1] / (len(matrices) * m)
+
+
+def _product(matrices: Matrices, start: Array) -> Array:
+    """What a whole cycle leaves of some values."""
+    for W in matrices:
+        start = start if W is None else W @ start
+    return start
+
+
+def _period(process: RoundProcess) -> tuple[Active, ...]:
     period = process.schedule.period
     assert period is not None  # rounds that are drawn have no period
     return period
 
 
-def mixing_matrices(process: RoundProcess) -> dict[Active, Array]:
-    """W of every distinct round in which some workers talk."""
-    distinct = set(period_of(process))
-    m = process.num_workers
-    return {active: process.round_of(active).matrix(m) for active in distinct if active}
+def mixing_matrices(process: RoundProcess) -> Matrices:
+    """W of each round of a period; None where no worker talks."""
+    distinct, m = set(_period(process)), process.num_workers
+    known = {active: process.round_of(active).matrix(m) for active in distinct if active}
+    return [known.get(active) for active in _period(process)]
 
 
-def push_turns(process: RoundProcess) -> list[tuple[int, Array | None]]:
-    """A cycle of messages as stretches of iterations, each with the matrix of its last round."""
-    made = mixing_matrices(process)
-    turns = cycles.turns_of(period_of(process))
-    return [(wait, made.get(tuple(active))) for wait, active in turns]
-
-
-def push_sum_error(turns: Sequence[tuple[int, Array | None]], m: int) -> float:
+def push_sum_error(matrices: Matrices, m: int) -> float:
     """The error of push-sum, whose columns alone sum to one, over a cycle of rounds.
 
     With ω the weights and u = x − ω·(1ᵀx/m), a round maps u to Wu and ω to Wω, and what workers
     hold differs from the average by u/ω. Unit noise enters u without its part along ω.
     """
-    transition, omega = np.eye(m), _steady_weights(turns, m)
-    if float(omega.min()) <= 0:
+    start = _steady_weights(matrices, m)
+    if float(start.min()) <= 0:
         return math.inf
-    for _, W in turns:
-        transition = transition if W is None else W @ transition
-    start = omega
 
     def advance(U: Array) -> tuple[Array, float]:
-        total, omega = 0.0, start
-        for wait, W in turns:
-            noise = np.eye(m) - np.outer(omega, np.ones(m)) / m
-            noise = noise @ noise.T
-            for _ in range(wait - 1):
-                U = U + noise
-                total += float(np.sum(np.diagonal(U) / omega**2))
+        total, omega, noise = 0.0, start, _noise_beside(start)
+        for W in matrices:
             U = U + noise
             if W is not None:
                 U, omega = W @ U @ W.T, W @ omega
+                noise = _noise_beside(omega)
             total += float(np.sum(np.diagonal(U) / omega**2))
         return U, total
 
-    fixed = cycles.lyapunov(
-        transition - np.outer(start, np.ones(m)) / m, advance(0 * transition)[0]
-    )
-    if fixed is None:
-        return math.inf
-    return advance(fixed)[1] / (sum(wait for wait, _ in turns) * m)
+    transition = _product(matrices, np.eye(m)) - np.outer(start, np.ones(m)) / m
+    fixed = cycles.lyapunov(transition, advance(np.zeros((m, m)))[0])
+    return math.inf if fixed is None else advance(fixed)[1] / (len(matrices) * m)
+
+
+def _noise_beside(omega: Array) -> Array:
+    """The covariance of unit noise without its part along ω."""
+    noise = np.eye(len(omega)) - np.outer(omega, np.ones(len(omega))) / len(omega)
+    return np.asarray(noise @ noise.T)
 
 
 def push_sum_weights(process: RoundProcess) -> tuple[float, ...]:
@@ -326,22 +303,20 @@ def push_sum_weights(process: RoundProcess) -> tuple[float, ...]:
     >>> [round(share, 6) for share in push_sum_weights(plan.process)]
     [1.0, 1.0]
     """
-    turns, m = push_turns(process), process.num_workers
-    omega, total = _steady_weights(turns, m), np.zeros(m)
-    for wait, W in turns:
+    matrices, m = mixing_matrices(process), process.num_workers
+    omega, total = _steady_weights(matrices, m), np.zeros(m)
+    for wait, active in cycles.turns_of([] if W is None else [W] for W in matrices):
         total += (wait - 1) * omega
-        omega = omega if W is None else W @ omega
+        omega = _product(active, omega)
         total += omega
-    return tuple((total / sum(wait for wait, _ in turns)).tolist())
+    return tuple((total / len(matrices)).tolist())
 
 
-def _steady_weights(turns: Sequence[tuple[int, Array | None]], m: int) -> Array:
+def _steady_weights(matrices: Matrices, m: int) -> Array:
     """ω at the start of a cycle, once it repeats from cycle to cycle."""
     omega = np.ones(m)
     for _ in range(_SETTLING):
-        before = omega
-        for _, W in turns:
-            omega = omega if W is None else W @ omega
+        before, omega = omega, _product(matrices, omega)
         if float(np.abs(omega - before).max()) < 1e-14:
             break
     return omega
@@ -355,7 +330,7 @@ def _turns(process: RoundProcess) -> list[Turn]:
     ]
     return [
         (iterations, [known[j] for j in active if len(known[j].i)])
-        for iterations, active in cycles.turns_of(period_of(process))
+        for iterations, active in cycles.turns_of(_period(process))
     ]
 
 
@@ -366,11 +341,22 @@ def _turns(process: RoundProcess) -> list[Turn]:
 
 def second_moment(process: RoundProcess, *, adjoint: bool = False) -> Operator:
     """X ↦ E[W X Wᵀ] of rounds that are drawn, or its adjoint E[Wᵀ X W]."""
-    if process.schedule.exclusive:
-        return _exclusive(process)
-    if process.mixing == "laplacian":
+    matchings, schedule = process.matchings, process.schedule
+    if process.mixing == "laplacian" and not schedule.exclusive:
         return _laplacian(process)
-    return _pairwise(process, adjoint=adjoint)
+    if any(len(coin) > 1 for _, coin in schedule.coins):
+        raise InputError("pairwise mixing needs a coin for each matching, not one for a group.")
+    shares = process.weights or (None,) * len(matchings)
+    drawn = [(p, j) for p, (j,) in schedule.coins if p > 0 and matchings[j]]
+    chain = [(p, cycles.step(matchings[j], shares[j])) for p, j in drawn]
+    if adjoint and not schedule.exclusive:
+        chain.reverse()
+    return partial(
+        cycles.expected_conjugate,
+        chain=chain,
+        weight=process.alpha,
+        exclusive=schedule.exclusive,
+    )
 
 
 def adds_up(process: RoundProcess) -> bool:
@@ -400,38 +386,6 @@ def _laplacian(process: RoundProcess) -> Operator:
         result = mean @ X @ mean
         for scale, L in parts:
             result += scale * (L @ (L @ X).T)
-        return result
-
-    return apply
-
-
-def _pairwise(process: RoundProcess, *, adjoint: bool) -> Operator:
-    """W = A_r ··· A_1, one matching at a time."""
-    matchings, coins = process.matchings, process.schedule.coins
-    if any(len(coin) > 1 for _, coin in coins):
-        raise InputError("pairwise mixing needs a coin for each matching, not one for a group.")
-    chain = [(p, cycles.step(matchings[j])) for p, (j,) in coins if p > 0 and matchings[j]]
-    if adjoint:
-        chain.reverse()
-    return lambda X: cycles.expected_conjugate(X, chain, process.alpha)
-
-
-def _exclusive(process: RoundProcess) -> Operator:
-    """X ↦ (1 − Σ p_j) X + Σ p_j W_j X W_j; a single matching mixes alike under both rules."""
-    matchings = process.matchings
-    shares = process.weights or (None,) * len(matchings)
-    steps = [
-        (p, cycles.step(matchings[j], shares[j]))
-        for p, (j,) in process.schedule.coins
-        if p > 0 and matchings[j]
-    ]
-
-    def apply(X: Array) -> Array:
-        result: Array = X.copy()
-        for p, ends in steps:
-            mixed = X.copy()
-            cycles.conjugate(mixed, ends, process.alpha)
-            result += p * (mixed - X)
         return result
 
     return apply
@@ -491,7 +445,7 @@ def relay_matrix(process: RoundProcess) -> Array:
 
 
 def _iterations_per_round(process: RoundProcess) -> float:
-    period = period_of(process)
+    period = _period(process)
     return len(period) / sum(map(bool, period))
 
 
