@@ -13,7 +13,7 @@ import platform
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime, timezone
 from importlib import metadata
@@ -219,12 +219,13 @@ class RunWriter:
     def record(self, entry: Entry) -> None:
         """Append a record, to its worker's file or to the run's, or a span of a worker's time."""
         if isinstance(entry, Span):
-            name = "spans"
+            file = self._file("spans.jsonl")
+        elif entry.worker is not None:
+            file = self._file(f"worker-{entry.worker:03d}.jsonl")
+        elif self._is_primary():
+            file = self._file("records.jsonl")
         else:
-            name = "records" if entry.worker is None else f"worker-{entry.worker:03d}"
-            if entry.worker is None and not self._is_primary():
-                return
-        file = self._file(f"{name}.jsonl")
+            return
         file.write(json.dumps(_compact(entry)) + "\n")
         file.flush()
 
@@ -264,6 +265,15 @@ def has_diverged(loss: float) -> bool:
 def holds_run(directory: str | Path) -> bool:
     """Whether a run was started in a directory."""
     return (Path(directory) / "run.json").exists()
+
+
+def last_written(directory: Path) -> float:
+    """When one of a run's files was last written, in seconds since the epoch."""
+    times = [0.0]
+    for file in directory.glob("*.json*"):
+        with suppress(FileNotFoundError):  # it is being replaced
+            times.append(file.stat().st_mtime)
+    return max(times)
 
 
 def check_same(directory: str | Path, header: RunHeader) -> None:
@@ -341,11 +351,9 @@ def read_run(directory: str | Path) -> Run:
         InputError: The directory does not hold a run of this version, or a line is damaged.
     """
     path = Path(directory)
-    header = read_header(path)
     plan_file = path / "plan.json"
-
     return Run(
-        header=header,
+        header=read_header(path),
         plan=load_plan(plan_file) if plan_file.exists() else None,
         records=_read_lines(path / "records.jsonl", Record),
         worker_records={
@@ -360,23 +368,16 @@ def read_run(directory: str | Path) -> Run:
 
 def follow(directory: str | Path) -> Iterator[list[Record]]:
     """Each time it is asked: the run's records since the last time, while the run goes on."""
-    path, place, lines = Path(directory) / "records.jsonl", 0, 0
+    count = 0
     while True:
-        found = []
-        if path.exists():
-            with _explain_damage(path), path.open(encoding="utf-8") as file:
-                file.seek(place)
-                while (line := file.readline()).endswith("\n"):
-                    lines += 1
-                    found.append(_parsed(line, Record, path, lines))
-                    place = file.tell()
-        yield found
+        found = _read_lines(Path(directory) / "records.jsonl", Record)
+        yield list(found[count:])
+        count = len(found)
 
 
 def find_runs(path: str | Path) -> list[Path]:
     """The run directories at or below `path`, sorted."""
-    root = Path(path)
-    return sorted({file.parent for file in root.glob("**/run.json")})
+    return sorted({file.parent for file in Path(path).glob("**/run.json")})
 
 
 def versions() -> dict[str, str]:
@@ -412,50 +413,41 @@ def _build(cls: type[_T], document: dict[str, Any]) -> _T:
     return cls(**{name: decode_number(v) if known[name] else v for name, v in values.items()})
 
 
-@contextmanager
-def _explain_damage(path: Path) -> Iterator[None]:
-    """Turn what goes wrong while a file of records is read into one sentence."""
+def _whole_lines(path: Path) -> list[str]:
+    """A file's lines, without a last one that a crash cut short; none where there is no file."""
     try:
-        yield
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    except FileNotFoundError:
+        return []
     except OSError as error:
         raise InputError(f"{str(path)!r} cannot be read: {error.strerror}.") from None
     except UnicodeDecodeError as error:
         raise InputError(
             f"{str(path)!r} is damaged: it is not text ({error.reason} at byte {error.start})."
         ) from None
-
-
-def _whole_lines(path: Path) -> list[str]:
-    """A file's lines, without a last one that a crash cut short."""
-    if not path.exists():
-        return []
-    with _explain_damage(path):
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     return lines[:-1] if lines and not lines[-1].endswith("\n") else lines
 
 
 def _read_lines(path: Path, cls: type[_T]) -> tuple[_T, ...]:
-    lines = enumerate(_whole_lines(path), start=1)
-    return tuple(_parsed(line, cls, path, place) for place, line in lines)
-
-
-def _parsed(line: str, cls: type[_T], path: Path, place: int) -> _T:
-    try:
-        return _build(cls, json.loads(line))
-    except (ValueError, TypeError, AttributeError, RecursionError):
-        raise InputError(
-            f"line {place} of {str(path)!r} is damaged: delete that line to read the others."
-        ) from None
+    found = []
+    for place, line in enumerate(_whole_lines(path), start=1):
+        try:
+            found.append(_build(cls, json.loads(line)))
+        except (ValueError, TypeError, AttributeError, RecursionError):
+            raise InputError(
+                f"line {place} of {str(path)!r} is damaged: delete that line to read the others."
+            ) from None
+    return tuple(found)
 
 
 def _forget(path: Path, after: int) -> None:
     """Drop what was recorded after an iteration: what follows will be run again."""
     # A record comes after its iterations; a span is of an iteration counted from 0.
     is_spans = path.name == "spans.jsonl"
-    cls: type[Record] | type[Span] = Span if is_spans else Record
-    lines = enumerate(_whole_lines(path), start=1)
-    kept = [x for n, x in lines if _parsed(x, cls, path, n).iteration + is_spans <= after]
-    if kept or path.exists():
+    entries: Sequence[Entry] = _read_lines(path, Span if is_spans else Record)
+    if path.exists():
+        lines = zip(_whole_lines(path), entries, strict=True)
+        kept = [line for line, entry in lines if entry.iteration + is_spans <= after]
         write_atomically(path, "".join(kept))
 
 
@@ -491,8 +483,6 @@ def lowest_held(losses: Sequence[float]) -> float | None:
 
 # -- loggers that people have; none is a dependency. Each function gives a callback for records.
 
-_NOT_METRICS = frozenset(("iteration", "worker"))
-
 
 def metrics(record: Record) -> dict[str, float]:
     """The numbers of a record by name; what is unknown or no number is left out.
@@ -503,7 +493,9 @@ def metrics(record: Record) -> dict[str, float]:
     return {
         name: float(value)
         for name, value in asdict(record).items()
-        if name not in _NOT_METRICS and isinstance(value, (int, float)) and math.isfinite(value)
+        if name not in ("iteration", "worker")
+        and isinstance(value, (int, float))
+        and math.isfinite(value)
     }
 
 

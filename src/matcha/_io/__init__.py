@@ -7,8 +7,8 @@ import importlib
 import json
 import math
 import os
+import secrets
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -40,15 +40,13 @@ def replace_file(path: Path) -> Iterator[Path]:
     Raises:
         WriteError: With the operating system's reason; the old file is left as it was.
     """
+    partial = path.parent / f".{path.name}.{secrets.token_hex(6)}.partial"
     with explain_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        number, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent)
-        os.close(number)
-        partial = Path(name)
         try:
+            partial.touch(exist_ok=False)
             yield partial
             _sync(partial)
-            partial.chmod(0o666 & ~_umask())
             partial.replace(path)
             _sync(path.parent)  # its name too is to outlive a power cut
         finally:
@@ -227,10 +225,3 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _umask() -> int:
-    # It can only be read by setting it; threads of ours write with the default mode only.
-    mask = os.umask(0o022)
-    os.umask(mask)
-    return mask

@@ -102,28 +102,19 @@ def new_keys(directory: str | Path, num_workers: int, *, days: float = 365.0) ->
     if (root / f"{_AUTHORITY}.pem").exists():
         raise InputError(f"{str(root)!r} holds an authority already: choose another directory.")
     root.mkdir(parents=True, exist_ok=True)
-    x509, _, _ = _cryptography()
-    constraint = x509.BasicConstraints(ca=True, path_length=0)
-    _certify(root, _AUTHORITY, "matcha authority", constraint, days)
-    for rank in range(num_workers):
-        issue(root, rank, days=days)
+    for rank in (None, *range(num_workers)):
+        _certify(root, rank, days)
     return read_certificates(root)
 
 
 def issue(directory: str | Path, rank: int, *, days: float = 365.0) -> None:
     """Make a (new) certificate for one worker; an earlier one is revoked."""
     root = Path(directory)
-    x509, _, serialization = _cryptography()
-    file = root / f"{_AUTHORITY}.key"
-    if not file.exists():
+    if not (root / f"{_AUTHORITY}.key").exists():
         raise InputError(f"{str(root)!r} lacks the authority's key, which alone makes workers.")
     if (root / f"worker-{rank}.pem").exists():
         revoke(root, [rank])
-    authority = serialization.load_pem_private_key(file.read_bytes(), password=None)
-    issuer = x509.load_pem_x509_certificate((root / f"{_AUTHORITY}.pem").read_bytes()).subject
-    identity = x509.SubjectAlternativeName([x509.UniformResourceIdentifier(f"{_IDENTITY}{rank}")])
-    title = f"matcha worker {rank}"
-    _certify(root, f"worker-{rank}", title, identity, days, authority=(issuer, authority))
+    _certify(root, rank, days)
 
 
 def revoke(directory: str | Path, workers: Sequence[int]) -> None:
@@ -140,8 +131,7 @@ def revoke(directory: str | Path, workers: Sequence[int]) -> None:
 def read_certificates(directory: str | Path) -> list[Certificate]:
     """What a directory of keys holds, the authority first."""
     root = Path(directory)
-    x509, _, _ = _cryptography()
-    revoked = _revoked(root)
+    x509, revoked = _x509(), _revoked(root)
     found = []
     for file in root.glob("*.pem"):
         certificate = x509.load_pem_x509_certificate(file.read_bytes())
@@ -171,25 +161,35 @@ def _revoked(root: Path) -> frozenset[str]:
     return frozenset(file.read_text(encoding="utf-8").split()) if file.exists() else frozenset()
 
 
-def _cryptography() -> tuple[Any, Any, Any]:
+def _x509() -> Any:
     try:
         from cryptography import x509
-        from cryptography.hazmat.primitives import hashes, serialization
     except ImportError as error:
         raise missing_package(error) or error from None
-    return x509, hashes, serialization
+    return x509
 
 
-def _certify(
-    root: Path, name: str, title: str, extension: Any, days: float, authority: Any = None
-) -> None:
-    """Write a new key and its certificate, signed by the authority (its name and key) or itself."""
-    x509, hashes, serialization = _cryptography()
+def _certify(root: Path, rank: int | None, days: float) -> None:
+    """Write a new key and its certificate: the authority's own (None), or a worker's by it."""
+    x509 = _x509()
+    from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
 
-    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(timezone.utc)
+    key: Any = ec.generate_private_key(ec.SECP256R1())
+    now = datetime.now(timezone.utc)
+    name = _AUTHORITY if rank is None else f"worker-{rank}"
+    title = "matcha authority" if rank is None else f"matcha worker {rank}"
     subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, title)])
-    issuer, signer = authority or (subject, key)
+    if rank is None:
+        extension: Any = x509.BasicConstraints(ca=True, path_length=0)
+        issuer, signer = subject, key
+    else:
+        uri = x509.UniformResourceIdentifier(f"{_IDENTITY}{rank}")
+        extension = x509.SubjectAlternativeName([uri])
+        authority = (root / f"{_AUTHORITY}.pem").read_bytes()
+        issuer = x509.load_pem_x509_certificate(authority).subject
+        secret = (root / f"{_AUTHORITY}.key").read_bytes()
+        signer = serialization.load_pem_private_key(secret, password=None)
     certificate = (
         x509.CertificateBuilder()
         .subject_name(subject)
@@ -198,7 +198,7 @@ def _certify(
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - _CLOCKS + min(timedelta(0), timedelta(days=days)))
         .not_valid_after(now + timedelta(days=days))
-        .add_extension(extension, critical=authority is None)
+        .add_extension(extension, critical=rank is None)
         .sign(signer, hashes.SHA256())
     )
     pem = serialization.Encoding.PEM
