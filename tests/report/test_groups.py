@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from tests.report.runs import run_of
 
-from matcha.report.groups import group_runs, label_groups, label_runs
+from matcha.report.groups import group_runs, label_runs
 
 
 def test_labels_say_only_what_sets_runs_apart(tmp_path):
@@ -63,8 +63,8 @@ def test_a_name_that_adds_to_the_label_is_the_label(tmp_path):
 
 def test_runs_of_the_same_seed_stay_apart(tmp_path):
     groups = group_runs([run_of([4, 2, 2], tmp_path=tmp_path)] * 2)
-    assert [len(group.runs) for group in groups] == [1, 1]
-    assert label_groups(groups) == ["matcha 0.5", "matcha 0.5 (2)"]
+    assert [len(group) for group in groups] == [1, 1]
+    assert label_runs([group[0] for group in groups]) == ["matcha 0.5", "matcha 0.5 (2)"]
 
 
 def test_seeds_of_one_choice_are_one_group_wherever_the_seed_is_written(tmp_path):
@@ -74,4 +74,4 @@ def test_seeds_of_one_choice_are_one_group_wherever_the_seed_is_written(tmp_path
         return replace(run, header=replace(run.header, name=f"matcha-0.5-s{seed}"))
 
     groups = group_runs([named(0, 0.1), named(0, 0.2), named(1, 0.1), named(2, 0.1)])
-    assert [[run.header.seed for run in group.runs] for group in groups] == [[0, 1, 2], [0]]
+    assert [[run.header.seed for run in group] for group in groups] == [[0, 1, 2], [0]]

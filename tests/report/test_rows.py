@@ -41,7 +41,7 @@ def test_seeds_become_one_row_with_their_deviation(tmp_path):
     assert row.train_loss == 2
     assert row.deviations["train_loss"] == pytest.approx(1)
     assert row.time_to_target == pytest.approx((0.25 + 1 / 6 + 0.5) / 3)
-    assert len(comparison.groups[0].runs) == 3
+    assert len(comparison.groups[0]) == 3
 
 
 def seeded(times, strategy, tmp_path, **fields):

@@ -4,7 +4,7 @@ import pytest
 from tests.report.runs import run_of
 
 from matcha.report import compare
-from matcha.report.summary import Moment, common_target, find_moment, lowest_held
+from matcha.report.summary import Moment, common_target, find_moment
 
 
 def test_one_evaluation_below_the_target_is_not_enough(tmp_path):
@@ -36,7 +36,7 @@ def test_losses_beyond_all_reason_are_divergence(tmp_path):
 
 def test_the_lowest_target_held_is_the_lowest_that_is_reached(tmp_path):
     run = run_of([4, 1, 3, 1.5, 2, 1], tmp_path=tmp_path)
-    lowest = lowest_held(run, "train_loss")
+    lowest = common_target([run], "train_loss")
     assert lowest == 2
     assert find_moment(run, "train_loss", lowest) == Moment(
         time=3 - 1 / 3, epoch=3 - 1 / 3, comm_units=6 - 2 / 3

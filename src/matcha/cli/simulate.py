@@ -345,5 +345,5 @@ def _show(runs: Sequence[Run], alpha: str | None) -> None:
     if alpha is not None:
         console.print(f"mixing weights: each the best for {opt.BEST_FOR[alpha]}", style="dim")
     for row, group in zip(comparison.rows, comparison.groups, strict=True):
-        for note in getattr(group.plan, "notes", ()):
+        for note in getattr(group[0].plan, "notes", ()):
             console.print(f"{row.label}: {note}", style="dim", highlight=False)

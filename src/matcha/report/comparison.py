@@ -11,13 +11,7 @@ from matcha._io import encode_number
 from matcha._io.tables import Table, data_frame
 from matcha.records import Run
 from matcha.report import figures, words
-from matcha.report.groups import (
-    Group,
-    difference,
-    group_runs,
-    label_groups,
-    link_time_beside_measured,
-)
+from matcha.report.groups import difference, group_runs, label_runs, link_time_beside_measured
 from matcha.report.summary import choose_target, summarise, with_speedups
 from matcha.report.verdict import Summary, Verdict, judge
 from matcha.topology.drawing import axes_or_new
@@ -135,7 +129,7 @@ class Comparison:
     given: bool
     """Whether the target was asked for, rather than the lowest loss that every run reached."""
     rows: tuple[Summary, ...]
-    groups: tuple[Group, ...]
+    groups: tuple[tuple[Run, ...], ...]
     """The runs of each row."""
     verdict: Verdict
 
@@ -179,7 +173,7 @@ class Comparison:
         Raises:
             PackageError: matplotlib is not installed.
         """
-        runs = [run for group in self.groups for run in group.runs]
+        runs = [run for group in self.groups for run in group]
         target = self.target if metric in (None, self.objective) else None
         ax = axes_or_new(ax)
         figures.plot_curves(ax, runs, metric or self.objective or "worker_loss", axis, target)
@@ -207,8 +201,8 @@ class Comparison:
                 {name: encode_number(value) for name, value in asdict(row).items()}
                 | {
                     "unranked": self.verdict.unranked.get(number),
-                    "path": str(group.runs[0].path),
-                    "paths": [str(run.path) for run in group.runs],
+                    "path": str(group[0].path),
+                    "paths": [str(run.path) for run in group],
                 }
                 for number, (row, group) in enumerate(rows)
             ],
@@ -228,7 +222,7 @@ def compare(runs: Sequence[Run], target_loss: float | None = None) -> Comparison
     groups = group_runs(runs)
     rows = [
         summarise(group, label, objective, target)
-        for group, label in zip(groups, label_groups(groups), strict=True)
+        for group, label in zip(groups, label_runs([group[0] for group in groups]), strict=True)
     ]
     reason = difference(runs)
     if reason is None:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from matcha._numerics import ProgressCallback
 from matcha.plans import Plan
 from matcha.report.series import short
 from matcha.rounds import ONE_WAY
 from matcha.strategies import comparable, has_budget, plan, strategy_named, strategy_with
-from matcha.topology import Link, Matching, Topology
-from matcha.wires import Float, Wire
+from matcha.topology import Link, Topology
+from matcha.wires import Float
 
 # Beyond this a drawing is a hairball and its numbers would fill the page.
 MAX_LINKS = 2_000
@@ -37,130 +38,113 @@ def network(
     every budget, and the plans of real runs are shown as they were. The page opens on `start`; by
     default on a run's plan, `matcha`'s before others'.
     """
-    positions = topology.layout if len(topology.links) <= MAX_LINKS else None
-    return {
-        "name": topology.name,
-        "labels": [str(label) for label in topology.labels],
-        "positions": None if positions is None else _page_box(positions, topology),
-        "links": [list(link) for link in topology.links] if positions is not None else [],
-        "link_seconds": _short_list(topology.link_times) if topology.link_times else None,
-        "num_links": len(topology.links),
-        "directed": topology.directed,
-        "degrees": list(topology.degrees) if positions is not None else [],
-        **_stops(topology, plans, strategies, budgets, start, progress),
-    }
-
-
-def _stops(
-    topology: Topology,
-    plans: Sequence[Plan],
-    strategies: Sequence[str],
-    budgets: Sequence[float],
-    start: Plan | None,
-    progress: ProgressCallback | None,
-) -> dict[str, Any]:
-    series = _series(plans)
-    known = {(_name(p, series), _stop(p)): p for p in plans}
+    order = list(dict.fromkeys(made.strategy for made in plans))
+    known: dict[str, dict[float, Plan]] = {}
+    for made in sorted(plans, key=lambda made: order.index(made.strategy)):
+        known.setdefault(_name(made, plans), {})[_stop(made)] = made
     stops = sorted({_stop(p) for p in plans if has_budget(p.strategy)} | set(budgets)) or [1.0]
-    whole = known.get(("vanilla", 1.0))
+    whole = known.get("vanilla", {}).get(1.0)
     if strategies:
-        wire = plans[0].wire if plans else Float()
-        planned = {name: (name, wire) for name in strategies if name not in series}
-        order = [*strategies, *series]
-        series = {n: both for n in order if (both := (planned | series).get(n)) is not None}
-        whole = _explore(topology, plans, series, stops, known, progress)
-        series = {name: both for name, both in series.items() if any(n == name for n, _ in known)}
+        whole = _explore(topology, plans, strategies, stops, known, progress)
     elif whole is not None and whole.wire != Float():
         whole = None  # budgets are fractions of whole models' time, which was not run
     start = start or next((p for n in ("matcha", "greedy") for p in plans if p.strategy == n), None)
+    shown = [*dict.fromkeys([*strategies, *known])]
+    drawn = len(topology.links) <= MAX_LINKS
     return {
-        "unit": next(iter(known.values())).timing.unit,
+        "name": topology.name,
+        "labels": [str(label) for label in topology.labels],
+        "positions": _page_box(topology) if drawn else None,
+        "links": [list(link) for link in topology.links] if drawn else [],
+        "link_seconds": _short_list(topology.link_times) if topology.link_times else None,
+        "num_links": len(topology.links),
+        "directed": topology.directed,
+        "degrees": list(topology.degrees) if drawn else [],
+        "unit": next(made.timing.unit for at in known.values() for made in at.values()),
         "budgets": stops,
         "vanilla_time": None if whole is None else short(whole.expected_comm_time),
-        "strategies": {
-            name: [
-                None if (made := known.get((name, budget))) is None else _point(made)
-                for budget in (stops if has_budget(strategy) else [1.0])
-            ]
-            for name, (strategy, _) in series.items()
-        },
+        "strategies": {name: _points(known[name], stops) for name in shown if name in known},
         "start": {
-            "strategy": _name(start, series)
+            "strategy": _name(start, plans)
             if start
             else "matcha"
-            if "matcha" in series
-            else next(iter(series)),
-            "budget": _start(start, stops),
+            if "matcha" in known
+            else next(name for name in shown if name in known),
+            # The start's own stop, or one in the lower middle.
+            "budget": _stop(start)
+            if start is not None and _stop(start) in stops
+            else min(stops, key=lambda budget: abs(budget - 0.3)),
         },
     }
 
 
-def _series(plans: Sequence[Plan]) -> dict[str, tuple[str, Wire]]:
-    """Strategies by name, with their wire; one that was run over several has a name for each."""
-    wires: dict[str, dict[str, Wire]] = {}
-    for made in plans:
-        wires.setdefault(made.strategy, {})[made.wire.name] = made.wire
-    return {
-        strategy if len(over) == 1 or wire == Float() else f"{strategy}, {name}": (strategy, wire)
-        for strategy, over in wires.items()
-        for name, wire in over.items()
-    }
+def _name(made: Plan, plans: Sequence[Plan]) -> str:
+    """A plan's strategy; one that was run over several wires has a name for each."""
+    wires = {other.wire.name for other in plans if other.strategy == made.strategy}
+    coded = len(wires) > 1 and made.wire != Float()
+    return f"{made.strategy}, {made.wire.name}" if coded else made.strategy
 
 
-def _name(made: Plan, series: Mapping[str, tuple[str, Wire]]) -> str:
-    return next(name for name, both in series.items() if both == (made.strategy, made.wire))
+def _stop(made: Plan) -> float:
+    return float(f"{made.budget:.4g}") if has_budget(made.strategy) else 1.0
 
 
 def _explore(
     topology: Topology,
     plans: Sequence[Plan],
-    series: dict[str, tuple[str, Wire]],
+    strategies: Sequence[str],
     stops: Sequence[float],
-    known: dict[tuple[str, float], Plan],
+    known: dict[str, dict[float, Plan]],
     progress: ProgressCallback | None,
 ) -> Plan | None:
     """Plan every strategy at every stop where it was not run; vanilla with whole models."""
+    wire = plans[0].wire if plans else Float()
+    series = {name: (name, wire) for name in strategies}
+    for name, at in known.items():
+        made = next(iter(at.values()))
+        series[name] = (made.strategy, made.wire)
     if topology.directed:
-        run = {p.strategy for p in plans}
-        one_way = [n for n, (s, _) in series.items() if s in run or s == "greedy" or _is_one_way(s)]
-        series = {n: series[n] for n in one_way} or {"greedy": ("greedy", Float())}
+        able = {"greedy", *(made.strategy for made in plans)}
+        one_way = {
+            name: (strategy, wire)
+            for name, (strategy, wire) in series.items()
+            if strategy in able or strategy_named(strategy).mixings[0] in ONE_WAY
+        }
+        series = one_way or {"greedy": ("greedy", Float())}
     # A plan's delay model is of its own messages; over a wire the slider starts from whole ones.
     timing = plans[0].timing if plans and plans[0].wire == Float() else None
-    shared = _shared_matchings(plans)
+    # The decomposition that a run used, if one can be had.
+    shared = next((p.matchings for p in plans if p.strategy in ("matcha", "single")), None)
     effort = "default" if topology.num_workers <= CAREFUL_UP_TO else "none"
-    for done, budget in enumerate(stops):
+    for done, stop in enumerate(stops, start=1):
         for name, (strategy, wire) in series.items():
-            key = (name, budget if has_budget(strategy) else 1.0)
-            if key not in known:
+            at, budget = known.setdefault(name, {}), stop if has_budget(strategy) else 1.0
+            if budget not in at:
                 chosen = comparable(strategy_with(strategy, effort=effort))
                 small = strategy != "vanilla" and wire.name in chosen.wires([wire.name], topology)
-                known[key] = plan(
+                at[budget] = plan(
                     topology,
-                    key[1],
+                    budget,
                     chosen,
                     matchings=None if strategy == "greedy" else shared,
                     timing=timing if wire == Float() else None,
                     wire=wire if small else Float(),
                 )
             if shared is None and strategy == "matcha":
-                shared = known[key].matchings
+                shared = at[budget].matchings
         if progress is not None:
-            progress(done + 1, len(stops), "budgets")
-    whole = known.get(("vanilla", 1.0))
+            progress(done, len(stops), "budgets")
+    whole = known.get("vanilla", {}).get(1.0)
     if whole is not None and whole.wire != Float():  # run over a wire: budgets are of whole models
         whole = plan(topology, 1.0, comparable("vanilla"), matchings=shared, timing=timing)
     return whole
 
 
-def _start(start: Plan | None, stops: Sequence[float]) -> float:
-    """The stop to open on: the plan's own, or one in the lower middle."""
-    if start is not None and _stop(start) in stops:
-        return _stop(start)
-    return min(stops, key=lambda b: abs(b - 0.3))
-
-
-def _is_one_way(name: str) -> bool:
-    return strategy_named(name).mixings[0] in ONE_WAY
+def _points(at: dict[float, Plan], stops: Sequence[float]) -> list[dict[str, Any] | None]:
+    """A strategy's stops of the slider; None where there is no plan."""
+    strategy = next(iter(at.values())).strategy
+    budgets = stops if has_budget(strategy) else [1.0]
+    return [_point(at[budget]) if budget in at else None for budget in budgets]
 
 
 def _point(made: Plan) -> dict[str, Any]:
@@ -195,19 +179,9 @@ def _matching_of(made: Plan) -> list[int] | None:
     return [number.get(link, -1) for link in made.topology.links]
 
 
-def _shared_matchings(plans: Iterable[Plan]) -> tuple[Matching, ...] | None:
-    """The decomposition that a run used, if one can be had."""
-    return next((p.matchings for p in plans if p.strategy in ("matcha", "single")), None)
-
-
-def _stop(made: Plan) -> float:
-    return float(f"{made.budget:.4g}") if has_budget(made.strategy) else 1.0
-
-
-def _page_box(
-    points: np.ndarray[Any, np.dtype[np.float64]], topology: Topology
-) -> list[list[float | int | None]]:
+def _page_box(topology: Topology) -> list[list[float | int | None]]:
     """Positions in a box of width 1, y downwards. Only a layout of our own may be stretched."""
+    points: npt.NDArray[np.float64] = topology.layout
     low, size = points.min(axis=0), np.maximum(np.ptp(points, axis=0), 1e-9)
     if topology.positions is None and size.min() > 0.3 * size.max():
         scaled = (points - low) / size * [1.0, 0.8]

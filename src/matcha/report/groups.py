@@ -6,31 +6,21 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
-from matcha.records import Run, RunHeader
+from matcha.records import Run
 from matcha.report import words
 from matcha.strategies import with_budget
 
 _SAME_CLOCK = 1.01  # times that runs of one command share differ by less
 
 
-class _Condition(NamedTuple):
-    """A noun for sentences, what a run says of it, and what to do where two say different."""
-
-    noun: str
-    of: Callable[[Run], Any]
-    advice: str
-
-
 def difference(runs: Sequence[Run]) -> str | None:
     """Why times of these runs do not compare, for a sentence; None where they do."""
-    for condition in _CONDITIONS:
-        found = dict.fromkeys(str(value) for run in runs if (value := condition.of(run)))
+    for noun, (of, advice) in _CONDITIONS.items():
+        found = dict.fromkeys(str(value) for run in runs if (value := of(run)))
         if len(found) > 1:
-            said = words.join_names(list(found))
-            return f"the runs differ in their {condition.noun} ({said}): {condition.advice}"
+            return f"the runs differ in their {noun} ({words.join_names(list(found))}): {advice}"
     paces = [pace for run in runs if (pace := _measured(run)) is not None]
     if len({_work(run) for run in runs}) == 1 and paces and max(paces) > _SAME_CLOCK * min(paces):
         return (
@@ -121,53 +111,38 @@ def _work(run: Run) -> Hashable:
     return header.setting("batch_size"), str(header.setting("execution")), header.num_workers
 
 
-_CONDITIONS = (
-    _Condition("tasks", lambda run: run.header.task, "report on each by itself"),
-    _Condition("models", lambda run: run.header.setting("model"), "report on each by itself"),
-    _Condition("data", _data, "report on each by itself"),
-    _Condition("clocks", lambda run: run.header.clock, "report on each by itself"),
-    _Condition("links", _links, "give each the same speed of links"),
-    _Condition("computing", _computing, "give each the same --compute-time and --speeds"),
-)
+_APART = "report on each by itself"
+_CONDITIONS: dict[str, tuple[Callable[[Run], Any], str]] = {
+    "tasks": (lambda run: run.header.task, _APART),
+    "models": (lambda run: run.header.setting("model"), _APART),
+    "data": (_data, _APART),
+    "clocks": (lambda run: run.header.clock, _APART),
+    "links": (_links, "give each the same speed of links"),
+    "computing": (_computing, "give each the same --compute-time and --speeds"),
+}
+"""In what runs may differ so that their times do not compare, and what to do then."""
 
 
-_SEED = re.compile(r"[-, ]+s(eed )?\d+$")
+# -- runs of one choice ----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
-    """One choice of strategy, budget and settings, and its runs by seed."""
-
-    runs: tuple[Run, ...]
-
-    @property
-    def header(self) -> RunHeader:
-        """The first run's header; the others differ in the seed only."""
-        return self.runs[0].header
-
-    @property
-    def plan(self) -> Any:
-        """The first run's plan."""
-        return self.runs[0].plan
-
-
-def group_runs(runs: Sequence[Run]) -> list[Group]:
+def group_runs(runs: Sequence[Run]) -> list[tuple[Run, ...]]:
     """Runs by what was chosen, in the order in which they first appear.
 
     Runs of the same seed stay apart: they are repetitions, not a sample.
     """
-    found: dict[str, list[Run]] = {}
+    found: dict[str, tuple[Run, ...]] = {}
     for run in runs:
         key = _choice(run)
-        while any(run.header.seed == other.header.seed for other in found.get(key, [])):
+        while any(run.header.seed == other.header.seed for other in found.get(key, ())):
             key += "+"
-        found.setdefault(key, []).append(run)
-    return [Group(runs=tuple(members)) for members in found.values()]
+        found[key] = (*found.get(key, ()), run)
+    return list(found.values())
 
 
-def label_groups(groups: Sequence[Group]) -> list[str]:
-    """A short, distinct name for each group: its strategy, and only what sets it apart."""
-    headers = [group.header for group in groups]
+def label_runs(runs: Sequence[Run]) -> list[str]:
+    """A short, distinct name for each run: its strategy, and only what sets it apart."""
+    headers = [run.header for run in runs]
     labels = [_over(header.strategy, header.wire) for header in headers]
     if len(set(labels)) < len(labels):
         labels = [_over(with_budget(h.strategy, h.budget), h.wire) for h in headers]
@@ -179,36 +154,23 @@ def label_groups(groups: Sequence[Group]) -> list[str]:
         ]
     momenta = [header.momentum or "local" for header in headers]
     for extras in (momenta, [f"seed {h.seed}" for h in headers], [h.name for h in headers]):
-        labels = _told_apart(labels, extras)
-    counts: Counter[str] = Counter()
-    for i, label in enumerate(labels):
-        counts[label] += 1
-        labels[i] = label if counts[label] == 1 else f"{label} ({counts[label]})"
-    return labels
-
-
-def label_runs(runs: Sequence[Run]) -> list[str]:
-    """A short, distinct name for each run, however many differ only in their seed."""
-    return label_groups([Group(runs=(run,)) for run in runs])
+        pairs = list(zip(labels, extras, strict=True))
+        ways = Counter(label for label, _ in set(pairs))
+        labels = [f"{label}, {extra}" if ways[label] > 1 else label for label, extra in pairs]
+    counts = [labels[: place + 1].count(label) for place, label in enumerate(labels)]
+    return [
+        label if count == 1 else f"{label} ({count})"
+        for label, count in zip(labels, counts, strict=True)
+    ]
 
 
 def _over(name: str, wire: str) -> str:
     return name if wire == "float32" else f"{name}, {wire}"
 
 
-def _told_apart(labels: Sequence[str], extras: Sequence[str]) -> list[str]:
-    ways: dict[str, set[str]] = {}
-    for label, extra in zip(labels, extras, strict=True):
-        ways.setdefault(label, set()).add(extra)
-    return [
-        f"{label}, {extra}" if len(ways[label]) > 1 else label
-        for label, extra in zip(labels, extras, strict=True)
-    ]
-
-
 def _choice(run: Run) -> str:
+    """All that was chosen but the seed, wherever it is written, as text."""
     header = run.header
-    place = None if run.plan is None else run.plan.topology.links
     parts = (
         header.kind,
         header.task,
@@ -217,8 +179,8 @@ def _choice(run: Run) -> str:
         header.wire,
         header.momentum,
         header.num_workers,
-        _SEED.sub("", header.name),
-        place,
+        re.sub(r"[-, ]+s(eed )?\d+$", "", header.name),
+        None if run.plan is None else run.plan.topology.links,
         _without_seeds(header.config),
     )
     return json.dumps(parts, sort_keys=True, default=str)

@@ -18,10 +18,11 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from matcha.errors import InputError
-from matcha.records import Run, find_runs
-from matcha.report.groups import Group, group_runs, label_groups
+from matcha.plans import PlanLike
+from matcha.records import Record, Run, find_runs, last_written
+from matcha.report.groups import group_runs, label_runs
 from matcha.report.page import build_payload, embed_json, load_runs, render
-from matcha.report.series import mean_curves, presence
+from matcha.report.series import curves, presence
 from matcha.topology import Link
 
 HEARTBEAT = "now.json"
@@ -45,7 +46,7 @@ def parse_address(where: str) -> tuple[str, int]:
     return host.strip("[]") or "127.0.0.1", int(port)
 
 
-class LivePage:
+class LivePage(ThreadingHTTPServer):
     """Serves the page of the runs in a folder, from a thread of its own.
 
     Only this machine is answered, or, at another address, who knows the token in `url`.
@@ -58,32 +59,53 @@ class LivePage:
         InputError: nothing can be served there.
     """
 
+    daemon_threads = True
+
     def __init__(self, folder: str | Path, where: str) -> None:
-        self.folder = Path(folder)
         host, port = parse_address(where)
-        self._view = _View(self.folder)
-        self._server = _Server(host, port, self._view)
-        self.url = self._server.url
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, kwargs={"poll_interval": 0.2}, daemon=True
-        )
+        self.view = _View(Path(folder))
+        try:
+            super().__init__((host, port), _Handler)
+        except (OSError, OverflowError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise InputError(
+                f"nothing can be served at {host}:{port} ({reason}): choose another port, or 0 "
+                "for any that is free."
+            ) from None
+        port = int(self.server_address[1])
+        self.url = f"http://{host}:{port}/"
+        self._names = {f"{name}:{port}" for name in (host, "localhost", "127.0.0.1")}
+        self._token = None if _is_loopback(host) else secrets.token_urlsafe(16)
+        if self._token is not None:
+            self.url += f"?token={self._token}"
+        self._thread = threading.Thread(target=self.serve_forever, args=(0.2,), daemon=True)
         self._thread.start()
+
+    def allows(self, host: str | None, token: str) -> bool:
+        """Whether a request is a reader's; a name of another site would be that site's script."""
+        if self._token is None:
+            return host in self._names
+        return secrets.compare_digest(token.encode(), self._token.encode())
 
     def finish(self, patience: float = _PATIENCE_SECONDS) -> None:
         """The runs are over: let open pages become the report, and stop serving."""
-        self._view.is_over = True
+        self.view.is_over = True
         end = time.monotonic() + patience
-        while self._view.has_readers and time.monotonic() < end:
+        while self.view.has_readers and time.monotonic() < end:
             time.sleep(0.05)
-        self._server.shutdown()
-        self._server.server_close()
+        self.shutdown()
+        self.server_close()
         self._thread.join()
-
-    def __enter__(self) -> LivePage:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.finish(_PATIENCE_SECONDS if kind is None else 0.0)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 @contextmanager
@@ -117,10 +139,10 @@ class _View:
         self.is_over = False
         self._lock = threading.Lock()
         self._runs: list[Run] = []
-        self._groups: list[Group] = []
-        self._seen: dict[Path, int] = {}
+        self._groups: list[tuple[Run, ...]] = []
+        self._sizes: dict[Path, int] = {}
         self._due = 0.0
-        self._counted: dict[Path, _Traffic] = {}
+        self._counts: dict[Path, tuple[int, list[int]]] = {}
         self._readers: dict[str, float] = {}
 
     @property
@@ -140,25 +162,22 @@ class _View:
             if not self._runs:
                 return None
             payload = build_payload(self._runs)
-            return render(payload if self.is_over else self._undecided(payload), self._runs)
-
-    def _undecided(self, payload: dict[str, Any]) -> dict[str, Any]:
-        """The page's data without what only the end of a run can say."""
-        target = payload["target"] if payload["target_given"] else None
-        return payload | {
-            "live": {"version": self._version},
-            "verdict": "Still running: nothing is decided yet.",
-            "winner": None,
-            "target": target,
-            "runs": [run | {"hit": None} for run in payload["runs"]],
-        }
+            if not self.is_over:  # only the end of a run can say who won, and at which target
+                payload |= {
+                    "live": {"version": self._version},
+                    "verdict": "Still running: nothing is decided yet.",
+                    "winner": None,
+                    "target": payload["target"] if payload["target_given"] else None,
+                    "runs": [run | {"hit": None} for run in payload["runs"]],
+                }
+            return render(payload, self._runs)
 
     def data(self, version: str) -> str:
         """What charts show, for an open page of a version; null for what has not changed since."""
         with self._lock:
             self._refresh()
             parts, known = self._version.split("/"), version.split("/")
-            labels = label_groups(self._groups)
+            labels = label_runs([group[0] for group in self._groups])
             if len(known) != len(parts):  # another run: each may have another place
                 known = [""] * len(parts)
             shown = [
@@ -166,8 +185,8 @@ class _View:
                 if part == same
                 else {
                     "label": label,
-                    "curves": mean_curves(group.runs),
-                    "presence": presence(group.runs[0]),
+                    "curves": curves(*(run.records for run in group)),
+                    "presence": presence(group[0]),
                 }
                 for group, label, part, same in zip(self._groups, labels, parts, known, strict=True)
             ]
@@ -180,19 +199,22 @@ class _View:
             self._readers[reader] = time.monotonic()
             found: dict[str, Any] = {"over": self.is_over, "version": self._version}
             if self._runs:
-                found |= self._current(since)
+                run = max(self._runs, key=lambda run: last_written(_folder(run)))
+                found["run"] = next(k for k, group in enumerate(self._groups) if run in group)
+                found |= self._current(run, since)
         return json.dumps(found, allow_nan=False)
 
     @property
     def _version(self) -> str:
         """A part for each group: the bytes of its records."""
-        sizes = ((self._seen[run.path] for run in group.runs if run.path) for group in self._groups)
-        return "/".join(str(sum(each)) for each in sizes)
+        return "/".join(
+            str(sum(self._sizes[_folder(run)] for run in group)) for group in self._groups
+        )
 
     def _refresh(self) -> None:
         folders = find_runs(self.folder) if self.folder.is_dir() else []
         sizes = {folder: _size(folder / "records.jsonl") for folder in folders}
-        if sizes == self._seen or (time.monotonic() < self._due and not self.is_over):
+        if sizes == self._sizes or (time.monotonic() < self._due and not self.is_over):
             return
         started = time.monotonic()
         with contextlib.suppress(InputError):  # a run that is just being begun
@@ -200,74 +222,60 @@ class _View:
             # Beside runs that have records one without has nothing to show, and takes a mean away.
             self._runs = [run for run in found if run.records] or found
             self._groups = group_runs(self._runs)
-            self._seen = sizes
+            self._sizes = sizes
         now = time.monotonic()
         self._due = now + (now - started) / _SHARE
 
-    def _current(self, since: int) -> dict[str, Any]:
-        run = max(self._runs, key=lambda one: _last_written(one.path))
-        place = next(k for k, group in enumerate(self._groups) if run in group.runs)
-        last = run.records[-1] if run.records else None
-        told = _heartbeat(run.path)
-        iteration = int(told.get("iteration", 0)) or (last.iteration if last else 0)
-        epochs = run.header.setting("epochs")
-        found: dict[str, Any] = {
-            "run": place,
+    def _current(self, run: Run, since: int) -> dict[str, Any]:
+        last = run.records[-1] if run.records else Record(iteration=0, epoch=0)
+        told = _heartbeat(_folder(run))
+        iteration = int(told.get("iteration", 0)) or last.iteration
+        found = {
             "iteration": iteration,
-            "epoch": last.epoch if last else 0,
-            "epochs": epochs,
-            "pace": last.iteration / last.time if last and last.time else None,
+            "epoch": last.epoch,
+            "epochs": run.header.setting("epochs"),
+            "pace": last.iteration / last.time if last.time else None,
             "clock": run.header.clock,
             "members": told.get("members") or list(range(run.header.num_workers)),
         }
-        if run.plan is not None and run.path is not None:
-            index = {link: e for e, link in enumerate(run.plan.topology.links)}
-            start = min(max(since, iteration - _FAR, 0), iteration)
-            rounds = [r.links for r in run.plan.rounds(start, iteration) if r]
-            found["rounds"] = [
-                sorted({_index(index, link) for link in links}) for links in rounds[-_SHOWN_ROUNDS:]
-            ]
-            traffic = self._counted.setdefault(run.path, _Traffic(run, index))
-            found |= traffic.upto(run)
+        if run.plan is None:
+            return found
+        number = {link: e for e, link in enumerate(run.plan.topology.links)}
+        number = {(j, i): e for (i, j), e in number.items()} | number  # a round may turn a link
+        start = min(max(since, iteration - _FAR, 0), iteration)
+        rounds = [r.links for r in run.plan.rounds(start, iteration) if r][-_SHOWN_ROUNDS:]
+        found["rounds"] = [sorted({number[link] for link in met}) for met in rounds]
+        if run.records:
+            meetings = self._count(_folder(run), run.plan, last.iteration, number)
+            # What was sent is counted in all; each link has its share.
+            found["meetings"] = meetings
+            sent = (last.megabytes_sent or 0.0) * run.header.num_workers
+            share = sent / (sum(meetings) or 1)
+            found["megabytes"] = [float(f"{share * count:.5g}") for count in meetings]
         return found
 
-
-class _Traffic:
-    """How often each link of a run's plan has met, and what it carried of all that was sent."""
-
-    def __init__(self, run: Run, index: Mapping[Link, int]) -> None:
-        self._index = index
-        self._done = 0
-        self._meetings = [0] * len(index)
-
-    def upto(self, run: Run) -> dict[str, Any]:
-        """Up to the run's last record."""
-        if not run.records or run.plan is None:
-            return {}
-        last = run.records[-1]
-        if last.iteration < self._done:  # resumed from an earlier checkpoint
-            self._done, self._meetings = 0, [0] * len(self._index)
-        for round_ in run.plan.rounds(self._done, last.iteration):
+    def _count(
+        self, folder: Path, plan: PlanLike, iteration: int, number: Mapping[Link, int]
+    ) -> list[int]:
+        """How often each link of a run's plan has met before an iteration; only the new counted."""
+        done, meetings = self._counts.get(folder, (0, []))
+        if not meetings or iteration < done:  # resumed from an earlier checkpoint
+            done, meetings = 0, [0] * len(plan.topology.links)
+        for round_ in plan.rounds(done, iteration):
             for link in round_.links:
-                self._meetings[_index(self._index, link)] += 1
-        self._done = last.iteration
-        total = sum(self._meetings)
-        sent = (last.megabytes_sent or 0.0) * run.header.num_workers
-        share = sent / total if total else 0.0
-        return {
-            "meetings": self._meetings,
-            "megabytes": [float(f"{share * count:.5g}") for count in self._meetings],
-        }
+                meetings[number[link]] += 1
+        self._counts[folder] = iteration, meetings
+        return meetings
 
 
-def _index(index: Mapping[Link, int], link: Link) -> int:
-    i, j = link
-    return index[link] if link in index else index[j, i]
+def _folder(run: Run) -> Path:
+    assert run.path is not None, "the runs of a page were read from their folders"
+    return run.path
 
 
-def _heartbeat(path: Path | None) -> dict[str, Any]:
+def _heartbeat(folder: Path) -> dict[str, Any]:
     try:
-        told: dict[str, Any] = json.loads(((path or Path()) / HEARTBEAT).read_bytes())
+        told: dict[str, Any] = json.loads((folder / HEARTBEAT).read_bytes())
     except (OSError, ValueError):
         return {}
     return told
@@ -280,45 +288,6 @@ def _size(file: Path) -> int:
         return 0
 
 
-def _last_written(path: Path | None) -> float:
-    files = [] if path is None else [path / HEARTBEAT, path / "records.jsonl", path / "run.json"]
-    return max((file.stat().st_mtime for file in files if file.exists()), default=0.0)
-
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-
-    def __init__(self, host: str, port: int, view: _View) -> None:
-        self.view = view
-        try:
-            super().__init__((host, port), _Handler)
-        except (OSError, OverflowError) as error:
-            reason = getattr(error, "strerror", None) or str(error)
-            raise InputError(
-                f"nothing can be served at {host}:{port} ({reason}): choose another port, or 0 "
-                "for any that is free."
-            ) from None
-        port = int(self.server_address[1])
-        self.token = None if _is_loopback(host) else secrets.token_urlsafe(16)
-        self.names = {f"{name}:{port}" for name in (host, "localhost", "127.0.0.1")}
-        self.url = f"http://{host}:{port}/"
-        if self.token is not None:
-            self.url += f"?token={self.token}"
-
-    def allows(self, host: str | None, token: str) -> bool:
-        """Whether a request is a reader's; a name of another site would be that site's script."""
-        if self.token is None:
-            return host in self.names
-        return secrets.compare_digest(token.encode(), self.token.encode())
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
 _WAITING = (
     '<!doctype html><html lang="en"><title>matcha</title><link rel="icon" href="data:,">'
     "<p>Waiting for the first words of {}.</p></html>"
@@ -326,7 +295,7 @@ _WAITING = (
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: _Server
+    server: LivePage
 
     def do_GET(self) -> None:
         """Answer a page, or what an open one asks."""

@@ -6,7 +6,7 @@ import html
 import json
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from importlib import resources
@@ -17,18 +17,16 @@ from matcha._io import write_atomically
 from matcha._io.tables import count_noun
 from matcha._numerics import ProgressCallback
 from matcha.errors import InputError
-from matcha.plans import PlanLike
+from matcha.plans import Plan, PlanLike
 from matcha.records import Run, find_runs, read_run
 from matcha.report import words
-from matcha.report.comparison import Column, Comparison, cell, columns, compare
+from matcha.report.comparison import Column, cell, columns, compare
 from matcha.report.explorer import network
 from matcha.report.groups import clock_in_words, label_runs
-from matcha.report.series import mean_curves, presence, short, timeline, worker_loads
-from matcha.report.verdict import Summary
+from matcha.report.series import curves, presence, short, timeline, worker_loads
 from matcha.strategies import COMPARED, STRATEGIES, has_budget
 from matcha.strategies.registry import look_of
 from matcha.sweeps import DEFAULT_BUDGETS
-from matcha.topology import Topology
 
 
 def build_payload(
@@ -42,25 +40,21 @@ def build_payload(
 ) -> dict[str, Any]:
     """Everything the page shows, from the arguments of `write_report`."""
     comparison = compare(runs, target_loss)
-    given = [*(run.plan for run in runs if run.plan is not None), *plans]
-    every = [level for plan in given for level in plan.levels]
-    topologies: list[Topology] = []
-    for plan in every:
-        if not any(_alike(plan.topology, other) for other in topologies):
-            topologies.append(plan.topology)
     winner = comparison.winner
-    opened = None if winner is None else comparison.groups[winner].plan
-    first = [] if opened is None else opened.levels
+    opened = None if winner is None else comparison.groups[winner][0].plan
+    explored: dict[Hashable, list[Plan]] = {}
+    for plan in [*(run.plan for run in runs if run.plan is not None), *plans]:
+        explored.setdefault(_where(plan), []).extend(plan.levels)
     networks = [
         network(
-            topology,
-            [plan for plan in every if _alike(plan.topology, topology)],
-            start=next((plan for plan in first if _alike(plan.topology, topology)), None),
+            levels[0].topology,
+            levels,
+            start=opened.levels[0] if opened is not None and _where(opened) == where else None,
             strategies=COMPARED if explore else (),
             budgets=DEFAULT_BUDGETS if explore else (),
-            progress=_share(progress, number, len(topologies)),
+            progress=_share(progress, number, len(explored)),
         )
-        for number, topology in enumerate(topologies)
+        for number, (where, levels) in enumerate(explored.items())
     ]
     styles = styles_of([row.strategy for row in comparison.rows])
     shown = [
@@ -73,20 +67,20 @@ def build_payload(
             "unit": row.unit,
             "seeds": row.seeds,
             "diverged": row.diverged_at is not None,
-            "network": next(
-                (
-                    i
-                    for i, t in enumerate(topologies)
-                    if group.plan is not None and _alike(group.plan.topology, t)
-                ),
-                None,
-            ),
-            "curves": mean_curves(group.runs),
-            "hit": _hit(row, comparison),
-            "timeline": timeline(group.runs[0]),
-            "presence": presence(group.runs[0]),
-            "workers": group.runs[0].header.num_workers,
-            "loads": worker_loads(group.runs[0]),
+            "network": None if group[0].plan is None else [*explored].index(_where(group[0].plan)),
+            "curves": curves(*(run.records for run in group)),
+            # Where the target was reached, to mark on the curves.
+            "hit": None
+            if row.time_to_target is None
+            else {
+                "epoch": short(row.epochs_to_target),
+                "time": short(row.time_to_target),
+                "y": short(comparison.target),
+            },
+            "timeline": timeline(group[0]),
+            "presence": presence(group[0]),
+            "workers": group[0].header.num_workers,
+            "loads": worker_loads(group[0]),
         }
         for group, row, style in zip(comparison.groups, comparison.rows, styles, strict=True)
     ]
@@ -107,24 +101,10 @@ def build_payload(
     }
 
 
-def _hit(row: Summary, comparison: Comparison) -> dict[str, Any] | None:
-    """Where the target was reached, to mark on the curves."""
-    if row.time_to_target is None:
-        return None
-    return {
-        "epoch": short(row.epochs_to_target),
-        "time": short(row.time_to_target),
-        "y": short(comparison.target),
-    }
-
-
-def _alike(a: Topology, b: Topology) -> bool:
-    return (a.num_workers, a.links, a.link_times) == (b.num_workers, b.links, b.link_times)
-
-
-def _place(plan: PlanLike | None, topologies: Sequence[Topology]) -> int | None:
-    alike = (i for i, t in enumerate(topologies) if plan is not None and _alike(plan.topology, t))
-    return next(alike, None)
+def _where(plan: PlanLike) -> Hashable:
+    """What tells the networks of plans apart, whatever they are called."""
+    topology = plan.topology
+    return topology.num_workers, topology.links, topology.link_times
 
 
 def _share(progress: ProgressCallback | None, number: int, count: int) -> ProgressCallback | None:
@@ -178,12 +158,7 @@ def write_report(
     """
     found = load_runs(runs) if runs or not plans else []
     payload = build_payload(
-        found,
-        plans,
-        title=title,
-        target_loss=target_loss,
-        explore=explore,
-        progress=progress,
+        found, plans, title=title, target_loss=target_loss, explore=explore, progress=progress
     )
     write_atomically(Path(path), render(payload, found))
     return Path(path)
@@ -200,17 +175,17 @@ def load_runs(runs: Sequence[Run | str | Path]) -> list[Run]:
         if isinstance(entry, Run):
             loaded.append(entry)
             continue
-        below = find_runs(entry)
+        below = [read_run(directory) for directory in find_runs(entry)]
         if not below:
             raise InputError(f"{str(entry)!r} holds no run (no run.json there or below).")
-        loaded += sorted((read_run(directory) for directory in below), key=_baseline_first)
+        loaded += sorted(below, key=_reading_order)
     if not loaded:
         raise InputError("a report needs at least one run.")
     return loaded
 
 
-def _baseline_first(run: Run) -> tuple[int, float, int, str]:
-    """Runs of a folder in the order to read them: what is compared with comes first."""
+def _reading_order(run: Run) -> tuple[int, float, int, str]:
+    """What is compared with comes first."""
     header = run.header
     return place(header.strategy), header.budget, header.seed, header.name
 

@@ -44,50 +44,33 @@ def thin(x: npt.ArrayLike, y: npt.ArrayLike, limit: int) -> npt.NDArray[np.int64
     return np.array([*kept, count - 1])
 
 
-def curves(records: Sequence[Record], limit: int = 400) -> dict[str, dict[str, list[Any]]]:
-    """Each metric that the records hold: its values `y` beside every horizontal axis."""
-    found = {}
-    for metric in METRICS:
-        known = [r for r in records if getattr(r, metric) is not None]
-        # A run that diverges stays on the page: its curve ends at the last finite value.
-        finite = [r for r in known if math.isfinite(getattr(r, metric))]
-        if not finite:
-            continue
-        y = [float(getattr(r, metric)) for r in finite]
-        kept = thin([r.iteration for r in finite], y, limit)
-        columns: dict[str, list[Any]] = {
-            axis: [short(getattr(finite[i], axis)) for i in kept] for axis in AXES
-        }
-        found[metric] = {**columns, "y": [short(y[i]) for i in kept]}
-    return found
+def curves(*samples: Sequence[Record], limit: int = 400) -> dict[str, dict[str, list[Any]]]:
+    """Each metric that records hold: its values `y` beside every horizontal axis.
 
-
-def mean_curves(runs: Sequence[Run], limit: int = 400) -> dict[str, dict[str, list[Any]]]:
-    """The curves of runs that differ in their seed: means, with `low` and `high` a deviation off.
-
-    Only iterations that every run recorded are kept; one run has its curves as they are.
+    Of runs that differ in their seed, the means over the iterations that each of them recorded,
+    with `low` and `high` a standard deviation off.
     """
-    if len(runs) == 1:
-        return curves(runs[0].records, limit)
     found = {}
     for metric in METRICS:
-        each = [{r.iteration: r for r in run.records if _finite(r, metric)} for run in runs]
-        shared = sorted(set.intersection(*(set(records) for records in each)))
+        # A run that diverges stays on the page: its curve ends at the last finite value.
+        each = [{r.iteration: r for r in records if _is_finite(r, metric)} for records in samples]
+        shared = sorted(set.intersection(*map(set, each)))
         if not shared:
             continue
         y = np.array([[getattr(rs[k], metric) for rs in each] for k in shared], dtype=float)
-        mean, spread = y.mean(axis=1), y.std(axis=1, ddof=1)
+        mean = y.mean(axis=1)
         kept = thin(shared, mean, limit)
-        columns: dict[str, list[Any]] = {
+        lines: dict[str, list[Any]] = {
             axis: [_mean([getattr(rs[shared[i]], axis) for rs in each]) for i in kept]
             for axis in AXES
         }
-        # On logarithmic scales a band must not reach zero.
-        low = np.maximum(mean - spread, mean / 10)
-        bands = {"y": mean, "low": low, "high": mean + spread}
-        found[metric] = columns | {
-            name: [short(float(line[i])) for i in kept] for name, line in bands.items()
-        }
+        lines["y"] = [short(value) for value in mean[kept].tolist()]
+        if len(samples) > 1:
+            spread = y.std(axis=1, ddof=1)
+            low = np.maximum(mean - spread, mean / 10)  # on logarithmic scales it must not be zero
+            lines["low"] = [short(value) for value in low[kept].tolist()]
+            lines["high"] = [short(value) for value in (mean + spread)[kept].tolist()]
+        found[metric] = lines
     return found
 
 
@@ -97,7 +80,7 @@ def _mean(values: Sequence[float | None]) -> float | int | None:
     return short(float(np.mean(known))) if len(known) == len(values) else None
 
 
-def _finite(record: Record, metric: str) -> bool:
+def _is_finite(record: Record, metric: str) -> bool:
     value = getattr(record, metric)
     return value is not None and math.isfinite(value)
 
@@ -185,10 +168,9 @@ def _without_evaluations(spans: Sequence[Span], records: Sequence[Record]) -> li
     """
     kept = list(spans)
     for done in sorted({record.iteration for record in records}):
-        before = [span.end for span in kept if span.iteration < done]
-        after = [span.start for span in kept if span.iteration >= done]
-        pause = min(after) - max(before) if before and after else 0.0
-        if pause > 0:
+        before = max((span.end for span in kept if span.iteration < done), default=math.inf)
+        after = min((span.start for span in kept if span.iteration >= done), default=0.0)
+        if (pause := after - before) > 0:
             kept = [
                 replace(span, start=span.start - pause, end=span.end - pause)
                 if span.iteration >= done
@@ -204,8 +186,7 @@ def _first_rounds(spans: Sequence[Span], limit: int) -> list[Span]:
     if len(ordered) <= limit:
         return ordered
     cut = ordered[limit].iteration
-    kept = [s for s in ordered[:limit] if s.iteration < cut]
-    return kept or ordered[:limit]
+    return [s for s in ordered[:limit] if s.iteration < cut] or ordered[:limit]
 
 
 def _planned_spans(run: Run, limit: int) -> list[Span]:
@@ -216,11 +197,11 @@ def _planned_spans(run: Run, limit: int) -> list[Span]:
     clock = 0.0
     for k, round_ in enumerate(run.plan.rounds(0, _MAX_ROUNDS)):
         for workers, duration in _parts(run.plan, round_):
+            end = clock + duration
             spans += [
-                Span(worker=w, iteration=k, kind="exchange", start=clock, end=clock + duration)
-                for w in workers
+                Span(worker=w, iteration=k, kind="exchange", start=clock, end=end) for w in workers
             ]
-            clock += duration
+            clock = end
         if len(spans) >= limit:
             break
     return spans[:limit]
@@ -237,12 +218,11 @@ def presence(run: Run) -> dict[str, Any] | None:
     gone: dict[int, int] = {}
     away: list[tuple[int, int, int | None]] = []
     for iteration, worker, is_there in changes:
-        if is_there:
-            # Two may have written it down, each as it learnt it: the first word counts.
-            if worker in gone:
-                away.append((worker, gone.pop(worker), iteration))
-        else:
+        # Two may have written it down, each as it learnt it: the first word counts.
+        if not is_there:
             gone.setdefault(worker, iteration)
+        elif worker in gone:
+            away.append((worker, gone.pop(worker), iteration))
     away += [(worker, since, None) for worker, since in gone.items()]
     away.sort(key=lambda stretch: stretch[:2])
     return {

@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
 
-from matcha.records import Record, Run, arrival, has_diverged
-from matcha.records import lowest_held as lowest
+from matcha.records import Record, Run, arrival, has_diverged, lowest_held
 from matcha.report import words
-from matcha.report.groups import Group
 from matcha.report.verdict import Summary, accuracy_gap, is_sooner
 from matcha.strategies import is_control
 
-OBJECTIVES = tuple(words.LOSSES)
-"""Losses of the average model, the one that decides first."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Moment:
-    """Where a run's curve meets the target: between two evaluations, by a straight line."""
+class Moment(NamedTuple):
+    """Where a run's loss meets the target: between two evaluations, by a straight line."""
 
     time: float
     epoch: float
     comm_units: float
+    at_first_evaluation: bool = False
 
 
 def values(run: Run, metric: str) -> list[tuple[Record, float]]:
@@ -38,11 +33,7 @@ def values(run: Run, metric: str) -> list[tuple[Record, float]]:
 
 
 def find_moment(run: Run, objective: str | None, target: float | None) -> Moment | None:
-    """When the run's loss fell to the target and was still there at the next evaluation.
-
-    One evaluation below the target may be luck, so two in a row are asked for. The moment lies
-    between the evaluation before and the first of the two, by a straight line.
-    """
+    """When the run's loss fell to the target and was still there at the next evaluation."""
     if objective is None or target is None:
         return None
     known = values(run, objective)
@@ -55,17 +46,13 @@ def find_moment(run: Run, objective: str | None, target: float | None) -> Moment
         time=before.time + share * (after.time - before.time),
         epoch=before.epoch + share * (after.epoch - before.epoch),
         comm_units=before.comm_units + share * (after.comm_units - before.comm_units),
+        at_first_evaluation=place == 0,
     )
 
 
-def lowest_held(run: Run, objective: str) -> float | None:
-    """The lowest loss that two evaluations in a row were at or below; None without two."""
-    return lowest([loss for _, loss in values(run, objective)])
-
-
 def common_target(runs: Sequence[Run], objective: str) -> float | None:
-    """The lowest target that every one of the runs reached."""
-    held = [lowest_held(run, objective) for run in runs]
+    """The lowest target that every one of the runs held."""
+    held = [lowest_held([loss for _, loss in values(run, objective)]) for run in runs]
     known = [loss for loss in held if loss is not None]
     return max(known) if known and len(known) == len(held) else None
 
@@ -86,16 +73,21 @@ def choose_target(
     """Which loss decides, the target at which runs are compared, and whether it was asked for."""
     # Runs that diverged or recorded nothing yet do not take the comparison from the others.
     able = [run for run in runs if run.records and diverged_at(run, None) is None]
-    known = [o for o in OBJECTIVES if able and all(values(run, o) for run in able)]
-    objective = known[0] if known else None
+    known = (loss for loss in words.LOSSES if able and all(values(run, loss) for run in able))
+    objective = next(known, None)
     asked = {run.header.setting("target_loss") for run in runs}
-    target = target_loss
-    if target is None and len(asked) == 1:
-        target = next(iter(asked))
-    given = target is not None
-    if target is None and objective is not None:
-        target = common_target(_setting_the_target(runs, objective), objective)
-    return objective, target, given
+    target = next(iter(asked)) if target_loss is None and len(asked) == 1 else target_loss
+    if target is not None or objective is None:
+        return objective, target, target is not None
+    told = [run for run in runs if values(run, objective)]
+    sound = [run for run in told if diverged_at(run, objective) is None] or told
+    # A control must not make the target easy.
+    talking = [
+        run
+        for run in sound
+        if not is_control(run.header.strategy) and run.records[-1].megabytes_sent != 0
+    ]
+    return objective, common_target(talking or sound, objective), False
 
 
 def worker_comm_seconds(run: Run, until: float = math.inf) -> dict[int, float]:
@@ -125,48 +117,6 @@ def _comm_seconds(records: Sequence[Record], until: float) -> float:
     return total
 
 
-def _setting_the_target(runs: Sequence[Run], objective: str) -> Sequence[Run]:
-    """The runs that a common target is made for: a control must not make it easy."""
-    told = [run for run in runs if values(run, objective)]
-    sound = [run for run in told if diverged_at(run, objective) is None] or told
-    return [run for run in sound if not _never_talked(run)] or sound
-
-
-def _never_talked(run: Run) -> bool:
-    last = run.records[-1] if run.records else None
-    sent = None if last is None else last.megabytes_sent
-    return is_control(run.header.strategy) or sent == 0
-
-
-def summarise(group: Group, label: str, objective: str | None, target: float | None) -> Summary:
-    """What a choice came to: the means over its seeds."""
-    each = [_one(run, label, objective, target) for run in group.runs]
-    if len(each) == 1:
-        return each[0]
-    first = each[0]
-    means: dict[str, Any] = {}
-    deviations = {}
-    for name in _AVERAGED:
-        found = [getattr(row, name) for row in each]
-        known = [value for value in found if value is not None]
-        # A time to target is the choice's only if all of its runs reached it.
-        means[name] = statistics.fmean(known) if len(known) == len(each) else None
-        if means[name] is not None and all(map(math.isfinite, known)):
-            deviations[name] = statistics.stdev(known)
-    errors = [row.accuracy_error or 0.0 for row in each]
-    sampling = math.sqrt(sum(error**2 for error in errors)) / len(each)
-    spread = deviations.get("test_accuracy", 0.0) / math.sqrt(len(each))
-    return replace(
-        first,
-        **means,
-        seeds=len(each),
-        accuracy_error=math.hypot(sampling, spread),
-        at_first_evaluation=any(row.at_first_evaluation for row in each),
-        diverged_at=next((row.diverged_at for row in each if row.diverged_at is not None), None),
-        deviations=deviations,
-    )
-
-
 _LAST = (
     *("train_loss", "train_loss_error", "worker_loss", "test_loss", "test_accuracy"),
     *("consensus_distance", "function_distance"),
@@ -178,15 +128,47 @@ _AVERAGED = (
 )
 
 
-def _one(run: Run, label: str, objective: str | None, target: float | None) -> Summary:
+def summarise(
+    runs: Sequence[Run], label: str, objective: str | None, target: float | None
+) -> Summary:
+    """What a choice came to: the means over its runs, which differ in their seed."""
+    each = [_summarise_run(run, label, objective, target) for run in runs]
+    if len(each) == 1:
+        return each[0]
+    means: dict[str, Any] = {}
+    deviations = {}
+    for name in _AVERAGED:
+        known = [value for row in each if (value := getattr(row, name)) is not None]
+        # A time to target is the choice's only if all of its runs reached it.
+        means[name] = statistics.fmean(known) if len(known) == len(each) else None
+        if means[name] is not None and all(map(math.isfinite, known)):
+            deviations[name] = statistics.stdev(known)
+    sampling = math.sqrt(sum((row.accuracy_error or 0.0) ** 2 for row in each)) / len(each)
+    spread = deviations.get("test_accuracy", 0.0) / math.sqrt(len(each))
+    return replace(
+        each[0],
+        **means,
+        seeds=len(each),
+        accuracy_error=math.hypot(sampling, spread),
+        at_first_evaluation=any(row.at_first_evaluation for row in each),
+        diverged_at=next((row.diverged_at for row in each if row.diverged_at is not None), None),
+        deviations=deviations,
+    )
+
+
+def _summarise_run(run: Run, label: str, objective: str | None, target: float | None) -> Summary:
     hit = find_moment(run, objective, target)
-    last = run.records[-1] if run.records else Record(iteration=0, epoch=0.0)
+    records = run.records or (Record(iteration=0, epoch=0.0),)
     until = hit.time if hit else math.inf
     seconds = worker_comm_seconds(run, until)
     mean = sum(seconds.values()) / len(seconds) if seconds else None
-    if mean is None and any(r.comm_seconds is not None for r in run.records):
-        mean = _comm_seconds(run.records, until)
-    known: dict[str, Any] = {name: _last(run.records, name) for name in _LAST}
+    if mean is None and any(r.comm_seconds is not None for r in records):
+        mean = _comm_seconds(records, until)
+
+    def last(metric: str) -> Any:
+        known = (value for r in reversed(records) if (value := getattr(r, metric)) is not None)
+        return next(known, None)
+
     return Summary(
         label=label,
         strategy=run.header.strategy,
@@ -196,33 +178,29 @@ def _one(run: Run, label: str, objective: str | None, target: float | None) -> S
         clock=run.header.clock,
         unit="units" if run.plan is None else run.plan.timing.unit,
         seeds=1,
-        iterations=last.iteration,
-        epochs=last.epoch,
-        time=last.time,
-        **known,
-        accuracy_error=_last(run.records, "test_accuracy_error"),
-        comm_units=hit.comm_units if hit else last.comm_units,
-        megabytes_sent=last.megabytes_sent,
+        iterations=records[-1].iteration,
+        epochs=records[-1].epoch,
+        time=records[-1].time,
+        **{name: last(name) for name in _LAST},
+        accuracy_error=last("test_accuracy_error"),
+        comm_units=(hit or records[-1]).comm_units,
+        megabytes_sent=records[-1].megabytes_sent,
         comm_seconds=mean,
-        time_to_target=None if hit is None else hit.time,
-        epochs_to_target=None if hit is None else hit.epoch,
-        at_first_evaluation=_is_first(run, objective, hit),
+        time_to_target=hit.time if hit else None,
+        epochs_to_target=hit.epoch if hit else None,
+        at_first_evaluation=hit is not None and hit.at_first_evaluation,
         diverged_at=diverged_at(run, objective),
     )
-
-
-def _is_first(run: Run, objective: str | None, hit: Moment | None) -> bool:
-    """Whether a moment is the run's first evaluation."""
-    known = [] if objective is None else values(run, objective)
-    return hit is not None and hit.epoch <= known[0][0].epoch
 
 
 def with_speedups(rows: Sequence[Summary]) -> list[Summary]:
     """The rows with how many times sooner than vanilla and all-reduce each was."""
 
-    def times_sooner(row: Summary, reference: str) -> float | None:
+    def times_sooner(row: Summary, strategy: str) -> float | None:
         # Messages of whole models first: that is what people run.
-        named = sorted((r for r in rows if r.strategy == reference), key=_is_coded)
+        named = sorted(
+            (r for r in rows if r.strategy == strategy), key=lambda r: r.wire != "float32"
+        )
         if not named or named[0].time_to_target is None or not row.time_to_target:
             return None
         if row.idle or row.diverged_at is not None or accuracy_gap(row, named[0]) is not None:
@@ -239,12 +217,3 @@ def with_speedups(rows: Sequence[Summary]) -> list[Summary]:
         )
         for row in rows
     ]
-
-
-def _is_coded(row: Summary) -> bool:
-    return row.wire != "float32"
-
-
-def _last(records: Iterable[Record], metric: str) -> float | None:
-    found = [value for r in records if (value := getattr(r, metric)) is not None]
-    return found[-1] if found else None

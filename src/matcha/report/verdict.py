@@ -119,41 +119,14 @@ def judge(
     if unlike is not None:
         return Verdict(sentence=f"No verdict: {unlike}.")
     if target is None or objective is None:
-        return Verdict(sentence=_plain(rows))
-    unranked = {
-        number: reason
-        for number, row in enumerate(rows)
-        if (reason := _unranked(row, rows)) is not None
-    }
-    what = f"{words.LOSSES[objective]} {target:.4g}"
-    timed = sorted(
-        (row for row in rows if row.time_to_target is not None and row.diverged_at is None),
-        key=lambda row: row.time_to_target or 0.0,
-    )
-    contenders = [row for row in timed if not row.idle]
-
-    def without_winner(sentence: str) -> Verdict:
-        return Verdict(sentence=sentence, unranked=unranked)
-
-    if not timed:
-        return without_winner(f"{_plain(rows)[:-1]}; none held {what}.")
-    if not contenders:
-        return without_winner(_needs_nothing(timed[0], what))
-    standing = [row for row in contenders if _worse_than(row, rows) is None]
-    if not standing:
-        return without_winner(_no_verdict(contenders[0], rows, what))
-    best = standing[0]
-    idle = _needless(best, timed)
-    if idle is not None:
-        return without_winner(_needs_nothing(idle, what, f", no later than {best.label}"))
-    equal = [row for row in standing if row is best or not is_sooner(best, row)]
-    if len(equal) > 1 or (len(rows) == 1 and best.at_first_evaluation):
-        return without_winner(_tie(equal, rows, timed, what))
-    turn = "" if link_time is None else _turn(best, standing, link_time)
+        return Verdict(sentence=f"{_ends(rows)}.")
+    race = _Race(rows, f"{words.LOSSES[objective]} {target:.4g}")
+    best, sentence = race.decide(link_time)
+    reasons = {number: _unranked(row, rows) for number, row in enumerate(rows)}
     return Verdict(
-        sentence=_praise(best, rows, timed, what) + turn,
-        winner=next(number for number, row in enumerate(rows) if row is best),
-        unranked=unranked,
+        sentence=sentence,
+        winner=next((number for number, row in enumerate(rows) if row is best), None),
+        unranked={number: reason for number, reason in reasons.items() if reason is not None},
     )
 
 
@@ -200,110 +173,137 @@ def accuracy_gap(row: Summary, other: Summary) -> float | None:
     return gap if gap > _ERRORS * error else None
 
 
-def _worse_than(row: Summary, rows: Sequence[Summary]) -> Summary | None:
-    """The reference that is more accurate than a row by more than their errors."""
-    others = [o for o in rows if o.strategy in REFERENCES and o is not row and not o.diverged_at]
-    return next((other for other in others if accuracy_gap(row, other) is not None), None)
+def _shortfall(row: Summary, rows: Sequence[Summary]) -> str | None:
+    """How a row is less accurate than a reference by more than their errors; None if it is not."""
+    for other in rows:
+        if other.strategy in REFERENCES and other is not row and other.diverged_at is None:
+            gap = accuracy_gap(row, other)
+            if gap is not None:
+                return (
+                    f"{100 * gap:.1f} points less accurate than {other.label} "
+                    f"({words.percent(row.test_accuracy)} against "
+                    f"{words.percent(other.test_accuracy)})"
+                )
+    return None
 
 
 def _unranked(row: Summary, rows: Sequence[Summary]) -> str | None:
     """Why a row takes no part in the ranking; None if it does."""
     if row.diverged_at is not None:
         return f"diverged at iteration {row.diverged_at}"
-    if row.idle:
-        return "does not communicate"
-    other = _worse_than(row, rows)
-    return None if other is None else _less_accurate(row, other)
+    return "does not communicate" if row.idle else _shortfall(row, rows)
 
 
-def _less_accurate(row: Summary, other: Summary) -> str:
-    points = 100 * (accuracy_gap(row, other) or 0.0)
-    return (
-        f"{points:.1f} points less accurate than {other.label} "
-        f"({words.percent(row.test_accuracy)} against {words.percent(other.test_accuracy)})"
-    )
+class _Race:
+    """Who held a target when, and what is said of it."""
 
+    def __init__(self, rows: Sequence[Summary], target: str) -> None:
+        self.rows, self.target = rows, target
+        held = [r for r in rows if r.time_to_target is not None and r.diverged_at is None]
+        self.timed = sorted(held, key=lambda row: row.time_to_target or 0.0)
+        self.contenders = [row for row in self.timed if not row.idle]
 
-def _idle_first(best: Summary, timed: Sequence[Summary]) -> list[Summary]:
-    """Strategies that did not communicate and were as fast as the best."""
-    return [row for row in timed if row.idle and not is_sooner(best, row)]
+    def decide(self, link_time: float | None) -> tuple[Summary | None, str]:
+        """The row that was first beyond the spread, if one was, and the sentence."""
+        if not self.timed:
+            return None, f"{_ends(self.rows)}; none held {self.target}."
+        if not self.contenders:
+            return None, self._needs_nothing(self.timed[0])
+        standing = [row for row in self.contenders if _shortfall(row, self.rows) is None]
+        if not standing:
+            first = self.contenders[0]
+            return None, (
+                f"No verdict: {first.label} held {self.target} first, "
+                f"{words.seconds(first.time_to_target)}, but is {_shortfall(first, self.rows)}."
+            )
+        best = standing[0]
+        for idle in self._idle_as_soon(best):
+            if accuracy_gap(idle, best) is None:
+                return None, self._needs_nothing(idle, f", no later than {best.label}")
+        equal = [row for row in standing if row is best or not is_sooner(best, row)]
+        if len(equal) > 1 or (len(self.rows) == 1 and best.at_first_evaluation):
+            return None, self._tie(equal)
+        return best, self._praise(best) + _turn(best, standing, link_time)
 
+    def _idle_as_soon(self, best: Summary) -> list[Summary]:
+        return [row for row in self.timed if row.idle and not is_sooner(best, row)]
 
-def _needless(best: Summary, timed: Sequence[Summary]) -> Summary | None:
-    """A row that did not communicate, was as soon as the best and is no less accurate."""
-    idle = _idle_first(best, timed)
-    return next((row for row in idle if accuracy_gap(row, best) is None), None)
-
-
-def _needs_nothing(idle: Summary, what: str, than: str = "") -> str:
-    silence = "never communicates" if is_control(idle.strategy) else "had not communicated yet"
-    return (
-        f"No verdict: {idle.label}, which {silence}, held {what} in "
-        f"{words.seconds(idle.time_to_target)}{than}; this target does not need communication."
-    )
-
-
-def _no_verdict(first: Summary, rows: Sequence[Summary], what: str) -> str:
-    other = _worse_than(first, rows)
-    assert other is not None, "only rows that are worse than a reference come here"
-    return (
-        f"No verdict: {first.label} held {what} first, {words.seconds(first.time_to_target)}, but "
-        f"is {_less_accurate(first, other)}."
-    )
-
-
-def _tie(
-    equal: Sequence[Summary], rows: Sequence[Summary], timed: Sequence[Summary], what: str
-) -> str:
-    best = equal[0]
-    names = words.join_names([f"{row.label} ({_time(row)})" for row in equal])
-    if any(row.at_first_evaluation for row in equal):
+    def _needs_nothing(self, idle: Summary, than: str = "") -> str:
+        silence = "never communicates" if is_control(idle.strategy) else "had not communicated yet"
         return (
-            f"No verdict: {names} held {what} at the first evaluation already: evaluate more "
-            "often, or give a lower target."
+            f"No verdict: {idle.label}, which {silence}, held {self.target} in "
+            f"{words.seconds(idle.time_to_target)}{than}; this target does not need communication."
         )
-    where = " in this run" if best.seeds == 1 else ""
-    why = (
-        "the difference is within the spread over the seeds"
-        if any(row.seeds > 1 for row in equal)
-        else "their times are equal"
-    )
-    others = "".join(
-        f"; {row.label} took {_time(row)}"
-        for name in REFERENCES
-        for row in timed
-        if row.strategy == name and row not in equal and is_sooner(best, row)
-    )
-    return (
-        f"A tie{where}: {names} held {what} first, and {why}{others}{_beside(best, rows, timed)}."
-    )
+
+    def _tie(self, equal: Sequence[Summary]) -> str:
+        best = equal[0]
+        names = words.join_names([f"{row.label} ({_time(row)})" for row in equal])
+        if any(row.at_first_evaluation for row in equal):
+            return (
+                f"No verdict: {names} held {self.target} at the first evaluation already: evaluate "
+                "more often, or give a lower target."
+            )
+        where = " in this run" if best.seeds == 1 else ""
+        why = (
+            "the difference is within the spread over the seeds"
+            if any(row.seeds > 1 for row in equal)
+            else "their times are equal"
+        )
+        later = [r for r in _references(self.timed) if r not in equal and is_sooner(best, r)]
+        others = "".join(f"; {row.label} took {_time(row)}" for row in later)
+        return (
+            f"A tie{where}: {names} held {self.target} first, and {why}{others}"
+            f"{self._beside(best)}."
+        )
+
+    def _praise(self, best: Summary) -> str:
+        clock = " (simulated)" if best.clock == "simulated" else ""
+        when = f"after {_time(best)}".replace("after ≤", "within")
+        first = f"{best.label} held {self.target} {when}{clock}"
+        later = [row for row in self.contenders if row is not best and is_sooner(best, row)]
+        if references := _references(later):
+            first += ", " + words.join_names([_factor(best, row) for row in references])
+        elif later:
+            first += f", before {words.join_names([row.label for row in later])}"
+        first += self._beside(best)
+        if len(self.rows) == 1:
+            return f"{first}."
+        if best.seeds == 1:
+            return f"In this run {first} (one seed)."
+        return f"{first} (mean of {best.seeds} seeds)."
+
+    def _beside(self, best: Summary) -> str:
+        """What a sceptic would ask: what was sooner and is not ranked, what never got there."""
+        said = ""
+        for row in self.contenders:
+            if not is_sooner(best, row) and (shortfall := _shortfall(row, self.rows)):
+                how = "sooner" if is_sooner(row, best) else "as soon"
+                said += f"; {row.label} was {how}, {_time(row)}, and {shortfall}: not ranked"
+        for idle in self._idle_as_soon(best)[:1]:
+            said += (
+                f"; {idle.label} held it without communicating, but is less accurate in the end "
+                f"({words.percent(idle.test_accuracy)} against {words.percent(best.test_accuracy)})"
+            )
+        missed = [
+            row.label
+            for row in self.rows
+            if row.strategy in REFERENCES and row.time_to_target is None
+        ]
+        return f"{said}; {words.join_names(missed)} never held it" if missed else said
 
 
-def _praise(best: Summary, rows: Sequence[Summary], timed: Sequence[Summary], what: str) -> str:
-    contenders = [row for row in timed if not row.idle]
-    clock = " (simulated)" if best.clock == "simulated" else ""
-    when = f"after {_time(best)}".replace("after ≤", "within")
-    first = f"{best.label} held {what} {when}{clock}"
-    after = [row for row in contenders if row is not best and is_sooner(best, row)]
-    references = [row for name in REFERENCES for row in after if row.strategy == name]
-    if references:
-        first += ", " + words.join_names([_factor(best, row) for row in references])
-    elif after:
-        first += f", before {words.join_names([row.label for row in after])}"
-    first += _beside(best, rows, timed)
-    if len(rows) == 1:
-        return f"{first}."
-    if best.seeds == 1:
-        return f"In this run {first} (one seed)."
-    return f"{first} (mean of {best.seeds} seeds)."
+def _references(rows: Sequence[Summary]) -> list[Summary]:
+    return [row for name in REFERENCES for row in rows if row.strategy == name]
 
 
 _NEAR_TURN = 10.0
 """How many times slower or faster links are looked at: what was measured varies by less."""
 
 
-def _turn(best: Summary, standing: Sequence[Summary], link_time: float) -> str:
+def _turn(best: Summary, standing: Sequence[Summary], link_time: float | None) -> str:
     """At which link time another row would be first, if computing takes what it took here."""
+    if link_time is None:
+        return ""
     turns = []
     for row in standing:
         if row is best or row.comm_seconds is None or best.comm_seconds is None:
@@ -312,32 +312,14 @@ def _turn(best: Summary, standing: Sequence[Summary], link_time: float) -> str:
         if (best.comm_seconds - row.comm_seconds) * (other - computing) > 0:
             factor = (other - computing) / (best.comm_seconds - row.comm_seconds)
             turns.append((abs(math.log(factor)), factor, row.label))
-    nearest = min(turns, default=None)
-    if nearest is None or nearest[0] > math.log(_NEAR_TURN):
+    nearest, factor, label = min(turns, default=(math.inf, 1.0, ""))
+    if nearest > math.log(_NEAR_TURN):
         return ""
-    _, factor, label = nearest
     return (
         f" Computing was measured here: {label} would be first where a matching takes "
         f"{'more' if factor > 1 else 'less'} than {words.seconds(factor * link_time)} "
         f"(it takes {words.seconds(link_time)} here)."
     )
-
-
-def _beside(best: Summary, rows: Sequence[Summary], timed: Sequence[Summary]) -> str:
-    """What a sceptic would ask: what was sooner and is not ranked, what never got there."""
-    said = ""
-    for row in timed:
-        if not row.idle and not is_sooner(best, row) and (other := _worse_than(row, rows)):
-            how = "sooner" if is_sooner(row, best) else "as soon"
-            said += f"; {row.label} was {how}, {_time(row)}, and {_less_accurate(row, other)}: "
-            said += "not ranked"
-    for idle in _idle_first(best, timed)[:1]:
-        said += (
-            f"; {idle.label} held it without communicating, but is less accurate in the end "
-            f"({words.percent(idle.test_accuracy)} against {words.percent(best.test_accuracy)})"
-        )
-    missed = [r.label for r in rows if r.strategy in REFERENCES and r.time_to_target is None]
-    return f"{said}; {words.join_names(missed)} never held it" if missed else said
 
 
 def _time(row: Summary) -> str:
@@ -354,12 +336,13 @@ def _factor(best: Summary, other: Summary) -> str:
     return f"{ratio:.3g}× sooner than {other.label}"
 
 
-def _plain(rows: Sequence[Summary]) -> str:
+def _ends(rows: Sequence[Summary]) -> str:
+    """How far the runs went, and which diverged."""
     least, most = (choose(row.epochs for row in rows) for choose in (min, max))
     epochs = f"{most:g} epoch{'' if most == 1 else 's'}"
     span = epochs if least == most else f"{least:g} to {epochs}"
     said = f"{count_noun(len(rows), 'run')} of {span}"
     lost = [row.label for row in rows if row.diverged_at is not None]
     if len(lost) == len(rows) > 1:
-        return f"{said}; all diverged."
-    return f"{said}; {words.join_names(lost)} diverged." if lost else f"{said}."
+        return f"{said}; all diverged"
+    return f"{said}; {words.join_names(lost)} diverged" if lost else said
