@@ -31,7 +31,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from itertools import accumulate
+from itertools import accumulate, zip_longest
 from typing import TypeAlias
 
 from matcha._io.tables import count_noun
@@ -96,26 +96,33 @@ class Base(Strategy):
         Base 2 is one matching per round and mixes pairwise. In larger bases all of a group average
         at once, by Laplacian mixing; they are left out where pairwise mixing is asked for.
         """
-        m = request.topology.num_workers
-        larger = range(3, min(LARGEST_BASE, m) + 1) if request.mixing == "laplacian" else range(0)
-        powers = [b for b in range(LARGEST_BASE + 1, m) if is_power(m, b)] if larger else []
-        tried, found = [2, *larger, *powers], []
-        lacking: object = None
-        for b in tried:
-            rounds = base_rounds(m, b)
-            missing = missing_link(request.topology, _matchings_of(rounds))
-            if missing is None:
-                time = sum(request.timing.round_time(round_) for round_ in _matchings_of(rounds))
-                found.append((time, b, rounds))
-            lacking = lacking or missing
-        if not found:
+        m, tried = request.topology.num_workers, [2]
+        if request.mixing == "laplacian":
+            tried += [b for b in range(3, m + 1) if b <= LARGEST_BASE or (b < m and is_power(m, b))]
+        sequences = {b: base_rounds(m, b) for b in tried}
+        groups = {
+            b: tuple(tuple(map(tuple, round_)) for round_ in rounds)
+            for b, rounds in sequences.items()
+        }
+        lacking = [missing_link(request.topology, groups[b]) for b in tried]
+        able = [b for b, missing in zip(tried, lacking, strict=True) if missing is None]
+        if not able:
             raise InputError(
                 f"the topology lacks links of every sequence for {m} workers (bases "
-                f"{', '.join(map(str, tried))}; of base 2 the link {lacking}): add links, or use "
-                "greedy, which works anywhere."
+                f"{', '.join(map(str, tried))}; of base 2 the link {lacking[0]}): add links, or "
+                "use greedy, which works anywhere."
             )
-        _, b, rounds = min(found, key=lambda known: known[:2])
-        return _base_plan(request, b, rounds)
+        b = min(able, key=lambda b: sum(map(request.timing.round_time, groups[b])))
+        weights = tuple(tuple(links.values()) for round_ in sequences[b] for links in round_)
+        alike = {w for shares in weights for w in shares} == {1 / b}
+        note = f"exact consensus after {count_noun(len(groups[b]), 'round')} of base {b}"
+        return repeat_rounds(
+            replace(request, mixing="pairwise") if b == 2 else request,
+            groups[b],
+            alpha=1 / b,
+            note=f"{note}." if alike else f"{note}, with a weight a link.",
+            weights=None if alike else weights,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,26 +269,6 @@ def repeat_rounds(
 # -- base b ---------------------------------------------------------------------------------------
 
 
-def _base_plan(request: Request, b: int, rounds: Sequence[Exchanges]) -> Plan:
-    weights = tuple(tuple(links.values()) for round_ in rounds for links in round_)
-    alike = {w for shares in weights for w in shares} == {1 / b}
-    note = f"exact consensus after {count_noun(len(rounds), 'round')} of base {b}"
-    return repeat_rounds(
-        replace(request, mixing="pairwise") if b == 2 else request,
-        _matchings_of(rounds),
-        alpha=1 / b,
-        note=f"{note}." if alike else f"{note}, with a weight a link.",
-        weights=None if alike else weights,
-    )
-
-
-def _matchings_of(rounds: Sequence[Exchanges]) -> tuple[tuple[Matching, ...], ...]:
-    return tuple(tuple(tuple(links) for links in round_) for round_ in rounds)
-
-
-# -- the sequences ------------------------------------------------------------------------------
-
-
 def base_rounds(num_workers: int, base: int) -> tuple[Exchanges, ...]:
     """Rounds after which all workers hold the mean, at most base − 1 partners per worker in each.
 
@@ -296,9 +283,7 @@ def base_rounds(num_workers: int, base: int) -> tuple[Exchanges, ...]:
     if num_workers < 2 or base < 2:
         raise InputError(f"{num_workers} workers in base {base}: both are at least 2.")
     ways = [_sums(list(range(num_workers)), base)]
-    smooth = 1
-    for factor in _factors(num_workers, base, partial=True):
-        smooth *= factor
+    smooth = math.prod(_factors(num_workers, base))
     if 1 < smooth < num_workers:
         size = num_workers // smooth
         groups = [list(range(g * size, (g + 1) * size)) for g in range(smooth)]
@@ -315,19 +300,13 @@ def is_power(number: int, base: int) -> bool:
     >>> is_power(27, 3), is_power(12, 3)
     (True, False)
     """
-    while number % base == 0:
-        number //= base
-    return number == 1
+    return bool(number == base ** round(math.log(number, base)))
 
 
-def _factors(number: int, base: int, *, partial: bool = False) -> list[int]:
-    """Factors of at most the base, largest first; what has none is left out, if it may be."""
+def _factors(number: int, base: int) -> list[int]:
+    """Factors of at most the base, largest first; what has none is left out."""
     found = []
-    while number > 1:
-        factor = next((f for f in range(min(base, number), 1, -1) if number % f == 0), None)
-        if factor is None:
-            assert partial
-            break
+    while factor := next((f for f in range(min(base, number), 1, -1) if number % f == 0), 0):
         found.append(factor)
         number //= factor
     return found
@@ -387,19 +366,13 @@ def _digits(number: int, base: int) -> list[tuple[int, int]]:
 
 def _run_together(ways: Sequence[list[Exchanges]]) -> list[Exchanges]:
     """Rounds of disjoint workers side by side."""
-    longest = max(len(way) for way in ways)
-    rounds = (_join_rounds([way[n] for way in ways if n < len(way)]) for n in range(longest))
-    return [round_ for round_ in rounds if round_]
+    return [_join_rounds(parts) for parts in zip_longest(*ways, fillvalue=[]) if any(parts)]
 
 
 def _join_rounds(parts: Iterable[Exchanges]) -> Exchanges:
-    joined: Exchanges = []
-    for part in parts:
-        for n, links in enumerate(part):
-            if n == len(joined):
-                joined.append({})
-            joined[n] |= links
-    return [links for links in joined if links]
+    """One round of several of disjoint workers: their first matchings together, and so on."""
+    days: Iterable[Iterable[dict[Link, float]]] = zip_longest(*parts, fillvalue={})
+    return [dict(link for links in day for link in links.items()) for day in days]
 
 
 def _link(a: int, b: int) -> Link:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from matcha.errors import InputError, PlanError
 from matcha.matchings import decompose
@@ -238,7 +238,13 @@ class Rounds(Strategy):
     def build(self, request: Request) -> Plan:
         if self.rounds is None:
             raise InputError("the rounds strategy needs rounds=[[[(i, j), …], …], …].")
-        rounds = _check_rounds(request.topology, self.rounds, push=request.mixing == "push")
+        push = request.mixing == "push"
+        try:
+            rounds = tuple(sort_pairs(round_, push=push) for round_ in self.rounds)
+        except TypeError:
+            raise PlanError("rounds are lists of matchings, [[[(i, j), …], …], …].") from None
+        listed = tuple(links for round_ in rounds for links in round_)
+        check_matchings(request.topology, listed, push=push)
         places: dict[Matching, int] = {}
         cycle = tuple(
             tuple(places.setdefault(matching, len(places)) for matching in round_)
@@ -334,19 +340,6 @@ def _averages(request: Request, period: int, full_time: float) -> Plan:
     )
 
 
-def _check_rounds(
-    topology: Topology, given: Any, *, push: bool
-) -> tuple[tuple[Matching, ...], ...]:
-    """The rounds with sorted pairs (messages, for push), verified against the topology."""
-    try:
-        rounds = tuple(sort_pairs(round_, push=push) for round_ in given)
-    except TypeError:
-        raise PlanError("rounds are lists of matchings, [[[(i, j), …], …], …].") from None
-    matchings = tuple(links for round_ in rounds for links in round_)
-    check_matchings(topology, matchings, push=push)
-    return rounds
-
-
 def _laplacian_weight(rounds: Iterable[tuple[Matching, ...]]) -> float:
     """1 / (1 + the largest degree in a round): no worker's own weight goes below zero."""
     met = (Counter(w for links in round_ for link in links for w in link) for round_ in rounds)
@@ -367,30 +360,24 @@ def spanning_tree(topology: Topology) -> tuple[Link, ...]:
     m = topology.num_workers
     roots = range(0, m, max(1, m // _ROOTS))
     for most in range(3, m + 3):
-        trees = [tree for root in roots if len(tree := _grow(topology, root, most)) == m - 1]
+        grown = (_grow(topology, root, most) for root in roots)
+        trees = [(depth, links) for depth, links in grown if len(links) == m - 1]
         if trees:
             break
-    return tuple(sorted((min(a), max(a)) for a in min(trees, key=_depth)))
+    _, lowest = min(trees, key=lambda tree: tree[0])
+    return tuple(sorted((min(link), max(link)) for link in lowest))
 
 
-def _grow(topology: Topology, root: int, most: int) -> list[Link]:
-    """Links (parent, child), breadth first, with at most so many per worker."""
+def _grow(topology: Topology, root: int, most: int) -> tuple[int, list[Link]]:
+    """A tree grown breadth first, with at most so many links per worker: its depth, its links."""
     links: list[Link] = []
-    free, queue, reached = {root: most}, [root], {root}
+    depth, free, queue = {root: 0}, {root: most}, [root]
     for parent in queue:
         for child in topology.neighbors(parent):
-            if child not in reached and free[parent]:
+            if child not in depth and free[parent]:
                 links.append((parent, child))
-                reached.add(child)
                 queue.append(child)
+                depth[child] = depth[parent] + 1
                 free[parent] -= 1
                 free[child] = most - 1
-    return links
-
-
-def _depth(links: list[Link]) -> int:
-    """How many links the farthest worker is from the root."""
-    depth: dict[int, int] = {}
-    for parent, child in links:
-        depth[child] = depth.get(parent, 0) + 1
-    return max(depth.values(), default=0)
+    return max(depth.values()), links

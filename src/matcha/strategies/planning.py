@@ -22,7 +22,7 @@ from matcha.strategies.matcha import Matcha
 from matcha.strategies.registry import STRATEGIES, as_strategy, strategy_with
 from matcha.strategies.strategy import Builder, Request, Strategy, sort_pairs
 from matcha.timing import Timing, default_timing
-from matcha.topology import Link, Topology
+from matcha.topology import Link, Topology, parts_of
 from matcha.topology.families import TopologyLike, as_topology
 from matcha.wires import Float, TopK, Wire, needs_meetings, parse_wire
 from matcha.wires.wire import budget_over, timing_over
@@ -74,12 +74,20 @@ def plan(
     2.0
     """
     topology = as_topology(topology)
-    chosen = _resolve(strategy, has_matchings=matchings is not None)
-    message, whole = parse_wire(wire), timing or default_timing(topology)
-    message = _own_wire(chosen, message)
+    if strategy is None:
+        strategy = Greedy() if matchings is None else Matcha()
+    chosen, own = as_strategy(strategy), None
+    split = getattr(chosen, "decomposition", "matchings")
+    if matchings is not None and split != "matchings":
+        raise InputError(f"decomposition={split!r} and matchings were both given: leave one out.")
+    message, whole = _own_wire(chosen, parse_wire(wire)), timing or default_timing(topology)
     mixing = _resolve_mixing(chosen, topology, message)
     asked = check_budget(budget)
     _check_wire(chosen, mixing, message)
+    weights = _resolve_weights(chosen, mixing, topology)
+    if matchings is not None:
+        own = sort_pairs(matchings)
+        check_decomposition(topology, own)
     request = Request(
         topology=topology,
         budget=budget_over(topology, whole, message, asked),
@@ -87,14 +95,11 @@ def plan(
         seed=check_seed(seed),
         mixing=mixing,
         timing=timing_over(whole, message),
+        matchings=own,
         alpha=getattr(chosen, "alpha", None),
-        weights=_resolve_weights(chosen, mixing, topology),
+        weights=weights,
         progress=progress,
     )
-    if matchings is not None:
-        own = sort_pairs(matchings)
-        check_decomposition(topology, own)
-        request = replace(request, matchings=own)
     made = chosen.build(request)
     if not isinstance(made, Plan):
         raise InputError(
@@ -108,18 +113,6 @@ def plan(
 
 
 # -- what was given, checked ----------------------------------------------------------------------
-
-
-def _resolve(strategy: str | Strategy | Builder | None, *, has_matchings: bool) -> Strategy:
-    if strategy is None:
-        return Matcha() if has_matchings else Greedy()
-    chosen = as_strategy(strategy)
-    decomposition = getattr(chosen, "decomposition", "matchings")
-    if has_matchings and decomposition != "matchings":
-        raise InputError(
-            f"decomposition={decomposition!r} and matchings were both given: leave one out."
-        )
-    return chosen
 
 
 def _resolve_mixing(chosen: Strategy, topology: Topology, wire: Wire) -> Mixing:
@@ -237,22 +230,17 @@ def check_followable(plan: PlanLike) -> None:
 def is_off(plan: Plan, seconds: Mapping[Link, float], *, least: float = 0.0) -> bool:
     """Whether a link takes half as long again as the plan was made for, or less by as much.
 
-    Only how links compare counts: a network that is slower as a whole asks for the same plan.
-
-    Args:
-        plan: The plan in force.
-        seconds: What a meeting over each link takes now.
-        least: Seconds per iteration by which a link must be off, as often as it is used (or, where
-            it is hardly used, as a typical one is), so that small differences do not count.
+    Only how links compare counts: a network that is slower as a whole asks for the same plan. By
+    at least so many seconds per iteration must a link be off, as often as it is used (or, where
+    it is hardly used, as a typical one is), so that small differences do not count.
     """
-    planned, pace, uses = _planned_times(plan), _pace(plan, seconds), plan.process.link_uses
+    (_, planned), uses = _at_pace(plan, seconds), plan.process.link_uses
     typical = statistics.fmean(uses.values())
-    for link, now in seconds.items():
-        then = pace * planned[link]
-        weighs = max(uses[link], typical) * abs(now - then)
-        if (now > _OFF * then or then > _OFF * now) and weighs >= least:
-            return True
-    return False
+    return any(
+        max(now, planned[link]) > _OFF * min(now, planned[link])
+        and max(uses[link], typical) * abs(now - planned[link]) >= least
+        for link, now in seconds.items()
+    )
 
 
 def next_stage(plan: Plan | StagedPlan, seconds: Mapping[Link, float], start: int) -> StagedPlan:
@@ -292,11 +280,18 @@ def in_stages(plan: Plan | StagedPlan) -> StagedPlan:
 def next_level(first: Plan, seconds: Mapping[Link, float]) -> Plan:
     """The plan of `next_stage` by itself, from the plan that was asked for first."""
     check_followable(first)
-    planned, pace = _planned_times(first), _pace(first, seconds)
+    pace, planned = _at_pace(first, seconds)
     share = first.wire.size_ratio()
-    times = [seconds.get(link, pace * planned[link]) for link in first.topology.links]
+    times = [seconds.get(link, planned[link]) for link in first.topology.links]
     topology = first.topology.with_link_times([t / share for t in times])
     return _plan_again(first, topology, first.process.gone, pace)
+
+
+def _at_pace(plan: Plan, seconds: Mapping[Link, float]) -> tuple[float, dict[Link, float]]:
+    """Seconds of what the plan calls a unit, by a typical link; and what links then should take."""
+    planned = {link: plan.timing.matching_time((link,)) for link in plan.topology.links}
+    pace = statistics.median(now / planned[link] for link, now in seconds.items())
+    return pace, {link: pace * time for link, time in planned.items()}
 
 
 def check_growable(plan: PlanLike) -> None:
@@ -381,31 +376,21 @@ def with_events(plan: PlanLike, events: Events) -> PlanLike:
 
 def _extend(topology: Topology, joined: Mapping[Link, float | None], there: set[int]) -> Topology:
     """The topology with further links, and those that join what would fall apart."""
-    times: dict[Link, float | None] = dict.fromkeys(topology.links)
-    if topology.link_times is not None:
-        times = dict(zip(topology.links, topology.link_times, strict=True))
-    times |= joined
+    old = topology.link_times or [None] * len(topology.links)
+    times = dict(zip(topology.links, old, strict=True)) | dict(joined)
     number = 1 + max(topology.num_workers - 1, *there)
-    parts = _parts(there, [link for link in times if there.issuperset(link)])
-    for before, after in itertools.pairwise(parts):
-        times.setdefault((before[0], after[0]), None)
+    part = parts_of([link for link in times if there.issuperset(link)], number)
+    lowest = {part[worker]: worker for worker in sorted(there, reverse=True)}
+    for link in itertools.pairwise(sorted(lowest.values())):
+        times.setdefault(link, None)
     linked = {worker for link in times for worker in link}
     for worker in set(range(number)) - linked:  # a number that was left out has a link to nowhere
         times[min(there - {worker}), worker] = None
-    links, known = sorted(times), [time for time in times.values() if time is not None]
-    usual = statistics.median(known) if topology.link_times is not None else None
-    seconds = None if usual is None else [times[link] or usual for link in links]
-    return Topology.from_links(links, number, link_times=seconds, name=topology.name)
-
-
-def _parts(workers: Iterable[int], links: Iterable[Link]) -> list[list[int]]:
-    """The parts into which workers fall, each sorted, by their lowest worker."""
-    part = {worker: [worker] for worker in workers}
-    for i, j in links:
-        if part[i] is not part[j]:
-            joint = sorted(part[i] + part[j])
-            part |= dict.fromkeys(joint, joint)
-    return sorted({some[0]: some for some in part.values()}.values())
+    seconds = None
+    if topology.link_times is not None:
+        usual = statistics.median(time for time in times.values() if time is not None)
+        seconds = {link: time or usual for link, time in times.items()}
+    return Topology.from_links(times, number, link_times=seconds, name=topology.name)
 
 
 def _plan_again(first: Plan, topology: Topology, gone: frozenset[int], pace: float = 1.0) -> Plan:
@@ -415,12 +400,14 @@ def _plan_again(first: Plan, topology: Topology, gone: frozenset[int], pace: flo
         raise InputError("a plan is for at least two workers, but fewer would be left.")
     near = topology
     if gone:
-        places = {worker: place for place, worker in enumerate(there)}
-        kept = [n for n, link in enumerate(topology.links) if not gone.intersection(link)]
-        links = [(places[i], places[j]) for i, j in (topology.links[n] for n in kept)]
-        times = topology.link_times
-        seconds = None if times is None else [times[n] for n in kept]
-        near = Topology.from_links(links, len(there), link_times=seconds, name=topology.name)
+        place, times = {worker: n for n, worker in enumerate(there)}, topology.link_times
+        kept = [n for n, link in enumerate(topology.links) if gone.isdisjoint(link)]
+        near = Topology.from_links(
+            [(place[i], place[j]) for i, j in (topology.links[n] for n in kept)],
+            len(there),
+            link_times=None if times is None else [times[n] for n in kept],
+            name=topology.name,
+        )
     whole = plan(near, 1.0, "vanilla").expected_comm_time
     budget = min(1.0, first.expected_comm_time * pace / whole)
     strategy = strategy_with(first.strategy, mixing=first.mixing)
@@ -439,14 +426,3 @@ def answer() -> None:
     plan, links = json.load(sys.stdin)
     seconds = {(i, j): s for i, j, s in links}
     json.dump(next_level(Plan.from_json(plan), seconds).to_json(), sys.stdout)
-
-
-def _planned_times(plan: Plan) -> dict[Link, float]:
-    """What the plan was made for: each link's time, in its own unit."""
-    return {link: plan.timing.matching_time((link,)) for link in plan.topology.links}
-
-
-def _pace(plan: Plan, seconds: Mapping[Link, float]) -> float:
-    """Seconds of what the plan calls a unit, by a typical link."""
-    planned = _planned_times(plan)
-    return statistics.median(now / planned[link] for link, now in seconds.items())

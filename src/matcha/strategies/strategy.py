@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from functools import cached_property
-from itertools import chain, repeat
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
@@ -105,7 +104,7 @@ class Strategy(ABC):
         for option in self.options():
             value = getattr(self, option)
             if value is not None and option in _CHECKS:
-                object.__setattr__(self, option, _CHECKS[option](self, value))
+                object.__setattr__(self, option, _CHECKS[option](self, option, value))
 
     @classmethod
     def options(cls) -> tuple[str, ...]:
@@ -151,22 +150,18 @@ class OwnStrategy(Strategy):
 # -- options, checked -----------------------------------------------------------------------------
 
 
-def _check_mixing(strategy: Strategy, mixing: Any) -> Any:
-    if _check_name("mixing", mixing, MIXINGS) not in strategy.mixings:
+def _check_name(strategy: Strategy, kind: str, name: Any) -> Any:
+    if name not in _NAMES[kind]:
+        raise unknown_name(kind, str(name), _NAMES[kind])
+    if kind == "mixing" and name not in strategy.mixings:
         raise InputError(
             f"the {strategy.name} strategy has {' or '.join(strategy.mixings)} mixing, not "
-            f"{mixing}: leave mixing out, or choose another strategy."
+            f"{name}: leave mixing out, or choose another strategy."
         )
-    return mixing
-
-
-def _check_name(kind: str, name: Any, known: Sequence[Any]) -> Any:
-    if name not in known:
-        raise unknown_name(kind, str(name), known)
     return name
 
 
-def _check_alpha(strategy: Strategy, alpha: Any) -> Alpha:
+def _check_alpha(strategy: Strategy, _: str, alpha: Any) -> Alpha:
     if getattr(strategy, "weights", None) is not None:
         raise InputError("alpha and weights were both given: leave one out.")
     if alpha == "rho" and strategy.mixings[0] != "laplacian":
@@ -180,23 +175,26 @@ def _check_alpha(strategy: Strategy, alpha: Any) -> Alpha:
     return float(alpha)
 
 
-def _check_probabilities(strategy: Strategy, given: Any) -> tuple[float, ...]:
+def _check_probabilities(_: Strategy, __: str, given: Any) -> tuple[float, ...]:
     try:
         return tuple(float(p) for p in given)
     except (TypeError, ValueError):
         raise InputError("probabilities are a list of numbers, one per matching.") from None
 
 
-def _check_period(_: Strategy, period: Any) -> int:
+def _check_period(_: Strategy, __: str, period: Any) -> int:
     if isinstance(period, bool) or not isinstance(period, int) or period < 1:
         raise InputError(f"period is {period!r}, but it is a whole number from 1 up.")
     return period
 
 
-_CHECKS: Mapping[str, Callable[[Strategy, Any], Any]] = {
-    "mixing": _check_mixing,
-    "effort": lambda _, effort: _check_name("effort", effort, EFFORTS),
-    "decomposition": lambda _, name: _check_name("decomposition", name, DECOMPOSITIONS),
+_NAMES: Mapping[str, tuple[str, ...]] = {
+    "mixing": MIXINGS,
+    "effort": EFFORTS,
+    "decomposition": DECOMPOSITIONS,
+}
+_CHECKS: Mapping[str, Callable[[Strategy, str, Any], Any]] = {
+    **dict.fromkeys(_NAMES, _check_name),
     "alpha": _check_alpha,
     "probabilities": _check_probabilities,
     "period": _check_period,
@@ -221,25 +219,20 @@ def assemble_plan(
 ) -> Plan:
     """The plan that a strategy arrived at, with what its user should know in its notes.
 
-    Args:
-        request: What was asked for; own weights take the place of the strategy's.
-        schedule: When matchings are active.
-        alpha: The strategy's mixing weight.
-        matchings: By default those of a full exchange.
-        weights: One for each link of each matching, where they differ.
-        budget: The plan's, where not the one asked for.
-        figures: `rho`, `algebraic_connectivity`, `consensus_error` as far as found on the way.
-        certificate: Of the probabilities.
-        notes: What only the strategy knows.
-        beside_periodic: Note where periodic communication would contract faster.
+    Matchings and budget are those of the request, where no others are given; the user's own weights
+    take the place of the strategy's. Figures are those of `RoundProcess.remember` that were found
+    on the way. `beside_periodic` notes where periodic communication would contract faster.
     """
-    known, matchings = dict(figures), matchings or request.colors
+    known, matchings, remarks = dict(figures), matchings or request.colors, list(notes)
     if isinstance(request.alpha, float):
-        own = f"the mixing weight {request.alpha:.4g} is yours; {alpha:.4g} was found best."
-        alpha, weights, known, notes = request.alpha, None, {}, (*notes, own)
+        remarks.append(
+            f"the mixing weight {request.alpha:.4g} is yours; {alpha:.4g} was found best."
+        )
+        alpha, weights, known = request.alpha, None, {}
     if request.weights is not None:
         weights = tuple(tuple(request.weights[e] for e in links) for links in matchings)
-        known, notes = {}, (*notes, "the weights of links are yours.")
+        known = {}
+        remarks.append("the weights of links are yours.")
     process = RoundProcess(
         topology=request.topology,
         matchings=matchings,
@@ -251,7 +244,7 @@ def assemble_plan(
     if request.alpha == "error":
         best = best_for_error(process)
         if best is None:
-            notes = (*notes, "the mixing weight is the best for rho: too many workers for another.")
+            remarks.append("the mixing weight is the best for rho: too many workers for another.")
         elif best != process.alpha:
             process = replace(process, alpha=best)
             known = {k: v for k, v in known.items() if k == "algebraic_connectivity"}
@@ -262,9 +255,22 @@ def assemble_plan(
         timing=request.timing,
         num_colors=len(request.colors),
         certificate=certificate,
-        notes=notes,
     )
-    return _add_notes(plan, request.full_time if beside_periodic else None)
+    own = plan.smallest_self_weight
+    if own < -1e-12:
+        remarks.append(
+            f"a worker may give its own model the weight {own:.3f}, below zero: such mixing "
+            "extrapolates and can diverge at large learning rates."
+        )
+    if beside_periodic and plan.num_workers <= _COMPARED_UP_TO:
+        spent = min(1.0, plan.expected_comm_time / request.full_time)
+        other = periodic_contraction(plan.topology, spent).rho
+        if other < plan.rho - 1e-9:
+            remarks.append(
+                "periodic communication contracts faster here in the same time: "
+                f"rho {other:.4f} instead of {plan.rho:.4f}."
+            )
+    return replace(plan, notes=tuple(remarks))
 
 
 def best_for_error(process: RoundProcess) -> float | None:
@@ -324,25 +330,6 @@ def sort_pairs(given: Any, *, push: bool = False) -> tuple[Matching, ...]:
         ) from None
 
 
-def _add_notes(plan: Plan, full_time: float | None) -> Plan:
-    notes = list(plan.notes)
-    own = plan.smallest_self_weight
-    if own < -1e-12:
-        notes.append(
-            f"a worker may give its own model the weight {own:.3f}, below zero: such mixing "
-            "extrapolates and can diverge at large learning rates."
-        )
-    if full_time is not None and plan.num_workers <= _COMPARED_UP_TO:
-        spent = min(1.0, plan.expected_comm_time / full_time)
-        other = periodic_contraction(plan.topology, spent).rho
-        if other < plan.rho - 1e-9:
-            notes.append(
-                "periodic communication contracts faster here in the same time: "
-                f"rho {other:.4f} instead of {plan.rho:.4f}."
-            )
-    return replace(plan, notes=tuple(notes))
-
-
 # -- pacing: communication time is spent as it accrues, iteration by iteration ---------------------
 
 
@@ -374,18 +361,20 @@ def unroll(turns: Iterable[tuple[int, tuple[int, ...]]]) -> tuple[tuple[int, ...
     """
     turns = list(turns)
     check_storable(sum(iterations for iterations, _ in turns))
-    return tuple(
-        round_
-        for iterations, active in turns
-        for round_ in chain(repeat((), iterations - 1), (active,))
-    )
+    rounds: list[tuple[int, ...]] = []
+    for iterations, active in turns:
+        rounds += [()] * (iterations - 1)
+        rounds.append(active)
+    return tuple(rounds)
 
 
 def check_storable(rounds: int) -> None:
     """Refuse a plan of more rounds than it may store."""
     if rounds > LONGEST_CYCLE:
+        # Floats end at 1e308.
+        many = f"{rounds:,}" if rounds < 10**9 else f"about 1e{len(str(rounds)) - 1}"
         raise InputError(
-            f"at this budget the plan repeats after {_short(rounds)} iterations, more than the "
+            f"at this budget the plan repeats after {many} iterations, more than the "
             f"{LONGEST_CYCLE:,} that it can store: raise the budget, or use matcha or periodic, "
             "which store none."
         )
@@ -399,8 +388,3 @@ def simple(share: Fraction, largest: int) -> Fraction:
     """
     found = share.limit_denominator(largest)
     return found if abs(found - share) < share / 10**9 else share
-
-
-def _short(number: int) -> str:
-    """A whole number in words, however large: floats end at 1e308."""
-    return f"{number:,}" if number < 10**9 else f"about 1e{len(str(number)) - 1}"

@@ -438,12 +438,17 @@ def _check_links(topology: Topology) -> None:
 
 def joins_all(ends: npt.ArrayLike, num_workers: int, *, strong: bool = False) -> bool:
     """Whether links, as rows (i, j), lead from every worker to every other; `strong`: one way."""
+    return not parts_of(ends, num_workers, strong=strong).any()
+
+
+def parts_of(ends: npt.ArrayLike, num_workers: int, *, strong: bool = False) -> Any:
+    """Which of the parts that links join each worker is in, numbered from 0."""
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
     i, j = np.asarray(ends, dtype=np.int64).reshape(-1, 2).T
     graph = coo_array((np.ones(len(i)), (i, j)), shape=(num_workers, num_workers))
-    return int(connected_components(graph, directed=strong, connection="strong")[0]) == 1
+    return connected_components(graph, directed=strong, connection="strong")[1]
 
 
 def _check_connected(topology: Topology) -> None:

@@ -32,7 +32,7 @@ def test_refinement_descends_and_keeps_matchings(weight):
     start = Candidate(
         network=net, matchings=tuple(chosen), costs=(Fraction(1),) * 12, weight=weight
     ).with_error()
-    better = descend(start)
+    better = descend(start, 12)
     assert better.error < 0.9 * start.error
     assert better.error == pytest.approx(better.with_error().error)
     for matching in better.matchings:

@@ -36,9 +36,9 @@ def test_windows_waste_no_time_where_they_need_not():
 def test_it_is_never_worse_than_a_cycle_known_beforehand():
     cube = families.hypercube(3)
     net = network(cube, Fraction(1))
-    options = {"lengths": [4], "weights": (0.6,), "horizons": (0.0,), "refine": 0}
-    alone = search.best_cycle(net, **options).best.error
-    known = search.best_cycle(net, **options, starts=initial_cycles(cube, net)).best.error
+    options = search.Options(weights=(0.6,), horizons=(0.0,), refine=0, sweeps=0, kicks=0)
+    alone = search.best_cycle(net, options, [4])[0].error
+    known = search.best_cycle(net, options, [4], initial_cycles(cube, net))[0].error
     assert known == pytest.approx(doubling_bound(8, 1.0))
     assert known < alone
 
@@ -52,12 +52,11 @@ def test_a_known_cycle_that_leaves_nothing_is_not_searched_further():
 def test_the_cycle_costs_nothing_against_endless_greed():
     topology = families.paper("er16")
     net = network(topology, Fraction(4, 5))
-    price = search.heat_price(net, 0.0)
-    start = np.zeros((16, 16))
-    *_, warm = search.greedy_run(net, weight=0.5, price=price, start=start, count=40)
-    assert warm > 0
+    price, nothing = search.heat_price(net, 0.0), np.zeros((16, 16))
     # Endless: a long run, its beginning (from X = 0) drowned in the rest.
-    *_, endless = search.greedy_run(net, weight=0.5, price=price, start=start, count=1500)
+    endless = search.Covariance(net, 0.5, price, nothing)
+    matchings, _ = search.greedy_run(net, endless, 1500)
+    assert len(matchings) >= 1500
     plan = matcha.plan(topology, 0.1, Greedy(effort="none"))
-    assert plan.consensus_error <= 1.02 * endless
+    assert plan.consensus_error <= 1.02 * endless.error
     assert plan.alpha == 0.5

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cached_property
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from matcha.theory import cycles
 from matcha.theory.cycles import Step, Turn
 
 _MAX_CLASSES = 12
+_PRICES = np.array([0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 2.0])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,17 +41,20 @@ class Network:
     loads: Array | None = None
     """Seconds that each wire (row) is busy with a message over each link (column); a matching then
     takes as long as its busiest wire, where that is longer than its slowest link."""
-    seconds: Array = field(init=False, repr=False)
-    limits: tuple[Fraction, ...] = field(init=False, repr=False)
-    """Times up to which links are considered together: a quick matching leaves slow links out."""
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "seconds", np.array([float(t) for t in self.times]))
+    @cached_property
+    def seconds(self) -> Array:
+        """The time of each link as a float."""
+        return np.array([float(t) for t in self.times])
+
+    @cached_property
+    def limits(self) -> tuple[Fraction, ...]:
+        """Times up to which links are considered together: a quick matching has no slow links."""
         distinct = sorted(set(self.times))
-        if len(distinct) > _MAX_CLASSES:
-            places = np.linspace(0, len(distinct) - 1, _MAX_CLASSES).round().astype(int)
-            distinct = [distinct[place] for place in places]
-        object.__setattr__(self, "limits", tuple(distinct))
+        count = min(len(distinct), _MAX_CLASSES)
+        return tuple(
+            distinct[n] for n in np.linspace(0, len(distinct) - 1, count).round().astype(int)
+        )
 
     def cost(self, chosen: Indices) -> Fraction:
         """The time of a matching."""
@@ -61,17 +66,26 @@ class Network:
         busiest = Fraction(float(self.loads[:, chosen].sum(axis=1).max(initial=0.0)))
         return max(slowest, busiest.limit_denominator(10**9))
 
-    def options(self, gains: Array) -> Iterator[Indices]:
-        """Matchings worth comparing by gain per second: heaviest for some limit on the time."""
-        for limit in self.limits:
-            allowed = gains if limit == self.limits[-1] else gains * (self.seconds <= float(limit))
-            yield self.max_weight(allowed)
-        if self.loads is not None:
+    def best_by_time(
+        self, gains: Array, find: Callable[[Array], Indices] | None = None
+    ) -> Indices | None:
+        """The matching with the best gain for its time; None where no link gains.
+
+        Compared are the heaviest ones of all links up to each limit on the time, by `find` where
+        one is given. Only the exact search also looks at what wires that links share would cost.
+        """
+        weights = [np.where(self.seconds <= float(limit), gains, 0.0) for limit in self.limits]
+        if self.loads is not None and find is None:
             # A second on a wire has a price: the dearer it is, the fewer links queue there.
-            top = float(gains.max(initial=0.0))
-            for price in top * np.array([0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 2.0]):
-                queued = self.loads.sum(axis=0) / self.loads.max()
-                yield self.max_weight(gains - price * queued)
+            queued = self.loads.sum(axis=0) / self.loads.max()
+            weights += [gains - price * queued for price in gains.max(initial=0.0) * _PRICES]
+        best, best_rate = None, 0.0
+        for chosen in map(find or self.max_weight, weights):
+            if len(chosen):
+                rate = float(gains[chosen].sum()) / float(self.cost(chosen))
+                if rate > best_rate:
+                    best, best_rate = chosen, rate
+        return best
 
     def max_weight(self, weights: Array) -> Indices:
         """The matching of greatest total weight; of one-way links, the best permutation."""
@@ -116,10 +130,13 @@ class Candidate:
     def turns(self) -> list[Turn]:
         """The cycle with the ends of its matchings."""
         weights = self.weights or (None,) * len(self.matchings)
-        steps = [
-            self.network.ends(chosen, w) for chosen, w in zip(self.matchings, weights, strict=True)
-        ]
+        steps = list(map(self.network.ends, self.matchings, weights))
         return [(wait, [steps[n] for n in numbers]) for wait, numbers in self.numbers()]
+
+    def with_matchings(self, matchings: Iterable[Indices]) -> Candidate:
+        """The same with other matchings; its error is that of those before."""
+        chosen = tuple(matchings)
+        return replace(self, matchings=chosen, costs=tuple(map(self.network.cost, chosen)))
 
     def with_error(self) -> Candidate:
         """The same with its exact steady-state error."""

@@ -12,7 +12,6 @@ and replacing one by a better one lowers the error of the whole cycle.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -21,14 +20,13 @@ import numpy.typing as npt
 from matcha._numerics.spectra import Array, Indices
 from matcha.strategies.greedy.candidates import Candidate, Network
 from matcha.theory import cycles
+from matcha.topology import parts_of
 
-SWEEPS = 12
-"""At most how many passes over a cycle."""
 _HEAVIEST_WEIGHT = 0.95
 _DIGITS = 3  # of a weight: more do not matter, and would swell a plan
 
 
-def descend(candidate: Candidate, sweeps: int = SWEEPS) -> Candidate:
+def descend(candidate: Candidate, sweeps: int) -> Candidate:
     """Descend: replace matchings one at a time by better ones, and adjust the weight; repeat."""
     best = with_best_weight(candidate)
     for _ in range(sweeps):
@@ -50,8 +48,7 @@ def kick(candidate: Candidate, kicks: int, sweeps: int) -> Candidate:
             limit = float(best.costs[n % length])
             weights = np.where(network.seconds <= limit, 0.5 + rng.random(len(network.links)), 0.0)
             matchings[n % length] = network.max_weight(weights)
-        costs = tuple(network.cost(chosen) for chosen in matchings)
-        other = replace(best, matchings=tuple(matchings), costs=costs).with_error()
+        other = best.with_matchings(matchings).with_error()
         if math.isfinite(other.error):
             other = descend(other, sweeps)
         if other.error < best.error * (1 - 1e-9):
@@ -70,8 +67,7 @@ def with_best_weight(candidate: Candidate) -> Candidate:
     current = candidate.with_error()
     low, high = current.weight - 0.12, min(current.weight + 0.12, _HEAVIEST_WEIGHT)
     found = minimize_scalar(error, bounds=(low, high), method="bounded", options={"xatol": 2e-3})
-    # Three digits are all that matters, and read better in a plan.
-    other = replace(current, weight=round(float(found.x), 3)).with_error()
+    other = replace(current, weight=round(float(found.x), _DIGITS)).with_error()
     return other if other.error < current.error else current
 
 
@@ -90,99 +86,92 @@ def _sweep(candidate: Candidate) -> Candidate:
         X += iterations * noise
         for n in numbers:
             allowed = network.seconds <= float(candidate.costs[n])
-            better = _improve(network, X, prices[n], w, matchings[n], allowed)
+            better = _Cost(network, X, prices[n], w, allowed).improve(matchings[n])
             if network.loads is None or network.cost(better) <= candidate.costs[n]:
                 matchings[n] = better
             cycles.conjugate(X, network.ends(matchings[n]), w)
-    costs = tuple(network.cost(chosen) for chosen in matchings)
-    return replace(candidate, matchings=tuple(matchings), costs=costs)
+    return candidate.with_matchings(matchings)
 
 
-def _improve(
-    network: Network, X: Array, V: Array, w: float, current: Indices, allowed: npt.NDArray[np.bool_]
-) -> Indices:
-    """A matching that lowers ⟨V, A X A⟩, from two starts: the current and the heaviest one."""
-    i, j = network.links.T
-    edge = np.arange(len(i))
-    BX, BV = X[i] - X[j], network.sides(V)
-    linear = 2 * w * np.einsum("ek,ek->e", BX, BV)
-    linear[~allowed] = -np.inf
-    diagonal = w * w * (BX[edge, i] - BX[edge, j]) * network.across(BV)
+class _Cost:
+    """⟨V, A X A⟩ − ⟨V, X⟩ of a matching: −linear of its links, and what any two of them couple."""
 
-    def coupling(chosen: Indices) -> Array:
+    def __init__(
+        self, network: Network, X: Array, V: Array, w: float, allowed: npt.NDArray[np.bool_]
+    ) -> None:
+        i, j = network.links.T
+        self.network, self.w, self.allowed, self.edges = network, w, allowed, np.arange(len(i))
+        self.BX, self.BV = X[i] - X[j], network.sides(V)
+        self.linear = 2 * w * np.einsum("ek,ek->e", self.BX, self.BV)
+        self.linear[~allowed] = -np.inf
+        own = self.BX[self.edges, i] - self.BX[self.edges, j]
+        self.diagonal = w * w * own * network.across(self.BV)
+
+    def __call__(self, chosen: Indices) -> float:
+        return float(self.coupling(chosen)[chosen].sum() - self.linear[chosen].sum())
+
+    def coupling(self, chosen: Indices) -> Array:
         """w² (b_eᵀX b_f)(b_eᵀV b_f) for all links e and chosen links f."""
-        f, g = network.links[chosen].T
-        product: Array = w * w * (BX[:, f] - BX[:, g]) * network.across(BV, chosen)
-        return product
+        f, g = self.network.links[chosen].T
+        found: Array = self.w * self.w * (self.BX[:, f] - self.BX[:, g])
+        return found * self.network.across(self.BV, chosen)
 
-    def cost(chosen: Indices, Q: Array) -> float:
-        return float(Q[chosen].sum() - linear[chosen].sum())
+    def improve(self, current: Indices) -> Indices:
+        """A matching that costs less, from two starts: the current and the heaviest one."""
+        best, best_cost = current, self(current)
+        floor = 1e-9 * abs(best_cost)
+        for start in (current, self._heaviest(self.linear - self.diagonal)):
+            if not len(start):
+                continue
+            chosen, value = start, self(start)
+            for _ in range(4):
+                # Links are worth what they gain next to the links chosen now.
+                inside = np.where(np.isin(self.edges, chosen), self.diagonal, 0.0)
+                beside = self.coupling(chosen).sum(axis=1) - inside
+                other = self._heaviest(self.linear - self.diagonal - 2 * beside)
+                if not len(other) or (other_value := self(other)) >= value:
+                    break
+                chosen, value = other, other_value
+            if not self.network.directed:
+                chosen, value = self._swap(chosen, value, floor)
+            if value < best_cost - floor and len(chosen):
+                best, best_cost = chosen, value
+        return best
 
-    best, best_cost = current, cost(current, coupling(current))
-    floor = 1e-9 * abs(best_cost)
-    worth = np.where(allowed, linear - diagonal, 0.0)
-    for start in (current, network.max_weight(worth)):
-        if not len(start):
-            continue
-        chosen, value = start, cost(start, coupling(start))
-        for _ in range(4):
-            # Links are worth what they gain next to the links chosen now.
-            Q = coupling(chosen)
-            inside = np.isin(edge, chosen)
-            worth = linear - diagonal - 2 * (Q.sum(axis=1) - np.where(inside, diagonal, 0.0))
-            other = network.max_weight(np.where(allowed, worth, 0.0))
-            if not len(other):
+    def _heaviest(self, worth: Array) -> Indices:
+        return self.network.max_weight(np.where(self.allowed, worth, 0.0))
+
+    def _swap(self, chosen: Indices, value: float, floor: float) -> tuple[Indices, float]:
+        """Descend by single moves: add a link, dropping those in its way, or drop one."""
+        m, (i, j) = self.network.num_workers, self.network.links.T
+        for _ in range(2 * m):
+            size = len(chosen)
+            # Position of the chosen link at each worker; `size` is a ghost link that costs nothing.
+            owner = np.full(m, size)
+            owner[self.network.links[chosen].ravel()] = np.repeat(np.arange(size), 2)
+            Q = np.hstack([self.coupling(chosen), np.zeros((len(i), 1))])
+            within = np.vstack([Q[chosen], np.zeros(size + 1)])
+            drop = np.zeros(size + 1)
+            drop[:size] = self.linear[chosen] - 2 * within[:size].sum(axis=1)
+            drop[:size] += self.diagonal[chosen]
+            a, b = owner[i], owner[j]
+            change = self.diagonal - self.linear
+            change += 2 * (Q.sum(axis=1) - Q[self.edges, a] - Q[self.edges, b])
+            change += drop[a] + drop[b] + 2 * within[a, b]
+            change[chosen] = np.inf
+            add, remove = int(np.argmin(change)), int(np.argmin(drop[:size]))
+            if min(change[add], drop[remove]) >= -floor:
                 break
-            other_value = cost(other, coupling(other))
-            if other_value >= value:
+            if change[add] <= drop[remove]:
+                stay = np.delete(chosen, [k for k in {int(a[add]), int(b[add])} if k < size])
+                chosen = np.sort(np.append(stay, add))
+                value += float(change[add])
+            else:
+                chosen = np.delete(chosen, remove)
+                value += float(drop[remove])
+            if not len(chosen):
                 break
-            chosen, value = other, other_value
-        if not network.directed:
-            chosen, value = _swap(network, chosen, value, linear, diagonal, coupling, floor)
-        if value < best_cost - floor and len(chosen):
-            best, best_cost = chosen, value
-    return best
-
-
-def _swap(
-    network: Network,
-    chosen: Indices,
-    value: float,
-    linear: Array,
-    diagonal: Array,
-    coupling: Callable[[Indices], Array],
-    floor: float,
-) -> tuple[Indices, float]:
-    """Descend by single moves: add a link, dropping those in its way, or drop one."""
-    i, j = network.links.T
-    for _ in range(2 * network.num_workers):
-        Q = coupling(chosen)
-        size = len(chosen)
-        # Position of the chosen link at each worker; `size` is a ghost link that costs nothing.
-        owner = np.full(network.num_workers, size)
-        owner[network.links[chosen].ravel()] = np.repeat(np.arange(size), 2)
-        Q = np.hstack([Q, np.zeros((len(Q), 1))])
-        within = np.vstack([Q[chosen], np.zeros(size + 1)])
-        drop = np.zeros(size + 1)
-        drop[:size] = linear[chosen] - 2 * within[:size].sum(axis=1) + diagonal[chosen]
-        a, b = owner[i], owner[j]
-        edge = np.arange(len(i))
-        change = diagonal - linear + 2 * (Q.sum(axis=1) - Q[edge, a] - Q[edge, b])
-        change += drop[a] + drop[b] + 2 * within[a, b]
-        change[chosen] = np.inf
-        add, remove = int(np.argmin(change)), int(np.argmin(drop[:size]))
-        if min(change[add], drop[remove]) >= -floor:
-            break
-        if change[add] <= drop[remove]:
-            stay = np.delete(chosen, [k for k in {int(a[add]), int(b[add])} if k < size])
-            chosen = np.sort(np.append(stay, add))
-            value += float(change[add])
-        else:
-            chosen = np.delete(chosen, remove)
-            value += float(drop[remove])
-        if not len(chosen):
-            break
-    return chosen, value
+        return chosen, value
 
 
 # -- a weight for every link ----------------------------------------------------------------------
@@ -200,12 +189,11 @@ def optimize_weights(candidate: Candidate) -> Candidate:
 
     if not math.isfinite(candidate.error):
         return candidate
-    groups, sizes = _groups(candidate), [len(chosen) for chosen in candidate.matchings]
-    cuts = np.cumsum(sizes)[:-1]
+    groups = _groups(candidate)
+    cuts = np.cumsum([len(chosen) for chosen in candidate.matchings])[:-1]
 
     def spread(values: Array) -> Candidate:
-        weights = np.split(values[groups], cuts)
-        return replace(candidate, weights=tuple(weights))
+        return replace(candidate, weights=tuple(np.split(values[groups], cuts)))
 
     def objective(values: Array) -> tuple[float, Array]:
         error, gradient = _error_and_gradient(spread(values))
@@ -229,21 +217,12 @@ def _groups(candidate: Candidate) -> Indices:
     network, first, groups = candidate.network, 0, []
     for chosen in candidate.matchings:
         numbers = np.arange(len(chosen))
-        if network.directed and len(chosen):
-            numbers = _circles(network.links[chosen], network.num_workers)
+        if network.directed:
+            part = parts_of(network.links[chosen], network.num_workers)
+            numbers = np.unique(part[network.links[chosen, 0]], return_inverse=True)[1]
         groups.append(first + numbers)
         first += int(numbers.max(initial=-1)) + 1
     return np.concatenate(groups)
-
-
-def _circles(links: Indices, num_workers: int) -> Indices:
-    """Which circle each link (receiver, sender) of a permutation is a part of."""
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
-
-    graph = coo_array((np.ones(len(links)), links.T), shape=(num_workers, num_workers))
-    part = connected_components(graph, directed=False)[1]
-    return np.unique(part[links[:, 0]], return_inverse=True)[1]
 
 
 def _error_and_gradient(candidate: Candidate) -> tuple[float, Array]:
@@ -251,9 +230,8 @@ def _error_and_gradient(candidate: Candidate) -> tuple[float, Array]:
     turns, noise = candidate.turns(), cycles.centering(m)
     state = cycles.steady_state(turns, m, w)
     V = cycles.steady_adjoint(turns, m, w)
-    total = sum(len(chosen) for chosen in candidate.matchings)
     if state is None or V is None:
-        return 1e6, np.zeros(total)
+        return 1e6, np.zeros(sum(len(chosen) for chosen in candidate.matchings))
     prices = iter(cycles.price_after_each(turns, V, w))
     X, slopes = state.covariance.copy(), []
     for iterations, steps in turns:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -21,15 +22,20 @@ _TRIES = 4
 
 def initial_cycles(topology: Topology, network: Network) -> list[Candidate]:
     """A hypercube's, and where messages go one way those of hops."""
-    sequences: list[Sequence[Matching]] = []
-    cube = hypercube_matchings(topology.num_workers)
-    if not network.directed:
-        sequences.append(cube)
-    else:
-        sequences.append([both_ways(matching) for matching in cube])
-        sequences += _hops(topology, network)
-    found = [_candidate(network, sequence) for sequence in sequences if sequence]
-    return [candidate for candidate in found if candidate is not None]
+    sequences: list[Sequence[Matching]] = [hypercube_matchings(topology.num_workers)]
+    if network.directed:
+        sequences = [list(map(both_ways, sequences[0])), *_hops(topology, network)]
+    position, found = _positions(network), []
+    for sequence in sequences:
+        if sequence and all(link in position for matching in sequence for link in matching):
+            once = [np.array(sorted(position[link] for link in links)) for links in sequence]
+            # Repeated until the cycle's time is nearly whole iterations: little of the budget is
+            # lost, and no iteration has few matchings.
+            turn = sum(map(network.cost, once), start=Fraction(0)) / network.rate
+            turns = min(range(1, _MOST_TURNS + 1), key=lambda n: math.ceil(n * turn) / (n * turn))
+            cycle = Candidate(network=network, matchings=(), costs=(), weight=0.5)
+            found.append(cycle.with_matchings(once * turns).with_error())
+    return found
 
 
 def both_ways(matching: Matching) -> Matching:
@@ -39,24 +45,18 @@ def both_ways(matching: Matching) -> Matching:
 
 def as_circles(candidate: Candidate, network: Network) -> Candidate:
     """A cycle of matchings as one of messages: each exchange is a circle of two."""
-    pairs = [
-        [tuple(link) for link in candidate.network.links[chosen].tolist()]
-        for chosen in candidate.matchings
-    ]
     position = _positions(network)
     matchings, weights = [], []
-    for links, shares in zip(pairs, candidate.weights or (None,) * len(pairs), strict=True):
+    for n, chosen in enumerate(candidate.matchings):
+        links = candidate.network.links[chosen].tolist()
         arrows = [position[i, j] for i, j in links] + [position[j, i] for i, j in links]
         order = np.argsort(arrows)
         matchings.append(np.array(arrows, dtype=np.int64)[order])
-        weights.append(None if shares is None else np.concatenate([shares, shares])[order])
-    return Candidate(
-        network=network,
-        matchings=tuple(matchings),
-        costs=candidate.costs,
-        weight=candidate.weight,
-        weights=None if candidate.weights is None else tuple(w for w in weights if w is not None),
-    ).with_error()
+        if candidate.weights is not None:
+            weights.append(np.tile(candidate.weights[n], 2)[order])
+    return replace(
+        candidate, network=network, matchings=tuple(matchings), weights=tuple(weights) or None
+    )
 
 
 def _hops(topology: Topology, network: Network) -> Iterable[Sequence[Matching]]:
@@ -73,24 +73,6 @@ def _positions(network: Network) -> dict[tuple[int, int], int]:
     """The position of each link; of a message (sender, receiver) where messages go one way."""
     ends = network.links[:, ::-1] if network.directed else network.links
     return {(i, j): e for e, (i, j) in enumerate(ends.tolist())}
-
-
-def _candidate(network: Network, sequence: Sequence[Matching]) -> Candidate | None:
-    position = _positions(network)
-    if any(link not in position for matching in sequence for link in matching):
-        return None
-    once: list[Indices] = [
-        np.array(sorted(position[link] for link in matching), dtype=np.int64)
-        for matching in sequence
-    ]
-    # Repeated until the cycle's time is nearly whole iterations: little of the budget is lost, and
-    # no iteration has few matchings.
-    turn = sum((network.cost(chosen) for chosen in once), start=Fraction(0)) / network.rate
-    turns = min(range(1, _MOST_TURNS + 1), key=lambda n: math.ceil(n * turn) / (n * turn))
-    cycle = once * turns
-    costs = tuple(network.cost(chosen) for chosen in cycle)
-    found = Candidate(network=network, matchings=tuple(cycle), costs=costs, weight=0.5)
-    return found.with_error()
 
 
 # -- hops: rounds in which each worker sends to the one a fixed number of places further on --------
@@ -119,22 +101,22 @@ def hops_error(hops: Indices, num_workers: int, rate: Fraction) -> Array:
     # |½ + ½ exp(2πi hk/m)|² for each hop h and each wave k.
     shrink = np.cos(np.pi * np.outer(np.arange(m), k) / m) ** 2
     steps = [shrink[hops[:, n % length]] for n in range(count)]
-    state, factor = np.zeros((len(hops), m - 1)), np.ones((len(hops), m - 1))
-    for wait, numbers in turns:
-        state += wait
-        for n in numbers:
-            state *= steps[n]
-            factor *= steps[n]
+
+    def advance(state: Array) -> Array:
+        """Run the waves through one cycle in place; the sum of their sizes over its iterations."""
+        total = np.zeros(len(hops))
+        for wait, numbers in turns:
+            total += (wait - 1) * state.sum(axis=1) + (m - 1) * wait * (wait - 1) / 2
+            state += wait
+            for n in numbers:
+                state *= steps[n]
+            total += state.sum(axis=1)
+        return total
+
+    state, factor = np.zeros((len(hops), m - 1)), np.prod(steps, axis=0)
+    advance(state)
     state /= np.maximum(1 - factor, 1e-300)
-    total, iterations = np.zeros(len(hops)), 0
-    for wait, numbers in turns:
-        total += (wait - 1) * state.sum(axis=1) + (m - 1) * wait * (wait - 1) / 2
-        state += wait
-        for n in numbers:
-            state *= steps[n]
-        total += state.sum(axis=1)
-        iterations += wait
-    error: Array = total / (iterations * m)
+    error: Array = advance(state) / (sum(wait for wait, _ in turns) * m)
     return np.where(factor.max(axis=1) < 1 - 1e-12, error, np.inf)
 
 

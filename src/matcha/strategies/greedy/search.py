@@ -9,26 +9,36 @@ matchings leave of X, guessed from the graph here and known exactly in `descent`
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 from itertools import accumulate
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from matcha._numerics import ProgressCallback, stepper
 from matcha._numerics.spectra import Array, Indices, laplacian
 from matcha.strategies.greedy.candidates import Candidate, Network
-from matcha.strategies.greedy.descent import SWEEPS, descend, kick
+from matcha.strategies.greedy.descent import descend, kick
 from matcha.theory import cycles
-
-WEIGHTS = (0.5, 0.55, 0.6, 0.65)
-"""Weights that greedy runs are tried with; one half is the mean, more is over-relaxation."""
-HORIZONS = (0.0, 1.0, 2.0, 4.0)
-"""Look-aheads that greedy runs are tried with; 0 is plain greed."""
 
 _SHORT = 16
 _QUEUES = 16.0
+
+
+class Options(NamedTuple):
+    """How long to search."""
+
+    weights: tuple[float, ...]
+    """Weights that greedy runs are tried with; one half is the mean, more is over-relaxation."""
+    horizons: tuple[float, ...]
+    """Look-aheads that greedy runs are tried with; 0 is plain greed."""
+    refine: int
+    """How many of the best cycles descend."""
+    sweeps: int
+    """At most how many passes of descent."""
+    kicks: int
+    """How often to kick the best short cycle out of its local minimum."""
 
 
 def heat_price(network: Network, horizon: float) -> Array:
@@ -43,69 +53,93 @@ def heat_price(network: Network, horizon: float) -> Array:
     if network.loads is not None:
         # Links that queue on a wire are used less: what only they can smooth is worth more.
         flows = 1 / (1 + _QUEUES * network.loads.sum(axis=0) / network.seconds)
-    L = laplacian(network.links, m, flows).toarray()
-    values, vectors = np.linalg.eigh(L)
+    values, vectors = np.linalg.eigh(laplacian(network.links, m, flows).toarray())
     flow = 2 * horizon * values[1:] / (2 * flows.sum() / m)
     price: Array = (vectors[:, 1:] / -np.expm1(-flow)) @ vectors[:, 1:].T
     return price
 
 
+class Disagreement(Protocol):
+    """What greed looks at: the covariance X itself, or copies of the noisy consensus."""
+
+    def wait(self, iterations: int) -> None:
+        """Add the noise of some iterations."""
+
+    def choose(self) -> Indices:
+        """The matching that gains most for its time."""
+
+    def exchange(self, chosen: Indices) -> None:
+        """Mix over a matching."""
+
+
+class Covariance:
+    """X itself, and the mean of tr(X)/m over the iterations so far."""
+
+    def __init__(self, network: Network, weight: float, price: Array, start: Array) -> None:
+        self._network, self._weight, self._X = network, weight, start.copy()
+        self._sides = network.sides(price)
+        self._own = network.across(self._sides)
+        self._noise = cycles.centering(network.num_workers)
+        self._total, self._iterations = 0.0, 0
+
+    def wait(self, iterations: int) -> None:
+        if self._iterations:
+            self._total += float(np.trace(self._X))
+        # Traces after each iteration but the last, in which something may happen.
+        idle, m = iterations - 1, len(self._X)
+        self._total += idle * float(np.trace(self._X)) + (m - 1) * iterations * idle / 2
+        self._X += iterations * self._noise
+        self._iterations += iterations
+
+    def choose(self) -> Indices:
+        i, j = self._network.links.T
+        B, edge, w = self._X[i] - self._X[j], np.arange(len(i)), self._weight
+        spread = B[edge, i] - B[edge, j]
+        gains = 2 * w * np.einsum("ek,ek->e", B, self._sides) - w**2 * spread * self._own
+        chosen = self._network.best_by_time(gains)
+        if chosen is None:
+            # Exact consensus (a hypercube can): nothing to gain, any matching will do.
+            chosen = self._network.best_by_time(np.ones(len(i)) / self._network.seconds)
+            assert chosen is not None
+        return chosen
+
+    def exchange(self, chosen: Indices) -> None:
+        cycles.conjugate(self._X, self._network.ends(chosen), self._weight)
+
+    @property
+    def error(self) -> float:
+        """The mean of tr(X)/m over the iterations so far."""
+        return (self._total + float(np.trace(self._X))) / (self._iterations * len(self._X))
+
+
 def greedy_run(
-    network: Network, *, weight: float, price: Array, start: Array, count: int
-) -> tuple[list[Indices], list[Fraction], float]:
-    """Spend time greedily as it accrues, from a covariance, for at least `count` matchings.
+    network: Network, state: Disagreement, count: int, step: Callable[[], None] = lambda: None
+) -> tuple[list[Indices], list[Fraction]]:
+    """Spend time greedily as it accrues, for at least `count` matchings: these, and their times.
 
     With equal links the next matching is the heaviest one; with link times, the one with the
     best gain per second among the heaviest of all links up to each time.
-
-    Returns:
-        The matchings, their times, and the mean of tr(X)/m over the iterations of the run.
     """
-    m, (i, j) = network.num_workers, network.links.T
-    noise = cycles.centering(m)
-    D = network.sides(price)
-    own = network.across(D)
-    X, credit, total, iterations = start.copy(), Fraction(0), 0.0, 0
     matchings: list[Indices] = []
     costs: list[Fraction] = []
-    cheapest = network.limits[0]
+    credit, cheapest = Fraction(0), network.limits[0]
     while len(matchings) < count:
         wait = max(1, math.ceil((cheapest - credit) / network.rate))
-        # Traces after each of the wait's iterations but the last, in which something may happen.
-        total += (wait - 1) * float(np.trace(X)) + (m - 1) * wait * (wait - 1) / 2
-        X += wait * noise
+        state.wait(wait)
         credit += wait * network.rate
-        iterations += wait
         while credit >= cheapest:
-            B = X[i] - X[j]
-            spread = B[np.arange(len(i)), i] - B[np.arange(len(i)), j]
-            gains = 2 * weight * np.einsum("ek,ek->e", B, D) - weight**2 * spread * own
-            chosen = _best_by_time(network, gains)
-            if chosen is None:
-                # Exact consensus (a hypercube can): nothing to gain, any matching will do.
-                chosen = _best_by_time(network, np.ones(len(i)) / network.seconds)
-                assert chosen is not None
+            chosen = state.choose()
             cost = network.cost(chosen)
             if cost > credit:
                 # Save up for it: what accrues meanwhile may change the choice.
                 break
-            cycles.conjugate(X, network.ends(chosen), weight)
+            state.exchange(chosen)
             credit -= cost
             matchings.append(chosen)
             costs.append(cost)
-        total += float(np.trace(X))
-    return matchings, costs, total / (iterations * m)
-
-
-def _best_by_time(network: Network, gains: Array) -> Indices | None:
-    """The matching with the best gain for its time; None where no link gains."""
-    best, best_rate = None, 0.0
-    for chosen in network.options(gains):
-        if len(chosen):
-            rate = float(gains[chosen].sum()) / float(network.cost(chosen))
-            if rate > best_rate:
-                best, best_rate = chosen, rate
-    return best
+            if len(matchings) <= count:  # an iteration may bring a few more
+                step()
+    return matchings, costs
 
 
 def window_sizes(costs: Sequence[Fraction], rate: Fraction, wanted: Sequence[int]) -> list[int]:
@@ -113,110 +147,84 @@ def window_sizes(costs: Sequence[Fraction], rate: Fraction, wanted: Sequence[int
 
     A cycle takes a whole number of iterations, so what accrues beyond its cost is lost.
     """
-    sizes = []
     totals = list(accumulate(reversed(costs)))  # of the last one, two, …
+
+    def waste(size: int) -> float:
+        total = totals[size - 1]
+        return round(float(math.ceil(total / rate) * rate / total) - 1, 6)
+
+    sizes = set()
     for want in wanted:
-        options = range(min(want, len(costs)), min(math.ceil(1.25 * want), len(costs)) + 1)
-        sizes.append(min(options, key=lambda n: (round(_waste(totals[n - 1], rate), 6), n)))
-    return sorted(set(sizes))
-
-
-def _waste(total: Fraction, rate: Fraction) -> float:
-    return float(math.ceil(total / rate) * rate / total) - 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """The best cycle found, and what it is measured against."""
-
-    best: Candidate
-    endless: float
-    """The error of the endless greedy sequence that the best cycle started from."""
+        least, most = (min(n, len(costs)) for n in (want, math.ceil(1.25 * want)))
+        sizes.add(min(range(least, most + 1), key=waste))
+    return sorted(sizes)
 
 
 def best_cycle(
     network: Network,
-    *,
+    options: Options,
     lengths: Sequence[int],
-    weights: Sequence[float] = WEIGHTS,
-    horizons: Sequence[float] = HORIZONS,
-    refine: int = 3,
-    sweeps: int = SWEEPS,
-    kicks: int = 0,
     starts: Sequence[Candidate] = (),
     progress: ProgressCallback | None = None,
-) -> Found:
+) -> tuple[Candidate, float]:
     """Run greedily with several weights and look-aheads, repeat the best windows, and descend.
 
-    Args:
-        network: The links and their times.
-        lengths: About how many matchings a cycle may have.
-        weights: Weights to try.
-        horizons: Look-aheads to try.
-        refine: How many of the best cycles to refine.
-        sweeps: At most how many passes of refinement.
-        kicks: How often to kick the best short cycle out of its local minimum.
-        starts: Cycles known beforehand, with their errors, to be considered as well.
-        progress: Called with (done, total, "cycles of about … matchings at most") after each.
+    Cycles known beforehand, the starts, are considered as well. Beside the best one, of about as
+    many matchings as a length says, stands the least error of a greedy run that never repeats.
     """
     m, longest = network.num_workers, math.ceil(1.25 * max(lengths)) + 1
-    candidates: list[Candidate] = []
-    shorts: list[Candidate] = []
-    endless = math.inf
-    total = len(horizons) * len(weights) + refine + (2 if kicks else 0)
-    step = stepper(total, f"cycles of about {max(lengths)} matchings at most", progress)
-    for horizon in horizons:
+    candidates, shorts, endless = [], [], math.inf
+    total = len(options.horizons) * len(options.weights) + options.refine
+    what = f"cycles of about {max(lengths)} matchings at most"
+    step = stepper(total + (2 if options.kicks else 0), what, progress)
+    for horizon in options.horizons:
         price = heat_price(network, horizon)
-        for weight in weights:
-            start = np.zeros((m, m))
-            best: Candidate | None = None
+        for weight in options.weights:
+            start, windows = np.zeros((m, m)), []
             for leg in range(2):
-                matchings, costs, error = greedy_run(
-                    network, weight=weight, price=price, start=start, count=longest
-                )
-                for size in window_sizes(costs, network.rate, lengths):
-                    candidate = Candidate(
+                run = Covariance(network, weight, price, start)
+                matchings, costs = greedy_run(network, run, longest)
+                windows += [
+                    Candidate(
                         network=network,
                         matchings=tuple(matchings[-size:]),
                         costs=tuple(costs[-size:]),
                         weight=weight,
                     ).with_error()
-                    if best is None or candidate.error < best.error:
-                        best = candidate
-                    if size <= _SHORT and math.isfinite(candidate.error):
-                        shorts.append(candidate)
-                assert best is not None
-                state = None
+                    for size in window_sizes(costs, network.rate, lengths)
+                ]
+                best = min(windows, key=_error)
                 if leg == 0 and math.isfinite(best.error):
                     # Continue from where the cycle settles: from X = 0 that could take long.
                     state = cycles.steady_state(best.turns(), m, weight)
-                start = start if state is None else state.covariance
-            assert best is not None
+                    start = start if state is None else state.covariance
+            shorts += [window for window in windows if len(window.matchings) <= _SHORT]
             candidates.append(best)
             step()
             if math.isfinite(best.error):
-                endless = min(endless, error)
-    candidates += starts
-    candidates.sort(key=lambda candidate: candidate.error)
-    candidates = _distinct(candidates)
-    finalists = []
-    for candidate in candidates[:refine]:
-        finalists.append(descend(candidate, sweeps))
+                endless = min(endless, run.error)
+    ranked = _distinct([*candidates, *starts])
+    finalists = ranked[options.refine : options.refine + 1]
+    for candidate in ranked[: options.refine]:
+        finalists.append(descend(candidate, options.sweeps))
         step()
-    finalists += candidates[refine : refine + 1]
     # In a short cycle a kick is felt everywhere, and descending again is quick.
-    if kicks:
-        shorts.sort(key=lambda candidate: candidate.error)
-        for candidate in _distinct(shorts)[:2]:
-            finalists.append(kick(descend(candidate, sweeps), kicks, sweeps))
+    for candidate in _distinct(shorts)[: 2 if options.kicks else 0]:
+        if math.isfinite(candidate.error):
+            local = descend(candidate, options.sweeps)
+            finalists.append(kick(local, options.kicks, options.sweeps))
             step()
-    return Found(best=min(finalists, key=lambda candidate: candidate.error), endless=endless)
+    return min(finalists, key=_error), endless
 
 
-def _distinct(candidates: list[Candidate]) -> list[Candidate]:
-    """Without repetitions of nearly the same cycle: equal errors mean equal cycles."""
+def _error(candidate: Candidate) -> float:
+    return candidate.error
+
+
+def _distinct(candidates: Iterable[Candidate]) -> list[Candidate]:
+    """By their errors, without repetitions: equal errors mean nearly the same cycle."""
     kept: list[Candidate] = []
-    for candidate in candidates:
+    for candidate in sorted(candidates, key=_error):
         if not kept or candidate.error > kept[-1].error * (1 + 1e-6):
             kept.append(candidate)
     return kept

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from fractions import Fraction
+from dataclasses import replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -34,8 +33,9 @@ from matcha.strategies.greedy.max_weight import (
     max_weight_matching,
     max_weight_permutation,
 )
-from matcha.strategies.greedy.search import window_sizes
+from matcha.strategies.greedy.search import greedy_run, window_sizes
 from matcha.theory import cycles
+from matcha.topology import parts_of
 
 SCOUTS = 48
 """s while the weight is chosen."""
@@ -51,20 +51,10 @@ _HORIZON = 4.0
 _BLOCK = 1 << 16  # numbers that fit the cache
 _COARSE = 7
 _HEAVIEST_WEIGHT = 0.95
+_WEIGHTS, _PUSH_WEIGHTS = (0.5, 0.6, 0.7), (0.4, 0.5, 0.6)
+_MATCHINGS = 48
 Singles: TypeAlias = npt.NDArray[np.float32]
 Finder: TypeAlias = Callable[[Indices, Array, int], Indices]
-
-_WEIGHTS = (0.5, 0.6, 0.7)
-_PUSH_WEIGHTS = (0.4, 0.5, 0.6)
-_MATCHINGS = 48
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sketched:
-    """The best cycle that the sketch found, and how it was found."""
-
-    best: Candidate
-    notes: tuple[str, ...]
 
 
 def sketched_cycle(
@@ -72,145 +62,118 @@ def sketched_cycle(
     *,
     seed: int = 0,
     probes: int | None = None,
-    weights: Sequence[float] | None = None,
     progress: ProgressCallback | None = None,
-) -> Sketched:
-    """Choose a weight by short greedy runs on a small sketch, then run on a large one.
+) -> tuple[Candidate, str]:
+    """The best cycle found, and a note on how: a weight by runs on few copies, then one on many.
 
-    Args:
-        network: The links and their times.
-        seed: Decides the random copies.
-        probes: How many of them for the cycle itself; None: as many as memory allows.
-        weights: Weights to try; the one used is where a parabola through their errors is lowest.
-            None: some that suit matchings, or one-way messages.
-        progress: Called with (done, total, "matchings of three runs") after each.
+    The seed decides the random copies; there are as many as memory allows, or `probes`.
     """
     if probes is None:
         probes = max(_LEAST_PROBES, min(MOST_PROBES, _NUMBERS // network.num_workers))
-    graph = _Graph.of(network)
-    step = stepper(3 * _run_length(network), "matchings of three runs", progress)
-    price = graph.heat_price(_HORIZON, seed)
     small = network.num_workers <= _EXACT_MATCHING_UP_TO
-    # Gains are known to a few percent here: coarse weights lose nothing and take half as long.
-    exact = partial(max_weight_matching, bits=_COARSE)
-    find: Finder = exact if small else approximate_max_weight_matching
-    quick: Finder = approximate_max_weight_matching
+    find: Finder
+    quick: Finder
     if network.directed:
         # Of permutations the last bits are worth 7 % of the error, and three times the time.
         find, quick = max_weight_permutation, partial(max_weight_permutation, bits=_COARSE)
-    if weights is None:
-        weights = _PUSH_WEIGHTS if network.directed else _WEIGHTS
-    weight = float(np.median(weights))
+        weights, rounds = _PUSH_WEIGHTS, "the best permutations"
+    else:
+        # Gains are known to a few percent here: coarse weights lose nothing and take half as long.
+        quick = approximate_max_weight_matching
+        find = partial(max_weight_matching, bits=_COARSE) if small else quick
+        weights, rounds = _WEIGHTS, f"{'exact' if small else 'approximate'} matchings"
+    graph = _Graph(network)
+    price = graph.heat_price(_HORIZON, seed)
+    cost = float(np.median(network.seconds))
+    length = max(_MATCHINGS, 2 * math.ceil(float(network.rate) / cost))
+    count = length + length // 4
+    step = stepper(3 * count, "matchings of three runs", progress)
+
+    def run(
+        weight: float, probes: int, seed: int, find: Finder, start: Candidate | None
+    ) -> Candidate:
+        """The cycle that greed ends in, from where another cycle settles."""
+        Z = np.zeros((network.num_workers, probes))
+        if start is not None:
+            Z = graph.settle(replace(start, weight=weight), probes, seed + 2)
+        copies = _Copies(network, weight, price, Z, np.random.default_rng(seed + 1), find)
+        matchings, costs = greedy_run(network, copies, count, step)
+        (size,) = window_sizes(costs, network.rate, [length])
+        chosen, times = tuple(matchings[-size:]), tuple(costs[-size:])
+        return covering(Candidate(network=network, matchings=chosen, costs=times, weight=weight))
+
     # From nothing, then from where that settles: filling up from zero could take long.
-    scout = _run(graph, price, weight, SCOUTS, seed, quick, None, step)
-    scout = _run(graph, price, weight, SCOUTS, seed + 1, quick, scout, step)
-    weight = _best_weight(graph, scout, weights, seed)
-    found = _run(graph, price, weight, probes, seed, find, scout, step)
-    around = [min(weight + step, _HEAVIEST_WEIGHT) for step in (-0.05, 0.0, 0.05)]
+    scout = run(weights[1], SCOUTS, seed, quick, None)
+    scout = run(weights[1], SCOUTS, seed + 1, quick, scout)
+    found = run(_best_weight(graph, scout, weights, seed), probes, seed, find, scout)
+    around = [min(found.weight + by, _HEAVIEST_WEIGHT) for by in (-0.05, 0.0, 0.05)]
     found = replace(found, weight=_best_weight(graph, found, around, seed))
-    return Sketched(
-        best=measure_error(graph, found, probes, seed + 4),
-        notes=(
-            f"{network.num_workers} workers: searched on a sketch of {probes} random copies with "
-            f"{_rounds(network, small)}; its consensus error is estimated by simulation.",
-        ),
+    return measure_error(graph, found, probes, seed + 4), (
+        f"{network.num_workers} workers: searched on a sketch of {probes} random copies with "
+        f"{rounds}; its consensus error is estimated by simulation."
     )
 
 
-def _rounds(network: Network, small: bool) -> str:
-    if network.directed:
-        return "the best permutations"
-    return f"{'exact' if small else 'approximate'} matchings"
-
-
 def _best_weight(graph: _Graph, candidate: Candidate, weights: Sequence[float], seed: int) -> float:
-    """The weight with which a cycle's error is lowest: the same noise for each, and a parabola."""
+    """The weight with which a cycle's error is lowest, by the same noise for each.
+
+    A parabola through the logarithms of the errors is lowest there, within the weights.
+    """
     errors = [
         measure_error(graph, replace(candidate, weight=w), SCOUTS, seed + 4).error for w in weights
     ]
-    return _lowest(weights, errors)
-
-
-def _lowest(weights: Sequence[float], errors: Sequence[float]) -> float:
-    """Where the parabola through the logarithms of the errors is lowest, within the weights."""
-    if len(weights) < 3:
-        return weights[int(np.argmin(errors))]
     a, b, _ = np.polyfit(weights, np.log(errors), 2)
     vertex = -b / (2 * a) if a > 0 else weights[int(np.argmin(errors))]
     return round(float(np.clip(vertex, min(weights), max(weights))), 3)
 
 
-# -- the graph's smooth directions --------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Price:
-    """V: what a covariance costs later, as a linear map, with b_eᵀV b_e for every link.
-
-    Of a message, V_ii of its receiver.
-    """
+class _Price(NamedTuple):
+    """V: what a covariance costs later."""
 
     apply: Callable[[Singles], Singles]
     own: Array
+    """b_eᵀV b_e for every link; of a message, V_ii of its receiver."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Graph:
-    """The network with its Laplacian and the lowest eigenpairs of it."""
+    """The network with its Laplacian and the lowest eigenpairs of it: its smooth directions."""
 
-    network: Network
-    laplacian: Any
-    values: Array
-    vectors: Array
-    top: float
-    """An upper bound on the largest eigenvalue."""
-    mean_degree: float
-
-    @classmethod
-    def of(cls, network: Network) -> _Graph:
+    def __init__(self, network: Network) -> None:
         m, links = network.num_workers, network.links
-        matrix = laplacian(links, m)
-        values, vectors = lowest_eigenpairs(
-            matrix,
+        self.network, self.laplacian = network, laplacian(links, m)
+        self.values, self.vectors = lowest_eigenpairs(
+            self.laplacian,
             min(_SLOW, m // 4),
             narrow=is_narrow(links, m),
             start=start_vector(m, 0),
             tolerance=1e-3,
         )
-        degrees = matrix.diagonal()
-        i, j = links.T
-        return cls(
-            network=network,
-            laplacian=matrix,
-            values=values,
-            vectors=vectors,
-            top=float((degrees[i] + degrees[j]).max()),
-            mean_degree=2 * len(links) / m,
-        )
 
     def heat_price(self, horizon: float, seed: int) -> _Price:
         """`search.heat_price` as a map: a polynomial in L, exact on the lowest eigenvectors."""
-        scale = 2 * horizon / self.mean_degree
+        m, (i, j) = self.network.num_workers, self.network.links.T
+        scale = 2 * horizon / (2 * len(i) / m)
 
         def exact(values: Array) -> Array:
             result: Array = 1 / -np.expm1(-scale * values)
             return result
 
-        i, j = self.network.links.T
         total = np.zeros(len(i))
         rng = np.random.default_rng(seed)
         root = self._function(lambda values: np.sqrt(exact(values)))
         for _ in range(8):
-            half = root(rng.standard_normal((self.network.num_workers, SCOUTS), dtype=np.float32))
+            half = root(rng.standard_normal((m, SCOUTS), dtype=np.float32))
             sides = half[i] if self.network.directed else half[i] - half[j]
             total += np.square(sides).sum(axis=1)
-        return _Price(apply=self._function(exact), own=total / (8 * SCOUTS))
+        return _Price(self._function(exact), total / (8 * SCOUTS))
 
     def _function(self, f: Callable[[Array], Array]) -> Callable[[Singles], Singles]:
         """The map from x to f(L) x, without the mean, by Chebyshev polynomials."""
         from scipy.sparse import eye_array
 
-        low, high = float(self.values[-1]), self.top
+        degrees, (i, j) = self.laplacian.diagonal(), self.network.links.T
+        # No eigenvalue is larger than the degrees of a link's ends together.
+        low, high = float(self.values[-1]), float((degrees[i] + degrees[j]).max())
         middle, half = (high + low) / 2, max((high - low) / 2, 1e-9)
         nodes = np.cos(np.pi * (np.arange(_DEGREE + 1) + 0.5) / (_DEGREE + 1))
         series = np.polynomial.chebyshev.chebfit(nodes, f(middle + half * nodes), _DEGREE)
@@ -236,16 +199,14 @@ class _Graph:
                 part = np.ascontiguousarray(x[:, columns])
                 # Clenshaw's recurrence.
                 now, before, scaled = c[-1] * part, np.zeros_like(part), np.empty_like(part)
-                for value in c[-2:0:-1]:
+                for k in reversed(range(_DEGREE)):
                     new = twice @ now
+                    if k == 0:
+                        new *= np.float32(0.5)
                     new -= before
-                    new += np.multiply(value, part, out=scaled)
+                    new += np.multiply(c[k], part, out=scaled)
                     now, before = new, now
-                new = twice @ now
-                new *= np.float32(0.5)
-                new -= before
-                new += np.multiply(c[0], part, out=scaled)
-                result[:, columns] += new
+                result[:, columns] += now
             return result
 
         return apply
@@ -265,84 +226,37 @@ class _Graph:
         return np.asarray(U @ draw)
 
 
-# -- runs ---------------------------------------------------------------------------------------
+class _Copies:
+    """Copies Z of the noisy consensus, for `search.greedy_run`."""
 
+    def __init__(
+        self,
+        network: Network,
+        weight: float,
+        price: _Price,
+        Z: Array,
+        rng: np.random.Generator,
+        find: Finder,
+    ) -> None:
+        self._network, self._weight, self._price, self._rng = network, weight, price, rng
+        self._Z: Singles = Z.astype(np.float32)
+        self._find = find
 
-def _run(
-    graph: _Graph,
-    price: _Price,
-    weight: float,
-    probes: int,
-    seed: int,
-    find: Finder,
-    start: Candidate | None,
-    step: Callable[[], None],
-) -> Candidate:
-    """The cycle that greed ends in, from where another cycle settles."""
-    network = graph.network
-    count = _cycle_length(network)
-    Z = (
-        np.zeros((network.num_workers, probes))
-        if start is None
-        else graph.settle(replace(start, weight=weight), probes, seed + 2)
-    )
-    matchings, costs = _greedy(graph, price, weight, Z, seed + 1, find, step)
-    size = window_sizes(costs, network.rate, [count])[0]
-    return covering(
-        Candidate(
-            network=network,
-            matchings=tuple(matchings[-size:]),
-            costs=tuple(costs[-size:]),
-            weight=weight,
-        )
-    )
+    def wait(self, iterations: int) -> None:
+        _add_noise(self._Z, iterations, self._rng)
 
+    def choose(self) -> Indices:
+        w = self._weight
+        along, spread = _inner(self._Z, self._price.apply(self._Z), self._network)
+        gains = 2 * w * along - w**2 * spread * self._price.own
+        chosen = self._network.best_by_time(gains, self._heaviest)
+        return self._heaviest(1 / self._network.seconds) if chosen is None else chosen
 
-def _cycle_length(network: Network) -> int:
-    """About how many matchings a cycle is to have."""
-    cost = float(np.median(network.seconds))
-    return max(_MATCHINGS, 2 * math.ceil(float(network.rate) / cost))
+    def _heaviest(self, weights: Array) -> Indices:
+        return self._find(self._network.links, weights, self._network.num_workers)
 
-
-def _run_length(network: Network) -> int:
-    """How many matchings a run finds, of which the last become the cycle."""
-    return _cycle_length(network) + _cycle_length(network) // 4
-
-
-def _greedy(
-    graph: _Graph,
-    price: _Price,
-    weight: float,
-    Z: Array,
-    seed: int,
-    find: Finder,
-    step: Callable[[], None],
-) -> tuple[list[Indices], list[Fraction]]:
-    """`search.greedy_run` on copies Z."""
-    network, rng = graph.network, np.random.default_rng(seed)
-    count = _run_length(network)
-    Y: Singles = Z.astype(np.float32)
-    credit, cheapest = Fraction(0), network.limits[0]
-    matchings: list[Indices] = []
-    costs: list[Fraction] = []
-    while len(matchings) < count:
-        wait = max(1, math.ceil((cheapest - credit) / network.rate))
-        _add_noise(Y, wait, rng)
-        credit += wait * network.rate
-        while credit >= cheapest:
-            along, spread = _inner(Y, price.apply(Y), network)
-            gains = 2 * weight * along - weight**2 * spread * price.own
-            chosen = _best_by_time(network, gains, find)
-            cost = network.cost(chosen)
-            if cost > credit:
-                break
-            _mix(Y, network.ends(chosen), weight)
-            credit -= cost
-            matchings.append(chosen)
-            costs.append(cost)
-            if len(matchings) <= count:  # an iteration may bring a few more
-                step()
-    return matchings, costs
+    def exchange(self, chosen: Indices) -> None:
+        _mix(self._Z, self._network.ends(chosen), self._weight)
 
 
 def _add_noise(Z: Singles, iterations: int, rng: np.random.Generator) -> None:
@@ -393,20 +307,6 @@ def _inner(Z: Singles, PZ: Singles, network: Network) -> tuple[Array, Array]:
     return along, spread
 
 
-def _best_by_time(network: Network, gains: Array, find: Finder) -> Indices:
-    best, best_rate = None, 0.0
-    for limit in network.limits:
-        allowed = np.where(network.seconds <= float(limit), gains, 0.0)
-        chosen = find(network.links, allowed, network.num_workers)
-        if len(chosen):
-            rate = float(gains[chosen].sum()) / float(network.cost(chosen))
-            if rate > best_rate:
-                best, best_rate = chosen, rate
-    if best is None:
-        best = find(network.links, 1 / network.seconds, network.num_workers)
-    return best
-
-
 def measure_error(graph: _Graph, candidate: Candidate, probes: int, seed: int) -> Candidate:
     """The candidate with its error, estimated on copies that had no part in the choice."""
     turns, m = candidate.turns(), candidate.network.num_workers
@@ -430,26 +330,15 @@ def measure_error(graph: _Graph, candidate: Candidate, probes: int, seed: int) -
 
 def covering(candidate: Candidate) -> Candidate:
     """The cycle with matchings of links not used so far, until it connects all workers."""
-    network = candidate.network
-    matchings = list(candidate.matchings)
-    while not cycles.connects([(1, [network.ends(chosen) for chosen in matchings])], _m(network)):
-        from scipy.sparse import coo_array
-        from scipy.sparse.csgraph import connected_components
-
-        used = network.links[np.concatenate(matchings)]
-        graph = coo_array((np.ones(len(used)), used.T), shape=(_m(network), _m(network)))
-        part = connected_components(graph, directed=False)[1]
-        across = part[network.links[:, 0]] != part[network.links[:, 1]]
+    network, matchings = candidate.network, list(candidate.matchings)
+    links, m = network.links, network.num_workers
+    while (part := parts_of(links[np.concatenate(matchings)], m)).any():
+        across = part[links[:, 0]] != part[links[:, 1]]
         gains = np.where(across, 1 / network.seconds, 0.0)
         matchings.append(
             # Who sends across must hear back, by whatever way: the rest of a circle costs little.
             network.max_weight(np.where(across, gains, -1e-6 * gains.max()))
             if network.directed
-            else approximate_max_weight_matching(network.links, gains, _m(network))
+            else approximate_max_weight_matching(links, gains, m)
         )
-    costs = tuple(network.cost(chosen) for chosen in matchings)
-    return replace(candidate, matchings=tuple(matchings), costs=costs)
-
-
-def _m(network: Network) -> int:
-    return network.num_workers
+    return candidate.with_matchings(matchings)

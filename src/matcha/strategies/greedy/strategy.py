@@ -8,7 +8,7 @@ floating-point luck at run time. docs/greedy.md derives the method.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from bisect import bisect_right
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -22,7 +22,7 @@ from matcha.strategies.greedy import sketch
 from matcha.strategies.greedy.candidates import Candidate, Network
 from matcha.strategies.greedy.descent import optimize_weights
 from matcha.strategies.greedy.initial_cycles import as_circles, initial_cycles
-from matcha.strategies.greedy.search import HORIZONS, WEIGHTS, Found, best_cycle
+from matcha.strategies.greedy.search import Options, best_cycle
 from matcha.strategies.strategy import (
     Alpha,
     Effort,
@@ -41,23 +41,15 @@ _LENGTHS = (8, 12, 16, 24, 36, 48)
 _LONGEST_CYCLE = 200_000
 _NOTHING = 1e-12  # of consensus error: rounding
 _WEIGHTED_UP_TO = 128  # workers; a weight for each link takes a second there
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Effort:
-    weights: tuple[float, ...]
-    horizons: tuple[float, ...]
-    refine: int
-    sweeps: int
-    kicks: int
-
-
+_ALL = (0.5, 0.55, 0.6, 0.65)
 # Measured on the paper's graphs: `default` is within 2 % of `high` in a third of the time.
-_EFFORTS: dict[Effort, _Effort] = {
-    "none": _Effort(weights=(0.5,), horizons=(0.0,), refine=0, sweeps=0, kicks=0),
-    "default": _Effort(weights=WEIGHTS, horizons=(0.0, 2.0), refine=2, sweeps=8, kicks=0),
-    "high": _Effort(weights=WEIGHTS, horizons=HORIZONS, refine=8, sweeps=20, kicks=60),
+_EFFORTS: dict[Effort, Options] = {
+    "none": Options(weights=(0.5,), horizons=(0.0,), refine=0, sweeps=0, kicks=0),
+    "default": Options(weights=_ALL, horizons=(0.0, 2.0), refine=2, sweeps=8, kicks=0),
+    "high": Options(weights=_ALL, horizons=(0.0, 1.0, 2.0, 4.0), refine=8, sweeps=20, kicks=60),
 }
+_MANY = Options(weights=(0.55, 0.65), horizons=(4.0,), refine=1, sweeps=3, kicks=0)
+"""`default` for more than 64 workers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,26 +74,25 @@ class Greedy(Strategy):
         """Search for a cycle: exactly on small graphs, by sketch on large ones."""
         if request.alpha == "error":  # its search is for that alone
             request = replace(request, alpha=None)
-        colors, m = request.colors, request.topology.num_workers
-        network = network_of(request, colors)
+        network = network_of(request)
         check_storable(math.ceil(min(network.times) / network.rate))  # before a search for nothing
-        if m <= cycles.EXACT_UP_TO:
-            found, notes = _exact(request, network, self.effort)
+        if network.num_workers <= cycles.EXACT_UP_TO:
+            found, note = _exact(request, network, self.effort)
+        elif network.directed and not request.topology.directed:
+            pairs = network_of(replace(request, mixing="pairwise"))
+            found, note = sketch.sketched_cycle(pairs, seed=request.seed, progress=request.progress)
+            found = as_circles(found, network)
         else:
-            pairs = network
-            if not request.topology.directed:
-                pairs = network_of(replace(request, mixing="pairwise"), colors)
-            sketched = sketch.sketched_cycle(pairs, seed=request.seed, progress=request.progress)
-            found, notes = sketched.best, sketched.notes
-            if network.directed and not pairs.directed:
-                found = replace(as_circles(found, network), error=found.error)
-        return _plan(request, colors, found, notes)
+            found, note = sketch.sketched_cycle(
+                network, seed=request.seed, progress=request.progress
+            )
+        return _plan(request, found, note)
 
 
-def network_of(request: Request, colors: Sequence[Matching]) -> Network:
+def network_of(request: Request) -> Network:
     """The links with their times, and the time that the budget lets accrue per iteration."""
     topology, timing, push = request.topology, request.timing, request.mixing == "push"
-    links = topology.arrows if push else topology.links
+    colors, links = request.colors, topology.arrows if push else topology.links
     times = tuple(Fraction(timing.matching_time((link,))) for link in links)
     if isinstance(timing, Scaled):
         # Only how many matchings a round has counts: pace them, one unit each.
@@ -127,66 +118,51 @@ def network_of(request: Request, colors: Sequence[Matching]) -> Network:
 
 def _scaled_pace(timing: Scaled, limit: float) -> Fraction:
     """The most matchings per iteration, spread evenly, whose mean time t(n) is within the limit."""
-    n = 0
-    while timing.table[n + 1] <= limit if n + 1 < len(timing.table) else False:
-        n += 1
-    if n + 1 >= len(timing.table):
+    n = bisect_right(timing.table, limit) - 1
+    if n + 1 == len(timing.table):
         return Fraction(n)
     low, high = Fraction(timing.table[n]), Fraction(timing.table[n + 1])
-    part = (Fraction(limit) - low) / (high - low)
-    return n + Fraction(math.floor(part * 1000), 1000) if part < 1 else Fraction(n + 1)
+    return n + Fraction(math.floor((Fraction(limit) - low) / (high - low) * 1000), 1000)
 
 
-def _exact(request: Request, network: Network, wanted: Effort) -> tuple[Candidate, tuple[str, ...]]:
+def _exact(request: Request, network: Network, wanted: Effort) -> tuple[Candidate, str]:
     """The best cycle by the exact search, and how it compares with never repeating."""
-    effort, m = _EFFORTS[wanted], network.num_workers
-    if m > 64 and wanted == "default":
-        effort = replace(effort, weights=(0.55, 0.65), horizons=(4.0,), refine=1, sweeps=3)
-    lengths = _cycle_lengths(network, request.topology)
+    m = network.num_workers
+    options = _MANY if m > 64 and wanted == "default" else _EFFORTS[wanted]
+    if m > 32:
+        options = options._replace(kicks=0)
     starts = initial_cycles(request.topology, network)
     for start in starts:
         if start.error < _NOTHING:
             number = len(start.matchings)
-            note = f"exact consensus in every iteration, by a known cycle of {number} matchings."
-            return start, (note,)
+            return start, (
+                f"exact consensus in every iteration, by a known cycle of {number} matchings."
+            )
     pairs: Candidate | None = None
     if network.directed and not request.topology.directed:
         # Exchanges are circles of two: never worse than greedy over matchings.
         alike = replace(request, mixing="pairwise")
-        pairs = _exact(alike, network_of(alike, alike.colors), wanted)[0]
-        pairs = as_circles(pairs, network)
+        pairs = as_circles(_exact(alike, network_of(alike), wanted)[0], network).with_error()
         starts.append(replace(pairs, weights=None).with_error())
-    first = max(lengths)
-    found: Found | None = None
+    lengths = _cycle_lengths(network, request.topology)
+    longest, tried = 2 * max(lengths), []
     while lengths:
-        other = best_cycle(
-            network,
-            lengths=lengths,
-            weights=effort.weights,
-            horizons=effort.horizons,
-            refine=effort.refine,
-            sweeps=effort.sweeps,
-            kicks=effort.kicks if m <= 32 else 0,
-            starts=starts,
-            progress=request.progress,
-        )
-        if found is None or other.best.error < found.best.error:
-            found = other
-        if other.best.error <= 1.02 * other.endless or max(lengths) > 2 * first:
+        tried.append(best_cycle(network, options, lengths, starts, request.progress))
+        best, endless = tried[-1]
+        if best.error <= 1.02 * endless or max(lengths) > longest:
             break
         # Repetition costs: longer cycles are tried, twice at most.
         lengths = [2 * n for n in lengths if _affordable(network, 2 * n)]
-    assert found is not None
-    best = (
-        found.best if math.isfinite(found.best.error) else sketch.covering(found.best).with_error()
-    )
-    if effort.sweeps and m <= _WEIGHTED_UP_TO:
+    best, endless = min(tried, key=lambda found: found[0].error)
+    if not math.isfinite(best.error):
+        best = sketch.covering(best).with_error()
+    if options.sweeps and m <= _WEIGHTED_UP_TO:
         best = optimize_weights(best)
     if pairs is not None and pairs.error < best.error:
         best = pairs
     return best, (
         f"exact search: rounds repeat after {count_noun(len(best.matchings), 'matching')}, with "
-        f"{_beside(best.error, found.endless)} choosing the best next matching for ever.",
+        f"{_beside(best.error, endless)} choosing the best next matching for ever."
     )
 
 
@@ -200,8 +176,7 @@ def _beside(error: float, other: float) -> str:
 
 def _cycle_lengths(network: Network, topology: Topology) -> list[int]:
     """About how many matchings to try in a cycle: at least an iteration's worth."""
-    cost = float(np.median(network.seconds))
-    least = math.ceil(float(network.rate) / cost)
+    least = math.ceil(float(network.rate) / float(np.median(network.seconds)))
     # A star needs a turn of its centre with every leaf: cycles of whole turns waste nothing.
     turns = [n * topology.max_degree for n in (1, 2, 3) if n * topology.max_degree <= 96]
     wanted = sorted({max(n, least) for n in (*_LENGTHS, *turns)})
@@ -210,41 +185,28 @@ def _cycle_lengths(network: Network, topology: Topology) -> list[int]:
 
 def _affordable(network: Network, length: int) -> bool:
     """Whether a cycle of some matchings has few enough iterations to be stored."""
-    cost = float(np.median(network.seconds))
-    return length * cost / float(network.rate) <= _LONGEST_CYCLE
+    return length * float(np.median(network.seconds)) / float(network.rate) <= _LONGEST_CYCLE
 
 
-# -- the plan -----------------------------------------------------------------------------------
-
-
-def _plan(
-    request: Request, colors: Sequence[Matching], found: Candidate, notes: tuple[str, ...]
-) -> Plan:
-    """The plan that repeats a cycle."""
-    topology, m = request.topology, request.topology.num_workers
-    links = topology.arrows if found.network.directed else topology.links
-    shares = found.weights or (None,) * len(found.matchings)
-    distinct: dict[bytes, int] = {}
-    matchings: list[Matching] = []
-    weights: list[tuple[float, ...]] = []
-    places = []
-    for chosen, own in zip(found.matchings, shares, strict=True):
-        key = chosen.tobytes() + (b"" if own is None else own.tobytes())
-        if key not in distinct:
-            distinct[key] = len(matchings)
-            matchings.append(tuple(links[e] for e in chosen.tolist()))
-            weights.append(() if own is None else tuple(own.tolist()))
-        places.append(distinct[key])
-    cycle = unroll((wait, tuple(places[n] for n in numbers)) for wait, numbers in found.numbers())
+def _plan(request: Request, found: Candidate, note: str) -> Plan:
+    """The plan that repeats a cycle; what is exchanged twice is stored once."""
+    links = request.topology.arrows if found.network.directed else request.topology.links
+    places: dict[tuple[Matching, tuple[float, ...]], int] = {}
+    order = []
+    for n, chosen in enumerate(found.matchings):
+        matching = tuple(links[e] for e in chosen.tolist())
+        weights = () if found.weights is None else tuple(found.weights[n].tolist())
+        order.append(places.setdefault((matching, weights), len(places)))
+    cycle = unroll((wait, tuple(order[n] for n in numbers)) for wait, numbers in found.numbers())
     return assemble_plan(
         request,
-        matchings=tuple(matchings),
-        schedule=Cycle(cycle=cycle, num_matchings=len(matchings), seed=request.seed),
+        matchings=tuple(matching for matching, _ in places),
+        schedule=Cycle(cycle=cycle, num_matchings=len(places), seed=request.seed),
         alpha=found.weight,
-        weights=None if found.weights is None else tuple(weights),
+        weights=None if found.weights is None else tuple(weights for _, weights in places),
         figures={
-            "rho": cycles.contraction(found.turns(), m, found.weight),
+            "rho": cycles.contraction(found.turns(), found.network.num_workers, found.weight),
             "consensus_error": found.error,
         },
-        notes=notes,
+        notes=(note,),
     )
