@@ -11,7 +11,6 @@ from matcha.errors import InputError
 from matcha.rounds import Round
 from matcha.simulation import SGD, Adam, Constant, Delays, Engine, Execution, Settings, Simulation
 from matcha.training.momentum import Momentum
-from matcha.wires import parse_wire
 
 EXACT = Execution(precision="float64")
 PLANS = [
@@ -232,8 +231,8 @@ class Directed(SGD):
 def test_who_comes_back_takes_all_of_the_donors_state_and_none_of_the_links(wire):
     """Path of 8: links and the row for those at rest are as many as the workers."""
     engine = Engine(digits(name="logistic", steps=4), Directed(), execution=EXACT)
-    links = matcha.families.path(8).links
-    engine.equip(parse_wire(wire), Momentum(kind="outer"), links)
+    plan = matcha.plan(matcha.families.path(8), 1.0, "vanilla", wire=wire)
+    engine.equip(plan, Momentum(kind="outer"))
     with torch.no_grad():
         for tensor in engine._tensors().values():
             tensor.copy_(torch.arange(tensor.numel()).reshape(tensor.shape))

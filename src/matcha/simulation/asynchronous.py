@@ -7,31 +7,24 @@ begins and adds ±w(x_j − x_i) when it ends. So the mean over workers moves by
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from matcha._io import replace_file
 from matcha.errors import InputError
 from matcha.plans import PlanLike
 from matcha.records import Record
 from matcha.simulation.engine import Engine
 from matcha.simulation.mixing import is_whole
 from matcha.simulation.pace import Agenda, Happening, compute_times, link_seconds
-from matcha.simulation.run import Simulation, read_checkpoint, seeded
+from matcha.simulation.run import Simulation, seeded
 from matcha.topology import Link
-from matcha.training.jobs import Progress, identity
 from matcha.training.settings import Settings
 from matcha.training.task import Task
 
-CHECKPOINT_SCHEMA = "matcha.asynchronous-checkpoint/1"
 
-
-class AsynchronousSimulation:
+class AsynchronousSimulation(Simulation):
     """m workers of their own speeds (`Delays.speeds`) that meet when both have time.
 
     Iterate over it for a record each time that a worker of speed 1 would have finished an epoch;
@@ -46,6 +39,8 @@ class AsynchronousSimulation:
         compute_time: as `Simulation`'s.
     """
 
+    _schema = "matcha.asynchronous-checkpoint/1"
+
     def __init__(
         self,
         task: Task,
@@ -55,33 +50,35 @@ class AsynchronousSimulation:
         engine: Engine | None = None,
         compute_time: float | None = None,
     ) -> None:
-        self._in_step = Simulation(task, plan, settings, engine=engine, compute_time=compute_time)
-        _check(plan, self._in_step)
-        self.task, self.plan, self.settings = task, plan, settings
-        self.engine = self._in_step.engine
-        self._seconds = link_seconds(plan, settings.delays)
-        compute = compute_times(settings.delays, self.compute_time, task.num_workers)
-        self.agenda = Agenda(plan, compute, self._seconds)
-        rows = self.engine.workers.parameters
-        self._memories = [
-            settings.optimizer.state(rows[i : i + 1]) for i in range(task.num_workers)
-        ]
+        super().__init__(task, plan, settings, engine=engine, compute_time=compute_time)
+        self._check_pace()
+        self.agenda = self._new_agenda()
+        rows, m = self.engine.workers.parameters, task.num_workers
+        self._memories = [settings.optimizer.state(rows[i : i + 1]) for i in range(m)]
         self._tables: dict[int, dict[str, Tensor]] = {}
         self._taken: dict[Link, Tensor] = {}
-        self._rates = [0.0] * task.num_workers
-        self._steps = 0
+        self._rates = [0.0] * m
         self._meetings = 0.0
-        self._has_begun = False
 
-    @property
-    def progress(self) -> Progress:
-        """How far it is: epochs are moments on the grid of records, units those of all workers."""
-        return self._in_step.progress
+    def _check_pace(self) -> None:
+        problem = None
+        if not all(level.process.has_meetings for level in self.plan.levels):
+            problem = "workers meet in pairs: choose a plan of pairs, with both ways on every link"
+        elif not is_whole(self.plan.wire):
+            problem = "messages hold whole values: choose the wire float32"
+        elif self.momentum.kind != "local":
+            problem = "a worker's momentum is its own: leave momentum at 'local'"
+        elif self.settings.clip is not None:
+            problem = "meetings are not clipped: leave clip out"
+        elif self.plan.worker_weights is not None:
+            problem = "a worker's own pace weighs it: plan without worker_weights"
+        if problem is not None:
+            raise InputError(f"asynchronously {problem}.")
 
-    @property
-    def compute_time(self) -> float:
-        """Seconds of one gradient at speed 1."""
-        return self._in_step.compute_time
+    def _new_agenda(self) -> Agenda:
+        delays = self.settings.delays
+        compute = compute_times(delays, self.compute_time, self.task.num_workers)
+        return Agenda(self.plan, compute, link_seconds(self.plan, delays))
 
     @property
     def iteration(self) -> int:
@@ -89,47 +86,45 @@ class AsynchronousSimulation:
         return sum(self.agenda.iterations) // self.task.num_workers
 
     @property
-    def threads(self) -> int | None:
-        """As a simulation in step has it."""
-        return self._in_step.threads
-
-    def time_gradients(self) -> float:
-        """Seconds of one gradient on this device."""
-        return self._in_step.time_gradients()
-
-    @property
     def is_over(self) -> bool:
         """Whether there is nothing left to train."""
-        epochs = self.iteration // self.task.steps_per_epoch
-        progress = self.progress
+        epochs, progress = self.iteration // self.task.steps_per_epoch, self.progress
         return self.settings.is_over(epochs, progress.worker_loss, progress.train_losses)
-
-    def __iter__(self) -> Iterator[Record]:
-        while not self.is_over:
-            yield self._advance()
 
     def _advance(self) -> Record:
         """Up to the next moment on the grid of records."""
-        steps = self.task.steps_per_epoch
-        if not self._has_begun:
-            self._has_begun = True
-            for worker in range(self.task.num_workers):
+        m, steps, progress = self.task.num_workers, self.task.steps_per_epoch, self.progress
+        if not progress.epoch:
+            for worker in range(m):
                 self._compute(worker)
         self.engine.losses.zero_()
-        self._steps = 0
-        self.progress.epoch += 1
-        end = self.progress.epoch * steps * self.compute_time
+        before = sum(self.agenda.iterations)
+        progress.epoch += 1
+        end = progress.epoch * steps * self.compute_time
         while self.agenda.next_time <= end * (1 + 1e-12):
             self._happen(self.agenda.next())
-        self.progress.worker_loss = float(self.engine.losses.sum()) / max(1, self._steps)
-        return self._record(end)
+        done = sum(self.agenda.iterations)
+        progress.worker_loss = float(self.engine.losses.sum()) / max(1, done - before)
+        found = self._evaluated(self.is_over or self.settings.is_due(progress.epoch))
+        return Record(
+            iteration=self.iteration,
+            epoch=done / m / steps,
+            **found,
+            worker_loss=progress.worker_loss,
+            consensus_distance=self.engine.workers.consensus_distance(),
+            learning_rate=max(self._rates),
+            comm_units=2 * progress.comm_units / m,
+            megabytes_sent=2 * self._meetings / m * self.engine.message_bytes / 1e6,
+            time=end,
+            compute_seconds=steps * self.compute_time,
+            comm_seconds=0.0,
+        )
 
     def _happen(self, now: Happening) -> None:
         x = self.engine.workers.parameters
         if now.what == "step":
             (worker,) = now.workers
             x[worker].sub_(self._rates[worker] * self.engine.workers.updates[worker])
-            self._steps += 1
             self._compute(worker)
             return
         i, j = now.workers
@@ -153,8 +148,7 @@ class AsynchronousSimulation:
     def _table(self, epoch: int) -> dict[str, Tensor]:
         """An epoch's choices, kept while any worker is in that epoch."""
         if epoch not in self._tables:
-            steps = self.task.steps_per_epoch
-            current = {k // steps for k in self.agenda.iterations}
+            current = {k // self.task.steps_per_epoch for k in self.agenda.iterations}
             self._tables = {e: table for e, table in self._tables.items() if e in current}
             self._tables[epoch] = {
                 name: torch.from_numpy(table).to(self.engine.device)
@@ -162,60 +156,20 @@ class AsynchronousSimulation:
             }
         return self._tables[epoch]
 
-    def _record(self, time: float) -> Record:
-        progress = self.progress
-        due = self.is_over or self.settings.is_due(progress.epoch)
-        result = self._in_step.evaluate() if due and not progress.diverged else None
-        if result:
-            progress.add(result)
-        m = self.task.num_workers
-        return Record(
-            iteration=self.iteration,
-            epoch=sum(self.agenda.iterations) / m / self.task.steps_per_epoch,
-            **(result.fields() if result else {}),
-            worker_loss=progress.worker_loss,
-            consensus_distance=self.engine.workers.consensus_distance(),
-            learning_rate=max(self._rates),
-            comm_units=2 * progress.comm_units / m,
-            megabytes_sent=2 * self._meetings / m * self.engine.message_bytes / 1e6,
-            time=time,
-            compute_seconds=self.task.steps_per_epoch * self.compute_time,
-            comm_seconds=0.0,
-        )
-
-    # Checkpoints.
-
-    def save(self, path: Path) -> None:
-        """Write all that happens next depends on."""
-        document = {
-            "schema": CHECKPOINT_SCHEMA,
-            "identity": identity(self.task, self.plan, self.settings),
-            "progress": asdict(self.progress),
+    def _own_state(self) -> dict[str, Any]:
+        return {
             "meetings": self._meetings,
             "rates": self._rates,
-            "has_begun": self._has_begun,
-            "compute_seconds": self.compute_time,
-            "threads": torch.get_num_threads(),
             "agenda": self.agenda.state(),
             "taken": dict(self._taken),
             "memories": self._memories,
             "carried": self.engine.carried,
             "updates": self.engine.workers.updates,
-            "state": self.engine.state(),
         }
-        with replace_file(path) as partial:
-            torch.save(document, partial)
 
-    def load(self, path: Path) -> None:
-        """Continue from a checkpoint."""
-        now = identity(self.task, self.plan, self.settings)
-        document: dict[str, Any] = read_checkpoint(path, CHECKPOINT_SCHEMA, now)
-        self._in_step.take_clock(document["compute_seconds"])
-        self._in_step.threads = document.get("threads")
-        compute = compute_times(self.settings.delays, self.compute_time, self.task.num_workers)
-        self.agenda = Agenda(self.plan, compute, self._seconds)
+    def _load_own_state(self, document: dict[str, Any]) -> None:
+        self.agenda = self._new_agenda()
         self.agenda.load(document["agenda"])
-        self.engine.load_state(document["state"])
         self.engine.workers.updates.copy_(document["updates"])
         device = self.engine.device
         self._taken = {link: taken.to(device) for link, taken in document["taken"].items()}
@@ -225,22 +179,4 @@ class AsynchronousSimulation:
         for carried, saved in zip(self.engine.carried, document["carried"], strict=True):
             for tensor, value in zip(carried, saved, strict=True):
                 tensor.copy_(value)
-        self._in_step.progress = Progress.read(document.get("progress", document))  # flat in 0.2
-        self._has_begun, self._rates = document["has_begun"], list(document["rates"])
-        self._meetings = document["meetings"]
-
-
-def _check(plan: PlanLike, simulation: Simulation) -> None:
-    problem = None
-    if not all(level.process.has_meetings for level in plan.levels):
-        problem = "workers meet in pairs: choose a plan of pairs, with both ways on every link"
-    elif not is_whole(simulation.plan.wire):
-        problem = "messages hold whole values: choose the wire float32"
-    elif simulation.momentum.kind != "local":
-        problem = "a worker's momentum is its own: leave momentum at 'local'"
-    elif simulation.settings.clip is not None:
-        problem = "meetings are not clipped: leave clip out"
-    elif plan.worker_weights is not None:
-        problem = "a worker's own pace weighs it: plan without worker_weights"
-    if problem is not None:
-        raise InputError(f"asynchronously {problem}.")
+        self._rates, self._meetings = list(document["rates"]), document["meetings"]

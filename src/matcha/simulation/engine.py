@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from matcha.errors import InputError
+from matcha.plans import PlanLike
 from matcha.rounds import Round
 from matcha.simulation.execution import (
     Bound,
@@ -37,18 +37,16 @@ from matcha.simulation.mixing import (
     is_whole,
 )
 from matcha.topology import Link
-from matcha.training.momentum import (
-    Momentum,
-    first_moment,
-    make_rule,
-)
+from matcha.training.clipping import allowance
+from matcha.training.momentum import Momentum, first_moment, make_rule
 from matcha.training.optimizers import SGD, Adam, Muon, Optimizer
 from matcha.training.settings import Batching, Execution
 from matcha.training.task import Task
 from matcha.wires import Float, TopK, Wire
 
-_WARMUP = 2
-"""Iterations before any is timed: caches and threads start cold."""
+_WARMUP, _TIMED, _PATIENCE = 2, 8, 2.0
+"""Iterations before any is timed, as caches and threads start cold; those timed; and the seconds
+after which fewer will do."""
 
 
 class Engine:
@@ -111,9 +109,7 @@ class Engine:
         self.rates = torch.zeros(steps, dtype=dtype, device=self.device)
         self.tables: dict[str, Tensor] = {}
         first = task.initial_state()
-        self.carried = [
-            tuple(tensor.to(self.device, copy=True) for tensor in first) for _ in range(m)
-        ]
+        self.carried = [tuple(t.to(self.device, copy=True) for t in first) for _ in range(m)]
         self._rounds: list[Round] = []
         self._met = torch.zeros(steps, m, dtype=torch.bool, device=self.device)
         if self.on_cuda:
@@ -121,49 +117,48 @@ class Engine:
         self._graphs = Graphs(self.device, capture=execution.capture, compiles=execution.compile)
         self._parts: dict[str, Callable[[], None]] = {}
         self._equipment: tuple[object, ...] | None = None
-        self.equip(Float(), Momentum(), ())
+        self.equip()
 
     def equip(
         self,
-        wire: Wire,
-        momentum: Momentum,
-        links: Sequence[Link],
-        *,
-        push_sum: bool = False,
-        relay: bool = False,
-        allowance: float | None = None,
-        average_gradients: bool = False,
-        worker_weights: Sequence[float] | None = None,
+        plan: PlanLike | None = None,
+        momentum: Momentum | None = None,
+        clip: float | None = None,
     ) -> None:
         """Set what messages hold and how momentum and meetings go together.
 
         Costly captures (the gradients) are kept; the rest is captured again.
 
         Args:
-            wire: what messages hold.
-            momentum: settled for the optimizer and the plan.
-            links: of the topology; a wire may remember something of each.
-            push_sum: whether messages go one way without coming round.
-            relay: whether sums are relayed over the links, which are a tree.
-            average_gradients: whether workers step along the mean of their gradients, as with DDP.
-            worker_weights: what workers' gradients are multiplied by.
-            allowance: of `matcha.training.clipping`, where meetings are clipped.
+            plan: whose rounds will be mixed; None: of whole values.
+            momentum: settled for the optimizer and the plan; None: local.
+            clip: as in `Settings`.
 
         Raises:
-            InputError: push-sum or clipping excludes the wire, the momentum or overlap.
+            InputError: mixing, wire, momentum, clipping and overlap exclude each other.
         """
-        asked = (
-            *(wire, momentum, tuple(links), push_sum, relay, allowance, average_gradients),
-            worker_weights,
-        )
+        momentum, levels = momentum or Momentum(), () if plan is None else plan.levels
+        wire: Wire = Float() if plan is None else plan.wire
+        push_sum = any(level.needs_push_sum for level in levels)
+        relay = any(level.mixing == "relay" for level in levels)
+        links: Sequence[Link] = () if plan is None else plan.topology.links
+        if plan is not None and relay:
+            links = sorted({link for matching in plan.matchings for link in matching})
+        weights = None if plan is None else plan.worker_weights
+        limit = None if plan is None or clip is None else allowance(plan, clip)
+        # DDP averages gradients. With SGD the average of the parameters is the same; Adam divides
+        # each worker's gradient by its own noise, so there it is not.
+        as_ddp = bool(plan and plan.strategy == "allreduce" and isinstance(self.optimizer, Adam))
+        asked = (wire, momentum, tuple(links), push_sum, relay, limit, as_ddp, weights)
         if asked == self._equipment:
             return
-        if push_sum and (not is_whole(wire) or momentum.kind != "local" or self.overlap):
+        is_plain = is_whole(wire) and momentum.kind == "local" and not self.overlap
+        if push_sum and not is_plain:
             raise InputError(
                 "messages that go one way without coming round carry whole values after the "
                 "gradient step: leave wire, momentum and overlap at their defaults."
             )
-        if relay and (wire != Float() or momentum.kind != "local" or self.overlap):
+        if relay and not is_plain:
             raise InputError(
                 "relayed sums (relaysum) are of whole float32 values after the gradient step, and "
                 "late: leave wire, momentum and overlap at their defaults."
@@ -178,17 +173,14 @@ class Engine:
                 "a top-k wire remembers where the last average left the workers: leave momentum at "
                 "local, outer steps and overlap out."
             )
-        if allowance is not None and (not is_whole(wire) or momentum.messages > 1):
+        if limit is not None and (not is_whole(wire) or momentum.messages > 1):
             raise InputError(
                 "clip goes with whole values in a simulation, and with one vector per message: "
                 "leave tracking, momentum-tracking and shared momentum out."
             )
-        self._equipment = asked
-        self._averages_gradients = average_gradients
-        self._weights: Tensor | None = None
-        if worker_weights is not None:
-            self._weights = self.workers.updates.new_tensor(list(worker_weights))[:, None]
+        self._equipment, self._averages_gradients = asked, as_ddp
         workers = self.workers
+        self._weights = None if weights is None else workers.updates.new_tensor(weights)[:, None]
         self._graphs.keep("gradients")
         self.momentum_rule = make_rule(
             momentum, self._told, workers.parameters, mixes_first=self.overlap
@@ -205,8 +197,8 @@ class Engine:
             workers.shares = self.mixing.omega
         elif relay:
             self.mixing = RelayMixing(rows, links, self._graphs)
-        elif allowance is not None:
-            self.mixing = ClippedMixing(rows, allowance)
+        elif limit is not None:
+            self.mixing = ClippedMixing(rows, limit)
         elif is_whole(wire):
             steps = self.task.steps_per_epoch
             self.mixing = WholeMixing(rows, steps, self.position, self._graphs)
@@ -214,8 +206,7 @@ class Engine:
             self.mixing = TopKMixing(wire, workers.segments(), rows, self._graphs)
         else:
             self.mixing = WireMixing(wire, workers.segments(), rows, links, self._graphs)
-        shapes = workers.layout.shapes
-        self.message_bytes = momentum.messages * wire.message_bytes(shapes)
+        self.message_bytes = momentum.messages * wire.message_bytes(workers.layout.shapes)
         """What a worker sends in a meeting."""
 
     def reset(self) -> None:
@@ -265,9 +256,8 @@ class Engine:
                     leaves, inputs, targets
                 )
         gradients = torch.autograd.grad(losses.sum(), list(leaves.values()))
-        for target, gradient in zip(
-            self.workers.stacked_updates().values(), gradients, strict=True
-        ):
+        views = self.workers.layout.views(self.workers.updates)
+        for (_, target), gradient in zip(views, gradients, strict=True):
             target.copy_(gradient)
         self.losses.add_(losses.detach())
 
@@ -276,72 +266,58 @@ class Engine:
         return self.task.loss(Bound(self.workers.template, parameters), x, y, ())[0]
 
     def _direct(self) -> None:
-        self._told.direct(self.workers.parameters, self.workers.updates, self.memory)
-
-    def _apply(self) -> None:
-        rate = self.rates.index_select(0, self.position)
-        self.workers.parameters.addcmul_(self.workers.updates, rate, value=-1)
-
-    # Two ways to run the parts.
-
-    def _run(self, name: str) -> None:
-        self._graphs.run(name, self._parts[name])
-
-    def _ordered_parts(self) -> dict[str, Callable[[], None]]:
-        """The iteration's parts in their order."""
-        before: dict[str, Callable[[], None]] = {"gradients": self._gradients}
-        if not self.overlap:
-            return before | {"step": self._step} | self.mixing.parts() | {"after": self._after}
-        parts = before | {"direct": self._turn_and_direct} | self.mixing.parts()
-        return parts | {"apply": self._apply_last, "after": self._after}
-
-    def _step(self) -> None:
-        """Gradient → step, with what momentum does around it."""
-        x, updates = self.workers.parameters, self.workers.updates
-        self._adjust_gradients()
-        self.momentum_rule.before_step(x, self.memory)
-        if self._fused is None:
-            self._direct()
-            self._apply()
-        else:
-            rate = self.rates.index_select(0, self.position)[0]
-            self._fused.step_fused(x, updates, self.memory, rate)
-        self.momentum_rule.after_step(x, self.rates.index_select(0, self.position))
-        self.momentum_rule.before_round(x, self._meeting())
-
-    def _meeting(self) -> Tensor:
-        """Which workers take part in the iteration's round, as a column."""
-        return self._met.index_select(0, self.position)[0].unsqueeze(1)
-
-    def _adjust_gradients(self) -> None:
+        """Gradient → direction."""
         updates = self.workers.updates
         if self._weights is not None:
             updates.mul_(self._weights)
         if self._averages_gradients:
             updates.copy_(updates.mean(0, keepdim=True).expand_as(updates))
         self.momentum_rule.adjust_gradient(updates)
-
-    def _turn_and_direct(self) -> None:
-        self._adjust_gradients()
         self.momentum_rule.before_step(self.workers.parameters, self.memory)
-        self._direct()
+        if self._fused is None:
+            self._told.direct(self.workers.parameters, updates, self.memory)
 
-    def _apply_last(self) -> None:
-        rate = self.rates.index_select(0, self.position)
-        self.momentum_rule.after_step(self.workers.parameters, rate)
-        self._apply()
+    def _step(self) -> None:
+        """Gradient → step, and what momentum does between it and the round."""
+        x, rate = self.workers.parameters, self._rate()
+        self._direct()
+        if self._fused is None:
+            x.addcmul_(self.workers.updates, rate, value=-1)
+        else:
+            self._fused.step_fused(x, self.workers.updates, self.memory, rate[0])
+        self.momentum_rule.after_step(x, rate)
+        self.momentum_rule.before_round(x, self._meeting())
+
+    def _step_last(self) -> None:
+        """The step along directions from before the round."""
+        x, rate = self.workers.parameters, self._rate()
+        self.momentum_rule.after_step(x, rate)
+        x.addcmul_(self.workers.updates, rate, value=-1)
 
     def _after(self) -> None:
-        rate = self.rates.index_select(0, self.position)
         x = self.workers.parameters
-        self.momentum_rule.after_round(x, self.memory, rate, self._meeting())
+        self.momentum_rule.after_round(x, self.memory, self._rate(), self._meeting())
 
-    def directions(self) -> Tensor:
-        """Every worker's last update direction u; with Adam fused, its gradient."""
-        if not isinstance(self._fused, SGD):
-            return self.workers.updates
-        matrices = self.workers.parameters, self.workers.updates, self.memory
-        return self._fused.directions(*matrices)
+    def _rate(self) -> Tensor:
+        return self.rates.index_select(0, self.position)
+
+    def _meeting(self) -> Tensor:
+        """Which workers take part in the iteration's round, as a column."""
+        return self._met.index_select(0, self.position)[0].unsqueeze(1)
+
+    # Running them.
+
+    def _ordered_parts(self) -> dict[str, Callable[[], None]]:
+        """The iteration's parts in their order."""
+        parts, mixing = {"gradients": self._gradients}, self.mixing.parts()
+        if self.overlap:
+            parts |= {"direct": self._direct} | mixing | {"apply": self._step_last}
+        else:
+            parts |= {"step": self._step} | mixing
+        return parts | {"after": self._after}
+
+    def _run(self, name: str) -> None:
+        self._graphs.run(name, self._parts[name])
 
     def begin_epoch(self, epoch: int, rates: Sequence[float], rounds: Sequence[Round]) -> None:
         """Fill the tables that the epoch's iterations read.
@@ -351,11 +327,15 @@ class Engine:
             rates: the learning rate of each iteration.
             rounds: what is exchanged in each iteration.
         """
-        steps = self.task.steps_per_epoch
-        assert len(rates) == len(rounds) == steps
+        assert len(rates) == len(rounds) == self.task.steps_per_epoch
         self._rounds = list(rounds)
         self.rates.copy_(torch.as_tensor(rates, dtype=self.rates.dtype))
-        self._fill(self.task.tables(epoch))
+        for name, array in self.task.tables(epoch).items():
+            host = torch.from_numpy(array)
+            if name not in self.tables:
+                self.tables[name] = host.to(self.device)
+            else:
+                self.tables[name].copy_(host)
         self.mixing.fill(rounds)
         met = np.zeros(self._met.shape, dtype=np.bool_)
         for k, round in enumerate(rounds):
@@ -364,7 +344,10 @@ class Engine:
         self._begin()
         self._parts = self._ordered_parts()
         if self._graphs.missing(self._parts):
-            self._capture()
+            kept = {name: tensor.clone() for name, tensor in self._tensors().items()}
+            self._graphs.capture(self._parts, self._begin)
+            self.load_state(kept)
+            self._begin()
 
     def _begin(self) -> None:
         self.position.fill_(-1)
@@ -372,14 +355,6 @@ class Engine:
         for carried in self.carried:
             for tensor in carried:
                 tensor.zero_()
-
-    def _fill(self, tables: dict[str, npt.NDArray[np.generic]]) -> None:
-        for name, array in tables.items():
-            host = torch.from_numpy(array)
-            if name not in self.tables:
-                self.tables[name] = host.to(self.device)
-            else:
-                self.tables[name].copy_(host)
 
     def step(self, index: int) -> None:
         """Iteration ``index`` of the epoch: gradients, update and mixing."""
@@ -418,32 +393,49 @@ class Engine:
         own = slice(worker, worker + 1)
         self._told.direct(self.workers.parameters[own], self.workers.updates[own], memory)
 
-    def time_gradients(self, repetitions: int = 8, patience: float = 2.0) -> float:
+    def directions(self) -> Tensor:
+        """Every worker's last update direction u; with Adam fused, its gradient."""
+        if not isinstance(self._fused, SGD):
+            return self.workers.updates
+        matrices = self.workers.parameters, self.workers.updates, self.memory
+        return self._fused.directions(*matrices)
+
+    def time_gradients(self) -> float:
         """Seconds of one worker's gradient: the least of some iterations, after a warm-up.
 
         What else the machine does only ever adds to them. Between `begin_epoch` and `reset`: losses
         and position are not what an epoch left.
-
-        Args:
-            repetitions: iterations to time.
-            patience: seconds after which fewer will do.
         """
         seconds: list[float] = []
-        steps = self.task.steps_per_epoch
-        for number in range(_WARMUP + repetitions):
-            self.position.fill_(number % steps - 1)
+        for number in range(_WARMUP + _TIMED):
+            self.position.fill_(number % self.task.steps_per_epoch - 1)
             self._synchronize()
             started = time.perf_counter()
             self._run("gradients")
             self._synchronize()
             seconds.append(time.perf_counter() - started)
-            if number >= _WARMUP and sum(seconds) > patience:
+            if number >= _WARMUP and sum(seconds) > _PATIENCE:
                 break
         return min(seconds[_WARMUP:]) / self.task.num_workers
 
     def _synchronize(self) -> None:
         if self.on_cuda:
             torch.cuda.synchronize(self.device)
+
+    @contextlib.contextmanager
+    def _fork(self) -> Iterator[Callable[[int], contextlib.AbstractContextManager[object]]]:
+        """Side streams on CUDA that start after what was queued and are joined at the end."""
+        if not self.on_cuda or len(self._streams) == 1:
+            yield lambda _: contextlib.nullcontext()
+            return
+        main = torch.cuda.current_stream(self.device)
+        for stream in self._streams:
+            stream.wait_stream(main)
+        yield lambda i: torch.cuda.stream(self._streams[i % len(self._streams)])
+        for stream in self._streams:
+            main.wait_stream(stream)
+
+    # Workers that come and go, and checkpoints.
 
     def hand_over(self, donor: int, worker: int) -> None:
         """Give a worker that comes back all of another's state; what links remember stays."""
@@ -463,19 +455,11 @@ class Engine:
             rows[stay] += mean - rows[stay].mean(0)
         rows[sorted(joined)] = mean
 
-    def forget(self, links: Collection[Link]) -> None:
-        """Drop what some links remember: their connections are new."""
-        self.mixing.forget(links)
-
     def park(self, present: Sequence[int]) -> None:
         """Put absent workers where they change neither the average nor the spread: in the mean."""
         absent = [i for i in range(self.task.num_workers) if i not in present]
         for rows in (self.workers.parameters, self.workers.buffers) if absent else ():
             rows[absent] = rows[list(present)].mean(0)
-
-    def mean_losses(self, steps: int) -> Tensor:
-        """Each worker's training loss, averaged over the epoch's first ``steps`` iterations."""
-        return self.losses.cpu() / steps
 
     def _worker_tensors(self) -> dict[str, Tensor]:
         """All that workers hold, a row per worker, and single numbers of all."""
@@ -499,25 +483,3 @@ class Engine:
             raise InputError("the checkpoint belongs to another model, optimizer or worker count")
         for name, tensor in named.items():
             tensor.copy_(state[name])
-
-    # CUDA: streams and capture.
-
-    @contextlib.contextmanager
-    def _fork(self) -> Iterator[Callable[[int], contextlib.AbstractContextManager[object]]]:
-        """Side streams that start after what was queued before and are joined at the end."""
-        if not self.on_cuda or len(self._streams) == 1:
-            yield lambda _: contextlib.nullcontext()
-            return
-        main = torch.cuda.current_stream(self.device)
-        for stream in self._streams:
-            stream.wait_stream(main)
-        yield lambda i: torch.cuda.stream(self._streams[i % len(self._streams)])
-        for stream in self._streams:
-            main.wait_stream(stream)
-
-    def _capture(self) -> None:
-        """Record the parts as CUDA graphs; the state is what it was before."""
-        kept = {name: tensor.clone() for name, tensor in self._tensors().items()}
-        self._graphs.capture(self._parts, self._begin)
-        self.load_state(kept)
-        self._begin()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
@@ -36,10 +37,8 @@ class Layout:
     @classmethod
     def of(cls, shapes: dict[str, torch.Size], *, channels_last: bool = False) -> Layout:
         """Lay out tensors of these shapes one after another."""
-        offsets, end = [], 0
-        for shape in shapes.values():
-            offsets.append(end)
-            end += -(-math.prod(shape) // ALIGNMENT) * ALIGNMENT
+        sizes = (-(-math.prod(shape) // ALIGNMENT) * ALIGNMENT for shape in shapes.values())
+        *offsets, end = accumulate(sizes, initial=0)
         return cls(
             names=tuple(shapes),
             shapes=tuple(shapes.values()),
@@ -71,17 +70,6 @@ class Layout:
         return value.reshape(-1)
 
 
-def _owner(module: nn.Module, name: str) -> tuple[nn.Module, str]:
-    path, _, leaf = name.rpartition(".")
-    return module.get_submodule(path), leaf
-
-
-def _shell(module: nn.Module) -> nn.Module:
-    """A copy of a module that shares its tensors until they are replaced."""
-    tensors = [*module.parameters(), *module.buffers()]
-    return copy.deepcopy(module, {id(tensor): tensor for tensor in tensors})
-
-
 class Workers:
     """m copies of one model whose parameters, gradients and buffers are rows of flat matrices.
 
@@ -89,15 +77,9 @@ class Workers:
     two names) stay tied. Counters such as BatchNorm's ``num_batches_tracked`` are dropped: nothing
     here reads them, and each costs a kernel per iteration.
 
-    Args:
-        template: the model; it is left unchanged.
-        num_workers: m.
-        device: where the matrices live.
-        dtype: of the parameters that the optimizer updates.
-        compute_dtype: of the weights that the forward pass reads; where it differs from ``dtype``,
-            parameters with two or more axes are read from a lower-precision copy refreshed once per
-            iteration for all workers, which is what autocast does one weight at a time.
-        channels_last: storage order of convolution kernels.
+    Parameters have the precision ``dtype``, in which the optimizer updates them. Where the forward
+    pass reads another, ``compute_dtype``, those with two or more axes are read from a copy that is
+    refreshed once per iteration for all workers: what autocast does one weight at a time.
     """
 
     def __init__(
@@ -112,15 +94,11 @@ class Workers:
     ) -> None:
         self.num_workers = num_workers
         self.template = template
-        shared = {id(value): name for name, value in template.named_parameters()}
-        parameters = dict(template.named_parameters())
-        self.layout = Layout.of(
-            {name: value.shape for name, value in parameters.items()}, channels_last=channels_last
-        )
-        buffers = {n: b for n, b in template.named_buffers() if b.is_floating_point()}
-        counters = [n for n, b in template.named_buffers() if not b.is_floating_point()]
-        self.buffer_layout = Layout.of({name: value.shape for name, value in buffers.items()})
-        self.num_parameters = sum(value.numel() for value in parameters.values())
+        shapes = {name: value.shape for name, value in template.named_parameters()}
+        buffers = {n: b.shape for n, b in template.named_buffers() if b.is_floating_point()}
+        self.layout = Layout.of(shapes, channels_last=channels_last)
+        self.buffer_layout = Layout.of(buffers)
+        self.num_parameters = sum(map(math.prod, shapes.values()))
 
         self.parameters = torch.zeros(num_workers, self.layout.size, dtype=dtype, device=device)
         self.buffers = torch.zeros(num_workers, self.buffer_layout.size, dtype=dtype, device=device)
@@ -132,19 +110,15 @@ class Workers:
         low = compute_dtype is not None and compute_dtype != dtype
         self.low = self.parameters.to(compute_dtype) if low else None
 
-        aliases = [
-            (name, shared[id(value)])
-            for name, value in template.named_parameters(remove_duplicate=False)
-        ]
-        self.modules = [self._module(i, aliases, counters) for i in range(num_workers)]
+        self.modules = [self._module(i) for i in range(num_workers)]
         self.leaves: list[list[nn.Parameter]] = []
         """Each worker's parameters in the layout's order: what gradients are taken by."""
         self._targets: list[list[tuple[list[int], list[Tensor]]]] = []
-        for i, module in enumerate(self.modules):
+        for module, row in zip(self.modules, self.updates, strict=True):
             named = dict(module.named_parameters())
             leaves = [named[name] for name in self.layout.names]
             self.leaves.append(leaves)
-            spans = [span for _, span in self.layout.spans(self.updates[i])]
+            spans = [span for _, span in self.layout.spans(row)]
             # One group a dtype: a multi-tensor copy is one kernel only if all dtypes agree.
             groups = [
                 [k for k, leaf in enumerate(leaves) if leaf.dtype == kind]
@@ -162,69 +136,58 @@ class Workers:
                 for name, view in layout.views(matrix):
                     view.copy_(values[name])
 
-    def _module(
-        self, worker: int, aliases: list[tuple[str, str]], counters: list[str]
-    ) -> nn.Module:
-        module = _shell(self.template)
-        views = dict(self.layout.views(self.parameters[worker]))
-        if self.low is not None:
-            low = dict(self.layout.views(self.low[worker]))
-            views = {name: low[name] if view.dim() > 1 else view for name, view in views.items()}
-        leaves = {name: nn.Parameter(view) for name, view in views.items()}
-        for name, source in aliases:
+    def _module(self, worker: int) -> nn.Module:
+        """A copy of the template that shares no tensor with it: all are views of a worker's row."""
+        tensors = [*self.template.parameters(), *self.template.buffers()]
+        module = copy.deepcopy(self.template, {id(tensor): tensor for tensor in tensors})
+        leaves = {n: nn.Parameter(view) for n, view in self._weights(worker).items()}
+        first = {id(value): name for name, value in self.template.named_parameters()}
+        for name, value in self.template.named_parameters(remove_duplicate=False):
             owner, leaf = _owner(module, name)
-            setattr(owner, leaf, leaves[source])
-        for name, view in self.buffer_layout.views(self.buffers[worker]):
+            setattr(owner, leaf, leaves[first[id(value)]])
+        views = dict(self.buffer_layout.views(self.buffers[worker]))
+        for name, _ in self.template.named_buffers():
             owner, leaf = _owner(module, name)
             # `.data` gives each buffer a version counter of its own: compiled code saves running
             # statistics for the backward pass and would take its neighbours' updates for its own.
-            owner._buffers[leaf] = view.data
-        for name in counters:
-            owner, leaf = _owner(module, name)
-            owner._buffers[leaf] = None
+            owner._buffers[leaf] = views[name].data if name in views else None
         return module.train()
+
+    def _weights(self, rows: int | slice) -> dict[str, Tensor]:
+        """Views of parameters, weights from the low-precision copy where there is one."""
+        views = dict(self.layout.views(self.parameters[rows]))
+        if self.low is not None:
+            low = dict(self.layout.views(self.low[rows]))
+            shapes = zip(self.layout.names, self.layout.shapes, strict=True)
+            views |= {name: low[name] for name, shape in shapes if len(shape) > 1}
+        return views
+
+    def stacked(self) -> dict[str, Tensor]:
+        """Every parameter of all workers at once, the worker the first axis; views."""
+        return self._weights(slice(None))
 
     def refresh(self) -> None:
         """Bring the low-precision copy of the parameters up to date."""
         if self.low is not None:
             self.low.copy_(self.parameters)
 
-    def store_gradients(self, worker: int, gradients: tuple[Tensor, ...]) -> None:
+    def store_gradients(self, worker: int, gradients: Sequence[Tensor]) -> None:
         """Write one worker's gradients, in the layout's order, into its row."""
         for group, spans in self._targets[worker]:
             torch._foreach_copy_(spans, [self.layout.ravel(gradients[k]) for k in group])
 
-    def stacked(self) -> dict[str, Tensor]:
-        """Every parameter of all workers at once, the worker the first axis; views.
-
-        Weights come from the low-precision copy where there is one.
-        """
-        views = dict(self.layout.views(self.parameters))
-        if self.low is not None:
-            low = dict(self.layout.views(self.low))
-            views = {name: low[name] if view.dim() > 2 else view for name, view in views.items()}
-        return views
-
-    def stacked_updates(self) -> dict[str, Tensor]:
-        """The same views of the gradient matrix."""
-        return dict(self.layout.views(self.updates))
-
     def segments(self) -> list[Segment]:
         """Where each parameter lies in a row, for wires; convolution kernels in storage order."""
-        layout = self.layout
-        return [
-            Segment(offset=offset, shape=tuple(shape))
-            for shape, offset in zip(layout.shapes, layout.offsets, strict=True)
-        ]
+        places = zip(self.layout.offsets, self.layout.shapes, strict=True)
+        return [Segment(offset=offset, shape=tuple(shape)) for offset, shape in places]
 
     def average(self) -> nn.Module:
         """A new module with the mean of all workers' parameters and buffers, in evaluation mode."""
         module = copy.deepcopy(self.template).to(self.parameters.device, self.parameters.dtype)
-        named = dict(module.named_parameters())
+        held = dict(module.named_parameters()) | dict(module.named_buffers())
         with torch.no_grad():
             for name, view in self.layout.views(self._mean()):
-                named[name].copy_(view)
-            held = dict(module.named_buffers())
+                held[name].copy_(view)
             for name, view in self.buffer_layout.views(self.buffers.mean(0)):
                 held[name].copy_(view)
         if self.layout.channels_last:
@@ -233,10 +196,7 @@ class Workers:
 
     def consensus_distance(self) -> float:
         """(1/m) Σᵢ ‖xᵢ − x̄‖²: how far the workers stand from their mean."""
-        if self.shares is None:
-            return mean_squared_deviation(self.parameters)
-        spread = (self.parameters - self._mean()).square_().sum(dtype=torch.float64)
-        return float(spread) / len(self.parameters)
+        return mean_squared_deviation(self.parameters, self._mean())
 
     def _mean(self) -> Tensor:
         """The mean of the workers' parameters; by push-sum's weights Σx/Σω."""
@@ -245,11 +205,16 @@ class Workers:
         return (self.parameters * self.shares.to(self.parameters.dtype)).mean(0)
 
 
-def mean_squared_deviation(rows: Tensor) -> float:
-    """(1/m) Σᵢ ‖xᵢ − x̄‖² of a matrix's rows.
+def _owner(module: nn.Module, name: str) -> tuple[nn.Module, str]:
+    path, _, leaf = name.rpartition(".")
+    return module.get_submodule(path), leaf
+
+
+def mean_squared_deviation(rows: Tensor, mean: Tensor | None = None) -> float:
+    """(1/m) Σᵢ ‖xᵢ − x̄‖² of a matrix's rows; x̄ is their mean unless given.
 
     >>> mean_squared_deviation(torch.tensor([[0.0, 1.0], [2.0, 1.0]]))
     1.0
     """
-    spread = (rows - rows.mean(0)).square_().sum(dtype=torch.float64)
+    spread = (rows - (rows.mean(0) if mean is None else mean)).square_().sum(dtype=torch.float64)
     return float(spread) / rows.shape[0]

@@ -17,20 +17,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import TypeAlias
 
-
-@dataclass(kw_only=True, slots=True)
-class _Part:
-    """The moments of one kind of steps."""
-
-    distance: float = 0.0
-    correlation: float = 0.0
-
-    def advance(self, rate: float, spread: float, w: float, memory: float) -> None:
-        step = rate**2 * spread
-        self.distance = w**2 * max(self.distance - 2 * rate * self.correlation + step, 0.0)
-        self.correlation = w * memory * (self.correlation - rate * spread)
+_Moments: TypeAlias = tuple[float, float]
+"""D and P of one kind of steps."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -38,15 +29,15 @@ class Forecast:
     """The moments so far."""
 
     momentum: float
-    noise: _Part = field(default_factory=_Part)
-    drift: _Part = field(default_factory=_Part)
+    noise: _Moments = (0.0, 0.0)
+    drift: _Moments = (0.0, 0.0)
     spread: float | None = None
     """V after the last epoch; None before the first."""
 
     def advance(
         self, rates: Sequence[float], spread: float, similarity: float, error: float
     ) -> float:
-        """The consensus distance after some iterations.
+        """The consensus distance after iterations at these learning rates.
 
         Args:
             rates: the learning rate of each.
@@ -60,21 +51,25 @@ class Forecast:
         memory = max(min(similarity, self.momentum), 0.0)
         for k, rate in enumerate(rates, start=1):
             v = _between(before, spread, k / len(rates))
-            self.noise.advance(rate, (1 - share) * v, w, memory)
-            self.drift.advance(rate, share * v, w, 1.0)
+            self.noise = _advance(self.noise, rate, (1 - share) * v, w, memory)
+            self.drift = _advance(self.drift, rate, share * v, w, 1.0)
         self.spread = spread
-        return self.noise.distance + self.drift.distance
+        return self.noise[0] + self.drift[0]
 
     def state(self) -> list[float | None]:
         """For a checkpoint."""
-        parts = (self.noise, self.drift)
-        return [self.spread, *(v for p in parts for v in (p.distance, p.correlation))]
+        return [self.spread, *self.noise, *self.drift]
 
     def load(self, state: Sequence[float]) -> None:
         """Go on from a checkpoint's."""
         self.spread, *moments = state
-        self.noise = _Part(distance=moments[0], correlation=moments[1])
-        self.drift = _Part(distance=moments[2], correlation=moments[3])
+        self.noise, self.drift = (moments[0], moments[1]), (moments[2], moments[3])
+
+
+def _advance(moments: _Moments, rate: float, spread: float, w: float, memory: float) -> _Moments:
+    distance, correlation = moments
+    distance = w**2 * max(distance - 2 * rate * correlation + rate**2 * spread, 0.0)
+    return distance, w * memory * (correlation - rate * spread)
 
 
 def _between(first: float, last: float, share: float) -> float:

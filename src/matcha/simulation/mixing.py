@@ -32,23 +32,24 @@ def mix_rows(parameters: Tensor, round: Round) -> None:
     """
     if not round:
         return
-    rows = parameters.numpy()
-    active = sorted({worker for link in round.links for worker in link})
+    rows, active = parameters.numpy(), _active(round)
     with np.errstate(over="ignore", invalid="ignore"):  # the loss tells of divergence
-        if len(active) == rows.shape[0]:
+        if len(active) == len(rows):
             rows[:] = round.mix(rows)
-            return
-        rows[active] = round.renumber(active).mix(rows[active])
+        else:
+            rows[active] = round.renumber(active).mix(rows[active])
+
+
+def _active(round: Round) -> list[int]:
+    """The workers that take part in a round."""
+    return sorted({worker for link in round.links for worker in link})
 
 
 def matrices(
     rounds: Sequence[Round], num_workers: int
 ) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
     """W(k) of several rounds, stacked; each distinct round is worked out once."""
-    known: dict[Round, np.ndarray[tuple[int, ...], np.dtype[np.float64]]] = {}
-    for round in rounds:
-        if round not in known:
-            known[round] = round.matrix(num_workers)
+    known = {round: round.matrix(num_workers) for round in set(rounds)}
     return np.stack([known[round] for round in rounds])
 
 
@@ -61,8 +62,8 @@ def mix_product(parameters: Tensor, matrix: Tensor, scratch: Tensor) -> None:
 class Mixing:
     """Applies an epoch's rounds to the workers' rows; what differs is how, and what is remembered.
 
-    Args:
-        rows: what is mixed: the parameters, and what travels with them.
+    The rows are the parameters, and what travels with them; those of some kinds, which send nothing
+    else, the parameters alone.
     """
 
     mixes_always = False
@@ -98,11 +99,7 @@ class Mixing:
 class WholeMixing(Mixing):
     """Whole values: rows in pairs on the host, one small product on a GPU.
 
-    Args:
-        rows: as `Mixing`'s.
-        steps: iterations per epoch.
-        position: the current iteration, on the device.
-        graphs: runs the parts.
+    `position` is the current iteration of `steps` per epoch, on the device.
     """
 
     def __init__(self, rows: Sequence[Tensor], steps: int, position: Tensor, graphs: Graphs):
@@ -137,15 +134,7 @@ class WholeMixing(Mixing):
 
 
 class WireMixing(Mixing):
-    """Rounds over a wire, one matching after another.
-
-    Args:
-        wire: what messages hold.
-        segments: where the parameters lie in a row.
-        rows: as `Mixing`'s.
-        links: of the topology; a wire may remember something of each.
-        graphs: runs the parts.
-    """
+    """Rounds over a wire, which may remember something of each link, a matching after another."""
 
     def __init__(
         self,
@@ -229,14 +218,7 @@ class WireMixing(Mixing):
 
 
 class TopKMixing(Mixing):
-    """Exact averages of the largest movements, with error feedback (`matcha.wires.topk`).
-
-    Args:
-        wire: how much is sent.
-        segments: where the parameters lie in a row.
-        rows: the parameters alone.
-        graphs: runs the parts.
-    """
+    """Exact averages of the largest movements, with error feedback (`matcha.wires.topk`)."""
 
     def __init__(
         self, wire: TopK, segments: Sequence[Segment], rows: Sequence[Tensor], graphs: Graphs
@@ -301,13 +283,7 @@ class PushMixing(Mixing):
 
 
 class RelayMixing(Mixing):
-    """Relayed sums (`matcha.rounds.Relay`), for all workers as products.
-
-    Args:
-        rows: the parameters alone.
-        links: of the tree.
-        graphs: runs the parts.
-    """
+    """Relayed sums (`matcha.rounds.Relay`) over the links of a tree, for all as products."""
 
     def __init__(self, rows: Sequence[Tensor], links: Sequence[Link], graphs: Graphs) -> None:
         super().__init__(rows)
@@ -341,9 +317,7 @@ class RelayMixing(Mixing):
 class ClippedMixing(Mixing):
     """Whole values in meetings that are clipped; `matcha.training.clipping` defines it.
 
-    Args:
-        rows: the parameters alone.
-        allowance: how many times its reach a worker's difference to a partner may be.
+    `allowance` is how many times its reach a worker's difference to a partner may be.
     """
 
     def __init__(self, rows: Sequence[Tensor], allowance: float) -> None:
@@ -359,7 +333,7 @@ class ClippedMixing(Mixing):
 
     def mix(self, index: int) -> None:
         round, x = self.rounds[index], self._x
-        met = sorted({worker for link in round.links for worker in link})
+        met = _active(round)
         moved = (x[met] - self._after[met]).double().square().sum(1).tolist()
         before = self._reach[met].tolist()
         renewed = [renewed_reach(r, way) for r, way in zip(before, moved, strict=True)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal, TypeAlias
 
 from matcha.errors import InputError
@@ -49,12 +50,10 @@ def compute_times(delays: Delays, seconds: float, num_workers: int) -> list[floa
 
 def link_seconds(plan: PlanLike, delays: Delays) -> LinkSeconds:
     """What a meeting takes on a link that has its wires to itself."""
-    known: dict[Link, float] = {}
 
+    @cache
     def seconds(link: Link) -> float:
-        if link not in known:
-            known[link] = delays.of(plan.timing.round_time(((link,),)), plan.timing.unit)
-        return known[link]
+        return delays.of(plan.timing.round_time(((link,),)), plan.timing.unit)
 
     return seconds
 
@@ -66,10 +65,8 @@ class Agenda:
     and goes on. Two that want each other meet as soon as neither is in a meeting; the oldest wish
     comes first.
 
-    Args:
-        plan: its rounds say whom a worker wants at which of its own iterations.
-        compute: seconds of each worker's step.
-        seconds: of a meeting over a link.
+    The plan's rounds say whom a worker wants at which of its own iterations; `compute` is what each
+    worker's step takes, `seconds` a meeting over a link.
 
     >>> import matcha
     >>> plan = matcha.plan(matcha.families.path(2), 1.0, "vanilla")
@@ -141,8 +138,6 @@ class Agenda:
             self._under_way.append((self.time + self._seconds(link), link, weight))
             self._begun.append(Happening(what="begin", time=self.time, workers=link, weight=weight))
 
-    # -- in and out -------------------------------------------------------------------------------
-
     def state(self) -> dict[str, Any]:
         """Where it is, in plain values."""
         return {
@@ -169,10 +164,8 @@ class Agenda:
 class LinkClock:
     """When each worker has finished an iteration, if it waits for its partners only.
 
-    Args:
-        compute: seconds of each worker's gradient.
-        seconds: of an exchange over a link.
-        beside: whether a round's exchange runs beside the gradient, from the iteration's beginning.
+    `compute` is what each worker's gradient takes, `seconds` an exchange over a link; `beside` the
+    gradient it runs from the iteration's beginning.
 
     >>> pair = Round(matchings=(((0, 1),),), indices=(0,), mixing="pairwise", weight=0.5)
     >>> clock = LinkClock([1.0, 4.0, 1.0], lambda link: 0.5, beside=False)
@@ -186,12 +179,7 @@ class LinkClock:
         self.times = [0.0] * len(self.compute)
 
     def iterate(self, round: Round, average: float = 0.0) -> None:
-        """Let all workers finish an iteration.
-
-        Args:
-            round: what is exchanged in it.
-            average: seconds of an average over all, where that is the round.
-        """
+        """Let all workers finish an iteration; `average`: seconds of a round that averages all."""
         computed = [time + own for time, own in zip(self.times, self.compute, strict=True)]
         free = list(self.times if self._beside else computed)
         if round.is_all_reduce and round:

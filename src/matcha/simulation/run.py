@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,6 @@ from matcha.simulation.forecast import Forecast
 from matcha.simulation.mixing import is_whole
 from matcha.simulation.pace import LinkClock, compute_times, link_seconds
 from matcha.strategies import with_events
-from matcha.training.clipping import allowance
 from matcha.training.differing import correction, data_differ
 from matcha.training.evaluation import (
     Score,
@@ -35,13 +34,11 @@ from matcha.training.evaluation import (
 )
 from matcha.training.jobs import Progress, check_identity, check_schema, identity
 from matcha.training.momentum import Momentum, parse_momentum, resolve_momentum
-from matcha.training.optimizers import SGD, Adam
+from matcha.training.optimizers import SGD
 from matcha.training.rates import Constant
 from matcha.training.settings import Settings
 from matcha.training.task import KnownGradient, Task, dealt, generator
 from matcha.wires import TopK
-
-CHECKPOINT_SCHEMA = "matcha.simulation-checkpoint/1"
 
 
 class Simulation:
@@ -63,6 +60,8 @@ class Simulation:
     workers' state. A run that diverges ends with that record.
     """
 
+    _schema = "matcha.simulation-checkpoint/1"
+
     def __init__(
         self,
         task: Task,
@@ -76,9 +75,8 @@ class Simulation:
         self.events = events or Events()
         plan = with_events(plan, self.events)
         self.events.check(plan)
-        whole, task = task, dealt(task, plan)
+        self._whole, task = task, dealt(task, plan)
         self.task, self.plan, self.settings = task, plan, settings
-        self._whole = whole
         if engine is None:
             engine = Engine(
                 task, settings.optimizer, overlap=settings.overlap, execution=settings.execution
@@ -87,48 +85,9 @@ class Simulation:
             theirs = (engine.task, engine.optimizer, engine.overlap, engine.execution)
             if theirs != (task, settings.optimizer, settings.overlap, settings.execution):
                 raise InputError("the engine was made for another task or for other settings")
-        push_sum = any(level.needs_push_sum for level in plan.levels)
-        relay = any(level.mixing == "relay" for level in plan.levels)
-        self.momentum = resolve_momentum(settings.momentum, settings.optimizer, plan)
-        is_auto = parse_momentum(settings.momentum) is None and plan.outer is None
-        is_top_k = isinstance(plan.wire, TopK)
-        if is_auto and (push_sum or relay or is_top_k):  # which go with no other
-            self.momentum = Momentum()
-        elif is_auto and not (plan.topology.directed or self.events.takes_workers):
-            better = correction(settings)
-            if better is not None and data_differ(task, settings.execution):
-                self.momentum = resolve_momentum(better, settings.optimizer, plan)
-        if self.momentum.kind == "exact-diffusion" and self.events.losses:
-            raise InputError(
-                "corrections of exact diffusion cancel only while all workers are there: leave "
-                "the losses out, or use another momentum"
-            )
-        if is_top_k and (self.events.takes_workers or self.events.losses):
-            raise InputError(
-                "a top-k wire needs all workers in each average: leave the events out, or use "
-                "another wire"
-            )
-        if plan.worker_weights is not None and not isinstance(settings.optimizer, SGD):
-            raise InputError(
-                "worker_weights multiply gradients, which Adam divides by their size: use SGD, or "
-                "plan without worker_weights."
-            )
-        longest = None if settings.clip is None else allowance(plan, settings.clip)
-        tree = {link for matching in plan.matchings for link in matching}
-        links = sorted(tree) if relay else plan.topology.links
-        # DDP averages gradients. With SGD the average of the parameters is the same; Adam divides
-        # each worker's gradient by its own noise, so there it is not.
-        as_ddp = plan.strategy == "allreduce" and isinstance(settings.optimizer, Adam)
-        engine.equip(
-            plan.wire,
-            self.momentum,
-            links,
-            push_sum=push_sum,
-            relay=relay,
-            allowance=longest,
-            average_gradients=as_ddp,
-            worker_weights=plan.worker_weights,
-        )
+        self.momentum = _settle_momentum(task, plan, settings, self.events)
+        _check(plan, settings, self.momentum, self.events)
+        engine.equip(plan, self.momentum, settings.clip)
         engine.reset()
         self.engine = engine
         self.progress = Progress()
@@ -172,6 +131,14 @@ class Simulation:
         """The average model on training and held-out data."""
         return score(self.average(), self._whole, self.settings)
 
+    def _evaluated(self, due: bool) -> dict[str, Any]:
+        """What a record says of the average model, which is evaluated where it is due."""
+        if not due or self.progress.diverged:
+            return {}
+        found = self.evaluate()
+        self.progress.add(found)
+        return found.fields()
+
     def _advance(self) -> Record:
         """One epoch."""
         task, plan, steps = self.task, self.plan, self.task.steps_per_epoch
@@ -181,13 +148,14 @@ class Simulation:
         gone = self.events.gone(first + steps - 1)
         present = [worker for worker in range(task.num_workers) if worker not in gone]
         rounds = [self.events.round(plan, first + k) for k in range(steps)]
-        rates = [self._rate(progress.epoch + k / steps) for k in range(steps)]
+        schedule, losses = self.settings.schedule, progress.test_losses
+        rates = [schedule.rate(progress.epoch + k / steps, losses) for k in range(steps)]
         # Dropout is all that draws from torch's own generator: an epoch's draws depend on the
         # epoch alone, and the caller's generator is left as it was.
         with seeded(self.engine.device, task.seed, progress.epoch):
             self.engine.begin_epoch(progress.epoch, rates, rounds)
             self._steps(steps)
-            own_loss = float(self.engine.mean_losses(steps)[present].mean())
+            own_loss = float((self.engine.losses.cpu() / steps)[present].mean())
         units = self.momentum.messages * sum(
             self.events.round_time(plan, round, first + k) for k, round in enumerate(rounds)
         )
@@ -200,22 +168,20 @@ class Simulation:
         progress.seconds += compute + comm
         progress.worker_loss = own_loss
         self.engine.park(present)
-        due = self.settings.is_due(progress.epoch) and not progress.diverged
-        result = self.evaluate() if due else None
-        if result:
-            progress.add(result)
+        found = self._evaluated(self.settings.is_due(progress.epoch))
+        known = isinstance(task, KnownGradient)
         return Record(
             iteration=self.iteration,
             epoch=float(progress.epoch),
-            **(result.fields() if result else {}),
+            **found,
             worker_loss=own_loss,
             consensus_distance=self.engine.workers.consensus_distance()
             * task.num_workers
             / len(present),
-            function_distance=self._function_distance(present) if due else None,
+            function_distance=self._function_distance(present) if found else None,
             predicted_consensus=self._predicted(rates),
             learning_rate=rates[-1],
-            gradient_norm=self._gradient_average(),
+            gradient_norm=self._gradient_sum / self.iteration if known else None,
             gradient_bound=self._gradient_bound(rates[-1]),
             comm_units=progress.comm_units,
             megabytes_sent=progress.megabytes,
@@ -257,10 +223,6 @@ class Simulation:
         beside = self.settings.overlap
         return LinkClock(compute, link_seconds(self.plan, delays), beside=beside)
 
-    def take_clock(self, seconds: float) -> None:
-        """Take the seconds per gradient from the run that is resumed."""
-        self._compute_time = seconds
-
     def _messages(self, round: Round) -> float:
         """What a worker sends in a round, in the mean over workers and in messages of a meeting."""
         m = self.task.num_workers
@@ -292,7 +254,8 @@ class Simulation:
             if joined or left:
                 there = {*range(self.task.num_workers)} - self.events.gone(first + k - 1)
                 self.engine.change_team(joined, left, there)
-            self.engine.forget(self.events.new_connections(first + k, self.plan.topology))
+            new = self.events.new_connections(first + k, self.plan.topology)
+            self.engine.mixing.forget(new)
             if isinstance(self.task, KnownGradient):
                 self._gradient_sum += self.task.gradient_norm(self.engine.workers.average())
             self.engine.step(k)
@@ -309,13 +272,6 @@ class Simulation:
             return None
         slowest = max(level.rho for level in self.plan.levels)
         return self.task.gradient_bound(slowest, self.iteration, rate)
-
-    def _gradient_average(self) -> float | None:
-        known = isinstance(self.task, KnownGradient)
-        return self._gradient_sum / self.iteration if known else None
-
-    def _rate(self, epoch: float) -> float:
-        return self.settings.schedule.rate(epoch, self.progress.test_losses)
 
     def _predicted(self, rates: Sequence[float]) -> float | None:
         """The consensus distance that the plan makes of the measured spread of the steps.
@@ -338,18 +294,23 @@ class Simulation:
     def save(self, path: Path) -> None:
         """Write all that the next epoch depends on; a crash while writing leaves the old file."""
         document = {
-            "schema": CHECKPOINT_SCHEMA,
+            "schema": self._schema,
             "identity": identity(self.task, self.plan, self.settings),
             "progress": asdict(self.progress),
-            "gradient_sum": self._gradient_sum,
-            "forecast": self._forecast.state(),
             "compute_seconds": self._compute_time,
             "threads": torch.get_num_threads(),
-            "clock": None if self._clock is None else self._clock.times,
             "state": self.engine.state(),
         }
         with replace_file(path) as partial:
-            torch.save(document, partial)
+            torch.save(document | self._own_state(), partial)
+
+    def _own_state(self) -> dict[str, Any]:
+        """What the next epoch depends on beside the engine and the progress."""
+        return {
+            "gradient_sum": self._gradient_sum,
+            "forecast": self._forecast.state(),
+            "clock": None if self._clock is None else self._clock.times,
+        }
 
     def load(self, path: Path) -> None:
         """Continue from a checkpoint; more epochs may be asked for than when it was written.
@@ -357,29 +318,59 @@ class Simulation:
         Raises:
             InputError: The checkpoint is damaged, or belongs to another plan, task or settings.
         """
+        try:
+            document: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+            found = document["schema"]
+        except Exception as error:
+            raise InputError(f"{str(path)!r} is not a readable checkpoint: {error}") from None
+        check_schema(path, found, self._schema)
         now = identity(self.task, self.plan, self.settings)
-        document = read_checkpoint(path, CHECKPOINT_SCHEMA, now)
+        check_identity(path, document["identity"], now)
         self.engine.load_state(document["state"])
         self.progress = Progress.read(document.get("progress", document))  # flat in 0.2
-        self._gradient_sum = document["gradient_sum"]
-        self._forecast.load(document["forecast"])
         self._compute_time = document["compute_seconds"]
         self.threads = document.get("threads")
+        self._load_own_state(document)
+
+    def _load_own_state(self, document: dict[str, Any]) -> None:
+        self._gradient_sum = document["gradient_sum"]
+        self._forecast.load(document["forecast"])
         if document.get("clock") is not None:
             self._clock = self._new_clock()
             self._clock.times = list(document["clock"])
 
 
-def read_checkpoint(path: Path, schema: str, now: Mapping[str, Any]) -> dict[str, Any]:
-    """What a checkpoint of some schema holds, for a run of the same identity."""
-    try:
-        document: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-        found = document["schema"]
-    except Exception as error:
-        raise InputError(f"{str(path)!r} is not a readable checkpoint: {error}") from None
-    check_schema(path, found, schema)
-    check_identity(path, document["identity"], now)
-    return document
+def _settle_momentum(task: Task, plan: PlanLike, settings: Settings, events: Events) -> Momentum:
+    """How momentum and meetings go together; whether data differ decides what `auto` is."""
+    momentum = resolve_momentum(settings.momentum, settings.optimizer, plan)
+    if parse_momentum(settings.momentum) is not None or plan.outer is not None:
+        return momentum
+    goes_alone = any(level.needs_push_sum or level.mixing == "relay" for level in plan.levels)
+    if goes_alone or isinstance(plan.wire, TopK):
+        return Momentum()
+    better = correction(settings)
+    can_correct = better and not (plan.topology.directed or events.takes_workers)
+    if better and can_correct and data_differ(task, settings.execution):
+        return resolve_momentum(better, settings.optimizer, plan)
+    return momentum
+
+
+def _check(plan: PlanLike, settings: Settings, momentum: Momentum, events: Events) -> None:
+    if momentum.kind == "exact-diffusion" and events.losses:
+        raise InputError(
+            "corrections of exact diffusion cancel only while all workers are there: leave "
+            "the losses out, or use another momentum"
+        )
+    if isinstance(plan.wire, TopK) and (events.takes_workers or events.losses):
+        raise InputError(
+            "a top-k wire needs all workers in each average: leave the events out, or use "
+            "another wire"
+        )
+    if plan.worker_weights is not None and not isinstance(settings.optimizer, SGD):
+        raise InputError(
+            "worker_weights multiply gradients, which Adam divides by their size: use SGD, or "
+            "plan without worker_weights."
+        )
 
 
 def _similarity(last: Tensor, before: Tensor) -> float:

@@ -149,7 +149,7 @@ class Runner:
             else:
                 yield from carry_out(job, simulation, checkpoint, resume=resume)
 
-    def _simulation(self, job: Job) -> Simulation | AsynchronousSimulation:
+    def _simulation(self, job: Job) -> Simulation:
         plan, settings, clock = job.plan, job.settings, self._clock
         engine = self._made[1] if self._made is not None and self._made[0] == job.task else None
         task = job.task.make() if engine is None else engine.task
@@ -164,7 +164,7 @@ class Runner:
         )
 
 
-def quickest_threads(simulation: Simulation | AsynchronousSimulation) -> int:
+def quickest_threads(simulation: Simulation) -> int:
     """How many threads of this process a task's gradients want: all, or one, by measuring once.
 
     Small networks are quicker on one. All must gain a tenth: a choice that hangs on the noise would
