@@ -29,6 +29,7 @@ from torch import nn
 
 import matcha
 from matcha import Plan, families
+from matcha.errors import InputError
 from matcha.simulation import SGD, Adam, Constant, Settings, Task, TaskTrials
 from matcha.strategies import strategy_with
 from matcha.training.optimizers import Optimizer
@@ -179,36 +180,45 @@ def verify(
     seeds: Sequence[int] = SEEDS,
 ) -> dict[str, Any]:
     """Tune, then train every combination on other seeds: how far the choice is from the best."""
-    tuned = workload.tune(workload.trials(TRIAL_SEED), wires, budgets)
     theory = workload.tune(None, wires, budgets)
     measure = Measure(workload, [workload.trials(seed) for seed in seeds])
-    chosen = measure(tuned.best, math.inf)
-    best, best_point = chosen, tuned.best
+    try:
+        tuned = workload.tune(workload.trials(TRIAL_SEED), wires, budgets)
+    except InputError:  # no plan that was tried reached the target
+        points, num_tried, chosen, label = theory.points, None, math.inf, "none"
+    else:
+        points, num_tried = tuned.points, tuned.num_tried
+        chosen, label = measure(tuned.best, math.inf), tuned.best.label
+    best, best_label = chosen, label
     by_theory = math.inf
-    for point in sorted(tuned.points, key=lambda p: p.seconds):
+    for point in sorted(points, key=lambda p: p.seconds):
         is_theory = (point.strategy, point.budget, point.wire) == (
             theory.best.strategy, theory.best.budget, theory.best.wire
         )  # fmt: skip
         seconds = measure(point, math.inf if is_theory else best)
         by_theory = seconds if is_theory else by_theory
         if seconds < best:
-            best, best_point = seconds, point
+            best, best_label = seconds, point.label
     return {
         "task": workload.name,
         "topology": workload.topology,
         "compute": workload.compute,
         "link": workload.link,
         "latency": workload.latency,
-        "combinations": len(tuned.points),
-        "trials": tuned.num_tried,
-        "choice": tuned.best.label,
+        "combinations": len(points),
+        "trials": num_tried,
+        "choice": label,
         "seconds": chosen,
-        "best": best_point.label,
+        "best": best_label,
         "best_seconds": best,
-        "excess": chosen / best - 1,
+        "excess": _excess(chosen, best),
         "theory": theory.best.label,
-        "theory_excess": by_theory / best - 1,
+        "theory_excess": _excess(by_theory, best),
     }
+
+
+def _excess(seconds: float, best: float) -> float:
+    return seconds / best - 1 if math.isfinite(seconds) else math.inf
 
 
 def mean_seconds(trials: Sequence[Remembered], plan: Plan, each: float, limit: float) -> float:
@@ -252,10 +262,15 @@ class Measure:
 
 def line(row: dict[str, Any]) -> str:
     return (
-        f"{row['task']:22s} {row['topology']:22s} {row['choice']:>22s} {row['trials']:6d} "
-        f"{row['seconds']:8.4g} {row['best']:>22s} {row['best_seconds']:8.4g} "
-        f"{100 * row['excess']:6.1f} % {row['theory']:>22s} {_percent(row['theory_excess']):>8s}"
+        f"{row['task']:22s} {row['topology']:22s} {row['choice']:>22s} "
+        f"{row['trials'] or '–':>6} {_seconds(row['seconds']):>8s} "
+        f"{row['best']:>22s} {_seconds(row['best_seconds']):>8s} "
+        f"{_percent(row['excess']):>8s} {row['theory']:>22s} {_percent(row['theory_excess']):>8s}"
     )
+
+
+def _seconds(value: float | None) -> str:
+    return "–" if value is None or not math.isfinite(value) else f"{value:.4g}"
 
 
 def _percent(value: float | None) -> str:
@@ -263,9 +278,10 @@ def _percent(value: float | None) -> str:
 
 
 def describe(rows: Sequence[dict[str, Any]]) -> str:
-    near = sum(row["excess"] <= NEAR for row in rows)
-    known = [row["theory_excess"] for row in rows if row["theory_excess"] is not None]
-    theory = sum(excess <= NEAR for excess in known)
+    near, theory = (
+        sum(row[key] is not None and row[key] <= NEAR for row in rows)
+        for key in ("excess", "theory_excess")
+    )
     return "\n".join(
         [
             "matcha.tune's choice against every combination of strategy, budget and wire: seconds "
