@@ -6,7 +6,7 @@ import html
 import math
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -160,19 +160,18 @@ class Plan(AnyPlan):
             raise PlanError(f"the wire {self.wire.name} is for averages, not {self.mixing} mixing.")
         if self.num_colors < 1:
             raise PlanError(f"the number of colours is {self.num_colors!r}, but it is at least 1.")
-        if self.worker_weights is not None:
-            object.__setattr__(self, "worker_weights", self._check_weights(self.worker_weights))
-
-    def _check_weights(self, given: Sequence[float]) -> tuple[float, ...]:
+        given, m = self.worker_weights, self.num_workers
+        if given is None:
+            return
         total = math.fsum(given)
-        if len(given) != self.num_workers or not (0 < total < math.inf and min(given) >= 0):
+        if len(given) != m or not (0 < total < math.inf and min(given) >= 0):
             raise PlanError(
                 f"worker_weights are {list(given)!r}, but they are a number of 0 or more for each "
-                f"of {self.num_workers} workers, such as how many examples it has."
+                f"of {m} workers, such as how many examples it has."
             )
-        if math.isclose(total, self.num_workers, rel_tol=1e-12):  # a file's stay as they are
-            return tuple(map(float, given))
-        return tuple(weight * self.num_workers / total for weight in given)
+        exact = math.isclose(total, m, rel_tol=1e-12)  # a file's stay as they are
+        shares = tuple(float(weight) if exact else weight * m / total for weight in given)
+        object.__setattr__(self, "worker_weights", shares)
 
     # -- its rounds -------------------------------------------------------------------------------
 
@@ -276,15 +275,14 @@ class Plan(AnyPlan):
             InputError: There is no such worker, or at most one would be left.
         """
         gone = sorted(set(workers))
-        return self._reduce(self.process.without(gone), [f"worker {worker}" for worker in gone])
+        return self._reduce(self.process.without(gone), *(f"worker {worker}" for worker in gone))
 
     def without_links(self, links: Iterable[Link]) -> Plan:
         """The plan with some links cut: the same rounds except for the meetings over them."""
-        cut = check_links(self.topology, links)
-        lost = [f"link {i}–{j}" for i, j in sorted(cut)]
-        return self._reduce(self.process.without(links=cut), lost)
+        cut = sorted(check_links(self.topology, links))
+        return self._reduce(self.process.without(links=cut), *(f"link {i}–{j}" for i, j in cut))
 
-    def _reduce(self, process: RoundProcess, lost: list[str]) -> Plan:
+    def _reduce(self, process: RoundProcess, *lost: str) -> Plan:
         if process is self.process:
             return self
         notes = (*self.notes, f"without {', '.join(lost)}.")
@@ -353,31 +351,25 @@ class Plan(AnyPlan):
         Figures are not part of it, so that it never depends on the last bit of an eigenvalue; nor
         is the seed where rounds repeat and nothing is drawn.
         """
-        drawn = self.schedule.period is None
+        parts = {
+            "num_workers": self.num_workers,
+            "links": self.topology.links,
+            "matchings": self.matchings,
+            "schedule": self.schedule.to_json(),
+            "probabilities": self.probabilities,
+            "seed": self.seed if self.schedule.period is None else None,
+            "mixing": self.mixing,
+            **self._choices(),
+        }
         # Weights per link replace α, which then decides nothing.
-        own = {"weight": self.alpha} if self.weights is None else {"weights": self.weights}
-        return fingerprint(
-            own
-            | {
-                "num_workers": self.num_workers,
-                "links": self.topology.links,
-                "matchings": self.matchings,
-                "schedule": self.schedule.to_json(),
-                "probabilities": self.probabilities,
-                "seed": self.seed if drawn else None,
-                "mixing": self.mixing,
-            }
-            | ({} if self.wire == Float() else {"wire": self.wire.name})
-            | self._choices()
-        )
+        parts |= {"weight": self.alpha} if self.weights is None else {"weights": self.weights}
+        return fingerprint(parts | ({} if self.wire == Float() else {"wire": self.wire.name}))
 
     def _choices(self) -> dict[str, Any]:
         """What few plans have, as JSON."""
-        weights = self.worker_weights
-        found = {
-            "outer": None if self.outer is None else asdict(self.outer),
-            "worker_weights": None if weights is None else list(weights),
-        }
+        weights = None if self.worker_weights is None else list(self.worker_weights)
+        outer = None if self.outer is None else asdict(self.outer)
+        found = {"outer": outer, "worker_weights": weights}
         return {name: value for name, value in found.items() if value is not None}
 
     # -- looking at it --------------------------------------------------------------------------
@@ -450,10 +442,12 @@ class Plan(AnyPlan):
             )
         with explain_malformed(PlanError):
             topology = Topology.from_json(document["topology"])
-            probabilities = tuple(float(p) for p in document["probabilities"])
-            seed, weights = operator.index(document["seed"]), document.get("weights")
+            probabilities, seed = (
+                _floats(document["probabilities"]),
+                operator.index(document["seed"]),
+            )
+            weights, counts = document.get("weights"), document.get("worker_weights")
             certificate, outer = document["certificate"], document.get("outer")
-            counts = document.get("worker_weights")
             wire = parse_wire(str(document.get("wire", "float32")))  # 0.1 knew no other
             process = RoundProcess(
                 topology=topology,
@@ -464,9 +458,7 @@ class Plan(AnyPlan):
                 schedule=SCHEDULES.from_json(document["schedule"], probabilities, seed),
                 mixing=document["mixing"],
                 alpha=float(document["alpha"]),
-                weights=None
-                if weights is None
-                else tuple(tuple(float(w) for w in some) for some in weights),
+                weights=None if weights is None else tuple(map(_floats, weights)),
                 gone=frozenset(map(operator.index, document.get("gone", ()))),
             )
             process.remember(**_read_figures(document, process, 1 - wire.residual))
@@ -478,7 +470,7 @@ class Plan(AnyPlan):
                 num_colors=operator.index(document["num_colors"]),
                 wire=wire,
                 outer=None if outer is None else OuterStep(**outer),
-                worker_weights=None if counts is None else tuple(map(float, counts)),
+                worker_weights=None if counts is None else _floats(counts),
                 certificate=None if certificate is None else _read_certificate(certificate),
                 notes=tuple(str(note) for note in document["notes"]),
             )
@@ -502,33 +494,31 @@ class Plan(AnyPlan):
             f"{self.strategy} plan at budget {self.budget:g} for {self.topology}",
             f"  {count_noun(len(self.matchings), 'matching')}, {self.mixing} mixing, {weight}, "
             f"seed {self.seed}",
+        ]
+        if self.consensus_error is not None:
+            lines += [f"  steady-state consensus error {error_in_words(self.consensus_error)}"]
+        time = amount(self.expected_comm_time, self.timing.unit)
+        lines += [
             f"  rho {self.rho:.4f} ({self.rho_kind}), "
             f"algebraic connectivity {self.algebraic_connectivity:.4g}",
-            f"  {amount(self.expected_comm_time, self.timing.unit)} of communication per iteration",
+            f"  {time} of communication per iteration",
         ]
         if self.wire != Float():
             smaller = 1 / self.wire.size_ratio()
-            lines.append(f"  messages: {self.wire.name}, {smaller:.1f} times smaller")
+            lines += [f"  messages: {self.wire.name}, {smaller:.1f} times smaller"]
         if self.outer is not None:
             kind = "Nesterov" if self.outer.nesterov else "heavy-ball"
-            lines.append(
-                f"  outer steps after rounds: rate {self.outer.rate:g}, {kind} momentum "
-                f"{self.outer.momentum:g}"
-            )
-        if self.consensus_error is not None:
-            lines.insert(
-                2, f"  steady-state consensus error {error_in_words(self.consensus_error)}"
-            )
+            step = f"rate {self.outer.rate:g}, {kind} momentum {self.outer.momentum:g}"
+            lines += [f"  outer steps after rounds: {step}"]
         if self.omega is not None:
-            lines.append(
-                f"  push-sum: messages do not come round, and workers' weights go from "
-                f"{min(self.omega):.3g} to {max(self.omega):.3g}"
-            )
+            span = f"{min(self.omega):.3g} to {max(self.omega):.3g}"
+            lines += [
+                f"  push-sum: messages do not come round, and workers' weights go from {span}"
+            ]
         if self.worker_weights is not None:
-            least, most = min(self.worker_weights), max(self.worker_weights)
-            lines.append(f"  workers count {least:.3g} to {most:.3g} times as much as on average")
-        lines += [f"  note: {note}" for note in self.notes]
-        return "\n".join(lines)
+            span = f"{min(self.worker_weights):.3g} to {max(self.worker_weights):.3g}"
+            lines += [f"  workers count {span} times as much as on average"]
+        return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
 
 
 def error_in_words(error: float) -> str:
@@ -555,6 +545,10 @@ def check_budget(budget: float) -> float:
             "choose it in (0, 1]."
         )
     return float(budget)
+
+
+def _floats(values: Iterable[Any]) -> tuple[float, ...]:
+    return tuple(map(float, values))
 
 
 def _read_certificate(document: dict[str, Any]) -> Certificate:

@@ -123,12 +123,10 @@ class StagedPlan(AnyPlan):
     @property
     def notes(self) -> tuple[str, ...]:
         """What a user should know about the levels, in the order in which they are first used."""
-        first: dict[int, int] = {}
-        for stage in self.stages:
-            first.setdefault(stage.level, stage.start)
+        first = {stage.level: stage.start for stage in reversed(self.stages)}
         return tuple(
             f"from iteration {start:,}: {note}"
-            for n, start in first.items()
+            for n, start in sorted(first.items(), key=lambda level: level[1])
             for note in self.levels[n].notes
         )
 
@@ -163,10 +161,9 @@ class StagedPlan(AnyPlan):
         while stop is None or k < stop:
             place = self._stage_at(k)
             stage = self.stages[place]
-            last = self.stages[place + 1].start if place + 1 < len(self.stages) else stop
-            end = stop if last is None else last if stop is None else min(last, stop)
-            level = self.levels[stage.level]
-            for round_ in level.rounds(k - stage.start, None if end is None else end - stage.start):
+            ends = [end for end in (*self._starts[place + 1 : place + 2], stop) if end is not None]
+            last = min(ends) - stage.start if ends else None
+            for round_ in self.levels[stage.level].rounds(k - stage.start, last):
                 yield self._numbered(round_, stage.level)
                 k += 1
 
