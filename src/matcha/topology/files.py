@@ -319,24 +319,23 @@ def from_json(document: Any, weight: Weight | None = None) -> Links:
     schema = document.get("schema", SCHEMA)
     if schema != SCHEMA:
         raise TopologyError(f"its schema is {schema!r}, but {SCHEMA!r} is wanted.")
-    links = [pair(entry) for entry in _list(document, "links") or ()]
-    labels = _list(document, "labels")
-    if labels is not None:
-        labels = [_label(name) for name in labels]
-        links = [(_label_at(labels, i), _label_at(labels, j)) for i, j in links]
-    directed = document.get("directed", False)
-    if not isinstance(directed, bool):
-        raise TopologyError(f"its 'directed' is {directed!r:.60}, but it is true or false.")
-    return {
-        "links": links,
-        "num_workers": _count(document.get("num_workers"), len(links)),
-        "labels": labels,
-        "link_times": _list(document, "link_times", _is_real, "numbers"),
-        "link_latencies": _list(document, "link_latencies", _is_real, "numbers"),
-        "positions": _list(document, "positions", _is_point, "pairs [x, y]"),
-        "name": str(document.get("name", "custom")),
-        "directed": directed,
-    }
+    given = {key: document[key] for key in _MEMBERS if document.get(key) is not None}
+    for key, value in given.items():
+        kind, fits = _MEMBERS[key]
+        if not fits(value):
+            raise TopologyError(f"its {key!r} is {value!r:.60}, but it is {kind}.")
+    links = given["links"] = [pair(entry) for entry in given.get("links", ())]
+    if "labels" in given:
+        labels = given["labels"] = [_hashable(name) for name in given["labels"]]
+        given["links"] = [(_label_at(labels, i), _label_at(labels, j)) for i, j in links]
+    # Before a list of all workers is made: a file may name billions.
+    num_workers = given.get("num_workers", 0)
+    if num_workers > len(links) + 1:
+        raise TopologyError(
+            f"{num_workers:,} workers need at least {num_workers - 1:,} links to be connected, but "
+            f"there are {len(links):,}: add links, or leave num_workers out."
+        )
+    return {"name": "custom"} | given
 
 
 def are_worker_numbers(names: Sequence[Hashable]) -> bool:
@@ -352,51 +351,32 @@ def _label_at(labels: Sequence[Hashable], number: Any) -> Hashable:
     return labels[number]
 
 
-def _list(
-    document: dict[str, Any],
-    key: str,
-    is_kind: Callable[[Any], bool] = lambda item: True,
-    kind: str = "",
-) -> list[Any] | None:
-    """A list in a document, whose items are all of a kind; None where there is none."""
-    value = document.get(key)
-    if value is not None and not isinstance(value, list):
-        raise TopologyError(f"its {key} are {value!r:.60}, but they are a list.")
-    for item in value or ():
-        if not is_kind(item):
-            raise TopologyError(f"its {key} hold {item!r:.60}, but they are {kind}.")
-    return value
+def _is_list(value: Any, fits: Callable[[Any], bool] = lambda item: True) -> bool:
+    return isinstance(value, list) and all(map(fits, value))
 
 
 def _is_real(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _is_point(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 2 and all(map(_is_real, value))
+def _is_name(value: Any) -> bool:
+    return isinstance(value, (str, int, float)) or _is_list(value, _is_name)
 
 
-def _label(name: Any) -> Hashable:
-    """A worker's name as `plain_label` wrote it."""
-    if isinstance(name, list):
-        return tuple(_label(part) for part in name)
-    if not isinstance(name, (str, int, float)):
-        raise TopologyError(f"its labels hold {name!r:.60}, which is not a name.")
-    return name
-
-
-def _count(value: Any, num_links: int) -> int | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or value < 2:
-        raise TopologyError(f"num_workers is {value!r}, but it is a whole number from 2 up.")
-    # Before a list of all of them is made: a file may name billions.
-    if value > num_links + 1:
-        raise TopologyError(
-            f"{value:,} workers need at least {value - 1:,} links to be connected, but there are "
-            f"{num_links:,}: add links, or leave num_workers out."
-        )
-    return value
+_MEMBERS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "links": ("a list of links", _is_list),
+    "num_workers": ("a whole number from 2 up", lambda n: type(n) is int and n >= 2),
+    "labels": ("a list of names", lambda value: _is_list(value, _is_name)),
+    "link_times": ("a list of numbers", lambda value: _is_list(value, _is_real)),
+    "link_latencies": ("a list of numbers", lambda value: _is_list(value, _is_real)),
+    "positions": (
+        "a list of pairs [x, y]",
+        lambda value: _is_list(value, lambda point: _is_list(point, _is_real) and len(point) == 2),
+    ),
+    "name": ("a text", lambda value: isinstance(value, str)),
+    "directed": ("true or false", lambda value: isinstance(value, bool)),
+}
+"""What a document of ours may hold: the arguments of `Topology.from_links`."""
 
 
 def _from_node_link(document: dict[str, Any], weight: Weight | None) -> Links:

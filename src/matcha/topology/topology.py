@@ -59,8 +59,7 @@ class Topology:
     def __post_init__(self) -> None:
         if not self.labels:
             object.__setattr__(self, "labels", tuple(range(self.num_workers)))
-        _check_workers(self)
-        _check_links(self)
+        _check_parts(self)
         _check_connected(self)
 
     # -- making one ---------------------------------------------------------------------------
@@ -171,23 +170,21 @@ class Topology:
 
     def to_json(self) -> dict[str, Any]:
         """The topology as plain JSON values."""
-        document: dict[str, Any] = {
+        numbered = self.labels == tuple(range(self.num_workers))
+        optional = {
+            "directed": self.directed or None,
+            "labels": None if numbered else [plain_label(label) for label in self.labels],
+            "link_times": self.link_times and list(self.link_times),
+            "link_latencies": self.link_latencies and list(self.link_latencies),
+            "positions": self.positions and [list(point) for point in self.positions],
+        }
+        return {
             "schema": SCHEMA,
             "name": self.name,
             "num_workers": self.num_workers,
             "links": [list(link) for link in self.links],
+            **{key: value for key, value in optional.items() if value is not None},
         }
-        if self.directed:
-            document["directed"] = True
-        if self.labels != tuple(range(self.num_workers)):
-            document["labels"] = [plain_label(label) for label in self.labels]
-        if self.link_times is not None:
-            document["link_times"] = list(self.link_times)
-        if self.link_latencies is not None:
-            document["link_latencies"] = list(self.link_latencies)
-        if self.positions is not None:
-            document["positions"] = [list(point) for point in self.positions]
-        return document
 
     def save(self, path: str | Path) -> None:
         """Write the topology as JSON that `Topology.read` takes back unchanged."""
@@ -397,39 +394,34 @@ def _check_distinct(links: Sequence[Link], names: Sequence[Hashable]) -> None:
         seen.add((i, j))
 
 
-def _check_workers(topology: Topology) -> None:
-    m = topology.num_workers
+def _check_parts(topology: Topology) -> None:
+    m, links, labels = topology.num_workers, topology.links, topology.labels
     if m < 2:
         raise TopologyError(f"a topology needs at least 2 workers, but this one has {m}.")
-    if len(topology.labels) != m:
-        raise TopologyError(f"{len(topology.labels)} labels were given for {m} workers.")
+    if len(labels) != m:
+        raise TopologyError(f"{len(labels)} labels were given for {m} workers.")
     if topology.positions is not None and len(topology.positions) != m:
         raise TopologyError(f"{len(topology.positions)} positions were given for {m} workers.")
-
-
-def _check_links(topology: Topology) -> None:
-    _check_distinct(topology.links, topology.labels)
-    m, pair = topology.num_workers, "pair" if topology.directed else "pair i < j"
-    for i, j in topology.links:
+    _check_distinct(links, labels)
+    for i, j in links:
         if not (0 <= i < m and 0 <= j < m) or (j < i and not topology.directed):
-            raise TopologyError(f"link ({i}, {j}) is not a {pair} of workers 0..{m - 1}.")
-    if list(topology.links) != sorted(topology.links):
+            kind = "pair" if topology.directed else "pair i < j"
+            raise TopologyError(f"link ({i}, {j}) is not a {kind} of workers 0..{m - 1}.")
+    if list(links) != sorted(links):
         raise TopologyError("links are not sorted: use Topology.from_links.")
-    times = topology.link_times
+    times, waits = topology.link_times, topology.link_latencies
     if times is None:
-        if topology.link_latencies is not None:
+        if waits is not None:
             raise TopologyError("it has link latencies, but no link times.")
         return
-    if len(times) != len(topology.links):
-        raise TopologyError(f"{len(times)} link times were given for {len(topology.links)} links.")
-    for (i, j), seconds in zip(topology.links, times, strict=True):
+    if len(times) != len(links):
+        raise TopologyError(f"{len(times)} link times were given for {len(links)} links.")
+    for (i, j), seconds in zip(links, times, strict=True):
         if not 0 < seconds <= MAX_SECONDS:
-            ends = f"({topology.labels[i]!r}, {topology.labels[j]!r})"
             raise TopologyError(
-                f"link {ends} has time {seconds!r}: link times are positive seconds, "
-                f"at most {MAX_SECONDS:g}."
+                f"link ({labels[i]!r}, {labels[j]!r}) has time {seconds!r}: link times are "
+                f"positive seconds, at most {MAX_SECONDS:g}."
             )
-    waits = topology.link_latencies
     if waits is not None and not (
         len(waits) == len(times) and all(0 <= w <= t for w, t in zip(waits, times, strict=False))
     ):
@@ -452,27 +444,24 @@ def parts_of(ends: npt.ArrayLike, num_workers: int, *, strong: bool = False) -> 
 
 
 def _check_connected(topology: Topology) -> None:
-    unreached = _unreached(topology.arrows, topology.num_workers)
-    first, labels = topology.labels[0], topology.labels
-    if not topology.directed:
-        if unreached:
-            raise TopologyError(
-                f"the graph is not connected: no path joins worker {first!r} and worker "
-                f"{labels[min(unreached)]!r}; add a link between their parts."
-            )
-        return
     # All workers reach one another where worker 0 reaches all, and all reach worker 0.
-    back = _unreached([(j, i) for i, j in topology.arrows], topology.num_workers)
-    for found in (unreached, back):
-        if found:
-            a, b = (first, labels[min(found)])[:: 1 if found is unreached else -1]
+    for way in (1, -1) if topology.directed else (1,):
+        unreached = _unreached((arrow[::way] for arrow in topology.arrows), topology.num_workers)
+        if not unreached:
+            continue
+        a, b = (topology.labels[0], topology.labels[min(unreached)])[::way]
+        if topology.directed:
             raise TopologyError(
                 f"the graph is not strongly connected: no path leads from worker {a!r} to worker "
                 f"{b!r}; add a link that way, or leave directed out if links carry both ways."
             )
+        raise TopologyError(
+            f"the graph is not connected: no path joins worker {a!r} and worker {b!r}; add a link "
+            "between their parts."
+        )
 
 
-def _unreached(arrows: Iterable[Link], num_workers: int) -> set[int]:
+def _unreached(arrows: Iterable[Sequence[int]], num_workers: int) -> set[int]:
     """The workers that no path from worker 0 reaches."""
     after: list[list[int]] = [[] for _ in range(num_workers)]
     for i, j in arrows:
