@@ -7,7 +7,7 @@ import math
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -70,6 +70,8 @@ class OuterStep:
 class AnyPlan(ABC):
     """What a plan and a staged plan have in common: rounds on a topology, and a file."""
 
+    timing: Timing
+
     @property
     @abstractmethod
     def topology(self) -> Topology:
@@ -105,6 +107,12 @@ class AnyPlan(ABC):
         """
         return drawing.animate(self.topology, list(self.rounds(0, rounds)), values)
 
+    def round_time(self, round: Round) -> float:
+        """The communication time of a round, in the delay model's unit."""
+        if round.is_all_reduce and round:
+            return all_reduce_time(self.timing, self.topology)
+        return self.timing.round_time(round.matchings)
+
     def mixing_matrix(self, k: int) -> npt.NDArray[np.float64]:
         """W(k) as a dense matrix: new x = W(k) @ x, rows are workers. For small m."""
         return self.round(k).matrix(self.num_workers)
@@ -112,10 +120,6 @@ class AnyPlan(ABC):
     def save(self, path: str | Path) -> None:
         """Write the plan as JSON, with a checksum, whole or not at all."""
         save_document(self.to_json(), Path(path))
-
-    def __getstate__(self) -> dict[str, Any]:
-        # A copy or a pickle holds the parts; what was derived from them is derived again.
-        return {part.name: getattr(self, part.name) for part in fields(self)}  # type: ignore[arg-type]
 
     def __str__(self) -> str:
         return self.summary()
@@ -240,10 +244,6 @@ class Plan(AnyPlan):
     def rounds(self, start: int = 0, stop: int | None = None) -> Iterator[Round]:
         """The rounds of iterations start, start + 1, … in order; quicker than one by one."""
         return self.process.rounds(start, stop)
-
-    def round_time(self, round: Round) -> float:
-        """The communication time of a round, in the delay model's unit."""
-        return time_of_round(self.timing, self.topology, round)
 
     def with_process(self, **changes: Any) -> Plan:
         """The plan with parts of its process changed, as `dataclasses.replace` changes them.
@@ -528,13 +528,6 @@ def error_in_words(error: float) -> str:
     ('0.4666', '0', 'unbounded')
     """
     return f"{round(error, 12):.4g}" if math.isfinite(error) else "unbounded"
-
-
-def time_of_round(timing: Timing, topology: Topology, round: Round) -> float:
-    """The communication time of a round, in the delay model's unit."""
-    if round.is_all_reduce and round:
-        return all_reduce_time(timing, topology)
-    return timing.round_time(round.matchings)
 
 
 def check_budget(budget: float) -> float:

@@ -10,15 +10,15 @@ from __future__ import annotations
 import itertools
 import operator
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from matcha._io import explain_malformed, fingerprint, load_document
 from matcha.errors import PlanError
-from matcha.plans.plan import AnyPlan, OuterStep, Plan, time_of_round
+from matcha.plans.plan import AnyPlan, OuterStep, Plan
 from matcha.rounds import Round
 from matcha.schedules import check_iteration
 from matcha.timing import Timing
@@ -28,7 +28,6 @@ from matcha.wires import Wire
 SCHEMA = "matcha.staged-plan/2"
 READABLE = (SCHEMA, "matcha.staged-plan/1")
 MOST_STAGES = 32
-_KNOWN_ROUNDS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +85,7 @@ class StagedPlan(AnyPlan):
         return max((level.topology for level in self.levels), key=lambda each: len(each.links))
 
     @property
-    def timing(self) -> Timing:
+    def timing(self) -> Timing:  # type: ignore[override]
         return self.levels[0].timing
 
     @property
@@ -151,7 +150,7 @@ class StagedPlan(AnyPlan):
     def round(self, k: int) -> Round:
         check_iteration(k)
         stage = self.stages[self._stage_at(k)]
-        return self._numbered(self.levels[stage.level].round(k - stage.start), stage.level)
+        return self._number(self.levels[stage.level].round(k - stage.start), stage.level)
 
     def rounds(self, start: int = 0, stop: int | None = None) -> Iterator[Round]:
         check_iteration(start)
@@ -164,11 +163,8 @@ class StagedPlan(AnyPlan):
             ends = [end for end in (*self._starts[place + 1 : place + 2], stop) if end is not None]
             last = min(ends) - stage.start if ends else None
             for round_ in self.levels[stage.level].rounds(k - stage.start, last):
-                yield self._numbered(round_, stage.level)
+                yield self._number(round_, stage.level)
                 k += 1
-
-    def round_time(self, round: Round) -> float:
-        return time_of_round(self.timing, self.topology, round)
 
     def without(self, workers: Iterable[int]) -> StagedPlan:
         """The plan of the workers that are left, as `Plan.without`, in every stage."""
@@ -266,16 +262,14 @@ class StagedPlan(AnyPlan):
         return bisect_right(self._starts, k) - 1
 
     @cached_property
-    def _numbered(self) -> Callable[[Round, int], Round]:
-        """Makes a level's round one whose indices are counted over the matchings of all levels."""
+    def _offsets(self) -> tuple[int, ...]:
         counts = (len(level.matchings) for level in self.levels)
-        offsets = tuple(itertools.accumulate(counts, initial=0))
+        return tuple(itertools.accumulate(counts, initial=0))
 
-        @lru_cache(maxsize=_KNOWN_ROUNDS)
-        def numbered(round_: Round, level: int) -> Round:
-            return replace(round_, indices=tuple(offsets[level] + j for j in round_.indices))
-
-        return numbered
+    def _number(self, round_: Round, level: int) -> Round:
+        """A level's round with its indices counted over the matchings of all levels."""
+        indices = tuple(self._offsets[level] + j for j in round_.indices)
+        return replace(round_, indices=indices)
 
 
 PlanLike: TypeAlias = Plan | StagedPlan
