@@ -48,12 +48,9 @@ class Solution:
 def solve(A: Array, a: Array, c: Array, b: Array, *, tolerance: float = 1e-8) -> Solution:
     """Solve a stack of programs (see the module's first lines) to a relative gap.
 
-    Args:
-        A: Symmetric matrices, shape (instances, variables, k, k).
-        a: Rows that bound t as well, shape (instances, rows, variables).
-        c: Positive costs, shape (instances, variables).
-        b: Positive limits, shape (instances,), below c.sum(-1).
-        tolerance: Stop when the duality gap is below this fraction of t.
+    A are symmetric matrices of shape (instances, variables, k, k); a, of shape (instances, rows,
+    variables), are rows that bound t as well; the costs c (instances, variables) are positive, and
+    the limits b (instances,) are below c.sum(-1).
     """
     return _interior_point(_Stacked(A), _Rows(a, c, b), tolerance)
 
@@ -63,8 +60,7 @@ def solve_factored(
 ) -> Solution:
     """Solve one program whose matrices are A_j = Σ d dᵀ over the rows d of D that j owns.
 
-    The `owner` of each factor, a variable, rises from 0 with none left out; everything else is as
-    in `solve`, for one instance. The solution is a stack of one.
+    The `owner` of each factor rises from 0 with none left out; the solution is a stack of one.
     """
     rows = _Rows(a[None], c[None], np.array([b]))
     return _interior_point(_Factored(D, owner), rows, tolerance)
