@@ -207,8 +207,8 @@ DEFECTS = (
     ),
     _defect(
         "distributed/snapshot.py",
-        'tensor.copy_(file.get_tensor(f"gossip/{name}"))',
-        'file.get_tensor(f"gossip/{name}")',
+        'tensor.copy_(saved.tensor(f"gossip/{name}"))',
+        'saved.tensor(f"gossip/{name}")',
         "distributed/test_snapshot.py", "distributed/test_checkpoint.py",
         "distributed/test_momentum.py",
     ),

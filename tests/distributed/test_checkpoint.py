@@ -456,8 +456,8 @@ def test_the_last_that_loads_stays_while_a_worker_is_away(saved: Path, monkeypat
             worker.train(1)
             worker.gossip.save(saved, keep=1)
 
-    def without_the_last(gossip, deed, work, kind=DataError, *, every_part=False):
-        found = together(gossip, deed, work, kind, every_part=every_part)
+    def without_the_last(gossip, deed, work, kind=DataError):
+        found = together(gossip, deed, work, kind)
         return found[:-1] if "write its part" in deed else found
 
     together = checkpoint._together

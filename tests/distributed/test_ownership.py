@@ -6,7 +6,6 @@ from tests.distributed.perceptrons import Fixed, double_step, mlp
 from torch import nn
 
 from matcha.distributed import Gossip
-from matcha.distributed.optimizer_hooks import ParameterOwnership
 from matcha.distributed.options import wrapped_by
 from matcha.errors import InputError
 from matcha.testing import MemoryNetwork, MemoryTransport, run_threads
@@ -47,24 +46,29 @@ def alone() -> MemoryTransport:
     return MemoryNetwork(1).transport(0)
 
 
-def test_only_a_claim_with_optimizers_keeps_others_away() -> None:
-    parameter = nn.Parameter(torch.ones(1))
-    parameter.grad = torch.ones(1)
-    stranger = torch.optim.SGD([parameter], lr=0.5)
-    updates_by_hand = ParameterOwnership({"x": parameter}, [])
-    updates_by_hand.take()
+def test_only_a_gossip_with_optimizers_keeps_others_away() -> None:
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.ones_(model.weight)
+    model.weight.grad = torch.ones(1, 1)
+    stranger = torch.optim.SGD(model.parameters(), lr=0.5)
+    updates_by_hand = Gossip(model, None, Fixed(2), transport=alone())
     stranger.step()
-    assert parameter.item() == 0.5
-    updates_by_hand.release()
-    exclusive = ParameterOwnership({"x": parameter}, [torch.optim.SGD([parameter], lr=0.5)])
-    exclusive.take()
-    with pytest.raises(InputError, match="does not know"):
-        stranger.step()
-    assert parameter.item() == 0.5
-    exclusive.is_stepping = True  # one of ours calls it
-    stranger.step()
-    assert parameter.item() == 0.0
-    exclusive.release()
+    assert model.weight.item() == 0.5
+    updates_by_hand.detach()
+
+    class Calling(torch.optim.SGD):
+        """One of ours that calls another."""
+
+        def step(self, closure=None):
+            stranger.step()
+
+    exclusive = Calling(model.parameters(), lr=0.5)
+    with Gossip(model, exclusive, Fixed(2), transport=alone()):
+        with pytest.raises(InputError, match="does not know"):
+            stranger.step()
+        assert model.weight.item() == 0.5
+        exclusive.step()
+        assert model.weight.item() == 0.0
 
 
 def test_a_wrapper_is_what_holds_another_optimizer() -> None:

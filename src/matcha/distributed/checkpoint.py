@@ -136,35 +136,29 @@ def save_checkpoint(
         raise InputError(f"keep is {keep!r}, but it is a number of checkpoints, 1 or more.")
     state.settle()
     _check_iteration(state)
-    root = state.placement.folder(directory)
+    root, name = state.placement.folder(directory), _file_name(state.rank)
     folder = root / _folder_name(state.iteration)
-    name = _file_name(state.rank)
     new = folder / f"{name}{_NEW}"  # one of the same iteration stays whole until all are written
 
     def write_mine() -> Any:
         write_snapshot(new, state, extra or {}, generators or {})
         return name, new.stat().st_size, checksum(new)
 
-    def take_back() -> None:
-        with suppress(OSError):  # on a full disk what was written would stand in the way
-            new.unlink(missing_ok=True)
-            folder.rmdir()
-
     # Collective calls: the list is written once all files are there, and older checkpoints are
     # removed once all workers have the list. A worker that fails says so there: none waits for it.
     try:
-        written = _together(state, "write its part of the checkpoint", write_mine, WriteError)
+        told = _together(state, "write its part of the checkpoint", write_mine, WriteError)
     except WriteError:
-        take_back()
+        with suppress(OSError):  # on a full disk what was written would stand in the way
+            new.unlink(missing_ok=True)
+            folder.rmdir()
         raise
-    files = {name: (size, crc) for name, size, crc in written}
-
-    unnamed = [new]
+    files = {name: (size, crc) for name, size, crc in _counterparts(state, told)}
 
     def write_list() -> tuple[str, list[tuple[int, bool]]]:
         older = [old for old in _complete(_manifests(root)) if old.path != folder]
-        while unnamed:
-            unnamed.pop().replace(folder / name)
+        if new.exists():  # else it has its name already
+            new.replace(folder / name)
         manifest = {
             "schema": SCHEMA,
             **state.state_dict(),
@@ -176,7 +170,8 @@ def save_checkpoint(
         return name, [(old.iteration, old.is_whole) for old in older]
 
     while True:
-        listed = dict(_together(state, "list a checkpoint's files", write_list, WriteError))
+        told = _together(state, "list a checkpoint's files", write_list, WriteError)
+        listed = dict(_counterparts(state, told))
         if listed.keys() >= files.keys():
             break
         # A worker died after it had written: its file may not have its name, so it is not listed.
@@ -227,21 +222,20 @@ def load_checkpoint(
         DataError: no checkpoint, or a damaged one; an intact earlier one is offered.
         InputError: the checkpoint is of another plan, model or number of workers.
     """
-    fills = continues and not average
-    info = _choose(state, state.placement.folder(directory), iteration, average, fills)
+    search = _Search(state, state.placement.folder(directory), average, continues and not average)
+    info = search.choose(iteration)
     if info is None:
         return None
     if identity is not None:
         check_identity(info.path, info.identity, identity)
     _check_fit(state, info, average)
-    if fills and state.rank not in info.workers:
+    if search.fills and state.rank not in info.workers:
         return None
     state.forget()
     if average:
         extra = average_snapshots([info.path / name for name in sorted(info.files)], state)
     else:
-        file = info.path / _file_name(state.rank)
-        extra = restore_snapshot(file, state, generators or {})
+        extra = restore_snapshot(info.path / _file_name(state.rank), state, generators or {})
     state.cursor.seek(info.iteration)
     return extra
 
@@ -265,17 +259,15 @@ def _remove(folder: Path, state: WorkerState) -> None:
 def _remove_leftovers(root: Path, newest: Path, state: WorkerState) -> None:
     """Remove what this worker left behind when it was killed while it wrote."""
     name = _file_name(state.rank)
-    with suppress(OSError):
-        for folder in root.glob("iteration-*"):
-            for file in folder.glob(f".{name}*{_PARTIAL}"):
+    for folder in root.glob("iteration-*"):
+        mine = [f".{name}*{_PARTIAL}"]
+        if folder != newest and not (folder / _MANIFEST).exists():
+            mine += [name, f"{name}{_NEW}", f".{_MANIFEST}*{_PARTIAL}"]
+        with suppress(OSError):
+            for file in [file for pattern in mine for file in folder.glob(pattern)]:
                 file.unlink(missing_ok=True)
-            if folder != newest and not (folder / _MANIFEST).exists():
-                for file in (folder / name, folder / f"{name}{_NEW}"):
-                    file.unlink(missing_ok=True)
-                for file in folder.glob(f".{_MANIFEST}*{_PARTIAL}"):
-                    file.unlink(missing_ok=True)
-                with suppress(OSError):  # others have theirs in it
-                    folder.rmdir()
+            if len(mine) > 1:
+                folder.rmdir()  # unless others have theirs in it
 
 
 def _manifests(root: Path) -> dict[Path, dict[str, Any]]:
@@ -337,22 +329,16 @@ def _info(folder: Path, document: dict[str, Any]) -> CheckpointInfo:
 # -- what all workers do together ------------------------------------------------------------------
 
 
+_Told = list[tuple[int, int, Any]]
+"""Rank, part and result of each process."""
+
+
 def _together(
-    state: WorkerState,
-    what: str,
-    work: Callable[[], Any],
-    kind: type[MatchaError] = DataError,
-    *,
-    every_part: bool = False,
-) -> list[Any]:
-    """Do something on every process and tell all how it went.
+    state: WorkerState, what: str, work: Callable[[], Any], kind: type[MatchaError] = DataError
+) -> _Told:
+    """Do something on every process, and tell all what came of it, which JSON must hold.
 
-    Returns:
-        The results, which JSON must hold, of the counterparts: the processes that hold the same
-        part of other workers; with `every_part` rank, part and result of all processes.
-
-    Raises:
-        kind: on every worker, when one of them failed.
+    Where one of them failed, this raises an error of that kind on all.
     """
     cause: Exception | None = None
     try:
@@ -367,132 +353,124 @@ def _together(
         if "error" in found:
             name = placement.everyone.name(found["rank"])
             raise kind(f"{name} could not {what}: {found['error']}") from cause
-    if every_part:
-        return [(found["rank"], found["part"], found["result"]) for found in outcomes]
-    return [found["result"] for found in outcomes if found["part"] == placement.part]
+    return [(found["rank"], found["part"], found["result"]) for found in outcomes]
+
+
+def _counterparts(state: WorkerState, told: _Told) -> list[Any]:
+    """The results of the processes that hold the same part of other workers."""
+    return [result for _, part, result in told if part == state.placement.part]
 
 
 def _check_iteration(state: WorkerState) -> None:
     """Refuse to save at different iterations: training could not continue from that."""
-    found = _together(state, "say its iteration", lambda: state.iteration, every_part=True)
-    by_rank = {rank: iteration for rank, _, iteration in found}
-    if len(set(by_rank.values())) > 1:
-        ends = min(by_rank, key=by_rank.__getitem__), max(by_rank, key=by_rank.__getitem__)
+    told = _together(state, "say its iteration", lambda: state.iteration)
+    places = sorted((iteration, rank) for rank, _, iteration in told)
+    (low, first), (high, last) = places[0], places[-1]
+    if low != high:
         name = state.placement.everyone.name
-        low, high = (f"{name(rank)} is at iteration {by_rank[rank]}" for rank in ends)
         raise ExchangeError(
-            f"nothing is saved: {low} and {high}. Save where all have taken as many steps: "
-            "by iterations and not by the clock, and after `gossip.join()` where data are uneven."
+            f"nothing is saved: {name(first)} is at iteration {low} and {name(last)} is at "
+            f"iteration {high}. Save where all have taken as many steps: by iterations and not by "
+            "the clock, and after `gossip.join()` where data are uneven."
         )
 
 
-def _choose(
-    state: WorkerState, root: Path, iteration: int | None, average: bool, fills: bool
-) -> CheckpointInfo | None:
-    """Return the newest checkpoint that this team can load, and has intact.
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """The search for the newest checkpoint that a team can load, and has intact."""
 
-    With `fills` a worker that has no file in it need not have the list either: then None.
-    """
-    mine: dict[int, CheckpointInfo] = {}
+    state: WorkerState
+    root: Path
+    average: bool
+    fills: bool
+    """Whether a worker without a file in it need not have the list either."""
 
-    def list_mine() -> list[tuple[int, str, bool, list[int]]]:
-        found = checkpoints(root)
-        mine.update({info.iteration: info for info in found})
-        return [(info.iteration, info.digest, info.is_whole, info.workers) for info in found]
+    def choose(self, iteration: int | None) -> CheckpointInfo | None:
+        """Return it; None where this worker has no file in it. Collective."""
+        state = self.state
+        mine: dict[int, CheckpointInfo] = {}
 
-    answers = _together(state, "look for checkpoints", list_mine, every_part=True)
-    found = [(rank, part, {entry[0]: entry for entry in listed}) for rank, part, listed in answers]
-    counterparts = [listed for _, part, listed in found if part == state.placement.part]
-    parts = {part for _, part, _ in found}
-    partial_ones = {k: e[3] for _, _, listed in found for k, e in listed.items() if not e[2]}
+        def list_mine() -> list[tuple[int, str, bool, list[int]]]:
+            mine.update({info.iteration: info for info in checkpoints(self.root)})
+            return [(k, info.digest, info.is_whole, info.workers) for k, info in mine.items()]
 
-    def is_common(k: int) -> bool:
-        """Whether the processes of each part have the same list of it, those that need one."""
-        skipped = set(range(state.transport.num_workers)) if fills else set()
-        skipped -= set(partial_ones.get(k, skipped))
-        needed = [(part, listed.get(k)) for rank, part, listed in found if rank not in skipped]
-        digests = {(part, entry[1] if entry else None) for part, entry in needed}
-        return len(digests) == len(parts) and all(digest for _, digest in digests)
+        told = _together(state, "look for checkpoints", list_mine)
+        found = [(rank, part, {k: digest for k, digest, _, _ in each}) for rank, part, each in told]
+        parts = {part for _, part, _ in found}
+        everyones = sorted({k for _, _, digests in found for k in digests})
+        partial_ones = {k: who for _, _, each in told for k, _, whole, who in each if not whole}
 
-    everyones = sorted({k for _, _, listed in found for k in listed})
-    common = [k for k in everyones if iteration in (None, k) or (iteration and k < iteration)]
-    common = [k for k in common if is_common(k)]
-    usable = [k for k in common if average or fills or k not in partial_ones]
-    if not usable or iteration not in (None, usable[-1]):
-        which = "" if iteration is None else f" of iteration {iteration}"
-        why = _missing(state, counterparts)
-        if refused := [k for k in partial_ones if iteration in (None, k)]:
-            why = _advise_on_partial(state, max(refused), partial_ones[max(refused)])
-        raise DataError(f"{root} holds no complete checkpoint{which}{why}.")
-    *earlier, chosen = usable
-    look = partial(_verdict, state, mine.get(chosen), average, fills)
-    for _, _, verdict in _together(state, "read its checkpoint", look, every_part=True):
-        if verdict:
-            before = [(k, mine.get(k)) for k in earlier]
-            path = root / _folder_name(chosen)
-            raise DataError(f"{verdict} {_offer(state, path, before, average, fills)}")
-    return mine.get(chosen)
+        def is_common(k: int) -> bool:
+            """Whether the processes of each part have the same list of it, those that need one."""
+            away: set[int] = set()
+            if self.fills and k in partial_ones:
+                away = set(range(state.transport.num_workers)).difference(partial_ones[k])
+            lists = {(part, digests.get(k)) for rank, part, digests in found if rank not in away}
+            return len(lists) == len(parts) and all(digest for _, digest in lists)
 
+        common = [k for k in everyones if (iteration is None or k <= iteration) and is_common(k)]
+        usable = [k for k in common if self.average or self.fills or k not in partial_ones]
+        if not usable or iteration not in (None, usable[-1]):
+            which = "" if iteration is None else f" of iteration {iteration}"
+            refused = [k for k in partial_ones if iteration in (None, k)]
+            if refused:
+                why = self._advise_on_partial(max(refused), partial_ones[max(refused)])
+            else:
+                why = self._missing([bool(each) for each in _counterparts(state, told)])
+            raise DataError(f"{self.root} holds no complete checkpoint{which}{why}.")
+        problem = ""
+        for k in reversed(usable):
+            told = _together(state, "read its checkpoint", partial(self._verdict, mine.get(k)))
+            verdict = next((found for _, _, found in told if found), "")
+            if not verdict and not problem:
+                return mine.get(k)
+            if not verdict:
+                chosen = self.root / _folder_name(usable[-1])
+                raise DataError(
+                    f"{problem} The one before, iteration {k}, is intact: ask for that iteration, "
+                    f"or remove {chosen}."
+                )
+            problem = problem or verdict
+        raise DataError(f"{problem} There is no intact one before it.")
 
-def _advise_on_partial(state: WorkerState, iteration: int, workers: list[int]) -> str:
-    """Say why a partial checkpoint is not loaded, as the end of a sentence."""
-    without = [rank for rank in range(state.transport.num_workers) if rank not in workers]
-    who = ", ".join(f"worker {rank}" for rank in without) or "a worker"
-    return (
-        f": {who} was away when that of iteration {iteration} was written. A team that goes on "
-        "without lost workers (on_loss='continue') can resume from it, and average=True starts "
-        "from the average of the models that it has"
-    )
-
-
-def _missing(state: WorkerState, counterparts: list[dict[int, str]]) -> str:
-    """Name a worker that has no checkpoint, where others have some."""
-    without = [rank for rank, theirs in enumerate(counterparts) if not theirs]
-    if not without or len(without) == len(counterparts):
-        return ""
-    return f" that every worker has; {state.transport.name(without[0])} has none"
-
-
-def _verdict(state: WorkerState, info: CheckpointInfo | None, average: bool, fills: bool) -> str:
-    """Say what is wrong with the files that this worker reads; empty if they are intact."""
-    if info is None:  # it takes a neighbour's state
-        return ""
-    names = sorted(info.files)
-    if info.left is not None and not average:
-        return (
-            f"{info.path} is of workers {', '.join(map(str, info.workers))} of a team that had "
-            "changed since it started: average=True starts from the average of their models."
-        )
-    if average:
-        names = names[state.rank :: state.transport.num_workers]  # each file is checked once
-    else:
-        own = _file_name(state.rank)
-        names = [name for name in names if name == own]
-        if not names and not fills and state.rank < info.num_workers:
-            return f"{info.path} has no file of worker {state.rank}."
-    try:
-        info.check(*names)
-    except DataError as error:
-        return str(error)
-    return ""
-
-
-def _offer(
-    state: WorkerState,
-    chosen: Path,
-    earlier: list[tuple[int, CheckpointInfo | None]],
-    average: bool,
-    fills: bool,
-) -> str:
-    for iteration, info in reversed(earlier):
-        look = partial(_verdict, state, info, average, fills)
-        found = _together(state, "read its checkpoint", look, every_part=True)
-        if not any(verdict for _, _, verdict in found):
+    def _verdict(self, info: CheckpointInfo | None) -> str:
+        """Say what is wrong with the files that this worker reads; empty if they are intact."""
+        if info is None:  # it takes a neighbour's state
+            return ""
+        if info.left is not None and not self.average:
             return (
-                f"The one before, iteration {iteration}, is intact: ask for that iteration, "
-                f"or remove {chosen}."
+                f"{info.path} is of workers {', '.join(map(str, info.workers))} of a team that had "
+                "changed since it started: average=True starts from the average of their models."
             )
-    return "There is no intact one before it."
+        rank, names = self.state.rank, sorted(info.files)
+        if self.average:
+            names = names[rank :: self.state.transport.num_workers]  # each file is checked once
+        else:
+            names = [name for name in names if name == _file_name(rank)]
+            if not names and not self.fills and rank < info.num_workers:
+                return f"{info.path} has no file of worker {rank}."
+        try:
+            info.check(*names)
+        except DataError as error:
+            return str(error)
+        return ""
+
+    def _advise_on_partial(self, iteration: int, workers: list[int]) -> str:
+        """Say why a partial checkpoint is not loaded, as the end of a sentence."""
+        without = sorted(set(range(self.state.transport.num_workers)).difference(workers))
+        who = ", ".join(f"worker {rank}" for rank in without) or "a worker"
+        return (
+            f": {who} was away when that of iteration {iteration} was written. A team that goes on "
+            "without lost workers (on_loss='continue') can resume from it, and average=True starts "
+            "from the average of the models that it has"
+        )
+
+    def _missing(self, has_any: list[bool]) -> str:
+        """Name a worker that has no checkpoint, where others have some."""
+        if all(has_any) or not any(has_any):
+            return ""
+        name = self.state.transport.name(has_any.index(False))
+        return f" that every worker has; {name} has none"
 
 
 def _folder_name(iteration: int) -> str:

@@ -33,7 +33,8 @@ from matcha.distributed.launch.placement import (
     find_placement,
     own_facts,
 )
-from matcha.distributed.optimizer_hooks import OptimizerHooks, ParameterOwnership, check_stepped
+from matcha.distributed.links.transport import LinkTransport
+from matcha.distributed.optimizer_hooks import OptimizerHooks, check_free, check_stepped
 from matcha.distributed.options import (
     GossipOptions,
     Optimizers,
@@ -144,12 +145,10 @@ class Gossip:
         self._model = model
         modules = combine(model, also)
         check_stepped(modules, optimizers)
-        ownership = ParameterOwnership(
-            {n: p for n, p in modules.named_parameters() if p.requires_grad}, optimizers
-        )
+        check_free(modules)
         placement = find_placement(plan, transport, mesh, options.timeout or START, joining)
         try:
-            self._start(placement, setup, modules, optimizers, ownership, scaler, on_span)
+            self._start(placement, setup, modules, optimizers, scaler, on_span)
         except BaseException:
             placement.abandon()
             raise
@@ -160,7 +159,6 @@ class Gossip:
         setup: Setup,
         modules: nn.Module,
         optimizers: tuple[torch.optim.Optimizer, ...],
-        ownership: ParameterOwnership,
         scaler: torch.amp.GradScaler | None,
         on_span: Callable[[Span], None] | None,
     ) -> None:
@@ -175,36 +173,39 @@ class Gossip:
         _ATTACHED.setdefault(transport, weakref.WeakSet()).add(self)
         transport.period += 1
         state = self.state = WorkerState(setup, modules, optimizers, placement, on_span)
-        self._hooks = OptimizerHooks(state, ownership, scaler)
         if state.asynchrony is not None:
             state.asynchrony.open(state.exchange, state.stopwatch, state.timeout)
-        # The optimizers keep their hooks: dropping this object alone ends nothing.
-        leaving = transport, state.cursor, state.asynchrony
-        self._farewell = weakref.finalize(self._hooks, _say_finished, *leaving)
         self.membership: Membership | None = None
         self._growth: Growth | None = None
         if state.team is not None:
             self.membership = Membership(state, state.team)
-            joins = state.team.team.stage > 0  # it was just taken in
-            excluded = find_exclusion(replace(setup, call="grow"))
-            self._growth = self._hooks.growth = Growth(
-                state,
-                self.membership,
-                state.team,
-                facts=own_facts(setup.plan, setup.options.describe()),
-                refusal="" if excluded is None else excluded.message,
-                token=os.environ.get(TOKEN_VARIABLE, ""),
-            )
-            self._hooks.membership = self.membership
-            self.membership.start(0)
-            if self.membership.returns:
-                state.follow_network()
-            if joins:
-                self._growth.hold(frozenset(range(transport.num_workers)))
-            self._growth.look()
-        says = self.num_workers > 1 and self.rank == 0 and placement.part == 0
-        if says and _log.isEnabledFor(logging.INFO):
+            self._growth = self._take_part(self.membership, state.team)
+        self._hooks = OptimizerHooks(state, scaler, self.membership, self._growth)
+        # The optimizers keep their hooks: dropping this object alone ends nothing.
+        leaving = transport, state.cursor, state.asynchrony
+        self._farewell = weakref.finalize(self._hooks, _say_finished, *leaving)
+        if self.num_workers > 1 and self.rank == 0 and placement.part == 0:
             _log.info("%s", self)
+
+    def _take_part(self, membership: Membership, team: LinkTransport) -> Growth:
+        """Be one of a team that goes on without lost workers: as it began, or as it is by now."""
+        state, was_taken_in = self.state, team.team.stage > 0
+        excluded = find_exclusion(replace(state.setup, call="grow"))
+        growth = Growth(
+            state,
+            membership,
+            team,
+            facts=own_facts(state.setup.plan, state.setup.options.describe()),
+            refusal="" if excluded is None else excluded.message,
+            token=os.environ.get(TOKEN_VARIABLE, ""),
+        )
+        membership.start(0)
+        if membership.returns:
+            state.follow_network()
+        if was_taken_in:
+            growth.hold(frozenset(range(team.num_workers)))
+        growth.look()
+        return growth
 
     # -- where this worker is ---------------------------------------------------------------------
 
@@ -240,17 +241,14 @@ class Gossip:
 
     def __str__(self) -> str:
         """Who exchanges what, and from when on, in a line."""
-        plan = self.plan
+        plan, count = self.plan, self.num_workers
         ahead = islice(plan.rounds(self.iteration), _FAR)
         first = next((k for k, found in enumerate(ahead, self.iteration) if found), None)
-        if self.num_workers == 1 or first is None:
+        when = f"{'next' if self.iteration else 'first'} round at iteration {first}"
+        if count == 1 or first is None:
             when = "nothing to exchange"
-        else:
-            when = f"{'next' if self.iteration else 'first'} round at iteration {first}"
-        workers = "1 worker" if self.num_workers == 1 else f"{self.num_workers} workers"
-        named = plan.strategy
-        if has_budget(named):
-            named += f" at {plan.budget:g}"
+        workers = "1 worker" if count == 1 else f"{count} workers"
+        named = plan.strategy + (f" at {plan.budget:g}" if has_budget(plan.strategy) else "")
         return ", ".join([workers, named, plan.wire.name, when])
 
     # -- steps ------------------------------------------------------------------------------------
@@ -335,12 +333,13 @@ class Gossip:
         Which examples are whose is a function of the plan and the seed: when workers join or leave
         for good, none is lost and none counted twice. Iterating over it is one pass over the data.
         """
-        given: dict[str, int] = {"size": len(dataset), "batch_size": batch_size, "seed": seed}
         return Shard(
             lambda: self.plan,
             lambda: self.iteration if self.rank in self.members else -1,
             self.rank,
-            **given,
+            size=len(dataset),
+            batch_size=batch_size,
+            seed=seed,
         )
 
     # -- averages ---------------------------------------------------------------------------------

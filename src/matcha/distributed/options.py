@@ -70,10 +70,10 @@ class GossipOptions:
 
     def __post_init__(self) -> None:
         parse_momentum(self.momentum)
-        for name, values in (("buffers", ("local", "average")), ("on_loss", ("stop", "continue"))):
-            value = getattr(self, name)
-            if value not in values and not (value is None and name == "on_loss"):
-                raise InputError(f"{name} is {value!r}, but it is {values[0]!r} or {values[1]!r}.")
+        if self.buffers not in ("local", "average"):
+            raise InputError(f"buffers is {self.buffers!r}, but it is 'local' or 'average'.")
+        if self.on_loss not in ("stop", "continue", None):
+            raise InputError(f"on_loss is {self.on_loss!r}, but it is 'stop' or 'continue'.")
         for name in ("bucket_cap_mb", "timeout"):
             value = getattr(self, name)
             if value is not None and not value > 0:
@@ -90,11 +90,7 @@ class GossipOptions:
             check_clip(self.clip)
 
     def with_launcher(self) -> GossipOptions:
-        """Fill in what the script leaves to the launcher: `on_loss`, `replan` and `join`.
-
-        Raises:
-            InputError: the launcher's variables hold something else.
-        """
+        """Fill in what the script leaves to the launcher: `on_loss`, `replan` and `join`."""
         join = self.join or os.environ.get(JOIN_VARIABLE) or None
         usual = "stop" if join is None else "continue"
         on_loss: Any = self.on_loss or os.environ.get(LOSS_VARIABLE, usual)
@@ -136,10 +132,12 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Something that a script may choose: its name, and whether a setup has it."""
+    """Something that a script may choose."""
 
     name: str
     is_in: Callable[[Setup], bool]
+    remedy: str = ""
+    """What to do instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +146,13 @@ class Exclusion:
 
     first: Choice
     second: Choice
-    reason: str
-    """The cause and what to do instead, as the end of a sentence."""
+    cause: str
+
+    @property
+    def reason(self) -> str:
+        """The cause and what to do instead, as the end of a sentence."""
+        remedies = ", or ".join(filter(None, (self.first.remedy, self.second.remedy)))
+        return f"{self.cause}: {remedies}"
 
     @property
     def message(self) -> str:
@@ -164,13 +167,8 @@ def find_exclusion(setup: Setup) -> Exclusion | None:
 
 
 def check_setup(setup: Setup) -> None:
-    """Refuse choices that do not go together.
-
-    Raises:
-        InputError: with the sentence of the exclusion.
-    """
-    found = find_exclusion(setup)
-    if found is not None:
+    """Refuse choices that do not go together."""
+    if (found := find_exclusion(setup)) is not None:
         raise InputError(found.message)
 
 
@@ -185,14 +183,6 @@ def _is_fixed(setup: Setup) -> bool:
     return strategy is None or not strategy.has_budget or strategy.needs_rounds
 
 
-def _mixings(setup: Setup) -> set[str]:
-    return {level.mixing for level in setup.plan.levels}
-
-
-def _is_sharded(setup: Setup) -> bool:
-    return setup.model is not None and any(is_sharded(p) for p in setup.model.parameters())
-
-
 def _cannot_be_made_again(setup: Setup) -> bool:
     try:
         check_growable(setup.plan)
@@ -201,65 +191,120 @@ def _cannot_be_made_again(setup: Setup) -> bool:
     return False
 
 
+def _mixings(setup: Setup) -> set[str]:
+    return {level.mixing for level in setup.plan.levels}
+
+
+def _is_sharded(setup: Setup) -> bool:
+    return setup.model is not None and any(is_sharded(p) for p in setup.model.parameters())
+
+
+def _is_beside(setup: Setup) -> bool:
+    return any(one.overlap or one.asynchronous for one in (setup.options, *setup.others))
+
+
 def _momentum(kind: str) -> Choice:
-    return Choice(f'`momentum="{kind}"`', lambda setup: setup.momentum.kind == kind)
+    name = f'`momentum="{kind}"`'
+    return Choice(name, lambda s: s.momentum.kind == kind, "use another momentum")
 
 
-OVERLAP = Choice("`overlap=True`", lambda s: s.options.overlap)
-ASYNCHRONOUS = Choice("`asynchronous=True`", lambda s: s.options.asynchronous)
-MOMENTUM = Choice(
-    "outer steps, or a momentum other than `local`", lambda s: s.momentum.kind != "local"
+def _momentum_but(name: str, *kinds: str) -> Choice:
+    return Choice(name, lambda s: s.momentum.kind not in kinds, "leave momentum at 'local'")
+
+
+def _called(name: str, call: str, remedy: str) -> Choice:
+    return Choice(name, lambda s: s.call == call, remedy)
+
+
+_USE_GREEDY = "make the plan with greedy, whose messages come round"
+_TAKE_TURNS = "detach() the first, or give each a transport of its own"
+_SAVE = "use save() and load()"
+_OWN_LOOP = "give asynchronous=True to Gossip, in a loop of your own"
+_WHILE = "loop `while gossip.iteration < last` and call the Recorder every so many iterations"
+_LIVE_PLAN = "use greedy, matcha, periodic or another strategy with a budget"
+_GROWING_PLAN = "use greedy, matcha, vanilla or periodic, with links that carry both ways"
+_OWN_LINKS = "give Gossip a LinkTransport, or start with `matcha train --links`"
+
+OVERLAP = Choice("`overlap=True`", lambda s: s.options.overlap, "leave overlap out")
+ASYNCHRONOUS = Choice(
+    "`asynchronous=True`", lambda s: s.options.asynchronous, "leave asynchronous out"
 )
-OTHER_MOMENTUM = Choice(
-    "a momentum other than `local` and `outer`", lambda s: s.momentum.kind not in ("local", "outer")
+BESIDE = Choice("`overlap=True` or `asynchronous=True`", _is_beside)
+MOMENTUM = _momentum_but("outer steps, or a momentum other than `local`", "local")
+OTHER_MOMENTUM = _momentum_but("a momentum other than `local` and `outer`", "local", "outer")
+FOLLOWED = _momentum_but(
+    "a momentum other than `local` and `quasi-global`", "local", "quasi-global"
 )
-FOLLOWED = Choice(
-    "a momentum other than `local` and `quasi-global`",
-    lambda s: s.momentum.kind not in ("local", "quasi-global"),
-)
-OUTER_PLAN = Choice("a plan with outer steps", lambda s: s.plan.outer is not None)
 RATE_FIRST = Choice(
     "outer steps with the rate first (`gasloc`)",
     lambda s: s.momentum.kind == "outer" and s.momentum.rate_first,
+    "use noloco",
 )
 TRACKING = _momentum("tracking")
 MOMENTUM_TRACKING = _momentum("momentum-tracking")
 EXACT_DIFFUSION = _momentum("exact-diffusion")
 SHARED = _momentum("shared")
-CLIP = Choice("`clip`", lambda s: s.options.clip is not None)
-REPLAN = Choice("`replan`", lambda s: bool(s.options.replan))
-CONTINUE = Choice('`on_loss="continue"`', lambda s: s.options.on_loss == "continue")
-MESH = Choice("`mesh`", lambda s: s.has_mesh)
-TRANSPORT = Choice("`transport`", lambda s: s.transport_given)
-GROUP = Choice("workers of several processes (`mesh`)", lambda s: s.num_parts > 1)
+CLIP = Choice("`clip`", lambda s: s.options.clip is not None, "leave clip out")
+REPLAN = Choice("`replan`", lambda s: bool(s.options.replan), "leave replan out")
+CONTINUE = Choice(
+    '`on_loss="continue"`', lambda s: s.options.on_loss == "continue", "leave on_loss at 'stop'"
+)
+MESH = Choice("`mesh`", lambda s: s.has_mesh, "leave mesh out")
+GROUP = Choice("workers of several processes (`mesh`)", lambda s: s.num_parts > 1, "leave mesh out")
 SHARDED = Choice("sharded parameters", _is_sharded)
-NO_OPTIMIZER = Choice("`optimizer=None`", lambda s: not s.optimizers)
+TRANSPORT = Choice("`transport`", lambda s: s.transport_given, "leave transport out")
+SHARED_TRANSPORT = Choice(
+    "another Gossip over the same transport", lambda s: bool(s.others), _TAKE_TURNS
+)
+ONE_THREAD = Choice(
+    "a transport for one thread (MPI, NCCL)",
+    lambda s: s.transport is not None and not s.transport.threads,
+    "choose gloo or links of our own (LinkTransport)",
+)
+NO_LINKS = Choice(
+    "a transport that does not know who is gone",
+    lambda s: s.transport is not None and not isinstance(s.transport, LinkTransport),
+    _OWN_LINKS,
+)
+NO_OPTIMIZER = Choice("`optimizer=None`", lambda s: not s.optimizers, "give Gossip the optimizer")
 SEVERAL_GRADIENTS = Choice(
     "an optimizer with several gradients per step (LBFGS, SAM)",
-    lambda s: any(map(computes_several_gradients, s.optimizers)),
+    lambda s: any(isinstance(o, torch.optim.LBFGS) or _perturbs(o) for o in s.optimizers),
 )
-LBFGS = Choice(
-    "LBFGS", lambda s: any(isinstance(optimizer, torch.optim.LBFGS) for optimizer in s.optimizers)
+LBFGS = Choice("LBFGS", lambda s: any(isinstance(o, torch.optim.LBFGS) for o in s.optimizers))
+NOT_SGD = Choice(
+    "an optimizer other than SGD",
+    lambda s: any(type(wrapped_by(o) or o).__name__ != "SGD" for o in s.optimizers),
+    "use SGD",
 )
-BESIDE = Choice(
-    "`overlap=True` or `asynchronous=True`",
-    lambda s: any(one.overlap or one.asynchronous for one in (s.options, *s.others)),
-)
-SHARED_TRANSPORT = Choice("another Gossip over the same transport", lambda s: bool(s.others))
-TASK = Choice("training a task", lambda s: s.call == "train")
-JOIN = Choice("`join()`", lambda s: s.call == "join")
-EPOCHS = Choice("`Recorder.epochs()`", lambda s: s.call == "epochs")
-LOAD_STATE = Choice("`load_state_dict()`", lambda s: s.call == "load_state_dict")
+TASK = _called("training a task", "train", _OWN_LOOP)
+JOIN = _called("`join()`", "join", "leave join() out, and let all take as many steps")
+EPOCHS = _called("`Recorder.epochs()`", "epochs", _WHILE)
+LOAD_STATE = _called("`load_state_dict()`", "load_state_dict", _SAVE)
 GROWTH = Choice(
     "workers that join or leave for good (`join=`, `leave()`)",
     lambda s: s.options.join is not None or s.call == "grow",
 )
-LOW_RANK = Choice("a low-rank wire", lambda s: isinstance(s.plan.wire, LowRank))
-SET_PLAN = Choice("a plan that cannot be made for other workers", _cannot_be_made_again)
+OUTER_PLAN = Choice(
+    "a plan with outer steps", lambda s: s.plan.outer is not None, "use another strategy"
+)
+SET_PLAN = Choice(
+    "a plan that cannot be made for other workers", _cannot_be_made_again, _GROWING_PLAN
+)
+STAGES = Choice(
+    "a plan with stages of its own",
+    lambda s: isinstance(s.plan, StagedPlan),
+    "start with one plan",
+)
+FIXED_PLAN = Choice("a plan in which nothing depends on how long links take", _is_fixed, _LIVE_PLAN)
 DIRECTED = Choice("links that carry one way", lambda s: s.plan.topology.directed)
-ONE_WAY_ROUNDS = Choice("a plan of one-way messages", lambda s: bool(_mixings(s) & set(ONE_WAY)))
 ONE_WAY_LINKS = Choice(
     "one-way links or messages", lambda s: s.plan.topology.directed or "push" in _mixings(s)
+)
+ONE_WAY_ROUNDS = Choice(
+    "a plan of one-way messages",
+    lambda s: bool(_mixings(s) & set(ONE_WAY)),
+    "plan with pairwise or laplacian mixing",
 )
 NO_MEETINGS = Choice(
     "a plan that pushes, relays, or averages all workers",
@@ -268,248 +313,138 @@ NO_MEETINGS = Choice(
 NOT_PAIRS = Choice(
     "a plan whose workers do not meet in pairs",
     lambda s: not _mixings(s) <= {"laplacian", "pairwise"},
+    "choose a plan of pairs, with both ways on every link",
 )
 PUSH_SUM = Choice(
-    "a plan that needs push-sum", lambda s: any(level.needs_push_sum for level in s.plan.levels)
+    "a plan that needs push-sum",
+    lambda s: any(level.needs_push_sum for level in s.plan.levels),
+    _USE_GREEDY,
 )
-WEIGHTS = Choice("a plan with `worker_weights`", lambda s: s.plan.worker_weights is not None)
-NOT_SGD = Choice(
-    "an optimizer other than SGD",
-    lambda s: any(type(wrapped_by(o) or o).__name__ != "SGD" for o in s.optimizers),
+RELAY = Choice("a plan of relayed sums (relaysum)", lambda s: "relay" in _mixings(s), "use greedy")
+WEIGHTS = Choice(
+    "a plan with `worker_weights`",
+    lambda s: s.plan.worker_weights is not None,
+    "plan without worker_weights",
 )
-RELAY = Choice("a plan of relayed sums (relaysum)", lambda s: "relay" in _mixings(s))
-STAGES = Choice("a plan with stages of its own", lambda s: isinstance(s.plan, StagedPlan))
-FIXED_PLAN = Choice("a plan in which nothing depends on how long links take", _is_fixed)
+LOW_RANK = Choice("a low-rank wire", lambda s: isinstance(s.plan.wire, LowRank), "use another wire")
 CODED_WIRE = Choice(
-    "a wire that sends less than whole values", lambda s: not isinstance(s.plan.wire, Float)
+    "a wire that sends less than whole values",
+    lambda s: not isinstance(s.plan.wire, Float),
+    "choose the wire float32 or bfloat16",
 )
-NOT_WHOLE = Choice("a wire other than float32", lambda s: s.plan.wire != Float())
+NOT_WHOLE = Choice(
+    "a wire other than float32", lambda s: s.plan.wire != Float(), "leave the wire at float32"
+)
 TOP_K = Choice(
-    'a top-k wire (`sparseloco`, `wire="topk:64"`)', lambda s: isinstance(s.plan.wire, TopK)
-)
-ONE_THREAD = Choice(
-    "a transport for one thread (MPI, NCCL)",
-    lambda s: s.transport is not None and not s.transport.threads,
-)
-NO_LINKS = Choice(
-    "a transport that does not know who is gone",
-    lambda s: s.transport is not None and not isinstance(s.transport, LinkTransport),
+    'a top-k wire (`sparseloco`, `wire="topk:64"`)',
+    lambda s: isinstance(s.plan.wire, TopK),
+    "use another wire",
 )
 
-_EXCLUDED: Mapping[Choice, Mapping[Choice, str]] = {  # the reason, by what excludes what
+_STEP_FIRST = "it changes the step before the round, but with overlap the round comes first"
+_OF_ALL = "they are of all workers at all iterations"
+_CORRECTED = "each iteration is corrected, also of a worker that has finished"
+_CAUSES: Mapping[Choice, Mapping[Choice, str]] = {
     OVERLAP: {
-        NO_OPTIMIZER: (
-            "the exchange must end before parameters change, and only an optimizer tells when: "
-            "give Gossip the optimizer, or leave overlap out"
-        ),
-        SEVERAL_GRADIENTS: (
-            "parameters change between its gradients, so the exchange cannot run beside one: leave "
-            "overlap out"
-        ),
-        ASYNCHRONOUS: (
-            "asynchronous meetings are held beside the gradient already: leave overlap out"
-        ),
-        TRACKING: "tracking exchanges the gradient, which is not known yet: leave overlap out",
-        **dict.fromkeys(
-            (SHARED, MOMENTUM_TRACKING, EXACT_DIFFUSION),
-            "it changes the step before the round, but with overlap the round comes first: leave "
-            "overlap out, or use another momentum",
-        ),
-        RATE_FIRST: (
-            "it changes the step before the round, but with overlap the round comes first: leave "
-            "overlap out, or use noloco"
-        ),
-        PUSH_SUM: (
-            "steps must be in x before it is sent: leave overlap out, or make the plan with "
-            "greedy, whose messages come round"
-        ),
+        NO_OPTIMIZER: "it must end before parameters change, and only an optimizer tells when",
+        SEVERAL_GRADIENTS: "parameters change between the gradients that it runs beside",
+        ASYNCHRONOUS: "asynchronous meetings are held beside the gradient already",
+        TRACKING: "tracking exchanges the gradient, which is not known yet",
+        **dict.fromkeys((SHARED, MOMENTUM_TRACKING, EXACT_DIFFUSION, RATE_FIRST), _STEP_FIRST),
+        PUSH_SUM: "steps must be in x before it is sent",
     },
-    OUTER_PLAN: {
-        OTHER_MOMENTUM: (
-            "both change what a round does: leave momentum at 'local', or use another strategy"
-        ),
-    },
+    OUTER_PLAN: {OTHER_MOMENTUM: "both change what a round does"},
     CONTINUE: {
-        RATE_FIRST: (
-            "what is exchanged is prepared before it is known who is there: leave on_loss at "
-            "'stop', or use noloco"
-        ),
-        ONE_WAY_ROUNDS: (
-            "a one-way message that is lost takes its share of the sum with it, so it needs "
-            "meetings of two: plan with pairwise or laplacian mixing"
-        ),
-        NO_LINKS: (
-            "it needs links of our own, which know who is gone: give Gossip a LinkTransport, or "
-            "start with `matcha train --links`"
-        ),
+        RATE_FIRST: "what is exchanged is prepared before it is known who is there",
+        ONE_WAY_ROUNDS: "a lost message takes its share of the sum along, so it needs meetings of two",
+        NO_LINKS: "it needs links of our own, which know who is gone",
     },
     TOP_K: {
-        MOMENTUM: (
-            "its error feedback plays the part of momentum between averages: leave momentum at "
-            "'local', and outer steps out"
-        ),
-        OVERLAP: (
-            "it sends what a worker has moved by since the last average, which must be over: leave "
-            "overlap out"
-        ),
-        REPLAN: "all workers take part in each average, whatever its links take: leave replan out",
-        CONTINUE: "each average needs all workers: leave on_loss at 'stop', or use another wire",
+        MOMENTUM: "its error feedback plays the part of momentum between averages",
+        OVERLAP: "it sends what a worker has moved by since the last average, which must be over",
+        REPLAN: "all workers take part in each average, whatever its links take",
+        CONTINUE: "each average needs all workers",
     },
     EXACT_DIFFUSION: {
-        CONTINUE: (
-            "its corrections cancel only while all workers are there: leave on_loss at 'stop', or "
-            "use another momentum"
-        ),
-        REPLAN: (
-            "how much it corrects is decided with the plan's rounds: leave replan out, or use "
-            "another momentum"
-        ),
-        JOIN: (
-            "each iteration is corrected, also of a worker that has finished: leave join out, or "
-            "use another momentum"
-        ),
+        CONTINUE: "its corrections cancel only while all workers are there",
+        REPLAN: "how much it corrects is decided with the plan's rounds",
+        JOIN: _CORRECTED,
     },
     MOMENTUM_TRACKING: {
-        JOIN: (
-            "each iteration is corrected, also of a worker that has finished: leave join out, or "
-            "use another momentum"
-        ),
-        NO_OPTIMIZER: (
-            "it replaces each step by one along what is tracked, and only an optimizer tells when: "
-            "give Gossip the optimizer, or use another momentum"
-        ),
+        JOIN: _CORRECTED,
+        NO_OPTIMIZER: "it replaces each step, and only an optimizer tells when one comes",
     },
     TRACKING: {
-        NO_OPTIMIZER: (
-            "it corrects gradients before each step, and only an optimizer tells when: give Gossip "
-            "the optimizer, or use another momentum"
-        ),
-        LBFGS: (
-            "it corrects one gradient per step, but LBFGS computes several: use another momentum"
-        ),
+        NO_OPTIMIZER: "it corrects gradients before each step, and only an optimizer tells when",
+        LBFGS: "it corrects one gradient per step, but LBFGS computes several",
     },
     ASYNCHRONOUS: {
-        MOMENTUM: "a worker's momentum is its own: leave momentum at 'local'",
-        CONTINUE: "all workers must stay: leave on_loss at 'stop'",
-        REPLAN: "all workers must reach an iteration together to change the plan: leave replan out",
-        CLIP: "the bound is for meetings at the same iteration: leave clip out",
-        NOT_PAIRS: (
-            "meetings of two are held when both have time: choose a plan of pairs, with both ways "
-            "on every link"
-        ),
-        CODED_WIRE: "messages hold whole values: choose the wire float32 or bfloat16",
-        GROUP: "a worker is one process: leave mesh out",
-        ONE_THREAD: "two threads talk at once: choose gloo or links of our own (LinkTransport)",
+        MOMENTUM: "a worker's momentum is its own",
+        CONTINUE: "all workers must stay",
+        REPLAN: "all workers must reach an iteration together to change the plan",
+        CLIP: "the bound is for meetings at the same iteration",
+        NOT_PAIRS: "meetings of two are held when both have time",
+        CODED_WIRE: "messages hold whole values",
+        GROUP: "a worker is one process",
+        ONE_THREAD: "two threads talk at once",
     },
     MOMENTUM: {
-        DIRECTED: "its rules follow meetings of two: leave momentum at 'local'",
-        SHARDED: "its rules need whole parameters on one process: leave momentum at 'local'",
-        PUSH_SUM: (
-            "what is exchanged is not what the optimizer steps: leave momentum at 'local', or make "
-            "the plan with greedy, whose messages come round"
-        ),
+        DIRECTED: "its rules follow meetings of two",
+        SHARDED: "its rules need whole parameters on one process",
+        PUSH_SUM: "what is exchanged is not what the optimizer steps",
     },
     CLIP: {
-        TRACKING: (
-            "clip bounds parameters, but tracking sends gradients as well: use another momentum"
-        ),
-        MOMENTUM_TRACKING: (
-            "clip bounds parameters, but it sends momentum as well: use another momentum"
-        ),
-        SHARED: (
-            "clip bounds parameters, but shared momentum sends moments as well: use another "
-            "momentum"
-        ),
-        NO_MEETINGS: "clip bounds what two workers do to each other: it needs meetings",
+        TRACKING: "clip bounds parameters, but tracking sends gradients as well",
+        MOMENTUM_TRACKING: "clip bounds parameters, but it sends momentum as well",
+        SHARED: "clip bounds parameters, but shared momentum sends moments as well",
+        NO_MEETINGS: "clip bounds what two workers do to each other, so it needs meetings",
     },
     WEIGHTS: {
-        NOT_SGD: (
-            "they multiply gradients, which Adam and the like divide by their size: use SGD, or "
-            "plan without them"
-        ),
-        ASYNCHRONOUS: "they are of all workers at all iterations: plan without them",
-        CONTINUE: "they are of all workers at all iterations: plan without them",
-        REPLAN: "they are of all workers at all iterations: plan without them",
+        NOT_SGD: "they multiply gradients, which Adam and the like divide by their size",
+        **dict.fromkeys((ASYNCHRONOUS, CONTINUE, REPLAN), _OF_ALL),
     },
     RELAY: {
-        NOT_WHOLE: (
-            "sums over many workers need whole values: leave the wire at float32, or use greedy"
-        ),
-        MOMENTUM: (
-            "its averages are of earlier models, which momentum would take for what a meeting "
-            "moved: leave momentum at 'local', or use greedy"
-        ),
-        OVERLAP: "what is relayed is late already, and would be a step later: leave overlap out",
-        CONTINUE: (
-            "a worker that is lost takes the sums that it would relay with it: leave on_loss at "
-            "'stop', or use greedy"
-        ),
-        REPLAN: (
-            "sums go on from round to round, so the tree stays: leave replan out, or use greedy"
-        ),
+        NOT_WHOLE: "sums over many workers need whole values",
+        MOMENTUM: "momentum would take its averages of earlier models for what a meeting moved",
+        OVERLAP: "what is relayed is late already, and would be a step later",
+        CONTINUE: "a worker that is lost takes the sums that it would relay with it",
+        REPLAN: "sums go on from round to round, so the tree stays",
     },
     REPLAN: {
         STAGES: "a plan that follows the network starts with one stage",
-        FIXED_PLAN: (
-            "the next stage would be the same plan, so it cannot follow the network: use greedy, "
-            "matcha, periodic or another strategy with a budget"
-        ),
-        ONE_WAY_LINKS: "only exchanges in both directions are timed: leave replan out",
+        FIXED_PLAN: "the next stage would be the same plan, so it cannot follow the network",
+        ONE_WAY_LINKS: "only exchanges in both directions are timed",
     },
     JOIN: {
-        NOT_PAIRS: (
-            "two that meet tell each other whether they have finished: let all take as many steps"
-        ),
-        CONTINUE: (
-            "a worker that has finished leaves, and the others go on without it: leave join out"
-        ),
-        REPLAN: "all workers must be there to plan: leave replan out",
+        NOT_PAIRS: "two that meet tell each other whether they have finished",
+        CONTINUE: "a worker that has finished leaves, and the others go on without it",
+        REPLAN: "all workers must be there to plan",
     },
-    EPOCHS: {
-        CONTINUE: (
-            "a worker that comes back starts in the middle of an epoch: loop `while "
-            "gossip.iteration < last` and call the Recorder every so many iterations"
-        ),
-    },
+    EPOCHS: {CONTINUE: "a worker that comes back starts in the middle of an epoch"},
     GROWTH: {
-        SET_PLAN: (
-            "the next stage is planned when workers come and go: use greedy, matcha, vanilla or "
-            "periodic, with links that carry both ways"
-        ),
-        STAGES: "stages are made when workers come and go: start with one plan",
-        FOLLOWED: "its memory does not follow the average: use local momentum",
-        OVERLAP: "a round under way has the old plan: leave overlap out",
-        CLIP: "its bound is the first plan's: leave clip out",
-        REPLAN: "both make stages, and one at a time can: leave replan out",
-        LOW_RANK: "what it remembers of links is for the first workers: use another wire",
-        SHARED_TRANSPORT: (
-            "only one of them would follow the team: give each a transport of its own"
-        ),
+        SET_PLAN: "the next stage is planned when workers come and go",
+        STAGES: "stages are made when workers come and go",
+        FOLLOWED: "its memory does not follow the average",
+        OVERLAP: "a round under way has the old plan",
+        CLIP: "its bound is the first plan's",
+        REPLAN: "both make stages, and one at a time can",
+        LOW_RANK: "what it remembers of links is for the first workers",
+        SHARED_TRANSPORT: "only one of them would follow the team",
     },
     LOAD_STATE: {
-        PUSH_SUM: "it keeps x and ω beside the parameters: use save() and load()",
-        RELAY: "it keeps sums beside the parameters: use save() and load()",
+        PUSH_SUM: "it keeps x and ω beside the parameters",
+        RELAY: "it keeps sums beside the parameters",
     },
-    TASK: {
-        ASYNCHRONOUS: (
-            "workers that meet asynchronously have no epochs together: give asynchronous=True to "
-            "Gossip, in a loop of your own"
-        ),
-    },
+    TASK: {ASYNCHRONOUS: "workers that meet asynchronously have no epochs together"},
     BESIDE: {
-        SHARED_TRANSPORT: (
-            "they exchange beside the script, so the two would mix their messages: detach() the "
-            "first, or give each a transport of its own"
-        ),
+        SHARED_TRANSPORT: "they exchange beside the script, so the two would mix their messages",
     },
-    MESH: {
-        TRANSPORT: "mesh makes transports of its own: leave transport out",
-    },
+    MESH: {TRANSPORT: "mesh makes transports of its own"},
 }
 EXCLUSIONS = tuple(
-    Exclusion(first, second, reason)
-    for first, others in _EXCLUDED.items()
-    for second, reason in others.items()
+    Exclusion(first, second, cause)
+    for first, others in _CAUSES.items()
+    for second, cause in others.items()
 )
 """What does not go together. The first that a setup runs into is the error."""
 
@@ -527,22 +462,19 @@ def as_list(given: Optimizers) -> list[Any]:
     return list(given) if isinstance(given, Iterable) else [given]
 
 
-def computes_several_gradients(optimizer: object) -> bool:
-    """Whether it computes gradients at several points per step, as LBFGS and SAM do."""
-    return isinstance(optimizer, torch.optim.LBFGS) or _perturbs(optimizer)
-
-
 def _perturbs(optimizer: object) -> bool:
     """Whether it is like SAM: a first step away, a second back and on by an optimizer inside."""
     return hasattr(optimizer, "first_step") and hasattr(optimizer, "second_step")
 
 
-def hookable(optimizer: Any) -> torch.optim.Optimizer:
-    """Return the optimizer whose `step()` changes parameters, taken out of its wrappers.
+def wrapped_by(optimizer: Any) -> Any:
+    """The optimizer that another one holds and hands steps on to; None where it holds none."""
+    found = (getattr(optimizer, name, None) for name in _ATTRIBUTES)
+    return next((inside for inside in found if hasattr(inside, "param_groups")), None)
 
-    Raises:
-        InputError: its steps cannot be followed.
-    """
+
+def hookable(optimizer: Any) -> torch.optim.Optimizer:
+    """Return the optimizer whose `step()` changes parameters, taken out of its wrappers."""
     # A wrapper may be an Optimizer that was never initialised as one (Accelerate's).
     if hasattr(optimizer, "_optimizer_step_pre_hooks") and not _perturbs(optimizer):
         hooked: torch.optim.Optimizer = optimizer
@@ -579,12 +511,3 @@ def unwrap(model: nn.Module) -> nn.Module:
             model = inside
         else:
             return model
-
-
-def wrapped_by(optimizer: Any) -> Any:
-    """The optimizer that another one holds and hands steps on to; None where it holds none."""
-    for name in _ATTRIBUTES:
-        inside = getattr(optimizer, name, None)
-        if inside is not None and hasattr(inside, "param_groups"):
-            return inside
-    return None

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -36,31 +36,8 @@ _PATIENCE = 30.0  # seconds: a partner's script may do something of its own for 
 class WorkerState:
     """One worker's model, its optimizers, its position in the plan, and its exchange.
 
-    A checkpoint holds the part of it that later iterations depend on. Constructing it is a
-    collective call: the workers check that they agree, and all start from worker 0's values.
-
-    Args:
-        setup: plan and options, with what the launcher and the optimizers decide filled in.
-        modules: the model, and what is exchanged beside it.
-        optimizers: what steps them.
-        placement: this process's place among all workers.
-        on_span: as for `Gossip`.
-
-    Attributes:
-        buckets: where the trainable parameters lie.
-        layout: a digest of what lies where.
-        team: the transport, where training goes on without lost workers.
-        overlap: runs the exchange beside the gradient, where that was asked for.
-        asynchrony: holds meetings when both ends have time, where that was asked for.
-        push_sum: x and ω, where messages go one way without coming round.
-        clipping: bounds what a meeting does, where that was asked for.
-        elastic: leaves out meetings with workers that are lost, where training goes on then.
-        weight: how much this worker counts: its gradients are multiplied by it.
-        stepped: which optimizers have stepped in the iteration under way.
-        has_met: whether a meeting of the last round took place.
-        pace: how long iterations take.
-        describe_team: who is there and where, for a worker that takes this one's state.
-        adopt_team: takes it from a neighbour's state.
+    Constructing it is a collective call: the workers check that they agree, and all start from
+    worker 0's values. A checkpoint holds the part of it that later iterations depend on.
     """
 
     def __init__(
@@ -78,8 +55,8 @@ class WorkerState:
         self.setup, self.placement = setup, placement
         self.modules, self.optimizers = modules, optimizers
         self.options = replace(options, momentum=setup.momentum, replan=replan)
-        self.frozen = [p for p in modules.parameters() if not p.requires_grad]
-        self.stepped: set[int] = set()
+        self._frozen = [p for p in modules.parameters() if not p.requires_grad]
+        self.stepped: set[int] = set()  # optimizers, in the iteration under way
         weights = None if alone else plan.worker_weights
         if weights is not None and not optimizers:
             raise InputError(
@@ -87,7 +64,8 @@ class WorkerState:
                 "when: give Gossip the optimizer, or plan without worker_weights."
             )
         self.weight = 1.0 if weights is None else weights[transport.rank]
-        self.has_met = True
+        self.has_met = True  # a worker in the last round
+        # Who is there and where, for a worker that takes this one's state.
         self.describe_team: Callable[[], dict[str, Any] | None] = lambda: None
         self.adopt_team: Callable[[Mapping[str, Any]], None] = lambda _: None
         self.stopwatch = Stopwatch(transport.rank, on_span)
@@ -102,8 +80,9 @@ class WorkerState:
         self.layout = layout_digest(self.buckets)
         self.pace = Pace(0)
         self.averaging = Averaging(placement, modules, self.buckets, lambda: self.timeout)
-        continues = options.on_loss == "continue"
-        self.team = transport if continues and isinstance(transport, LinkTransport) else None
+        self.team = None  # the links, where training goes on without lost workers
+        if options.on_loss == "continue" and isinstance(transport, LinkTransport):
+            self.team = transport
         transport.expect_model(sum(v.nbytes for v in (*modules.parameters(), *modules.buffers())))
         if self.team is None or not self.team.needs_state:
             facts = shared_facts(plan, placement, options.describe())
@@ -232,9 +211,9 @@ class WorkerState:
             return True
         for bucket in self.buckets:
             bucket.pack()
+        now = self.cursor
         with self._exchanging():
-            if self.cursor.met:  # written out here and below: each call more is a frame more
-                now = self.cursor
+            if now.met:  # written out here and below: each call more is a frame more
                 self.has_met = self.exchange.run(now.round, now.met, now.iteration) > 0
         for bucket in self.buckets:
             bucket.unpack()
@@ -242,18 +221,17 @@ class WorkerState:
 
     def _exchange_apart(self) -> None:
         """The exchange of the current round, on the overlap's thread."""
+        now = self.cursor
         with self._exchanging():
-            now = self.cursor
             self.has_met = self.exchange.run(now.round, now.met, now.iteration) > 0
 
     @contextmanager
     def _exchanging(self) -> Iterator[None]:
-        with self.stopwatch.exchanging(self.exchange, self.iteration):
-            if self.push_sum is None:
-                yield
-            else:
-                with self.push_sum:
-                    yield
+        with (
+            self.stopwatch.exchanging(self.exchange, self.iteration),
+            self.push_sum or nullcontext(),
+        ):
+            yield
 
     def follow_network(self) -> None:
         """Change to the plan that is in force from this iteration on. Collective, where it may."""
@@ -261,11 +239,7 @@ class WorkerState:
             self.cursor.follow(self.plan)
 
     def check_parameters(self) -> None:
-        """Take back parameters that were given other values; refuse those that became others.
-
-        Raises:
-            ModelError: a parameter changed its kind, or began to train.
-        """
+        """Take back parameters that were given other values; refuse those that became others."""
         for bucket in self.buckets:
             name = bucket.take_back()
             if name is not None:
@@ -273,12 +247,11 @@ class WorkerState:
                     f"parameter {name!r} has another device, dtype or shape than when Gossip took "
                     "it in (model.to(...)): change the model first, then construct Gossip."
                 )
-        for parameter in self.frozen:
-            if parameter.requires_grad:
-                raise ModelError(
-                    "a parameter that was frozen when Gossip was constructed now trains, but is "
-                    "not exchanged: call detach() and construct Gossip again."
-                )
+        if any(parameter.requires_grad for parameter in self._frozen):
+            raise ModelError(
+                "a parameter that was frozen when Gossip was constructed now trains, but is not "
+                "exchanged: call detach() and construct Gossip again."
+            )
 
     # -- between iterations -----------------------------------------------------------------------
 
@@ -289,8 +262,7 @@ class WorkerState:
         """
         if self.asynchrony is not None:
             self.asynchrony.settle()
-        elif self.overlap is not None:
-            self.overlap.finish()
+        self.finish_overlap()
 
     def forget(self) -> None:
         """Drop the exchange under way: the values it started from are about to be replaced."""
@@ -322,11 +294,7 @@ class WorkerState:
         }
 
     def load_state_dict(self, state: Mapping[str, Any], *, from_neighbor: bool = False) -> None:
-        """Continue where `state_dict` was taken; a neighbour's also says who is in the team now.
-
-        Raises:
-            InputError: it was taken under another plan, model or number of workers.
-        """
+        """Continue where `state_dict` was taken; a neighbour's also says who is in the team now."""
         if from_neighbor:
             self.adopt_team(state)
         for key, value in self.state_dict().items():
@@ -345,12 +313,12 @@ class WorkerState:
 
     def memory(self) -> dict[str, torch.Tensor]:
         """Return what wire, momentum, push-sum and clipping remember from round to round."""
-        parts: Iterable[tuple[str, Any]] = (
-            ("wire", self.exchange),
-            ("relay", self.exchange.relay),
-            ("momentum", self.momentum),
-            ("push-sum", self.push_sum),
-            ("clip", self.clipping),
-        )
-        kept = [(name, part.state()) for name, part in parts if part is not None]
-        return {f"{name}/{key}": tensor for name, state in kept for key, tensor in state.items()}
+        parts: dict[str, Any] = {
+            "wire": self.exchange,
+            "relay": self.exchange.relay,
+            "momentum": self.momentum,
+            "push-sum": self.push_sum,
+            "clip": self.clipping,
+        }
+        kept = {name: part.state() for name, part in parts.items() if part is not None}
+        return {f"{name}/{key}": t for name, state in kept.items() for key, t in state.items()}
