@@ -460,8 +460,8 @@ def test_the_last_that_loads_stays_while_a_worker_is_away(saved: Path, monkeypat
         found = together(gossip, deed, work, kind)
         return found[:-1] if "write its part" in deed else found
 
-    together = checkpoint._together
-    monkeypatch.setattr(checkpoint, "_together", without_the_last)
+    together = checkpoint.together
+    monkeypatch.setattr(checkpoint, "together", without_the_last)
     everywhere(work)
     assert [(info.iteration, info.is_whole) for info in checkpoints(saved)] == [
         (4, True),

@@ -147,7 +147,7 @@ def save_checkpoint(
     # Collective calls: the list is written once all files are there, and older checkpoints are
     # removed once all workers have the list. A worker that fails says so there: none waits for it.
     try:
-        told = _together(state, "write its part of the checkpoint", write_mine, WriteError)
+        told = together(state, "write its part of the checkpoint", write_mine, WriteError)
     except WriteError:
         with suppress(OSError):  # on a full disk what was written would stand in the way
             new.unlink(missing_ok=True)
@@ -170,7 +170,7 @@ def save_checkpoint(
         return name, [(old.iteration, old.is_whole) for old in older]
 
     while True:
-        told = _together(state, "list a checkpoint's files", write_list, WriteError)
+        told = together(state, "list a checkpoint's files", write_list, WriteError)
         listed = dict(_counterparts(state, told))
         if listed.keys() >= files.keys():
             break
@@ -333,12 +333,12 @@ _Told = list[tuple[int, int, Any]]
 """Rank, part and result of each process."""
 
 
-def _together(
+def together(
     state: WorkerState, what: str, work: Callable[[], Any], kind: type[MatchaError] = DataError
 ) -> _Told:
     """Do something on every process, and tell all what came of it, which JSON must hold.
 
-    Where one of them failed, this raises an error of that kind on all.
+    Where one of them failed, this raises an error of that kind on all: none waits for it.
     """
     cause: Exception | None = None
     try:
@@ -363,7 +363,7 @@ def _counterparts(state: WorkerState, told: _Told) -> list[Any]:
 
 def _check_iteration(state: WorkerState) -> None:
     """Refuse to save at different iterations: training could not continue from that."""
-    told = _together(state, "say its iteration", lambda: state.iteration)
+    told = together(state, "say its iteration", lambda: state.iteration)
     places = sorted((iteration, rank) for rank, _, iteration in told)
     (low, first), (high, last) = places[0], places[-1]
     if low != high:
@@ -394,7 +394,7 @@ class _Search:
             mine.update({info.iteration: info for info in checkpoints(self.root)})
             return [(k, info.digest, info.is_whole, info.workers) for k, info in mine.items()]
 
-        told = _together(state, "look for checkpoints", list_mine)
+        told = together(state, "look for checkpoints", list_mine)
         found = [(rank, part, {k: digest for k, digest, _, _ in each}) for rank, part, each in told]
         parts = {part for _, part, _ in found}
         everyones = sorted({k for _, _, digests in found for k in digests})
@@ -420,7 +420,7 @@ class _Search:
             raise DataError(f"{self.root} holds no complete checkpoint{which}{why}.")
         problem = ""
         for k in reversed(usable):
-            told = _together(state, "read its checkpoint", partial(self._verdict, mine.get(k)))
+            told = together(state, "read its checkpoint", partial(self._verdict, mine.get(k)))
             verdict = next((found for _, _, found in told if found), "")
             if not verdict and not problem:
                 return mine.get(k)

@@ -150,7 +150,7 @@ class Gossip:
         try:
             self._start(placement, setup, modules, optimizers, scaler, on_span)
         except BaseException:
-            placement.abandon()
+            placement.close(after_error=True)
             raise
 
     def _start(
@@ -270,9 +270,10 @@ class Gossip:
         step of its own. In the end all go on at the iteration of the worker that took most steps.
         A collective call.
         """
-        self.state.check_call("join")
+        state = self.state
+        state.check_call("join")
         yield
-        state, last = self.state, self.iteration
+        last = self.iteration
         if self.num_workers > 1 and state.asynchrony is None:  # there no partner waits
             self._answer_partners()
         roll_call(state.transport, "join()", _FOREVER)

@@ -356,7 +356,7 @@ _CAUSES: Mapping[Choice, Mapping[Choice, str]] = {
     OUTER_PLAN: {OTHER_MOMENTUM: "both change what a round does"},
     CONTINUE: {
         RATE_FIRST: "what is exchanged is prepared before it is known who is there",
-        ONE_WAY_ROUNDS: "a lost message takes its share of the sum along, so it needs meetings of two",
+        ONE_WAY_ROUNDS: "a lost message takes its share of the sum, so it needs meetings of two",
         NO_LINKS: "it needs links of our own, which know who is gone",
     },
     TOP_K: {

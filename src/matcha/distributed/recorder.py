@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
+from matcha.distributed.checkpoint import checkpoints, together
 from matcha.distributed.gossip import Gossip
 from matcha.distributed.transports.collectives import gather
 from matcha.distributed.transports.emulation import SlowLinks
-from matcha.errors import InputError, MatchaError
+from matcha.errors import InputError
 from matcha.records import Record, RunHeader, RunWriter, Span, arrival, holds_run
 from matcha.training.jobs import Journal, Progress
 
@@ -31,6 +32,7 @@ __all__ = ["CHECKPOINTS", "Ledger", "Recorder"]
 
 CHECKPOINTS = "checkpoints"
 _METRICS = ("train_loss", "test_loss", "accuracy")
+_TRACED = 40  # iterations
 
 
 class Ledger:
@@ -38,16 +40,11 @@ class Ledger:
 
     The clock runs from `begin` to the end of the last step before `end`: what a script evaluates
     and saves in between does not count.
-
-    Attributes:
-        progress: how far the run is.
-        came_late: whether this worker took another's state when it began.
     """
 
-    def __init__(self, gossip: Gossip, traced_iterations: int = 40) -> None:
+    def __init__(self, gossip: Gossip) -> None:
         self.gossip, self.progress = gossip, Progress()
-        self.came_late = False
-        self._state, self._traced = gossip.state, traced_iterations
+        self._state = gossip.state
         self._spans: list[Span] = []
         self._changes: list[list[int]] = []
         self._counted = gossip.iteration  # up to where `comm_units` counts
@@ -92,38 +89,31 @@ class Ledger:
     def overall(self, mine: Record, told: Mapping[str, float | None] | None = None) -> Record:
         """The record over all workers, the same bits on each. Collective.
 
-        Args:
-            mine: this worker's.
-            told: further fields of a record; each is the mean over the workers that tell it.
+        What is told are further fields of it; each is the mean over the workers that tell it.
         """
+        gossip, membership = self.gossip, self.gossip.membership
         fields = (mine.worker_loss, mine.time, mine.compute_seconds, mine.comm_seconds)
         rows = self.gather([*fields, mine.megabytes_sent, dict(told or {})])
         trained = [row for row in rows if row[0] is not None]  # not if back at the epoch's very end
         table = np.array([row[:-1] for row in trained or rows], dtype=np.float64)
         loss, _, compute, comm, sent = map(float, table.mean(0))
         self.progress.worker_loss = loss if trained else None
+        seen = [] if membership is None else membership.changes()
+        changes = [change for change in seen if change not in self._changes]
+        self._changes += changes
         return replace(
             mine,
             worker=None,
             worker_loss=self.progress.worker_loss,
-            consensus_distance=(
-                None if self.progress.diverged else self.gossip.consensus_distance()
-            ),
+            consensus_distance=None if self.progress.diverged else gossip.consensus_distance(),
             megabytes_sent=sent,
             time=max(float(row[1]) for row in rows),  # the run is as far as its slowest worker
             compute_seconds=compute,
             comm_seconds=comm,
             members=len(rows),
-            changes=self._new_changes(),
+            changes=sorted(changes) or None,
             **_means([row[-1] for row in rows]),
         )
-
-    def _new_changes(self) -> list[list[int]] | None:
-        membership = self.gossip.membership
-        changes = [] if membership is None else membership.changes()
-        found = [change for change in changes if change not in self._changes]
-        self._changes += found
-        return sorted(found) or None
 
     # -- among workers ----------------------------------------------------------------------------
 
@@ -138,7 +128,7 @@ class Ledger:
         return [json.loads(answer) for answer in answers]
 
     def _trace(self, span: Span) -> None:
-        if span.iteration < self._traced:
+        if span.iteration < _TRACED:
             self._spans.append(span)
 
     def gather_spans(self) -> list[Span]:
@@ -152,21 +142,6 @@ class Ledger:
         return found
 
     # -- what outlives a process ------------------------------------------------------------------
-
-    def carry(
-        self,
-        give: Callable[[], dict[str, Any]] = dict,
-        take: Callable[[Mapping[str, Any]], object] = dict,
-    ) -> None:
-        """Let progress, and what `give` returns, travel with the state of a late worker."""
-
-        def took(state: dict[str, Any]) -> None:
-            self.load(state)
-            take(state)
-
-        membership = self.gossip.membership
-        if membership is not None:
-            self.came_late = membership.carry(lambda: self.state() | give(), took)
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps."""
@@ -241,46 +216,45 @@ class Recorder:
         tensorboard: bool = False,
         on_record: Callable[[Record], object] | None = None,
     ) -> None:
+        if not (isinstance(checkpoint_every, int) and checkpoint_every >= 0):
+            raise InputError(
+                f"checkpoint_every is {checkpoint_every!r}, but it is a number of records, or 0."
+            )
+        if view not in ("lines", "dashboard", None):
+            raise InputError(f"view is {view!r}, but it is 'lines', 'dashboard' or None.")
+        if target_loss is not None and not target_loss > 0:
+            raise InputError(f"target_loss is {target_loss}, but it must be positive.")
         self.directory = Path(directory)
         self._gossip, self._target, self._view, self._report = gossip, target_loss, view, report
-        self._check(checkpoint_every)
         self._stateful = dict(stateful or {})
-        own: dict[str, torch.Generator] = {"torch": torch.default_generator}
-        self._generators = {**own, **(generators or {})}
+        self._generators = {"torch": torch.default_generator, **(generators or {})}
         self._shows = [] if on_record is None else [on_record]
         self._last, self._is_open = 0, True
         self._page: LivePage | None = None
-        self._ledger = Ledger(gossip)
-        self._ledger.carry(self._give, self._take)
-        self._together(lambda: self._check_folder(resume))
-        if resume and not self._ledger.came_late:
-            found = gossip.load(self.directory / CHECKPOINTS, generators=self._generators)
-            self._ledger.load(found)
-            self._take(found)
-        resumes = resume or self._ledger.came_late
         self._closing = ExitStack()
         self._journal = Journal(self._save, checkpoint_every)
+        self._ledger = Ledger(gossip)
+        membership = gossip.membership
+        self._came_late = membership is not None and membership.carry(self._state, self._load)
+        self._together("record", lambda: self._check_folder(resume))
+        if resume and not self._came_late:
+            folder = self.directory / CHECKPOINTS
+            self._load(gossip.load(folder, generators=self._generators))
         header = self._header(dict(config or {}))
-        self._together(lambda: self._open(header, resumes=resumes))
+        after = gossip.iteration if resume or self._came_late else None
+        self._together("record", lambda: self._open(header, after))
         if self._is_primary and tensorboard:
             from matcha.records import tensorboard_logger
 
             board = tensorboard_logger(self.directory / "tensorboard")
             self._shows.append(self._closing.enter_context(board))
-        self._begin_view()
+        if self._is_primary and view is not None:
+            print(f"{gossip}; records in {self.directory}", flush=True)
+            if view == "dashboard":
+                self._begin_dashboard()
         if serve is not None:
-            self._together(lambda: self._serve(str(serve)))
+            self._together("serve", lambda: self._serve(str(serve)))
         self._ledger.begin()
-
-    def _check(self, checkpoint_every: int) -> None:
-        if not (isinstance(checkpoint_every, int) and checkpoint_every >= 0):
-            raise InputError(
-                f"checkpoint_every is {checkpoint_every!r}, but it is a number of records, or 0."
-            )
-        if self._view not in ("lines", "dashboard", None):
-            raise InputError(f"view is {self._view!r}, but it is 'lines', 'dashboard' or None.")
-        if self._target is not None and not self._target > 0:
-            raise InputError(f"target_loss is {self._target}, but it must be positive.")
 
     @property
     def epoch(self) -> int:
@@ -339,8 +313,9 @@ class Recorder:
         if not self._is_open:
             raise InputError("the Recorder is closed: call it before its with statement ends.")
         self._gossip.state.check_call("record")
-        ledger, rates = self._ledger, [g["lr"] for g in _groups(self._gossip)]
-        mine = ledger.end(_number(loss), float(rates[0]) if rates else 0.0)
+        ledger, optimizers = self._ledger, self._gossip.state.optimizers
+        rate = float(optimizers[0].param_groups[0]["lr"]) if optimizers else 0.0
+        mine = ledger.end(_number(loss), rate)
         told = {name: _number(value) for name, value in metrics.items()}
         if "accuracy" in told:
             told["test_accuracy"] = told.pop("accuracy")
@@ -355,13 +330,12 @@ class Recorder:
                 )
             self._journal.add(mine)
             self._journal.add(record, is_last=self.is_over or self.epoch == self._last)
-            self._show(record)
+            if self._is_primary:
+                self._show(record)
         ledger.begin()
         return record
 
     def _show(self, record: Record) -> None:
-        if not self._is_primary:
-            return
         if self._view == "lines":
             from matcha.report import words
 
@@ -376,34 +350,30 @@ class Recorder:
             raise InputError(
                 f"{str(self.directory)!r} holds no run to go on with: leave resume out to start it."
             )
-        if not resume and not self._ledger.came_late and holds_run(self.directory):
+        if not resume and not self._came_late and holds_run(self.directory):
             raise InputError(
                 f"{str(self.directory)!r} already holds a run: choose another directory, or give "
                 "resume=True to go on with it."
             )
 
-    def _open(self, header: RunHeader, *, resumes: bool) -> None:
-        if self._gossip.state.placement.part:
-            return  # of a worker of several processes the first writes
-        after = self._gossip.iteration if resumes else None
-        primary = lambda: self._is_primary  # noqa: E731
-        writer = RunWriter(self.directory, header, self._gossip.plan, after=after, primary=primary)
-        self._journal.writer = self._closing.enter_context(writer)
+    def _open(self, header: RunHeader, after: int | None) -> None:
+        if self._gossip.state.placement.part == 0:  # of a worker of several processes the first
+            self._journal.writer = self._closing.enter_context(
+                RunWriter(
+                    self.directory,
+                    header,
+                    self._gossip.plan,
+                    after=after,
+                    primary=lambda: self._is_primary,
+                )
+            )
 
-    def _together(self, act: Callable[[], None]) -> None:
+    def _together(self, what: str, act: Callable[[], None]) -> None:
         """What is wrong in one process ends all: the others would wait for it."""
-        if self._ledger.came_late:  # the others have begun long ago
+        if self._came_late:  # the others have begun long ago
             act()
-            return
-        try:
-            act()
-            wrong = ""
-        except MatchaError as error:
-            wrong = str(error)
-        state = self._gossip.state
-        found = gather(state.placement.everyone, wrong.encode(), state.timeout)
-        if any(found):
-            raise InputError(next(filter(None, found)).decode())
+        else:
+            together(self._gossip.state, what, act, InputError)
 
     def _header(self, config: dict[str, Any]) -> RunHeader:
         gossip, plan = self._gossip, self._gossip.plan
@@ -430,14 +400,16 @@ class Recorder:
     def _save(self) -> None:
         self._gossip.save(
             self.directory / CHECKPOINTS,
-            extra=self._ledger.state() | self._give(),
+            extra=self._state(),
             generators=self._generators,
         )
 
-    def _give(self) -> dict[str, Any]:
-        return {"stateful": {name: one.state_dict() for name, one in self._stateful.items()}}
+    def _state(self) -> dict[str, Any]:
+        stateful = {name: one.state_dict() for name, one in self._stateful.items()}
+        return self._ledger.state() | {"stateful": stateful}
 
-    def _take(self, found: Mapping[str, Any]) -> None:
+    def _load(self, found: Mapping[str, Any]) -> None:
+        self._ledger.load(found)
         saved = found.get("stateful", {})
         for name, one in self._stateful.items():
             if name not in saved:
@@ -446,20 +418,16 @@ class Recorder:
 
     # -- what a person sees -----------------------------------------------------------------------
 
-    def _begin_view(self) -> None:
-        if not self._is_primary or self._view is None:
-            return
-        print(f"{self._gossip}; records in {self.directory}", flush=True)
-        if self._view == "dashboard":
-            from matcha.report.watch import watch
+    def _begin_dashboard(self) -> None:
+        from matcha.report.watch import watch
 
-            over = threading.Event()
-            thread = threading.Thread(
-                target=watch, args=(self.directory,), kwargs={"until": over.is_set}, daemon=True
-            )
-            thread.start()
-            self._closing.callback(thread.join)
-            self._closing.callback(over.set)
+        over = threading.Event()
+        thread = threading.Thread(
+            target=watch, args=(self.directory,), kwargs={"until": over.is_set}, daemon=True
+        )
+        thread.start()
+        self._closing.callback(thread.join)
+        self._closing.callback(over.set)
 
     def _serve(self, where: str) -> None:
         from matcha.report.live import LivePage, heartbeat
@@ -474,11 +442,9 @@ class Recorder:
         if not self._is_open:
             return
         spans = self._ledger.gather_spans()
-        primary = self._is_primary
         for span in spans:
             self._journal.add(span)
-        self._end()
-        if primary and self._report and self.epoch:
+        if self._end() and self._report and self.epoch:
             from matcha.report import write_report
 
             page = write_report([self.directory], self.directory / "report.html")
@@ -487,9 +453,11 @@ class Recorder:
         if self._page is not None:
             self._page.finish()
 
-    def _end(self) -> None:
-        self._is_open = False
+    def _end(self) -> bool:
+        """End what was opened; whether this worker writes what is of the run as a whole."""
+        primary, self._is_open = self._is_primary, False
         self._closing.close()
+        return primary
 
     def __enter__(self) -> Recorder:
         return self
@@ -499,26 +467,16 @@ class Recorder:
             self.close()
             return
         # Others may be gone: nothing collective. What is written stays, line by line.
-        primary = self._is_primary
-        self._end()
+        primary = self._end()
         if self._page is not None:
             self._page.finish(patience=0.0)
         if primary and self._view is not None:
-            print(f"matcha: stopped; {self._how_to_go_on()}", file=sys.stderr, flush=True)
-
-    def _how_to_go_on(self) -> str:
-        from matcha.distributed.checkpoint import checkpoints
-
-        found = checkpoints(self.directory / CHECKPOINTS)
-        if found:
-            return f"resume=True goes on at iteration {found[-1].iteration}."
-        return "there is no checkpoint (checkpoint_every=...) that resume=True could go on from."
+            how = "there is no checkpoint (checkpoint_every=...) that resume=True could go on from."
+            if saved := checkpoints(self.directory / CHECKPOINTS):
+                how = f"resume=True goes on at iteration {saved[-1].iteration}."
+            print(f"matcha: stopped; {how}", file=sys.stderr, flush=True)
 
 
 def _number(value: Any) -> float | None:
     """A number or a tensor as a number."""
     return None if value is None else float(getattr(value, "detach", lambda: value)())
-
-
-def _groups(gossip: Gossip) -> list[dict[str, Any]]:
-    return [group for optimizer in gossip.state.optimizers for group in optimizer.param_groups]

@@ -53,7 +53,6 @@ from matcha.training.evaluation import (
     score,
 )
 from matcha.training.jobs import Job, Progress, carry_out, check_free, identity
-from matcha.training.momentum import Momentum
 from matcha.training.settings import Delays, Execution, Settings
 from matcha.training.task import Task, TaskSpec, dealt
 from matcha.zoo.recipes import Choices, recipe
@@ -179,21 +178,9 @@ def train_job(
 ) -> None:
     """Train a job on real workers: start them, or be one where a launcher started this process.
 
-    Args:
-        job: what is run.
-        network: how workers are started and talk.
-        resume: continue from the newest checkpoint in the job's directory.
-        checkpoint_every: epochs between checkpoints; 0 writes none.
-        tensorboard: also write event files.
-        live: also write where the run is between its records, for `matcha.report.live`.
-        on_record: called on worker 0 with each record over all workers. Where that is a process of
-            its own, the function must be one that pickle finds there.
-        meanwhile: as in `launch`; what workers print then goes to files.
-
-    Raises:
-        InputError: the job cannot be run; no worker was started.
-        WorkerError: a worker failed.
-        ExchangeError: a worker was lost.
+    Options and `on_record` are as for `run_worker`; where worker 0 is a process of its own, the
+    function must be one that pickle finds there. With `meanwhile`, for which see `launch`, what
+    workers print goes to files.
     """
     network = network or Network()
     if checkpoint_every < 0:
@@ -213,36 +200,36 @@ def train_job(
         job = replace(job, plan=joining.given, task=TaskSpec.of(made))
         with closing(join_team(joining)) as team:
             run_worker(job, team, network, on_record=on_record, **options)
-        return
-    if is_worker(network.address):
+    elif is_worker(network.address):
         with worker_transport(job.plan.topology, network.address) as transport:
             show = on_record if transport.rank == 0 else None
             records = run_worker(job, transport, network, on_record=show, **options)
         if transport.rank == 0 and not records:
             raise InputError("there was nothing left to train: the run is at its last epoch.")
-        return
-    _check_startable(job, network, resume=resume)
-    with tempfile.TemporaryDirectory(prefix="matcha-") as folder:
-        file = Path(folder) / "job"
-        try:
-            shown = pickle.dumps(on_record)
-            file.write_bytes(pickle.dumps((job, replace(network, links=False), shown, options)))
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
-            raise InputError(
-                f"workers are processes of their own, and this job cannot be sent to them: {error}."
-            ) from None
-        with explain_write_errors(job.folder):
-            job.folder.mkdir(parents=True, exist_ok=True)
-        command = invoked()
-        _launch(
-            ["-m", "matcha.distributed.launch.worker", str(file)],
-            job.plan,
-            network,
-            Path(folder),
-            {COMMAND_VARIABLE: command} if command else {},
-            logs=None if meanwhile is None else job.folder / "logs",
-            meanwhile=meanwhile,
-        )
+    else:
+        _check_startable(job, network, resume=resume)
+        sent = job, replace(network, links=False)
+        with tempfile.TemporaryDirectory(prefix="matcha-") as folder:
+            file = Path(folder) / "job"
+            try:
+                file.write_bytes(pickle.dumps((*sent, pickle.dumps(on_record), options)))
+            except (pickle.PicklingError, AttributeError, TypeError) as error:
+                raise InputError(
+                    "workers are processes of their own, and this job cannot be sent to them: "
+                    f"{error}."
+                ) from None
+            with explain_write_errors(job.folder):
+                job.folder.mkdir(parents=True, exist_ok=True)
+            command = invoked()
+            _launch(
+                ["-m", "matcha.distributed.launch.worker", str(file)],
+                job.plan,
+                network,
+                Path(folder),
+                {COMMAND_VARIABLE: command} if command else {},
+                logs=None if meanwhile is None else job.folder / "logs",
+                meanwhile=meanwhile,
+            )
 
 
 def _gossip_options(settings: Settings, **others: Any) -> GossipOptions:
@@ -268,18 +255,9 @@ def launch_script(
     network: Network | None = None,
     plan_file: Path | None = None,
 ) -> None:
-    """Run a script as the plan's workers; `$MATCHA_PLAN` has the plan's path.
+    """Run a script with its arguments as the plan's workers; `$MATCHA_PLAN` has the plan's path.
 
-    Args:
-        script: its path and its arguments.
-        plan: who talks when.
-        network: how workers are started and talk, where the script does not say.
-        plan_file: where the plan lies already.
-
-    Raises:
-        InputError: the plan does not go with the network's options, or this process is a worker.
-        WorkerError: a worker failed.
-        ExchangeError: a worker was lost.
+    The network says what the script does not; the plan may lie in a file already.
     """
     network = network or Network()
     if is_worker(network.address):
@@ -329,19 +307,13 @@ def _check_startable(job: Job, network: Network, *, resume: bool) -> None:
     check_free([job], resume=resume)
     check_trainable(job.task.make(), plan, settings)
     job.header()
-    if resume and holds_run(job.folder):
-        _check_unfinished(job)
-
-
-def _check_unfinished(job: Job) -> None:
-    records = read_run(job.folder).records
+    records = read_run(job.folder).records if resume and holds_run(job.folder) else ()
     if not records:
         return
     losses = [loss for record in records if (loss := record.train_loss) is not None]
-    last = records[-1]
-    saved = checkpoints(job.folder / CHECKPOINTS)
+    last, saved = records[-1], checkpoints(job.folder / CHECKPOINTS)
     # The last epoch may be recorded and not saved: it is trained again.
-    if job.settings.is_over(int(last.epoch), last.worker_loss, losses) and (
+    if settings.is_over(int(last.epoch), last.worker_loss, losses) and (
         not saved or saved[-1].iteration >= last.iteration
     ):
         raise InputError(
@@ -367,8 +339,16 @@ def run_worker(
 ) -> list[Record]:
     """Train one worker's part of a job and return the records over all workers. Collective.
 
-    The arguments are those of `train_job`, the same on every worker, how messages travel, and
-    after how many seconds on the run's clock no further epoch begins.
+    Args:
+        job: what is run, the same on every worker, as all that follows.
+        transport: how messages travel.
+        network: how fast, and what happens when a worker is lost.
+        resume: continue from the newest checkpoint in the job's directory.
+        checkpoint_every: epochs between checkpoints; 0 writes none.
+        tensorboard: also write event files.
+        live: also write where the run is between its records, for `matcha.report.live`.
+        on_record: called with each record over all workers.
+        max_seconds: on the run's clock; after that no further epoch begins.
 
     Raises:
         InputError: the run to go on with was started with other choices.
@@ -438,7 +418,6 @@ class Training:
     Raises:
         InputError: the settings are a simulation's, the task is for another number of workers, or
             the workers do not agree on task and settings.
-
     """
 
     def __init__(
@@ -456,25 +435,28 @@ class Training:
         self.model = task.model().to(self.device, settings.execution.dtype)
         self.optimizers = settings.optimizer.for_model(self.model)
         self.identity = identity(task, plan, settings)
-        chosen, better = _gossip_options(settings, **options), correction(settings)
-        if better and self._goes_with(better, chosen) and data_differ(task, settings.execution):
-            chosen = replace(chosen, momentum=better)
+        chosen = _gossip_options(settings, **options)
+        if (better := correction(settings)) is not None:
+            asked = Setup(
+                options=chosen.with_launcher(),
+                plan=plan,
+                momentum=better,
+                optimizers=tuple(self.optimizers),
+            )
+            if find_exclusion(asked) is None and data_differ(task, settings.execution):
+                chosen = replace(chosen, momentum=better)
         self.gossip = Gossip(self.model, self.optimizers, plan, transport=transport, options=chosen)
         self.rank = self.gossip.rank
         self.is_stopped = False
         """Whether no further epoch begins; the same on all workers."""
         self.ledger = Ledger(self.gossip)
-        self.ledger.carry()
-        self.came_late = self.ledger.came_late
+        membership = self.gossip.membership
+        self.came_late = membership is not None and membership.carry(
+            self.ledger.state, self.ledger.load
+        )
         if not self.came_late:
             facts = {part: fingerprint(self.identity[part])[:12] for part in ("task", "settings")}
             agree(transport, facts, self.gossip.state.timeout)
-
-    def _goes_with(self, momentum: Momentum, chosen: GossipOptions) -> bool:
-        """Whether a momentum goes with all that was chosen."""
-        options, optimizers = chosen.with_launcher(), tuple(self.optimizers)
-        asked = Setup(options=options, plan=self.plan, momentum=momentum, optimizers=optimizers)
-        return find_exclusion(asked) is None
 
     @property
     def iteration(self) -> int:
@@ -516,21 +498,20 @@ class Training:
         task, choices, plan = self._choices()
         state = tuple(tensor.to(self.device) for tensor in task.initial_state())
         total = torch.zeros((), dtype=torch.float64, device=self.device)
-        rate = 0.0
+        done, epoch, rate = 0, self.progress.epoch, 0.0
         self.model.train()
         self.ledger.begin()
-        done, epoch = 0, self.progress.epoch
         # By the plan's count, not by a loop's own: a worker that is back starts midway.
         while (k := self.gossip.iteration - epoch * steps) < steps and self.progress.epoch == epoch:
             if self.gossip.plan is not plan:  # workers joined or left: the data are dealt again
                 task, choices, plan = self._choices()
-            rate = self._set_rate(epoch + k / steps)
+            rate = self.settings.schedule.rate(epoch + k / steps, self.progress.test_losses)
             # Of all workers' rows this one takes its own: a row's place is its worker's number.
             inputs, targets = task.batch({name: table[k] for name, table in choices.items()})
             with self.settings.execution.autocast():
                 loss, state = task.loss(self.model, inputs[self.rank], targets[self.rank], state)
             state = tuple(tensor.detach() for tensor in state)
-            self._step(loss)
+            self._step(loss, rate)
             if self.rank not in self.gossip.members:
                 break
             total += loss.detach()
@@ -544,6 +525,17 @@ class Training:
         tables = task.tables(self.progress.epoch)
         return task, {n: torch.from_numpy(t).to(self.device) for n, t in tables.items()}, plan
 
+    def _step(self, loss: torch.Tensor, rate: float) -> None:
+        self.model.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        limit = self.settings.optimizer.clip_norm
+        if limit is not None:
+            nn.utils.clip_grad_norm_(self.model.parameters(), limit)
+        for group in (g for optimizer in self.optimizers for g in optimizer.param_groups):
+            group["lr"] = rate
+        for optimizer in self.optimizers:
+            optimizer.step()
+
     def _shares(self) -> list[int]:
         """Whose training data this worker evaluates the average model on."""
         if not self.gossip.state.has_changed:
@@ -551,21 +543,6 @@ class Training:
         members = self.gossip.members
         place = members.index(self.rank)
         return [w for w in range(self.task.num_workers) if w % len(members) == place]
-
-    def _set_rate(self, epoch: float) -> float:
-        rate = self.settings.schedule.rate(epoch, self.progress.test_losses)
-        for group in (g for optimizer in self.optimizers for g in optimizer.param_groups):
-            group["lr"] = rate
-        return rate
-
-    def _step(self, loss: torch.Tensor) -> None:
-        self.model.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        limit = self.settings.optimizer.clip_norm
-        if limit is not None:
-            nn.utils.clip_grad_norm_(self.model.parameters(), limit)
-        for optimizer in self.optimizers:
-            optimizer.step()
 
     # -- what is known after it -------------------------------------------------------------------
 
@@ -577,16 +554,13 @@ class Training:
             return record
         found = self._evaluate()
         self.progress.add(found)
-        return replace(record, **found.fields(), function_distance=self._function_distance())
-
-    def _function_distance(self) -> float | None:
-        """How far apart the workers' own answers to a fixed batch are, where there are classes."""
-        own = outputs(self.model, self.task, self.settings)
-        if own is None:
-            return None
-        mean = own.clone()
-        mean_(self.gossip.state.transport, [mean], self.gossip.state.timeout)
-        return function_distance(self.ledger.gather(divergence(own, mean)))
+        # How far apart the workers' own answers to a fixed batch are, where there are classes.
+        own, distance = outputs(self.model, self.task, self.settings), None
+        if own is not None:
+            mean = own.clone()
+            mean_(self.gossip.state.transport, [mean], self.gossip.state.timeout)
+            distance = function_distance(self.ledger.gather(divergence(own, mean)))
+        return replace(record, **found.fields(), function_distance=distance)
 
     def _evaluate(self) -> Score:
         """The average model on training data, each worker on its share, and on held-out data.
@@ -639,11 +613,7 @@ class Training:
 
 
 def check_trainable(task: Task, plan: PlanLike, settings: Settings) -> None:
-    """Refuse a task for another number of workers, and settings that only a simulation has.
-
-    Raises:
-        InputError: says what does not fit.
-    """
+    """Refuse a task for another number of workers, and settings that only a simulation has."""
     if task.num_workers != plan.num_workers:
         raise InputError(
             f"the plan is for {plan.num_workers} workers and the task for {task.num_workers}."

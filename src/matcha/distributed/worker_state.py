@@ -20,10 +20,9 @@ from matcha.distributed.exchange.exchange import Stopwatch, alignment, make_exch
 from matcha.distributed.exchange.hooks import Clipping, ElasticMeetings, LinkTimer
 from matcha.distributed.exchange.meeting import RUNNING, PlanCursor
 from matcha.distributed.exchange.momentum import MomentumRules
-from matcha.distributed.launch.placement import Placement, shared_facts
+from matcha.distributed.launch.placement import Placement, own_facts
 from matcha.distributed.links.transport import LinkTransport
 from matcha.distributed.options import Setup, check_setup
-from matcha.distributed.transports.base import Transport
 from matcha.distributed.transports.waiting import START, Pace
 from matcha.errors import InputError, ModelError
 from matcha.plans import PlanLike
@@ -53,6 +52,7 @@ class WorkerState:
         replan = 0 if alone else options.replan or 0
         timeout, bucket_bytes = options.timeout or START, int(options.bucket_cap_mb * 1e6)
         self.setup, self.placement = setup, placement
+        self.transport, self.rank = transport, transport.rank
         self.modules, self.optimizers = modules, optimizers
         self.options = replace(options, momentum=setup.momentum, replan=replan)
         self._frozen = [p for p in modules.parameters() if not p.requires_grad]
@@ -63,7 +63,7 @@ class WorkerState:
                 "worker_weights multiply gradients before each step, and only an optimizer tells "
                 "when: give Gossip the optimizer, or plan without worker_weights."
             )
-        self.weight = 1.0 if weights is None else weights[transport.rank]
+        self.weight = 1.0 if weights is None else weights[self.rank]
         self.has_met = True  # a worker in the last round
         # Who is there and where, for a worker that takes this one's state.
         self.describe_team: Callable[[], dict[str, Any] | None] = lambda: None
@@ -85,7 +85,7 @@ class WorkerState:
             self.team = transport
         transport.expect_model(sum(v.nbytes for v in (*modules.parameters(), *modules.buffers())))
         if self.team is None or not self.team.needs_state:
-            facts = shared_facts(plan, placement, options.describe())
+            facts = own_facts(plan, options.describe())
             placement.agree(facts, self.layout, describe_layout(self.buckets), timeout)
             self.averaging.start_equal()
 
@@ -121,16 +121,6 @@ class WorkerState:
             self.clipping = Clipping(self.exchange, mixed, allowance(plan, options.clip))
             self.exchange.hooks.append(self.clipping)
             self.exchange.takes_all = True  # a message that is not finite moves nothing
-
-    @property
-    def transport(self) -> Transport:
-        """How messages to other workers travel."""
-        return self.placement.transport
-
-    @property
-    def rank(self) -> int:
-        """This worker's number."""
-        return self.transport.rank
 
     @property
     def timeout(self) -> float:

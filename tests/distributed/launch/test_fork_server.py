@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
+from multiprocessing.connection import Pipe
 from pathlib import Path
 
 import pytest
@@ -126,16 +125,14 @@ def test_a_killed_server_is_said_in_a_sentence(script: str, tmp_path: Path) -> N
 
 def test_a_launcher_that_is_gone_is_no_error(script: str, tmp_path: Path) -> None:
     """Ctrl-C while workers are started: who was asked for a fork finds nobody to tell of it."""
-    ours, theirs = socket.socketpair()
+    ours, theirs = Pipe()
     command = [sys.executable, "-c", _SERVE, str(theirs.fileno())]
-    request: dict[str, object] = {"arguments": [script, str(tmp_path)]}
-    request["environment"] = {**os.environ, "RANK": "3"}
-    request |= {"folder": str(tmp_path), "log": None}
+    environment = {**os.environ, "RANK": "3"}
     with theirs:
         process = subprocess.Popen(
             command, pass_fds=[theirs.fileno()], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL
         )
-    ours.sendall(json.dumps(request).encode() + b"\n")
+    ours.send(([script, str(tmp_path)], environment, str(tmp_path), None, "wb"))
     ours.close()
     assert process.communicate(timeout=150)[1] == b""
     assert process.returncode == 0

@@ -9,8 +9,11 @@ from matcha.distributed.integrations.transformers import GossipTrainerMixin
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
 from typing import Any, TypeVar
+
+from matcha.distributed.gossip import Gossip
 
 _Accelerator = TypeVar("_Accelerator")
 
@@ -39,3 +42,10 @@ def without_ddp(accelerator: _Accelerator) -> _Accelerator:
 
     accelerator.prepare_model = prepare_model  # type: ignore[attr-defined]
     return accelerator
+
+
+def average(gossip: Gossip | None) -> AbstractContextManager[object]:
+    """Hold the model at the average, if it is exchanged and is not there already."""
+    if gossip is None or gossip.state.averaging.is_open:
+        return nullcontext()
+    return gossip.averaged()

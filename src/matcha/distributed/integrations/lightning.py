@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 from matcha.distributed.gossip import Gossip
+from matcha.distributed.integrations import average
 from matcha.errors import PackageError
 from matcha.plans import PlanLike
 
@@ -99,26 +101,18 @@ class GossipStrategy(DDPStrategy):  # type: ignore[misc]
     def on_validation_start(self) -> None:
         """Validate the average."""
         super().on_validation_start()
-        self._enter_average()
+        self._average.enter_context(average(self.gossip))
 
     def on_validation_end(self) -> None:
         """Each worker has its own values again; callbacks have saved what they wanted by now."""
         self._average.close()
         super().on_validation_end()
 
-    @property
-    def _shows_average(self) -> bool:
-        return self.gossip is not None and self.gossip.state.averaging.is_open
-
-    def _enter_average(self) -> None:
-        if self.gossip is not None and not self._shows_average:
-            self._average.enter_context(self.gossip.averaged())
-
     # -- checkpoints ------------------------------------------------------------------------------
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """The average model's, on every worker."""
-        if self.gossip is None or self._shows_average:
+        if self.gossip is None or self.gossip.state.averaging.is_open:
             state: dict[str, Any] = super().lightning_module_state_dict()
             return state
         return self.gossip.averaged_state_dict()
@@ -127,11 +121,11 @@ class GossipStrategy(DDPStrategy):  # type: ignore[misc]
         """The average by worker 0, and each worker's own state beside it."""
         super().save_checkpoint(checkpoint, filepath, storage_options)
         if self.gossip is not None:
-            shown = self._shows_average
+            shown = self.gossip.state.averaging.is_open
             self._average.close()
             self.gossip.save(_workers(filepath), keep=1)
             if shown:
-                self._enter_average()
+                self._average.enter_context(average(self.gossip))
 
     def load_checkpoint(self, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Any:
         """Load as Lightning does, and note where the workers' own states are."""
@@ -142,11 +136,8 @@ class GossipStrategy(DDPStrategy):  # type: ignore[misc]
     def remove_checkpoint(self, filepath: Any) -> None:
         """Remove the workers' own states too."""
         super().remove_checkpoint(filepath)
-        folder = _workers(filepath)
-        if self.is_global_zero and folder.is_dir():
-            for file in sorted(folder.rglob("*"), reverse=True):
-                file.rmdir() if file.is_dir() else file.unlink()
-            folder.rmdir()
+        if self.is_global_zero and _workers(filepath).is_dir():
+            rmtree(_workers(filepath))
 
 
 def _workers(path: Any) -> Path:

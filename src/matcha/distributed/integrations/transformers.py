@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from matcha.distributed.gossip import Gossip
-from matcha.distributed.integrations import without_ddp
+from matcha.distributed.integrations import average, without_ddp
 from matcha.errors import PackageError
 from matcha.plans import PlanLike
 
@@ -65,17 +64,17 @@ class GossipTrainerMixin:
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluate the average model."""
-        with self._average():
+        with average(self.gossip):
             return super().evaluate(*args, **kwargs)  # type: ignore[misc]
 
     def predict(self, *args: Any, **kwargs: Any) -> Any:
         """Predict by the average model."""
-        with self._average():
+        with average(self.gossip):
             return super().predict(*args, **kwargs)  # type: ignore[misc]
 
     def save_model(self, *args: Any, **kwargs: Any) -> None:
         """Save the average model."""
-        with self._average():
+        with average(self.gossip):
             super().save_model(*args, **kwargs)  # type: ignore[misc]
 
     def _save_checkpoint(self, model: Any, trial: Any, *args: Any, **kwargs: Any) -> None:
@@ -106,14 +105,6 @@ class GossipTrainerMixin:
                 "%s has no workers' states: every worker starts from the checkpoint's model and "
                 "optimizer, at round 0.", folder.parent
             )  # fmt: skip
-
-    @contextmanager
-    def _average(self) -> Iterator[None]:
-        if self.gossip is None or self.gossip.state.averaging.is_open:
-            yield
-            return
-        with self.gossip.averaged():
-            yield
 
 
 class _Begin(TrainerCallback):  # type: ignore[misc]

@@ -14,16 +14,14 @@ from __future__ import annotations
 import ctypes
 import gc
 import importlib
-import json
 import os
-import select
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 
 from matcha.distributed.launch.main import run_main
@@ -61,8 +59,7 @@ class ForkedProcess:
     """A forked worker, with what is used of `subprocess.Popen`."""
 
     def __init__(self, server: ForkServer, pid: int) -> None:
-        self._server = server
-        self.pid = pid
+        self._server, self.pid = server, pid
 
     def poll(self) -> int | None:
         """Its exit code, or None while it runs."""
@@ -86,15 +83,13 @@ class ForkedProcess:
 class ForkServer:
     """Starts workers by forking a process that has imported torch.
 
-    Args:
-        environment: of that process: some of it (threads) is read once, by what it imports.
+    The environment is that process's: some of it (threads) is read once, by what it imports.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        self._socket, theirs = socket.socketpair()
+        self._pipe, theirs = Pipe()
         self._codes: dict[int, int] = {}
         self._started: list[int] = []
-        self._rest = b""
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _SERVE, str(theirs.fileno())],
@@ -110,20 +105,11 @@ class ForkServer:
     ) -> ForkedProcess:
         """Fork a worker that runs a Python command; the first waits for the imports.
 
-        Args:
-            command: Python, then a script or `-m` and a module, then arguments.
-            environment: all of it.
-            log: the file for its output; None: this process's own output.
-            mode: in which the log is opened.
+        Its output goes to the log, which is opened in that mode, or to this process's own output.
         """
-        request = {
-            "arguments": list(command[1:]),
-            "environment": dict(environment),
-            "folder": str(Path.cwd()),
-            "log": None if log is None else [str(log), mode],
-        }
+        request = command[1:], dict(environment), str(Path.cwd()), log and str(log), mode
         with suppress(ConnectionError):  # said below, once it is known how it ended
-            self._socket.sendall(json.dumps(request).encode() + b"\n")
+            self._pipe.send(request)
         while not self._started and self._process.poll() is None:
             self._receive(_POLL)
         if not self._started:
@@ -145,24 +131,18 @@ class ForkServer:
         return self._codes.get(pid)
 
     def _receive(self, timeout: float) -> None:
-        while select.select([self._socket], [], [], timeout)[0]:
-            try:
-                content = self._socket.recv(1 << 16)
-            except ConnectionError:
-                return
-            if not content:
-                return
-            *lines, self._rest = (self._rest + content).split(b"\n")
-            for pid, code in map(json.loads, lines):
+        with suppress(EOFError, ConnectionError):
+            while self._pipe.poll(timeout):
+                pid, code = self._pipe.recv()
                 if code is None:
                     self._started.append(pid)
                 else:
                     self._codes[pid] = code
-            timeout = 0.0
+                timeout = 0.0
 
     def close(self) -> None:
         """End it; workers must have ended before."""
-        self._socket.close()
+        self._pipe.close()
         self._process.wait()
 
 
@@ -171,7 +151,7 @@ class ForkServer:
 
 def serve() -> Callable[[], object]:
     """Fork workers until the launcher hangs up; returns in each of them, with what it runs."""
-    launcher = socket.socket(fileno=int(sys.argv[1]))
+    launcher: Connection = Connection(int(sys.argv[1]))
     for name in _MODULES:
         importlib.import_module(name)
     gc.freeze()  # a collection in a worker would write to, and so copy, what all share
@@ -179,39 +159,34 @@ def serve() -> Callable[[], object]:
     os.set_blocking(waker, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(waker)
-    rest = b""
     while True:
-        ready = select.select([launcher.fileno(), woken], [], [])[0]
+        ready = wait([launcher, woken])
         if woken in ready:
             os.read(woken, 4096)
-            _report_ended(launcher)
-        if launcher.fileno() not in ready:
+            with suppress(ChildProcessError):
+                while (found := os.waitpid(-1, os.WNOHANG))[0]:
+                    _report(launcher, found[0], os.waitstatus_to_exitcode(found[1]))
+        if launcher not in ready:
             continue
-        content = launcher.recv(1 << 16)
-        if not content:
+        try:
+            request = launcher.recv()
+        except (EOFError, ConnectionError):
             return lambda: None
-        *lines, rest = (rest + content).split(b"\n")
-        for line in lines:
-            pid = _fork()
-            if not pid:
-                signal.set_wakeup_fd(-1)
-                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                for unused in (launcher.detach(), woken, waker):
-                    os.close(unused)
-                return _become(**json.loads(line))
-            _report(launcher, pid, None)
+        pid = _fork()
+        if not pid:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            launcher.close()
+            os.close(woken)
+            os.close(waker)
+            return _become(*request)
+        _report(launcher, pid, None)
 
 
-def _report(launcher: socket.socket, pid: int, code: int | None) -> None:
+def _report(launcher: Connection, pid: int, code: int | None) -> None:
     # A launcher that was stopped receives nothing: the next word from it is that it has hung up.
     with suppress(ConnectionError):
-        launcher.sendall(json.dumps([pid, code]).encode() + b"\n")
-
-
-def _report_ended(launcher: socket.socket) -> None:
-    with suppress(ChildProcessError):
-        while (found := os.waitpid(-1, os.WNOHANG))[0]:
-            _report(launcher, found[0], os.waitstatus_to_exitcode(found[1]))
+        launcher.send((pid, code))
 
 
 def _fork() -> int:
@@ -228,20 +203,20 @@ def _fork() -> int:
     end_with_parent()
     if os.getppid() != server:
         os._exit(1)
-    for end in (reading, writing):
-        os.close(end)
+    os.close(reading)
+    os.close(writing)
     return 0
 
 
 def _become(
-    arguments: list[str], environment: Mapping[str, str], folder: str, log: list[str] | None
+    arguments: list[str], environment: Mapping[str, str], folder: str, log: str | None, mode: str
 ) -> Callable[[], object]:
     """Turn a new fork into the process that the command would start; returns what it runs."""
     if log is not None:
-        flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if log[1] == "ab" else os.O_TRUNC)
-        file = os.open(log[0], flags, 0o666)
-        for stream in (1, 2):
-            os.dup2(file, stream)
+        flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if mode == "ab" else os.O_TRUNC)
+        file = os.open(log, flags, 0o666)
+        os.dup2(file, 1)
+        os.dup2(file, 2)
         os.close(file)
     os.environ.clear()
     os.environ.update(environment)

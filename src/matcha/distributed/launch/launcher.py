@@ -41,29 +41,17 @@ _POLL = 0.02
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0  # seconds before a restart; each next is twice as long
 _GRACE = 10.0  # seconds for the others to report what they saw, once one worker has failed
 _MAIN = "import sys; from matcha.distributed.launch.main import run_main; run_main(sys.argv[1:])"
+_Process = subprocess.Popen[bytes] | ForkedProcess
 
 
 class LocalWorkers:
     """Processes of one command that know of one another; a context manager that leaves none behind.
 
     This process keeps the key-value store by which they meet, so that it outlives any of them and a
-    port need not be guessed.
-
-    Args:
-        command: what each worker runs.
-        num_workers: how many of them.
-        environment: added to this process's own.
-        logs: a folder for each worker's stdout and stderr, `worker-RANK.log`; by default they go
-            where this process's own go.
-        restarts: how often a worker that fails is started again, each time after a longer pause,
-            while the others continue; whether they can is theirs to know.
-        forked: whether workers are forked from one process that has imported torch, where the
-            command allows it: many start sooner, share memory, and are back sooner.
-
-    Attributes:
-        processes: the workers' present processes, by rank.
-        restarted: how often each worker was started again.
-        order: ranks in the order in which they ended for good.
+    port need not be guessed. With `logs` what worker 3 says goes to `worker-3.log` there. With
+    `restarts` a worker that fails is started again so many times, after longer and longer pauses,
+    while the others continue; whether they can is theirs to know. With `forked` workers are forks
+    of one process that has imported torch, where the command allows it.
     """
 
     def __init__(
@@ -80,9 +68,8 @@ class LocalWorkers:
             raise InputError(f"at least one worker must be started, not {num_workers}.")
         self._store = _loopback_store()
         self._errors = tempfile.TemporaryDirectory(prefix="matcha-")
-        threads = max(1, (os.cpu_count() or 1) // num_workers)
-        shared = {
-            "OMP_NUM_THREADS": str(threads),
+        self._shared = {
+            "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // num_workers)),
             **os.environ,
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(self._store.port),
@@ -95,22 +82,23 @@ class LocalWorkers:
         self.logs = logs
         if logs is not None:
             logs.mkdir(parents=True, exist_ok=True)
-        self._command, self._shared, self._restarts = list(command), shared, restarts
-        self.restarted = [0] * num_workers
-        self._own: dict[int, Mapping[str, str]] = {}
-        self.order: list[int] = []
-        self._due: dict[int, float] = {}
+        self._command, self._restarts = list(command), restarts
+        self._own: dict[int, Mapping[str, str]] = {}  # environments
+        self._due: dict[int, float] = {}  # when a worker that failed is started again
         self._is_stopping = False
-        self.processes: list[subprocess.Popen[bytes] | ForkedProcess] = []
-        self._server = ForkServer(shared) if forked and can_be_forked(self._command) else None
+        self.restarted: list[int] = []  # how often, by rank
+        self.order: list[int] = []  # ranks as they ended for good
+        self.processes: list[_Process] = []  # the present ones, by rank
+        forks = forked and can_be_forked(self._command)
+        self._server = ForkServer(self._shared) if forks else None
         try:
-            for rank in range(num_workers):
-                self.processes.append(self._start(rank))
+            for _ in range(num_workers):
+                self.add({})
         except BaseException:
             self.stop()
             raise
 
-    def _start(self, rank: int) -> subprocess.Popen[bytes] | ForkedProcess:
+    def _start(self, rank: int) -> _Process:
         ranked = self._environment(rank)
         log = self._log(rank)
         mode = "ab" if self.restarted[rank] else "wb"
@@ -131,14 +119,11 @@ class LocalWorkers:
             )
 
     def _environment(self, rank: int) -> dict[str, str]:
-        own = {"RANK": str(rank), "LOCAL_RANK": str(rank), **self._own.get(rank, {})}
+        own = {"RANK": str(rank), "LOCAL_RANK": str(rank), **self._own[rank]}
         return {**self._shared, **own, ERROR_VARIABLE: str(self._error(rank))}
 
     def poll(self) -> list[int | None]:
-        """Each worker's exit code, None while it runs; starts those again that failed and may.
-
-        A worker that will be started again has none.
-        """
+        """Each worker's exit code, None while it runs or will; starts those again that may."""
         codes: list[int | None] = []
         now = time.monotonic()
         for rank, process in enumerate(self.processes):
@@ -167,7 +152,7 @@ class LocalWorkers:
     def restart(self, rank: int, environment: Mapping[str, str] | None = None) -> None:
         """Start a worker that has ended again, with some of its environment its own."""
         self.restarted[rank] += 1
-        self._own[rank] = environment or self._own.get(rank, {})
+        self._own[rank] = environment or self._own[rank]
         self.processes[rank] = self._start(rank)
 
     def _log(self, rank: int) -> Path | None:
@@ -194,17 +179,15 @@ class LocalWorkers:
         """Wait for all to end and return their exit codes.
 
         Once one has failed, the others get `grace` seconds to end by themselves, then are stopped;
-        with restarts they continue without it.
-
-        Raises:
-            ExchangeError: they did not end within `timeout` seconds; they are stopped first.
+        with restarts they continue without it. Those that take longer than `timeout` are stopped.
         """
         end = None if timeout is None else time.monotonic() + timeout
         failed: float | None = None
         while True:
             codes = self.poll()
-            if all(code is not None for code in codes):
-                return [code for code in codes if code is not None]
+            ended = [code for code in codes if code is not None]
+            if len(ended) == len(codes):
+                return ended
             now = time.monotonic()
             if failed is None and any(codes) and not self._restarts:
                 failed = now
@@ -253,7 +236,7 @@ def _loopback_store() -> TCPStore:
     )
 
 
-def _signal_group(process: subprocess.Popen[bytes] | ForkedProcess, number: signal.Signals) -> None:
+def _signal_group(process: _Process, number: signal.Signals) -> None:
     """Signal a running worker and whatever it started, such as loaders of data."""
     if process.poll() is None:
         with suppress(ProcessLookupError):
@@ -305,17 +288,10 @@ def launch(
 ) -> None:
     """Run a Python command as so many workers and wait until all have ended.
 
-    Ctrl-C, SIGTERM and SIGHUP to this process end the workers too. Call it from the main thread.
-
-    Args:
-        command: Python's own arguments: a script and its arguments, or `-m`, a module and its.
-        num_workers: on all machines together.
-        environment: added to this process's own.
-        hosts: the machines, where there are several: then `torchrun` starts the workers.
-        logs: a folder for what each local worker says; by default it goes to this terminal.
-        meanwhile: called once with a function that says whether it is time to end, to follow local
-            workers while they run.
-        restarts: how often a local worker that fails is started again while the others go on.
+    The command is Python's own arguments: a script and its, or `-m`, a module and its. Where there
+    are several hosts, `torchrun` starts the workers. `meanwhile` is called once, with a function
+    that says whether it is time to end, to follow local workers while they run. Ctrl-C, SIGTERM and
+    SIGHUP to this process end the workers too. Call it from the main thread.
 
     Raises:
         WorkerError: a worker ended with an exit code of its own, which is the error's.

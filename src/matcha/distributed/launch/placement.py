@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import count, zip_longest
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -83,8 +82,7 @@ class LinkAddress:
         """What a launcher's variables say; None where they name no peers."""
         if PEERS_VARIABLE not in os.environ:
             return None
-        keys = os.environ.get(KEYS_VARIABLE)
-        return cls(peers=os.environ[PEERS_VARIABLE], keys=Path(keys) if keys else None)
+        return cls(peers=os.environ[PEERS_VARIABLE], keys=_keys())
 
     def find_rank(self) -> int | None:
         """This worker's number; a pod of a StatefulSet has it at the end of its host's name."""
@@ -97,12 +95,13 @@ class LinkAddress:
         return int(ordinal) if "{rank}" in self.peers and ordinal.isdigit() else None
 
 
-def is_worker(address: LinkAddress | None = None) -> bool:
-    """Whether this process is one of many, which a launcher (torchrun, srun, mpirun) started.
+def _keys() -> Path | None:
+    found = os.environ.get(KEYS_VARIABLE)
+    return Path(found) if found else None
 
-    Args:
-        address: its own, where it was not left in the environment.
-    """
+
+def is_worker(address: LinkAddress | None = None) -> bool:
+    """Whether this process is one of many, which a launcher (torchrun, srun, mpirun) started."""
     if {"RANK", "WORLD_SIZE"} <= os.environ.keys() or _started_by_mpi():
         return True
     address = address or LinkAddress.from_environment()
@@ -161,14 +160,10 @@ def ask_to_join(
 ) -> Joining:
     """Ask a worker of a running team to take this process in.
 
-    Args:
-        where: HOST:PORT of any of its workers.
-        keys: A directory of keys; None: as the environment says.
-        rank: This worker's number; None: as the environment says, or as the team gives it.
-        listen: HOST:PORT at which others reach it; None: as the environment says, or a free port.
+    What is not given is as the environment says; else there are no keys, the team chooses a number,
+    and others reach this process at a free port.
     """
-    found = os.environ.get(KEYS_VARIABLE)
-    keys = keys or (Path(found) if found else None)
+    keys = keys or _keys()
     rank = rank if rank is not None or "RANK" not in os.environ else int(os.environ["RANK"])
     if keys is not None and rank is None:
         own = [file.stem[len("worker-") :] for file in keys.glob("worker-*.key")]
@@ -190,9 +185,14 @@ def ask_to_join(
 def join_team(joining: Joining) -> LinkTransport:
     """Wait until a team has taken this process in, and make its links."""
     joined = joining.finish()
-    topology, peers = joined.team.topology, joined.team.peers
-    own: dict[str, Any] = {"keys": joining.keys, "timeout": joining.patience, "team": joined.team}
-    return LinkTransport(topology, joined.rank, peers, **own)
+    return LinkTransport(
+        joined.team.topology,
+        joined.rank,
+        joined.team.peers,
+        keys=joining.keys,
+        timeout=joining.patience,
+        team=joined.team,
+    )
 
 
 def _links(topology: Topology, address: LinkAddress) -> LinkTransport:
@@ -269,6 +269,8 @@ class Placement:
 
         `layout` is a digest of that part; `parameters` say what is in it, to name what differs.
         """
+        mesh = f"{self.transport.num_workers} workers of {self.num_parts} processes"
+        facts = {**facts, "mesh": mesh}
         if self.everyone is not self.transport:
             agree(self.everyone, facts, timeout)
         model = layout[:12]
@@ -290,15 +292,10 @@ class Placement:
         root = Path(directory)
         return root if self.num_parts == 1 else root / f"part-{self.part:03d}"
 
-    def close(self) -> None:
-        """Close the transports that were opened for this placement."""
+    def close(self, *, after_error: bool = False) -> None:
+        """Close what was opened for this placement; after an error what needs no other worker."""
         for transport in self.owned:
-            transport.close()
-
-    def abandon(self) -> None:
-        """After an error, close what needs no other worker: a listener would keep its port."""
-        for transport in self.owned:
-            if isinstance(transport, LinkTransport):
+            if not after_error or isinstance(transport, LinkTransport):  # it would keep its port
                 transport.close()
 
 
@@ -312,9 +309,6 @@ def find_placement(
     """Find this process's place: in a mesh, on the script's own transport, or on the default.
 
     Where it joins a running team, it waits until that has taken it in.
-
-    Raises:
-        InputError: the plan is for another number of workers, or the mesh is not a line.
     """
     if mesh is not None:
         placement = _placement_in(mesh, timeout)
@@ -366,19 +360,13 @@ def _check_workers(plan: PlanLike, found: int) -> None:
         )
     elif found != plan.num_workers:
         raise InputError(
-            f"the plan is for {plan.num_workers} workers, but {found} were "
-            f"started: start {plan.num_workers}, or make a plan for {found}."
+            f"the plan is for {plan.num_workers} workers, but {found} were started: start "
+            f"{plan.num_workers}, or make a plan for {found}."
         )
 
 
-def shared_facts(plan: PlanLike, placement: Placement, options: str) -> dict[str, str]:
-    """Return what must be the same on every worker before it meets another."""
-    mesh = f"{placement.transport.num_workers} workers of {placement.num_parts} processes"
-    return {**own_facts(plan, options), "mesh": mesh}
-
-
 def own_facts(plan: PlanLike, options: str) -> dict[str, str]:
-    """Return those of them that a worker knows before it has a place among the others."""
+    """What must be the same on every worker before it meets another, its place aside."""
     return {
         "plan": plan.digest[:12],
         "seed": str(plan.seed),
