@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+from matplotlib.colors import to_hex
 
 import matcha
 from matcha import families
@@ -49,6 +50,16 @@ def test_a_figure_is_written_whole_or_not_at_all(tmp_path, no_room):
     assert not list(tmp_path.iterdir())
     figures.save_figure(figure, tmp_path / "plan.PNG")
     assert (tmp_path / "plan.PNG").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_link_of_no_matching_is_drawn_as_unused():
+    """A one-way cycle leaves the chord out: its colour was looked up and missed."""
+    chord = matcha.Topology.from_links([(0, 1), (1, 2), (2, 0), (0, 2)], directed=True)
+    plan = matcha.plan(chord, 0.5, "greedy")
+    colors = figures.draw_plan(plan).axes[0].collections[0].get_colors()
+    unused = [plan.link_activity[link] == 0 for link in plan.topology.links]
+    assert unused.count(True) == 1
+    assert [to_hex(color) == "#bbbbbb" for color in colors] == unused
 
 
 @pytest.mark.parametrize("strategy", ["local", "allreduce"])

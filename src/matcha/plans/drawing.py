@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from matcha.topology import Link, Topology
 from matcha.topology.drawing import PALETTE, draw
 
 _FRAME_SECONDS = 0.9
+_UNUSED = "#bbbbbb"
 _LOW, _MIDDLE, _HIGH = (np.array(rgb) for rgb in ((0, 114, 178), (255, 255, 255), (213, 94, 0)))
 
 
@@ -30,6 +30,14 @@ def link_activity(process: RoundProcess) -> dict[Link, float]:
     return {link: part * uses for link, uses in process.link_uses.items()}
 
 
+def matching_of(process: RoundProcess) -> dict[Link, int] | None:
+    """The matching of each link; None where matchings overlap, so that a link has no single one."""
+    links = [link for matching in process.matchings for link in matching]
+    if len(links) > len(set(links)) or not set(links) <= set(process.topology.links):
+        return None
+    return {link: j for j, matching in enumerate(process.matchings) for link in matching}
+
+
 def plot(ax: Any, process: RoundProcess) -> None:
     """Links coloured by matching, their width by activation probability (Figure 1a).
 
@@ -38,73 +46,59 @@ def plot(ax: Any, process: RoundProcess) -> None:
     from matplotlib.lines import Line2D
 
     topology, activity = process.topology, link_activity(process)
-    color_of, legend = _link_colors(process, activity)
-    most = max(max(activity.values()), 1e-12)
+    most = max(*activity.values(), 1e-12)
+    shares = [used / most for used in activity.values()]
+    colors, legend = _link_colors(process, shares, most)
     draw(
         ax,
         topology.layout,
         topology.links,
         topology.labels,
-        colors=[color_of[link] for link in topology.links],
-        widths=[activity[link] / most for link in topology.links],
+        colors=colors,
+        widths=shares,
         directed=topology.directed,
     )
     handles = [Line2D([], [], color=color, lw=3, label=label) for color, label in legend]
     ax.legend(handles=handles, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
 
 
-def link_styles(process: RoundProcess) -> list[str]:
-    """Width and colour of each link as SVG attributes: how often it is used, in which matching."""
-    activity = link_activity(process)
-    most = max(max(activity.values()), 1e-12)
-    matching_of = {e: j for j, links in enumerate(process.matchings) for e in links}
-    apart = _is_disjoint(process)
-    return [
-        f'stroke-width="{0.8 + 4.2 * used / most:.2g}" '
-        f'stroke="{PALETTE[matching_of[link] % len(PALETTE)] if apart else PALETTE[0]}" '
-        f'stroke-opacity="{1 if apart else 0.2 + 0.8 * used / most:.2g}"'
-        if used
-        else 'stroke-width="0.8"'
-        for link, used in activity.items()
-    ]
-
-
 def _link_colors(
-    process: RoundProcess, activity: Mapping[Link, float]
-) -> tuple[dict[Link, Any], list[tuple[Any, str]]]:
+    process: RoundProcess, shares: Sequence[float], most: float
+) -> tuple[list[Any], list[tuple[Any, str]]]:
     """A colour for each link, and what the colours mean."""
-    if not any(activity.values()):
-        return dict.fromkeys(activity, "#bbbbbb"), [("#bbbbbb", "not used by this plan")]
-    matchings = process.matchings
-    if len(matchings) <= len(PALETTE) * 2 and _is_disjoint(process):
-        colors = [_palette(j) for j in range(len(matchings))]
-        legend = [
-            (color, f"matching {j + 1}: p = {p:.2f}")
-            for j, (color, p) in enumerate(zip(colors, process.schedule.probabilities, strict=True))
-        ]
-        return {e: colors[j] for j, links in enumerate(matchings) for e in links}, legend
     from matplotlib import colormaps
-    from matplotlib.colors import to_hex
+    from matplotlib.colors import to_hex, to_rgb
 
+    if not any(shares):
+        return [_UNUSED] * len(shares), [(_UNUSED, "not used by this plan")]
+    numbers, count = matching_of(process), len(PALETTE)
+    if numbers is not None and len(process.matchings) <= 2 * count:
+        colors: list[Any] = list(PALETTE)
+        colors += [tuple(0.5 + part / 2 for part in to_rgb(color)) for color in PALETTE]
+        legend = [
+            (colors[j], f"matching {j + 1}: p = {p:.2f}")
+            for j, p in enumerate(process.schedule.probabilities)
+        ]
+        links = process.topology.links
+        return [colors[numbers[e]] if e in numbers else _UNUSED for e in links], legend
     shade = colormaps["viridis_r"]
-    most = max(max(activity.values()), 1e-12)
     steps = (0.25, 0.5, 0.75, 1.0)
     legend = [(to_hex(shade(0.1 + 0.9 * s)), f"{s * most:.2g} exchanges/iteration") for s in steps]
-    return {e: to_hex(shade(0.1 + 0.9 * a / most)) for e, a in activity.items()}, legend
+    return [to_hex(shade(0.1 + 0.9 * share)) for share in shares], legend
 
 
-def _is_disjoint(process: RoundProcess) -> bool:
-    links = [link for matching in process.matchings for link in matching]
-    return len(links) == len(set(links)) and set(links) <= set(process.topology.links)
-
-
-def _palette(j: int) -> Any:
-    if j < len(PALETTE):
-        return PALETTE[j]
-    from matplotlib.colors import to_rgb
-
-    r, g, b = to_rgb(PALETTE[j % len(PALETTE)])
-    return (0.5 + r / 2, 0.5 + g / 2, 0.5 + b / 2)
+def link_styles(process: RoundProcess) -> list[str]:
+    """Width and colour of each link as SVG attributes: how often it is used, in which matching."""
+    activity, numbers = link_activity(process), matching_of(process)
+    most = max(*activity.values(), 1e-12)
+    styles = []
+    for link, used in activity.items():
+        color, opacity = PALETTE[0], f"{0.2 + 0.8 * used / most:.2g}"
+        if numbers is not None:
+            color, opacity = PALETTE[numbers.get(link, 0) % len(PALETTE)], "1"
+        look = f' stroke="{color}" stroke-opacity="{opacity}"' if used else ""
+        styles.append(f'stroke-width="{0.8 + 4.2 * used / most:.2g}"{look}')
+    return styles
 
 
 # -- rounds as they go on -------------------------------------------------------------------------
@@ -132,28 +126,30 @@ def animate(
     if values is not None and np.shape(values) != (m,):
         raise InputError(f"values holds one number for each worker: {m}, not {values!r}.")
     x = np.random.default_rng(0).normal(size=m) if values is None else np.asarray(values, float)
-    state = np.stack([x.reshape(m), np.ones(m)], axis=1)  # beside each value its push-sum weight
-    held = [state[:, 0]]
+    state = np.stack([x, np.ones(m)], axis=1)  # beside each value its push-sum weight
+    held = [x]
     for one in rounds:
         state = one.mix(state)
         held.append(state[:, 0] / state[:, 1])
-    mean, reach = float(held[0].mean()), float(np.abs(held[0] - held[0].mean()).max()) or 1.0
-    apart = [float(np.std(now)) for now in held]
+    mean, reach = float(x.mean()), float(np.abs(x - x.mean()).max()) or 1.0
+    moves = [
+        _steps("fill", [_color((now[i] - mean) / reach) for now in held], smooth=True)
+        for i in range(m)
+    ]
     used = [{frozenset(link) for link in one.links} for one in rounds]
-    colors = [[_color((now[i] - mean) / reach) for now in held] for i in range(m)]
-    moves = [_steps("fill", each, smooth=True) for each in colors]
     for link in topology.links:
         shown = ["0.15", *("1" if frozenset(link) in now else "0.15" for now in used)]
         moves.append(_steps("stroke-opacity", shown))
-    bars = [f"{200 * now / (apart[0] or 1.0):.1f}" for now in apart]
-    counts = "".join(
-        f'<text x="180" y="266" text-anchor="middle" opacity="0">{html.escape(words)}'
-        f"{_steps('opacity', ['1' if k == shown else '0' for k in range(len(held))])}</text>"
-        for shown, words in enumerate(
-            "start" if k == 0 else f"round {k}: standard deviation {apart[k]:.3g} of {apart[0]:.3g}"
-            for k in range(len(held))
+    apart = [float(np.std(now)) for now in held]
+    counts = ""
+    for number, now in enumerate(apart):
+        words = f"round {number}: standard deviation {now:.3g} of {apart[0]:.3g}"
+        shown = ["1" if k == number else "0" for k in range(len(held))]
+        counts += (
+            f'<text x="180" y="266" text-anchor="middle" opacity="0">'
+            f"{words if number else 'start'}{_steps('opacity', shown)}</text>"
         )
-    )
+    bars = [f"{200 * now / (apart[0] or 1.0):.1f}" for now in apart]
     foot = (
         f'<g stroke="none" fill="#888" font-size="11">{counts}<rect x="80" y="274" height="6" '
         f'width="200">{_steps("width", bars, smooth=True)}</rect></g>'

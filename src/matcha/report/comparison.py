@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from matcha._io import encode_number
 from matcha._io.tables import Table, data_frame
@@ -17,8 +17,7 @@ from matcha.report.verdict import Summary, Verdict, judge
 from matcha.topology.drawing import axes_or_new
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
+class Column(NamedTuple):
     """A column of the comparison: its heading, its cell, and which value is best."""
 
     key: str
@@ -52,54 +51,37 @@ def columns(summaries: Sequence[Mapping[str, Any]]) -> list[Column]:
 
     def each(field: str, heading: str, **more: Any) -> list[Column]:
         """A column per clock or unit, which seconds and numbers of another must not share."""
-        found = list(dict.fromkeys(row[field] for row in summaries))
+        found = dict.fromkeys(row[field] for row in summaries)
         named = field == "unit" or len(found) > 1
-        return [
-            Column(
-                heading=f"{heading}, {value}" if named else heading,
-                only=(field, value),
-                **more,
-            )
-            for value in found
-        ]
+        titles = {value: f"{heading}, {value}" if named else heading for value in found}
+        return [Column(heading=titles[value], only=(field, value), **more) for value in found]
 
     # A delay model in seconds says again what the clock says.
     told = all(row["comm_seconds"] is not None for row in summaries)
     in_seconds = told and all(
         row["clock"] == "wall" or row["unit"] == "seconds" for row in summaries
     )
-    talk: dict[str, Any] = {"heading": f"communication{target}", "to_target": reached}
-    timed: dict[str, Any] = {"show": words.seconds, "best": min}
+    talk: dict[str, Any] = {"heading": f"communication{target}", "to_target": reached, "best": min}
+    timed: dict[str, Any] = {"show": words.seconds}
     fewer: dict[str, Any] = {"show": words.number, "best": min}
     sooner: dict[str, Any] = {"show": "{:.2f}×".format, "best": max}
     every = [
-        Column(key="budget", heading="budget", show=words.number, spare=None),
-        Column(key="wire", heading="wire", show=str, spare=None),
-        Column(key="momentum", heading="momentum", show=str, spare=None),
-        *each("clock", key="time_to_target", heading="time to target", **timed),
-        Column(key="speedup", heading="sooner than vanilla", brief="× vanilla", **sooner),
-        Column(
-            key="speedup_over_allreduce",
-            heading="sooner than allreduce",
-            brief="× allreduce",
-            **sooner,
-        ),
+        Column("budget", "budget", words.number, spare=None),
+        Column("wire", "wire", str, spare=None),
+        Column("momentum", "momentum", str, spare=None),
+        *each("clock", key="time_to_target", heading="time to target", **timed, best=min),
+        Column("speedup", "sooner than vanilla", **sooner, brief="× vanilla"),
+        Column("speedup_over_allreduce", "sooner than allreduce", **sooner, brief="× allreduce"),
         *each("clock", key="comm_seconds", **talk, **timed, spare=2 if in_seconds else None),
-        *each("unit", key="comm_units", **talk, **fewer, spare=None if in_seconds else 2),
-        Column(key="megabytes_sent", heading="megabytes sent", brief="MB sent", **fewer, spare=3),
-        Column(key="epochs_to_target", heading="epochs to target", **fewer, spare=None),
-        Column(key="train_loss", heading="training loss", show=words.number),
-        Column(key="worker_loss", heading="workers' own loss", show=words.number, spare=None),
-        Column(key="test_accuracy", heading="test accuracy", show=words.percent, best=max, spare=1),
-        Column(
-            key="consensus_distance",
-            heading="consensus distance",
-            brief="consensus",
-            spare=5,
-            **fewer,
-        ),
-        Column(key="function_distance", heading="outputs apart", **fewer, spare=4),
-        *each("clock", key="time", heading="run time", show=words.seconds, spare=6),
+        *each("unit", key="comm_units", **talk, show=words.number, spare=None if in_seconds else 2),
+        Column("megabytes_sent", "megabytes sent", **fewer, brief="MB sent", spare=3),
+        Column("epochs_to_target", "epochs to target", **fewer, spare=None),
+        Column("train_loss", "training loss", words.number),
+        Column("worker_loss", "workers' own loss", words.number, spare=None),
+        Column("test_accuracy", "test accuracy", words.percent, max, spare=1),
+        Column("consensus_distance", "consensus distance", **fewer, brief="consensus", spare=5),
+        Column("function_distance", "outputs apart", **fewer, spare=4),
+        *each("clock", key="time", heading="run time", **timed, spare=6),
     ]
     return [
         c

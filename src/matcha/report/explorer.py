@@ -10,10 +10,11 @@ import numpy.typing as npt
 
 from matcha._numerics import ProgressCallback
 from matcha.plans import Plan
+from matcha.plans.drawing import matching_of
 from matcha.report.series import short
 from matcha.rounds import ONE_WAY
 from matcha.strategies import comparable, has_budget, plan, strategy_named, strategy_with
-from matcha.topology import Link, Topology
+from matcha.topology import Topology
 from matcha.wires import Float
 
 # Beyond this a drawing is a hairball and its numbers would fill the page.
@@ -151,7 +152,9 @@ def _point(made: Plan) -> dict[str, Any]:
     """One stop of the slider: the plan's promises and each link's share."""
     activity = made.link_activity
     drawn = len(made.topology.links) <= MAX_LINKS
-    colors = _matching_of(made) if drawn and any(activity.values()) else None
+    matchings = None
+    if drawn and any(activity.values()) and not made.process.is_one_way:
+        matchings = matching_of(made.process)
     return {
         "budget": short(made.budget),
         "rho": short(made.rho),
@@ -162,21 +165,10 @@ def _point(made: Plan) -> dict[str, Any]:
         "mixing": made.mixing,
         "averages": made.mixing == "average",
         "omega": None if made.omega is None else _short_list(made.omega),
-        "probabilities": _short_list(made.probabilities) if colors else None,
-        "matching": colors,
+        "probabilities": _short_list(made.probabilities) if matchings else None,
+        "matching": matchings and [matchings.get(link, -1) for link in made.topology.links],
         "activation": _short_list(activity[e] for e in made.topology.links) if drawn else [],
     }
-
-
-def _matching_of(made: Plan) -> list[int] | None:
-    """Each link's matching; None where matchings overlap, so that a link has no single one."""
-    number: dict[Link, int] = {}
-    for j, matching in enumerate(made.matchings):
-        for link in matching:
-            if link in number or made.process.is_one_way:
-                return None
-            number[link] = j
-    return [number.get(link, -1) for link in made.topology.links]
 
 
 def _page_box(topology: Topology) -> list[list[float | int | None]]:

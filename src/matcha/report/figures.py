@@ -62,34 +62,21 @@ def draw_sweep(sweep: Sweep) -> Any:
 def draw_tuning(tuning: Tuning) -> Any:
     """Time per iteration against consensus error: seconds to the target, the best marked."""
     figure, axis = _axes(6.4, 4.4)
+    best = tuning.best
     for strategy, wire in dict.fromkeys((p.strategy, p.wire) for p in tuning.points):
         mine = [p for p in tuning.points if (p.strategy, p.wire) == (strategy, wire)]
         mine = [p for p in mine if 0 < p.consensus_error < math.inf]
-        axis.plot(
-            [p.iteration_seconds for p in mine],
-            [p.consensus_error for p in mine],
-            color=look_of(strategy).color,
-            marker=look_of(strategy).marker,
-            markersize=4,
-            alpha=1.0 if wire == tuning.best.wire else 0.35,
-            label=strategy if wire == tuning.best.wire else None,
-        )
-        for p in mine if wire == tuning.best.wire else ():
-            axis.annotate(
-                f"{p.seconds:.3g} s" if math.isfinite(p.seconds) else "never",
-                (p.iteration_seconds, p.consensus_error),
-                textcoords="offset points",
-                xytext=(5, 4),
-                fontsize=7,
-            )
-    axis.plot(
-        [tuning.best.iteration_seconds],
-        [tuning.best.consensus_error],
-        "*",
-        markersize=16,
-        color="black",
-        label=f"best: {tuning.best.label}",
-    )
+        x, y = [p.iteration_seconds for p in mine], [p.consensus_error for p in mine]
+        color, marker, *_ = look_of(strategy)
+        if wire != best.wire:
+            axis.plot(x, y, marker, ls="-", color=color, markersize=4, alpha=0.35)
+            continue
+        axis.plot(x, y, marker, ls="-", color=color, markersize=4, alpha=1.0, label=strategy)
+        for p, at in zip(mine, zip(x, y, strict=True), strict=True):
+            seconds = f"{p.seconds:.3g} s" if math.isfinite(p.seconds) else "never"
+            axis.annotate(seconds, at, textcoords="offset points", xytext=(5, 4), fontsize=7)
+    marked = [best.iteration_seconds], [best.consensus_error]
+    axis.plot(*marked, "*", markersize=16, color="black", label=f"best: {best.label}")
     axis.set_yscale("log")
     axis.set_xlabel("time per iteration (s)")
     axis.set_ylabel("steady-state consensus error")
@@ -106,7 +93,11 @@ def save_figure(figure: Any, path: str | Path) -> None:
 
 
 _RUN_DASHES = ("-", "--", "-.", ":", (0, (6, 2)), (0, (6, 2, 1, 2, 1, 2)))
-_KIND_COLORS = {"compute": "#a9b3a3", "exchange": "#0072B2", "wait": "#e0b050"}
+_KIND_LOOKS = {
+    "compute": {"color": "#a9b3a3", "edgecolor": "white"},
+    "exchange": {"color": "#0072B2", "edgecolor": "white"},
+    "wait": {"color": "#e0b050", "edgecolor": "white", "hatch": "////"},
+}
 _NAMES = {
     "train_loss": "training loss",
     "test_accuracy": "test accuracy",
@@ -142,17 +133,16 @@ def write_figures(
         target_loss: The loss to mark, as for `compare`.
     """
     objective, target, _ = choose_target(runs, target_loss)
+    known = [curves(run.records) for run in runs]
     figures: dict[str, Any] = {}
     if objective is not None:
         for axis in ("epoch", "time"):
             figures[f"{objective}-{axis}"] = draw_curves(runs, objective, axis, target)
     sent = [run.records[-1].megabytes_sent if run.records else None for run in runs]
-    if None not in sent and any(sent):
-        known = [curves(run.records) for run in runs]
-        metric = "test_accuracy" if any("test_accuracy" in c for c in known) else objective
-        if metric is not None:
-            figures[f"{metric}-megabytes"] = draw_curves(runs, metric, "megabytes_sent")
-    if any("consensus_distance" in curves(run.records) for run in runs):
+    metric = "test_accuracy" if any("test_accuracy" in c for c in known) else objective
+    if None not in sent and any(sent) and metric is not None:
+        figures[f"{metric}-megabytes"] = draw_curves(runs, metric, "megabytes_sent")
+    if any("consensus_distance" in c for c in known):
         figures["consensus"] = draw_curves(runs, "consensus_distance", "iteration")
     if any(worker_loads(run) for run in runs):
         figures["workers"] = draw_loads(runs)
@@ -162,12 +152,10 @@ def write_figures(
             figures[f"timeline-{name}"] = draw_timeline(run, label)
         if isinstance(run.plan, Plan):
             figures[f"topology-{name}"] = draw_plan(run.plan)
-    written = []
-    for name, figure in figures.items():
-        path = Path(folder) / f"{name}.{format}"
+    written = {Path(folder) / f"{name}.{format}": figure for name, figure in figures.items()}
+    for path, figure in written.items():
         save_figure(figure, path)
-        written.append(path)
-    return written
+    return list(written)
 
 
 def draw_curves(runs: Sequence[Run], metric: str, axis: str, target: float | None = None) -> Any:
@@ -186,31 +174,31 @@ def plot_curves(
     if axis not in AXES:
         raise unknown_name("axis", axis, AXES)
     foreseen, explained = _FORESEEN.get(metric, (None, ""))
-    is_foreseen = False
     sound: list[float] = []
-    is_any_diverged = False
+    is_foreseen = has_diverged = False
     for number, (run, label) in enumerate(zip(runs, label_runs(runs), strict=True)):
         known = curves(run.records)
         if metric not in known:
             continue
-        style = {"color": _color(runs, number), "ls": _RUN_DASHES[number % len(_RUN_DASHES)]}
+        color = _color(runs, number)
+        dashes = _RUN_DASHES[number % len(_RUN_DASHES)]
         if diverged_at(run, "train_loss") is not None:
             label += " (diverged)"
-            is_any_diverged = True
+            has_diverged = True
         else:
             sound += [y for y in known[metric]["y"] if y is not None and y > 0]
-        axes.plot(known[metric][axis], known[metric]["y"], lw=1.6, label=label, **style)
+        line = known[metric]
+        axes.plot(line[axis], line["y"], lw=1.6, label=label, color=color, ls=dashes)
         if foreseen in known:
-            told = known[foreseen]
-            axes.plot(told[axis], told["y"], lw=0.8, color=style["color"])
+            axes.plot(known[foreseen][axis], known[foreseen]["y"], lw=0.8, color=color)
             is_foreseen = True
     if is_foreseen:
         axes.plot([], [], lw=0.8, color="#555555", label=explained)
     if target is not None:
         axes.axhline(target, color="#555555", lw=0.8, ls=":")
-    if metric != "test_accuracy" and (sound or is_any_diverged):
+    if metric != "test_accuracy" and (sound or has_diverged):
         axes.set_yscale("log", nonpositive="mask")  # and not a fall to the axis' foot
-    if is_any_diverged and sound:  # the last values of a diverged run would flatten all others
+    if has_diverged and sound:  # the last values of a diverged run would flatten all others
         axes.set_ylim(min(sound) / 1.15, max(sound) * 1.15)
     if axis == "megabytes_sent":
         axes.set_xscale("log")  # what is compared differs by orders of magnitude
@@ -227,16 +215,15 @@ def plot_curves(
 def draw_loads(runs: Sequence[Run]) -> Any:
     """Each worker's communication per iteration, one bar per run (Figure 1b)."""
     figure, axes = _axes()
-    drawn = [(n, run, worker_loads(run)) for n, run in enumerate(runs)]
-    drawn = [(n, run, load) for n, run, load in drawn if load]
-    kind = "planned" if all("planned" in load for _, _, load in drawn) else "measured"
+    drawn = {number: load for number, run in enumerate(runs) if (load := worker_loads(run))}
+    kind = "planned" if all("planned" in load for load in drawn.values()) else "measured"
     labels = label_runs(runs)
     width = 0.8 / len(drawn)
-    for place, (number, _, load) in enumerate(drawn):
+    for place, (number, load) in enumerate(drawn.items()):
         heights = load.get(kind) or []
         at = [w - 0.4 + (place + 0.5) * width for w in range(len(heights))]
         axes.bar(at, heights, width, color=_color(runs, number), label=labels[number])
-    plan = drawn[0][1].plan
+    plan = runs[next(iter(drawn))].plan
     unit = plan.timing.unit if kind == "planned" and plan else "seconds"
     axes.set_xlabel("worker")
     axes.set_ylabel(f"{unit} per iteration, {kind}")
@@ -250,20 +237,12 @@ def draw_timeline(run: Run, label: str, rounds: int = 12) -> Any:
     assert lines is not None, "the caller asks only for runs that have a timeline"
     figure, axes = _axes(5.2, 1.2 + 0.22 * run.header.num_workers)
     last = lines["rounds"][0] + rounds
+    shown = [i for i, iteration in enumerate(lines["iteration"]) if iteration < last]
     for number, kind in enumerate(KINDS):
-        mine = [
-            i for i, k in enumerate(lines["kind"]) if k == number and lines["iteration"][i] < last
-        ]
-        axes.barh(
-            [lines["worker"][i] for i in mine],
-            [lines["length"][i] for i in mine],
-            left=[lines["start"][i] for i in mine],
-            color=_KIND_COLORS[kind],
-            edgecolor="white",
-            linewidth=0.3,
-            hatch="////" if kind == "wait" else None,
-            label=kind if mine else None,
-        )
+        mine = [i for i in shown if lines["kind"][i] == number]
+        at = {name: [lines[name][i] for i in mine] for name in ("worker", "length", "start")}
+        look = _KIND_LOOKS[kind] | {"label": kind if mine else None}
+        axes.barh(at["worker"], at["length"], left=at["start"], linewidth=0.3, **look)
     axes.invert_yaxis()
     axes.set_xlabel(f"{lines['unit']}, {'as planned' if lines['planned'] else 'as recorded'}")
     axes.set_ylabel("worker")

@@ -62,8 +62,7 @@ def _data(run: Run) -> str | None:
 def _links(run: Run) -> str | None:
     """How long an exchange takes, where the run's plan or its network do not say it."""
     if run.header.clock == "wall":
-        speed = str(run.header.setting("link_mbps") or "").removesuffix(" (emulated)")
-        return f"{speed} Mbit/s" if speed else "as they are"
+        return words.link_speed(run.header) or "as they are"
     counts = run.plan is not None and run.plan.timing.unit == "units"
     unit = _delays(run).get("seconds_per_unit")
     return words.seconds(unit) if counts and unit else None

@@ -7,11 +7,11 @@ import json
 import re
 import shlex
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import datetime, timezone
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from matcha._io import write_atomically
 from matcha._io.tables import count_noun
@@ -95,7 +95,7 @@ def build_payload(
         "unranked": sorted(comparison.verdict.unranked),
         "summaries": [_round_numbers(asdict(row)) for row in comparison.rows],
         "strategies": list(STRATEGIES),
-        "styles": [asdict(style) for style in STYLES],
+        "styles": [style._asdict() for style in STYLES],
         "runs": shown,
         "networks": networks,
     }
@@ -124,7 +124,6 @@ MAX_BYTES = 5_000_000
 _SCRIPTS = (
     "base.js", "charts.js", "curves.js", "network.js", "explorer.js", "presence.js", "timeline.js",
 )  # fmt: skip
-_HOLE = re.compile(r"\{\{(\w+)\}\}")
 
 
 def write_report(
@@ -194,9 +193,18 @@ def render(payload: Mapping[str, Any], runs: Sequence[Run]) -> str:
     """The page as text."""
     is_live = bool(payload.get("live"))
     loss = payload["objective"] or "train_loss"
-    shown = _sections(payload) | {"results": bool(runs), "explorer": bool(payload["networks"])}
-    if is_live:
-        shown |= {"results": False, "timeline": False, "loads": False}
+    known = [(name, curve) for run in payload["runs"] for name, curve in run["curves"].items()]
+    losses = [c for name, c in known if name not in ("consensus_distance", "predicted_consensus")]
+    sections = {
+        "curves": losses,
+        "bytes": any(any(curve["megabytes_sent"]) for curve in losses),
+        "consensus": any(name == "consensus_distance" for name, _ in known),
+        "timeline": any(run["timeline"] for run in payload["runs"]) and not is_live,
+        "presence": any(run["presence"] for run in payload["runs"]),
+        "loads": any(run["loads"] for run in payload["runs"]) and not is_live,
+        "results": runs and not is_live,
+        "explorer": payload["networks"],
+    }
     texts = {
         "title": payload["title"],
         "headline": payload["verdict"],
@@ -210,7 +218,7 @@ def render(payload: Mapping[str, Any], runs: Sequence[Run]) -> str:
     }
     holes = {
         **{name: html.escape(text) for name, text in texts.items()},
-        **{f"hidden_{name}": "" if is_shown else "hidden" for name, is_shown in shown.items()},
+        **{f"hidden_{name}": "" if full else "hidden" for name, full in sections.items()},
         "live": _asset("live.html") if is_live else "",
         "connect": "; connect-src 'self'" if is_live else "",
         "asks": "It asks the run alone, and no other place" if is_live else "No network requests",
@@ -223,7 +231,7 @@ def render(payload: Mapping[str, Any], runs: Sequence[Run]) -> str:
         "script": _script("\n".join(map(_asset, (*_SCRIPTS, "live.js") if is_live else _SCRIPTS))),
         "data": embed_json(payload),
     }
-    return _HOLE.sub(lambda hole: holes[hole[1]], _asset("page.html"))
+    return re.sub(r"\{\{(\w+)\}\}", lambda hole: holes[hole[1]], _asset("page.html"))
 
 
 def embed_json(document: Any) -> str:
@@ -236,49 +244,28 @@ def embed_json(document: Any) -> str:
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
-def _sections(payload: Mapping[str, Any]) -> dict[str, bool]:
-    """Which sections have something to show."""
-    runs = payload["runs"]
-    known = [(name, curve) for run in runs for name, curve in run["curves"].items()]
-    losses = [c for name, c in known if name not in ("consensus_distance", "predicted_consensus")]
-    return {
-        "curves": bool(losses),
-        "bytes": any(any(curve["megabytes_sent"]) for curve in losses),
-        "consensus": any(name == "consensus_distance" for name, _ in known),
-        "timeline": any(run["timeline"] for run in runs),
-        "presence": any(run["presence"] for run in runs),
-        "loads": any(run["loads"] for run in runs),
-    }
-
-
 def _facts(payload: Mapping[str, Any], runs: Sequence[Run]) -> str:
     """The line under the heading: workers, links, budgets, clock, and anything emulated."""
     facts = [
         f"{net['name']}: {len(net['labels'])} workers, {count_noun(net['num_links'], 'link')}"
         for net in payload["networks"]
     ]
-    budgets = dict.fromkeys(
-        f"{run.header.budget:g}" for run in runs if has_budget(run.header.strategy)
-    )
+    headers = [run.header for run in runs]
+    budgets = dict.fromkeys(f"{h.budget:g}" for h in headers if has_budget(h.strategy))
     if budgets:
         facts.append(f"budget C_b {', '.join(budgets)}")
-    wires = dict.fromkeys(run.header.wire for run in runs)
+    wires = dict.fromkeys(header.wire for header in headers)
     if set(wires) - {"float32"}:
         facts.append(f"messages {', '.join(wires)}")
-    momenta = dict.fromkeys(run.header.momentum or "local" for run in runs)
+    momenta = dict.fromkeys(header.momentum or "local" for header in headers)
     if set(momenta) - {"local"}:
         facts.append(f"momentum {', '.join(momenta)}")
-    clocks = {run.header.clock for run in runs}
+    clocks = " and ".join(sorted({header.clock for header in headers}))
     if clocks:
         counted = clock_in_words(runs)
-        told = "" if counted is None else f": {counted}"
-        facts.append(f"{' and '.join(sorted(clocks))} clock{told}")
-    speeds = {
-        str(mbps).removesuffix(" (emulated)")
-        for run in runs
-        if (mbps := run.header.setting("link_mbps")) is not None
-    }
-    facts += [f"links emulated at {speed} Mbit/s" for speed in sorted(speeds)]
+        facts.append(f"{clocks} clock" + ("" if counted is None else f": {counted}"))
+    speeds = {speed for header in headers if (speed := words.link_speed(header)) is not None}
+    facts += [f"links emulated at {speed}" for speed in sorted(speeds)]
     return "".join(f"<li>{html.escape(fact)}</li>" for fact in facts)
 
 
@@ -300,44 +287,48 @@ def results_table(payload: Mapping[str, Any]) -> str:
     Where there is a winner, the best of a column among those that are ranked is bold and says so
     to readers.
     """
-    rows = payload["summaries"]
-    shown = columns(rows)
-    head = "".join(f'<th scope="col">{html.escape(c.heading)}</th>' for c in shown)
-    ranked = (
-        []
-        if payload["winner"] is None
-        else [row for number, row in enumerate(rows) if number not in payload["unranked"]]
-    )
-    best = {c.heading: _best(c, ranked) for c in shown}
-    body = []
-    for number, (row, run) in enumerate(zip(rows, payload["runs"], strict=True)):
+    rows, unranked = payload["summaries"], payload["unranked"]
+    head, body = '<th scope="col">run</th>', []
+    for row, run in zip(rows, payload["runs"], strict=True):
         swatch = f'<span class="swatch" data-style="{run["style"]}" aria-hidden="true"></span>'
         note = "" if row["diverged_at"] is None else " <em>(diverged)</em>"
-        name = (
-            f'<th scope="row" data-value="{html.escape(row["label"])}">'
-            f"{swatch}{html.escape(row['label'])}{note}</th>"
-        )
-        marks = {} if number in payload["unranked"] else best
-        cells = "".join(_cell(c, row, marks.get(c.heading)) for c in shown)
-        body.append(f"<tr>{name}{cells}</tr>")
+        label = html.escape(row["label"])
+        body.append(f'<th scope="row" data-value="{label}">{swatch}{label}{note}</th>')
+    for column in columns(rows):
+        head += f'<th scope="col">{html.escape(column.heading)}</th>'
+        ranked = [column.value(row) for n, row in enumerate(rows) if n not in unranked]
+        ranked = [value for value in ranked if value is not None]
+        differ = payload["winner"] is not None and len(set(ranked)) > 1
+        best = column.best(ranked) if differ and column.best else None
+        for number, row in enumerate(rows):
+            body[number] += _cell(column, row, None if number in unranked else best)
+    lines = "".join(f"<tr>{line}</tr>" for line in body)
     return (
         '<table class="results"><caption class="sr">The runs compared</caption>'
-        f'<thead><tr><th scope="col">run</th>{head}</tr></thead>'
-        f"<tbody>{''.join(body)}</tbody></table>"
+        f"<thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>"
     )
+
+
+def _cell(column: Column, row: Mapping[str, Any], best: Any) -> str:
+    value = column.value(row)
+    text, *spread = map(html.escape, cell(column, row).split(" ± "))
+    if value is not None and value == best:
+        text = f'<strong>{text}<span class="sr"> (best)</span></strong>'
+    # Beneath its value, so that many columns have room on a page.
+    text += "".join(f'<span class="spread"> ± {part}</span>' for part in spread)
+    return f"<td>{text}</td>" if value is None else f'<td data-value="{value}">{text}</td>'
 
 
 def details(runs: Sequence[Run], labels: Sequence[str]) -> str:
     """What it takes to do the runs again: what they share, then what is each one's own."""
     facts = [_run_facts(run) for run in runs]
-    shared = {
-        key: value for key, value in facts[0].items() if all(f.get(key) == value for f in facts)
-    }
+    shared = {k: v for k, v in facts[0].items() if all(f.get(k) == v for f in facts)}
     if len(runs) == 1:
         return _fold(labels[0], shared, is_open=True)
-    own = [{k: v for k, v in f.items() if k not in shared} for f in facts]
-    parts = [_fold(label, f) for label, f in zip(labels, own, strict=True)]
-    return "\n".join([_fold("Shared by all runs", shared, is_open=True), *parts])
+    parts = [_fold("Shared by all runs", shared, is_open=True)]
+    for label, fact in zip(labels, facts, strict=True):
+        parts.append(_fold(label, {k: v for k, v in fact.items() if k not in shared}))
+    return "\n".join(parts)
 
 
 def _fold(title: str, facts: Mapping[str, Any], *, is_open: bool = False) -> str:
@@ -383,32 +374,11 @@ def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         name = f"{prefix}{key}".replace("_", " ")
         if isinstance(value, Mapping):
             flat |= _flat(value, f"{name} ")
+        elif isinstance(value, float):
+            flat[name] = f"{value:g}"
         elif value is not None:
-            flat[name] = _plain(value)
+            flat[name] = value if isinstance(value, (str, int)) else json.dumps(value)
     return flat
-
-
-def _plain(value: Any) -> str | int:
-    if isinstance(value, float):
-        return f"{value:g}"
-    return value if isinstance(value, (str, int)) else json.dumps(value)
-
-
-def _cell(column: Column, row: Mapping[str, Any], best: Any) -> str:
-    value = column.value(row)
-    text, *spread = map(html.escape, cell(column, row).split(" ± "))
-    if value is not None and value == best:
-        text = f'<strong>{text}<span class="sr"> (best)</span></strong>'
-    # Beneath its value, so that many columns have room on a page.
-    text += "".join(f'<span class="spread"> ± {part}</span>' for part in spread)
-    return f"<td>{text}</td>" if value is None else f'<td data-value="{value}">{text}</td>'
-
-
-def _best(column: Column, rows: Sequence[Mapping[str, Any]]) -> Any:
-    values = [value for row in rows if (value := column.value(row)) is not None]
-    if column.best is None or len(values) < 2 or len(set(values)) == 1:
-        return None
-    return column.best(values)
 
 
 # -- how runs look: every strategy has a style of its own, others take a spare one
@@ -421,15 +391,15 @@ _SYMBOLS = {
 }  # fmt: skip
 """Matplotlib's markers, as plotly calls them."""
 _DASHES = (3, 1, 0, 4, 2, 5)
-_SPARE_COLORS = (
-    ("#b0306a", "#f7a1c4"), ("#1f7a8c", "#6fd0e0"), ("#5b7a1f", "#b0d468"), ("#8c4a9e", "#dba3ea"),
-    ("#3f6f9f", "#9cc4ee"), ("#7f5a00", "#d8b26a"), ("#4f5b66", "#b4c0cc"),
+_SPARE = (
+    ("#b0306a", "#f7a1c4", "bowtie"), ("#1f7a8c", "#6fd0e0", "hourglass"),
+    ("#5b7a1f", "#b0d468", "star-square"), ("#8c4a9e", "#dba3ea", "pentagon"),
+    ("#3f6f9f", "#9cc4ee", "hexagram"), ("#7f5a00", "#d8b26a", "y-up"),
+    ("#4f5b66", "#b4c0cc", "asterisk"),
 )  # fmt: skip
-_SPARE_SYMBOLS = ("bowtie", "hourglass", "star-square", "pentagon", "hexagram", "y-up", "asterisk")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Style:
+class Style(NamedTuple):
     """One way to draw a run, told from others by more than its colour."""
 
     light: str
@@ -439,18 +409,10 @@ class Style:
     """Position in the page's list of dashes."""
 
 
-def _styles() -> tuple[Style, ...]:
-    known = [look_of(name) for name in STRATEGIES]
-    colors = [(look.light, look.dark) for look in known]
-    symbols = [_SYMBOLS.get(look.marker, "circle") for look in known]
-    looks = zip((*colors, *_SPARE_COLORS), (*symbols, *_SPARE_SYMBOLS), strict=True)
-    return tuple(
-        Style(light=light, dark=dark, symbol=symbol, dash=_DASHES[number % len(_DASHES)])
-        for number, ((light, dark), symbol) in enumerate(looks)
-    )
-
-
-STYLES = _styles()
+_OWN = [(look.light, look.dark, _SYMBOLS[look.marker]) for look in map(look_of, STRATEGIES)]
+STYLES = tuple(
+    Style(*colors, _DASHES[number % len(_DASHES)]) for number, colors in enumerate((*_OWN, *_SPARE))
+)
 
 
 def place(strategy: str) -> int:
@@ -463,12 +425,10 @@ def styles_of(strategies: Sequence[str]) -> list[int]:
     free = list(range(len(STYLES)))
     chosen: list[int] = []
     for strategy in strategies:
-        spare = [s for s in free if s >= len(STRATEGIES)] or free
-        wanted = place(strategy) if strategy in STRATEGIES else -1
-        slot = wanted if wanted in free else spare[0] if spare else len(chosen) % len(STYLES)
-        if slot in free:
-            free.remove(slot)
-        chosen.append(slot)
+        spare = [s for s in free if s >= len(STRATEGIES)] or free or [len(chosen) % len(STYLES)]
+        own = strategy in STRATEGIES and place(strategy) in free
+        chosen.append(place(strategy) if own else spare[0])
+        free = [s for s in free if s != chosen[-1]]
     return chosen
 
 

@@ -14,18 +14,18 @@ from rich.table import Table
 from rich.text import Text
 
 from matcha.errors import InputError
-from matcha.records import Record, Run, find_runs, has_diverged, read_run
+from matcha.records import Record, Run, find_runs, has_diverged, last_written, read_run
 from matcha.report import words
 from matcha.report.summary import find_moment
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
-_METRICS = (
-    ("train_loss", "training loss", True),
-    ("worker_loss", "workers' own loss", True),
-    ("test_loss", "test loss", True),
-    ("test_accuracy", "test accuracy", False),
-    ("consensus_distance", "consensus distance", True),
-)
+_METRICS = {
+    "train_loss": "training loss",
+    "worker_loss": "workers' own loss",
+    "test_loss": "test loss",
+    "test_accuracy": "test accuracy",
+    "consensus_distance": "consensus distance",
+}
 _MAX_WORKERS = 16
 
 
@@ -45,19 +45,18 @@ def watch(
         refresh: Seconds between frames.
         console: Where to draw.
     """
-    last: Run | None = None
     with Live(console=console, auto_refresh=False) as live:
         while True:
-            over = until() if until is not None else False
+            is_over = until is not None and until()
             try:
-                last = latest(directory)
+                run = latest(directory)
+                live.update(frame(run), refresh=True)
+                is_over = is_over or (until is None and is_finished(run))
             except InputError:
                 # Before the first record a run has no readable directory.
                 if until is None:
                     raise
-            if last is not None:
-                live.update(frame(last), refresh=True)
-            if over or (until is None and last is not None and is_finished(last)):
+            if is_over:
                 return
             time.sleep(refresh)
 
@@ -67,18 +66,7 @@ def latest(directory: str | Path) -> Run:
     below = find_runs(directory)
     if not below:
         raise InputError(f"{str(directory)!r} holds no run (no run.json there or below).")
-    return read_run(max(below, key=_last_written))
-
-
-def frame(run: Run) -> RenderableType:
-    """One picture of a run."""
-    parts: list[RenderableType] = [_title(run)]
-    if not run.records:
-        return Group(*parts, Text("waiting for the first record …", style="dim"))
-    parts += [_progress(run), _metrics(run.records)]
-    if run.worker_records:
-        parts.append(_workers(run))
-    return Group(*parts)
+    return read_run(max(below, key=last_written))
 
 
 def is_finished(run: Run) -> bool:
@@ -86,8 +74,7 @@ def is_finished(run: Run) -> bool:
     if not run.records:
         return False
     last = run.records[-1]
-    losses = (last.train_loss, last.worker_loss)
-    if any(loss is not None and has_diverged(loss) for loss in losses):
+    if any(x is not None and has_diverged(x) for x in (last.train_loss, last.worker_loss)):
         return True
     target = run.header.setting("target_loss")
     if isinstance(target, (int, float)) and find_moment(run, "train_loss", target) is not None:
@@ -102,22 +89,8 @@ def _epochs(run: Run) -> float | None:
     return float(epochs) if isinstance(epochs, (int, float)) else None
 
 
-def sparkline(values: Sequence[float], width: int = 32, *, logarithmic: bool = False) -> str:
-    """A curve in one line of text.
-
-    >>> sparkline([1, 2, 3, 4], width=4)
-    '▁▃▆█'
-    """
-    known = [v for v in values if math.isfinite(v) and (v > 0 or not logarithmic)]
-    if not known:
-        return ""
-    step = max(1, math.ceil(len(known) / width))
-    shown = [math.log(v) if logarithmic else v for v in known[::step]]
-    low, size = min(shown), max(shown) - min(shown) or 1.0
-    return "".join(_BLOCKS[round((v - low) / size * (len(_BLOCKS) - 1))] for v in shown)
-
-
-def _title(run: Run) -> Text:
+def frame(run: Run) -> RenderableType:
+    """One picture of a run."""
     header = run.header
     place = "" if run.plan is None else f" on {run.plan.topology.name}"
     title = Text.assemble(
@@ -125,38 +98,39 @@ def _title(run: Run) -> Text:
         f"  {header.strategy}, budget {header.budget:g}, {header.num_workers} workers, ",
         f"{header.clock} clock",
     )
-    mbps = header.setting("link_mbps")
-    if mbps is not None:
-        title.append(f", links emulated at {str(mbps).removesuffix(' (emulated)')} Mbit/s")
-    return title
+    if (speed := words.link_speed(header)) is not None:
+        title.append(f", links emulated at {speed}")
+    if not run.records:
+        return Group(title, Text("waiting for the first record …", style="dim"))
+    parts = [_progress(run), _metrics(run.records)]
+    return Group(title, *parts, *([_workers(run)] if run.worker_records else []))
 
 
 def _progress(run: Run) -> Table:
-    last = run.records[-1]
-    grid = Table.grid(padding=(0, 2))
-    epochs = _epochs(run)
+    last, epochs = run.records[-1], _epochs(run)
     rate = last.iteration / last.time if last.time else 0.0
-    words_ = f"epoch {last.epoch:g}" + (f" of {epochs:g}" if epochs else "")
     cells: list[RenderableType] = [
-        words_,
+        f"epoch {last.epoch:g}" + (f" of {epochs:g}" if epochs else ""),
         f"iteration {last.iteration}",
         f"{rate:.3g} iterations/s",
+        words.seconds(last.time),
     ]
-    cells.append(words.seconds(last.time))
     if epochs is not None:
         cells.append(ProgressBar(total=epochs, completed=last.epoch, width=24))
+    grid = Table.grid(padding=(0, 2))
     grid.add_row(*cells)
     return grid
 
 
 def _metrics(records: Sequence[Record]) -> Table:
     table = Table.grid(padding=(0, 2))
-    for key, name, logarithmic in _METRICS:
+    for key, name in _METRICS.items():
         values = [v for r in records if (v := getattr(r, key)) is not None]
         if values:
-            curve = sparkline(values, logarithmic=logarithmic)
-            latest_ = words.percent(values[-1]) if key == "test_accuracy" else f"{values[-1]:.4g}"
-            table.add_row(name, Text(latest_, style="bold"), Text(curve, style="green"))
+            is_share = key == "test_accuracy"
+            last = words.percent(values[-1]) if is_share else f"{values[-1]:.4g}"
+            curve = sparkline(values, logarithmic=not is_share)
+            table.add_row(name, Text(last, style="bold"), Text(curve, style="green"))
     return table
 
 
@@ -173,11 +147,10 @@ def _workers(run: Run) -> Table:
         busy = sum(r.compute_seconds or 0.0 for r in records)
         share = talk / (talk + busy) if talk + busy else 0.0
         loss = records[-1].worker_loss
-        name = str(worker) if run.plan is None else str(run.plan.topology.labels[worker])
-        links = "" if run.plan is None else str(run.plan.topology.degrees[worker])
+        topology = None if run.plan is None else run.plan.topology
         table.add_row(
-            name,
-            links,
+            str(topology.labels[worker] if topology else worker),
+            str(topology.degrees[worker]) if topology else "",
             str(records[-1].iteration),
             "" if loss is None else f"{loss:.4g}",
             words.seconds(busy),
@@ -189,5 +162,16 @@ def _workers(run: Run) -> Table:
     return table
 
 
-def _last_written(directory: Path) -> float:
-    return max(file.stat().st_mtime for file in directory.glob("*.json*"))
+def sparkline(values: Sequence[float], width: int = 32, *, logarithmic: bool = False) -> str:
+    """A curve in one line of text.
+
+    >>> sparkline([1, 2, 3, 4], width=4)
+    '▁▃▆█'
+    """
+    known = [v for v in values if math.isfinite(v) and (v > 0 or not logarithmic)]
+    if not known:
+        return ""
+    step = max(1, math.ceil(len(known) / width))
+    shown = [math.log(v) if logarithmic else v for v in known[::step]]
+    low, size = min(shown), max(shown) - min(shown) or 1.0
+    return "".join(_BLOCKS[round((v - low) / size * (len(_BLOCKS) - 1))] for v in shown)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matcha.plans import PlanLike
-from matcha.records import Record, Run, has_diverged
+from matcha.records import Record, Run, RunHeader, has_diverged
 
 RHO_NOTE = (
     "Compare strategies by the consensus error. ρ is ‖E[WᵀW] − J‖ of one iteration where rounds "
@@ -107,6 +107,12 @@ def record_line(record: Record, epochs: int | None = None) -> str:
     if record.consensus_distance is not None:
         parts.append(f"consensus distance {record.consensus_distance:.2e}")
     return "  ".join([*parts, f"{record.time:.1f} s"])
+
+
+def link_speed(header: RunHeader) -> str | None:
+    """How fast the links of a run were made."""
+    mbps = header.setting("link_mbps")
+    return None if mbps is None else f"{str(mbps).removesuffix(' (emulated)')} Mbit/s"
 
 
 def join_names(names: Sequence[str]) -> str:

@@ -34,17 +34,16 @@ def layout(num_workers: int, links: Links) -> Points:
 
     graph = nx.Graph(links)
     if num_workers > _CAREFUL:
-        return _array(nx.spring_layout(graph, seed=0, iterations=50), num_workers)
-    candidates = [nx.kamada_kawai_layout(graph), nx.circular_layout(range(num_workers))]
-    for seed in range(12):
-        start = nx.spring_layout(graph, seed=seed)
-        candidates += [start, nx.kamada_kawai_layout(graph, pos=start)]
-    drawn = [_array(points, num_workers) for points in candidates]
+        found = [nx.spring_layout(graph, seed=0, iterations=50)]
+    else:
+        found = [nx.kamada_kawai_layout(graph), nx.circular_layout(range(num_workers))]
+        for seed in range(12):
+            start = nx.spring_layout(graph, seed=seed)
+            found += [start, nx.kamada_kawai_layout(graph, pos=start)]
+    drawn = [np.array([at[i] for i in range(num_workers)], dtype=np.float64) for at in found]
+    if len(drawn) == 1:
+        return drawn[0]
     return min(drawn, key=lambda points: _confusion(points, np.array(links)))
-
-
-def _array(points: Any, num_workers: int) -> Points:
-    return np.array([points[i] for i in range(num_workers)], dtype=np.float64)
 
 
 def _confusion(points: Points, links: npt.NDArray[np.int64]) -> float:
@@ -66,13 +65,13 @@ def _confusion(points: Points, links: npt.NDArray[np.int64]) -> float:
 
 
 def _crossings(starts: Points, ends: Points) -> int:
-    def side(a: Points, b: Points, c: Points) -> npt.NDArray[np.float64]:
-        left: npt.NDArray[np.float64] = (b[..., 0] - a[..., 0]) * (c[..., 1] - a[..., 1]) - (
-            b[..., 1] - a[..., 1]
-        ) * (c[..., 0] - a[..., 0])
-        return left
+    p, q = (points @ [1, 1j] for points in (starts, ends))
 
-    a, b, c, d = starts[:, None], ends[:, None], starts[None], ends[None]
+    def side(a: Any, b: Any, c: Any) -> Any:
+        """Positive where c lies to the left of the way from a to b."""
+        return (np.conj(b - a) * (c - a)).imag
+
+    a, b, c, d = p[:, None], q[:, None], p[None], q[None]
     cross = (side(a, b, c) * side(a, b, d) < -1e-12) & (side(c, d, a) * side(c, d, b) < -1e-12)
     return int(cross.sum()) // 2
 
@@ -104,17 +103,15 @@ def draw(
     from matplotlib.collections import LineCollection
 
     crowded = len(points) > _CAREFUL
-    ax.add_collection(
-        LineCollection(
-            [points[list(link)] for link in links],
-            colors="#777777" if colors is None else colors,
-            linewidths=1.2
-            if widths is None
-            else [(0.4 if crowded else 0.8) + 5.2 * width for width in widths],
-            capstyle="round",
-            alpha=0.9,
-        )
+    thin = 0.4 if crowded else 0.8
+    lines = LineCollection(
+        [points[list(link)] for link in links],
+        colors="#777777" if colors is None else colors,
+        linewidths=1.2 if widths is None else [thin + 5.2 * width for width in widths],
+        capstyle="round",
+        alpha=0.9,
     )
+    ax.add_collection(lines)
     if directed and not crowded:
         for i, j in links:
             head, tail = (points[i] + part * (points[j] - points[i]) for part in (0.72, 0.70))
@@ -144,15 +141,8 @@ def picture(
 ) -> str:
     """A network as SVG, without matplotlib: for a light page and a dark one.
 
-    Args:
-        points: Of each worker.
-        links: What joins them.
-        labels: The workers' names.
-        styles: SVG attributes of each link, in link order.
-        moves: SVG animations of each worker and then of each link.
-        foot: SVG beneath the drawing, where y is 250 to 290.
-        directed: Whether links carry one way.
-        text: What the picture shows, for readers.
+    `styles` are SVG attributes of each link, `moves` animations of each worker and then of each
+    link, `foot` stands beneath the drawing, where y is 250 to 290; `text` is for readers.
     """
     low, span = points.min(axis=0), np.ptp(points, axis=0)
     scale = 200 / (span.max() or 1.0)
@@ -166,17 +156,17 @@ def picture(
         drawn.append(f"<line {place} {style}>{moves[len(points) + number] if moves else ''}</line>")
         if directed:
             drawn.append(_arrowhead(at[i], at[j]))
-    for number, ((x, y), label) in enumerate(zip(at, labels, strict=True)):
-        name = html.escape(str(label))
+    for number, ((x, y), label) in enumerate(zip(at, map(str, labels), strict=True)):
+        name = html.escape(label)
         drawn.append(
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius}" fill="#fff" stroke="#444">'
             f"<title>{name}</title>{moves[number] if moves else ''}</circle>"
         )
+        inner = name if len(label) <= 4 else str(number)
         if len(points) <= _CAREFUL:
-            inner = name if len(str(label)) <= 4 else str(number)
             drawn.append(_word(x, y + 3.5, inner, "#111"))
-            if inner != name and len(points) <= _NAMED:
-                drawn.append(_word(x, y + 22, name, "#888"))
+        if len(points) <= _NAMED and inner != name:
+            drawn.append(_word(x, y + 22, name, "#888"))
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 360 {290 if foot else 250}" '
         f'width="360" role="img" aria-label="{html.escape(text)}" stroke="#888" '
