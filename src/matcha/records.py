@@ -520,13 +520,11 @@ def tensorboard_logger(directory: str | Path) -> Iterator[Callable[[Record], Non
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise PackageError("this needs TensorBoard: pip install tensorboard") from None
-    board: Any = SummaryWriter(str(directory))
+    writer: Any = SummaryWriter(str(directory))
+    with writer as board:
 
-    def show(record: Record) -> None:
-        for name, value in metrics(record).items():
-            board.add_scalar(name, value, record.iteration)
+        def show(record: Record) -> None:
+            for name, value in metrics(record).items():
+                board.add_scalar(name, value, record.iteration)
 
-    try:
         yield show
-    finally:
-        board.close()

@@ -164,8 +164,7 @@ class Comparison:
     def __str__(self) -> str:
         return f"{self.table()}\n{self.verdict.sentence}"
 
-    def __repr__(self) -> str:
-        return str(self)
+    __repr__ = __str__
 
     def _repr_html_(self) -> str:
         return f"{self.table()._repr_html_()}<p>{html.escape(self.verdict.sentence)}</p>"
@@ -209,17 +208,12 @@ def compare(runs: Sequence[Run], target_loss: float | None = None) -> Comparison
     reason = difference(runs)
     if reason is None:
         rows = with_speedups(rows)
+    link_time = link_time_beside_measured(runs)
     return Comparison(
         objective=objective,
         target=target,
         given=given,
         rows=tuple(rows),
         groups=tuple(groups),
-        verdict=judge(
-            rows,
-            objective,
-            target,
-            unlike=reason,
-            link_time=link_time_beside_measured(runs),
-        ),
+        verdict=judge(rows, objective, target, unlike=reason, link_time=link_time),
     )

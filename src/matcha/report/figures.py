@@ -14,6 +14,7 @@ from matcha._io import replace_file
 from matcha.errors import InputError, require, unknown_name
 from matcha.plans import Plan
 from matcha.records import Run
+from matcha.report import words
 from matcha.report.groups import label_runs
 from matcha.report.series import AXES, KINDS, METRICS, curves, timeline, worker_loads
 from matcha.report.summary import choose_target, diverged_at
@@ -97,18 +98,6 @@ _KIND_LOOKS = {
     "compute": {"color": "#a9b3a3", "edgecolor": "white"},
     "exchange": {"color": "#0072B2", "edgecolor": "white"},
     "wait": {"color": "#e0b050", "edgecolor": "white", "hatch": "////"},
-}
-_NAMES = {
-    "train_loss": "training loss",
-    "test_accuracy": "test accuracy",
-    "test_loss": "test loss",
-    "consensus_distance": "consensus distance",
-    "gradient_norm": "average squared gradient norm",
-    "epoch": "epochs",
-    "time": "seconds",
-    "iteration": "iterations",
-    "comm_units": "communication",
-    "megabytes_sent": "megabytes sent by a worker",
 }
 _FORESEEN = {
     "consensus_distance": ("predicted_consensus", "thin: forecast, mostly within a factor of 3"),
@@ -205,8 +194,8 @@ def plot_curves(
     elif axis != "time":
         axes.xaxis.get_major_locator().set_params(integer=True)
     is_simulated = axis == "time" and all(run.header.clock == "simulated" for run in runs)
-    axes.set_xlabel(f"simulated {_NAMES[axis]}" if is_simulated else _NAMES[axis])
-    axes.set_ylabel(_NAMES.get(metric, metric.replace("_", " ")))
+    axes.set_xlabel(f"simulated {words.NAMES[axis]}" if is_simulated else words.NAMES[axis])
+    axes.set_ylabel(words.NAMES.get(metric, metric.replace("_", " ")))
     axes.grid(alpha=0.25)
     if axes.get_legend_handles_labels()[0]:  # where all diverged at once there is nothing to name
         axes.legend(frameon=False)

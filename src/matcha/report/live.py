@@ -207,9 +207,9 @@ class _View:
     @property
     def _version(self) -> str:
         """A part for each group: the bytes of its records."""
-        return "/".join(
-            str(sum(self._sizes[_folder(run)] for run in group)) for group in self._groups
-        )
+        # A run may have begun between the look at the sizes and the reading.
+        each = ((self._sizes.get(_folder(run), 0) for run in group) for group in self._groups)
+        return "/".join(str(sum(sizes)) for sizes in each)
 
     def _refresh(self) -> None:
         folders = find_runs(self.folder) if self.folder.is_dir() else []

@@ -9,9 +9,11 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from matcha.records import Record, Run, arrival, has_diverged, lowest_held
-from matcha.report import words
 from matcha.report.verdict import Summary, accuracy_gap, is_sooner
 from matcha.strategies import is_control
+
+OBJECTIVES = ("train_loss", "test_loss")
+"""Losses of the average model, the one that decides first."""
 
 
 class Moment(NamedTuple):
@@ -73,7 +75,7 @@ def choose_target(
     """Which loss decides, the target at which runs are compared, and whether it was asked for."""
     # Runs that diverged or recorded nothing yet do not take the comparison from the others.
     able = [run for run in runs if run.records and diverged_at(run, None) is None]
-    known = (loss for loss in words.LOSSES if able and all(values(run, loss) for run in able))
+    known = (loss for loss in OBJECTIVES if able and all(values(run, loss) for run in able))
     objective = next(known, None)
     asked = {run.header.setting("target_loss") for run in runs}
     target = next(iter(asked)) if target_loss is None and len(asked) == 1 else target_loss

@@ -120,7 +120,7 @@ def judge(
         return Verdict(sentence=f"No verdict: {unlike}.")
     if target is None or objective is None:
         return Verdict(sentence=f"{_ends(rows)}.")
-    race = _Race(rows, f"{words.LOSSES[objective]} {target:.4g}")
+    race = _Race(rows, f"{words.NAMES[objective]} {target:.4g}")
     best, sentence = race.decide(link_time)
     reasons = {number: _unranked(row, rows) for number, row in enumerate(rows)}
     return Verdict(

@@ -19,13 +19,7 @@ from matcha.report import words
 from matcha.report.summary import find_moment
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
-_METRICS = {
-    "train_loss": "training loss",
-    "worker_loss": "workers' own loss",
-    "test_loss": "test loss",
-    "test_accuracy": "test accuracy",
-    "consensus_distance": "consensus distance",
-}
+_METRICS = ("train_loss", "worker_loss", "test_loss", "test_accuracy", "consensus_distance")
 _MAX_WORKERS = 16
 
 
@@ -124,13 +118,13 @@ def _progress(run: Run) -> Table:
 
 def _metrics(records: Sequence[Record]) -> Table:
     table = Table.grid(padding=(0, 2))
-    for key, name in _METRICS.items():
+    for key in _METRICS:
         values = [v for r in records if (v := getattr(r, key)) is not None]
         if values:
             is_share = key == "test_accuracy"
             last = words.percent(values[-1]) if is_share else f"{values[-1]:.4g}"
             curve = sparkline(values, logarithmic=not is_share)
-            table.add_row(name, Text(last, style="bold"), Text(curve, style="green"))
+            table.add_row(words.NAMES[key], Text(last, style="bold"), Text(curve, style="green"))
     return table
 
 

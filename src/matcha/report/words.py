@@ -13,8 +13,20 @@ RHO_NOTE = (
     "Compare strategies by the consensus error. ρ is ‖E[WᵀW] − J‖ of one iteration where rounds "
     "are drawn at random, and a mean over the whole cycle where they repeat: not the same measure."
 )
-LOSSES = {"train_loss": "training loss", "test_loss": "test loss"}
-"""The average model's losses, as sentences call them."""
+NAMES = {
+    "train_loss": "training loss",
+    "worker_loss": "workers' own loss",
+    "test_loss": "test loss",
+    "test_accuracy": "test accuracy",
+    "consensus_distance": "consensus distance",
+    "gradient_norm": "average squared gradient norm",
+    "epoch": "epochs",
+    "time": "seconds",
+    "iteration": "iterations",
+    "comm_units": "communication",
+    "megabytes_sent": "megabytes sent by a worker",
+}
+"""What the fields of a record are called."""
 
 
 def title(runs: Sequence[Run], plans: Sequence[PlanLike] = ()) -> str:
@@ -58,17 +70,9 @@ def percent(value: float | None) -> str:
     return "–" if value is None else f"{100 * value:.1f} %"
 
 
-_UNITS = {
-    "epoch": "epochs",
-    "time": "seconds",
-    "iteration": "iterations",
-    "megabytes_sent": "megabytes",
-}
-
-
 def curve_text(payload: Mapping[str, Any], metric: str, axis: str) -> str:
     """A text alternative for a chart of curves."""
-    unit = _UNITS[axis]
+    unit = NAMES[axis].removesuffix(" sent by a worker")
     parts = []
     for run in payload["runs"]:
         curve = run["curves"].get(metric)
