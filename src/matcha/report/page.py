@@ -120,7 +120,6 @@ def _round_numbers(value: Any) -> Any:
     return short(value) if isinstance(value, float) else value
 
 
-MAX_BYTES = 5_000_000
 _SCRIPTS = (
     "base.js", "charts.js", "curves.js", "network.js", "explorer.js", "presence.js", "timeline.js",
 )  # fmt: skip

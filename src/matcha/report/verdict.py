@@ -69,20 +69,14 @@ class Summary:
 
     @property
     def idle(self) -> bool:
-        """Whether it came this far without communicating."""
-        return is_idle(self.strategy, self.comm_units, self.megabytes_sent)
+        """Whether it came this far without communicating: a control, or one in effect.
 
-
-def is_idle(strategy: str, comm_units: float, megabytes_sent: float | None) -> bool:
-    """Whether nothing was communicated: a control, or one in effect.
-
-    A budget of nearly nothing is `silent` under another name. Records that do not count what was
-    sent are taken at their word.
-
-    >>> is_idle("silent", 0.0, None), is_idle("periodic", 0.0, 0.0), is_idle("periodic", 0.0, None)
-    (True, True, False)
-    """
-    return is_control(strategy) or (comm_units == 0 and megabytes_sent is not None)
+        A budget of nearly nothing is `silent` under another name. Records that do not count what
+        was sent are taken at their word.
+        """
+        return is_control(self.strategy) or (
+            self.comm_units == 0 and self.megabytes_sent is not None
+        )
 
 
 REFERENCES = ("vanilla", "allreduce")
