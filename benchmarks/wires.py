@@ -27,7 +27,7 @@ import matcha
 from matcha.plans import Plan
 from matcha.simulation.execution import Graphs
 from matcha.simulation.mixing import WireMixing
-from matcha.wires import Modulo, library, parse_wire
+from matcha.wires import Modulo, library, modulo, parse_wire
 from matcha.wires.batched import ModuloMeetings
 from matcha.wires.coding import Coder
 from matcha.wires.wire import BLOCK, Segment
@@ -83,14 +83,16 @@ def meetings(bits: int, blocks: int, device: str, *, compiled: bool) -> dict[str
     ends = [start + noise(0.001) for _ in range(2)]
     coders = [Coder(wire, end) for end in ends]
     for coder in coders:
-        if compiled and not coder.compiled:
+        if compiled and coder.kernels is modulo:
             where = f"at {library.path()}" if device == "cpu" else "for GPUs: Triton does not work"
             raise SystemExit(f"no compiled kernels {where}: install the package again")
-        coder.compiled = compiled
+        if not compiled:
+            coder.kernels = modulo
     encoding, decoding, left = [], [], []
     for k in range(40):
-        scales = [coder.begin() for coder in coders]
-        common = [coders[0].common(scales[1]), coders[1].common(scales[0])]
+        for coder in coders:
+            coder.begin()
+        common = [coders[0].common(coders[1].told()), coders[1].common(coders[0].told())]
         size = coders[0].message_bytes(blocks)
         messages = [torch.empty(size, dtype=torch.uint8, device=device) for _ in ends]
         before = float((ends[0] - ends[1]).square().sum())

@@ -75,16 +75,17 @@ def _plain():
 def meets(python, folder):
     """Whether compiled kernels are used where a new environment's workers meet."""
     code = (
-        "import torch; from matcha.wires import Modulo; from matcha.wires.coding import Coder\n"
+        "import torch; from matcha.wires import Modulo, kernels\n"
+        "from matcha.wires.coding import Coder\n"
         "import matcha, logging; logging.basicConfig(level=logging.INFO)\n"
         "ends = [torch.ones(3, 256), torch.full((3, 256), 1.001)]\n"
         "coders = [Coder(Modulo(bits=8), end) for end in ends]\n"
-        "common = coders[0].common(coders[1].begin())\n"
+        "common = coders[0].common(coders[1].told())\n"
         "sent = [torch.empty(coders[0].message_bytes(3), dtype=torch.uint8) for _ in ends]\n"
         "coded = [coders[e].encode(ends[e], 0, common, sent[e], lower=e == 0) for e in (0, 1)]\n"
         "coders[0].move(ends[0], coded[0], sent[1], 0, common, lower=True, weight=1.0)\n"
         "assert 0.0005 < float((ends[0] - 1).mean()) < 0.0015, 'it has not moved to the other'\n"
-        "print(matcha.__file__, coders[0].compiled)"
+        "print(matcha.__file__, coders[0].kernels is kernels)"
     )
     done = subprocess.run(
         [str(python), "-c", code], capture_output=True, text=True, cwd=folder, env=_plain()

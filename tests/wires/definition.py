@@ -15,18 +15,8 @@ import numpy.typing as npt
 
 from matcha.rounds import Round
 from matcha.topology import Link
-from matcha.wires.shared import (
-    FADE,
-    FINEST,
-    FIRST,
-    LEAST,
-    ORDERS,
-    check_weights,
-    first_direction,
-    hadamard,
-    orthonormal,
-    signs,
-)
+from matcha.wires.lowrank import first_direction, orthonormal_columns
+from matcha.wires.modulo import FADE, FINEST, FIRST, LEAST, ORDERS, check_weights, hadamard, signs
 from matcha.wires.wire import (
     BLOCK,
     FACTOR_BLOCK,
@@ -178,7 +168,7 @@ def modulo_difference(
 
 def renew_directions(directions: Array, s: Array) -> Array:
     """The directions for the next meeting; where nothing came through, the old ones."""
-    found = orthonormal(s)
+    found = orthonormal_columns(s)
     kept: Array = np.where((found != 0).any(0), found, directions)
     return kept
 
@@ -254,7 +244,7 @@ class Definition:
         q = self._directions.get(link) or self._starts(wire, lower.dtype)
         p = self._agree(link, 0, [self._first_halves(wire, v, q) for v in (lower, upper)])
         sides = [
-            orthonormal(v.reshape(-1, wire.rank)) if wire.is_factored(shape) else v
+            orthonormal_columns(v.reshape(-1, wire.rank)) if wire.is_factored(shape) else v
             for v, shape in zip(p, self.shapes, strict=True)
         ]
         s = self._agree(link, 1, [self._second_halves(wire, v, sides) for v in (lower, upper)])

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from matcha.wires import library
-from matcha.wires.shared import check_weights, signs
+from matcha.wires.modulo import check_weights, signs
 
 LIBC = r"""
 typedef unsigned long size_t;

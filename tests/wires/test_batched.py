@@ -100,10 +100,11 @@ def test_a_simulation_on_a_cpu_moves_as_real_workers_do(bits, mixing) -> None:
 
 def meet_by_messages(ends: list[Coder], round: Round, x: torch.Tensor) -> None:
     base = x.clone() if round.mixing == "laplacian" else x
-    told = [end.begin().clone() for end in ends]
+    for end in ends:
+        end.begin()
     for matching in round.matchings:
         for i, j in matching:
-            common = ends[i].common(told[j])
+            common = ends[i].common(ends[j].told())
             sent: list[Any] = []
             for e in (i, j):
                 message = torch.empty(ends[e].message_bytes(len(common)), dtype=torch.uint8)

@@ -13,7 +13,7 @@ from tests.wires.networks import LINKS, SHAPES, compact, drift, padded, round_of
 from tests.wires.test_batched import run
 from tests.wires.test_kernels import BITS, STRANGE, scales_of_step
 
-from matcha.wires import Modulo
+from matcha.wires import Modulo, modulo
 from matcha.wires.batched import meetings_of
 from matcha.wires.coding import Coded, Coder
 
@@ -26,9 +26,7 @@ DEVICE = "cuda" if os.environ["TRITON_INTERPRET"] == "0" else "cpu"
 
 def coder(wire: Modulo, values: torch.Tensor, *, fused: bool) -> Coder:
     made = Coder(wire, values)
-    made.compiled = False
-    if fused:
-        made._fused = lambda _: gpu
+    made.kernels = gpu if fused else modulo
     return made
 
 
@@ -54,7 +52,7 @@ def test_messages_are_those_of_torch_where_sums_are_exact(bits, number, lower) -
     assert ours.checks.equal(torchs.checks)
     assert ours.residues.equal(torchs.residues)
     assert message.equal(expected)
-    torch.testing.assert_close(end._finest, twin._finest)
+    torch.testing.assert_close(end.finest, twin.finest)
 
 
 @pytest.mark.parametrize("honest", [True, False], ids=["messages", "any bytes"])
@@ -77,7 +75,7 @@ def test_the_difference_is_torchs(bits, number, honest) -> None:
         twin.move(expected, coded, arrived, 0, scales, lower=lower, weight=1.0)
         # A root is rounded the right way here, and by torch on a CPU not always.
         torch.testing.assert_close(found, expected, rtol=2.0**-22, atol=0)
-        torch.testing.assert_close(end._seen, twin._seen, rtol=2.0**-22, atol=0)
+        torch.testing.assert_close(end.seen, twin.seen, rtol=2.0**-22, atol=0)
     if honest and bits == 8:
         assert bool(found.any())
 
@@ -101,7 +99,7 @@ def test_strange_values_stay_in_their_block(strange, both) -> None:
             difference = torch.zeros(3, 256, device=DEVICE)
             coded, message, end = sent[e][0], sent[1 - e][1], sent[e][2]
             end.move(difference, coded, message, 0, scales, lower=e == 0, weight=1.0)
-            assert bool(end._finest.isfinite().all())
+            assert bool(end.finest.isfinite().all())
             moves.append(difference)
     assert moves[0].equal(moves[1])
     assert moves[2].equal(moves[3])

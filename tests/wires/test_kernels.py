@@ -11,8 +11,8 @@ import pytest
 import torch
 from tests.wires.test_coding import meet
 
-from matcha.wires import Modulo, library, modulo
-from matcha.wires.coding import Coded, Coder, pack
+from matcha.wires import Modulo, kernels, library, modulo
+from matcha.wires.coding import Coded, Coder
 
 BITS = [8, 4, 3, 2]
 NUMBERS = [1, 2, 3, 7, 64, 257]  # of blocks: 256 are one pass of torch's
@@ -42,8 +42,9 @@ def lanes(request, compiled, monkeypatch):
 
 def coder(wire: Modulo, values: torch.Tensor, *, compiled: bool) -> Coder:
     made = Coder(wire, values)
-    assert made.compiled
-    made.compiled = compiled
+    assert made.kernels is kernels
+    if not compiled:
+        made.kernels = modulo
     return made
 
 
@@ -73,7 +74,7 @@ def test_messages_are_those_of_torch_where_sums_are_exact(lanes, bits, number) -
         assert ours.checks.equal(torchs.checks)
         assert ours.residues.equal(torchs.residues)
         assert message.equal(expected)
-        torch.testing.assert_close(end._finest, twin._finest)
+        torch.testing.assert_close(end.finest, twin.finest)
 
 
 @pytest.mark.parametrize("bits", BITS)
@@ -90,7 +91,7 @@ def test_only_what_lies_between_two_points_may_be_rounded_the_other_way(lanes, b
     weights = modulo.weights(256, torch.int32, values.device)[modulo.orders(scales)]
     assert (ours.checks - torchs.checks).equal((apart * weights).sum(-1, dtype=torch.int32))
     packed = torch.empty(300 * 256 * bits // 8, dtype=torch.uint8)
-    pack(ours.residues.view(-1), bits, packed)
+    modulo.pack(ours.residues.view(-1), bits, packed)
     assert message[: len(packed)].equal(packed)
 
 
@@ -125,7 +126,7 @@ def test_the_difference_is_torchs_to_the_last_bit(lanes, bits, number, honest) -
         end.move(found, coded, arrived, 0, scales, lower=lower, weight=1.0)
         twin.move(expected, coded, arrived, 0, scales, lower=lower, weight=1.0)
         assert found.equal(expected)
-        assert end._seen.equal(twin._seen)
+        assert end.seen.equal(twin.seen)
         moved, wanted = values.clone(), values.clone()
         end.move(moved, coded, arrived, 0, scales, lower=lower, weight=0.3)
         twin.move(wanted, coded, arrived, 0, scales, lower=lower, weight=0.3)
@@ -211,7 +212,7 @@ def test_rows_of_a_larger_piece_are_coded_where_they_begin(lanes) -> None:
         end = coder(wire, values, compiled=kind)
         message = torch.empty(end.message_bytes(3), dtype=torch.uint8)
         end.encode(values[7:10], 7, scales, message, lower=True)
-        assert (end._finest != 0).nonzero().flatten().tolist() == [7, 8, 9]
+        assert (end.finest != 0).nonzero().flatten().tolist() == [7, 8, 9]
         bytes_sent.append(message)
     assert float((bytes_sent[0] != bytes_sent[1]).float().mean()) < 0.01
 
@@ -222,7 +223,7 @@ def test_rows_of_a_larger_piece_are_coded_where_they_begin(lanes) -> None:
     ids=["short blocks", "float64"],
 )
 def test_other_blocks_are_torchs(lanes, blocks) -> None:
-    assert not Coder(Modulo(bits=4), blocks).compiled
+    assert Coder(Modulo(bits=4), blocks).kernels is modulo
 
 
 def test_without_a_library_torch_does_it_and_the_log_says_so(monkeypatch, tmp_path, caplog) -> None:
@@ -232,7 +233,7 @@ def test_without_a_library_torch_does_it_and_the_log_says_so(monkeypatch, tmp_pa
     ends = [torch.ones(3, 256), torch.ones(3, 256) + 1e-3]
     with caplog.at_level(logging.INFO, "matcha"):
         coders = [Coder(Modulo(bits=8), end) for end in ends]
-    assert [coder.compiled for coder in coders] == [False, False]
+    assert all(coder.kernels is modulo for coder in coders)
     first, second = meet(coders, ends)
     assert first.equal(second)
     assert bool(first.any())

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from matcha.wires.coding import pack, unpack
+from matcha.wires.modulo import pack, unpack
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])

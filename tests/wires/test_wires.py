@@ -16,7 +16,7 @@ from tests.wires.networks import SHAPES, WIRES, drift, round_of, start
 
 from matcha import Round
 from matcha.wires import Modulo, parse_wire
-from matcha.wires.shared import check_weights
+from matcha.wires.modulo import check_weights
 
 PAIR = {"matchings": (((0, 1),),), "indices": (0,), "mixing": "pairwise", "weight": 0.5}
 

@@ -72,26 +72,19 @@ class FloatMeetings(Meetings):
         out.addcmul_(difference, move.abs().unsqueeze(1))
 
 
-class Differences:
-    """What partners learn of their difference by modulo messages, block by block."""
+class Differences(modulo.Scales):
+    """What partners learn of their difference by modulo messages; scales have a row per worker."""
 
-    def __init__(self, wire: Modulo, blocks: Tensor, name: str = "") -> None:
-        self.wire = wire
-        scales = modulo.first_scales(blocks)
-        self.scales, self.sent = scales, modulo.sent_scales(scales)
-        self.seen, self.finest = torch.zeros_like(scales), torch.zeros_like(scales)
-        self.met = torch.zeros(len(scales), 1, dtype=torch.bool, device=scales.device)
-        self.state = {f"{name}scales": self.scales}
+    def __init__(self, wire: Modulo, blocks: Tensor) -> None:
+        super().__init__(wire, blocks)
+        self.met = torch.zeros(len(blocks), 1, dtype=torch.bool, device=blocks.device)
 
     def reset(self, blocks: Tensor) -> None:
         """Start again."""
         self.scales.copy_(modulo.first_scales(blocks))
 
     def begin(self) -> None:
-        """Scales are told once per round."""
-        self.sent.copy_(modulo.sent_scales(self.scales))
-        self.seen.zero_()
-        self.finest.zero_()
+        super().begin()
         self.met.zero_()
 
     def between(self, blocks: Tensor, partner: Tensor, move: Tensor, part: slice) -> Tensor:
@@ -99,13 +92,13 @@ class Differences:
 
         Zeros for workers at rest.
         """
-        wire, sent = self.wire, self.sent[:, part]
+        wire, block, sent = self.wire, self.block, self.sent[:, part]
         sign = torch.sign(move)[:, None, None]
         common = torch.maximum(sent, sent.index_select(0, partner))
         step = modulo.grid(common, wire)
         y = modulo.rotate(blocks)
         lengths = torch.linalg.vector_norm(y, dim=-1)
-        finest = modulo.finest_scales(lengths, wire, y.shape[-1]).nan_to_num_(0.0, 0.0)
+        finest = lengths.mul_(modulo.finest_share(wire, block)).nan_to_num_(0.0, 0.0)
         shift: Tensor | float = (sign < 0) * wire.shift if wire.shift else 0.0
         n = modulo.levels(y, step, shift)
         apart = n.index_select(0, partner).sub_(n).mul_(sign)
@@ -119,17 +112,18 @@ class Differences:
         if wire.shift:
             k.mul_(met.unsqueeze(-1))
         lengths = torch.linalg.vector_norm(k, dim=-1)
-        seen = modulo.seen_scales(lengths, ok, checks, common, wire, k.shape[-1]).mul_(met)
+        seen = modulo.seen_scales(lengths, ok, checks, common, wire, block).mul_(met)
         self.seen[:, part].copy_(torch.maximum(self.seen[:, part], seen))
         self.finest[:, part].copy_(torch.maximum(self.finest[:, part], finest))
         self.met.logical_or_(met)
-        step = step * modulo.shrinkage(lengths, wire, k.shape[-1])
+        step.mul_(modulo.shrinkage(lengths, wire, block))
         return modulo.unrotate(k.mul_(step.unsqueeze(-1)))
 
     def end(self) -> None:
         """End a round: workers that had a meeting adapt their scales."""
-        learnt = modulo.next_scales(self.scales, self.seen, self.finest)
-        self.scales.copy_(torch.where(self.met, learnt, self.scales))
+        before = self.scales.clone()
+        super().end()
+        self.scales.copy_(torch.where(self.met, self.scales, before))
 
 
 class ModuloMeetings(Meetings):
@@ -137,26 +131,22 @@ class ModuloMeetings(Meetings):
 
     def __init__(self, wire: Modulo, segments: Sequence[Segment], x: Tensor) -> None:
         super().__init__()
-        blocks = self._blocks(x)
+        blocks = x.view(len(x), -1, BLOCK)
         self.differences = Differences(wire, blocks)
-        self.state = self.differences.state
+        self.state = {"scales": self.differences.scales}
         # Padding is zero and stays zero, though a rotated message moves it too.
         self.mask = torch.zeros(x.shape[1], dtype=x.dtype, device=x.device)
         for segment in segments:
             self.mask[segment.offset : segment.offset + segment.size] = 1.0
         self.mask = self.mask.view(-1, BLOCK)
         self._filled = self.mask.sum(-1).to(torch.int32)
-        self._fused = kernels.for_meetings(blocks)
+        self._fused = kernels.serving(blocks)
         number = len(self.mask)
         chunk = number if x.is_cuda else max(1, _CHUNK // (BLOCK * len(x)))
         self._parts = [slice(k, min(k + chunk, number)) for k in range(0, number, chunk)]
 
-    @staticmethod
-    def _blocks(x: Tensor) -> Tensor:
-        return x.view(len(x), -1, BLOCK)
-
     def reset(self, x: Tensor) -> None:
-        self.differences.reset(self._blocks(x))
+        self.differences.reset(x.view(len(x), -1, BLOCK))
 
     def begin(self) -> None:
         self.differences.begin()
@@ -164,10 +154,9 @@ class ModuloMeetings(Meetings):
     def meet(self, base: Tensor, out: Tensor, partner: Tensor, move: Tensor) -> None:
         known = self.differences
         if self._fused is not None:
-            scales = known.sent, known.seen, known.finest, known.met
-            self._fused.meet(known.wire, base, out, partner, move, *scales, self._filled)
+            self._fused.meet(known, base, out, partner, move, known.met, self._filled)
             return
-        values, moved = self._blocks(base), self._blocks(out)
+        values, moved = (x.view(len(x), -1, BLOCK) for x in (base, out))
         for part in self._parts:
             found = known.between(values[:, part], partner, move, part)
             moved[:, part].addcmul_(found.mul_(self.mask[part]), move[:, None, None])
@@ -191,9 +180,9 @@ class LowRankMeetings(Meetings):
         self.directions = self.rows.start.repeat(len(links) + 1, 1, 1, 1)
         """A link's last directions, warm for its next meeting; one row more for those at rest."""
         first, second = self.rows.first_messages(x)
-        self.first = Differences(wire.factors, first, "first_")
-        self.second = Differences(wire.factors, second, "second_")
-        self.state = {**self.first.state, **self.second.state}
+        self.first = Differences(wire.factors, first)
+        self.second = Differences(wire.factors, second)
+        self.state = {"first_scales": self.first.scales, "second_scales": self.second.scales}
         self.link_state = {"directions": self.directions}
 
     def reset(self, x: Tensor) -> None:

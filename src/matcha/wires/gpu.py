@@ -1,6 +1,6 @@
 """Fused kernels of modulo wires on a GPU, in Triton: one pass over a block of 256 values.
 
-What `coding` and `batched` do with torch, at the speed of the GPU's memory. The rotation adds in
+What `modulo` and `batched` do with torch, at the speed of the GPU's memory. The rotation adds in
 the order of kernels.c, so that a GPU and a CPU with compiled kernels send the same whole numbers.
 Triton comes with torch where torch knows GPUs; where it is missing, torch does it all.
 """
@@ -16,11 +16,10 @@ import triton.language as tl
 from torch import Tensor
 
 from matcha.wires import modulo
-from matcha.wires.shared import ORDERS, check_weights, signs
 from matcha.wires.wire import BLOCK, Modulo
 
 _BLOCK = tl.constexpr(BLOCK)
-_ORDERS = tl.constexpr(ORDERS)
+_ORDERS = tl.constexpr(modulo.ORDERS)
 _HALF_PI = tl.constexpr(1.5707963267948966)
 
 
@@ -86,7 +85,7 @@ def _weights(table, common, lanes):
 
 @triton.jit
 def _note_length(place, y, FINEST: tl.constexpr):
-    """Note a block's least useful scale, `modulo.finest_scales`; none if its length is none."""
+    """Note a block's least useful scale, see `modulo.finest_share`; none if its length is none."""
     length = _root(tl.sum(y * y, 0))
     finest = tl.where(length < float("inf"), length * FINEST, 0.0)
     tl.store(place, tl.maximum(tl.load(place), finest))
@@ -211,7 +210,7 @@ def _encode(
 
 @triton.jit
 def _pack(raised, packed, part, BITS: tl.constexpr, SIZE: tl.constexpr):
-    """Lay parts of a vector over one another, as `coding.pack` does."""
+    """Lay parts of a vector over one another, as `modulo.pack` does."""
     k = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
     there = k < part
     if BITS == 3:
@@ -250,8 +249,7 @@ def _move(
     values,
     packed,
     residues,
-    theirs,
-    mine,
+    checks,
     common,
     seen,
     signs,
@@ -271,9 +269,9 @@ def _move(
     places = block * _BLOCK + lanes
     scale = tl.load(common + block)
     k = _unpacked(packed, places.to(tl.int32), part, BITS) - tl.load(residues + places).to(tl.int32)
-    apart = tl.load(theirs + block) - tl.load(mine + block)
+    apart = tl.load(checks + block)
     if UPPER:
-        k, apart = -k, -apart
+        k = -k
     k = (k << 24) >> (32 - BITS)
     holds = _check(k, _weights(weights, scale, lanes)) == apart
     real = k.to(values.dtype.element_ty) + SHIFT
@@ -287,8 +285,8 @@ def _move(
 @cache
 def _tables(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
     """The rotation's signs with its scale, 1/16, and the checks' weights."""
-    table = torch.from_numpy(check_weights(BLOCK)).to(device, torch.int32)
-    return torch.from_numpy(signs(BLOCK) / 16).to(device, dtype), table
+    table = torch.from_numpy(modulo.check_weights(BLOCK)).to(device, torch.int32)
+    return torch.from_numpy(modulo.signs(BLOCK) / 16).to(device, dtype), table
 
 
 def _run(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
@@ -311,35 +309,19 @@ def _constants(wire: Modulo) -> dict[str, Any]:
 
 
 def meet(
-    wire: Modulo,
+    known: modulo.Scales,
     base: Tensor,
     out: Tensor,
     partner: Tensor,
     move: Tensor,
-    sent: Tensor,
-    seen: Tensor,
-    finest: Tensor,
     met: Tensor,
     filled: Tensor,
 ) -> None:
-    """One matching of all workers: add their moves to `out`, note what it says of their scales.
-
-    Args:
-        wire: how many bits.
-        base: the values before it, a row per worker.
-        out: where moves are added.
-        partner: of each worker; itself at rest.
-        move: plus the weight at a link's lower end, minus it at the upper, 0 at rest.
-        sent: scales as they travel, workers × blocks.
-        seen: the widest scales that meetings of this round saw.
-        finest: the least useful ones.
-        met: workers that had a meeting, a column.
-        filled: how many values of each block are no padding.
-    """
-    workers, number = sent.shape
+    """`kernels.meet`."""
+    workers, number = known.sent.shape
     tables = _tables(base.dtype, base.device)
-    state = (out, partner, move, sent, seen, finest, met, filled, *tables, number)
-    _run(_meet, (number, workers), base, *state, **_constants(wire))
+    state = out, partner, move, known.sent, known.seen, known.finest, met, filled
+    _run(_meet, (number, workers), base, *state, *tables, number, **_constants(known.wire))
 
 
 def encode(
@@ -353,7 +335,7 @@ def encode(
     *,
     lower: bool,
 ) -> None:
-    """Write blocks' residues, their packed bytes and checks; note the least useful scales."""
+    """`modulo.encode`."""
     constants = _constants(wire) | {"UPPER": not lower}
     tables = _tables(values.dtype, values.device)
     state = common, residues, checks, finest
@@ -361,39 +343,18 @@ def encode(
     if wire.bits == 8:
         body.copy_(residues.view(-1))
         return
-    part = values.numel() // 8 * (1 if wire.bits == 3 else wire.bits)
+    part = _part(wire, values)
     _run(_pack, (-(-part // 256),), residues, body, part, BITS=wire.bits, SIZE=256)
 
 
-def move(
-    wire: Modulo,
-    values: Tensor,
-    body: Tensor,
-    residues: Tensor,
-    theirs: Tensor,
-    mine: Tensor,
-    common: Tensor,
-    seen: Tensor,
-    *,
-    lower: bool,
-    weight: float,
-) -> None:
-    """Add the weight times the difference, upper minus lower end, that two messages mean.
-
-    Args:
-        wire: how many bits.
-        values: blocks as rows.
-        body: the partner's packed residues.
-        residues: one's own.
-        theirs: the partner's checks.
-        mine: one's own.
-        common: the link's scales.
-        seen: the widest scales of the round so far; brought up to date.
-        lower: whether this worker is the lower end of the link.
-        weight: of the meeting.
-    """
-    part = values.numel() // 8 * (1 if wire.bits == 3 else wire.bits)
-    state = body, residues, theirs, mine, common, seen
+def move(wire: Modulo, values: Tensor, *known: Tensor, lower: bool, weight: float) -> None:
+    """`modulo.move`."""
     tables = _tables(values.dtype, values.device)
     constants = _constants(wire) | {"UPPER": not lower}
-    _run(_move, (len(values),), values, *state, *tables, part, weight, **constants)
+    state = *known, *tables, _part(wire, values), weight
+    _run(_move, (len(values),), values, *state, **constants)
+
+
+def _part(wire: Modulo, values: Tensor) -> int:
+    """How long the parts are that `modulo.pack` lays over one another."""
+    return values.numel() // 8 * (1 if wire.bits == 3 else wire.bits)

@@ -1,6 +1,6 @@
 """Compiled kernels for blocks of 256 float32 on a CPU, one pass each: kernels.c on torch's memory.
 
-They say what `coding` says with torch. Of what travels, only a value half-way between two points of
+They say what `modulo` says with torch. Of what travels, only a value half-way between two points of
 the grid may differ: a rotation's sums have another order there, as they do between two torches.
 The difference that two messages mean is the same to the last bit, so an end with the library may
 meet one without.
@@ -20,19 +20,13 @@ import torch
 from torch import Tensor
 
 from matcha.wires import library, modulo
-from matcha.wires.shared import check_weights, signs
 from matcha.wires.wire import BLOCK, Modulo
 
 _log = logging.getLogger("matcha")
 
 
-def serve(blocks: Tensor) -> bool:
-    """Whether these blocks can be coded by kernels."""
-    return blocks.dtype == torch.float32 and for_meetings(blocks) is not None
-
-
-def for_meetings(blocks: Tensor) -> ModuleType | None:
-    """The module whose `meet` serves these workers × blocks, or None: torch does."""
+def serving(blocks: Tensor) -> ModuleType | None:
+    """The module whose kernels serve these blocks, this one or `gpu`; None: torch does."""
     if blocks.shape[-1] != BLOCK or blocks.dtype not in (torch.float32, torch.float64):
         return None
     if blocks.is_cuda:
@@ -50,10 +44,7 @@ def on_gpu(device: torch.device) -> ModuleType | None:
     try:
         blocks = torch.ones(2, BLOCK, device=device)
         bytes_ = torch.zeros(2, BLOCK, dtype=torch.uint8, device=device)
-        ones, checks = (
-            torch.ones(2, device=device),
-            torch.zeros(2, dtype=torch.int32, device=device),
-        )
+        ones, checks = blocks[:, 0].contiguous(), bytes_.view(torch.int32)[:, 0].contiguous()
         gpu.encode(Modulo(bits=8), blocks, ones, bytes_, bytes_.view(-1), checks, ones, lower=True)
     except Exception as error:
         _log.info("coded wires run on torch alone on %s, as Triton fails there: %s", device, error)
@@ -64,81 +55,62 @@ def on_gpu(device: torch.device) -> ModuleType | None:
 @cache
 def _signs() -> Tensor:
     """The rotation's signs and its scale, 1/16."""
-    return torch.from_numpy(signs(BLOCK) / 16).to(torch.float32)
+    return torch.from_numpy(modulo.signs(BLOCK) / 16).to(torch.float32)
 
 
 @cache
 def _weights() -> Tensor:
-    return torch.from_numpy(check_weights(BLOCK)).to(torch.int16)
+    return torch.from_numpy(modulo.check_weights(BLOCK)).to(torch.int16)
+
+
+def _call(name: str, *arguments: Tensor | float) -> None:
+    """Call a function of the library; it gets tensors as where their memory begins."""
+    compiled = library.load()
+    assert compiled is not None
+    plain = (a.data_ptr() if isinstance(a, Tensor) else a for a in arguments)
+    getattr(compiled, f"matcha_{name}")(*plain)
 
 
 def encode(
+    wire: Modulo,
     values: Tensor,
     common: Tensor,
-    wire: Modulo,
     residues: Tensor,
     body: Tensor,
     checks: Tensor,
+    finest: Tensor,
     *,
     lower: bool,
-) -> Tensor:
-    """Write blocks' residues, their packed bytes and their checks; returns the blocks' lengths."""
-    compiled, lengths = library.load(), torch.empty_like(common)
-    assert compiled is not None
-    compiled.matcha_encode(
-        values.data_ptr(),
-        len(values),
-        common.data_ptr(),
-        wire.clip_range / wire.half,
-        0.0 if lower else wire.shift,
-        lower,
-        _signs().data_ptr(),
-        _weights().data_ptr(),
-        wire.bits,
-        residues.data_ptr(),
-        body.data_ptr(),
-        checks.data_ptr(),
-        lengths.data_ptr(),
-    )
-    return lengths
+) -> None:
+    """`modulo.encode`."""
+    lengths = torch.empty_like(common)
+    shift, ratio = 0.0 if lower else wire.shift, wire.clip_range / wire.half
+    grid = common, ratio, shift, lower, _signs(), _weights(), wire.bits
+    _call("encode", values, len(values), *grid, residues, body, checks, lengths)
+    modulo.note_lengths(finest, lengths, wire, BLOCK)
 
 
-def compare(
-    body: Tensor, residues: Tensor, common: Tensor, wire: Modulo, raised: Tensor, *, lower: bool
-) -> tuple[Tensor, Tensor]:
-    """Write upper minus lower end into the upper bits of bytes; returns check sums and lengths."""
-    compiled = library.load()
-    assert compiled is not None
+def move(
+    wire: Modulo,
+    values: Tensor,
+    body: Tensor,
+    residues: Tensor,
+    apart: Tensor,
+    common: Tensor,
+    seen: Tensor,
+    *,
+    lower: bool,
+    weight: float,
+) -> None:
+    """`modulo.move`."""
+    shift, unit = int(wire.shift * (1 << (8 - wire.bits))), 2.0 ** (wire.bits - 8)
+    number, raised = len(common), torch.empty_like(residues)
     sums, lengths = torch.empty_like(common, dtype=torch.int32), torch.empty_like(common)
-    compiled.matcha_compare(
-        body.data_ptr(),
-        residues.data_ptr(),
-        len(common),
-        common.data_ptr(),
-        _raised_shift(wire),
-        _weights().data_ptr(),
-        wire.bits,
-        lower,
-        raised.data_ptr(),
-        sums.data_ptr(),
-        lengths.data_ptr(),
-    )
-    return sums, lengths
-
-
-def move(values: Tensor, raised: Tensor, steps: Tensor, wire: Modulo, weight: float) -> None:
-    """Add the weight times a difference, in units of `steps` (one per block), to the values."""
-    compiled = library.load()
-    assert compiled is not None
-    compiled.matcha_move(
-        raised.data_ptr(),
-        len(steps),
-        _raised_shift(wire),
-        steps.data_ptr(),
-        _signs().data_ptr(),
-        weight,
-        values.data_ptr(),
-    )
+    known = body, residues, number, common, shift, _weights(), wire.bits, lower
+    _call("compare", *known, raised, sums, lengths)
+    found = sums.to(common.dtype).mul_(unit), lengths.mul_(unit)
+    step = modulo.learn(wire, *found, apart, common, seen, BLOCK)
+    _call("move", raised, number, shift, step, _signs(), weight, values)
 
 
 class _Wire(ctypes.Structure):
@@ -156,19 +128,20 @@ class _End(ctypes.Structure):
 
 
 def meet(
-    wire: Modulo,
+    known: modulo.Scales,
     base: Tensor,
     out: Tensor,
     partner: Tensor,
     move: Tensor,
-    sent: Tensor,
-    seen: Tensor,
-    finest: Tensor,
     met: Tensor,
     filled: Tensor,
 ) -> None:
-    """One matching of all workers; the arguments are `gpu.meet`'s."""
-    compiled = library.load()
+    """One matching of all workers: add their moves to `out`, note what it says of their scales.
+
+    Rows are workers. `partner` and `move` are as in `batched`; `met` is set for workers that had a
+    meeting; `filled` says how many values of each block are no padding.
+    """
+    wire, compiled = known.wire, library.load()
     assert compiled is not None
     constants = _Wire(
         bits=wire.bits,
@@ -179,14 +152,10 @@ def meet(
         finest=modulo.finest_share(wire, BLOCK),
     )
     weights, partners = move.tolist(), partner.tolist()
-    rows = base, out, sent, seen, finest
+    rows = base, out, known.sent, known.seen, known.finest
     for lower in (worker for worker, weight in enumerate(weights) if weight > 0):
         link = lower, partners[lower]
         ends = (_End * 2)(*(_End(*(x[e].data_ptr() for x in rows), weights[e]) for e in link))
-        places = _signs().data_ptr(), _weights().data_ptr(), sent.shape[1], filled.data_ptr()
+        places = _signs().data_ptr(), _weights().data_ptr(), len(filled), filled.data_ptr()
         compiled.matcha_meet(ctypes.byref(constants), *places, ctypes.byref(ends))
         met[list(link)] = True
-
-
-def _raised_shift(wire: Modulo) -> int:
-    return int(wire.shift * (1 << (8 - wire.bits)))

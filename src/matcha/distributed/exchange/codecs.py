@@ -165,11 +165,6 @@ class Codec(ABC):
     def forget(self, peer: int) -> None:  # noqa: B027
         """Drop what is remembered of a link: its two ends must remember the same."""
 
-    @property
-    def work_bytes(self) -> int:
-        """Memory to work in that is kept, beside that of transfers."""
-        return 0
-
 
 class FloatCodec(Codec):
     """Whole values, in their own format or rounded to a smaller one.
@@ -276,7 +271,9 @@ class _ScaledCodec(Codec):
 
     def begin_round(self) -> torch.Tensor:
         """Two bytes per block."""
-        return torch.cat([coder.begin().cpu() for coder in self._coders])
+        for coder in self._coders:
+            coder.begin()
+        return torch.cat([coder.told().cpu() for coder in self._coders])
 
     def agree(self, theirs: torch.Tensor) -> Sequence[torch.Tensor]:
         parts = torch.split(theirs, [2 * len(coder) for coder in self._coders])
@@ -297,10 +294,6 @@ class _ScaledCodec(Codec):
 
     def state(self) -> Mapping[str, torch.Tensor]:
         return {f"scales-{name}": coder.scales for name, coder in self._named.items()}
-
-    @property
-    def work_bytes(self) -> int:
-        return sum(coder.spare_bytes for coder in self._coders)
 
 
 class ModuloCodec(_ScaledCodec):
@@ -407,13 +400,9 @@ class LowRankCodec(_ScaledCodec):
         """The difference of one half as both ends know it, a flat row."""
         number = 2 * transfer.piece.index + transfer.phase
         coder, common = self._coders[number], transfer.scales[number]
-        assert transfer.coded is not None
-        whole = torch.empty(len(coder), coder.block, dtype=coder.dtype, device=coder.device)
-        for here, difference in coder.decode(
-            transfer.coded, transfer.arrived, 0, common, lower=transfer.is_lower
-        ):
-            whole[here] = difference
-        return whole.view(1, -1)
+        coded, arrived, lower = transfer.coded, transfer.arrived, transfer.is_lower
+        assert coded is not None
+        return coder.difference(coded, arrived, 0, common, lower=lower).view(1, -1)
 
     def state(self) -> Mapping[str, torch.Tensor]:
         ks = [k for k, rows in enumerate(self._rows) if rows.matrices]

@@ -128,7 +128,7 @@ class Exchange:
     @property
     def spare_bytes(self) -> int:
         """Memory held between rounds, beyond the values and what codecs remember."""
-        return self.spare.nbytes + sum(codec.work_bytes for codec in self.codecs)
+        return self.spare.nbytes
 
     def state(self) -> Mapping[str, torch.Tensor]:
         """What later rounds depend on."""
