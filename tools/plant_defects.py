@@ -129,8 +129,8 @@ DEFECTS = (
     ),
     _defect(
         "wires/modulo.py",
-        "return _sides(y, factor, spare).mul_(sign)",
-        "return _sides(y, factor, spare)",
+        "return _sides(y, factor).mul_(sign)",
+        "return _sides(y, factor)",
         "wires",
     ),
     _defect(

@@ -15,7 +15,8 @@ from tests.wires.test_kernels import BITS, STRANGE, scales_of_step
 
 from matcha.wires import Modulo, modulo
 from matcha.wires.batched import meetings_of
-from matcha.wires.coding import Coded, Coder
+from matcha.wires.coding import Coder
+from matcha.wires.modulo import Coded
 
 gpu = pytest.importorskip(
     "matcha.wires.gpu", reason="Triton is not installed", exc_type=ImportError

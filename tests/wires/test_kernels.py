@@ -12,7 +12,8 @@ import torch
 from tests.wires.test_coding import meet
 
 from matcha.wires import Modulo, kernels, library, modulo
-from matcha.wires.coding import Coded, Coder
+from matcha.wires.coding import Coder
+from matcha.wires.modulo import Coded
 
 BITS = [8, 4, 3, 2]
 NUMBERS = [1, 2, 3, 7, 64, 257]  # of blocks: 256 are one pass of torch's

@@ -23,8 +23,9 @@ _CHUNK = 1 << 16  # values per pass on a CPU: what it works on stays in the cach
 class Meetings:
     """Rounds of one wire over a matrix of workers; by default nothing is remembered."""
 
-    def __init__(self) -> None:
-        self.state: dict[str, Tensor] = {}
+    def __init__(self, **differences: Differences) -> None:
+        self.differences = differences
+        self.state = {name: known.scales for name, known in differences.items()}
         """What workers remember, a row per worker."""
         self.link_state: dict[str, Tensor] = {}
         """What links remember."""
@@ -34,6 +35,8 @@ class Meetings:
 
     def begin(self) -> None:
         """A round begins."""
+        for known in self.differences.values():
+            known.begin()
 
     def meet(self, base: Tensor, out: Tensor, partner: Tensor, move: Tensor) -> None:
         """One matching: add each worker's move to `out`, from the values in `base`."""
@@ -41,6 +44,8 @@ class Meetings:
 
     def end(self) -> None:
         """The round has ended."""
+        for known in self.differences.values():
+            known.end()
 
     def forget(self, links: Sequence[int]) -> None:
         """Drop what some links, by their number, remember: they are new ones now."""
@@ -130,10 +135,9 @@ class ModuloMeetings(Meetings):
     """All parameters as modulo messages in blocks of 256."""
 
     def __init__(self, wire: Modulo, segments: Sequence[Segment], x: Tensor) -> None:
-        super().__init__()
         blocks = x.view(len(x), -1, BLOCK)
-        self.differences = Differences(wire, blocks)
-        self.state = {"scales": self.differences.scales}
+        self.known = Differences(wire, blocks)
+        super().__init__(scales=self.known)
         # Padding is zero and stays zero, though a rotated message moves it too.
         self.mask = torch.zeros(x.shape[1], dtype=x.dtype, device=x.device)
         for segment in segments:
@@ -146,13 +150,10 @@ class ModuloMeetings(Meetings):
         self._parts = [slice(k, min(k + chunk, number)) for k in range(0, number, chunk)]
 
     def reset(self, x: Tensor) -> None:
-        self.differences.reset(x.view(len(x), -1, BLOCK))
-
-    def begin(self) -> None:
-        self.differences.begin()
+        self.known.reset(x.view(len(x), -1, BLOCK))
 
     def meet(self, base: Tensor, out: Tensor, partner: Tensor, move: Tensor) -> None:
-        known = self.differences
+        known = self.known
         if self._fused is not None:
             self._fused.meet(known, base, out, partner, move, known.met, self._filled)
             return
@@ -161,9 +162,6 @@ class ModuloMeetings(Meetings):
             found = known.between(values[:, part], partner, move, part)
             moved[:, part].addcmul_(found.mul_(self.mask[part]), move[:, None, None])
 
-    def end(self) -> None:
-        self.differences.end()
-
 
 class LowRankMeetings(Meetings):
     """Weight matrices by their strongest directions, everything else whole, all in 8 bits."""
@@ -171,7 +169,6 @@ class LowRankMeetings(Meetings):
     def __init__(
         self, wire: LowRank, segments: Sequence[Segment], x: Tensor, links: Sequence[Link]
     ) -> None:
-        super().__init__()
         self.rows = LowRankRows(wire, segments, x)
         self._link = torch.full((len(x), len(x)), len(links), device=x.device)
         for number, (i, j) in enumerate(links):
@@ -182,7 +179,7 @@ class LowRankMeetings(Meetings):
         first, second = self.rows.first_messages(x)
         self.first = Differences(wire.factors, first)
         self.second = Differences(wire.factors, second)
-        self.state = {"first_scales": self.first.scales, "second_scales": self.second.scales}
+        super().__init__(first_scales=self.first, second_scales=self.second)
         self.link_state = {"directions": self.directions}
 
     def reset(self, x: Tensor) -> None:
@@ -190,10 +187,6 @@ class LowRankMeetings(Meetings):
         first, second = self.rows.first_messages(x)
         self.first.reset(first)
         self.second.reset(second)
-
-    def begin(self) -> None:
-        self.first.begin()
-        self.second.begin()
 
     def meet(self, base: Tensor, out: Tensor, partner: Tensor, move: Tensor) -> None:
         """One matching: p = Dq, then s = Dᵀp, then both ends move along p sᵀ."""
@@ -210,10 +203,6 @@ class LowRankMeetings(Meetings):
             # Both ends of a link write the same values to its row.
             self.directions.index_copy_(0, link, renew_directions(q, s))
         rows.move(out, first, p, s, move)
-
-    def end(self) -> None:
-        self.first.end()
-        self.second.end()
 
     def forget(self, links: Sequence[int]) -> None:
         self.directions[list(links)] = self.rows.start

@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from types import ModuleType
 
 import torch
 from torch import Tensor
 
 from matcha.wires import kernels, modulo
+from matcha.wires.modulo import Arrived, Coded
 from matcha.wires.wire import Modulo
 
 _CHECK = 4  # bytes
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Coded:
-    """What one end knows of a message it has sent."""
-
-    residues: Tensor
-    """Whole numbers modulo 2^b, in the upper bits of a byte each; blocks are rows."""
-    checks: Tensor
-    """Their weighted sums modulo 2^32."""
 
 
 class Coder(modulo.Scales):
@@ -71,17 +61,17 @@ class Coder(modulo.Scales):
         checks = torch.empty(len(values), dtype=torch.int32, device=self.device)
         body, tail = self._split(message, len(values))
         here = slice(start, start + len(values))
-        places = residues, body, checks, self.finest[here]
-        self.kernels.encode(self.wire, values, common[here], *places, lower=lower)
+        coded = Coded(residues, body, checks, self.finest[here])
+        self.kernels.encode(self.wire, values, common[here], coded, lower=lower)
         tail.copy_(checks.view(torch.uint8))
-        return Coded(residues=residues, checks=checks)
+        return coded
 
     def difference(
         self, mine: Coded, arrived: Tensor, start: int, common: Tensor, *, lower: bool
     ) -> Tensor:
         """The link's difference, upper minus lower end, from both messages."""
-        known = self._known(mine, arrived, start, common, lower=lower)
-        return modulo.difference(self.wire, *known, lower=lower)
+        known = self._arrived(mine, arrived, start, common, lower=lower)
+        return modulo.difference(self.wire, known, lower=lower)
 
     def move(
         self,
@@ -95,18 +85,17 @@ class Coder(modulo.Scales):
         weight: float,
     ) -> None:
         """Add the weight times the link's difference to the values."""
-        known = self._known(mine, arrived, start, common, lower=lower)
-        self.kernels.move(self.wire, values, *known, lower=lower, weight=weight)
+        known = self._arrived(mine, arrived, start, common, lower=lower)
+        self.kernels.move(self.wire, values, known, lower=lower, weight=weight)
 
-    def _known(
+    def _arrived(
         self, mine: Coded, arrived: Tensor, start: int, common: Tensor, *, lower: bool
-    ) -> tuple[Tensor, ...]:
-        """What `modulo.difference` takes."""
+    ) -> Arrived:
         body, tail = self._split(arrived.to(self.device), len(mine.checks))
         checks = tail.clone().view(torch.int32)  # numbers of four bytes must be aligned
         apart = checks - mine.checks if lower else mine.checks - checks
         here = slice(start, start + len(checks))
-        return body, mine.residues, apart, common[here], self.seen[here]
+        return Arrived(body, mine.residues, apart, common[here], self.seen[here])
 
     def _split(self, message: Tensor, number: int) -> tuple[Tensor, Tensor]:
         size = number * self.block * self.wire.bits // 8

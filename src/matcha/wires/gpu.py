@@ -325,19 +325,12 @@ def meet(
 
 
 def encode(
-    wire: Modulo,
-    values: Tensor,
-    common: Tensor,
-    residues: Tensor,
-    body: Tensor,
-    checks: Tensor,
-    finest: Tensor,
-    *,
-    lower: bool,
+    wire: Modulo, values: Tensor, common: Tensor, coded: modulo.Coded, *, lower: bool
 ) -> None:
     """`modulo.encode`."""
     constants = _constants(wire) | {"UPPER": not lower}
     tables = _tables(values.dtype, values.device)
+    residues, body, checks, finest = coded
     state = common, residues, checks, finest
     _run(_encode, (len(values),), values, *state, *tables, **constants)
     if wire.bits == 8:
@@ -347,11 +340,13 @@ def encode(
     _run(_pack, (-(-part // 256),), residues, body, part, BITS=wire.bits, SIZE=256)
 
 
-def move(wire: Modulo, values: Tensor, *known: Tensor, lower: bool, weight: float) -> None:
+def move(
+    wire: Modulo, values: Tensor, arrived: modulo.Arrived, *, lower: bool, weight: float
+) -> None:
     """`modulo.move`."""
     tables = _tables(values.dtype, values.device)
     constants = _constants(wire) | {"UPPER": not lower}
-    state = *known, *tables, _part(wire, values), weight
+    state = *arrived, *tables, _part(wire, values), weight
     _run(_move, (len(values),), values, *state, **constants)
 
 

@@ -45,7 +45,8 @@ def on_gpu(device: torch.device) -> ModuleType | None:
         blocks = torch.ones(2, BLOCK, device=device)
         bytes_ = torch.zeros(2, BLOCK, dtype=torch.uint8, device=device)
         ones, checks = blocks[:, 0].contiguous(), bytes_.view(torch.int32)[:, 0].contiguous()
-        gpu.encode(Modulo(bits=8), blocks, ones, bytes_, bytes_.view(-1), checks, ones, lower=True)
+        coded = modulo.Coded(bytes_, bytes_.view(-1), checks, ones)
+        gpu.encode(Modulo(bits=8), blocks, ones, coded, lower=True)
     except Exception as error:
         _log.info("coded wires run on torch alone on %s, as Triton fails there: %s", device, error)
         return None
@@ -72,44 +73,28 @@ def _call(name: str, *arguments: Tensor | float) -> None:
 
 
 def encode(
-    wire: Modulo,
-    values: Tensor,
-    common: Tensor,
-    residues: Tensor,
-    body: Tensor,
-    checks: Tensor,
-    finest: Tensor,
-    *,
-    lower: bool,
+    wire: Modulo, values: Tensor, common: Tensor, coded: modulo.Coded, *, lower: bool
 ) -> None:
     """`modulo.encode`."""
-    lengths = torch.empty_like(common)
+    lengths, finest = torch.empty_like(common), coded.finest
     shift, ratio = 0.0 if lower else wire.shift, wire.clip_range / wire.half
     grid = common, ratio, shift, lower, _signs(), _weights(), wire.bits
-    _call("encode", values, len(values), *grid, residues, body, checks, lengths)
+    _call("encode", values, len(values), *grid, *coded[:3], lengths)
     modulo.note_lengths(finest, lengths, wire, BLOCK)
 
 
 def move(
-    wire: Modulo,
-    values: Tensor,
-    body: Tensor,
-    residues: Tensor,
-    apart: Tensor,
-    common: Tensor,
-    seen: Tensor,
-    *,
-    lower: bool,
-    weight: float,
+    wire: Modulo, values: Tensor, arrived: modulo.Arrived, *, lower: bool, weight: float
 ) -> None:
     """`modulo.move`."""
+    body, residues, _, common, _ = arrived
     shift, unit = int(wire.shift * (1 << (8 - wire.bits))), 2.0 ** (wire.bits - 8)
     number, raised = len(common), torch.empty_like(residues)
     sums, lengths = torch.empty_like(common, dtype=torch.int32), torch.empty_like(common)
     known = body, residues, number, common, shift, _weights(), wire.bits, lower
     _call("compare", *known, raised, sums, lengths)
     found = sums.to(common.dtype).mul_(unit), lengths.mul_(unit)
-    step = modulo.learn(wire, *found, apart, common, seen, BLOCK)
+    step = modulo.learn(wire, *found, arrived, BLOCK)
     _call("move", raised, number, shift, step, _signs(), weight, values)
 
 

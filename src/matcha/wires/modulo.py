@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -264,17 +264,35 @@ def finest_share(wire: Modulo, block: int) -> float:
 # signed one, is the difference of the numbers wrapped to [−2^(b−1), 2^(b−1)), in units of 2^(8−b).
 
 
-def encode(
-    wire: Modulo,
-    values: Tensor,
-    common: Tensor,
-    residues: Tensor,
-    body: Tensor,
-    checks: Tensor,
-    finest: Tensor,
-    *,
-    lower: bool,
-) -> None:
+class Coded(NamedTuple):
+    """What `encode` writes of blocks: the message, and what its sender must know of it."""
+
+    residues: Tensor
+    """Whole numbers modulo 2^b, in the upper bits of a byte each; blocks are rows."""
+    body: Tensor
+    """The same, packed: what is sent."""
+    checks: Tensor
+    """Their weighted sums modulo 2^32."""
+    finest: Tensor
+    """The least useful scales, brought up to date."""
+
+
+class Arrived(NamedTuple):
+    """What `difference` reads: the partner's message, and one's own."""
+
+    body: Tensor
+    """The partner's packed residues."""
+    residues: Tensor
+    """One's own."""
+    apart: Tensor
+    """The upper end's checks minus the lower's."""
+    common: Tensor
+    """The link's scales."""
+    seen: Tensor
+    """The widest scales of the round so far, brought up to date."""
+
+
+def encode(wire: Modulo, values: Tensor, common: Tensor, coded: Coded, *, lower: bool) -> None:
     """Write blocks' residues, their packed bytes and checks; note the least useful scales."""
     block = values.shape[-1]
     shift = 0.0 if lower else wire.shift
@@ -282,13 +300,13 @@ def encode(
     n = y.to(torch.int32)
     table = weights(block, torch.int32, values.device)
     counts = table.index_select(0, orders(common)).mul_(n)
-    torch.sum(counts, -1, dtype=torch.int32, out=checks)
+    torch.sum(counts, -1, dtype=torch.int32, out=coded.checks)
     # A check of what is no number must not hold.
     lost = (y.abs().amax(-1) < 2.0**31).logical_not_()
-    checks.add_(lost, alpha=1 if lower else 2)
-    residues.copy_(n.bitwise_left_shift_(8 - wire.bits))
-    pack(residues.view(-1), wire.bits, body)
-    note_lengths(finest, torch.linalg.vector_norm(values, dim=-1), wire, block)
+    coded.checks.add_(lost, alpha=1 if lower else 2)
+    coded.residues.copy_(n.bitwise_left_shift_(8 - wire.bits))
+    pack(coded.residues.view(-1), wire.bits, coded.body)
+    note_lengths(coded.finest, torch.linalg.vector_norm(values, dim=-1), wire, block)
 
 
 def note_lengths(finest: Tensor, lengths: Tensor, wire: Modulo, block: int) -> None:
@@ -296,21 +314,12 @@ def note_lengths(finest: Tensor, lengths: Tensor, wire: Modulo, block: int) -> N
     torch.maximum(finest, lengths * finest_share(wire, block), out=finest)
 
 
-def difference(
-    wire: Modulo,
-    body: Tensor,
-    residues: Tensor,
-    apart: Tensor,
-    common: Tensor,
-    seen: Tensor,
-    *,
-    lower: bool,
-) -> Tensor:
-    """Upper minus lower end as two messages mean it; what it says of the scales is noted in `seen`.
+def difference(wire: Modulo, arrived: Arrived, *, lower: bool) -> Tensor:
+    """Upper minus lower end as two messages mean it; what it says of the scales is noted.
 
-    `residues` are one's own, `body` the partner's packed ones; `apart` is the upper end's check
-    minus the lower's. Both ends work out the same numbers from the same bytes, whatever was sent.
+    Both ends work out the same numbers from the same bytes, whatever was sent.
     """
+    body, residues, _, common, _ = arrived
     block, unit = residues.shape[-1], 2.0 ** (wire.bits - 8)
     theirs = unpack(body, wire.bits, torch.empty_like(residues).view(-1)).view_as(residues)
     raised = torch.sub(*((theirs, residues) if lower else (residues, theirs)), out=theirs)
@@ -319,33 +328,26 @@ def difference(
     if wire.shift:
         k.add_(wire.shift / unit)
     lengths = torch.linalg.vector_norm(k, dim=-1).mul_(unit)
-    step = learn(wire, sums, lengths, apart, common, seen, block)
+    step = learn(wire, sums, lengths, arrived, block)
     # Rotated before it is scaled: whole numbers this small add up exactly in any order.
     return unrotate(k).mul_(step.unsqueeze(-1))
 
 
-def learn(
-    wire: Modulo,
-    sums: Tensor,
-    lengths: Tensor,
-    apart: Tensor,
-    common: Tensor,
-    seen: Tensor,
-    block: int,
-) -> Tensor:
+def learn(wire: Modulo, sums: Tensor, lengths: Tensor, arrived: Arrived, block: int) -> Tensor:
     """Note what differences say of the scales; what each block's, as signed bytes, is to be times.
 
     `sums` are the differences' own checks: where they are not `apart`, something wrapped.
     """
+    _, _, apart, common, seen = arrived
     ok = apart == sums.to(torch.int32)
     torch.maximum(seen, seen_scales(lengths, ok, apart, common, wire, block), out=seen)
     step = grid(common, wire).mul_(ok).mul_(2.0 ** (wire.bits - 8))
     return step.mul_(shrinkage(lengths, wire, block))
 
 
-def move(wire: Modulo, values: Tensor, *known: Tensor, lower: bool, weight: float) -> None:
-    """Add the weight times the difference of two messages; what is `known` is `difference`'s."""
-    values.add_(difference(wire, *known, lower=lower), alpha=weight)
+def move(wire: Modulo, values: Tensor, arrived: Arrived, *, lower: bool, weight: float) -> None:
+    """Add the weight times the difference of two messages."""
+    values.add_(difference(wire, arrived, lower=lower), alpha=weight)
 
 
 # -- packing: small whole numbers side by side in bytes --------------------------------------------

@@ -293,8 +293,7 @@ class Segment:
     @property
     def size(self) -> int:
         """How many values it has."""
-        rows, columns = matrix_shape(self.shape)
-        return rows * columns
+        return math.prod(self.shape)
 
 
 # -- what a wire saves on a network ---------------------------------------------------------------

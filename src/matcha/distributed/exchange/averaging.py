@@ -17,14 +17,8 @@ from matcha.distributed.transports.collectives import broadcast, mean_
 class PushSumValues:
     """One worker's x and ω, for messages that go one way and are not balanced by others.
 
-    The parameters are z = x/ω, at which gradients are taken; x and ω are kept beside them and are
-    what is exchanged. The definition is `matcha.rounds.PushSum`.
-
-    Args:
-        values: the flat parameters z; x starts from them, and ω from 1.
-
-    Attributes:
-        mixed: what messages carry: x, and ω as one more small tensor.
+    The parameters are z = x/ω, at which gradients are taken; x, which starts from them, and ω,
+    from 1, are kept beside them and are what is exchanged. `matcha.rounds.PushSum` defines it.
     """
 
     def __init__(self, values: Sequence[torch.Tensor]) -> None:
@@ -32,6 +26,7 @@ class PushSumValues:
         self._x = [value.clone() for value in values]
         self._omega = torch.ones(1, dtype=torch.float64)
         self.mixed = [*self._x, self._omega]
+        """What messages carry."""
 
     @property
     def omega(self) -> float:
@@ -62,10 +57,6 @@ class Averaging:
     """The average over workers of a model's parameters and buffers.
 
     Its calls are collective, and must not run beside an exchange.
-
-    Attributes:
-        push_sum: if any, its ω weighs a worker's values: the mean is Σx/Σω, not that of z.
-        is_open: whether the model holds the average now.
     """
 
     def __init__(
@@ -75,12 +66,12 @@ class Averaging:
         buckets: Sequence[Bucket],
         timeout: Callable[[], float],
     ) -> None:
-        self._placement = placement
-        self._model = model
-        self._buckets = buckets
+        self._placement, self._model, self._buckets = placement, model, buckets
         self._timeout = timeout
         self.push_sum: PushSumValues | None = None
+        """If any, its ω weighs a worker's values: the mean is Σx/Σω, not that of z."""
         self.is_open = False
+        """Whether the model holds the average now."""
 
     def start_equal(self) -> None:
         """Give all workers worker 0's values: parameters, frozen ones too, and buffers."""
@@ -121,8 +112,7 @@ class Averaging:
 
         Everything that differs between workers is averaged: what is exchanged, and parameters and
         buffers that training changes otherwise (a teacher's, BatchNorm's). Whole numbers stay each
-        worker's own. The variances of BatchNorm are pooled: those within workers, and that of the
-        workers' means around theirs.
+        worker's own. Variances of BatchNorm are pooled: within workers, and of workers' means.
         """
         with torch.no_grad():
             tensors = self.values() + self._differing()
@@ -151,24 +141,20 @@ class Averaging:
         """(1/m) Σ ‖x_i − x̄‖² over the workers' parameters; of push-sum's z, around Σx/Σω."""
         self._pack()
         total = 0.0
-        for bucket in self._buckets:
-            if not bucket.volatile:
-                centre = bucket.data * self._share
-                mean_(self._placement.transport, [centre], self._timeout())
-                squares = (bucket.data - centre).double().square_()
-                total += self._weighted(bucket, squares)
+        for bucket in (bucket for bucket in self._buckets if not bucket.volatile):
+            centre = bucket.data * self._share
+            mean_(self._placement.transport, [centre], self._timeout())
+            squares = (bucket.data - centre).double().square_()
+            # What several processes of a worker hold counts once.
+            shares = [part_weight(slot.tensor, self._placement.num_parts) for slot in bucket.slots]
+            if len(set(shares)) == 1:
+                total += shares[0] * float(squares.sum())
+                continue
+            total += sum(
+                share * float(bucket.part(slot, squares).sum())
+                for slot, share in zip(bucket.slots, shares, strict=True)
+            )
         return self._placement.sum(total, self._timeout())
-
-    def _weighted(self, bucket: Bucket, squares: torch.Tensor) -> float:
-        """Return the sum; what several processes of a worker hold counts once."""
-        shares = {part_weight(slot.tensor, self._placement.num_parts) for slot in bucket.slots}
-        if len(shares) == 1:
-            return shares.pop() * float(squares.sum())
-        return sum(
-            part_weight(slot.tensor, self._placement.num_parts)
-            * float(bucket.part(slot, squares).sum())
-            for slot in bucket.slots
-        )
 
     def _pack(self) -> None:
         for bucket in self._buckets:

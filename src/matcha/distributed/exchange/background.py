@@ -68,17 +68,10 @@ class _LinkEnd:
 
 
 class Rendezvous:
-    """This worker's meetings, whenever both ends have time.
+    """This worker's meetings with its neighbours, whenever both ends have time.
 
-    Args:
-        transport: several threads may use it.
-        neighbors: whom this worker may ever want.
-        hold: holds one meeting; on the thread.
-        timeout: seconds for a meeting that has begun, and for goodbyes. Before it has begun a
-            neighbour may take as long as it likes.
-
-    Attributes:
-        held: how many meetings took place.
+    `hold` runs on the thread. The timeout is for a meeting that has begun, and for goodbyes; before
+    it has begun a neighbour may take as long as it likes. `held` counts meetings.
     """
 
     def __init__(
@@ -141,18 +134,21 @@ class Rendezvous:
 
     def leave(self) -> None:
         """Say BYE on all links, and hold what was agreed before; may be called twice."""
-        with self._changed:
-            self._leaves = True
-            self._changed.notify_all()
+        self._leaves = True
+        self._notify()
         self._thread.join(self._timeout)
         self.check()
         if self._thread.is_alive():
-            raise ExchangeError(f"no goodbye from {self._silent()} in {self._timeout:g} s.")
+            silent = (self._transport.name(li.peer) for li in self._lines if not li.heard_bye)
+            raise ExchangeError(f"no goodbye from {', '.join(silent)} in {self._timeout:g} s.")
 
     def stop(self) -> None:
         """End the thread without saying BYE."""
+        self._stops = True
+        self._notify()
+
+    def _notify(self) -> None:
         with self._changed:
-            self._stops = True
             self._changed.notify_all()
 
     def _wait(self, done: Callable[[], bool], what: str) -> None:
@@ -166,10 +162,6 @@ class Rendezvous:
                 f"{what}."
             )
 
-    def _silent(self) -> str:
-        names = [self._transport.name(line.peer) for line in self._lines if not line.heard_bye]
-        return ", ".join(names)
-
     # -- the thread -------------------------------------------------------------------------------
 
     def _run(self) -> None:
@@ -178,8 +170,7 @@ class Rendezvous:
         except BaseException as error:
             self._transport.failed = True
             self._error = error
-        with self._changed:
-            self._changed.notify_all()
+        self._notify()
 
     def _work(self) -> None:
         moved_at = time.monotonic()
@@ -246,9 +237,9 @@ class Rendezvous:
                 self._calling = self._meeting = True
         if line.peer < self._transport.rank:
             self._say(line, Word.READY, weight, period)
-        else:
-            self._say(line, Word.CALL, weight, period)
-            self._meet(line, (weight + theirs) / 2)
+            return True
+        self._say(line, Word.CALL, weight, period)
+        self._meet(line, (weight + theirs) / 2)
         return True
 
     def _meet(self, line: _LinkEnd, weight: float) -> None:
@@ -292,8 +283,7 @@ class Overlap:
     """The exchange of a round, while the gradient is computed; it works on a copy of the buckets.
 
     x ← Wx − ηg, the paper's footnote to eq. 2: the exchange reads the parameters at which the
-    gradient is taken, and both changes are added. Nothing is stale, so nothing about convergence
-    changes.
+    gradient is taken, and both changes are added: nothing is stale.
 
     Parameters do not change between two steps, so the copy is made, mixed and turned into Wx − x on
     the thread. Volatile buckets (BatchNorm's statistics) do change; they are copied before.
@@ -328,10 +318,7 @@ class Overlap:
                 mixed.sub_(before)
 
     def finish(self) -> None:
-        """Wait for the exchange under way, if any; its error is raised here.
-
-        Must come before the optimizer changes the parameters.
-        """
+        """Wait for the exchange under way, before the optimizer steps; its error is raised here."""
         if self._task is not None:
             self._task.result()
             if self._stream is not None:
@@ -380,15 +367,6 @@ class Asynchrony:
     plan).
 
     It costs four copies of the parameters.
-
-    Args:
-        buckets: the parameters.
-        transport: several threads may use it.
-        neighbors: of this worker.
-
-    Attributes:
-        mixed: what the exchange works on: y as a meeting takes it.
-        rendezvous: who is met, and when; after `open`.
     """
 
     def __init__(
@@ -399,6 +377,7 @@ class Asynchrony:
         self._moves = [torch.zeros_like(bucket.data) for bucket in buckets]
         self._taken = [bucket.data.clone() for bucket in buckets]
         self.mixed = [bucket.data.clone() for bucket in buckets]
+        """What the exchange works on: y as a meeting takes it."""
         self._lock = threading.Lock()
         self._has_moves = False
         self._is_fresh = False
@@ -406,13 +385,7 @@ class Asynchrony:
         self._on_gpu = any(bucket.data.is_cuda for bucket in buckets)
 
     def open(self, exchange: Exchange, stopwatch: Stopwatch, timeout: float) -> None:
-        """Start to hold meetings.
-
-        Args:
-            exchange: of whole values, over `mixed`.
-            stopwatch: for spans.
-            timeout: seconds for a meeting that has begun.
-        """
+        """Start to hold meetings, by an exchange of whole values over `mixed`."""
         self._exchange, self._stopwatch, self._timeout = exchange, stopwatch, timeout
         self._transport.asynchronous = True
         self.rendezvous = Rendezvous(self._transport, self._neighbors, self._hold, timeout)
@@ -471,11 +444,9 @@ class Asynchrony:
 
     def _hold(self, peer: int, weight: float, number: int) -> None:
         with self._lock:
-            for mixed, taken, x, move in zip(
-                self.mixed, self._taken, self._x, self._moves, strict=True
-            ):
+            for mixed, x, move in zip(self.mixed, self._x, self._moves, strict=True):
                 torch.add(x, move, out=mixed)
-                taken.copy_(mixed)
+            copy_values(self._taken, self.mixed)
             self._synchronize()
         link = (min(peer, self._transport.rank), max(peer, self._transport.rank))
         pair = Round(matchings=((link,),), indices=(0,), mixing="pairwise", weight=weight)

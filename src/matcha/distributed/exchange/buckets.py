@@ -12,6 +12,7 @@ copies of one another, or writes the whole storage for each. Only we know that t
 from __future__ import annotations
 
 import hashlib
+import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ _Tied = list[tuple[str, torch.Tensor]]  # names and tensors that share one place
 _ALIGNMENT = 64  # bytes: a cache line, and what vector units like
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Slot:
     """One parameter's (or buffer's) place in a bucket."""
 
@@ -59,17 +60,15 @@ class Bucket:
 
     def pack(self) -> None:
         """Bring in the values of the tensors, where they do not live here."""
-        if self.is_copy:
+        for slot in self.slots if self.is_copy else ():
             with torch.no_grad():
-                for slot in self.slots:
-                    self._place(slot).copy_(local(slot.tensor))
+                self._place(slot).copy_(local(slot.tensor))
 
     def unpack(self) -> None:
         """Bring the values back to the tensors, where they do not live here."""
-        if self.is_copy:
+        for slot in self.slots if self.is_copy else ():
             with torch.no_grad():
-                for slot in self.slots:
-                    local(slot.tensor).copy_(self._place(slot))
+                local(slot.tensor).copy_(self._place(slot))
 
     def part(self, slot: Slot, data: torch.Tensor | None = None) -> torch.Tensor:
         """A slot's flat part of the bucket, or of `data` that is laid out like it."""
@@ -82,8 +81,7 @@ class Bucket:
     def take_back(self) -> str | None:
         """Bring back the values of tensors that were given others (`parameter.data = ...`).
 
-        Returns:
-            The name of one that cannot come back, since its shape, dtype or device is another.
+        Returns the name of one that cannot come back, since its shape, dtype or device is another.
         """
         for slot in self.moved():
             tensor = slot.tensor
@@ -115,15 +113,11 @@ def fill_buckets(
     """Move a model's trainable parameters into buckets, grouped by dtype and device.
 
     Tied parameters get one place. Frozen parameters stay where they are: they start equal on all
-    workers and stay so. A parameter larger than a bucket gets a bucket of its own.
-
-    Args:
-        model: its parameters move in; values, shapes and strides stay.
-        bucket_bytes: the size at which a new bucket is begun.
-        buffers: also take floating-point buffers (BatchNorm's running statistics).
-        sharded: whether a worker is several processes, so that parameters may be spread over them;
-            of those the local shards are taken, and empty ones left out.
-        alignment: each parameter begins at a multiple of so many values, as a wire's blocks want.
+    workers and stay so. A parameter larger than `bucket_bytes` gets a bucket of its own. With
+    `buffers`, floating-point buffers (BatchNorm's statistics) move in as well. Where a worker is
+    several processes, its parameters may be `sharded` over them: local shards are taken, and empty
+    ones left out. Each parameter begins at a multiple of `alignment` values, as a wire's blocks
+    want.
 
     Raises:
         InputError: a parameter cannot be flattened (sharded, sparse or not yet initialised), or
@@ -188,22 +182,13 @@ def _bucket(batch: list[_Tied], alignment: int, *, volatile: bool, is_copy: bool
     end = 0
     for tied in batch:
         part = local(tied[0][1])
-        slots += [
-            Slot(
-                name=n,
-                tensor=t,
-                offset=end,
-                shape=part.shape,
-                dtype=part.dtype,
-                stride=part.stride() if is_copy else _dense_stride(t),
-            )
-            for n, t in tied
-        ]
+        for name, tensor in tied:
+            stride = part.stride() if is_copy else _dense_stride(tensor)
+            slots.append(Slot(name, tensor, end, part.shape, part.dtype, stride))
         end += -(-part.nbytes // dtype.itemsize // step) * step
     data = torch.zeros(end, dtype=dtype, device=first.device)
-    if not is_copy:
-        for slot in slots:
-            _move(slot, data)
+    for slot in slots if not is_copy else ():
+        _move(slot, data)
     return Bucket(data=data, slots=tuple(slots), volatile=volatile, is_copy=is_copy)
 
 
@@ -213,20 +198,18 @@ def _dense_stride(tensor: torch.Tensor) -> tuple[int, ...]:
 
 
 def _move(slot: Slot, data: torch.Tensor) -> None:
+    """Let a tensor live in a bucket.
+
+    In a storage that begins and ends with it, made of the same memory, which it keeps alive;
+    through bytes, since DLPack does not know every dtype.
+    """
     tensor = slot.tensor
     place = data[slot.offset : slot.offset + tensor.nbytes // data.element_size()]
-    view = _storage_of_its_own(place, slot.dtype).as_strided(slot.shape, slot.stride)
+    own = from_dlpack(place.view(torch.uint8)).view(slot.dtype)
+    view = own.as_strided(slot.shape, slot.stride)
     with torch.no_grad():
         view.copy_(tensor)
     tensor.data = view
-
-
-def _storage_of_its_own(part: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The same memory, which it keeps alive, but in a storage that begins and ends with it.
-
-    Through bytes, since DLPack does not know every dtype.
-    """
-    return from_dlpack(part.view(torch.uint8)).view(dtype)
 
 
 def _check_flattenable(name: str, tensor: torch.Tensor, sharded: bool) -> None:
@@ -317,14 +300,9 @@ def shard_like(tensor: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
     dtensor = _as_dtensor(tensor)
     if dtensor is None:
         return part
-    whole: torch.Tensor = dtensor.from_local(
-        part.to(tensor.device),
-        dtensor.device_mesh,
-        dtensor.placements,
-        run_check=False,
-        shape=tensor.shape,
-        stride=tensor.stride(),
-    )
+    place = part.to(tensor.device), dtensor.device_mesh, dtensor.placements
+    size = {"shape": tensor.shape, "stride": tensor.stride()}
+    whole: torch.Tensor = dtensor.from_local(*place, run_check=False, **size)
     return whole
 
 
@@ -336,9 +314,9 @@ def part_weight(tensor: torch.Tensor, num_parts: int) -> float:
     >>> part_weight(torch.ones(3), 4)
     0.25
     """
-    distinct = 1
     dtensor = _as_dtensor(tensor)
-    if dtensor is not None:
-        for size, placement in zip(dtensor.device_mesh.shape, dtensor.placements, strict=True):
-            distinct *= 1 if placement.is_replicate() else size
+    if dtensor is None:
+        return 1 / num_parts
+    placed = zip(dtensor.device_mesh.shape, dtensor.placements, strict=True)
+    distinct: int = math.prod(n for n, place in placed if not place.is_replicate())
     return distinct / num_parts

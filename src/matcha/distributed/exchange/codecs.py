@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
@@ -20,8 +21,9 @@ from matcha.distributed.exchange.meeting import Meeting
 from matcha.distributed.transports.base import Message, Pending, Tag, Transport
 from matcha.distributed.transports.collectives import ring_gather
 from matcha.wires import LowRank, Modulo, TopK
-from matcha.wires.coding import Coded, Coder
+from matcha.wires.coding import Coder
 from matcha.wires.lowrank import LowRankRows, renew_directions
+from matcha.wires.modulo import Coded
 from matcha.wires.topk import TopKRows, pack_chosen, spread, unpack_chosen
 from matcha.wires.wire import BLOCK, Segment
 
@@ -40,8 +42,8 @@ class Piece:
     """Which of the codec's tensors it is a part of."""
     start: int = 0
     """Its first block in that tensor."""
-    padding: list[torch.Tensor] = field(default_factory=list)
-    """What belongs to no parameter, and stays zero."""
+    padding: torch.Tensor | None = None
+    """The places of what belongs to no parameter, and stays zero."""
 
 
 class SpareMemory:
@@ -68,15 +70,13 @@ class SpareMemory:
             self.blocks[block.device, block.nbytes].append(block)
 
 
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """Spare memory for one transfer."""
+class Memory(NamedTuple):
+    """Spare memory for one transfer: for both messages, and what a codec must remember of its."""
 
     blocks: Sequence[torch.Tensor]
     incoming: torch.Tensor
     outgoing: torch.Tensor
     kept: torch.Tensor
-    """For what the codec must remember of its message."""
 
 
 @dataclass(slots=True, eq=False)
@@ -97,7 +97,7 @@ class Transfer:
     """What both ends agreed on when the meeting began."""
     memory: Memory
     message: torch.Tensor = field(init=False)
-    """The bytes that are sent."""
+    """What is sent."""
     arrived: torch.Tensor = field(init=False)
     """The partner's, as bytes."""
     pending: Pending | None = None
@@ -112,20 +112,14 @@ class Transfer:
 
 
 class Codec(ABC):
-    """One worker's end of a wire, for some flat tensors.
-
-    Attributes:
-        pieces: what messages carry; the same sizes on every worker.
-        finite: tensors whose values must be finite before a round: a NaN would reach all workers.
-        num_phases: messages one after another per piece and meeting; a later one depends on what
-            the earlier one brought.
-        has_scales: whether both ends must agree on scales before they encode.
-    """
+    """One worker's end of a wire, for some flat tensors."""
 
     num_phases = 1
-    has_scales = False
+    """Messages one after another per piece and meeting; a later one depends on what came before."""
     pieces: Sequence[Piece]
+    """What messages carry; the same sizes on every worker."""
     finite: Sequence[torch.Tensor]
+    """Tensors whose values must be finite before a round: a NaN would reach all workers."""
 
     def window(self, *, several: bool) -> int:
         """How many transfers may be under way at once; `several` partners need originals too."""
@@ -134,14 +128,6 @@ class Codec(ABC):
     def is_sound(self, transfer: Transfer) -> bool:
         """Whether what has arrived may be applied: a message on a grid is always finite."""
         return True
-
-    def begin_round(self) -> torch.Tensor:
-        """Begin a round; returns this worker's scales as bytes, where there are any."""
-        raise NotImplementedError
-
-    def agree(self, theirs: torch.Tensor) -> Sequence[torch.Tensor]:
-        """The scales of a link, from the bytes of the partner's `begin_round`."""
-        raise NotImplementedError
 
     @abstractmethod
     def memory(self, spare: SpareMemory, own: torch.device, wire: torch.device) -> Memory:
@@ -171,12 +157,8 @@ class FloatCodec(Codec):
 
     Where values are rounded, a worker moves by the weight times the difference of the two messages:
     what rounding took from a message stays with its sender, so the average over workers is kept.
-
-    Args:
-        values: flat tensors.
-        bucket_bytes: messages are at most half of this, and spare memory at most twice this.
-        dtype: a smaller format for floating-point values.
-        any_value: tensors that may hold infinities and NaN (buffers: a mask of -inf).
+    Messages are at most half of `bucket_bytes`, and spare memory at most twice. Tensors in
+    `any_value` may hold infinities and NaN (buffers: a mask of -inf).
     """
 
     def __init__(
@@ -190,14 +172,13 @@ class FloatCodec(Codec):
         self._dtype = dtype
         self.finite = [value for k, value in enumerate(values) if k not in any_value]
         self._sizes: dict[torch.device, tuple[int, int]] = {}
-        limit = max(1, bucket_bytes // 2)
-        parts = [
-            (k, part)
-            for k, value in enumerate(values)
-            for part in torch.split(value, max(1, limit // value.element_size()))
-        ]
-        self.pieces = [Piece(index, part, k) for index, (k, part) in enumerate(parts)]
         self._any_value = frozenset(any_value)
+        parts = [
+            (part, k)
+            for k, value in enumerate(values)
+            for part in torch.split(value, max(1, bucket_bytes // 2 // value.element_size()))
+        ]
+        self.pieces = [Piece(index, *part) for index, part in enumerate(parts)]
 
     def window(self, *, several: bool) -> int:
         return 2 if several else 4
@@ -255,13 +236,11 @@ class FloatCodec(Codec):
         return piece.values.device != device or self._format(piece) != piece.values.dtype
 
 
-class _ScaledCodec(Codec):
+class ScaledCodec(Codec):
     """What codecs on grids share: their coders' scales open every meeting.
 
     The largest message is of `num_blocks` blocks.
     """
-
-    has_scales = True
 
     def __init__(
         self, values: Sequence[torch.Tensor], coders: Mapping[str, Coder], num_blocks: int
@@ -270,12 +249,13 @@ class _ScaledCodec(Codec):
         self._named, self._coders, self._num_blocks = coders, list(coders.values()), num_blocks
 
     def begin_round(self) -> torch.Tensor:
-        """Two bytes per block."""
+        """Begin a round; returns this worker's scales as bytes."""
         for coder in self._coders:
             coder.begin()
         return torch.cat([coder.told().cpu() for coder in self._coders])
 
     def agree(self, theirs: torch.Tensor) -> Sequence[torch.Tensor]:
+        """The scales of a link, from the bytes of the partner's `begin_round`."""
         parts = torch.split(theirs, [2 * len(coder) for coder in self._coders])
         # Copied: what follows an odd number of bytes cannot be seen as numbers of two.
         return [c.common(part.clone()) for c, part in zip(self._coders, parts, strict=True)]
@@ -287,6 +267,14 @@ class _ScaledCodec(Codec):
         block = spare.take(size + self._num_blocks * coder.block, own)
         return Memory([incoming, block], incoming, outgoing=block[:size], kept=block[size:])
 
+    def _write(self, transfer: Transfer, number: int, blocks: torch.Tensor) -> torch.Tensor:
+        """A message of blocks, from the piece's first on, by the coder of a number."""
+        coder, memory, scales = self._coders[number], transfer.memory, transfer.scales[number]
+        message = memory.outgoing[: coder.message_bytes(len(blocks))]
+        place, lower = (transfer.piece.start, scales, message), transfer.is_lower
+        transfer.coded = coder.encode(blocks, *place, lower=lower, kept=memory.kept)
+        return message
+
     def end_round(self) -> None:
         """Scales follow what the round has shown."""
         for coder in self._coders:
@@ -296,7 +284,7 @@ class _ScaledCodec(Codec):
         return {f"scales-{name}": coder.scales for name, coder in self._named.items()}
 
 
-class ModuloCodec(_ScaledCodec):
+class ModuloCodec(ScaledCodec):
     """Values on a grid as fine as two workers' difference allows, packed bits piece by piece.
 
     The flat tensors are whole blocks each; segments say where parameters lie in them. Spare memory
@@ -317,14 +305,7 @@ class ModuloCodec(_ScaledCodec):
         super().__init__(values, coders, max(len(piece.values) for piece in self.pieces))
 
     def encode(self, transfer: Transfer) -> torch.Tensor:
-        piece, memory = transfer.piece, transfer.memory
-        coder, common = self._coders[piece.tensor], transfer.scales[piece.tensor]
-        message = memory.outgoing[: coder.message_bytes(len(piece.values))]
-        lower, kept = transfer.is_lower, memory.kept
-        transfer.coded = coder.encode(
-            transfer.original, piece.start, common, message, lower=lower, kept=kept
-        )
-        return message
+        return self._write(transfer, transfer.piece.tensor, transfer.original)
 
     def apply(self, transfer: Transfer) -> None:
         piece, coded, arrived = transfer.piece, transfer.coded, transfer.arrived
@@ -332,11 +313,11 @@ class ModuloCodec(_ScaledCodec):
         lower, weight = transfer.is_lower, transfer.signed_weight
         assert coded is not None
         coder.move(piece.values, coded, arrived, piece.start, common, lower=lower, weight=weight)
-        for gap in piece.padding:
-            gap.zero_()
+        if piece.padding is not None:
+            piece.values.view(-1).index_fill_(0, piece.padding, 0.0)
 
 
-class LowRankCodec(_ScaledCodec):
+class LowRankCodec(ScaledCodec):
     """Two factors of each weight matrix's difference, one per phase; each tensor is a piece.
 
     A link's directions are remembered from meeting to meeting. In a Laplacian round with several
@@ -369,40 +350,30 @@ class LowRankCodec(_ScaledCodec):
 
     def encode(self, transfer: Transfer) -> torch.Tensor:
         """First X·q, then Xᵀ·p with the p that both ends found."""
-        k, original, memory = transfer.piece.index, transfer.original, transfer.memory
+        k, original = transfer.piece.index, transfer.original
         if transfer.phase == 0:
             half = self._rows[k].first_half(original, self._direction(k, transfer.meeting.peer))
         else:
             _, p = self._between[k, transfer.meeting]
             half = self._rows[k].second_half(original, p)
-        number = 2 * k + transfer.phase
-        coder = self._coders[number]
-        message = memory.outgoing[: coder.message_bytes(len(coder))]
-        scales, lower = transfer.scales[number], transfer.is_lower
-        transfer.coded = coder.encode(half[0], 0, scales, message, lower=lower, kept=memory.kept)
-        return message
+        return self._write(transfer, 2 * k + transfer.phase, half[0])
 
     def apply(self, transfer: Transfer) -> None:
-        k, found = transfer.piece.index, self._difference(transfer)
-        rows, x = self._rows[k], transfer.piece.values
+        k, x, meeting = transfer.piece.index, transfer.piece.values, transfer.meeting
+        rows, number, coded = self._rows[k], 2 * k + transfer.phase, transfer.coded
+        coder, common = self._coders[number], transfer.scales[number]
+        assert coded is not None
+        lower = transfer.is_lower
+        found = coder.difference(coded, transfer.arrived, 0, common, lower=lower).view(1, -1)
         if transfer.phase == 0:
-            self._between[k, transfer.meeting] = found, rows.sides(found)
+            self._between[k, meeting] = found, rows.sides(found)
             return
-        first, p = self._between.pop((k, transfer.meeting))
+        first, p = self._between.pop((k, meeting))
         s = rows.right.gather(found) if rows.matrices else None
         if s is not None:
-            direction = self._direction(k, transfer.meeting.peer)
+            direction = self._direction(k, meeting.peer)
             direction.copy_(renew_directions(direction, s))
-        move = torch.full((1,), transfer.signed_weight, dtype=x.dtype, device=x.device)
-        rows.move(x, first, p, s, move)
-
-    def _difference(self, transfer: Transfer) -> torch.Tensor:
-        """The difference of one half as both ends know it, a flat row."""
-        number = 2 * transfer.piece.index + transfer.phase
-        coder, common = self._coders[number], transfer.scales[number]
-        coded, arrived, lower = transfer.coded, transfer.arrived, transfer.is_lower
-        assert coded is not None
-        return coder.difference(coded, arrived, 0, common, lower=lower).view(1, -1)
+        rows.move(x, first, p, s, x.new_full((1,), transfer.signed_weight))
 
     def state(self) -> Mapping[str, torch.Tensor]:
         ks = [k for k, rows in enumerate(self._rows) if rows.matrices]
@@ -441,26 +412,21 @@ class TopKAverage:
         self, values: Sequence[torch.Tensor], segments: Sequence[Sequence[Segment]], wire: TopK
     ) -> None:
         self._wire = wire
-        self._rows = [value.view(1, -1) for value in values]
-        pairs = zip(segments, self._rows, strict=True)
-        self._feedback = [TopKRows(wire, places, row) for places, row in pairs]
+        rows = [value.view(1, -1) for value in values]
+        pairs = zip(segments, rows, strict=True)
+        self._rows = [(row, TopKRows(wire, places, row)) for places, row in pairs]
 
     def take(self, transport: Transport, timeout: float) -> int:
         """Replace the values by the average; how many bytes this worker sent."""
-        rows = zip(self._rows, self._feedback, strict=True)
-        messages = [[pack_chosen(chosen) for chosen in f.send(row)] for row, f in rows]
-        sizes = [len(message) for some in messages for message in some]
-        own = torch.cat([message for some in messages for message in some])
-        device = transport.device or own.device
-        arrived = ring_gather(transport, own.to(device), timeout)
+        messages = [pack_chosen(chosen) for row, f in self._rows for chosen in f.send(row)]
+        own = torch.cat(messages)
+        arrived = ring_gather(transport, own.to(transport.device or own.device), timeout)
         for each in arrived:
-            split = iter(torch.split(each.to(own.device), sizes))
-            for row, feedback in zip(self._rows, self._feedback, strict=True):
-                for part in feedback.parts(row):
-                    chosen = unpack_chosen(next(split), part.shape[1], self._wire)
-                    found = spread(chosen, part.shape[1], part.dtype)
-                    part.add_(found, alpha=1 / len(arrived))
-        for row, feedback in zip(self._rows, self._feedback, strict=True):
+            split = iter(torch.split(each.to(own.device), [len(m) for m in messages]))
+            for part in (part for row, feedback in self._rows for part in feedback.parts(row)):
+                chosen = unpack_chosen(next(split), part.shape[1], self._wire)
+                part.add_(spread(chosen, part.shape[1], part.dtype), alpha=1 / len(arrived))
+        for row, feedback in self._rows:
             feedback.settle(row)
         return (len(arrived) - 1) * len(own)
 
@@ -468,19 +434,15 @@ class TopKAverage:
         """Where the last average left the worker, and what was not sent since."""
         return {
             f"{name}-{k}": tensor
-            for k, feedback in enumerate(self._feedback)
+            for k, (_, feedback) in enumerate(self._rows)
             for name, tensor in (("anchor", feedback.anchor), ("error", feedback.error))
         }
 
 
 class RelayedSums:
-    """One worker's part of RelaySum; `matcha.rounds.Relay` defines it.
+    """One worker's part of RelaySum, with its neighbours in a tree; see `matcha.rounds.Relay`.
 
-    Args:
-        transport: carries the messages.
-        values: flat tensors that are averaged, in place.
-        neighbors: in the tree.
-        any_value: which of the values may hold what is not finite.
+    Values are averaged in place; those in `any_value` may hold what is not finite.
     """
 
     def __init__(
@@ -490,16 +452,15 @@ class RelayedSums:
         neighbors: Collection[int],
         any_value: Collection[int] = (),
     ) -> None:
-        self._transport = transport
-        self._values, self._any_value = list(values), frozenset(any_value)
+        self._transport, self._values = transport, list(values)
+        self._any_value = frozenset(any_value)
         # What a sum is over is counted by a sum itself.
         self._parts = [*values, torch.ones(1, dtype=torch.float64)]
         self._sums = {j: [torch.zeros_like(p) for p in self._parts] for j in sorted(neighbors)}
 
     def state(self) -> Mapping[str, torch.Tensor]:
         """The sums that neighbors sent last."""
-        named = {j: enumerate(sums) for j, sums in self._sums.items()}
-        return {f"{j}.{k}": part for j, parts in named.items() for k, part in parts}
+        return {f"{j}.{k}": part for j, sums in self._sums.items() for k, part in enumerate(sums)}
 
     def reset(self) -> None:
         """Start again: nothing has come yet."""
@@ -508,9 +469,6 @@ class RelayedSums:
 
     def mix(self, timeout: float) -> int:
         """Send and take sums, and average; how many bytes this worker sent.
-
-        Args:
-            timeout: seconds to wait for any one message.
 
         Raises:
             PeerLostError: a neighbour is gone, late, or sent a sum that is not finite.
@@ -522,14 +480,13 @@ class RelayedSums:
             device = self._transport.device or part.device
             arriving = {j: torch.empty_like(part, device=device) for j in before}
             messages = []
-            for j in before:
+            for j, incoming in arriving.items():
                 out = part.clone()
-                for i, other in before.items():
-                    if i != j:
-                        out.add_(other)
+                for other in (before[i] for i in before if i != j):
+                    out.add_(other)
                 sent += out.nbytes
-                incoming, out = arriving[j], out.to(device)
-                messages += [Message(peer=j, tag=Tag.RELAY, incoming=incoming, outgoing=out)]
+                out = out.to(device)
+                messages.append(Message(peer=j, tag=Tag.RELAY, incoming=incoming, outgoing=out))
             self._transport.post(messages).wait(timeout)
             for j, into in before.items():
                 if k not in self._any_value and not is_finite(arriving[j]):
@@ -552,24 +509,16 @@ def _blocks(
     """Pieces of at most `limit` blocks."""
     index = 0
     for k, (value, places) in enumerate(zip(values, segments, strict=True)):
-        blocks, gaps = value.view(-1, BLOCK), list(_gaps(places, len(value)))
+        is_padding = torch.ones(len(value), dtype=torch.bool)
+        for place in places:
+            is_padding[place.offset : place.offset + place.size] = False
+        blocks = value.view(-1, BLOCK)
         for start in range(0, len(blocks), limit):
             part = blocks[start : start + limit]
-            first, last = start * BLOCK, (start + len(part)) * BLOCK
-            inside = [(max(a, first), min(b, last)) for a, b in gaps if a < last and b > first]
-            yield Piece(index, part, k, start, [value[a:b] for a, b in inside])
+            inside = is_padding[start * BLOCK :][: part.numel()].nonzero().flatten()
+            padding = inside.to(value.device) if len(inside) else None
+            yield Piece(index, part, k, start, padding)
             index += 1
-
-
-def _gaps(places: Sequence[Segment], size: int) -> Iterator[tuple[int, int]]:
-    """Stretches of a flat tensor that belong to no parameter."""
-    end = 0
-    for place in sorted(places, key=lambda place: place.offset):
-        if place.offset > end:
-            yield end, place.offset
-        end = max(end, place.offset + place.size)
-    if end < size:
-        yield end, size
 
 
 # -- arithmetic: the operations of Round.mix, in its order, without fused multiply-adds ------------

@@ -24,6 +24,7 @@ from matcha.distributed.exchange.codecs import (
     ModuloCodec,
     Piece,
     RelayedSums,
+    ScaledCodec,
     SpareMemory,
     TopKAverage,
     Transfer,
@@ -60,12 +61,10 @@ class _RoundState:
     last: Meeting
     has_begun: bool = False
     """Whether codecs know of it: not before the first meeting begins."""
-    contents: list[torch.Tensor] = field(default_factory=list)
-    """What handshakes carry, by codec with scales."""
+    content: torch.Tensor | None = None
+    """What handshakes carry."""
     handshakes: dict[int, Handshake] = field(default_factory=dict)
     """By the position of their meeting."""
-    scales: dict[int, dict[Codec, Sequence[torch.Tensor]]] = field(default_factory=dict)
-    """What codecs found in the handshakes that have come."""
     originals: dict[Piece, torch.Tensor] = field(default_factory=dict)
     """Memory that holds the values of pieces before the round."""
 
@@ -83,24 +82,12 @@ class Exchange:
     for Laplacian rounds. So the earliest unfinished message always has both its ends waiting for
     nothing else.
 
-    Args:
-        transport: carries the messages.
-        codecs: what messages hold, each for some of the values.
-        gathered: what rounds average by messages to all, beside what codecs hold.
-        timeout: seconds to wait for any one message.
-
-    Attributes:
-        relay: averages by relayed sums in place of all else, where the plan does.
-        hooks: done around each meeting; with hooks, meetings are held one after another.
-        wait_seconds: spent waiting for partners so far.
-        bytes_sent: so far.
-        finished_at: the iteration at which this worker's training ended, or `RUNNING`; partners
-            hear it with every meeting.
-        finished: partners that had finished, as this worker had, when they met last.
-        takes_all: whether values that are not finite are left to a hook that bounds meetings.
+    Codecs say what messages hold, each for some of the values; at most one has scales. What is
+    `gathered` rounds average by messages to all. The timeout is for any one message.
     """
 
     takes_all = False
+    """Whether values that are not finite are left to a hook that bounds meetings."""
 
     def __init__(
         self,
@@ -112,23 +99,26 @@ class Exchange:
     ) -> None:
         self.transport, self.codecs, self.timeout = transport, tuple(codecs), timeout
         self.relay: RelayedSums | None = None
+        """Averages in place of all else, where the plan does."""
         self._gathered = gathered
         self.hooks: list[MeetingHook] = []
-        self.wait_seconds = 0.0
-        self.bytes_sent = 0
+        self.wait_seconds, self.bytes_sent = 0.0, 0
+        """Spent waiting for partners, and sent, so far."""
         self.finished_at = RUNNING
+        """The iteration at which training ended here; partners hear it with every meeting."""
         self.finished: set[int] = set()
+        """Partners that had finished, as this worker had, when they met last."""
         phases = [(codec, phase) for codec in self.codecs for phase in range(codec.num_phases)]
         parts = [(codec, piece, phase) for codec, phase in phases for piece in codec.pieces]
         self._parts = [_Part(number, *part) for number, part in enumerate(parts)]
-        self._scaled = [codec for codec in self.codecs if codec.has_scales]
-        self.spare = SpareMemory()
+        self._scaled = next((c for c in self.codecs if isinstance(c, ScaledCodec)), None)
+        self._spare = SpareMemory()
         self._largest = {c: max(piece.values.nbytes for piece in c.pieces) for c in self.codecs}
 
     @property
     def spare_bytes(self) -> int:
         """Memory held between rounds, beyond the values and what codecs remember."""
-        return self.spare.nbytes
+        return self._spare.nbytes
 
     def state(self) -> Mapping[str, torch.Tensor]:
         """What later rounds depend on."""
@@ -141,15 +131,10 @@ class Exchange:
             codec.forget(peer)
 
     def run(self, round: Round, met: Sequence[Meeting], iteration: int) -> int:
-        """Carry out this worker's part of a round.
+        """Carry out this worker's part of a round: its `meetings` in it, at least one.
 
-        Args:
-            round: what is active.
-            met: this worker's `meetings` in it, at least one.
-            iteration: travels with the messages; a partner at another one is an error.
-
-        Returns:
-            How many of the meetings took place: all, unless a hook leaves some out.
+        The iteration travels with the messages; a partner at another one is an error. Returns how
+        many of the meetings took place: all, unless a hook leaves some out.
 
         Raises:
             ExchangeError: a partner is gone, late, or at another iteration. The values are then
@@ -199,16 +184,28 @@ class Exchange:
         to = [meeting.role.to for meeting in met if meeting.role]
         self.bytes_sent += window_mean_(self.transport, values, to, self.timeout)
 
+    def _check_finite(self, iteration: int) -> None:
+        if not all(is_finite(values) for codec in self.codecs for values in codec.finite):
+            raise ModelError(
+                f"{self.transport.name(self.transport.rank)} holds a parameter that is not "
+                f"finite at iteration {iteration}: training diverged; a lower learning "
+                "rate may help."
+            )
+
     # -- meetings ---------------------------------------------------------------------------------
 
     def _hold(self, met: Sequence[Meeting], state: _RoundState) -> None:
         """Hold meetings together, several transfers under way at a time."""
         if not state.has_begun:
-            self._begin(state)
-        for meeting in met if state.contents else ():  # which the first message needs
+            self._check_finite(state.iteration)
+            state.content = self._scaled.begin_round() if self._scaled else None
+            state.has_begun = True
+        for meeting in met if self._scaled else ():  # which the first message needs
             self._greet(meeting, state)
         under_way: deque[Transfer] = deque()
-        for part, meeting in self._ordered(met, state):
+        by_meeting = ((part, meeting) for meeting in met for part in self._parts)
+        by_part = ((part, meeting) for part in self._parts for meeting in met)
+        for part, meeting in by_meeting if state.is_sequential else by_part:
             window = part.codec.window(several=state.keeps_originals)
             # A piece leaves for its next partner with the last one's values mixed in, and a phase
             # begins when the one before it is over.
@@ -222,53 +219,29 @@ class Exchange:
         while under_way:
             self._land(under_way.popleft(), state)
 
-    def _ordered(
-        self, met: Sequence[Meeting], state: _RoundState
-    ) -> Iterator[tuple[_Part, Meeting]]:
-        if state.is_sequential:
-            return ((part, meeting) for meeting in met for part in self._parts)
-        return ((part, meeting) for part in self._parts for meeting in met)
-
-    def _check_finite(self, iteration: int) -> None:
-        if not all(is_finite(values) for codec in self.codecs for values in codec.finite):
-            raise ModelError(
-                f"{self.transport.name(self.transport.rank)} holds a parameter that is not "
-                f"finite at iteration {iteration}: training diverged; a lower learning "
-                "rate may help."
-            )
-
-    def _begin(self, state: _RoundState) -> None:
-        self._check_finite(state.iteration)
-        state.contents = [codec.begin_round() for codec in self._scaled]
-        state.has_begun = True
-
     def _greet(self, meeting: Meeting, state: _RoundState) -> None:
         """Post the handshake of a meeting, once."""
         if meeting.position not in state.handshakes:
-            content = torch.cat(state.contents) if state.contents else None
-            tag = self._tag(meeting, len(self._parts))
+            tag, content = self._tag(meeting, len(self._parts)), state.content
             handshake = state.handshakes[meeting.position] = Handshake(
                 self.transport, meeting, tag, state.iteration, self.finished_at, content
             )
             handshake.pending = self.transport.post(handshake.messages)
             self.bytes_sent += 0 if content is None else len(content)
 
-    def _scales(self, meeting: Meeting, state: _RoundState) -> dict[Codec, Sequence[torch.Tensor]]:
-        """Wait for a meeting's handshake, once; what codecs found in it."""
-        if meeting.position not in state.scales:
+    def _await(self, meeting: Meeting, state: _RoundState) -> Handshake:
+        """The handshake of a meeting, once it has come."""
+        handshake = state.handshakes[meeting.position]
+        if not handshake.has_come:
             # It comes as soon as the partner is there: waiting ends and exchanging begins.
             started = time.perf_counter()
-            handshake = state.handshakes[meeting.position]
             handshake.wait(self.timeout)
             self.wait_seconds += time.perf_counter() - started
             if handshake.both_finished:
                 self.finished.add(meeting.peer)
-            scales = state.scales[meeting.position] = {}
-            if handshake.answer is not None:
-                parts = torch.split(handshake.answer, [len(part) for part in state.contents])
-                for codec, part in zip(self._scaled, parts, strict=True):
-                    scales[codec] = codec.agree(part)
-        return state.scales[meeting.position]
+            if self._scaled is not None and handshake.answer is not None:
+                handshake.scales = self._scaled.agree(handshake.answer)
+        return handshake
 
     def _tag(self, meeting: Meeting, number: int) -> int:
         return meeting_tag(meeting.position * (len(self._parts) + 1) + number)
@@ -285,24 +258,23 @@ class Exchange:
             is_lower=self.transport.rank < meeting.peer,
             is_sequential=state.is_sequential,
             original=self._original(codec, piece, state),
-            scales=self._scales(meeting, state)[codec] if codec.has_scales else (),
-            memory=codec.memory(self.spare, own, self.transport.device or own),
+            scales=self._await(meeting, state).scales if codec is self._scaled else (),
+            memory=codec.memory(self._spare, own, self.transport.device or own),
         )
         message = codec.encode(transfer)
         memory = transfer.memory.incoming
         transfer.message = message = message.to(memory.device)
         transfer.arrived = memory[: message.nbytes]
         if message.nbytes:
-            tag = self._tag(meeting, part.number)
             outgoing = message.view(-1).view(torch.uint8)
-            messages = meeting.messages(tag, transfer.arrived, outgoing)
+            messages = meeting.messages(self._tag(meeting, part.number), transfer.arrived, outgoing)
             transfer.pending = self.transport.post(messages)
             self.bytes_sent += message.nbytes if meeting.sends else 0
         return transfer
 
     def _land(self, transfer: Transfer, state: _RoundState) -> None:
         codec, piece, meeting = transfer.codec, transfer.piece, transfer.meeting
-        self._scales(meeting, state)
+        self._await(meeting, state)
         if transfer.pending is not None:
             transfer.pending.wait(self.timeout)
         if not self.takes_all and not codec.is_sound(transfer):
@@ -310,33 +282,30 @@ class Exchange:
             assert source is not None
             raise self.transport.refuse(source, "sent a value that is not finite")
         codec.apply(transfer)
-        self.spare.give(transfer.memory.blocks)
-        if meeting is state.last and transfer.phase == codec.num_phases - 1:
-            block = state.originals.pop(piece, None)
-            self.spare.give([] if block is None else [block])
+        self._spare.give(transfer.memory.blocks)
+        is_over = meeting is state.last and transfer.phase == codec.num_phases - 1
+        if is_over and piece in state.originals:
+            self._spare.give([state.originals.pop(piece)])
 
     def _original(self, codec: Codec, piece: Piece, state: _RoundState) -> torch.Tensor:
         """The values that messages are made of; those before the round are copied once."""
         values = piece.values
         if not state.keeps_originals:
             return values
-        if piece in state.originals:
-            return state.originals[piece][: values.nbytes].view(values.dtype).view_as(values)
-        block = state.originals[piece] = self.spare.take(self._largest[codec], values.device)
-        return block[: values.nbytes].view(values.dtype).view_as(values).copy_(values)
+        is_new = piece not in state.originals
+        if is_new:
+            state.originals[piece] = self._spare.take(self._largest[codec], values.device)
+        original = state.originals[piece][: values.nbytes].view(values.dtype).view_as(values)
+        return original.copy_(values) if is_new else original
 
 
 class Stopwatch:
-    """Times exchanges; tells computing, waiting and exchanging apart where spans are asked for.
-
-    Attributes:
-        exchange_seconds: spent in exchanges so far, waiting for partners included.
-        free_since: when the stretch of computing under way began.
-    """
+    """Times exchanges; tells computing, waiting and exchanging apart where spans are asked for."""
 
     def __init__(self, worker: int, on_span: Callable[[Span], None] | None) -> None:
-        self._worker, self._on_span = worker, on_span
+        self._worker, self._listeners = worker, [on_span] if on_span else []
         self.exchange_seconds = 0.0
+        """Spent in exchanges so far, waiting for partners included."""
         self.restart()
 
     def restart(self) -> None:
@@ -344,15 +313,8 @@ class Stopwatch:
         self.free_since = time.perf_counter()
 
     def listen(self, on_span: Callable[[Span], None]) -> None:
-        """Tell a second listener as well."""
-        before = self._on_span
-
-        def tell(span: Span) -> None:
-            on_span(span)
-            if before is not None:
-                before(span)
-
-        self._on_span = tell
+        """Tell another listener as well, before the others."""
+        self._listeners.insert(0, on_span)
 
     def end_computing(self, iteration: int) -> None:
         """A stretch of computing ends here."""
@@ -370,10 +332,8 @@ class Stopwatch:
         self._emit("exchange", iteration, ready, ended)
 
     def _emit(self, kind: SpanKind, iteration: int, start: float, end: float) -> None:
-        if self._on_span is not None:
-            worker = self._worker
-            span = Span(worker=worker, iteration=iteration, kind=kind, start=start, end=end)
-            self._on_span(span)
+        for on_span in self._listeners:
+            on_span(Span(worker=self._worker, iteration=iteration, kind=kind, start=start, end=end))
 
 
 def alignment(wire: Wire) -> int:
@@ -396,24 +356,23 @@ def make_exchange(
     `besides` travel with them, laid out like their buckets.
     """
     pairs = [*zip(cycle(buckets), values, strict=False), *besides]
-    coded = [] if isinstance(wire, Float) else [p for p in pairs if _is_coded(p[0])]
+    coded = [p for p in pairs if not isinstance(wire, Float) and _is_coded(p[0])]
     whole = [p for p in pairs if isinstance(wire, Float) or not _is_coded(p[0])]
     chosen, segments = [v for _, v in coded], [_segments(bucket) for bucket, _ in coded]
     codecs: list[Codec] = []
     gathered = None
     if chosen and isinstance(wire, TopK):
         gathered = TopKAverage(chosen, segments, wire)
-    if chosen and isinstance(wire, LowRank):
+    elif chosen and isinstance(wire, LowRank):
         codecs.append(LowRankCodec(chosen, segments, wire, transport.num_workers))
     elif chosen and isinstance(wire, Modulo):
         codecs.append(ModuloCodec(chosen, segments, wire, bucket_bytes=bucket_bytes))
     if whole:
         dtype = torch.bfloat16 if wire == Float(name="bfloat16") else None
         volatile = [k for k, (bucket, _) in enumerate(whole) if bucket.volatile]
+        tensors = [v for _, v in whole]
         codecs.append(
-            FloatCodec(
-                [v for _, v in whole], bucket_bytes=bucket_bytes, dtype=dtype, any_value=volatile
-            )
+            FloatCodec(tensors, bucket_bytes=bucket_bytes, dtype=dtype, any_value=volatile)
         )
     return Exchange(transport, codecs, timeout=timeout, gathered=gathered)
 

@@ -52,9 +52,7 @@ class ElasticMeetings(MeetingHook):
         self._connections: dict[int, object] = {}
         self._iteration = 0
         self._is_under_way = self._has_all = False
-        self.held = 0
-        self.left_out = 0
-        self.uncertain = 0
+        self.held = self.left_out = self.uncertain = 0
         self.shift = 0.0
         self.on_meeting: Callable[[int, Meeting, Outcome, float], None] | None = None
 

@@ -67,12 +67,14 @@ class Handshake:
     The position is a small message of its own: it leaves the values as they are, tells when the
     partner came, and is a sign of life that transports can watch for.
 
-    Attributes:
-        messages: to be posted.
-        pending: what they were posted under.
-        answer: the partner's content, once it has come.
-        both_finished: whether both ends say that they have finished, once it has come.
+    Who makes one posts its `messages`. Once it `has_come`, `answer` is the partner's content, and
+    `both_finished` whether both ends say that they have finished.
     """
+
+    pending: Pending
+    has_come = both_finished = False
+    scales: Sequence[torch.Tensor] = ()
+    """What a codec found in the answer."""
 
     def __init__(
         self,
@@ -85,12 +87,10 @@ class Handshake:
     ) -> None:
         self._transport, self._peer, self._iteration = transport, meeting.peer, iteration
         self._has_finished = finished_at != RUNNING
-        self.both_finished = False
         device = transport.device or torch.device("cpu")
         position = torch.tensor([iteration, finished_at], dtype=torch.int64, device=device)
         self._position = position.clone()  # stays so where nothing is received
         self.messages = [*meeting.messages(tag, self._position, position)]
-        self.pending: Pending
         self.answer = content
         if content is not None:
             content = content.to(device)
@@ -100,6 +100,7 @@ class Handshake:
     def wait(self, timeout: float) -> None:
         """Wait until the partner has come."""
         self.pending.wait(timeout)
+        self.has_come = True
         iteration, finished_at = self._position.tolist()
         if iteration != self._iteration:
             name, rank = self._transport.name, self._transport.rank

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TypeAlias
 
@@ -83,18 +84,22 @@ class MomentumRules:
         vectors = torch.zeros_like(bucket.data)
         self.travelling.append((bucket, vectors))
         for slot in _distinct(bucket):
-            if id(slot.tensor) in owners:
-                values = _as_real(slot.tensor.data)
-                place = bucket.part(slot, vectors).view(values.shape)
-                owner, group = owners[id(slot.tensor)]
-                own = kind if self.spec.kind != "shared" else _bounded_as(owner)
-                rule = make_rule(self.spec, own, values)
-                part = _Part([slot.name], (slot,), owner, group, rule)
-                if isinstance(rule, MomentumTracking):
-                    rule.tracked = place
-                else:
-                    self._moments.append((part, place))
-                yield part
+            if id(slot.tensor) not in owners:
+                continue
+            values = _as_real(slot.tensor.data)
+            place = bucket.part(slot, vectors).view(values.shape)
+            owner, group = owners[id(slot.tensor)]
+            if self.spec.kind == "shared":
+                # Of Adam's steps alone is it known what is too long.
+                is_adam = isinstance(owner, (torch.optim.Adam, torch.optim.AdamW))
+                kind = Adam() if is_adam else SGD()
+            rule = make_rule(self.spec, kind, values)
+            part = _Part([slot.name], [slot], owner, group, rule)
+            if isinstance(rule, MomentumTracking):
+                rule.tracked = place
+            else:
+                self._moments.append((part, place))
+            yield part
 
     def _track(
         self, index: int, bucket: Bucket, alone: torch.optim.Optimizer | None, owners: _Owners
@@ -106,10 +111,10 @@ class MomentumRules:
             place = tracked if alone else bucket.part(slots[0], tracked)
             rule = Tracking(self.spec, place)
             rule.tracked = place
-            offsets = [slot.offset for slot in slots] if alone else [0]
-            names = [str(index)] if alone else [slots[0].name]
+            name = str(index) if alone else slots[0].name
             owner = alone or owners.get(id(slots[0].tensor), (None, 0))[0]
-            yield _Part(names, slots, owner, 0, rule, offsets, place)
+            offsets = [slot.offset for slot in slots] if alone else [0]
+            yield _Part([name], slots, owner, 0, rule, offsets, place)
 
     def state(self) -> Mapping[str, torch.Tensor]:
         """What later iterations depend on beyond the optimizer's own state."""
@@ -212,6 +217,7 @@ class MomentumRules:
                 part.put_back(*part.changed_memory())
 
 
+@dataclass(slots=True, eq=False)
 class _Part:
     """Parameters that share one rule.
 
@@ -220,28 +226,22 @@ class _Part:
     optimizer steps them they are mixed alone.
     """
 
-    def __init__(
-        self,
-        names: Sequence[str],
-        slots: Sequence[Slot],
-        optimizer: torch.optim.Optimizer | None,
-        group: int,
-        rule: MomentumRule,
-        offsets: Sequence[int] | None = None,
-        like: torch.Tensor | None = None,
-    ) -> None:
-        self.names, self.slots, self.optimizer, self.rule = names, slots, optimizer, rule
-        self.has_stepped = False
-        """In the iteration under way, as far as the rule is concerned."""
-        self._group, self._offsets, self._like = group, offsets, like
-        self._copies: dict[str, tuple[torch.Tensor, list[torch.Tensor]]] = {}
+    names: Sequence[str]
+    slots: Sequence[Slot]
+    optimizer: torch.optim.Optimizer | None
+    group: int
+    rule: MomentumRule
+    offsets: Sequence[int] = ()
+    like: torch.Tensor | None = None
+    has_stepped: bool = False
+    """In the iteration under way, as far as the rule is concerned."""
+    copies: dict[str, tuple[torch.Tensor, list[torch.Tensor]]] = field(default_factory=dict)
+    """By name: the memory, and where in it each parameter's values are."""
 
     @property
     def rate(self) -> float:
         """The learning rate; 0 where nothing steps."""
-        if self.optimizer is None:
-            return 0.0
-        return float(self.optimizer.param_groups[self._group]["lr"])
+        return float(self.optimizer.param_groups[self.group]["lr"]) if self.optimizer else 0.0
 
     @property
     def has_memory(self) -> bool:
@@ -259,29 +259,27 @@ class _Part:
 
     def memory(self) -> Mapping[str, torch.Tensor]:
         """Their state in the optimizer, by the names of `matcha.training.optimizers`."""
-        states = self._states()
-        if not any("exp_avg" in state for state in states):
-            return {"momentum": self._copy("momentum", [s.get("momentum_buffer") for s in states])}
-        device = self.slots[0].tensor.device
+        name, moments = self.changed_memory()
+        if name == "momentum":
+            return {name: self._copy(name, moments)}
+        states, device = self._states(), self.slots[0].tensor.device
         steps = [torch.as_tensor(s.get("step", 1.0), device=device) for s in states]
         return {
-            "first": self._copy("first", [state.get("exp_avg") for state in states]),
+            name: self._copy(name, moments),
             "second": self._copy("second", [state.get("exp_avg_sq") for state in states]),
-            "steps": steps[0] if self._offsets is None else torch.stack(steps)[self._which()],
+            "steps": steps[0] if self.like is None else torch.stack(steps)[self._which(self.like)],
         }
 
     def changed_memory(self) -> tuple[str, list[torch.Tensor | None]]:
         """What a rule changes in `memory`: its name, and where it belongs."""
         states = self._states()
-        if any("exp_avg" in state for state in states):
-            return "first", [state.get("exp_avg") for state in states]
-        return "momentum", [state.get("momentum_buffer") for state in states]
+        is_adam = any("exp_avg" in state for state in states)
+        key = "exp_avg" if is_adam else "momentum_buffer"
+        return "first" if is_adam else "momentum", [state.get(key) for state in states]
 
     def put_back(self, name: str, tensors: Sequence[torch.Tensor | None]) -> None:
         """Write what a rule has made of copies to where they are from."""
-        if self._offsets is None:
-            return
-        pairs = zip(tensors, self._copies[name][1], strict=True) if name in self._copies else ()
+        pairs = zip(tensors, self.copies[name][1], strict=True) if name in self.copies else ()
         there = [(_as_real(tensor), copy) for tensor, copy in pairs if tensor is not None]
         if there:
             torch._foreach_copy_([tensor for tensor, _ in there], [copy for _, copy in there])
@@ -292,18 +290,16 @@ class _Part:
 
     def _copy(self, name: str, tensors: Sequence[torch.Tensor | None]) -> torch.Tensor:
         """The tensors side by side; 0 in place of None. One alone as it is."""
-        if self._offsets is None:
+        if self.like is None:
             (tensor,) = tensors
             own = self.slots[0].tensor
             return _as_real(torch.zeros_like(own.data) if tensor is None else tensor)
-        if name not in self._copies:
-            assert self._like is not None
-            flat = torch.zeros_like(self._like)
+        if name not in self.copies:
+            flat = torch.zeros_like(self.like)
             shapes = [_as_real(slot.tensor.data).shape for slot in self.slots]
-            places = zip(self._offsets, shapes, strict=True)
-            views = [flat[k : k + shape.numel()].view(shape) for k, shape in places]
-            self._copies[name] = flat, views
-        flat, views = self._copies[name]
+            places = zip(self.offsets, shapes, strict=True)
+            self.copies[name] = flat, [flat[k : k + n.numel()].view(n) for k, n in places]
+        flat, views = self.copies[name]
         there = [
             (view, _as_real(tensor))
             for view, tensor in zip(views, tensors, strict=True)
@@ -315,16 +311,13 @@ class _Part:
             torch._foreach_copy_([view for view, _ in there], [tensor for _, tensor in there])
         return flat
 
-    def _which(self) -> torch.Tensor:
+    def _which(self, like: torch.Tensor) -> torch.Tensor:
         """For each value of a copy, which parameter it is of."""
-        if "which" not in self._copies:
-            assert self._offsets is not None
-            assert self._like is not None
-            ends = [*self._offsets[1:], len(self._like)]
-            sizes = torch.tensor([b - a for a, b in zip(self._offsets, ends, strict=True)])
+        if "which" not in self.copies:
+            sizes = torch.diff(torch.tensor([*self.offsets, len(like)]))
             which = torch.repeat_interleave(torch.arange(len(sizes)), sizes)
-            self._copies["which"] = which.to(self._like.device), []
-        return self._copies["which"][0]
+            self.copies["which"] = which.to(like.device), []
+        return self.copies["which"][0]
 
 
 def _follow(
@@ -343,7 +336,7 @@ def _follow(
                 small.setdefault(key, []).append(slot)
             else:
                 rule = make_rule(spec, kind, values)
-                yield _Part([slot.name], (slot,), optimizer, group, rule)
+                yield _Part([slot.name], [slot], optimizer, group, rule)
     for slots in small.values():
         values = _as_real(slots[0].tensor.data)
         # Each begins a block of its own: rules bound a step block by block.
@@ -399,11 +392,6 @@ def _has_first_moment(optimizer: torch.optim.Optimizer) -> bool:
     if not isinstance(optimizer, (torch.optim.SGD, _MUON)):
         return False
     return all(group["momentum"] > 0 for group in optimizer.param_groups)
-
-
-def _bounded_as(optimizer: torch.optim.Optimizer) -> Optimizer:
-    """The kind whose bound steps get: of Adam's steps alone is it known what is too long."""
-    return Adam() if isinstance(optimizer, (torch.optim.Adam, torch.optim.AdamW)) else SGD()
 
 
 def describe_optimizers(optimizers: Sequence[torch.optim.Optimizer]) -> Optimizer:

@@ -36,7 +36,6 @@ class Tag(IntEnum):
 
     BROADCAST = MAX_TAG - 15
     REDUCE = MAX_TAG - 14
-    GATHER = MAX_TAG - 13
     RING = MAX_TAG - 12
     RELAY = MAX_TAG - 11
     CONFIRM = MAX_TAG - 7
@@ -220,18 +219,13 @@ class Transport(ABC):
         """
         self.failed = True
         finished, _, at_exit = self.get_note(peer, f"finished/{self.period}").partition(" ")
-        if at_exit:
-            return ExchangeError(
-                f"the script of {self.name(peer)} ended at iteration {finished}, but "
-                f"{self.name(self.rank)} still waits for it in "
-                f"{self.doing or 'a collective call'}: "
-                "if it called sys.exit() because of an error, its log says which; otherwise let "
-                "every worker take as many steps, or train inside `with gossip.join():`."
-            )
         if finished:
+            name = self.name(peer)
+            hint = "if it called sys.exit() because of an error, its log says which; otherwise "
             return ExchangeError(
-                f"{self.name(peer)} finished at iteration {finished}, but {self.name(self.rank)} "
-                f"still waits for it in {self.doing or 'a call of all workers'}: let every worker "
+                f"{f'the script of {name} ended' if at_exit else f'{name} finished'} at iteration "
+                f"{finished}, but {self.name(self.rank)} still waits for it in "
+                f"{self.doing or 'a collective call'}: {hint if at_exit else ''}let every worker "
                 "take as many steps, or train inside `with gossip.join():`."
             )
         self.report_waiting_on(peer)

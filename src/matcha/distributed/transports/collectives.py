@@ -26,23 +26,19 @@ def is_of_ring(message: Message) -> bool:
 def broadcast(transport: Transport, tensors: list[torch.Tensor], timeout: float) -> None:
     """Overwrite every worker's tensors with worker 0's, or with the lowest rank's that is there."""
     if transport.has_tree:
-        own = _join(tensors)
-        read = partial(_overwrite, tensors)
+        own, read = _join(tensors), partial(_overwrite, tensors)
         return transport.tree_call(lambda _: (), lambda *_: own, read, timeout)
     parent, children = _tree(transport.rank, transport.num_workers)
-    for tensor in tensors:
-        moved = _movable(transport, tensor)
+    for moved in _moved(transport, tensors):
         if parent is not None:
             transport.post([Message(peer=parent, tag=Tag.BROADCAST, incoming=moved)]).wait(timeout)
         sends = [Message(peer=child, tag=Tag.BROADCAST, outgoing=moved) for child in children]
         if sends:
             transport.post(sends).wait(timeout)
-        if moved is not tensor:
-            tensor.copy_(moved)
 
 
 def mean_(transport: Transport, tensors: list[torch.Tensor], timeout: float) -> None:
-    """Overwrite every worker's tensors with their mean over the workers.
+    """Overwrite every worker's tensors with their mean over the workers; of whole numbers the sum.
 
     The sum runs up a fixed tree and the result comes back down it, so all workers hold the same
     bits, run after run.
@@ -50,8 +46,7 @@ def mean_(transport: Transport, tensors: list[torch.Tensor], timeout: float) -> 
     if transport.has_tree:
         return _mean_by_tree(transport, tensors, timeout)
     parent, children = _tree(transport.rank, transport.num_workers)
-    for tensor in tensors:
-        total = _movable(transport, tensor)
+    for total in _moved(transport, tensors):
         arriving = torch.empty_like(total)
         # Largest subtree last in `children` order: small subtrees are ready first.
         for child in reversed(children):
@@ -59,10 +54,8 @@ def mean_(transport: Transport, tensors: list[torch.Tensor], timeout: float) -> 
             total.add_(arriving)
         if parent is not None:
             transport.post([Message(peer=parent, tag=Tag.REDUCE, outgoing=total)]).wait(timeout)
-        elif total.is_floating_point() or total.is_complex():
-            total.div_(transport.num_workers)
-        if total is not tensor:
-            tensor.copy_(total)
+        else:
+            _divide(total, transport.num_workers)
     broadcast(transport, tensors, timeout)
 
 
@@ -71,18 +64,15 @@ def ring_mean_(transport: Transport, tensors: list[torch.Tensor], timeout: float
 
     Every worker sends 1/m of the values to the next and takes 1/m from the one before, 2(m − 1)
     times: first sums go round, then means. Unlike `mean_` it is made for the hot path. All workers
-    hold the same bits. Where a worker reaches only its neighbours, it is `mean_`.
-
-    Returns:
-        How many bytes this worker sent.
+    hold the same bits. Where a worker reaches only its neighbours, it is `mean_`. Returns how many
+    bytes this worker sent.
     """
     m, rank, sent = transport.num_workers, transport.rank, 0
     if transport.has_tree:
         mean_(transport, tensors, timeout)
         return sum(tensor.nbytes for tensor in tensors)
-    for tensor in tensors:
-        moved = _movable(transport, tensor)
-        parts = list(torch.tensor_split(moved.view(-1), m))
+    for moved in _moved(transport, tensors):
+        parts = torch.tensor_split(moved.view(-1), m)
         arriving = torch.empty_like(parts[0])
         for step in range(2 * (m - 1)):
             out, into = parts[(rank - step) % m], parts[(rank - step - 1) % m]
@@ -94,8 +84,6 @@ def ring_mean_(transport: Transport, tensors: list[torch.Tensor], timeout: float
                 into.add_(here)
                 if step == m - 2:
                     into.div_(m)
-        if moved is not tensor:
-            tensor.copy_(moved)
     return sent
 
 
@@ -111,8 +99,7 @@ def ring_gather(transport: Transport, own: torch.Tensor, timeout: float) -> list
     parts = [torch.empty_like(own) for _ in range(m)]
     parts[rank] = own
     for step in range(m - 1):
-        out, into = parts[(rank - step) % m], parts[(rank - step - 1) % m]
-        _pass_on(transport, out, into, 1, timeout)
+        _pass_on(transport, parts[(rank - step) % m], parts[(rank - step - 1) % m], 1, timeout)
     return parts
 
 
@@ -127,8 +114,7 @@ def window_mean_(
     """
     m, rank, sent = transport.num_workers, transport.rank, 0
     hops = [(peer - rank) % m for peer in to if peer is not None]
-    for tensor in tensors:
-        whole = _movable(transport, tensor)
+    for whole in _moved(transport, tensors):
         behind, arriving, count = torch.zeros_like(whole), torch.empty_like(whole), 0
         for hop in hops:
             sent += _pass_on(transport, whole if hop > count else behind, arriving, hop, timeout)
@@ -136,8 +122,6 @@ def window_mean_(
             behind.add_(arriving)
             count += hop
         whole.div_(m)
-        if whole is not tensor:
-            tensor.copy_(whole)
     return sent
 
 
@@ -156,20 +140,15 @@ def gather(transport: Transport, value: bytes, timeout: float) -> list[bytes]:
     """Every worker's value, on every worker, in the order of ranks; of those who are there."""
     if transport.has_tree:
         return _gather_by_tree(transport, value, timeout)
-    values = [value] * transport.num_workers
-    if transport.rank == 0:
-        for peer in range(1, transport.num_workers):
-            values[peer] = _receive_bytes(transport, peer, timeout)
-    else:
-        _send_bytes(transport, 0, value, timeout)
+    sizes = torch.zeros(transport.num_workers, dtype=torch.int64)
+    sizes[transport.rank] = len(value)
     # A single number first: a sign of life, for which transports wait while a worker is away.
-    total = torch.tensor([sum(map(len, values))])
-    sizes = torch.tensor([len(v) for v in values])
-    broadcast(transport, [total, sizes], timeout)
-    joined = torch.zeros(int(total), dtype=torch.uint8)
-    if transport.rank == 0:
-        joined.copy_(torch.tensor(list(b"".join(values)), dtype=torch.uint8))
-    broadcast(transport, [joined], timeout)
+    total = torch.tensor([len(value)])
+    mean_(transport, [total, sizes], timeout)
+    parts = torch.split(torch.zeros(int(total), dtype=torch.uint8), sizes.tolist())
+    parts[transport.rank].copy_(torch.tensor(list(value), dtype=torch.uint8))
+    joined = torch.cat(parts)
+    mean_(transport, [joined], timeout)
     return [bytes(part.tolist()) for part in torch.split(joined, sizes.tolist())]
 
 
@@ -231,7 +210,7 @@ def barrier(transport: Transport, timeout: float) -> None:
     gather(transport, b".", timeout)
 
 
-# -- along links -----------------------------------------------------------------------------------
+# -- parts -----------------------------------------------------------------------------------------
 
 
 def _mean_by_tree(transport: Transport, tensors: list[torch.Tensor], timeout: float) -> None:
@@ -245,8 +224,7 @@ def _mean_by_tree(transport: Transport, tensors: list[torch.Tensor], timeout: fl
     def mean(parts: dict[int, memoryview], count: int) -> Buffer:
         sums = total(parts)
         for tensor in sums:
-            if tensor.is_floating_point() or tensor.is_complex():
-                tensor.div_(count)
+            _divide(tensor, count)
         return _join(sums)
 
     read = partial(_overwrite, tensors)
@@ -276,6 +254,11 @@ def _gather_by_tree(transport: Transport, value: bytes, timeout: float) -> list[
     return [values[rank].encode("latin-1") for rank in sorted(values, key=int)]
 
 
+def _divide(total: torch.Tensor, count: int) -> None:
+    if total.is_floating_point() or total.is_complex():
+        total.div_(count)
+
+
 def _join(tensors: list[torch.Tensor]) -> bytes:
     return b"".join(
         t.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes() for t in tensors
@@ -286,17 +269,13 @@ def _split(content: Buffer, like: list[torch.Tensor]) -> Iterator[torch.Tensor]:
     if len(content) != sum(tensor.nbytes for tensor in like):
         raise InputError("the workers do not agree on what they average: their sizes differ.")
     flat = torch.frombuffer(bytearray(content), dtype=torch.uint8)
-    sizes = [tensor.nbytes for tensor in like]
-    for part, tensor in zip(torch.split(flat, sizes), like, strict=True):
+    for part, tensor in zip(torch.split(flat, [t.nbytes for t in like]), like, strict=True):
         yield part.clone().view(tensor.dtype).view(tensor.shape)
 
 
 def _overwrite(tensors: list[torch.Tensor], content: Buffer) -> None:
     for tensor, value in zip(tensors, _split(content, tensors), strict=True):
         tensor.copy_(value)
-
-
-# -- parts -----------------------------------------------------------------------------------------
 
 
 def _tree(rank: int, size: int) -> tuple[int | None, list[int]]:
@@ -307,21 +286,10 @@ def _tree(rank: int, size: int) -> tuple[int | None, list[int]]:
     return parent, [rank + bit for bit in bits if rank + bit < size]
 
 
-def _movable(transport: Transport, tensor: torch.Tensor) -> torch.Tensor:
-    if transport.device is None or tensor.device == transport.device:
-        return tensor
-    return tensor.to(transport.device)
-
-
-def _send_bytes(transport: Transport, peer: int, value: bytes, timeout: float) -> None:
-    for data in (torch.tensor([len(value)]), torch.tensor(list(value), dtype=torch.uint8)):
-        moved = _movable(transport, data)
-        transport.post([Message(peer=peer, tag=Tag.GATHER, outgoing=moved)]).wait(timeout)
-
-
-def _receive_bytes(transport: Transport, peer: int, timeout: float) -> bytes:
-    size = _movable(transport, torch.zeros(1, dtype=torch.int64))
-    transport.post([Message(peer=peer, tag=Tag.GATHER, incoming=size)]).wait(timeout)
-    value = _movable(transport, torch.empty(int(size), dtype=torch.uint8))
-    transport.post([Message(peer=peer, tag=Tag.GATHER, incoming=value)]).wait(timeout)
-    return bytes(value.tolist())
+def _moved(transport: Transport, tensors: list[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """Each tensor on the device of messages; what is made of it there is copied back after."""
+    for tensor in tensors:
+        moved = tensor if transport.device is None else tensor.to(transport.device)
+        yield moved
+        if moved is not tensor:
+            tensor.copy_(moved)

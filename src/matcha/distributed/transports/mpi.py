@@ -77,17 +77,13 @@ class MpiTransport(Transport):
 
     def get_note(self, rank: int, key: str) -> str:
         """Read the letters that have arrived."""
+        status, buffer = self._status(), bytearray(1 << 12)
         while (letter := self._letters.Improbe()) is not None:
-            self._read(letter)
+            letter.Recv([buffer, self._byte], status)
+            number, written, value = json.loads(buffer[: status.Get_count(self._byte)])
+            if number == self._number:  # else from a transport that was closed
+                self._notes[status.Get_source(), written] = value
         return self._notes.get((rank, key), "")
-
-    def _read(self, letter: Any) -> None:
-        status = self._status()
-        buffer = bytearray(1 << 12)
-        letter.Recv([buffer, self._byte], status)
-        number, key, value = json.loads(buffer[: status.Get_count(self._byte)])
-        if number == self._number:  # else from a transport that was closed
-            self._notes[status.Get_source(), key] = value
 
     def report_waiting_on(self, peer: int | None) -> None:
         """Publish nothing: this worker is about to end, and MPI may not outlive a send to it."""

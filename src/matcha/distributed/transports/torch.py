@@ -6,8 +6,10 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
@@ -19,6 +21,7 @@ _EMPTY = torch.iinfo(torch.int64).min  # no message holds it
 _PROBE = 1 << 20  # beyond all tags: no message has it
 _PATIENCE = 2.0  # seconds to look for the cause of a failure
 _STORE_PATIENCE = 2.0  # seconds; the store may have died with the worker that hosted it
+_Sign: TypeAlias = tuple[int, npt.NDArray[np.int64]]  # a peer, and where its sign of life arrives
 
 
 class TorchTransport(Transport):
@@ -74,7 +77,7 @@ class TorchTransport(Transport):
         """Start the messages in our own process group."""
         receives = [m for m in messages if m.incoming is not None]
         sends = [m for m in messages if m.outgoing is not None]
-        signs = [_Sign(m) for m in receives if _is_sign(m)]
+        signs = [_mark(m) for m in receives if _is_sign(m)]
         try:
             if self.backend == "nccl":
                 return _Works(self, self._post_grouped(receives, sends))
@@ -144,16 +147,16 @@ class _Works(Pending):
         self.transport, self.works, self.signs = transport, works, list(signs)
 
     def has_come(self) -> bool:
-        return all(sign.has_come() for sign in self.signs)
+        return all(memory[-1] != _EMPTY for _, memory in self.signs)
 
     def wait(self, timeout: float) -> None:
         # Gloo cannot wait a little and then a little more: a wait that times out ends the group.
         # While a peer may be away, watch the memory into which its sign of life is written.
         while self.signs:
-            sign = self.signs[0]
-            if not sign.has_come():
-                detector = StallDetector(self.transport, sign.peer, timeout)
-                while not sign.has_come():
+            peer, memory = self.signs[0]
+            if memory[-1] == _EMPTY:
+                detector = StallDetector(self.transport, peer, timeout)
+                while memory[-1] == _EMPTY:
                     detector.pause()
                 detector.end()
             self.signs.pop(0)
@@ -172,20 +175,15 @@ class _Works(Pending):
             torch.cuda.current_stream().synchronize()
 
 
-class _Sign:
-    """A short message of integers that shows that a peer is there."""
-
-    def __init__(self, message: Message) -> None:
-        assert message.incoming is not None
-        self.peer = message.peer
-        self._memory = message.incoming.view(-1).numpy()
-        self._memory[-1] = _EMPTY
-
-    def has_come(self) -> bool:
-        return bool(self._memory[-1] != _EMPTY)
+def _mark(message: Message) -> _Sign:
+    assert message.incoming is not None
+    memory = message.incoming.view(-1).numpy()
+    memory[-1] = _EMPTY
+    return message.peer, memory
 
 
 def _is_sign(message: Message) -> bool:
+    """Whether it is a short message of integers that shows that a peer is there."""
     incoming = message.incoming
     assert incoming is not None
     short = incoming.dtype == torch.int64 and 0 < incoming.nbytes <= 64
