@@ -224,7 +224,7 @@ class FloatCodec(Codec):
         elif transfer.is_sequential:
             _average(x, arrived.to(x.device), weight)
         else:
-            _move(x, arrived.to(x.device), transfer.original, weight)
+            _move(x, arrived, transfer.original, weight)
 
     def _format(self, piece: Piece) -> torch.dtype:
         own, smaller = piece.values.dtype, self._dtype
@@ -544,9 +544,5 @@ def _average(x: torch.Tensor, arrived: torch.Tensor, weight: float) -> None:
 def _move(x: torch.Tensor, arrived: torch.Tensor, sent: torch.Tensor, weight: float) -> None:
     """Set x <- x + w (arrived - sent), in x's dtype; `arrived` is used up."""
     for values, theirs, mine in _chunks(x, arrived, sent):
-        if theirs.dtype == values.dtype:
-            difference = theirs.sub_(mine)
-        else:
-            difference = theirs.to(values.device, values.dtype)
-            difference = difference.sub_(mine.to(values.device, values.dtype))
-        values.add_(difference.mul_(weight))
+        kind = values.device, values.dtype
+        values.add_(theirs.to(*kind).sub_(mine.to(*kind)).mul_(weight))
