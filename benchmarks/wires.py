@@ -104,9 +104,7 @@ def meetings(bits: int, blocks: int, device: str, *, compiled: bool) -> dict[str
         for e in range(2):
             began = clock(device)
             weight = 0.5 if e == 0 else -0.5
-            coders[e].move(
-                ends[e], coded[e], messages[1 - e], 0, common[e], lower=e == 0, weight=weight
-            )
+            coders[e].move(ends[e], coded[e], messages[1 - e], weight=weight)
             decoding.append(clock(device) - began)
             coders[e].end()
         if k >= 20:

@@ -125,8 +125,7 @@ def _message_deviation(name: str, device: str) -> float:
         moves = []
         for k, coder in enumerate(coders):
             move = torch.zeros(lower.shape, device=where)
-            rest = {"lower": k == 0, "weight": 1.0}
-            coder.move(move, sent[k][0], sent[1 - k][1], 0, common, **rest)
+            coder.move(move, sent[k][0], sent[1 - k][1], weight=1.0)
             moves.append(move.cpu())
         usual = [i for i in range(len(lower)) if i != 3]
         bodies = [message[: -4 * len(lower)].cpu() for _, message in sent]

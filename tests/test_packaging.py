@@ -83,7 +83,7 @@ def meets(python, folder):
         "common = coders[0].common(coders[1].told())\n"
         "sent = [torch.empty(coders[0].message_bytes(3), dtype=torch.uint8) for _ in ends]\n"
         "coded = [coders[e].encode(ends[e], 0, common, sent[e], lower=e == 0) for e in (0, 1)]\n"
-        "coders[0].move(ends[0], coded[0], sent[1], 0, common, lower=True, weight=1.0)\n"
+        "coders[0].move(ends[0], coded[0], sent[1], weight=1.0)\n"
         "assert 0.0005 < float((ends[0] - 1).mean()) < 0.0015, 'it has not moved to the other'\n"
         "print(matcha.__file__, coders[0].kernels is kernels)"
     )

@@ -112,7 +112,6 @@ def meet_by_messages(ends: list[Coder], round: Round, x: torch.Tensor) -> None:
                 sent.append((ends[e].encode(values, 0, common, message, lower=e == i), message))
             for e, (coded, _), (_, arrived) in ((i, *sent), (j, *sent[::-1])):
                 weight = round.weight if e == i else -round.weight
-                rest = {"lower": e == i, "weight": weight}
-                ends[e].move(x[e].view(-1, 256), coded, arrived, 0, common, **rest)
+                ends[e].move(x[e].view(-1, 256), coded, arrived, weight=weight)
     for e in {worker for link in round.links for worker in link}:
         ends[e].end()

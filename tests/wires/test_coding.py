@@ -21,12 +21,11 @@ def meet(coders: list[Coder], ends: list[torch.Tensor]) -> list[torch.Tensor]:
     coded = [coders[e].encode(ends[e], 0, common[e], messages[e], lower=e == 0) for e in range(2)]
     found = []
     for e, coder in enumerate(coders):
-        known = coded[e], messages[1 - e], 0, common[e]
         whole = torch.zeros_like(ends[e])
-        coder.move(whole, *known, lower=e == 0, weight=1.0)
+        coder.move(whole, coded[e], messages[1 - e], weight=1.0)
         coder.end()
         found.append(whole)
-        assert whole.equal(coder.difference(*known, lower=e == 0))
+        assert whole.equal(coder.difference(coded[e], messages[1 - e]))
     return found
 
 

@@ -15,8 +15,7 @@ from tests.wires.test_kernels import BITS, STRANGE, scales_of_step
 
 from matcha.wires import Modulo, modulo
 from matcha.wires.batched import meetings_of
-from matcha.wires.coding import Coder
-from matcha.wires.modulo import Coded
+from matcha.wires.coding import Coder, Sent
 
 gpu = pytest.importorskip(
     "matcha.wires.gpu", reason="Triton is not installed", exc_type=ImportError
@@ -31,7 +30,7 @@ def coder(wire: Modulo, values: torch.Tensor, *, fused: bool) -> Coder:
     return made
 
 
-def encoded(wire, values, scales, *, fused, lower) -> tuple[Coded, torch.Tensor, Coder]:
+def encoded(wire, values, scales, *, fused, lower) -> tuple[Sent, torch.Tensor, Coder]:
     end = coder(wire, values, fused=fused)
     message = torch.empty(end.message_bytes(len(values)), dtype=torch.uint8, device=DEVICE)
     return end.encode(values, 0, scales, message, lower=lower), message, end
@@ -69,11 +68,11 @@ def test_the_difference_is_torchs(bits, number, honest) -> None:
     if not honest:
         arrived.copy_(torch.randint(0, 256, arrived.shape, generator=random))
     for lower in (True, False):
-        coded, _, end = encoded(wire, values, scales, fused=True, lower=True)
+        coded, _, end = encoded(wire, values, scales, fused=True, lower=lower)
         twin = coder(wire, values, fused=False)
         found, expected = torch.zeros(2, number, 256, device=DEVICE)
-        end.move(found, coded, arrived, 0, scales, lower=lower, weight=1.0)
-        twin.move(expected, coded, arrived, 0, scales, lower=lower, weight=1.0)
+        end.move(found, coded, arrived, weight=1.0)
+        twin.move(expected, coded, arrived, weight=1.0)
         # A root is rounded the right way here, and by torch on a CPU not always.
         torch.testing.assert_close(found, expected, rtol=2.0**-22, atol=0)
         torch.testing.assert_close(end.seen, twin.seen, rtol=2.0**-22, atol=0)
@@ -99,7 +98,7 @@ def test_strange_values_stay_in_their_block(strange, both) -> None:
         for e in range(2):
             difference = torch.zeros(3, 256, device=DEVICE)
             coded, message, end = sent[e][0], sent[1 - e][1], sent[e][2]
-            end.move(difference, coded, message, 0, scales, lower=e == 0, weight=1.0)
+            end.move(difference, coded, message, weight=1.0)
             assert bool(end.finest.isfinite().all())
             moves.append(difference)
     assert moves[0].equal(moves[1])

@@ -12,8 +12,7 @@ import torch
 from tests.wires.test_coding import meet
 
 from matcha.wires import Modulo, kernels, library, modulo
-from matcha.wires.coding import Coder
-from matcha.wires.modulo import Coded
+from matcha.wires.coding import Coder, Sent
 
 BITS = [8, 4, 3, 2]
 NUMBERS = [1, 2, 3, 7, 64, 257]  # of blocks: 256 are one pass of torch's
@@ -49,7 +48,7 @@ def coder(wire: Modulo, values: torch.Tensor, *, compiled: bool) -> Coder:
     return made
 
 
-def encoded(wire, values, scales, *, compiled, lower) -> tuple[Coded, torch.Tensor, Coder]:
+def encoded(wire, values, scales, *, compiled, lower) -> tuple[Sent, torch.Tensor, Coder]:
     end = coder(wire, values, compiled=compiled)
     message = torch.empty(end.message_bytes(len(values)), dtype=torch.uint8)
     return end.encode(values, 0, scales, message, lower=lower), message, end
@@ -121,16 +120,16 @@ def test_the_difference_is_torchs_to_the_last_bit(lanes, bits, number, honest) -
     if not honest:
         arrived.random_(0, 256, generator=random)
     for lower in (True, False):
-        coded, _, end = encoded(wire, values, scales, compiled=True, lower=True)
+        coded, _, end = encoded(wire, values, scales, compiled=True, lower=lower)
         twin = coder(wire, values, compiled=False)
         found, expected = torch.zeros(2, number, 256)
-        end.move(found, coded, arrived, 0, scales, lower=lower, weight=1.0)
-        twin.move(expected, coded, arrived, 0, scales, lower=lower, weight=1.0)
+        end.move(found, coded, arrived, weight=1.0)
+        twin.move(expected, coded, arrived, weight=1.0)
         assert found.equal(expected)
         assert end.seen.equal(twin.seen)
         moved, wanted = values.clone(), values.clone()
-        end.move(moved, coded, arrived, 0, scales, lower=lower, weight=0.3)
-        twin.move(wanted, coded, arrived, 0, scales, lower=lower, weight=0.3)
+        end.move(moved, coded, arrived, weight=0.3)
+        twin.move(wanted, coded, arrived, weight=0.3)
         torch.testing.assert_close(moved, wanted, rtol=2.0**-22, atol=1e-7)
     if honest and bits == 8:
         assert bool(found.any())
@@ -185,7 +184,7 @@ def test_strange_values_stay_in_their_block(lanes, bits, everywhere, strange) ->
         for e in range(2):
             difference = torch.zeros(5, 256)
             coded, message, end = sent[e][0], sent[1 - e][1], sent[e][2]
-            end.move(difference, coded, message, 0, scales, lower=e == 0, weight=1.0)
+            end.move(difference, coded, message, weight=1.0)
             found.append(difference)
     assert all(one.equal(found[0]) for one in found)
     assert bool(found[0].isfinite().all())
@@ -201,7 +200,7 @@ def meet_once(wire, lower, upper, scales) -> torch.Tensor:
     coded, _, end = encoded(wire, lower, scales, compiled=False, lower=True)
     _, arrived, _ = encoded(wire, upper, scales, compiled=False, lower=False)
     found = torch.zeros_like(lower)
-    end.move(found, coded, arrived, 0, scales, lower=True, weight=1.0)
+    end.move(found, coded, arrived, weight=1.0)
     return found
 
 

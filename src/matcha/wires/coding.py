@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 from types import ModuleType
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from matcha.wires import kernels, modulo
-from matcha.wires.modulo import Arrived, Coded
 from matcha.wires.wire import Modulo
 
 _CHECK = 4  # bytes
+
+
+class Sent(NamedTuple):
+    """What one end knows of a message it has sent."""
+
+    residues: Tensor
+    """Whole numbers modulo 2^b, in the upper bits of a byte each; blocks are rows."""
+    checks: Tensor
+    """Their weighted sums modulo 2^32."""
+    common: Tensor
+    """The link's scales of these blocks."""
+    here: slice
+    """Which of the coder's blocks they are."""
+    lower: bool
+    """Whether this worker is the lower end of the link."""
 
 
 class Coder(modulo.Scales):
@@ -49,7 +64,7 @@ class Coder(modulo.Scales):
         *,
         lower: bool,
         kept: Tensor | None = None,
-    ) -> Coded:
+    ) -> Sent:
         """Write blocks of values, of which the first is number `start`, into a message.
 
         `common` are the link's scales of all blocks; `kept` is memory of a byte per value for what
@@ -61,41 +76,25 @@ class Coder(modulo.Scales):
         checks = torch.empty(len(values), dtype=torch.int32, device=self.device)
         body, tail = self._split(message, len(values))
         here = slice(start, start + len(values))
-        coded = Coded(residues, body, checks, self.finest[here])
+        coded = modulo.Coded(residues, body, checks, self.finest[here])
         self.kernels.encode(self.wire, values, common[here], coded, lower=lower)
         tail.copy_(checks.view(torch.uint8))
-        return coded
+        return Sent(residues, checks, common[here], here, lower)
 
-    def difference(
-        self, mine: Coded, arrived: Tensor, start: int, common: Tensor, *, lower: bool
-    ) -> Tensor:
+    def difference(self, sent: Sent, arrived: Tensor) -> Tensor:
         """The link's difference, upper minus lower end, from both messages."""
-        known = self._arrived(mine, arrived, start, common, lower=lower)
-        return modulo.difference(self.wire, known, lower=lower)
+        return modulo.difference(self.wire, self._arrived(sent, arrived), lower=sent.lower)
 
-    def move(
-        self,
-        values: Tensor,
-        mine: Coded,
-        arrived: Tensor,
-        start: int,
-        common: Tensor,
-        *,
-        lower: bool,
-        weight: float,
-    ) -> None:
+    def move(self, values: Tensor, sent: Sent, arrived: Tensor, *, weight: float) -> None:
         """Add the weight times the link's difference to the values."""
-        known = self._arrived(mine, arrived, start, common, lower=lower)
-        self.kernels.move(self.wire, values, known, lower=lower, weight=weight)
+        known = self._arrived(sent, arrived)
+        self.kernels.move(self.wire, values, known, lower=sent.lower, weight=weight)
 
-    def _arrived(
-        self, mine: Coded, arrived: Tensor, start: int, common: Tensor, *, lower: bool
-    ) -> Arrived:
-        body, tail = self._split(arrived.to(self.device), len(mine.checks))
+    def _arrived(self, sent: Sent, message: Tensor) -> modulo.Arrived:
+        body, tail = self._split(message.to(self.device), len(sent.checks))
         checks = tail.clone().view(torch.int32)  # numbers of four bytes must be aligned
-        apart = checks - mine.checks if lower else mine.checks - checks
-        here = slice(start, start + len(checks))
-        return Arrived(body, mine.residues, apart, common[here], self.seen[here])
+        apart = checks - sent.checks if sent.lower else sent.checks - checks
+        return modulo.Arrived(body, sent.residues, apart, sent.common, self.seen[sent.here])
 
     def _split(self, message: Tensor, number: int) -> tuple[Tensor, Tensor]:
         size = number * self.block * self.wire.bits // 8

@@ -21,9 +21,8 @@ from matcha.distributed.exchange.meeting import Meeting
 from matcha.distributed.transports.base import Message, Pending, Tag, Transport
 from matcha.distributed.transports.collectives import ring_gather
 from matcha.wires import LowRank, Modulo, TopK
-from matcha.wires.coding import Coder
+from matcha.wires.coding import Coder, Sent
 from matcha.wires.lowrank import LowRankRows, renew_directions
-from matcha.wires.modulo import Coded
 from matcha.wires.topk import TopKRows, pack_chosen, spread, unpack_chosen
 from matcha.wires.wire import BLOCK, Segment
 
@@ -102,7 +101,7 @@ class Transfer:
     """The partner's, as bytes."""
     pending: Pending | None = None
     """None where the message is empty, which both ends know."""
-    coded: Coded | None = None
+    sent: Sent | None = None
     """What a coder needs to know of its own message."""
 
     @property
@@ -272,7 +271,7 @@ class ScaledCodec(Codec):
         coder, memory, scales = self._coders[number], transfer.memory, transfer.scales[number]
         message = memory.outgoing[: coder.message_bytes(len(blocks))]
         place, lower = (transfer.piece.start, scales, message), transfer.is_lower
-        transfer.coded = coder.encode(blocks, *place, lower=lower, kept=memory.kept)
+        transfer.sent = coder.encode(blocks, *place, lower=lower, kept=memory.kept)
         return message
 
     def end_round(self) -> None:
@@ -308,11 +307,10 @@ class ModuloCodec(ScaledCodec):
         return self._write(transfer, transfer.piece.tensor, transfer.original)
 
     def apply(self, transfer: Transfer) -> None:
-        piece, coded, arrived = transfer.piece, transfer.coded, transfer.arrived
-        coder, common = self._coders[piece.tensor], transfer.scales[piece.tensor]
-        lower, weight = transfer.is_lower, transfer.signed_weight
-        assert coded is not None
-        coder.move(piece.values, coded, arrived, piece.start, common, lower=lower, weight=weight)
+        piece, sent, arrived = transfer.piece, transfer.sent, transfer.arrived
+        assert sent is not None
+        coder, weight = self._coders[piece.tensor], transfer.signed_weight
+        coder.move(piece.values, sent, arrived, weight=weight)
         if piece.padding is not None:
             piece.values.view(-1).index_fill_(0, piece.padding, 0.0)
 
@@ -360,11 +358,9 @@ class LowRankCodec(ScaledCodec):
 
     def apply(self, transfer: Transfer) -> None:
         k, x, meeting = transfer.piece.index, transfer.piece.values, transfer.meeting
-        rows, number, coded = self._rows[k], 2 * k + transfer.phase, transfer.coded
-        coder, common = self._coders[number], transfer.scales[number]
-        assert coded is not None
-        lower = transfer.is_lower
-        found = coder.difference(coded, transfer.arrived, 0, common, lower=lower).view(1, -1)
+        rows, sent, coder = self._rows[k], transfer.sent, self._coders[2 * k + transfer.phase]
+        assert sent is not None
+        found = coder.difference(sent, transfer.arrived).view(1, -1)
         if transfer.phase == 0:
             self._between[k, meeting] = found, rows.sides(found)
             return
