@@ -81,12 +81,8 @@ class Differences(modulo.Scales):
     """What partners learn of their difference by modulo messages; scales have a row per worker."""
 
     def __init__(self, wire: Modulo, blocks: Tensor) -> None:
-        super().__init__(wire, blocks)
         self.met = torch.zeros(len(blocks), 1, dtype=torch.bool, device=blocks.device)
-
-    def reset(self, blocks: Tensor) -> None:
-        """Start again."""
-        self.scales.copy_(modulo.first_scales(blocks))
+        super().__init__(wire, blocks)
 
     def begin(self) -> None:
         super().begin()

@@ -161,14 +161,17 @@ class Scales:
     def __init__(self, wire: Modulo, blocks: Tensor) -> None:
         self.wire, self.block = wire, blocks.shape[-1]
         self.scales = first_scales(blocks)
-        self.sent = sent_scales(self.scales)
-        """As they travel, for a whole round."""
-        self.seen, self.finest = torch.zeros_like(self.scales), torch.zeros_like(self.scales)
-        """The widest that meetings of this round saw, and the least useful ones."""
+        self.sent, self.seen, self.finest = (torch.zeros_like(self.scales) for _ in range(3))
+        """As they travel; the widest that meetings of this round saw; the least useful ones."""
+        self.begin()
+
+    def reset(self, blocks: Tensor) -> None:
+        """Start again."""
+        self.scales.copy_(first_scales(blocks))
 
     def begin(self) -> None:
-        """A round begins."""
-        self.sent.copy_(sent_scales(self.scales))
+        """A round begins; for all of it scales travel rounded to bfloat16."""
+        self.sent.copy_(self.scales.to(torch.bfloat16))
         self.seen.zero_()
         self.finest.zero_()
 
@@ -181,11 +184,6 @@ class Scales:
 def first_scales(blocks: Tensor) -> Tensor:
     """The scales before the first meeting, from what the blocks hold."""
     return blocks.square().mean(-1).sqrt_().mul_(FIRST).clamp_(min=LEAST)
-
-
-def sent_scales(scales: Tensor) -> Tensor:
-    """Scales as they travel: rounded to bfloat16."""
-    return scales.to(torch.bfloat16).to(scales.dtype)
 
 
 def grid(common: Tensor, wire: Modulo) -> Tensor:

@@ -6,9 +6,7 @@
 from __future__ import annotations
 
 import queue
-import threading
 import time
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -35,8 +33,7 @@ class MemoryNetwork:
         if num_workers < 1:
             raise InputError(f"a network needs at least one worker, not {num_workers}")
         self.num_workers = num_workers
-        self._mailboxes: defaultdict[tuple[int, int, int], Mailbox] = defaultdict(queue.SimpleQueue)
-        self._lock = threading.Lock()
+        self._mailboxes: dict[tuple[int, int, int], Mailbox] = {}
         self.notes: dict[tuple[int, str], str] = {}
 
     def transport(self, rank: int) -> MemoryTransport:
@@ -45,8 +42,7 @@ class MemoryNetwork:
 
     def mailbox(self, source: int, target: int, tag: int) -> Mailbox:
         """Where messages with one tag from `source` wait for `target`."""
-        with self._lock:
-            return self._mailboxes[source, target, tag]
+        return self._mailboxes.setdefault((source, target, tag), queue.SimpleQueue())  # atomic
 
 
 class MemoryTransport(Transport):
