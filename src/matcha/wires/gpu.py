@@ -14,6 +14,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language import constexpr
 
 from matcha.wires import modulo
 from matcha.wires.wire import BLOCK, Modulo
@@ -84,7 +85,7 @@ def _weights(table, common, lanes):
 
 
 @triton.jit
-def _note_length(place, y, FINEST: tl.constexpr):
+def _note_length(place, y, FINEST: constexpr):
     """Note a block's least useful scale, see `modulo.finest_share`; none if its length is none."""
     length = _root(tl.sum(y * y, 0))
     finest = tl.where(length < float("inf"), length * FINEST, 0.0)
@@ -93,21 +94,12 @@ def _note_length(place, y, FINEST: tl.constexpr):
 
 @triton.jit
 def _learn(
-    k,
-    holds,
-    known,
-    apart,
-    common,
-    BITS: tl.constexpr,
-    CLIP: tl.constexpr,
-    WIDENING: tl.constexpr,
-    TRUST: tl.constexpr,
+    k, holds, known, apart, common, step, BITS: constexpr, WIDENING: constexpr, TRUST: constexpr
 ):
     """From differences k: what the meeting says of the scale, and the step to move by.
 
     `modulo.seen_scales` and `modulo.shrinkage` say why; the operations are theirs, one by one.
     """
-    step = common * CLIP
     length = _root(tl.sum(k * k, 0))
     square = length * length / _BLOCK
     inner = _root(tl.maximum(square - 1 / 6, 0.0))
@@ -135,12 +127,12 @@ def _meet(
     signs,
     weights,
     number,
-    BITS: tl.constexpr,
-    CLIP: tl.constexpr,
-    SHIFT: tl.constexpr,
-    FINEST: tl.constexpr,
-    WIDENING: tl.constexpr,
-    TRUST: tl.constexpr,
+    BITS: constexpr,
+    CLIP: constexpr,
+    SHIFT: constexpr,
+    FINEST: constexpr,
+    WIDENING: constexpr,
+    TRUST: constexpr,
 ):
     """Both ends of a link meet in one of its blocks; programs of upper ends have nothing to do."""
     lower = tl.program_id(1).to(tl.int64)
@@ -166,7 +158,7 @@ def _meet(
         holds = known & (_check(apart - k, counts) == 0)
         real = k.to(y.dtype) + SHIFT
         check = _check(apart, counts)
-        learnt, size = _learn(real, holds, known, check, common, BITS, CLIP, WIDENING, TRUST)
+        learnt, size = _learn(real, holds, known, check, common, step, BITS, WIDENING, TRUST)
         tl.store(seen + mine, tl.maximum(tl.load(seen + mine), learnt))
         tl.store(seen + theirs, tl.maximum(tl.load(seen + theirs), learnt))
         tl.store(met + lower, 1)
@@ -188,11 +180,11 @@ def _encode(
     finest,
     signs,
     weights,
-    BITS: tl.constexpr,
-    CLIP: tl.constexpr,
-    SHIFT: tl.constexpr,
-    FINEST: tl.constexpr,
-    UPPER: tl.constexpr,
+    BITS: constexpr,
+    CLIP: constexpr,
+    SHIFT: constexpr,
+    FINEST: constexpr,
+    UPPER: constexpr,
 ):
     """A block's residues in the upper bits of bytes, and its check."""
     block = tl.program_id(0).to(tl.int64)
@@ -209,7 +201,7 @@ def _encode(
 
 
 @triton.jit
-def _pack(raised, packed, part, BITS: tl.constexpr, SIZE: tl.constexpr):
+def _pack(raised, packed, part, BITS: constexpr, SIZE: constexpr):
     """Lay parts of a vector over one another, as `modulo.pack` does."""
     k = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
     there = k < part
@@ -230,7 +222,7 @@ def _pack(raised, packed, part, BITS: tl.constexpr, SIZE: tl.constexpr):
 
 
 @triton.jit
-def _unpacked(packed, place, part, BITS: tl.constexpr):
+def _unpacked(packed, place, part, BITS: constexpr):
     """The number at a place of the vector that `_pack` was given, in the upper bits of a byte."""
     number = place // part
     k = place - number * part
@@ -256,12 +248,12 @@ def _move(
     weights,
     part,
     weight,
-    BITS: tl.constexpr,
-    CLIP: tl.constexpr,
-    SHIFT: tl.constexpr,
-    WIDENING: tl.constexpr,
-    TRUST: tl.constexpr,
-    UPPER: tl.constexpr,
+    BITS: constexpr,
+    CLIP: constexpr,
+    SHIFT: constexpr,
+    WIDENING: constexpr,
+    TRUST: constexpr,
+    UPPER: constexpr,
 ):
     """Add the weight times the link's difference to a block, and note what it says of its scale."""
     block = tl.program_id(0).to(tl.int64)
@@ -275,7 +267,7 @@ def _move(
     k = (k << 24) >> (32 - BITS)
     holds = _check(k, _weights(weights, scale, lanes)) == apart
     real = k.to(values.dtype.element_ty) + SHIFT
-    learnt, size = _learn(real, holds, True, apart, scale, BITS, CLIP, WIDENING, TRUST)
+    learnt, size = _learn(real, holds, True, apart, scale, scale * CLIP, BITS, WIDENING, TRUST)
     tl.store(seen + block, tl.maximum(tl.load(seen + block), learnt))
     # Rotated before it is scaled: whole numbers this small add up exactly in any order.
     difference = _turned(real) * tl.load(signs + lanes) * size

@@ -15,6 +15,7 @@ from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -64,7 +65,7 @@ def _weights() -> Tensor:
     return torch.from_numpy(modulo.check_weights(BLOCK)).to(torch.int16)
 
 
-def _call(name: str, *arguments: Tensor | float) -> None:
+def _call(name: str, *arguments: Any) -> None:
     """Call a function of the library; it gets tensors as where their memory begins."""
     compiled = library.load()
     assert compiled is not None
@@ -126,8 +127,7 @@ def meet(
     Rows are workers. `partner` and `move` are as in `batched`; `met` is set for workers that had a
     meeting; `filled` says how many values of each block are no padding.
     """
-    wire, compiled = known.wire, library.load()
-    assert compiled is not None
+    wire = known.wire
     constants = _Wire(
         bits=wire.bits,
         ratio=wire.clip_range / wire.half,
@@ -141,6 +141,6 @@ def meet(
     for lower in (worker for worker, weight in enumerate(weights) if weight > 0):
         link = lower, partners[lower]
         ends = (_End * 2)(*(_End(*(x[e].data_ptr() for x in rows), weights[e]) for e in link))
-        places = _signs().data_ptr(), _weights().data_ptr(), len(filled), filled.data_ptr()
-        compiled.matcha_meet(ctypes.byref(constants), *places, ctypes.byref(ends))
+        places = _signs(), _weights(), len(filled), filled
+        _call("meet", ctypes.byref(constants), *places, ctypes.byref(ends))
         met[list(link)] = True

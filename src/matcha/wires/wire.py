@@ -63,9 +63,6 @@ class Float(_Messages):
     def message_bytes(self, shapes: Iterable[Shape]) -> int:
         return sum(math.prod(shape) for shape in shapes) * (4 if self.name == "float32" else 2)
 
-    def size_ratio(self, shapes: Iterable[Shape] | None = None) -> float:
-        return 1.0 if self.name == "float32" else 0.5
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Modulo(_Messages):

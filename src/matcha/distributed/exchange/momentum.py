@@ -39,9 +39,6 @@ class MomentumRules:
 
     A step that is left out (a gradient overflowed, a batch was bad) is left out for the rules of
     its parameters too: they do not see that gradient.
-
-    Raises:
-        InputError: the momentum asked for cannot go with these optimizers.
     """
 
     def __init__(
@@ -131,11 +128,7 @@ class MomentumRules:
             part.has_stepped = False
 
     def check_saving(self) -> None:
-        """Refuse to save between the steps of an iteration what only its end would settle.
-
-        Raises:
-            InputError: an optimizer has stepped, and its displacement is not folded in yet.
-        """
+        """Refuse to save between the steps of an iteration what only its end would settle."""
         follows = self.spec.kind in ("quasi-global", "momentum-tracking", "shared")
         if follows and any(part.has_stepped for part in self._parts):
             raise InputError(
