@@ -72,7 +72,7 @@ class Engine:
     ) -> None:
         execution = execution or Execution()
         self.task, self.overlap, self.execution = task, overlap, execution
-        self.optimizer: Optimizer = optimizer or SGD()
+        self.optimizer = optimizer or SGD()
         self.device = torch.device(execution.device)
         self.on_cuda = self.device.type == "cuda"
         dtype, compute = execution.dtype, execution.compute_dtype
@@ -93,15 +93,13 @@ class Engine:
             compile_blocks(self.workers.modules)
         elif execution.compile and self.batching == "stacked":
             self._losses_at_once = torch.compile(self._losses_of, dynamic=False)
-        self._told = self.optimizer  # and where in a row the matrices are
+        self._told: Optimizer = self.optimizer  # and where in a row the matrices are
         if isinstance(self.optimizer, Muon):
             offsets = dict(zip(self.workers.layout.names, self.workers.layout.offsets, strict=True))
             self._told = self.optimizer.for_rows(template, offsets)
         self.memory = self.optimizer.state(self.workers.parameters)
-        self._fused: SGD | Adam | None = None
-        if self.on_cuda and not overlap and not isinstance(self.optimizer, Muon):
-            known, chosen = (SGD, Adam), self.optimizer
-            self._fused = chosen if isinstance(chosen, known) and chosen.momentum else None
+        can_fuse = self.optimizer.momentum and not isinstance(self.optimizer, Muon)
+        self._fused = self.optimizer if self.on_cuda and not overlap and can_fuse else None
         m, steps = task.num_workers, task.steps_per_epoch
         self.losses = torch.zeros(m, dtype=torch.float64, device=self.device)
         """Each worker's loss summed over the epoch so far."""

@@ -69,8 +69,8 @@ class Mixing:
     mixes_always = False
     """Whether iterations without a round are mixed too."""
 
-    def __init__(self, rows: Sequence[Tensor]) -> None:
-        self.rows = rows
+    def __init__(self, rows: Sequence[Tensor], graphs: Graphs | None = None) -> None:
+        self.rows, self.graphs = rows, graphs
         self.rounds: Sequence[Round] = ()
         self.state: dict[str, Tensor] = {}
         """What workers remember, a row per worker."""
@@ -92,8 +92,13 @@ class Mixing:
         return {}
 
     def mix(self, index: int) -> None:
-        """Mix by the round of iteration ``index`` of the epoch."""
-        raise NotImplementedError
+        """Mix by the round of iteration ``index`` of the epoch; all parts, unless overridden."""
+        for name, part in self.parts().items():
+            self._run(name, part)
+
+    def _run(self, name: str, part: Callable[[], None]) -> None:
+        assert self.graphs is not None
+        self.graphs.run(name, part)
 
 
 class WholeMixing(Mixing):
@@ -103,9 +108,8 @@ class WholeMixing(Mixing):
     """
 
     def __init__(self, rows: Sequence[Tensor], steps: int, position: Tensor, graphs: Graphs):
-        super().__init__(rows)
-        self.graphs, self.position = graphs, position
-        self.on_cuda = rows[0].is_cuda
+        super().__init__(rows, graphs)
+        self.position, self.on_cuda = position, rows[0].is_cuda
         if self.on_cuda:
             m = len(rows[0])
             self.mixers = torch.eye(m, dtype=rows[0].dtype, device=rows[0].device)
@@ -122,10 +126,10 @@ class WholeMixing(Mixing):
 
     def mix(self, index: int) -> None:
         if self.on_cuda:
-            self.graphs.run("mix", self._product)
-            return
-        for rows in self.rows:
-            mix_rows(rows, self.rounds[index])
+            super().mix(index)
+        else:
+            for rows in self.rows:
+                mix_rows(rows, self.rounds[index])
 
     def _product(self) -> None:
         matrix = self.mixers.index_select(0, self.position)[0]
@@ -144,8 +148,7 @@ class WireMixing(Mixing):
         links: Sequence[Link],
         graphs: Graphs,
     ) -> None:
-        super().__init__(rows)
-        self.graphs = graphs
+        super().__init__(rows, graphs)
         self._number = {frozenset(link): number for number, link in enumerate(links)}
         self.meetings: list[Meetings] = [meetings_of(wire, segments, x, links) for x in rows]
         for k, meetings in enumerate(self.meetings):
@@ -193,11 +196,11 @@ class WireMixing(Mixing):
 
     def mix(self, index: int) -> None:
         start, stop = self._spans[index]
-        self.graphs.run(f"open {self._mixing}", self._open)
+        self._run(f"open {self._mixing}", self._open)
         for number in range(start, stop):
             self._now.copy_(self._table[number])
-            self.graphs.run(f"meet {self._mixing}", self._meet)
-        self.graphs.run("close", self._close)
+            self._run(f"meet {self._mixing}", self._meet)
+        self._run("close", self._close)
 
     def _open(self) -> None:
         if self._mixing == "laplacian":
@@ -223,8 +226,8 @@ class TopKMixing(Mixing):
     def __init__(
         self, wire: TopK, segments: Sequence[Segment], rows: Sequence[Tensor], graphs: Graphs
     ) -> None:
-        super().__init__(rows)
-        (self._x,), self.graphs = rows, graphs
+        super().__init__(rows, graphs)
+        (self._x,) = rows
         self._feedback = TopKRows(wire, segments, self._x)
         self.state = {"anchor": self._feedback.anchor, "error": self._feedback.error}
 
@@ -233,10 +236,6 @@ class TopKMixing(Mixing):
 
     def parts(self) -> Parts:
         return {"average": self._average}
-
-    def mix(self, index: int) -> None:
-        if self.rounds[index]:
-            self.graphs.run("average", self._average)
 
     def _average(self) -> None:
         sent = self._feedback.send(self._x)
@@ -286,8 +285,8 @@ class RelayMixing(Mixing):
     """Relayed sums (`matcha.rounds.Relay`) over the links of a tree, for all as products."""
 
     def __init__(self, rows: Sequence[Tensor], links: Sequence[Link], graphs: Graphs) -> None:
-        super().__init__(rows)
-        (self._x,), self.graphs = rows, graphs
+        super().__init__(rows, graphs)
+        (self._x,) = rows
         m, arrows = len(self._x), [a for i, j in links for a in ((i, j), (j, i))]
         self._sums = self._x.new_zeros(len(arrows), self._x.shape[1])
         self._counts = self._x.new_zeros(len(arrows), 1)
@@ -303,9 +302,6 @@ class RelayMixing(Mixing):
 
     def parts(self) -> Parts:
         return {"relay": self._relay}
-
-    def mix(self, index: int) -> None:
-        self.graphs.run("relay", self._relay)
 
     def _relay(self) -> None:
         x, m = self._x, len(self._x)

@@ -9,6 +9,7 @@ workers: 0.9 for equal data, 1.3 for Dirichlet(10), 8 for Dirichlet(1), 60 for D
 from __future__ import annotations
 
 import logging
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -16,9 +17,7 @@ from torch import Tensor
 from matcha.training.momentum import Momentum, parse_momentum
 from matcha.training.optimizers import SGD
 from matcha.training.settings import Execution, Settings
-from matcha.training.task import Task
-
-__all__ = ["correction", "data_differ", "spread"]
+from matcha.training.task import Task, first_batches
 
 _FIRST = 8  # gradients of each worker that are looked at
 _SAMPLED = 1 << 14  # of a gradient's values: their spread is known to a percent
@@ -39,13 +38,14 @@ def data_differ(task: Task, execution: Execution) -> bool:
     Every worker finds the same, from all workers' first batches; says so once where they do.
     """
     found = spread(_first_gradients(task, execution))
-    if found > _DIFFERENT:
-        _log.warning(
-            "workers' data differ: between workers, first gradients vary %.3g times as much as "
-            "between batches. Momentum 'auto' is exact-diffusion.",
-            found,
-        )
-    return found > _DIFFERENT
+    if not found > _DIFFERENT:
+        return False
+    _log.warning(
+        "workers' data differ: between workers, first gradients vary %.3g times as much as "
+        "between batches. Momentum 'auto' is exact-diffusion.",
+        found,
+    )
+    return True
 
 
 def spread(gradients: Tensor) -> float:
@@ -70,13 +70,11 @@ def _first_gradients(task: Task, execution: Execution) -> Tensor:
     """Some values of all workers' gradients on their first batches, at the initial model."""
     device = torch.device(execution.device)
     model = task.model().to(device, execution.dtype).train()
-    tables = {name: torch.from_numpy(t).to(device) for name, t in task.tables(0).items()}
     states = [tuple(t.to(device) for t in task.initial_state())] * task.num_workers
     found = []
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(task.seed)
-        for k in range(min(_FIRST, task.steps_per_epoch)):
-            inputs, targets = task.batch({name: table[k] for name, table in tables.items()})
+        for inputs, targets in islice(first_batches(task, device), _FIRST):
             rows = []
             for i in range(task.num_workers):
                 with execution.autocast():

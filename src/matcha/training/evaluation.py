@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from matcha.training.settings import Settings
-from matcha.training.task import Evaluation, KnownLoss, KnownOutputs, Task
+from matcha.training.task import Evaluation, KnownLoss, KnownOutputs, Task, first_batches
 
 SAMPLE = 10_000
 """Training examples (or words) on which the average model is tried, the same in every epoch."""
@@ -44,16 +44,14 @@ class Score:
 
 
 def score(
-    model: nn.Module,
-    task: Task,
-    settings: Settings,
-    batches: Sequence[float] | None = None,
+    model: nn.Module, task: Task, settings: Settings, batches: Sequence[float] | None = None
 ) -> Score:
     """A finished average model on training and held-out data.
 
     `batches` are its losses on the training sample, where workers have shared out the work.
     """
-    test = evaluate(model, task, settings)
+    with torch.no_grad(), settings.execution.autocast():
+        test = task.evaluate(model)
     if isinstance(task, KnownLoss):
         return Score(train_loss=task.training_loss(model), train_loss_error=0.0, test=test)
     if batches is None:
@@ -73,18 +71,14 @@ def sample_losses(
     if isinstance(task, KnownLoss):
         return []
     device = torch.device(settings.execution.device)
-    tables = {n: torch.from_numpy(t).to(device) for n, t in task.tables(0).items()}
     chosen = list(range(task.num_workers) if workers is None else workers)
     states = {w: tuple(t.to(device) for t in task.initial_state()) for w in chosen}
     losses: list[float] = []
     seen = 0
     with torch.no_grad(), settings.execution.autocast():
-        for k in range(task.steps_per_epoch):
-            inputs, targets = task.batch({name: table[k] for name, table in tables.items()})
-            for worker in chosen:
-                loss, states[worker] = task.loss(
-                    model, inputs[worker], targets[worker], states[worker]
-                )
+        for inputs, targets in first_batches(task, device):
+            for w in chosen:
+                loss, states[w] = task.loss(model, inputs[w], targets[w], states[w])
                 losses.append(float(loss))
             seen += targets.numel()
             if seen >= SAMPLE:
@@ -112,12 +106,6 @@ def finish_average(model: nn.Module, task: Task, settings: Settings) -> nn.Modul
         with torch.no_grad(), settings.execution.autocast():
             recalibrate(model, task.recalibration())
     return model
-
-
-def evaluate(model: nn.Module, task: Task, settings: Settings) -> Evaluation:
-    """A finished average model on held-out data."""
-    with torch.no_grad(), settings.execution.autocast():
-        return task.evaluate(model)
 
 
 def outputs(model: nn.Module, task: Task, settings: Settings) -> Tensor | None:

@@ -135,18 +135,10 @@ def make_jobs(
     A plan that is given again is run again, in a directory with a number.
     """
     events = events or Events()
-    names = _numbered([label(plan, task.seed) for plan in plans])
-    plans = [with_events(plan, events) for plan in plans]
+    job = partial(Job, task=task, settings=settings, kind=kind, events=events)
     return [
-        Job(
-            directory=None if output is None else output / name,
-            task=task,
-            plan=plan,
-            settings=settings,
-            kind=kind,
-            events=events,
-        )
-        for plan, name in zip(plans, names, strict=True)
+        job(directory=output and output / name, plan=with_events(plan, events))
+        for plan, name in zip(plans, _numbered(plans, task.seed), strict=True)
     ]
 
 
@@ -156,27 +148,18 @@ def with_asynchronous(jobs: Sequence[Job]) -> list[Job]:
     for job in jobs:
         found.append(job)
         if all(level.process.has_meetings for level in job.plan.levels):
-            name = with_budget(job.plan.strategy, job.plan.budget)
-            found.append(
-                replace(
-                    job,
-                    directory=job.directory
-                    and job.directory.with_name(f"{job.directory.name}-asynchronous"),
-                    settings=replace(job.settings, asynchronous=True),
-                    name=f"{name}, asynchronous",
-                )
-            )
+            name = f"{with_budget(job.plan.strategy, job.plan.budget)}, asynchronous"
+            settings, place = replace(job.settings, asynchronous=True), job.directory
+            place = place and place.with_name(f"{place.name}-asynchronous")
+            found.append(replace(job, directory=place, settings=settings, name=name))
     return found
 
 
-def _numbered(names: Sequence[str]) -> Iterator[str]:
-    """The names, told apart by a number where one comes again.
-
-    >>> list(_numbered(["a", "b", "a"]))
-    ['a', 'b', 'a-2']
-    """
+def _numbered(plans: Sequence[PlanLike], seed: int) -> Iterator[str]:
+    """The plans' labels, told apart by a number where one comes again: `a`, `b`, `a-2`."""
     seen: Counter[str] = Counter()
-    for name in names:
+    for plan in plans:
+        name = label(plan, seed)
         seen[name] += 1
         yield name if seen[name] == 1 else f"{name}-{seen[name]}"
 
@@ -211,20 +194,16 @@ class Trainer(Protocol):
     @property
     def iteration(self) -> int:
         """Finished iterations."""
-        ...
 
     @property
     def is_over(self) -> bool:
         """Whether there is nothing left to train."""
-        ...
 
     def __iter__(self) -> Iterator[Entry]:
         """Train."""
-        ...
 
     def save(self, path: Path) -> object:
         """Write all that the next epoch depends on."""
-        ...
 
 
 class Journal:
@@ -251,12 +230,12 @@ class Journal:
             self.writer.record(entry)
         if not isinstance(entry, Record) or entry.worker is not None:
             return
-        started = time.perf_counter()
-        if self._every is None:
-            due = is_last or started - self._saved > 20 * self._cost
+        started, every = time.perf_counter(), self._every
+        if every is None:
+            due = started - self._saved > 20 * self._cost
         else:
-            due = self._every > 0 and (is_last or entry.epoch % self._every == 0)
-        if due:
+            due = every > 0 and entry.epoch % every == 0
+        if due or (is_last and every != 0):
             self._save()
             self._saved = time.perf_counter()
             self._cost = self._saved - started

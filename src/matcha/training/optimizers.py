@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -13,43 +13,17 @@ from torch import Tensor, nn
 from matcha.errors import InputError, PackageError, unknown_name
 
 
-class Optimizer(Protocol):
-    """How a gradient becomes the direction u of the step x ← x − ηu, row by row."""
-
-    @property
-    def momentum(self) -> float:
-        """The weight of the past in the direction; 0 for plain SGD."""
-        ...
-
-    @property
-    def clip_norm(self) -> float | None:
-        """Each worker's gradient is scaled down to this Euclidean norm where it is longer."""
-        ...
-
-    def state(self, parameters: Tensor) -> dict[str, Tensor]:
-        """The optimizer's memory before the first step."""
-        ...
-
-    def direct(self, parameters: Tensor, updates: Tensor, state: dict[str, Tensor]) -> None:
-        """Replace the gradients in ``updates`` by the directions."""
-        ...
-
-    def for_model(self, model: nn.Module) -> list[torch.optim.Optimizer]:
-        """PyTorch's own of the same settings, for one worker's model; rates are set step by step.
-
-        Clipping is not a part of PyTorch's optimizers: it stays the training loop's.
-        """
-        ...
-
-
-def _clip(updates: Tensor, limit: float) -> None:
-    norms = torch.linalg.vector_norm(updates, dim=1, keepdim=True)
-    updates.mul_((limit / (norms + 1e-6)).clamp_(max=1.0))
+def _clip(updates: Tensor, limit: float | None) -> None:
+    if limit is not None:
+        norms = torch.linalg.vector_norm(updates, dim=1, keepdim=True)
+        updates.mul_((limit / (norms + 1e-6)).clamp_(max=1.0))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SGD:
     """Stochastic gradient descent as ``torch.optim.SGD`` defines it, each worker on its own.
+
+    An optimizer here says how gradients become directions u of the step x ← x − ηu, row by row.
 
     >>> optimizer, x = SGD(momentum=0.9), torch.zeros(1, 1)
     >>> state, u = optimizer.state(x), torch.ones(1, 1)
@@ -76,25 +50,27 @@ class SGD:
             raise InputError(f"weight_decay must not be negative: {self.weight_decay}")
 
     def state(self, parameters: Tensor) -> dict[str, Tensor]:
-        """A momentum matrix where momentum is used."""
+        """Its memory before the first step: a momentum matrix where momentum is used."""
         return {"momentum": torch.zeros_like(parameters)} if self.momentum else {}
 
     def direct(self, parameters: Tensor, updates: Tensor, state: dict[str, Tensor]) -> None:
-        """Gradient → direction: clip, weight decay, momentum."""
-        if self.clip_norm is not None:
-            _clip(updates, self.clip_norm)
+        """Replace the gradients in ``updates`` by directions: clip, weight decay, momentum."""
+        _clip(updates, self.clip_norm)
         if self.weight_decay:
             updates.add_(parameters, alpha=self.weight_decay)
-        if self.momentum:
-            memory = state["momentum"]
-            memory.mul_(self.momentum).add_(updates)
-            if self.nesterov:
-                updates.add_(memory, alpha=self.momentum)
-            else:
-                updates.copy_(memory)
+        if not self.momentum:
+            return
+        memory = state["momentum"].mul_(self.momentum).add_(updates)
+        if self.nesterov:
+            updates.add_(memory, alpha=self.momentum)
+        else:
+            updates.copy_(memory)
 
     def for_model(self, model: nn.Module) -> list[torch.optim.Optimizer]:
-        """``torch.optim.SGD`` of the same settings."""
+        """``torch.optim.SGD`` of the same settings, for one worker; rates are set step by step.
+
+        Clipping is not a part of PyTorch's optimizers: it stays the training loop's.
+        """
         return [
             torch.optim.SGD(
                 model.parameters(),
@@ -112,8 +88,7 @@ class SGD:
         The separate operations move each matrix about three times as often, which for sixteen
         ResNet-18 costs a tenth of an iteration. Needs momentum and a CUDA device.
         """
-        if self.clip_norm is not None:
-            _clip(updates, self.clip_norm)
+        _clip(updates, self.clip_norm)
         torch._fused_sgd_(
             [parameters],
             [updates],
@@ -168,8 +143,7 @@ class Adam:
 
     def direct(self, parameters: Tensor, updates: Tensor, state: dict[str, Tensor]) -> None:
         """Gradient → direction: clip, weight decay, bias-corrected moments."""
-        if self.clip_norm is not None:
-            _clip(updates, self.clip_norm)
+        _clip(updates, self.clip_norm)
         self._direct(parameters, updates, state)
 
     def _direct(self, parameters: Tensor, updates: Tensor, state: dict[str, Tensor]) -> None:
@@ -190,8 +164,7 @@ class Adam:
 
         Needs a CUDA device.
         """
-        if self.clip_norm is not None:
-            _clip(updates, self.clip_norm)
+        _clip(updates, self.clip_norm)
         state["steps"].add_(1)
         step = torch._fused_adamw_ if self.decoupled else torch._fused_adam_
         step(
@@ -331,6 +304,7 @@ def adamw(*, weight_decay: float = 0.01, **choices: Any) -> Adam:
     return Adam(weight_decay=weight_decay, decoupled=True, **choices)
 
 
+Optimizer: TypeAlias = SGD | Adam
 OPTIMIZERS: Mapping[str, Callable[..., Optimizer]] = {
     "sgd": SGD,
     "adam": Adam,

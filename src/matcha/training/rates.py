@@ -5,33 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Protocol, TypeVar
+from itertools import accumulate
+from typing import ClassVar
 
 from matcha.errors import InputError
 
-_W = TypeVar("_W", bound="_Warmed")
-
-
-class Schedule(Protocol):
-    """The learning rate as a function of the epoch and of the losses seen so far."""
-
-    follows_loss: ClassVar[bool]
-    """Whether the rate depends on the losses: then each epoch ends with an evaluation."""
-
-    def rate(self, epoch: float, losses: Sequence[float] = ()) -> float:
-        """η at a (fractional) epoch, given the average model's loss after each epoch so far."""
-        ...
-
-    def scaled(self, factor: float) -> Schedule:
-        """The same with all rates multiplied."""
-        ...
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Warmed:
-    """A base rate that is reached by a linear warm-up."""
+class Schedule:
+    """The learning rate as a function of the epoch and of the losses seen so far.
+
+    All begin with a base rate that is reached by a linear warm-up.
+    """
 
     follows_loss: ClassVar[bool] = False
+    """Whether the rate depends on the losses: then each epoch ends with an evaluation."""
     base: float
     warmup: float = 0.0
     """Epochs over which the rate climbs linearly from ``start``."""
@@ -46,7 +34,11 @@ class _Warmed:
         if not factor > 0:
             raise InputError(f"the decay factor must be above 0, not {factor}")
 
-    def scaled(self: _W, factor: float) -> _W:
+    def rate(self, epoch: float, losses: Sequence[float] = ()) -> float:
+        """η at a (fractional) epoch, given the average model's loss after each epoch so far."""
+        raise NotImplementedError
+
+    def scaled(self, factor: float) -> Schedule:
         """The same with all rates multiplied."""
         return replace(self, base=factor * self.base, start=factor * self.start)
 
@@ -57,7 +49,7 @@ class _Warmed:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Constant(_Warmed):
+class Constant(Schedule):
     """The same learning rate throughout, after the warm-up."""
 
     def rate(self, epoch: float, losses: Sequence[float] = ()) -> float:
@@ -65,7 +57,7 @@ class Constant(_Warmed):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StepDecay(_Warmed):
+class StepDecay(Schedule):
     """Divide the rate by ``factor`` at each milestone; the paper's image tasks.
 
     >>> paper = StepDecay(base=0.8, milestones=(100, 150), factor=10)
@@ -82,7 +74,7 @@ class StepDecay(_Warmed):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Plateau(_Warmed):
+class Plateau(Schedule):
     """Divide the rate by ``factor`` after each epoch without a gain; the paper's PTB task.
 
     >>> paper = Plateau(base=40.0, factor=4)
@@ -94,17 +86,13 @@ class Plateau(_Warmed):
     factor: float = 4.0
 
     def rate(self, epoch: float, losses: Sequence[float] = ()) -> float:
-        best, drops = float("inf"), 0
-        for loss in losses:
-            if loss < best:
-                best = loss
-            else:
-                drops += 1
+        best = accumulate(losses, min, initial=math.inf)
+        drops = sum(not loss < before for loss, before in zip(losses, best, strict=False))
         return self._warm(epoch) / self.factor**drops
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Cosine(_Warmed):
+class Cosine(Schedule):
     """Decay from the base to a share of it along half a cosine; usual for language models.
 
     >>> rates = Cosine(base=1.0, epochs=10, warmup=2)
@@ -118,7 +106,7 @@ class Cosine(_Warmed):
     """What is left of the base at the end."""
 
     def __post_init__(self) -> None:
-        _Warmed.__post_init__(self)
+        Schedule.__post_init__(self)
         if not self.epochs > self.warmup:
             raise InputError(f"the warm-up of {self.warmup} epochs must end before {self.epochs}")
 

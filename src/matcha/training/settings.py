@@ -70,11 +70,6 @@ class Execution:
         return cls(device=device, precision=precision, **choices)  # type: ignore[arg-type]
 
     @property
-    def low_precision(self) -> bool:
-        """Whether models compute in fewer bits than their parameters have."""
-        return self.precision == "bfloat16"
-
-    @property
     def dtype(self) -> torch.dtype:
         """Precision of the parameters that the optimizer updates."""
         return _DTYPES[self.precision]
@@ -82,11 +77,11 @@ class Execution:
     @property
     def compute_dtype(self) -> torch.dtype:
         """Precision in which models compute."""
-        return torch.bfloat16 if self.low_precision else self.dtype
+        return torch.bfloat16 if self.precision == "bfloat16" else self.dtype
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
         """The context in which models compute at this precision."""
-        if not self.low_precision:
+        if self.precision != "bfloat16":
             return contextlib.nullcontext()
         # The weight cache would hand one captured graph's casts to its next replay.
         kind = torch.device(self.device).type

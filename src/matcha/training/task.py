@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast, runtime_checkable
 
@@ -58,23 +58,18 @@ class Task(Protocol):
         A checkpoint keeps it beside name, seed and number of workers, and training goes on only
         with the same: model, data, how the data are shared among workers, batch size.
         """
-        ...
 
     def model(self) -> nn.Module:
         """A new model with the initial weights, the same on every call."""
-        ...
 
     def to(self, device: torch.device, dtype: torch.dtype) -> None:
         """Move the data to a device; floating-point inputs are made in ``dtype``."""
-        ...
 
     def tables(self, epoch: int) -> dict[str, npt.NDArray[np.generic]]:
         """One epoch's choices: arrays whose first two axes are iteration and worker."""
-        ...
 
     def batch(self, rows: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """All workers' inputs and targets of one iteration; the first axis is the worker."""
-        ...
 
     def initial_state(self) -> tuple[Tensor, ...]:
         """What one worker carries from batch to batch within an epoch; by default nothing."""
@@ -84,11 +79,9 @@ class Task(Protocol):
         self, model: nn.Module, inputs: Tensor, targets: Tensor, state: tuple[Tensor, ...]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """One worker's mean loss on a batch, and the state after it."""
-        ...
 
     def evaluate(self, model: nn.Module) -> Evaluation:
         """Loss and accuracy on held-out data."""
-        ...
 
     def recalibration(self) -> Iterable[Tensor]:
         """Inputs over all workers' data on which BatchNorm statistics can be measured again.
@@ -131,10 +124,7 @@ class DealtTask:
     workers that the plan has at an iteration take the next ones, in the order of their numbers. So
     each batch is trained on once, and which worker has it follows from the plan alone. A pass over
     the data is shorter where more workers take part; an epoch keeps its number of iterations.
-
-    Attributes:
-        whole: the task as it was made, on which models are evaluated.
-        plan: who is there when; it may get further stages.
+    Models are evaluated on the whole task, as it was made.
     """
 
     def __init__(self, whole: Task, plan: PlanLike) -> None:
@@ -194,7 +184,6 @@ class KnownLoss(Protocol):
 
     def training_loss(self, model: nn.Module) -> float:
         """The loss on all workers' data."""
-        ...
 
 
 @runtime_checkable
@@ -203,7 +192,6 @@ class KnownOutputs(Protocol):
 
     def probabilities(self, model: nn.Module) -> Tensor:
         """Of each class, the last axis, on a fixed held-out batch."""
-        ...
 
 
 @runtime_checkable
@@ -212,11 +200,9 @@ class KnownGradient(Protocol):
 
     def gradient_norm(self, model: nn.Module) -> float:
         """‖∇F(x)‖² at a model's parameters."""
-        ...
 
     def gradient_bound(self, rho: float, iterations: int, learning_rate: float) -> float | None:
         """Theorem 2's bound on the average of ‖∇F(x̄)‖²; None where the rate is not admissible."""
-        ...
 
 
 def batch_indices(
@@ -243,6 +229,13 @@ def generator(*key: int) -> np.random.Generator:
     np.True_
     """
     return np.random.Generator(np.random.Philox(np.random.SeedSequence(key)))
+
+
+def first_batches(task: Task, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+    """All workers' inputs and targets, iteration by iteration, as the first epoch draws them."""
+    tables = {name: torch.from_numpy(table).to(device) for name, table in task.tables(0).items()}
+    for k in range(task.steps_per_epoch):
+        yield task.batch({name: table[k] for name, table in tables.items()})
 
 
 def digest(*arrays: npt.NDArray[Any]) -> str:

@@ -114,38 +114,29 @@ def _is_held_out(name: str) -> bool:
 
 
 def _encode(root: Path, files: list[Path], vocabulary: int) -> Corpus:
-    names = [file.relative_to(root).as_posix() for file in files]
-    held_out = [_is_held_out(name) for name in names]
-    if all(held_out) and files:
-        held_out[0] = False
-    if not any(held_out) and len(files) > 1:
-        held_out[-1] = True
-    if not any(held_out):
+    if len(files) < 2:
         raise DataError(
             f"{str(root)!r} holds {len(files)} text files ({', '.join(SUFFIXES)}): training and "
             "validation need at least one each."
         )
+    names = [file.relative_to(root) for file in files]
+    out = [k for k, name in enumerate(names) if _is_held_out(name.as_posix())] or [len(files) - 1]
+    kept = [k for k in range(len(files)) if k not in out] or [out.pop(0)]
     texts = [_read(file) for file in files]
-    train = [text for text, out in zip(texts, held_out, strict=True) if not out]
-    encoded = _tokenize(texts, train, vocabulary)
-    parents = [Path(name).parent.as_posix() for name in names]
+    encoded = _tokenize(texts, [texts[k] for k in kept], vocabulary)
+    parents = [name.parent.as_posix() for name in names]
     folders = tuple(sorted(set(parents)))
-    kept = [k for k, out in enumerate(held_out) if not out]
+    valid = np.concatenate([encoded[k] for k in out])
+    num_bytes = sum(len(texts[k].encode("utf-8", errors="replace")) for k in out)
     lengths = [len(encoded[k]) for k in kept]
-    valid = [encoded[k] for k, out in enumerate(held_out) if out]
-    num_bytes = sum(
-        len(t.encode("utf-8", errors="replace"))
-        for t, out in zip(texts, held_out, strict=True)
-        if out
-    )
     return Corpus(
         train=np.concatenate([encoded[k] for k in kept]),
-        valid=np.concatenate(valid),
+        valid=valid,
         starts=np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.int64),
         sources=np.array([folders.index(parents[k]) for k in kept], dtype=np.int64),
         folders=folders,
         num_tokens=vocabulary,
-        bytes_per_token=num_bytes / max(1, sum(map(len, valid))),
+        bytes_per_token=num_bytes / max(1, len(valid)),
     )
 
 
@@ -169,15 +160,11 @@ def _tokenize(texts: list[str], train: list[str], vocabulary: int) -> list[Token
 
 
 _ARRAYS = ("train", "valid", "starts", "sources")
+_FACTS = ("folders", "num_tokens", "bytes_per_token")
 
 
 def _save(cache: Path, key: str, corpus: Corpus) -> None:
-    facts = {
-        "key": key,
-        "folders": corpus.folders,
-        "num_tokens": corpus.num_tokens,
-        "bytes_per_token": corpus.bytes_per_token,
-    }
+    facts = {"key": key} | {name: getattr(corpus, name) for name in _FACTS}
     arrays = {name: getattr(corpus, name) for name in _ARRAYS}
     try:
         with replace_file(cache) as partial, open(partial, "wb") as file:

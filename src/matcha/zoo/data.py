@@ -29,7 +29,7 @@ _PIXELS = 3 * 32 * 32
 _CIFAR_SITE = "https://www.cs.toronto.edu/~kriz/cifar.html"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Images:
     """Images and labels of both splits; image axes are number, height, width, channel."""
 
@@ -39,30 +39,24 @@ class Images:
     test_labels: Labels
     num_classes: int
 
-    @classmethod
-    def of(cls, train: Examples, test: Examples, num_classes: int) -> Images:
-        """Both splits, each as images and labels."""
-        (train_images, train_labels), (test_images, test_labels) = train, test
-        return cls(
-            train_images=train_images,
-            train_labels=train_labels,
-            test_images=test_images,
-            test_labels=test_labels,
-            num_classes=num_classes,
-        )
-
     def subset(self, num_train: int | None, num_test: int | None) -> Images:
         """A random part of each split, the same each time; None keeps all."""
         if num_train is None and num_test is None:
             return self
-
-        def part(k: int, images: Bytes, labels: Labels, number: int | None) -> Examples:
-            chosen = np.sort(generator(0, 0x5355, k).permutation(len(labels))[:number])
-            return images[chosen], labels[chosen]
-
-        train = part(0, self.train_images, self.train_labels, num_train)
-        test = part(1, self.test_images, self.test_labels, num_test)
-        return Images.of(train, test, self.num_classes)
+        train, test = (
+            np.sort(generator(0, 0x5355, k).permutation(len(labels))[:number])
+            for k, labels, number in (
+                (0, self.train_labels, num_train),
+                (1, self.test_labels, num_test),
+            )
+        )
+        return replace(
+            self,
+            train_images=self.train_images[train],
+            train_labels=self.train_labels[train],
+            test_images=self.test_images[test],
+            test_labels=self.test_labels[test],
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,12 +70,8 @@ class Text:
 
     def head(self, num_train: int | None, num_test: int | None) -> Text:
         """The first words of each part, with the whole vocabulary; None keeps all."""
-        return replace(
-            self,
-            train=self.train[:num_train],
-            valid=self.valid[:num_test],
-            test=self.test[:num_test],
-        )
+        valid, test = self.valid[:num_test], self.test[:num_test]
+        return replace(self, train=self.train[:num_train], valid=valid, test=test)
 
 
 def data_directory(directory: str | Path | None = None) -> Path:
@@ -113,8 +103,8 @@ def digits(num_train: int = 1497) -> Images:
     images = np.round(pixels * (255 / 16)).astype(np.uint8)[..., None]
     labels = table[:, -1].astype(np.int64)
     order = np.random.Generator(np.random.Philox(0)).permutation(len(labels))
-    train, test = ((images[k], labels[k]) for k in (order[:num_train], order[num_train:]))
-    return Images.of(train, test, num_classes=10)
+    train, test = order[:num_train], order[num_train:]
+    return Images(images[train], labels[train], images[test], labels[test], num_classes=10)
 
 
 def cifar10(directory: str | Path | None = None) -> Images:
@@ -125,7 +115,7 @@ def cifar10(directory: str | Path | None = None) -> Images:
     """
     files = [*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"]
     folders = ("cifar-10-batches-bin", "cifar-10-batches-py")
-    return _cifar("CIFAR-10", directory, folders, files, b"labels", num_classes=10)
+    return _cifar(directory, folders, files, b"labels", num_classes=10)
 
 
 def cifar100(directory: str | Path | None = None) -> Images:
@@ -135,12 +125,10 @@ def cifar100(directory: str | Path | None = None) -> Images:
         DataError: Neither layout is there, or a file is damaged.
     """
     folders = ("cifar-100-binary", "cifar-100-python")
-    files = ["train", "test"]
-    return _cifar("CIFAR-100", directory, folders, files, b"fine_labels", num_classes=100)
+    return _cifar(directory, folders, ["train", "test"], b"fine_labels", num_classes=100)
 
 
 def _cifar(
-    name: str,
     directory: str | Path | None,
     folders: tuple[str, str],
     files: list[str],
@@ -153,20 +141,17 @@ def _cifar(
     binary, python = (root / folder for folder in folders)
     if binary.is_dir():
         coarse = int(num_classes == 100)  # of two label bytes the second is the fine one
-        pieces = [
-            _binary(binary / f"{file}.bin", skipped=coarse, num_classes=num_classes)
-            for file in files
-        ]
+        pieces = [_binary(binary / f"{file}.bin", coarse, num_classes) for file in files]
     elif python.is_dir():
-        pieces = [_python(python / file, label_key, num_classes=num_classes) for file in files]
+        pieces = [_python(python / file, label_key, num_classes) for file in files]
     else:
         raise DataError(
-            f"{name} is not in {str(root)!r}: unpack {binary.name} (binary version) or "
-            f"{python.name} (python version) from {_CIFAR_SITE} there"
+            f"CIFAR-{num_classes} is not in {str(root)!r}: unpack {binary.name} (binary version) "
+            f"or {python.name} (python version) from {_CIFAR_SITE} there"
         )
     *train, test = pieces
     images, labels = map(np.concatenate, zip(*train, strict=True))
-    return Images.of((images, labels), test, num_classes)
+    return Images(images, labels, *test, num_classes)
 
 
 def penn_treebank(directory: str | Path | None = None) -> Text:
@@ -196,7 +181,7 @@ def _read(path: Path) -> bytes:
         raise DataError(f"{str(path)!r} cannot be read: {error.strerror or error}") from None
 
 
-def _binary(path: Path, *, skipped: int, num_classes: int) -> Examples:
+def _binary(path: Path, skipped: int, num_classes: int) -> Examples:
     """Records of label bytes (the last one counts) and 3,072 planar pixel bytes."""
     raw = np.frombuffer(_read(path), dtype=np.uint8)
     record = skipped + 1 + _PIXELS
@@ -232,14 +217,13 @@ class _ArraysOnly(pickle.Unpickler):
         return self.allowed[module, name]
 
 
-def _python(path: Path, label_key: bytes, *, num_classes: int) -> Examples:
+def _python(path: Path, label_key: bytes, num_classes: int) -> Examples:
     """A pickled dictionary of pixel rows and labels, never trusted to run code."""
+    content = io.BytesIO(_read(path))
     try:
-        document = _ArraysOnly(io.BytesIO(_read(path)), encoding="bytes").load()
+        document = _ArraysOnly(content, encoding="bytes").load()
         pixels = np.asarray(document[b"data"])
         labels = np.asarray(document[label_key], dtype=np.int64)
-    except DataError:
-        raise
     except Exception as error:
         raise DataError(f"{str(path)!r} is not a CIFAR batch: {error}") from None
     if pixels.dtype != np.uint8 or pixels.ndim != 2 or pixels.shape[1] != _PIXELS:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,29 +12,23 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from matcha.errors import InputError
-from matcha.training.task import Evaluation, Task, batch_indices, digest, generator, model_digest
+from matcha.training.task import Evaluation, batch_indices, digest, generator
 from matcha.zoo.data import Images, Indices
-from matcha.zoo.models import seeded
+from matcha.zoo.models import ModelTask, mean_cross_entropy
 
 _ORDER, _CROP, _RECALIBRATION = 0x4F52, 0x4352, 0x5243  # purposes of random draws
 _JUDGED = 256  # held-out images by which workers' answers are compared
 
 
-class ImageTask(Task):
+class ImageTask(ModelTask):
     """Classify images; each worker has its own part of the training set.
 
     An epoch is as many iterations as the whole training set fills batches of all workers; a worker
     walks through its own part in a new order each epoch, and again where it is shorter than others.
 
-    Args:
-        name: what records call the task.
-        data: images and labels.
-        parts: each worker's examples, from :func:`matcha.zoo.data.partition`.
-        model: makes a new model; its weights come from ``seed``.
-        batch_size: examples per worker and iteration.
-        seed: of initial weights, order and augmentation.
-        augment: random shifts by up to ``padding`` pixels and horizontal flips.
-        flat: inputs are vectors instead of images, for linear models.
+    Parts are each worker's examples, from :func:`matcha.zoo.data.partition`. Initial weights of
+    what ``model`` makes, order and augmentation (random shifts by up to ``padding`` pixels, and
+    horizontal flips) come from ``seed``. ``flat`` inputs are vectors, for linear models.
     """
 
     def __init__(
@@ -53,53 +46,33 @@ class ImageTask(Task):
     ) -> None:
         if batch_size < 1:
             raise InputError(f"batch_size must be 1 or more, not {batch_size}")
-        self.name, self.seed, self.batch_size = name, seed, batch_size
-        self.num_workers = len(parts)
         number = sum(map(len, parts))
         if number < batch_size:
             raise InputError(
                 f"a batch of {batch_size:,} is larger than the whole training set of {number:,}"
             )
-        self.parts = parts
-        self.flat = flat
-        self.augment = augment
-        self.steps_per_epoch = max(1, number // (self.num_workers * batch_size))
-        self._make = model
-        self._data = data
-        self._padding = padding if augment else 0
+        super().__init__(name, model, len(parts), batch_size, seed)
+        self.steps_per_epoch = max(1, number // (len(parts) * batch_size))
+        self.parts, self.augment, self.flat = parts, augment, flat
+        self._data, self._padding = data, padding if augment else 0
         self._size = data.train_images.shape[1:3]
         pixels = data.train_images.reshape(-1, data.train_images.shape[-1])
         self._mean = torch.tensor(pixels.mean(0), dtype=torch.float32)
         self._scale = torch.tensor(1 / np.maximum(pixels.std(0), 1e-6), dtype=torch.float32)
         self._held: dict[str, Tensor] = {}
 
-    @cached_property
-    def _fixed(self) -> dict[str, Any]:
-        """The parts of the identity that take a while to work out."""
+    def data(self) -> dict[str, Any]:
         return {
-            "examples": digest(self._data.train_labels, self._data.test_labels),
-            "partition": digest(*self.parts),
-            "model": model_digest(self.model()),
-        }
-
-    def identity(self) -> dict[str, Any]:
-        """Model, data, partition, batch size and augmentation."""
-        return {
-            "batch size": self.batch_size,
             "number of examples": len(self._data.train_labels),
             "augmentation": self._padding,
-            **self._fixed,
+            "examples": digest(self._data.train_labels, self._data.test_labels),
+            "partition": digest(*self.parts),
         }
-
-    def model(self) -> nn.Module:
-        return seeded(self._make, self.seed)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> None:
         data, p = self._data, self._padding
-        padded = (
-            np.pad(data.train_images, ((0, 0), (p, p), (p, p), (0, 0))) if p else data.train_images
-        )
-        arrays = {
+        padded = np.pad(data.train_images, ((0, 0), (p, p), (p, p), (0, 0)))
+        tensors = {
             "train": torch.from_numpy(padded),
             "labels": torch.from_numpy(data.train_labels),
             "test": torch.from_numpy(data.test_images),
@@ -109,7 +82,7 @@ class ImageTask(Task):
             "rows": torch.arange(self._size[0]),
             "columns": torch.arange(self._size[1]),
         }
-        self._held = {name: tensor.to(device) for name, tensor in arrays.items()}
+        self._held = {name: tensor.to(device) for name, tensor in tensors.items()}
         self._dtype = dtype
 
     def tables(self, epoch: int) -> dict[str, npt.NDArray[np.generic]]:
@@ -148,11 +121,7 @@ class ImageTask(Task):
         self, model: nn.Module, inputs: Tensor, targets: Tensor, state: tuple[Tensor, ...]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Cross-entropy; one per worker where models and batches are stacked."""
-        scores = model(inputs)
-        if targets.dim() == 1:
-            return functional.cross_entropy(scores, targets), ()
-        losses = functional.cross_entropy(scores.flatten(0, 1), targets.flatten(), reduction="none")
-        return losses.view(targets.shape).mean(1), ()
+        return mean_cross_entropy(model(inputs), targets, is_stacked=targets.dim() == 2), ()
 
     def evaluate(self, model: nn.Module) -> Evaluation:
         images, labels = self._held["test"], self._held["test_labels"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cached_property
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -13,10 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from matcha.errors import DataError, InputError
-from matcha.training.task import Evaluation, Task, digest, generator, model_digest
+from matcha.training.task import Evaluation, digest, generator
 from matcha.zoo.corpus import Corpus, Tokens
 from matcha.zoo.data import Labels, Text
-from matcha.zoo.models import LanguageModel, Transformer, seeded
+from matcha.zoo.models import LanguageModel, ModelTask, Transformer, mean_cross_entropy
 
 
 def _columns(words: Labels, batch_size: int) -> Labels:
@@ -25,26 +24,25 @@ def _columns(words: Labels, batch_size: int) -> Labels:
     return np.ascontiguousarray(words[: length * batch_size].reshape(batch_size, length).T)
 
 
-def mean_cross_entropy(scores: Tensor, targets: Tensor) -> Tensor:
-    """The mean over a batch; where batches of several workers are stacked, one per worker."""
-    scores = scores.flatten(0, -2)
-    if targets.dim() == 2:
-        return functional.cross_entropy(scores, targets.flatten())
-    losses = functional.cross_entropy(scores, targets.flatten(), reduction="none")
-    return losses.view(len(targets), -1).mean(1)
+class _NextTokenTask(ModelTask):
+    """Predict the next token, ``length`` of them per batch and place."""
+
+    length: int
+
+    def loss(
+        self, model: nn.Module, inputs: Tensor, targets: Tensor, state: tuple[Tensor, ...]
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Cross-entropy per token; one per worker where models and batches are stacked."""
+        scores, after = model(inputs, *state)
+        return mean_cross_entropy(scores, targets, is_stacked=targets.dim() == 3), after
 
 
-class LanguageTask(Task):
+class LanguageTask(_NextTokenTask):
     """Predict the next word; an LSTM's state is carried from batch to batch within an epoch.
 
-    Args:
-        name: what records call the task.
-        text: the corpus; worker i reads the i-th of m equal stretches of its training part.
-        num_workers: m.
-        model: makes a new model; its weights come from ``seed``.
-        batch_size: places in its stretch that a worker reads at once.
-        length: words per batch and place, through which gradients flow back.
-        seed: of the initial weights.
+    Worker i reads the i-th of m equal stretches of the training text, at ``batch_size`` places at
+    once, ``length`` words per batch and place, through which gradients flow back. The weights of
+    what ``model`` makes come from ``seed``.
     """
 
     def __init__(
@@ -58,9 +56,8 @@ class LanguageTask(Task):
         length: int = 35,
         seed: int = 0,
     ) -> None:
-        self.name, self.num_workers, self.seed = name, num_workers, seed
-        self.batch_size, self.length = batch_size, length
-        self._make, self._text = model, text
+        super().__init__(name, model, num_workers, batch_size, seed)
+        self.length, self._text = length, text
         each = len(text.train) // num_workers
         stretches = [text.train[i * each : (i + 1) * each] for i in range(num_workers)]
         if each // batch_size <= length:
@@ -73,31 +70,18 @@ class LanguageTask(Task):
         self._columns = np.stack([_columns(stretch, batch_size) for stretch in stretches])
         self.steps_per_epoch = (self._columns.shape[1] - 1) // length
 
-    @cached_property
-    def _fixed(self) -> dict[str, Any]:
-        """The parts of the identity that take a while to work out."""
-        return {"text": digest(self._columns), "model": model_digest(self.model())}
-
-    def identity(self) -> dict[str, Any]:
-        """Model, text, batch size and length."""
+    def data(self) -> dict[str, Any]:
         return {
-            "batch size": self.batch_size,
             "length": self.length,
             "number of words": len(self._text.train),
-            **self._fixed,
+            "text": digest(self._columns),
         }
 
-    def model(self) -> nn.Module:
-        return seeded(self._make, self.seed)
-
     def to(self, device: torch.device, dtype: torch.dtype) -> None:
-        self._dtype = dtype
         self._words = torch.from_numpy(self._columns).to(device)
         self._steps = torch.arange(self.length + 1, device=device)
-        self._valid = torch.from_numpy(
-            _columns(self._text.valid, min(64, len(self._text.valid) // 2))
-        )
-        self._valid = self._valid.to(device)
+        valid = self._text.valid
+        self._valid = torch.from_numpy(_columns(valid, min(64, len(valid) // 2))).to(device)
 
     def tables(self, epoch: int) -> dict[str, npt.NDArray[np.generic]]:
         starts = np.arange(self.steps_per_epoch, dtype=np.int64) * self.length
@@ -113,12 +97,6 @@ class LanguageTask(Task):
         model = self.model()
         assert isinstance(model, (LanguageModel, Transformer))
         return model.state(self.batch_size)
-
-    def loss(
-        self, model: nn.Module, inputs: Tensor, targets: Tensor, state: tuple[Tensor, ...]
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        scores, after = model(inputs, *state)
-        return mean_cross_entropy(scores, targets), after
 
     def evaluate(self, model: nn.Module) -> Evaluation:
         assert isinstance(model, (LanguageModel, Transformer))
@@ -141,23 +119,15 @@ order of their names, or by the folder that they come from, which makes workers'
 _PURPOSE = 0x5458  # keeps these draws apart from a task's others under the same seed
 
 
-class TextTask(Task):
+class TextTask(_NextTokenTask):
     """Predict the next token of text in windows drawn at random from a worker's documents.
 
     An epoch is a number of iterations, not a pass over the data: a worker reads its windows in an
     order of its own, pass after pass, and an epoch is where the model is evaluated.
 
-    Args:
-        name: what records call the task.
-        corpus: the documents as tokens.
-        num_workers: m.
-        model: makes a new model; its weights come from `seed`.
-        batch_size: windows per worker and iteration.
-        length: tokens per window.
-        steps_per_epoch: iterations between evaluations; None: 250, or a pass where that is shorter.
-        split: how documents are shared among workers.
-        num_valid: tokens of the validation text that an evaluation reads; None: all.
-        seed: of the initial weights and of the order of reading.
+    A batch has ``batch_size`` windows of ``length`` tokens per worker. ``steps_per_epoch`` left out
+    is 250, or a pass where that is shorter; evaluations read ``num_valid`` tokens of the validation
+    text. The weights of what ``model`` makes and the order of reading come from ``seed``.
     """
 
     def __init__(
@@ -174,9 +144,8 @@ class TextTask(Task):
         num_valid: int | None = None,
         seed: int = 0,
     ) -> None:
-        self.name, self.num_workers, self.seed = name, num_workers, seed
-        self.batch_size, self.length, self.split = batch_size, length, split
-        self._make, self._corpus = model, corpus
+        super().__init__(name, model, num_workers, batch_size, seed)
+        self.length, self.split, self._corpus = length, split, corpus
         self._valid_text = corpus.valid[:num_valid]
         self._parts = share(corpus, num_workers, split, seed)
         # Windows end one token apart from the next, so that each token is a target once per pass.
@@ -193,23 +162,13 @@ class TextTask(Task):
                 f"the validation text has {len(self._valid_text):,} tokens, and a window {length}."
             )
 
-    @cached_property
-    def _fixed(self) -> dict[str, Any]:
-        """The parts of the identity that take a while to work out."""
-        return {"text": digest(self._corpus.train), "model": model_digest(self.model())}
-
-    def identity(self) -> dict[str, Any]:
-        """Model, text, split, batch size and length."""
+    def data(self) -> dict[str, Any]:
         return {
-            "batch size": self.batch_size,
             "length": self.length,
             "split": self.split,
             "number of tokens": len(self._corpus.train),
-            **self._fixed,
+            "text": digest(self._corpus.train),
         }
-
-    def model(self) -> nn.Module:
-        return seeded(self._make, self.seed)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> None:
         whole = np.concatenate(self._parts).astype(np.int32)
@@ -238,12 +197,6 @@ class TextTask(Task):
     def batch(self, rows: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         tokens = self._tokens[rows["start"].unsqueeze(-1) + self._steps].to(torch.long)
         return tokens[..., :-1], tokens[..., 1:]
-
-    def loss(
-        self, model: nn.Module, inputs: Tensor, targets: Tensor, state: tuple[Tensor, ...]
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Cross-entropy per token; one per worker where models and batches are stacked."""
-        return mean_cross_entropy(model(inputs)[0], targets), ()
 
     def evaluate(self, model: nn.Module) -> Evaluation:
         """Cross-entropy per token of the validation text; its exponential is the perplexity."""

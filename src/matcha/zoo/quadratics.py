@@ -37,16 +37,9 @@ class QuadraticTask(Task):
     A common A is what makes ζ a constant; it also makes the mean of the workers' gradients the
     gradient at their mean, so x̄ does not feel the network, and only the consensus distance does.
 
-    Args:
-        num_workers: m.
-        smoothness: L of Assumption 1.
-        noise: σ of Assumption 3.
-        heterogeneity: ζ of Assumption 4.
-        dimension: length of x.
-        condition: largest over smallest eigenvalue.
-        start: distance of the common first iterate from the minimum of F.
-        steps_per_epoch: iterations between records.
-        seed: of A's order, the bᵢ and the noise.
+    ``smoothness``, ``noise`` and ``heterogeneity`` are L, σ and ζ of Assumptions 1, 3 and 4;
+    ``start`` is the distance of the common first iterate from the minimum of F. The bᵢ, the
+    direction of that iterate and the noise come from ``seed``.
     """
 
     name = "quadratic"

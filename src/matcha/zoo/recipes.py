@@ -62,9 +62,9 @@ class Recipe:
     description: str
     make: Callable[[Recipe, Choices], Task]
     model: str
-    batch_size: int
-    epochs: int
-    learning_rate: float
+    batch_size: int = 16
+    epochs: int = 20
+    learning_rate: float = 0.05
     optimizer: Optimizer = field(default_factory=lambda: _MOMENTUM)
     length: int = 35
     """Words a batch and place, where the examples are text."""
@@ -94,16 +94,10 @@ class Recipe:
         """The task as a job holds it: named, described, and made when the job runs."""
         if seed is not None:
             choices = replace(choices, seed=seed)
-        described = asdict(choices) | {
-            "model": self.model_name(choices),
-            "batch_size": self.examples_per_batch(choices) or None,
-        }
-        return TaskSpec(
-            name=self.name,
-            seed=choices.seed,
-            choices=described,
-            make=partial(self.task, choices),
-        )
+        batch_size = self.examples_per_batch(choices) or None
+        described = replace(choices, model=self.model_name(choices), batch_size=batch_size)
+        make = partial(self.task, choices)
+        return TaskSpec(name=self.name, seed=choices.seed, choices=asdict(described), make=make)
 
     def model_name(self, choices: Choices) -> str:
         """The model chosen, or else the recipe's."""
@@ -159,7 +153,7 @@ class Recipe:
 
 
 def _images(
-    load: Callable[[Choices], sets.Images], *, augment: bool, flat: bool = False
+    load: Callable[[Choices], sets.Images], *, augment: bool = False, flat: bool = False
 ) -> Callable[[Recipe, Choices], Task]:
     def make(recipe: Recipe, choices: Choices) -> Task:
         if flat:
@@ -172,10 +166,9 @@ def _images(
             seed=choices.seed,
             concentration=choices.concentration,
         )
-        if flat:
-            features = int(np.prod(images.train_images.shape[1:]))
-            model: Callable[[], nn.Module] = lambda: nn.Linear(features, images.num_classes)  # noqa: E731
-        else:
+        features = int(np.prod(images.train_images.shape[1:]))
+        model: Callable[[], nn.Module] = partial(nn.Linear, features, images.num_classes)
+        if not flat:
             model = maker(recipe.model_name(choices), images.num_classes)
         return ImageTask(
             recipe.name,
@@ -195,8 +188,7 @@ def _refuse(recipe: Recipe, choices: Choices, *names: str) -> None:
     """A choice that a task ignores is an error: the user would believe that it took effect."""
     usual = Choices(num_workers=choices.num_workers)
     for name in names:
-        value = getattr(choices, name)
-        if value != getattr(usual, name):
+        if (value := getattr(choices, name)) != getattr(usual, name):
             raise InputError(f"the task {recipe.name} has no choice of {name}, but got {value!r}")
 
 
@@ -210,10 +202,10 @@ def _language(recipe: Recipe, choices: Choices) -> Task:
     text = sets.penn_treebank(choices.data).head(choices.num_train, choices.num_test)
     words = len(text.vocabulary)
     models: dict[str, Callable[[], LanguageModel | Transformer]] = {
-        "lstm": lambda: LanguageModel(words, 1500),
-        "lstm-small": lambda: LanguageModel(words, 200, dropout=0.2),
-        "transformer": lambda: Transformer(words),
-        "transformer-small": lambda: Transformer(words, 64, 2, 2, dropout=0.1),
+        "lstm": partial(LanguageModel, words, 1500),
+        "lstm-small": partial(LanguageModel, words, 200, dropout=0.2),
+        "transformer": partial(Transformer, words),
+        "transformer-small": partial(Transformer, words, 64, 2, 2, dropout=0.1),
     }
     name = recipe.model_name(choices)
     if name not in models:
@@ -241,18 +233,17 @@ def _text(recipe: Recipe, choices: Choices) -> Task:
     if name not in _TEXT_MODELS:
         raise unknown_name("language model", name, _TEXT_MODELS)
     corpus = read_corpus(sets.data_directory(choices.data)).head(choices.num_train)
-
-    def model() -> Transformer:
-        shape = _TEXT_MODELS[name]
-        return Transformer(
-            corpus.num_tokens, **shape, length=recipe.length, dropout=0.0, batch_first=True
-        )
-
+    own: dict[str, Any] = {
+        **_TEXT_MODELS[name],
+        "length": recipe.length,
+        "dropout": 0.0,
+        "batch_first": True,
+    }
     return TextTask(
         recipe.name,
         corpus,
         choices.num_workers,
-        model,
+        partial(Transformer, corpus.num_tokens, **own),
         batch_size=recipe.examples_per_batch(choices),
         length=recipe.length,
         split=choices.partition,  # type: ignore[arg-type]  # checked by share()
@@ -261,105 +252,96 @@ def _text(recipe: Recipe, choices: Choices) -> Task:
     )
 
 
-RECIPES: dict[str, Recipe] = {
-    recipe.name: recipe
-    for recipe in (
-        Recipe(
-            name="digits",
-            description="scikit-learn's handwritten digits, a small CNN; needs no data folder",
-            make=_images(lambda _: sets.digits(), augment=False),
-            model="cnn",
-            batch_size=16,
-            epochs=20,
-            learning_rate=0.05,
-        ),
-        Recipe(
-            name="logistic",
-            description="logistic regression on the digits: convex, quick",
-            make=_images(lambda _: sets.digits(), augment=False, flat=True),
-            model="linear",
-            batch_size=16,
-            epochs=20,
-            learning_rate=0.05,
-            optimizer=SGD(weight_decay=1e-4),
-        ),
-        Recipe(
-            name="quadratic",
-            description="quadratics with known L, σ and ζ, for theory",
-            make=_quadratic,
-            model="point",
-            batch_size=1,
-            epochs=20,
-            learning_rate=0.02,
-            optimizer=SGD(),
-            decay="none",
-        ),
-        Recipe(
-            name="cifar10",
-            description="CIFAR-10, the paper's ResNet-50 (Figures 4 and 5)",
-            make=_images(lambda choices: sets.cifar10(choices.data), augment=True),
-            model="resnet50",
-            batch_size=64,
-            epochs=200,
-            learning_rate=0.8,
-        ),
-        Recipe(
-            name="cifar10-vgg11",
-            description="CIFAR-10, VGG-11 without normalization: RelaySGD's Table 2",
-            make=_images(lambda choices: sets.cifar10(choices.data), augment=True),
-            model="vgg11",
-            batch_size=32,
-            epochs=200,
-            learning_rate=0.1,
-            milestones=(0.75, 0.9),
-            warmup=0.025,
-        ),
-        Recipe(
-            name="cifar100",
-            description="CIFAR-100, WideResNet-28-10 (Figures 1 and 4)",
-            make=_images(lambda choices: sets.cifar100(choices.data), augment=True),
-            model="wideresnet28-10",
-            batch_size=64,
-            epochs=200,
-            learning_rate=0.8,
-            optimizer=SGD(momentum=0.9, nesterov=True, weight_decay=5e-4),
-        ),
-        Recipe(
-            name="ptb",
-            description="Penn Treebank, a two-layer LSTM of 1500 (Figure 4)",
-            make=_language,
-            model="lstm",
-            batch_size=10,
-            epochs=40,
-            learning_rate=40.0,
-            optimizer=SGD(clip_norm=0.25),
-            decay="plateau",
-        ),
-        Recipe(
-            name="ptb-transformer",
-            description="Penn Treebank, a transformer of 10.6 million parameters with AdamW",
-            make=_language,
-            model="transformer",
-            batch_size=16,
-            epochs=20,
-            learning_rate=1e-3,
-            optimizer=adamw(weight_decay=0.1, clip_norm=1.0),
-            length=64,
-        ),
-        Recipe(
-            name="text",
-            description="your folder of text files, transformers of 1, 14 or 50 million parameters",
-            make=_text,
-            model="transformer-14m",
-            batch_size=16,
-            epochs=10,
-            learning_rate=3e-3,
-            optimizer=adamw(beta2=0.95, weight_decay=0.1, clip_norm=1.0),
-            length=256,
-            decay="cosine",
-        ),
-    )
-}
+_DIGITS = partial(_images, lambda _: sets.digits())
+_CIFAR10 = _images(lambda choices: sets.cifar10(choices.data), augment=True)
+
+_ALL = (
+    Recipe(
+        name="digits",
+        description="scikit-learn's handwritten digits, a small CNN; needs no data folder",
+        make=_DIGITS(),
+        model="cnn",
+    ),
+    Recipe(
+        name="logistic",
+        description="logistic regression on the digits: convex, quick",
+        make=_DIGITS(flat=True),
+        model="linear",
+        optimizer=SGD(weight_decay=1e-4),
+    ),
+    Recipe(
+        name="quadratic",
+        description="quadratics with known L, σ and ζ, for theory",
+        make=_quadratic,
+        model="point",
+        batch_size=1,
+        learning_rate=0.02,
+        optimizer=SGD(),
+        decay="none",
+    ),
+    Recipe(
+        name="cifar10",
+        description="CIFAR-10, the paper's ResNet-50 (Figures 4 and 5)",
+        make=_CIFAR10,
+        model="resnet50",
+        batch_size=64,
+        epochs=200,
+        learning_rate=0.8,
+    ),
+    Recipe(
+        name="cifar10-vgg11",
+        description="CIFAR-10, VGG-11 without normalization: RelaySGD's Table 2",
+        make=_CIFAR10,
+        model="vgg11",
+        batch_size=32,
+        epochs=200,
+        learning_rate=0.1,
+        milestones=(0.75, 0.9),
+        warmup=0.025,
+    ),
+    Recipe(
+        name="cifar100",
+        description="CIFAR-100, WideResNet-28-10 (Figures 1 and 4)",
+        make=_images(lambda choices: sets.cifar100(choices.data), augment=True),
+        model="wideresnet28-10",
+        batch_size=64,
+        epochs=200,
+        learning_rate=0.8,
+        optimizer=SGD(momentum=0.9, nesterov=True, weight_decay=5e-4),
+    ),
+    Recipe(
+        name="ptb",
+        description="Penn Treebank, a two-layer LSTM of 1500 (Figure 4)",
+        make=_language,
+        model="lstm",
+        batch_size=10,
+        epochs=40,
+        learning_rate=40.0,
+        optimizer=SGD(clip_norm=0.25),
+        decay="plateau",
+    ),
+    Recipe(
+        name="ptb-transformer",
+        description="Penn Treebank, a transformer of 10.6 million parameters with AdamW",
+        make=_language,
+        model="transformer",
+        learning_rate=1e-3,
+        optimizer=adamw(weight_decay=0.1, clip_norm=1.0),
+        length=64,
+    ),
+    Recipe(
+        name="text",
+        description="your folder of text files, transformers of 1, 14 or 50 million parameters",
+        make=_text,
+        model="transformer-14m",
+        epochs=10,
+        learning_rate=3e-3,
+        optimizer=adamw(beta2=0.95, weight_decay=0.1, clip_norm=1.0),
+        length=256,
+        decay="cosine",
+    ),
+)
+RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in _ALL}
 """Tasks by name."""
 
 
@@ -392,19 +374,18 @@ def _own(name: str) -> Recipe:
         raise InputError(
             f"the task {name!r} is {type(found).__name__}, not a function or a Recipe."
         )
-    taken = signature(found).parameters
+    taken, free = signature(found).parameters, [field.name for field in fields(Choices)]
     needed = [n for n, p in taken.items() if p.default is p.empty and p.kind < p.VAR_POSITIONAL]
-    if unknown := set(needed) - {field.name for field in fields(Choices)}:
+    if unknown := set(needed) - {*free}:
         raise InputError(
             f"the task {name!r} asks for {', '.join(sorted(unknown))}, but a task is made of "
-            f"{', '.join(field.name for field in fields(Choices))}."
+            f"{', '.join(free)}."
         )
     size = taken["batch_size"].default if "batch_size" in taken else None
 
     def make(recipe: Recipe, choices: Choices) -> Task:
-        free = [field.name for field in fields(Choices)]
         _refuse(recipe, choices, *(n for n in free if n not in (*taken, "num_workers", "seed")))
-        given = {n: getattr(choices, n) for n in free if n in taken}
+        given = {n: value for n, value in asdict(choices).items() if n in taken}
         made = found(**{n: value for n, value in given.items() if value is not None})
         for member in ("steps_per_epoch", "tables", "loss"):
             if not hasattr(made, member):
@@ -420,6 +401,5 @@ def _own(name: str) -> Recipe:
         model="its own",
         batch_size=size if isinstance(size, int) else 0,
         epochs=10,
-        learning_rate=0.05,
         decay="none",
     )

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from matcha.errors import InputError
-from matcha.training.task import Evaluation, Task, batch_indices, digest, generator, model_digest
-from matcha.zoo.models import seeded
+from matcha.training.task import Evaluation, batch_indices, digest, generator
+from matcha.zoo.models import ModelTask
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
-class TensorTask(Task):
+class TensorTask(ModelTask):
     """Examples and targets as tensors, dealt to the workers at random.
 
     Args:
@@ -60,22 +60,14 @@ class TensorTask(Task):
             raise InputError(
                 f"{len(examples)} examples are too few for {num_workers} batches of {batch_size}."
             )
-        self.name, self.seed, self.num_workers = name, seed, num_workers
-        self._make, self._loss, self._batch = model, loss, batch_size
+        super().__init__(name, model, num_workers, batch_size, seed)
+        self._loss = loss
         self._own = (examples, targets, *(test or (examples, targets)))
         order = generator(seed, 0).permutation(len(examples))
         self._parts = np.array_split(order, num_workers)
 
-    def identity(self) -> dict[str, Any]:
-        """Model, data, partition and batch size."""
-        return {
-            "batch size": self._batch,
-            "examples": digest(*(tensor.cpu().numpy() for tensor in self._own)),
-            "model": model_digest(self.model()),
-        }
-
-    def model(self) -> nn.Module:
-        return seeded(self._make, self.seed)
+    def data(self) -> dict[str, Any]:
+        return {"examples": digest(*(tensor.cpu().numpy() for tensor in self._own))}
 
     def to(self, device: torch.device, dtype: torch.dtype) -> None:
         self._held = tuple(
@@ -83,7 +75,7 @@ class TensorTask(Task):
         )
 
     def tables(self, epoch: int) -> dict[str, npt.NDArray[np.generic]]:
-        steps, batch = self.steps_per_epoch, self._batch
+        steps, batch = self.steps_per_epoch, self.batch_size
         return {"index": batch_indices(self._parts, steps, batch, epoch, self.seed, 1)}
 
     def batch(self, rows: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:

@@ -248,7 +248,7 @@ class QuasiGlobal(MomentumRule):
     acts_without_round = True
 
     def __init__(
-        self, spec: Momentum, optimizer: SGD | Adam, x: Tensor, *, mixes_first: bool = False
+        self, spec: Momentum, optimizer: Optimizer, x: Tensor, *, mixes_first: bool = False
     ) -> None:
         assert spec.follow is not None
         self.spec, self.optimizer, self.share = spec, optimizer, spec.follow
@@ -362,7 +362,6 @@ def make_rule(
 ) -> MomentumRule:
     """The rule of a settled momentum for these parameters."""
     if spec.kind == "quasi-global":
-        assert isinstance(optimizer, (SGD, Adam))
         return QuasiGlobal(spec, optimizer, x, mixes_first=mixes_first)
     if spec.kind == "outer":
         return Outer(spec, x)

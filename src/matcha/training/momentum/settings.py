@@ -138,8 +138,8 @@ def momentum_for(
         return with_outer(chosen or Momentum(), plan)
     chosen = chosen or automatic(optimizer, plan)
     if chosen.kind in ("quasi-global", "shared"):
-        has_momentum = isinstance(optimizer, (SGD, Adam)) and optimizer.momentum > 0
-        if not has_momentum or (isinstance(optimizer, Muon) and chosen.kind != "shared"):
+        is_muon = isinstance(optimizer, Muon) and chosen.kind != "shared"
+        if is_muon or not optimizer.momentum:
             able = "Adam" if chosen.kind == "quasi-global" else "Adam, or torch.optim.Muon"
             raise InputError(f"{chosen.kind} momentum needs SGD with momentum, or {able}")
     return chosen

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import cached_property
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional
 
 from matcha.errors import unknown_name
+from matcha.training.task import Task, model_digest
 from matcha.zoo.models.language import LanguageModel, Transformer
 from matcha.zoo.models.vision import VGG11, VGG16, ResNet, SmallCNN, WideResNet, perceptron, resnet
 
@@ -57,16 +61,53 @@ def seeded(make: Callable[[], nn.Module], seed: int) -> nn.Module:
         return make()
 
 
+def mean_cross_entropy(scores: Tensor, targets: Tensor, *, is_stacked: bool) -> Tensor:
+    """The mean over a batch; where batches of several workers are stacked, one per worker."""
+    scores = scores.flatten(0, -2)
+    if not is_stacked:
+        return functional.cross_entropy(scores, targets.flatten())
+    losses = functional.cross_entropy(scores, targets.flatten(), reduction="none")
+    return losses.view(len(targets), -1).mean(1)
+
+
+class ModelTask(Task):
+    """A task of examples in batches, whose models a function makes: their weights from the seed."""
+
+    def __init__(
+        self, name: str, make: Callable[[], nn.Module], num_workers: int, batch_size: int, seed: int
+    ) -> None:
+        self.name, self.num_workers, self.seed = name, num_workers, seed
+        self.batch_size, self._make = batch_size, make
+
+    def model(self) -> nn.Module:
+        """A new one with the initial weights."""
+        return seeded(self._make, self.seed)
+
+    def data(self) -> dict[str, Any]:
+        """What tells the data, and how they are shared, from others; plain values."""
+        raise NotImplementedError
+
+    @cached_property
+    def _digests(self) -> dict[str, Any]:
+        return {**self.data(), "model": model_digest(self.model())}
+
+    def identity(self) -> dict[str, Any]:
+        """Model, data, and batch size."""
+        return {"batch size": self.batch_size, **self._digests}
+
+
 __all__ = [
     "MODELS",
     "VGG16",
     "LanguageModel",
+    "ModelTask",
     "ResNet",
     "SmallCNN",
     "Transformer",
     "WideResNet",
     "build",
     "maker",
+    "mean_cross_entropy",
     "perceptron",
     "resnet",
     "seeded",

@@ -46,11 +46,6 @@ class BasicBlock(nn.Module):
         self.conv2, self.norm2 = _conv(width, width, 3), normalization(width, groups)
         self.shortcut = _shortcut(into, width, stride, groups)
 
-    @property
-    def last_norm(self) -> Norm:
-        """The normalization before the shortcut is added."""
-        return self.norm2
-
     def forward(self, x: Tensor) -> Tensor:
         out = functional.relu(self.norm1(self.conv1(x)), inplace=True)
         out = self.norm2(self.conv2(out))
@@ -69,11 +64,6 @@ class Bottleneck(nn.Module):
         self.conv2, self.norm2 = _conv(width, width, 3, stride), normalization(width, groups)
         self.conv3, self.norm3 = _conv(width, out, 1), normalization(out, groups)
         self.shortcut = _shortcut(into, out, stride, groups)
-
-    @property
-    def last_norm(self) -> Norm:
-        """The normalization before the shortcut is added."""
-        return self.norm3
 
     def forward(self, x: Tensor) -> Tensor:
         out = functional.relu(self.norm1(self.conv1(x)), inplace=True)
@@ -116,8 +106,8 @@ class ResNet(nn.Module):
         # Each block starts as its shortcut (Goyal et al., 2017). Without this the paper's 24
         # bottlenecks add up to features so large that the first steps overshoot at any usual rate.
         for module in blocks:
-            assert isinstance(module, (BasicBlock, Bottleneck))
-            nn.init.zeros_(module.last_norm.weight)
+            last = "norm3" if block is Bottleneck else "norm2"
+            nn.init.zeros_(module.get_parameter(f"{last}.weight"))
 
     @classmethod
     def resnet18(cls, num_classes: int) -> ResNet:
