@@ -19,7 +19,7 @@ def make(module, channels_last=False, **choices):
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_views_share_memory_and_round_trip(channels_last):
     shapes = {"a": torch.Size([4, 3, 2, 5]), "b": torch.Size([7]), "c": torch.Size([])}
-    layout = Layout.of(shapes, channels_last=channels_last)
+    layout = Layout(shapes, channels_last=channels_last)
     values = {name: torch.randn(shape) for name, shape in shapes.items()}
     row = torch.zeros(layout.size)
     for name, view in layout.views(row):

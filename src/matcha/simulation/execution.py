@@ -70,29 +70,24 @@ class Graphs:
 
     def capture(self, parts: Mapping[str, Callable[[], None]], begin: Callable[[], None]) -> None:
         """Capture parts that are not captured yet; the caller restores the state they change."""
+        side, main = new_stream(self.device), torch.cuda.current_stream(self.device)
         with choosing_algorithms(), compiling() if self._compiles else nullcontext():
-            self._capture(parts, begin)
-
-    def _capture(self, parts: Mapping[str, Callable[[], None]], begin: Callable[[], None]) -> None:
-        side = new_stream(self.device)
-        side.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(side):
-            # Library handles, workspaces and algorithm choices must exist before capture.
-            for _ in range(3):
-                begin()
-                for part in parts.values():
-                    part()
-        torch.cuda.current_stream(self.device).wait_stream(side)
-        torch.cuda.synchronize(self.device)
-        begin()
-        for name, part in parts.items():
-            if name in self._graphs:
-                continue
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._pool):
-                part()
-            self._graphs[name] = graph
-        torch.cuda.synchronize(self.device)
+            side.wait_stream(main)
+            with torch.cuda.stream(side):
+                # Library handles, workspaces and algorithm choices must exist before capture.
+                for _ in range(3):
+                    begin()
+                    for part in parts.values():
+                        part()
+            main.wait_stream(side)
+            torch.cuda.synchronize(self.device)
+            begin()
+            for name in [name for name in parts if name not in self._graphs]:
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph, pool=self._pool):
+                    parts[name]()
+                self._graphs[name] = graph
+            torch.cuda.synchronize(self.device)
 
 
 def new_stream(device: torch.device) -> torch.cuda.Stream:

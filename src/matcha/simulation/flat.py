@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 
 import torch
@@ -17,35 +16,22 @@ ALIGNMENT = BLOCK
 """Each parameter starts on a multiple of this many numbers: a wire's blocks, and wide loads."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Layout:
-    """Where each parameter (or buffer) of a module stands in a flat row.
+    """Where each parameter (or buffer) of a module stands in a flat row, one after another.
 
-    >>> layout = Layout.of({"weight": torch.Size([3, 2]), "bias": torch.Size([3])})
+    Padding is zero and stays zero. With ``channels_last`` convolution kernels are stored output,
+    height, width, input: the order GPUs read.
+
+    >>> layout = Layout({"weight": torch.Size([3, 2]), "bias": torch.Size([3])})
     >>> layout.offsets, layout.size
     ((0, 256), 512)
     """
 
-    names: tuple[str, ...]
-    shapes: tuple[torch.Size, ...]
-    offsets: tuple[int, ...]
-    size: int
-    """Length of a row, padding included; the padding is zero and stays zero."""
-    channels_last: bool
-    """Convolution kernels are stored output, height, width, input: the order GPUs read."""
-
-    @classmethod
-    def of(cls, shapes: dict[str, torch.Size], *, channels_last: bool = False) -> Layout:
-        """Lay out tensors of these shapes one after another."""
-        sizes = (-(-math.prod(shape) // ALIGNMENT) * ALIGNMENT for shape in shapes.values())
-        *offsets, end = accumulate(sizes, initial=0)
-        return cls(
-            names=tuple(shapes),
-            shapes=tuple(shapes.values()),
-            offsets=tuple(offsets),
-            size=end,
-            channels_last=channels_last,
-        )
+    def __init__(self, shapes: Mapping[str, torch.Size], *, channels_last: bool = False) -> None:
+        self.names, self.shapes = tuple(shapes), tuple(shapes.values())
+        sizes = (-(-math.prod(shape) // ALIGNMENT) * ALIGNMENT for shape in self.shapes)
+        *offsets, self.size = accumulate(sizes, initial=0)
+        self.offsets, self.channels_last = tuple(offsets), channels_last
 
     def views(self, flat: Tensor) -> Iterator[tuple[str, Tensor]]:
         """Every named tensor as a view of ``flat``, a row or a matrix of rows."""
@@ -96,8 +82,8 @@ class Workers:
         self.template = template
         shapes = {name: value.shape for name, value in template.named_parameters()}
         buffers = {n: b.shape for n, b in template.named_buffers() if b.is_floating_point()}
-        self.layout = Layout.of(shapes, channels_last=channels_last)
-        self.buffer_layout = Layout.of(buffers)
+        self.layout = Layout(shapes, channels_last=channels_last)
+        self.buffer_layout = Layout(buffers)
         self.num_parameters = sum(map(math.prod, shapes.values()))
 
         self.parameters = torch.zeros(num_workers, self.layout.size, dtype=dtype, device=device)

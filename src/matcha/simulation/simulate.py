@@ -137,9 +137,9 @@ class Runner:
         """Train a job, one record per epoch; a run that was stopped goes on where it stopped."""
         simulation = self._simulation(job)
         self._made = (job.task, simulation.engine)
-        checkpoint = job.folder / CHECKPOINT if job.directory is not None else None
+        checkpoint = job.directory and job.directory / CHECKPOINT
         resume = resume and job.directory is not None and holds_run(job.directory)
-        if resume and checkpoint is not None and checkpoint.exists():
+        if resume and checkpoint and checkpoint.exists():
             simulation.load(checkpoint)
         self._threads = simulation.threads or self._threads or quickest_threads(simulation)
         with on_threads(self._threads):
@@ -151,7 +151,7 @@ class Runner:
 
     def _simulation(self, job: Job) -> Simulation:
         plan, settings, clock = job.plan, job.settings, self._clock
-        engine = self._made[1] if self._made is not None and self._made[0] == job.task else None
+        engine = self._made[1] if self._made and self._made[0] == job.task else None
         task = job.task.make() if engine is None else engine.task
         if isinstance(task, DealtTask):  # by another plan
             engine, task = None, task.whole

@@ -44,14 +44,9 @@ class Execution:
     """Simulation: compile the model's blocks first; pays on CUDA for long runs."""
 
     def __post_init__(self) -> None:
-        if self.precision not in _DTYPES:
-            raise InputError(
-                f"precision must be one of {', '.join(_DTYPES)}, not {self.precision!r}"
-            )
-        if self.batching not in get_args(Batching):
-            raise InputError(
-                f"batching must be one of {', '.join(get_args(Batching))}, not {self.batching!r}"
-            )
+        for name, known in (("precision", get_args(Precision)), ("batching", get_args(Batching))):
+            if (chosen := getattr(self, name)) not in known:
+                raise InputError(f"{name} must be one of {', '.join(known)}, not {chosen!r}")
         if self.streams < 1:
             raise InputError(f"streams must be 1 or more, not {self.streams}")
         kind = self.device.partition(":")[0]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
@@ -143,18 +145,16 @@ class DealtTask:
         steps, width = self.whole.steps_per_epoch, self.whole.num_workers
         most = max(len(level.members) for level in self.plan.levels)
         depth = -(-most // width) + 1  # rows that as many batches one after another may touch
-        known: dict[int, dict[str, npt.NDArray[np.generic]]] = {}
-        columns: dict[str, list[npt.NDArray[np.generic]]] = {}
+        whole_tables = cache(self.whole.tables)
+        columns: defaultdict[str, list[npt.NDArray[np.generic]]] = defaultdict(list)
         dealt = np.zeros((steps, self.num_workers), np.int64)
         for k in range(steps):
             iteration = epoch * steps + k
             row, place = divmod(self.plan.steps_before(iteration), width)
             for below in range(depth):
                 turn, step = divmod(row + below, steps)
-                if turn not in known:
-                    known[turn] = self.whole.tables(turn)
-                for name, table in known[turn].items():
-                    columns.setdefault(name, []).append(table[step])
+                for name, table in whole_tables(turn).items():
+                    columns[name].append(table[step])
             members = list(self.plan.level_at(iteration).members)
             dealt[k, members] = place + np.arange(len(members))
         shaped = {

@@ -158,9 +158,7 @@ def penn_treebank(directory: str | Path | None = None) -> Text:
     """Penn Treebank from ``ptb/ptb.{train,valid,test}.txt``, a sentence a line."""
     root = data_directory(directory)
     texts = {name: _words(root / "ptb" / f"ptb.{name}.txt") for name in ("train", "valid", "test")}
-    numbers: dict[str, int] = {}
-    for word in texts["train"]:
-        numbers.setdefault(word, len(numbers))
+    numbers = {word: number for number, word in enumerate(dict.fromkeys(texts["train"]))}
     try:
         coded = {
             name: np.array([numbers[word] for word in words], dtype=np.int64)
@@ -294,9 +292,8 @@ def partition(
         raise InputError(f"{len(labels)} examples cannot be shared among {num_workers} workers")
     random = generator(seed, _PURPOSE)
     if kind == "iid":
-        return tuple(
-            np.sort(p) for p in np.array_split(random.permutation(len(labels)), num_workers)
-        )
+        parts = np.array_split(random.permutation(len(labels)), num_workers)
+        return tuple(np.sort(part) for part in parts)
     if kind == "shards":
         return _shards(labels, num_workers, shards_per_worker, random)
     if not concentration > 0:

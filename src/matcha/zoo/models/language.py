@@ -229,16 +229,8 @@ class Transformer(nn.Module):
     """Embeddings of tokens and positions, blocks, and a decoder that shares the tokens' embedding.
 
     Inputs are token numbers; nothing is carried from one batch to the next, so the state is empty.
-
-    Args:
-        num_words: size of the vocabulary.
-        size: of a token's vector.
-        num_layers: number of blocks.
-        num_heads: of attention in each block.
-        length: the longest context.
-        dropout: share of values dropped in training.
-        batch_first: whether inputs have the batch before time, and not time first as for
-            `LanguageModel`.
+    A token's vector has ``size`` numbers, a context at most ``length`` tokens. With ``batch_first``
+    inputs have the batch before time, and not time first as for `LanguageModel`.
 
     >>> sum(p.numel() for p in Transformer(10_000).parameters())
     10649360
