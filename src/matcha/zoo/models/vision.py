@@ -14,13 +14,10 @@ from matcha.errors import InputError
 
 
 def initialize(module: nn.Module) -> None:
-    """He initialization of convolutions; normalization starts as the identity."""
+    """He initialization of convolutions; normalization is made as the identity."""
     for layer in module.modules():
         if isinstance(layer, nn.Conv2d):
             nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
-        elif isinstance(layer, (nn.BatchNorm2d, nn.GroupNorm)):
-            nn.init.ones_(layer.weight)
-            nn.init.zeros_(layer.bias)
 
 
 Norm = nn.BatchNorm2d | nn.GroupNorm
@@ -237,10 +234,9 @@ class VGG11(nn.Module):
         self.head = nn.Linear(last, num_classes)
         self.dropout = nn.Dropout(dropout)
         initialize(self)
-        for layer in self.convolutions:
-            assert isinstance(layer, nn.Conv2d)
-            assert layer.bias is not None
-            nn.init.zeros_(layer.bias)
+        for name, bias in self.convolutions.named_parameters():
+            if name.endswith("bias"):
+                nn.init.zeros_(bias)
 
     def forward(self, x: Tensor) -> Tensor:
         for k, layer in enumerate(self.convolutions):
