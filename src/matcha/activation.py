@@ -24,7 +24,6 @@ from matcha._numerics.semidefinite import solve, solve_factored
 from matcha._numerics.spectra import (
     DENSE_LIMIT,
     Array,
-    Indices,
     dense_eigenpairs,
     is_narrow,
     laplacian,
@@ -93,14 +92,66 @@ def optimal_probabilities(
     >>> [round(p, 6) for p in optimal_probabilities(ring, 4, limit=1.0).probabilities]
     [0.5, 0.5]
     """
-    problem = _Problem.make(matchings, num_workers, limit, costs, groups)
-    if tolerance is None:
-        tolerance = default_tolerance(num_workers)
-    p, certificate = _maximize(problem, tolerance, seed, progress)
-    return Activation(
-        probabilities=tuple(float(p[g]) for g in problem.group_of_matching),
-        certificate=certificate,
+    began = time.perf_counter()
+    problem = _Problem(matchings, num_workers, limit, costs, groups)
+    tolerance = default_tolerance(num_workers) if tolerance is None else tolerance
+    m, number = num_workers, len(problem.costs)
+    narrow = m > DENSE_LIMIT and is_narrow(problem.links, m)
+    start = start_vector(m, seed)
+    everything = problem.limit >= problem.costs.sum() * (1.0 - 1e-12)
+    p = np.ones(number) if everything else np.full(number, problem.limit / problem.costs.sum())
+
+    # Rows of gains are aggregated dual matrices: cheap, and for symmetric graphs (complete,
+    # star, hypercube), where λ₂ belongs to a huge eigenspace, one row is the whole certificate.
+    rows = problem.spread_gains()[None]
+    bound = knapsack_bound(rows[0], problem.costs, problem.limit)
+    best, best_value = p, -np.inf
+    V = np.empty((m, 0))
+    # An optimal dual has a rank of at most √(2·groups) (Pataki, 1998); keep a few times that.
+    most = max(48, 4 * int(np.sqrt(2.0 * number)))
+    whole = m <= _WHOLE_BASIS or (
+        m <= _WHOLE_LIMIT and 2 * number >= m and len(problem.links) <= 6 * m
     )
+    gaps: list[float] = []
+    for _ in range(_MAX_ITERATIONS):
+        L = laplacian(problem.links, m, p[problem.owner])
+        values, vectors = lowest_eigenpairs(L, _DIRECTIONS, narrow=narrow, start=start)
+        if values[0] > best_value:
+            best, best_value = p, float(values[0])
+        if everything:
+            bound = best_value
+        elif not gaps:
+            space = _eigenspace(L, values, vectors)
+            rows = np.stack([rows[0], problem.average_gains(space)])
+            bound = min(bound, knapsack_bound(rows[1], problem.costs, problem.limit))
+        gaps.append(max(0.0, bound / best_value - 1.0))
+        if progress is not None:
+            progress(len(gaps), _MAX_ITERATIONS, "iterations of eq. 5 at most")
+        if gaps[-1] <= tolerance or V.shape[1] == m - 1:
+            break
+        if len(gaps) > _PATIENCE and gaps[-1] > 0.5 * gaps[-_PATIENCE]:
+            if m > _WHOLE_LIMIT:
+                break
+            whole = True
+        # All directions at once are the whole of eq. 5 in one program, and the last.
+        V = perpendicular_basis(m) if whole else orthonormal(np.hstack([V, vectors]))
+        whole = V.shape[1] == m - 1
+        # Digits far below the current gap would be thrown away with the next directions.
+        accuracy = 0.1 * tolerance if whole else max(0.1 * tolerance, 0.01 * gaps[-1])
+        p, Y, gains = problem.solve_reduced(V, rows, accuracy)
+        p = problem.scale_to_limit(p)
+        bound = min(bound, knapsack_bound(gains, problem.costs, problem.limit))
+        if not whole and V.shape[1] > most:
+            V, rows = _shrink(V, Y, most // 2), np.vstack([rows[:2], gains])
+    certificate = Certificate(
+        value=best_value,
+        bound=max(bound, best_value),
+        gap=gaps[-1],
+        iterations=len(gaps),
+        seconds=time.perf_counter() - began,
+    )
+    chosen = tuple(best[problem.group_of_matching].tolist())
+    return Activation(probabilities=chosen, certificate=certificate)
 
 
 def default_tolerance(num_workers: int) -> float:
@@ -127,56 +178,40 @@ def knapsack_bound(gains: Array, costs: Array, limit: float) -> float:
     return float(np.maximum(gains[order], 0.0) @ p)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class _Problem:
     """Eq. 5 as arrays: links sorted by the group whose coin they share."""
 
-    num_workers: int
-    links: Indices
-    owner: Indices
-    """Group of each link, ascending."""
-    offsets: Indices
-    """Links of group g are offsets[g] : offsets[g + 1]."""
-    costs: Array
-    limit: float
-    group_of_matching: tuple[int, ...]
-
-    @classmethod
-    def make(
-        cls,
+    def __init__(
+        self,
         matchings: Sequence[Matching],
         num_workers: int,
         limit: float,
         costs: Sequence[float] | None,
         groups: Sequence[Sequence[int]],
-    ) -> _Problem:
+    ) -> None:
         coins = groups or [(j,) for j in range(len(matchings))]
         coin_of = {j: g for g, members in enumerate(coins) for j in members}
-        group_of_matching = tuple(coin_of[j] for j in range(len(matchings)))
         each = np.ones(len(matchings)) if costs is None else np.asarray(costs, dtype=np.float64)
         if not limit > 0:
             raise InputError(f"the limit on communication must be positive, not {limit!r}.")
         if not (np.isfinite(each).all() and (each > 0).all()):
             raise InputError("each matching must cost a positive, finite time.")
+        self.num_workers, self.limit = num_workers, float(limit)
+        self.group_of_matching = [coin_of[j] for j in range(len(matchings))]
+        self.costs = np.bincount(self.group_of_matching, weights=each).astype(np.float64)
         ends = [link for matching in matchings for link in matching]
-        owner = np.repeat(group_of_matching, [len(matching) for matching in matchings])
+        owner = np.repeat(self.group_of_matching, [len(matching) for matching in matchings])
         order = np.argsort(owner, kind="stable")
-        owner = owner[order].astype(np.int64)
-        return cls(
-            num_workers=num_workers,
-            links=np.array(ends, dtype=np.int64).reshape(-1, 2)[order],
-            owner=owner,
-            offsets=np.searchsorted(owner, np.arange(len(coins) + 1)),
-            costs=np.bincount(group_of_matching, weights=each).astype(np.float64),
-            limit=float(limit),
-            group_of_matching=group_of_matching,
-        )
+        self.links = np.array(ends, dtype=np.int64).reshape(-1, 2)[order]
+        self.owner = owner[order].astype(np.int64)
+        """Group of each link, ascending."""
+        self.offsets = np.searchsorted(self.owner, np.arange(len(coins) + 1))
+        """Links of group g are offsets[g] : offsets[g + 1]."""
 
     def solve_reduced(self, V: Array, rows: Array, tolerance: float) -> tuple[Array, Array, Array]:
         """Solve the program in which only the directions V and the aggregates test p.
 
-        Returns:
-            p, the dual Y of the directions, and ⟨dual, L_g⟩ for each group.
+        Returns p, the dual Y of the directions, and ⟨dual, L_g⟩ for each group.
         """
         D = V[self.links[:, 0]] - V[self.links[:, 1]]
         L, k, M = *D.shape, len(self.costs)
@@ -217,70 +252,6 @@ class _Problem:
             p = np.where(free, np.minimum(1.0, p * (1.0 + left / spent)), p)
         over = self.costs @ p / self.limit
         return p / over if over > 1.0 else p
-
-
-def _maximize(
-    problem: _Problem,
-    tolerance: float,
-    seed: int,
-    progress: ProgressCallback | None,
-) -> tuple[Array, Certificate]:
-    began = time.perf_counter()
-    m, groups = problem.num_workers, len(problem.costs)
-    narrow = m > DENSE_LIMIT and is_narrow(problem.links, m)
-    start = start_vector(m, seed)
-    everything = problem.limit >= problem.costs.sum() * (1.0 - 1e-12)
-    p = np.ones(groups) if everything else np.full(groups, problem.limit / problem.costs.sum())
-
-    # Rows of gains are aggregated dual matrices: cheap, and for symmetric graphs (complete,
-    # star, hypercube), where λ₂ belongs to a huge eigenspace, one row is the whole certificate.
-    rows = problem.spread_gains()[None]
-    bound = knapsack_bound(rows[0], problem.costs, problem.limit)
-    best, best_value = p, -np.inf
-    V = np.empty((m, 0))
-    # An optimal dual has a rank of at most √(2·groups) (Pataki, 1998); keep a few times that.
-    most = max(48, 4 * int(np.sqrt(2.0 * groups)))
-    whole = m <= _WHOLE_BASIS or (
-        m <= _WHOLE_LIMIT and 2 * groups >= m and len(problem.links) <= 6 * m
-    )
-    gaps: list[float] = []
-    for _ in range(_MAX_ITERATIONS):
-        L = laplacian(problem.links, m, p[problem.owner])
-        values, vectors = lowest_eigenpairs(L, _DIRECTIONS, narrow=narrow, start=start)
-        if values[0] > best_value:
-            best, best_value = p, float(values[0])
-        if everything:
-            bound = best_value
-        elif not gaps:
-            space = _eigenspace(L, values, vectors)
-            rows = np.stack([rows[0], problem.average_gains(space)])
-            bound = min(bound, knapsack_bound(rows[1], problem.costs, problem.limit))
-        gaps.append(max(0.0, bound / best_value - 1.0))
-        if progress is not None:
-            progress(len(gaps), _MAX_ITERATIONS, "iterations of eq. 5 at most")
-        if gaps[-1] <= tolerance or V.shape[1] == m - 1:
-            break
-        if len(gaps) > _PATIENCE and gaps[-1] > 0.5 * gaps[-_PATIENCE]:
-            if m > _WHOLE_LIMIT:
-                break
-            whole = True
-        # All directions at once are the whole of eq. 5 in one program, and the last.
-        V = perpendicular_basis(m) if whole else orthonormal(np.hstack([V, vectors]))
-        whole = V.shape[1] == m - 1
-        # Digits far below the current gap would be thrown away with the next directions.
-        accuracy = 0.1 * tolerance if whole else max(0.1 * tolerance, 0.01 * gaps[-1])
-        p, Y, gains = problem.solve_reduced(V, rows, accuracy)
-        p = problem.scale_to_limit(p)
-        bound = min(bound, knapsack_bound(gains, problem.costs, problem.limit))
-        if not whole and V.shape[1] > most:
-            V, rows = _shrink(V, Y, most // 2), np.vstack([rows[:2], gains])
-    return best, Certificate(
-        value=best_value,
-        bound=max(bound, best_value),
-        gap=gaps[-1],
-        iterations=len(gaps),
-        seconds=time.perf_counter() - began,
-    )
 
 
 def _eigenspace(L: object, values: Array, vectors: Array) -> Array:

@@ -8,8 +8,9 @@ group of matchings that share one coin.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import combinations, pairwise
+from itertools import combinations, pairwise, product
 
 import numpy as np
 
@@ -62,19 +63,29 @@ def decompose(topology: Topology, *, seed: int = 0) -> tuple[Matching, ...]:
     return sort_matchings(topology, best)
 
 
-def _permutations(topology: Topology) -> list[Matching]:
+def _permutations(topology: Topology) -> tuple[Matching, ...]:
     """The links of a directed topology as Δ partial permutations: a bipartite colouring."""
     import rustworkx
 
     m = topology.num_workers
     graph = rustworkx.PyGraph(multigraph=False)
     graph.add_nodes_from(range(2 * m))
-    graph.add_edges_from([(i, m + j, link) for link in topology.links for i, j in [link]])
+    graph.add_edges_from_no_data([(i, m + j) for i, j in topology.links])
     colors = rustworkx.graph_bipartite_edge_color(graph)
-    found: list[list[Link]] = [[] for _ in range(topology.max_degree)]
-    for edge, color in colors.items():
-        found[color].append(graph.get_edge_data_by_index(edge))
-    return [tuple(sorted(links)) for links in found]
+    in_order = [colors[edge] for edge in range(len(topology.links))]
+    return classes_of(topology.links, in_order, topology.max_degree)
+
+
+def classes_of(links: Sequence[Link], colors: Iterable[int], number: int) -> tuple[Matching, ...]:
+    """The links of each of some colours, in the order of the links.
+
+    >>> classes_of([(0, 1), (1, 2), (2, 3)], [0, 1, 0], 2)
+    (((0, 1), (2, 3)), ((1, 2),))
+    """
+    classes: list[list[Link]] = [[] for _ in range(number)]
+    for link, color in zip(links, colors, strict=True):
+        classes[color].append(link)
+    return tuple(map(tuple, classes))
 
 
 def single_links(topology: Topology) -> tuple[Matching, ...]:
@@ -102,10 +113,7 @@ def cliques(topology: Topology) -> tuple[tuple[Matching, ...], Groups]:
     matchings: list[Matching] = []
     groups: list[tuple[int, ...]] = []
     for workers in _clique_partition(topology):
-        number = {worker: n for n, worker in enumerate(workers)}
-        inside = Topology.from_links(
-            [(number[i], number[j]) for i in workers for j in workers if i < j]
-        )
+        inside = Topology.from_links(list(combinations(range(len(workers)), 2)))
         first = len(matchings)
         matchings += [
             tuple(sorted((workers[i], workers[j]) for i, j in matching))
@@ -160,32 +168,28 @@ def is_clique_partition(
     """
     if sorted(j for group in groups for j in group) != list(range(len(matchings))):
         return False
-    if not is_decomposition(topology, matchings):
-        return False
     for group in groups:
         links = [link for j in group for link in matchings[j]]
         size = len({end for link in links for end in link})
         if len(links) != size * (size - 1) // 2:
             return False
-    return True
+    return is_decomposition(topology, matchings)
 
 
 def check_decomposition(topology: Topology, matchings: Sequence[Matching]) -> None:
     """Refuse matchings that do not split the topology's links."""
     check_matchings(topology, tuple(matchings))
-    seen: set[Link] = set()
+    once = "a decomposition uses each link once."
+    uses = Counter(link for matching in matchings for link in matching)
     for number, matching in enumerate(matchings):
         if not matching:
             raise PlanError(f"matching {number} is empty: leave it out.")
-        for link in matching:
-            if link in seen:
-                raise PlanError(
-                    f"link {link} is in two matchings: a decomposition uses each link once."
-                )
-            seen.add(link)
+    for link, count in uses.items():
+        if count > 1:
+            raise PlanError(f"link {link} is in two matchings: {once}")
     for link in topology.links:
-        if link not in seen:
-            raise PlanError(f"link {link} is in no matching: a decomposition uses each link once.")
+        if link not in uses:
+            raise PlanError(f"link {link} is in no matching: {once}")
 
 
 # -- colouring ----------------------------------------------------------------------------------
@@ -231,11 +235,8 @@ def _misra_gries(topology: Topology) -> tuple[Matching, ...]:
     graph.add_nodes_from(range(topology.num_workers))
     graph.add_edges_from_no_data(list(topology.links))
     colors = rustworkx.graph_misra_gries_edge_color(graph)
-    coloring = Coloring(topology.num_workers, topology.max_degree + 1)
-    for edge, color in colors.items():
-        i, j = graph.get_edge_endpoints_by_index(edge)
-        coloring.paint((min(i, j), max(i, j)), color)
-    return coloring.matchings()
+    in_order = [colors[edge] for edge in range(len(topology.links))]
+    return classes_of(topology.links, in_order, topology.max_degree + 1)
 
 
 def _group_by_time(
@@ -292,9 +293,8 @@ def _clique_partition(topology: Topology) -> list[list[int]]:
 
 
 def _times(topology: Topology) -> dict[Link, float]:
-    if topology.link_times is None:
-        return dict.fromkeys(topology.links, 1.0)
-    return dict(zip(topology.links, topology.link_times, strict=True))
+    times = topology.link_times or (1.0,) * len(topology.links)
+    return dict(zip(topology.links, times, strict=True))
 
 
 def _slowest(matching: Matching, times: dict[Link, float]) -> float:
@@ -336,13 +336,13 @@ class Coloring:
         return coloring
 
     def matchings(self) -> tuple[Matching, ...]:
-        """The colour classes, each sorted."""
+        """The colour classes, each sorted; those without a link are empty."""
         classes: list[list[Link]] = [[] for _ in range(self.num_colors)]
         for i, row in enumerate(self.partner):
             for color, j in enumerate(row):
                 if i < j:
                     classes[color].append((i, j))
-        return tuple(tuple(links) for links in classes)
+        return tuple(map(tuple, classes))
 
     def paint(self, link: Link, color: int) -> None:
         """Give an uncoloured link a colour that is free at both its ends."""
@@ -361,15 +361,13 @@ class Coloring:
         return [*self._walk(worker, b, a)[:0:-1], *forward]
 
     def _walk(self, worker: int, a: int, b: int) -> list[int]:
-        path = [worker]
-        color, other = a, b
-        here = self.partner[worker][a]
+        path, here = [worker], self.partner[worker][a]
         while here != _NOBODY:
             path.append(here)
             if here == worker:
                 break
-            color, other = other, color
-            here = self.partner[here][color]
+            a, b = b, a
+            here = self.partner[here][a]
         return path
 
     def exchange(self, chain: Iterable[int], a: int, b: int) -> None:
@@ -427,19 +425,18 @@ def _paint_by_exchange(coloring: Coloring, link: Link) -> bool:
     """Paint a link, exchanging one Kempe chain if need be; False if no single one helps."""
     i, j = link
     free_i, free_j = coloring.free(i), coloring.free(j)
-    for a in free_i:
-        if a in free_j:
-            coloring.paint(link, a)
+    both = next((a for a in free_i if a in free_j), None)
+    if both is not None:
+        coloring.paint(link, both)
+        return True
+    for a, b in product(free_i, free_j):
+        # i lacks a and has b: its chain starts here. If it does not end at j, exchanging
+        # it frees b at i and leaves b free at j.
+        chain = coloring.chain(i, b, a)
+        if j not in (chain[0], chain[-1]):
+            coloring.exchange(chain, a, b)
+            coloring.paint(link, b)
             return True
-    for a in free_i:
-        for b in free_j:
-            # i lacks a and has b: its chain starts here. If it does not end at j, exchanging
-            # it frees b at i and leaves b free at j.
-            chain = coloring.chain(i, b, a)
-            if j not in (chain[0], chain[-1]):
-                coloring.exchange(chain, a, b)
-                coloring.paint(link, b)
-                return True
     return False
 
 

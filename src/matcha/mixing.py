@@ -201,7 +201,19 @@ def link_weights(given: Any, topology: Topology) -> dict[Link, float]:
         if given != "metropolis":
             raise unknown_name("weights", given, ("metropolis",))
         return metropolis_weights(topology)
-    found = dict(given) if isinstance(given, Mapping) else _entries(given, topology)
+    if isinstance(given, Mapping):
+        found = dict(given)
+    else:
+        m = topology.num_workers
+        try:
+            W = np.asarray(given, dtype=np.float64)
+        except (TypeError, ValueError):
+            raise InputError(
+                "weights must be 'metropolis', {(i, j): w, …}, or a matrix W."
+            ) from None
+        if W.shape != (m, m) or not is_doubly_stochastic(W) or not np.allclose(W, W.T, atol=1e-12):
+            raise InputError(f"W must be a symmetric {m} × {m} matrix whose rows sum to one.")
+        found = {(i, j): W[i, j] for i, j in np.argwhere(np.triu(W, 1)).tolist()}
     for link in found.keys() - set(topology.links):
         raise InputError(f"weights name {link}, which is not a link of the topology (i < j).")
     weights = {link: float(found.get(link, 0.0)) for link in topology.links}
@@ -209,19 +221,6 @@ def link_weights(given: Any, topology: Topology) -> dict[Link, float]:
         if not 0 <= w <= 1:
             raise InputError(f"the weight of link {link} is {w!r}, but it must be in [0, 1].")
     return weights
-
-
-def _entries(given: Any, topology: Topology) -> dict[Link, float]:
-    """The weight that W gives each link, once W is checked."""
-    m = topology.num_workers
-    try:
-        W = np.asarray(given, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise InputError("weights must be 'metropolis', {(i, j): w, …}, or a matrix W.") from None
-    if W.shape != (m, m) or not is_doubly_stochastic(W) or not np.allclose(W, W.T, atol=1e-12):
-        raise InputError(f"W must be a symmetric {m} × {m} matrix whose rows sum to one.")
-    entries = zip(*np.nonzero(W), strict=True)
-    return {(int(i), int(j)): float(W[i, j]) for i, j in entries if i < j}
 
 
 def is_doubly_stochastic(matrix: npt.ArrayLike, *, signed: bool = True) -> bool:
@@ -250,16 +249,17 @@ class _Dense:
 
     def __init__(self, of: Moments) -> None:
         self.basis = Q = perpendicular_basis(of.num_workers)
-        mean = of.mean.toarray()
-        self.mean = Q.T @ mean @ Q
+        self.mean = Q.T @ of.mean.toarray() @ Q
         self.second = self.mean @ self.mean + Q.T @ of.variance.toarray() @ Q
 
     def first(self) -> Array:
+        """The directions that α is chosen by at first: the slowest and the busiest."""
         _, vectors = np.linalg.eigh(self.mean)
         ends = vectors[:, [0, -1]] if len(vectors) > 1 else vectors
         return np.asarray(self.basis @ ends)
 
     def top(self, alpha: float) -> tuple[Array, Array]:
+        """The largest eigenvalues at an α, falling, and their vectors."""
         B = np.eye(len(self.mean)) - 2.0 * alpha * self.mean + alpha**2 * self.second
         values, vectors = np.linalg.eigh(B)
         return values[::-1][:3], self.basis @ vectors[:, ::-1][:, :3]
@@ -269,16 +269,13 @@ class _Sparse:
     """Large graphs: a few eigenvectors by Lanczos iteration."""
 
     def __init__(self, of: Moments) -> None:
-        self.of = of
-        self.start = start_vector(of.num_workers, 0)
+        self.of, self.start = of, start_vector(of.num_workers, 0)
 
     def first(self) -> Array:
         m, mean = self.of.num_workers, self.of.mean
         coo = mean.tocoo()
-        upper = coo.row < coo.col
-        links = np.stack([coo.row[upper], coo.col[upper]], axis=1).astype(np.int64)
-        self.narrow = is_narrow(links, m)
-        _, low = lowest_eigenpairs(mean, 4, narrow=self.narrow, start=self.start)
+        links = np.stack([coo.row, coo.col], axis=1)[coo.row < coo.col].astype(np.int64)
+        _, low = lowest_eigenpairs(mean, 4, narrow=is_narrow(links, m), start=self.start)
         _, high = top_eigenpairs(self.of.second, m, 2, self.start, 1e-6)
         V = orthonormal(np.hstack([low, high]))
         self.start = V.sum(axis=1)

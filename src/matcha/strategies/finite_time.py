@@ -31,7 +31,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from itertools import accumulate, zip_longest
+from itertools import count, zip_longest
 from typing import TypeAlias
 
 from matcha._io.tables import count_noun
@@ -71,7 +71,7 @@ class Hypercube(Strategy):
         groups = tuple((matching,) for matching in hypercube_matchings(m))
         if not groups:
             raise InputError(f"a hypercube needs a power of 2 workers, not {m}.")
-        advice = "number the workers so that neighbours differ in one bit, "
+        advice = "number the workers so that neighbours differ in one bit, or "
         check_has_links(request.topology, groups, "hypercube", advice)
         note = f"exact consensus after {count_noun(len(groups), 'round')} of base 2."
         return repeat_rounds(request, groups, alpha=0.5, note=note)
@@ -158,32 +158,23 @@ class Ceca(Strategy):
 
 
 def hypercube_matchings(num_workers: int) -> tuple[Matching, ...]:
-    """Workers whose numbers differ in bit b, for each b; empty unless m is a power of two.
-
-    >>> hypercube_matchings(4)
-    (((0, 1), (2, 3)), ((0, 2), (1, 3)))
-    """
+    """Workers whose numbers differ in bit b, for each b; empty unless m is a power of two."""
     if num_workers < 2 or num_workers & (num_workers - 1):
         return ()
-    return tuple(
-        tuple((i, i ^ 1 << b) for i in range(num_workers) if i < i ^ 1 << b)
-        for b in range(num_workers.bit_length() - 1)
-    )
+    bits = [1 << b for b in range(num_workers.bit_length() - 1)]
+    return tuple(tuple((i, i ^ bit) for i in range(num_workers) if i < i ^ bit) for bit in bits)
 
 
 def pairwise_average(num_workers: int) -> tuple[tuple[Matching, ...], Shares | None]:
     """Matchings which, one after another, leave all workers with the mean; and their weights.
 
     Those of a hypercube, or of base 2 for any other number of workers.
-
-    >>> [len(pairwise_average(m)[0]) for m in (6, 8)]
-    [4, 3]
     """
     cube = hypercube_matchings(num_workers)
     if cube:
         return cube, None
     matchings = [matching for round_ in base_rounds(num_workers, 2) for matching in round_]
-    return tuple(tuple(m) for m in matchings), tuple(tuple(m.values()) for m in matchings)
+    return tuple(map(tuple, matchings)), tuple(tuple(m.values()) for m in matchings)
 
 
 def messages(num_workers: int, hop: int) -> tuple[Link, ...]:
@@ -192,11 +183,7 @@ def messages(num_workers: int, hop: int) -> tuple[Link, ...]:
 
 
 def exponential_hops(num_workers: int) -> tuple[int, ...]:
-    """1, 2, 4, … below m: the one-peer exponential graph.
-
-    >>> exponential_hops(12)
-    (1, 2, 4, 8)
-    """
+    """1, 2, 4, … below m: the one-peer exponential graph."""
     return tuple(2**t for t in range(max(1, math.ceil(math.log2(num_workers)))))
 
 
@@ -206,11 +193,9 @@ def ceca_hops(num_workers: int) -> tuple[int, ...]:
     >>> ceca_hops(8), ceca_hops(12), ceca_hops(27)
     ((1, 2, 4), (1, 1, 3, 6), (1, 2, 3, 7, 13))
     """
-    hops, count = [], 0
+    hops: list[int] = []
     for bit in f"{num_workers - 1:b}":
-        hop = count + int(bit)
-        hops.append(hop)
-        count += hop
+        hops.append(sum(hops) + int(bit))
     return tuple(hops)
 
 
@@ -224,12 +209,12 @@ def missing_link(topology: Topology, groups: tuple[tuple[Matching, ...], ...]) -
 def check_has_links(
     topology: Topology, groups: tuple[tuple[Matching, ...], ...], what: str, advice: str = ""
 ) -> None:
-    """Refuse rounds that need a link which the topology lacks."""
+    """Refuse rounds that need a link which the topology lacks; the advice ends in "or "."""
     missing = missing_link(topology, groups)
     if missing is not None:
         raise InputError(
             f"{what} needs the link from worker {missing[0]} to {missing[1]}, which the topology "
-            f"does not have: {advice}{'or ' if advice else ''}use greedy, which works anywhere."
+            f"does not have: {advice}use greedy, which works anywhere."
         )
 
 
@@ -249,17 +234,18 @@ def repeat_rounds(
     # Repeated until the cycle's time is whole iterations, so that none of the budget is lost.
     once = sum(costs, start=Fraction(0)) / rate
     repeats = min(once.denominator, _MOST_TURNS, max(1, int(LONGEST_CYCLE / once)))
-    firsts = list(accumulate((len(round_) for round_ in groups), initial=0))
-    places = [tuple(range(firsts[d], firsts[d + 1])) for d in range(len(groups))] * repeats
+    place = count()
+    places = [tuple(next(place) for _ in round_) for round_ in groups] * repeats
     turns = timeline(costs * repeats, rate)
     if request.mixing in ("laplacian", "windows"):
         # A group's average is exact alone: one digit per iteration, however large the budget.
         turns = [(wait if n == some[0] else 1, [n]) for wait, some in turns for n in some]
     cycle = unroll((wait, tuple(j for n in some for j in places[n])) for wait, some in turns)
+    matchings = tuple(matching for round_ in groups for matching in round_)
     return assemble_plan(
         request,
-        matchings=tuple(matching for round_ in groups for matching in round_),
-        schedule=Cycle(cycle=cycle, num_matchings=firsts[-1], seed=request.seed),
+        matchings=matchings,
+        schedule=Cycle(cycle=cycle, num_matchings=len(matchings), seed=request.seed),
         alpha=alpha,
         weights=weights,
         notes=(note,),
@@ -295,11 +281,7 @@ def base_rounds(num_workers: int, base: int) -> tuple[Exchanges, ...]:
 
 
 def is_power(number: int, base: int) -> bool:
-    """Whether a number is base^d, d >= 1.
-
-    >>> is_power(27, 3), is_power(12, 3)
-    (True, False)
-    """
+    """Whether a number is base^d, d >= 1."""
     return bool(number == base ** round(math.log(number, base)))
 
 
@@ -355,13 +337,9 @@ def _merge(blocks: Sequence[tuple[Sequence[int], int]], base: int) -> list[Excha
 
 def _digits(number: int, base: int) -> list[tuple[int, int]]:
     """The digits that are not 0, with their powers, highest first."""
-    found, power = [], 0
-    while number:
-        number, digit = divmod(number, base)
-        if digit:
-            found.append((digit, power))
-        power += 1
-    return found[::-1]
+    powers = range(number.bit_length() - 1, -1, -1)
+    digits = [(number // base**power % base, power) for power in powers]
+    return [(digit, power) for digit, power in digits if digit]
 
 
 def _run_together(ways: Sequence[list[Exchanges]]) -> list[Exchanges]:

@@ -15,12 +15,7 @@ from typing import ClassVar
 
 from matcha.errors import InputError, PlanError
 from matcha.matchings import decompose
-from matcha.mixing import (
-    Contraction,
-    laplacian_extremes,
-    periodic_contraction,
-    vanilla_contraction,
-)
+from matcha.mixing import laplacian_extremes, periodic_contraction
 from matcha.plans import Plan
 from matcha.rounds import Mixing
 from matcha.schedules import Cycle
@@ -45,35 +40,14 @@ _ROOTS = 64  # from which trees are grown
 
 
 @dataclass(frozen=True, kw_only=True)
-class Vanilla(Strategy):
-    """All links at every iteration.
+class Periodic(Strategy):
+    """All links, every so often.
 
     Args:
         alpha: Your own mixing weight, or what the best is best for: `"rho"` (the default, as in the
             paper) or `"error"`, the consensus error.
         weights: Your own weights of links: a symmetric matrix W that says what a full exchange
             does, `{(i, j): w, …}`, or `"metropolis"`.
-    """
-
-    name = "vanilla"
-    about = "all links at every iteration"
-    mixings = ("laplacian",)
-    compared = True
-    has_budget = False
-    alpha: Alpha | None = None
-    weights: Weights | None = None
-
-    def build(self, request: Request) -> Plan:
-        return _all_links(request, 1.0, vanilla_contraction(request.topology))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Periodic(Strategy):
-    """All links, every so often.
-
-    Args:
-        alpha: As for `Vanilla`.
-        weights: As for `Vanilla`.
     """
 
     name = "periodic"
@@ -85,8 +59,31 @@ class Periodic(Strategy):
 
     def build(self, request: Request) -> Plan:
         """Plan a full exchange in a fraction C_b of the iterations, evenly spaced."""
-        best = periodic_contraction(request.topology, request.budget)
-        return _all_links(request, request.budget, best)
+        topology, number = request.topology, len(request.colors)
+        frequency = request.budget if self.has_budget else 1.0
+        best = periodic_contraction(topology, frequency)
+        connectivity = laplacian_extremes(topology.laplacian(), topology)[0]
+        return assemble_plan(
+            request,
+            budget=frequency,
+            schedule=PeriodicSchedule(frequency=frequency, num_matchings=number, seed=request.seed),
+            alpha=best.alpha,
+            figures={"rho": best.rho, "algebraic_connectivity": frequency * connectivity},
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vanilla(Periodic):
+    """All links at every iteration.
+
+    Args:
+        alpha: As for `Periodic`.
+        weights: As for `Periodic`.
+    """
+
+    name = "vanilla"
+    about = "all links at every iteration"
+    has_budget = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +139,7 @@ class Local(Strategy):
         if request.mixing == "pairwise":
             rounds, weights = pairwise_average(behind.topology.num_workers)
             what = "an exact average by meetings of two"
-            check_has_links(behind.topology, (rounds,), what, "leave the wire out, ")
+            check_has_links(behind.topology, (rounds,), what, "leave the wire out, or ")
             once = behind.timing.round_time(rounds)
             period = period_of(self.period, request, once)
             return assemble_plan(
@@ -222,7 +219,7 @@ class Rounds(Strategy):
             is an iteration without exchanges.
         mixing: `pairwise` (the default), `laplacian`, or `push` for (sender, receiver).
         alpha: Your own mixing weight, or `"error"`: the best for the consensus error.
-        weights: As for `Vanilla`, with laplacian mixing.
+        weights: As for `Periodic`, with laplacian mixing.
     """
 
     name = "rounds"
@@ -263,19 +260,6 @@ class Rounds(Strategy):
             alpha=0.5 if request.mixing != "laplacian" else _laplacian_weight(rounds),
             notes=("the rounds are yours.",),
         )
-
-
-def _all_links(request: Request, frequency: float, best: Contraction) -> Plan:
-    """The plan that exchanges over all links in a fraction of the iterations."""
-    topology, number = request.topology, len(request.colors)
-    connectivity = laplacian_extremes(topology.laplacian(), topology)[0]
-    return assemble_plan(
-        request,
-        budget=frequency,
-        schedule=PeriodicSchedule(frequency=frequency, num_matchings=number, seed=request.seed),
-        alpha=best.alpha,
-        figures={"rho": best.rho, "algebraic_connectivity": frequency * connectivity},
-    )
 
 
 def _network(request: Request, *, switch: bool) -> Request:
@@ -352,10 +336,6 @@ def spanning_tree(topology: Topology) -> tuple[Link, ...]:
     A worker sends over its links one after another, so few links make quick rounds; what others
     sent is late by the links between. Trees are grown breadth first from every worker, with three
     links per worker where that reaches all, and the lowest of them is taken.
-
-    >>> from matcha.topology import families
-    >>> spanning_tree(families.ring(4)), len(spanning_tree(families.complete(16)))
-    (((0, 1), (0, 3), (1, 2)), 15)
     """
     m = topology.num_workers
     roots = range(0, m, max(1, m // _ROOTS))

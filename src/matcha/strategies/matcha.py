@@ -53,8 +53,8 @@ class Matcha(Strategy):
         decomposition: What the links are split into: `matchings`, single `links`, `cliques`.
         effort: How long to search for a good decomposition: `none`, `default` or `high`.
         probabilities: Your own, one per matching; by default the best.
-        alpha: As for `Vanilla`.
-        weights: As for `Vanilla`, with laplacian mixing.
+        alpha: As for `Periodic`.
+        weights: As for `Periodic`, with laplacian mixing.
     """
 
     name = "matcha"
@@ -75,8 +75,10 @@ class Matcha(Strategy):
         costs = timing.costs(matchings)
         compared = (colors, matchings) if len(matchings) == len(colors) else (colors,)
         limit = min(timing.allowance(some, request.budget) for some in compared)
-        certificate = None
-        if self.probabilities is None:
+        alpha, certificate, figures = 0.5, None, {}
+        if self.probabilities is not None:
+            p = check_probabilities(self.probabilities, matchings)
+        else:
             found = optimal_probabilities(
                 matchings,
                 m,
@@ -93,30 +95,27 @@ class Matcha(Strategy):
                     )
                 return _pairwise(request, matchings, found, costs, limit)
             p, certificate = found.probabilities, found.certificate
-        else:
-            p = check_probabilities(self.probabilities, matchings)
         schedule = Bernoulli(probabilities=p, seed=request.seed, groups=groups)
         if certificate is None:
             cost = sum(q * c for q, c in zip(p, costs, strict=True))
             check_affordable(request, cost, limit, "the probabilities")
-        best = None
         if request.mixing == "laplacian":
             # When every link is always active, exactly those of vanilla.
-            best = (
-                vanilla_contraction(request.topology)
-                if min(p) == 1.0
-                else optimal_contraction(moments(matchings, p, m, groups))
-            )
+            if min(p) == 1.0:
+                best = vanilla_contraction(request.topology)
+            else:
+                best = optimal_contraction(moments(matchings, p, m, groups))
+            alpha = best.alpha
+            if certificate is not None:
+                figures = {"rho": best.rho, "algebraic_connectivity": certificate.value}
         return assemble_plan(
             request,
             matchings=matchings,
             schedule=schedule,
-            alpha=0.5 if best is None else best.alpha,
-            figures={"rho": best.rho, "algebraic_connectivity": certificate.value}
-            if best is not None and certificate is not None
-            else {},
+            alpha=alpha,
+            figures=figures,
             certificate=certificate,
-            notes=_OWN if certificate is None else (),
+            notes=() if certificate else _OWN,
             beside_periodic=True,
         )
 
@@ -139,18 +138,16 @@ def _pairwise(
     limit: float,
 ) -> Plan:
     """Each matching sees the result of the one before; ρ itself is minimised, from eq. 5's p."""
-    topology = request.topology
-    m = topology.num_workers
+    topology, m = request.topology, request.topology.num_workers
     best = optimal_activation(matchings, found.probabilities, m, limit, costs)
-    p = best.probabilities
     matchings = tuple(matchings[j] for j in best.order)
     links = np.array([link for matching in matchings for link in matching])
-    weights = np.repeat(p, [len(matching) for matching in matchings])
+    weights = np.repeat(best.probabilities, [len(matching) for matching in matchings])
     connectivity = laplacian_extremes(laplacian(links, m, weights), topology)[0]
     return assemble_plan(
         request,
         matchings=matchings,
-        schedule=Bernoulli(probabilities=p, seed=request.seed),
+        schedule=Bernoulli(probabilities=best.probabilities, seed=request.seed),
         alpha=0.5,
         figures={"rho": best.rho, "algebraic_connectivity": connectivity},
         certificate=found.certificate,
@@ -173,8 +170,8 @@ class Single(Strategy):
     Args:
         mixing: `laplacian` or `pairwise`.
         probabilities: Your own, one per matching; by default the best.
-        alpha: As for `Vanilla`.
-        weights: As for `Vanilla`, with laplacian mixing.
+        alpha: As for `Periodic`.
+        weights: As for `Periodic`, with laplacian mixing.
     """
 
     name = "single"
@@ -187,28 +184,28 @@ class Single(Strategy):
 
     def build(self, request: Request) -> Plan:
         colors, timing, seed = request.colors, request.timing, request.seed
-        limit = request.budget * request.full_time
+        limit, certificate, figures = request.budget * request.full_time, None, {}
         if self.probabilities is not None:
             p = check_probabilities(self.probabilities, colors)
-            schedule = Choice(probabilities=p, seed=seed)
-            cost = schedule.expected_time(timing, colors)
+            cost = Choice(probabilities=p, seed=seed).expected_time(timing, colors)
             check_affordable(request, cost, limit, "the probabilities")
-            return assemble_plan(
-                request, schedule=schedule, alpha=0.5, notes=_OWN, beside_periodic=True
-            )
-        # With these costs Σ p_j · cost_j <= 1 keeps both Σ p_j <= 1 and the expected time in
-        # budget. Only one of the two binds unless some matchings cost more than the budget and
-        # others less; in between, the larger share of each matching is charged.
-        costs = [max(1.0, timing.matching_time(matching) / limit) for matching in colors]
-        m, progress = request.topology.num_workers, request.progress
-        found = optimal_probabilities(colors, m, 1.0, costs=costs, seed=seed, progress=progress)
-        best = single_contraction(found.certificate.value)
+        else:
+            # With these costs Σ p_j · cost_j <= 1 keeps both Σ p_j <= 1 and the expected time in
+            # budget. Only one of the two binds unless some matchings cost more than the budget and
+            # others less; in between, the larger share of each matching is charged.
+            costs = [max(1.0, timing.matching_time(matching) / limit) for matching in colors]
+            m, progress = request.topology.num_workers, request.progress
+            found = optimal_probabilities(colors, m, 1.0, costs=costs, seed=seed, progress=progress)
+            p, certificate = found.probabilities, found.certificate
+            rho = single_contraction(certificate.value).rho
+            figures = {"rho": rho, "algebraic_connectivity": certificate.value}
         return assemble_plan(
             request,
-            schedule=Choice(probabilities=found.probabilities, seed=seed),
-            alpha=best.alpha,
-            figures={"rho": best.rho, "algebraic_connectivity": found.certificate.value},
-            certificate=found.certificate,
+            schedule=Choice(probabilities=p, seed=seed),
+            alpha=0.5,
+            figures=figures,
+            certificate=certificate,
+            notes=() if certificate else _OWN,
             beside_periodic=True,
         )
 
@@ -221,12 +218,10 @@ class Single(Strategy):
 
 
 class PairwiseActivation(NamedTuple):
-    """An order of matchings and their probabilities, with the contraction they give."""
+    """An order of exchange, probabilities in that order, and the contraction they give."""
 
     order: tuple[int, ...]
-    """Positions of the matchings in the order of exchange."""
     probabilities: tuple[float, ...]
-    """In that order."""
     rho: float
     start_rho: float
     """ρ of the probabilities that the search started from, in their own order."""
@@ -239,12 +234,11 @@ def optimal_activation(
     limit: float,
     costs: Sequence[float],
 ) -> PairwiseActivation:
-    """Minimise ρ itself over the order of matchings and their probabilities.
+    """Minimise ρ itself over the order of matchings and probabilities with Σ p_j · cost_j <= limit.
 
     The order is improved by exchanging two matchings at a time, the probabilities by projected
     gradient steps through the recursion; both accept only what lowers the exact ρ, so the answer
     is never worse than the start, such as the probabilities that maximise λ₂ (eq. 5).
-    Σ p_j · cost_j stays within the limit.
     """
     if num_workers > _PAIRWISE_UP_TO:
         raise InputError(
@@ -258,12 +252,7 @@ def optimal_activation(
         if num_workers <= _ORDERED_UP_TO:
             order, rho = search.improve_order(p, order, rho)
         p, rho = search.descend(p, order, rho, np.asarray(costs, dtype=np.float64), limit)
-    return PairwiseActivation(
-        order=tuple(order),
-        probabilities=tuple(float(p[j]) for j in order),
-        rho=rho,
-        start_rho=start_rho,
-    )
+    return PairwiseActivation(tuple(order), tuple(p[order].tolist()), rho, start_rho)
 
 
 def project(p: Array, costs: Array, limit: float) -> Array:
@@ -278,10 +267,8 @@ def project(p: Array, costs: Array, limit: float) -> Array:
     low, high = 0.0, float(np.max(p / costs))
     for _ in range(200):
         middle = (low + high) / 2
-        if np.clip(p - middle * costs, 0.0, 1.0) @ costs > limit:
-            low = middle
-        else:
-            high = middle
+        over = np.clip(p - middle * costs, 0.0, 1.0) @ costs > limit
+        low, high = (middle, high) if over else (low, middle)
     projected: Array = np.clip(p - high * costs, 0.0, 1.0)
     return np.round(projected, 15)
 

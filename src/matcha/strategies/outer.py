@@ -128,16 +128,17 @@ class GASLoC(Strategy):
 def _random_pairs(request: Request, own: int | None) -> Plan:
     """A random matching of as many workers as the links allow, every so many iterations."""
     random = np.random.default_rng(request.seed)
-    rounds = [_random_matching(request.topology, random) for _ in range(_DRAWN)]
-    places = {matching: k for k, matching in enumerate(dict.fromkeys(rounds))}
+    places: dict[Matching, int] = {}
+    rounds = [
+        (places.setdefault(_random_matching(request.topology, random), len(places)),)
+        for _ in range(_DRAWN)
+    ]
     once = max(request.timing.round_time([matching]) for matching in places)
     period = period_of(own, request, once)
     return assemble_plan(
         request,
         matchings=tuple(places),
-        schedule=repeat_every(
-            period, len(places), request.seed, [[places[matching]] for matching in rounds]
-        ),
+        schedule=repeat_every(period, len(places), request.seed, rounds),
         alpha=0.5,
         notes=(f"{_DRAWN} random matchings, which repeat.",),
     )
@@ -145,10 +146,11 @@ def _random_pairs(request: Request, own: int | None) -> Plan:
 
 def _random_matching(topology: Topology, random: np.random.Generator) -> Matching:
     """Links taken in a random order, as long as their ends are free."""
-    free, chosen = set(range(topology.num_workers)), []
+    busy: set[int] = set()
+    chosen = []
     for place in random.permutation(len(topology.links)).tolist():
-        i, j = topology.links[place]
-        if i in free and j in free:
-            free -= {i, j}
-            chosen.append((i, j))
+        link = topology.links[place]
+        if busy.isdisjoint(link):
+            busy.update(link)
+            chosen.append(link)
     return tuple(sorted(chosen))

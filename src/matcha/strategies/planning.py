@@ -214,16 +214,14 @@ def check_followable(plan: PlanLike) -> None:
     """Refuse plans of which no next stage can be made."""
     if isinstance(plan, StagedPlan):
         raise InputError("this plan has stages of its own: a plan that follows starts with one.")
-    relays = any(level.mixing == "relay" for level in plan.levels)
-    strategy = STRATEGIES.get(plan.strategy)
-    if strategy is None or not strategy.has_budget or strategy.needs_rounds or relays:
-        options = [s for s in STRATEGIES.values() if s.has_budget and not s.needs_rounds]
-        able = [s.name for s in options if "relay" not in s.mixings]
+    options = [s for s in STRATEGIES.values() if s.has_budget and not s.needs_rounds]
+    able = [s.name for s in options if "relay" not in s.mixings]
+    if plan.strategy not in able:
         raise InputError(
             f"a {plan.strategy} plan cannot follow the network, as nothing in it depends on how "
             f"long links take: use {', '.join(able)}."
         )
-    if plan.topology.directed or any(level.mixing == "push" for level in plan.levels):
+    if plan.topology.directed or plan.mixing == "push":
         raise InputError("links that carry one way are not timed: plans on them cannot follow.")
 
 

@@ -12,8 +12,8 @@ decomposition on every machine.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import combinations, pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,10 +21,10 @@ from matcha._numerics import on_one_thread, stepper
 from matcha._numerics.semidefinite import solve
 from matcha._numerics.spectra import Array, Indices, laplacian, perpendicular_basis
 from matcha.activation import optimal_probabilities
-from matcha.matchings import Coloring, sort_matchings
+from matcha.matchings import Coloring, classes_of, sort_matchings
 from matcha.mixing import moments, optimal_contraction
 from matcha.strategies.strategy import Effort, Request
-from matcha.topology import Link, Matching
+from matcha.topology import Matching
 
 _STACKED_UP_TO = 24
 """Workers up to which candidates are planned as one stack of full-size programs."""
@@ -37,8 +37,7 @@ _NEIGHBOR_WORK = 20_000
 _SCREEN_ORDER = 6
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Walk:
+class _Walk(NamedTuple):
     """How long to search."""
 
     steps: int
@@ -50,8 +49,12 @@ class _Walk:
     """Walks from a shaken copy of the best found."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Scored:
+_STACKED: dict[Effort, _Walk] = {"default": _Walk(24, 8, 8, 0), "high": _Walk(100, 24, 25, 5)}
+# Each candidate is a plan of its own here, tens of milliseconds.
+_ONE_BY_ONE: dict[Effort, _Walk] = {"default": _Walk(8, 2, 3, 0), "high": _Walk(40, 4, 8, 1)}
+
+
+class _Scored(NamedTuple):
     """A colouring, as the colour of each link, and the plan it leads to."""
 
     colors: Indices
@@ -77,10 +80,11 @@ def improve(request: Request, effort: Effort = "default") -> tuple[Matching, ...
         return matchings
     problem = _Problem(request, limit)
     first = problem.plan([problem.colors_of(matchings)])[0]
-    short, walk, seen = _walk(m, "default"), _walk(m, effort), {problem.key(first.colors)}
-    walks = walk.restarts + (effort == "high")
-    total, what = short.steps + walks * walk.steps, "steps among decompositions at most"
-    step = stepper(total, what, request.progress)
+    walks = _STACKED if m <= _STACKED_UP_TO else _ONE_BY_ONE
+    short, walk, seen = walks["default"], walks[effort], {problem.key(first.colors)}
+    number = walk.restarts + (effort == "high")
+    what = "steps among decompositions at most"
+    step = stepper(short.steps + number * walk.steps, what, request.progress)
     best = _search(problem, first, short, {problem.key(first.colors)}, step)
     if effort == "high":  # a wider walk takes another way, not always a better one
         best = min(best, _search(problem, first, walk, seen, step), key=lambda state: state.rho)
@@ -88,21 +92,10 @@ def improve(request: Request, effort: Effort = "default") -> tuple[Matching, ...
         shaken = problem.plan([problem.shake(best.colors)])[0]
         best = min(best, _search(problem, shaken, walk, seen, step), key=lambda state: state.rho)
     # The walk plans to a few digits; only a gain that stands to all of them counts.
-    before, after = problem.plan_each([first.colors, best.colors], tolerance=None)
+    before, after = problem.plan_each([first.colors, best.colors], None)
     if after.rho >= before.rho:
         return matchings
     return sort_matchings(request.topology, problem.matchings_of(best.colors))
-
-
-def _walk(num_workers: int, effort: Effort) -> _Walk:
-    if num_workers > _STACKED_UP_TO:
-        # Each candidate is a plan of its own here, tens of milliseconds.
-        if effort == "default":
-            return _Walk(steps=8, tries=2, patience=3, restarts=0)
-        return _Walk(steps=40, tries=4, patience=8, restarts=1)
-    if effort == "default":
-        return _Walk(steps=24, tries=8, patience=8, restarts=0)
-    return _Walk(steps=100, tries=24, patience=25, restarts=5)
 
 
 def _search(
@@ -145,27 +138,17 @@ class _Problem:
         self.links, self.ends = topology.links, topology.link_array
         self.index = topology.columns
         self.timing, self.budget, self.limit = request.timing, request.budget, limit
-        self.plan: Callable[[Sequence[Indices]], list[_Scored]] = self.plan_each
-        if self.num_workers <= _STACKED_UP_TO:
-            Q = perpendicular_basis(self.num_workers)
-            D = Q[self.ends[:, 0]] - Q[self.ends[:, 1]]
-            self.outer = (D[:, :, None] * D[:, None, :]).reshape(len(D), -1)
-            self.plan = self._plan_stack
 
     # -- colourings as values ---------------------------------------------------------------------
 
     def colors_of(self, matchings: Sequence[Matching]) -> Indices:
         colors = np.zeros(len(self.links), dtype=np.int64)
         for color, matching in enumerate(matchings):
-            for link in matching:
-                colors[self.index[link]] = color
+            colors[[self.index[link] for link in matching]] = color
         return colors
 
     def matchings_of(self, colors: Indices) -> tuple[Matching, ...]:
-        classes: list[list[Link]] = [[] for _ in range(self.num_colors)]
-        for link, color in zip(self.links, colors.tolist(), strict=True):
-            classes[color].append(link)
-        return tuple(tuple(links) for links in classes)
+        return classes_of(self.links, colors.tolist(), self.num_colors)
 
     def key(self, colors: Indices) -> bytes:
         """The same for colourings that differ only in the names of colours."""
@@ -183,16 +166,11 @@ class _Problem:
         for a, b in pairs:
             chains = coloring.chains(a, b)
             # Exchanging one of two chains, or all but one, differs only in colour names.
-            some = chains if len(chains) > 2 else chains[1:]
-            found += [self._exchange(colors, chain, a, b) for chain in some]
+            for chain in chains if len(chains) > 2 else chains[1:]:
+                links, moved = [self.index[link] for link in pairwise(chain)], colors.copy()
+                moved[links] = a + b - colors[links]
+                found.append(moved)
         return found
-
-    def _exchange(self, colors: Indices, chain: Sequence[int], a: int, b: int) -> Indices:
-        moved: Indices = colors.copy()
-        for i, j in pairwise(chain):
-            link = self.index[i, j]
-            moved[link] = a + b - colors[link]
-        return moved
 
     def shake(self, colors: Indices) -> Indices:
         """A few random exchanges away."""
@@ -217,71 +195,61 @@ class _Problem:
         by ε, so E[WᵀW] by δ(−2αL_l + α²(L̄L_l + L_lL̄)) + 2α²εL_l: for each link two small
         matrices in the span of the top eigenvectors.
         """
-        p, alpha, mean = here.p, here.alpha, self._laplacian(here.p[here.colors])
-        V, values = self._top(here, mean)
-        w = V[self.ends[:, 0]] - V[self.ends[:, 1]]
-        G = mean @ V
-        g = G[self.ends[:, 0]] - G[self.ends[:, 1]]
+        p, alpha, m, (i, j) = here.p, here.alpha, self.num_workers, self.ends.T
+        variance = p * (1.0 - p)
+        mean = laplacian(self.ends, m, p[here.colors]).toarray()
+        B = np.eye(m) - 2.0 * alpha * mean - 1.0 / m
+        spread = laplacian(self.ends, m, (2.0 * variance)[here.colors])
+        B += alpha**2 * (mean @ mean + spread.toarray())
+        values, vectors = np.linalg.eigh(B)
+        values, V = values[-_SCREEN_ORDER:], vectors[:, -_SCREEN_ORDER:]
+        w, G = V[i] - V[j], mean @ V
         square = w[:, :, None] * w[:, None, :]
-        cross = g[:, :, None] * w[:, None, :]
+        cross = (G[i] - G[j])[:, :, None] * w[:, None, :]
         of_mean = -2.0 * alpha * square + alpha**2 * (cross + cross.swapaxes(1, 2))
         of_variance = 2.0 * alpha**2 * square
-        variance = p * (1.0 - p)
         delta = p[candidates] - p[here.colors]
         epsilon = variance[candidates] - variance[here.colors]
         change = delta @ of_mean.reshape(len(w), -1) + epsilon @ of_variance.reshape(len(w), -1)
         small = np.diag(values) + change.reshape(-1, len(values), len(values))
-        rho = np.linalg.eigvalsh(small)[:, -1]
+        rho: Array = np.linalg.eigvalsh(small)[:, -1]
         if self.timing.unit == "units":
             return rho
         # A candidate whose matchings cost more must use them less often.
-        affordable = []
-        for x in candidates:
-            costs, allowed = self.costs(x)
-            affordable.append(min(1.0, allowed / float(costs @ p)))
-        return np.asarray(1.0 - (1.0 - rho) * np.array(affordable))
+        affordable = [
+            min(1.0, allowed / float(c @ p)) for c, allowed in map(self.costs, candidates)
+        ]
+        rho = 1.0 - (1.0 - rho) * np.array(affordable)
+        return rho
 
-    def _laplacian(self, weights: Array) -> Array:
-        return np.asarray(laplacian(self.ends, self.num_workers, weights).toarray())
+    def plan(self, candidates: Sequence[Indices]) -> list[_Scored]:
+        """Plan to a few digits: small programs as one stack of full size, large ones one by one."""
+        if self.num_workers > _STACKED_UP_TO:
+            return self.plan_each(candidates, 1e-3)
+        (i, j), Q = self.ends.T, perpendicular_basis(self.num_workers)
+        N, M, k = len(candidates), self.num_colors, self.num_workers - 1
+        D = Q[i] - Q[j]
+        outer = (D[:, :, None] * D[:, None, :]).reshape(len(D), -1)
+        members = (np.array(candidates)[:, None, :] == np.arange(M)[:, None]).astype(np.float64)
+        A = members @ outer
+        costs, allowed = (np.array(some) for some in zip(*map(self.costs, candidates), strict=True))
+        p = solve(A.reshape(N, M, k, k), np.empty((N, 0, M)), costs, allowed, tolerance=1e-4).p
+        mean = (p[:, None] @ A).reshape(N, k, k)
+        variance = ((2.0 * p * (1.0 - p))[:, None] @ A).reshape(N, k, k)
+        alpha, rho = _least_of_each(mean, mean @ mean + variance)
+        return list(map(_Scored, candidates, p, alpha.tolist(), rho.tolist()))
 
-    def _top(self, here: _Scored, mean: Array) -> tuple[Array, Array]:
-        variance = self._laplacian((2.0 * here.p * (1.0 - here.p))[here.colors])
-        B = np.eye(self.num_workers) - 2.0 * here.alpha * mean - 1.0 / self.num_workers
-        B += here.alpha**2 * (mean @ mean + variance)
-        values, vectors = np.linalg.eigh(B)
-        return vectors[:, -_SCREEN_ORDER:], values[-_SCREEN_ORDER:]
-
-    def plan_each(
-        self, candidates: Sequence[Indices], tolerance: float | None = 1e-3
-    ) -> list[_Scored]:
+    def plan_each(self, candidates: Sequence[Indices], tolerance: float | None) -> list[_Scored]:
+        """Plan by eq. 5 and eq. 9."""
         found = []
         for colors in candidates:
-            matchings = self.matchings_of(colors)
-            costs, allowed = self.costs(colors)
-            activation = optimal_probabilities(
+            matchings, (costs, allowed) = self.matchings_of(colors), self.costs(colors)
+            p = optimal_probabilities(
                 matchings, self.num_workers, allowed, costs=costs.tolist(), tolerance=tolerance
-            )
-            p = activation.probabilities
+            ).probabilities
             best = optimal_contraction(moments(matchings, p, self.num_workers))
-            found.append(_Scored(colors=colors, p=np.array(p), alpha=best.alpha, rho=best.rho))
+            found.append(_Scored(colors, np.array(p), best.alpha, best.rho))
         return found
-
-    def _plan_stack(self, candidates: Sequence[Indices]) -> list[_Scored]:
-        colors = np.array(candidates)
-        N, M, k = len(colors), self.num_colors, self.num_workers - 1
-        members = (colors[:, None, :] == np.arange(M)[:, None]).astype(np.float64)
-        A = (members @ self.outer).reshape(N, M, k, k)
-        budgets = [self.costs(x) for x in candidates]
-        c, b = np.array([costs for costs, _ in budgets]), np.array([most for _, most in budgets])
-        p = solve(A, np.empty((N, 0, M)), c, b, tolerance=1e-4).p
-        flat = A.reshape(N, M, k * k)
-        mean = (p[:, None] @ flat).reshape(N, k, k)
-        variance = ((2.0 * p * (1.0 - p))[:, None] @ flat).reshape(N, k, k)
-        alpha, rho = _least_of_each(mean, mean @ mean + variance)
-        return [
-            _Scored(colors=x, p=p[n], alpha=float(alpha[n]), rho=float(rho[n]))
-            for n, x in enumerate(candidates)
-        ]
 
 
 def _least_of_each(P: Array, Q: Array) -> tuple[Array, Array]:
@@ -291,18 +259,15 @@ def _least_of_each(P: Array, Q: Array) -> tuple[Array, Array]:
     """
     alpha = np.trace(P, axis1=1, axis2=2) / np.trace(Q, axis1=1, axis2=2)
     best_alpha, best = alpha, np.full(len(P), np.inf)
-    nothing = np.full((2, len(P)), np.nan)
-    falling, rising = nothing.copy(), nothing.copy()
+    falling, rising = np.full((2, 2, len(P)), np.nan)
     for _ in range(12):
         shift = alpha[:, None, None]
         values, vectors = np.linalg.eigh(np.eye(P.shape[1]) - 2.0 * shift * P + shift**2 * Q)
         x = vectors[:, :, -1:]
         parabola = np.stack([(P @ x * x).sum((1, 2)), (Q @ x * x).sum((1, 2))])
         better = values[:, -1] < best
-        best, best_alpha = (
-            np.where(better, values[:, -1], best),
-            np.where(better, alpha, best_alpha),
-        )
+        best = np.where(better, values[:, -1], best)
+        best_alpha = np.where(better, alpha, best_alpha)
         falls = alpha * parabola[1] < parabola[0]
         falling, rising = np.where(falls, parabola, falling), np.where(falls, rising, parabola)
         # Lowest points, NaN while one side is unknown; then the other side's own is next.

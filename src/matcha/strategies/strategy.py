@@ -103,8 +103,8 @@ class Strategy(ABC):
     def __post_init__(self) -> None:
         for option in self.options():
             value = getattr(self, option)
-            if value is not None and option in _CHECKS:
-                object.__setattr__(self, option, _CHECKS[option](self, option, value))
+            if value is not None:
+                object.__setattr__(self, option, _check_option(self, option, value))
 
     @classmethod
     def options(cls) -> tuple[str, ...]:
@@ -147,21 +147,35 @@ class OwnStrategy(Strategy):
         return self.function(request)
 
 
-# -- options, checked -----------------------------------------------------------------------------
+_NAMES: Mapping[str, tuple[str, ...]] = {
+    "mixing": MIXINGS,
+    "effort": EFFORTS,
+    "decomposition": DECOMPOSITIONS,
+}
 
 
-def _check_name(strategy: Strategy, kind: str, name: Any) -> Any:
-    if name not in _NAMES[kind]:
-        raise unknown_name(kind, str(name), _NAMES[kind])
-    if kind == "mixing" and name not in strategy.mixings:
+def _check_option(strategy: Strategy, option: str, value: Any) -> Any:
+    """What an option was set to, checked; one that is not known here stays as it is."""
+    if option in _NAMES and value not in _NAMES[option]:
+        raise unknown_name(option, str(value), _NAMES[option])
+    if option == "mixing" and value not in strategy.mixings:
         raise InputError(
             f"the {strategy.name} strategy has {' or '.join(strategy.mixings)} mixing, not "
-            f"{name}: leave mixing out, or choose another strategy."
+            f"{value}: leave mixing out, or choose another strategy."
         )
-    return name
+    if option == "alpha":
+        return _check_alpha(strategy, value)
+    if option == "probabilities":
+        try:
+            return tuple(float(p) for p in value)
+        except (TypeError, ValueError):
+            raise InputError("probabilities are a list of numbers, one per matching.") from None
+    if option == "period" and (type(value) is not int or value < 1):
+        raise InputError(f"period is {value!r}, but it is a whole number from 1 up.")
+    return value
 
 
-def _check_alpha(strategy: Strategy, _: str, alpha: Any) -> Alpha:
+def _check_alpha(strategy: Strategy, alpha: Any) -> Alpha:
     if getattr(strategy, "weights", None) is not None:
         raise InputError("alpha and weights were both given: leave one out.")
     if alpha == "rho" and strategy.mixings[0] != "laplacian":
@@ -173,32 +187,6 @@ def _check_alpha(strategy: Strategy, _: str, alpha: Any) -> Alpha:
             f"alpha is {alpha!r}, but a mixing weight is a number in (0, 1], 'rho' or 'error'."
         )
     return float(alpha)
-
-
-def _check_probabilities(_: Strategy, __: str, given: Any) -> tuple[float, ...]:
-    try:
-        return tuple(float(p) for p in given)
-    except (TypeError, ValueError):
-        raise InputError("probabilities are a list of numbers, one per matching.") from None
-
-
-def _check_period(_: Strategy, __: str, period: Any) -> int:
-    if isinstance(period, bool) or not isinstance(period, int) or period < 1:
-        raise InputError(f"period is {period!r}, but it is a whole number from 1 up.")
-    return period
-
-
-_NAMES: Mapping[str, tuple[str, ...]] = {
-    "mixing": MIXINGS,
-    "effort": EFFORTS,
-    "decomposition": DECOMPOSITIONS,
-}
-_CHECKS: Mapping[str, Callable[[Strategy, str, Any], Any]] = {
-    **dict.fromkeys(_NAMES, _check_name),
-    "alpha": _check_alpha,
-    "probabilities": _check_probabilities,
-    "period": _check_period,
-}
 
 
 # -- the finished plan, and checks of what the user brought ---------------------------------------
