@@ -107,7 +107,7 @@ class ForkServer:
 
         Its output goes to the log, which is opened in that mode, or to this process's own output.
         """
-        request = command[1:], dict(environment), str(Path.cwd()), log and str(log), mode
+        request = list(command[1:]), dict(environment), str(Path.cwd()), log and str(log), mode
         with suppress(ConnectionError):  # said below, once it is known how it ended
             self._pipe.send(request)
         while not self._started and self._process.poll() is None:
