@@ -384,10 +384,8 @@ def versions() -> dict[str, str]:
     """The versions of what the results depend on."""
     found = {"python": platform.python_version()}
     for name in ("matcha-sgd", "numpy", "scipy", "torch", "rustworkx"):
-        try:
+        with suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
     return found
 
 

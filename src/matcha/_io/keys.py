@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from matcha._io import write_atomically
-from matcha.errors import InputError, missing_package
+from matcha.errors import InputError, require
 
 _IDENTITY = "matcha:worker:"  # in a certificate's alternative names, before the worker's number
 _AUTHORITY = "authority"
@@ -130,9 +130,11 @@ def revoke(directory: str | Path, workers: Sequence[int]) -> None:
 
 def read_certificates(directory: str | Path) -> list[Certificate]:
     """What a directory of keys holds, the authority first."""
+    require("cryptography")
+    from cryptography import x509
+
     root = Path(directory)
-    x509, revoked = _x509(), _revoked(root)
-    found = []
+    revoked, found = _revoked(root), []
     for file in root.glob("*.pem"):
         certificate = x509.load_pem_x509_certificate(file.read_bytes())
         der = ssl.PEM_cert_to_DER_cert(file.read_text(encoding="ascii"))
@@ -161,17 +163,10 @@ def _revoked(root: Path) -> frozenset[str]:
     return frozenset(file.read_text(encoding="utf-8").split()) if file.exists() else frozenset()
 
 
-def _x509() -> Any:
-    try:
-        from cryptography import x509
-    except ImportError as error:
-        raise missing_package(error) or error from None
-    return x509
-
-
 def _certify(root: Path, rank: int | None, days: float) -> None:
     """Write a new key and its certificate: the authority's own (None), or a worker's by it."""
-    x509 = _x509()
+    require("cryptography")
+    from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
 

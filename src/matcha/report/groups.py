@@ -170,14 +170,9 @@ def _over(name: str, wire: str) -> str:
 def _choice(run: Run) -> str:
     """All that was chosen but the seed, wherever it is written, as text."""
     header = run.header
+    same = ("kind", "task", "strategy", "budget", "wire", "momentum", "num_workers")
     parts = (
-        header.kind,
-        header.task,
-        header.strategy,
-        header.budget,
-        header.wire,
-        header.momentum,
-        header.num_workers,
+        *(getattr(header, name) for name in same),
         re.sub(r"[-, ]+s(eed )?\d+$", "", header.name),
         None if run.plan is None else run.plan.topology.links,
         _without_seeds(header.config),

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from matcha.plans import PlanLike
 from matcha.records import MODEL_FIGURES, Record, Run, Span
-from matcha.report.summary import worker_comm_seconds
+from matcha.report.summary import values, worker_comm_seconds
 from matcha.rounds import Round
 
 METRICS = (*MODEL_FIGURES, "gradient_norm", "gradient_bound")
@@ -53,7 +53,7 @@ def curves(*samples: Sequence[Record], limit: int = 400) -> dict[str, dict[str, 
     found = {}
     for metric in METRICS:
         # A run that diverges stays on the page: its curve ends at the last finite value.
-        each = [{r.iteration: r for r in records if _is_finite(r, metric)} for records in samples]
+        each = [{r.iteration: r for r, _ in values(records, metric)} for records in samples]
         shared = sorted(set.intersection(*map(set, each)))
         if not shared:
             continue
@@ -78,11 +78,6 @@ def _mean(values: Sequence[float | None]) -> float | int | None:
     """The mean of all; None where one is not known."""
     known = [value for value in values if value is not None]
     return short(float(np.mean(known))) if len(known) == len(values) else None
-
-
-def _is_finite(record: Record, metric: str) -> bool:
-    value = getattr(record, metric)
-    return value is not None and math.isfinite(value)
 
 
 def short(value: float | None, digits: int = 5) -> float | int | None:

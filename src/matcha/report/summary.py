@@ -25,11 +25,11 @@ class Moment(NamedTuple):
     at_first_evaluation: bool = False
 
 
-def values(run: Run, metric: str) -> list[tuple[Record, float]]:
+def values(records: Sequence[Record], metric: str) -> list[tuple[Record, float]]:
     """The records that hold a metric, with its finite values."""
     return [
         (record, value)
-        for record in run.records
+        for record in records
         if (value := getattr(record, metric)) is not None and math.isfinite(value)
     ]
 
@@ -38,7 +38,7 @@ def find_moment(run: Run, objective: str | None, target: float | None) -> Moment
     """When the run's loss fell to the target and was still there at the next evaluation."""
     if objective is None or target is None:
         return None
-    known = values(run, objective)
+    known = values(run.records, objective)
     found = arrival([loss for _, loss in known], target)
     if found is None:
         return None
@@ -54,7 +54,7 @@ def find_moment(run: Run, objective: str | None, target: float | None) -> Moment
 
 def common_target(runs: Sequence[Run], objective: str) -> float | None:
     """The lowest target that every one of the runs held."""
-    held = [lowest_held([loss for _, loss in values(run, objective)]) for run in runs]
+    held = [lowest_held([loss for _, loss in values(run.records, objective)]) for run in runs]
     known = [loss for loss in held if loss is not None]
     return max(known) if known and len(known) == len(held) else None
 
@@ -75,13 +75,13 @@ def choose_target(
     """Which loss decides, the target at which runs are compared, and whether it was asked for."""
     # Runs that diverged or recorded nothing yet do not take the comparison from the others.
     able = [run for run in runs if run.records and diverged_at(run, None) is None]
-    known = (loss for loss in OBJECTIVES if able and all(values(run, loss) for run in able))
+    known = (loss for loss in OBJECTIVES if able and all(values(run.records, loss) for run in able))
     objective = next(known, None)
     asked = {run.header.setting("target_loss") for run in runs}
     target = next(iter(asked)) if target_loss is None and len(asked) == 1 else target_loss
     if target is not None or objective is None:
         return objective, target, target is not None
-    told = [run for run in runs if values(run, objective)]
+    told = [run for run in runs if values(run.records, objective)]
     sound = [run for run in told if diverged_at(run, objective) is None] or told
     # A control must not make the target easy.
     talking = [
