@@ -28,7 +28,7 @@ CALLS = {
         "LinkTransport",
         "__init__ post set_note start_at close _add_connection _on_frame _end _end_all",
     ),
-    "matcha.distributed.links.state_transfer": ("StateTransfer", "ask give"),
+    "matcha.distributed.elastic.membership": ("Membership", "join tend"),
     "matcha.distributed.links.connection": ("Connection", "send receive end"),
     "matcha.distributed.links.framing": (
         "FrameStream",

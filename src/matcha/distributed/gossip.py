@@ -33,6 +33,7 @@ from matcha.distributed.launch.placement import (
     find_placement,
     own_facts,
 )
+from matcha.distributed.links.listener import refuse_newcomer
 from matcha.distributed.links.transport import LinkTransport
 from matcha.distributed.optimizer_hooks import OptimizerHooks, check_free, check_stepped
 from matcha.distributed.options import (
@@ -180,6 +181,8 @@ class Gossip:
         if state.team is not None:
             self.membership = Membership(state, state.team)
             self._growth = self._take_part(self.membership, state.team)
+        elif isinstance(transport, LinkTransport):
+            transport.sponsor = refuse_newcomer
         self._hooks = OptimizerHooks(state, scaler, self.membership, self._growth)
         # The optimizers keep their hooks: dropping this object alone ends nothing.
         leaving = transport, state.cursor, state.asynchrony

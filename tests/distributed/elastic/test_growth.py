@@ -7,12 +7,20 @@ import threading
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from tests.distributed.elastic.test_membership import wait_until
-from tests.distributed.links.linked import HOST, local_peers, vanish
+from tests.distributed.links.linked import (
+    HOST,
+    cut_off,
+    local_peers,
+    mend,
+    run_linked,
+    vanish,
+)
 
 import matcha
 from matcha import families
@@ -20,10 +28,14 @@ from matcha._io.keys import Keys, issue, new_keys
 from matcha.distributed import Gossip, GossipOptions, LinkTransport
 from matcha.distributed.checkpoint import checkpoints
 from matcha.distributed.elastic import growth
+from matcha.distributed.elastic.membership import Membership
 from matcha.distributed.elastic.shard import Shard, batch_of
+from matcha.distributed.elastic.sponsor import Sponsor
 from matcha.distributed.launch.placement import join_team
-from matcha.distributed.links.joining import Joining, Sponsorship
+from matcha.distributed.links import joining
+from matcha.distributed.links.joining import Joining
 from matcha.distributed.links.listener import JoinRequest, RefusedError
+from matcha.distributed.transports.collectives import barrier
 from matcha.errors import DataError, ExchangeError, InputError
 from matcha.plans import Events, Join, Leave, Loss
 from matcha.simulation import Simulation
@@ -70,6 +82,8 @@ class Team:
         def body() -> None:
             own = {"keys": self.key(rank), "timeout": PATIENCE}
             transport = LinkTransport(self.plan.topology, rank, self.peers, **own)
+            if rank == 1:  # which newcomers ask, and which may have no Gossip yet
+                self.runs.set()
             self._train(transport, work)
 
         self._run(body)
@@ -134,8 +148,6 @@ class Trainee:
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()
-        if self.gossip.rank == 1:  # which answers newcomers, once it has its Gossip
-            self.team.runs.set()
 
     @property
     def stages(self):
@@ -347,8 +359,8 @@ def test_strangers_do_not_join_and_training_goes_on(tmp_path) -> None:
 
 def test_a_team_without_keys_asks_for_its_token() -> None:
     def heard(token: str, shown: str) -> str:
-        nothing = {"greet": dict, "publish": print, "find": print, "is_open": bool}
-        sponsor = Sponsorship(rank=0, token=token, has_keys=False, **nothing)
+        keyless = SimpleNamespace(has_keys=False)
+        sponsor = Sponsor(SimpleNamespace(), keyless, {}, "", token)
         with pytest.raises(RefusedError) as refused:
             sponsor(JoinRequest(join=-1, token=shown))
         return str(refused.value)
@@ -356,6 +368,43 @@ def test_a_team_without_keys_asks_for_its_token() -> None:
     assert "neither keys nor a token" in heard("", "")
     assert "does not show this team's token" in heard(TOKEN, "open sesam")
     assert "does not show this team's token" in heard(TOKEN, "")
+
+
+@pytest.mark.parametrize("before", ["its Gossip", "it trains"])
+def test_a_newcomer_that_asks_a_member_too_early_comes_again(before, monkeypatch, caplog) -> None:
+    """It was told that this team takes in no others, or left without an answer."""
+    monkeypatch.setenv("MATCHA_TOKEN", TOKEN)
+    monkeypatch.setattr(growth, "_HOLD", PATIENCE)
+    caplog.set_level("DEBUG", logger="matcha.links")
+    where = Gossip, "_start"
+    if before == "it trains":
+        where = Membership, "start"
+    begin = getattr(*where)
+
+    def late(self, *arguments) -> None:
+        if threading.current_thread().name == "1":
+            wait_until(lambda: "is asked to come again" in caplog.text)
+        begin(self, *arguments)
+
+    monkeypatch.setattr(*where, late)
+    team = Team(matcha.plan(families.ring(3), 0.5, "greedy"))
+    for rank in range(3):
+        team.start(rank, lambda trainee: trainee.run_to_stage(2))
+        team.threads[-1].name = str(rank)
+    team.join(lambda trainee: trainee.run_to_stage(2))
+    assert {plan.levels[-1].members for _, plan, _ in team.wait().values()} == {(0, 1, 2, 3)}
+
+
+def test_who_is_told_for_too_long_to_come_again_gives_up(monkeypatch) -> None:
+    monkeypatch.setattr(joining, "_COMES_AGAIN", 0.0)
+
+    def work(transport) -> None:
+        if transport.rank == 1:
+            with pytest.raises(ExchangeError, match="does not take this worker in: it has yet to"):
+                Joining(f"{HOST}:{transport.team.peers.addresses[1][1]}", token=TOKEN)
+        barrier(transport, PATIENCE)
+
+    run_linked(families.path(2), work)
 
 
 def test_a_worker_joins_a_team_that_goes_on_without_those_it_loses() -> None:
@@ -523,3 +572,56 @@ def test_who_missed_a_change_holds_up_none_and_takes_a_state(monkeypatch) -> Non
     team.join(lambda trainee: trainee.run_to_stage(2))
     results = team.wait()
     assert all(plan.levels[-1].members == (0, 1, 2, 3, 4) for _, plan, _ in results.values())
+
+
+@pytest.mark.parametrize("when", ["proposed", "committed"])
+def test_a_planner_that_is_cut_off_changes_nothing_alone(when, monkeypatch) -> None:
+    """It is a team of its own then, all of which agrees; the others change without it."""
+    monkeypatch.setattr(growth, "_HOLD", PATIENCE)
+    team, alone = Team(matcha.plan(families.complete(4), 1.0, "vanilla")), threading.Event()
+    changed, back = threading.Event(), threading.Event()
+
+    def plan(trainee) -> None:
+        own, transport = trainee.gossip._growth, trainee.gossip.state.transport
+        lead = own._lead
+
+        def led() -> None:
+            lead()
+            draft = own._draft
+            if draft is not None and (draft.committed if when == "committed" else draft.number):
+                own._lead = lead
+                for peer in (1, 2, 3):
+                    cut_off(transport, peer)
+                alone.set()
+
+        own._lead = led
+        while not alone.is_set():
+            trainee.step()
+        while not changed.is_set():
+            trainee.step()
+            assert not trainee.stages
+        for peer in (1, 2, 3):
+            mend(transport, peer)
+        while len(trainee.stages) < 2:
+            trainee.step()
+        back.set()
+
+    def stay(trainee) -> None:
+        while len(trainee.stages) < 2:
+            trainee.step()
+        changed.set()
+        while not back.is_set():
+            trainee.step()
+
+    for rank in range(4):
+        team.start(rank, leave_at_once if rank == 2 else stay if rank else plan)
+    results = team.wait()
+    digests = {plan.digest for worker, (_, plan, _) in results.items() if worker != 2}
+    assert len(digests) == 1
+    assert results[0][1].levels[-1].members == (0, 1, 3)
+
+
+def leave_at_once(trainee) -> None:
+    trainee.gossip.leave()
+    while trainee.gossip.rank in trainee.gossip.members:
+        trainee.step()

@@ -19,7 +19,7 @@ from tests.distributed.links.linked import cut_off, local_peers, mend, run_linke
 import matcha.distributed
 from matcha import families
 from matcha.distributed import Gossip, LinkTransport
-from matcha.distributed.elastic.membership import Welcome
+from matcha.distributed.elastic.membership import Welcome, give_state
 from matcha.distributed.links.framing import FrameStream, Kind
 from matcha.distributed.snapshot import dump_snapshot
 from matcha.distributed.transports.collectives import barrier
@@ -427,24 +427,23 @@ def test_a_newcomer_that_asks_while_another_is_answered_gets_the_average_too(mon
         worker = Worker(transport, plan)
         if transport.rank:
             return
-        states, membership = transport.states, worker.gossip.membership
+        membership = worker.gossip.membership
 
         def dump(*arguments) -> bytes:
-            states.requests |= {2}
+            transport.state_requests |= {2}
             return dump_snapshot(*arguments)
 
-        give = states.give
+        def give(own, contents, to) -> None:
+            given.append((contents[0], [*to]))
+            give_state(own, contents, to)
+
         monkeypatch.setattr(matcha.distributed.elastic.membership, "dump_snapshot", dump)
-        monkeypatch.setattr(
-            states,
-            "give",
-            lambda contents, to: (given.append((contents[0], [*to])), give(contents, to)),
-        )
+        monkeypatch.setattr(matcha.distributed.elastic.membership, "give_state", give)
         averaging = worker.gossip.state.averaging
         average = [torch.full_like(value, 7.0) for value in averaging.values()]
         membership.welcome = Welcome(workers=frozenset({1, 2}), values=average)
-        states.requests |= {1}
-        while states.requests or not given:
+        transport.state_requests |= {1}
+        while transport.state_requests or not given:
             membership.tend()
 
     run_linked(plan.topology, work)

@@ -328,7 +328,7 @@ def test_a_state_and_a_result_are_sent_once_however_often_they_are_asked_for() -
             stranger.send(Kind.ASK_STATE)
         stranger.send(Kind.UPDATE, 0, said((), [[2, "last", 1, "yes"]]))
         wait_until(lambda: one.get_note(2, "last") == "yes")
-        assert one.states.requests == {HOSTILE}
+        assert one.state_requests == {HOSTILE}
         connection = one.connections[HOSTILE]
         with one.lock:  # the writer waits for this lock
             for _ in range(50):

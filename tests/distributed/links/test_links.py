@@ -15,6 +15,7 @@ from tests.distributed.links.linked import HOST, local_peers, run_linked
 from matcha import Topology, families, plan
 from matcha._io.keys import new_keys
 from matcha.distributed import Gossip, LinkTransport, Message, Peers, read_peers
+from matcha.distributed.elastic.membership import ask_state, give_state
 from matcha.distributed.launch import placement
 from matcha.distributed.links.link_state import LinkVersions
 from matcha.distributed.links.peers import dials, free_ports
@@ -182,14 +183,14 @@ def test_a_neighbour_that_is_held_up_is_not_the_only_one_asked_for_a_state() -> 
             assert done.wait(150)
         elif transport.rank == 1:
             while not done.is_set():
-                if transport.states.requests:
-                    transport.states.give([b"of worker 1"], [*transport.states.requests])
+                if transport.state_requests:
+                    give_state(transport, [b"of worker 1"], [*transport.state_requests])
                 time.sleep(0.01)
         else:
             transport.close()
             late = LinkTransport(topology, 2, peers, timeout=90.0, start_timeout=150.0)
             try:
-                return late.states.ask(150.0)
+                return ask_state(late, 150.0)
             finally:
                 done.set()
                 late.close()
@@ -201,8 +202,8 @@ def test_a_neighbour_that_is_held_up_is_not_the_only_one_asked_for_a_state() -> 
 def test_those_who_have_no_state_are_not_asked_for_one() -> None:
     def work(transport):
         with pytest.raises(ExchangeError, match="no neighbour gave its state"):
-            transport.states.ask(0.5)
-        return transport.states.requests
+            ask_state(transport, 0.5)
+        return transport.state_requests
 
     assert run_linked(families.complete(4), work) == [set()] * 4
 

@@ -23,6 +23,7 @@ from matcha import families
 from matcha._io.keys import issue, new_keys, revoke
 from matcha.distributed import Keys, LinkTransport, Message
 from matcha.distributed.links.framing import Kind
+from matcha.distributed.links.listener import refuse_newcomer
 from matcha.errors import ExchangeError
 
 TOPOLOGY = families.path(3)
@@ -167,6 +168,7 @@ def test_strangers_are_refused_and_training_goes_on(keys, tmp_path, caplog) -> N
 
     def work(transport):
         rounds, ended = 0, torch.zeros(1)
+        transport.sponsor = refuse_newcomer  # as where training ends with the first loss
         if transport.rank == GUARDED:
             threading.Thread(target=besiege, daemon=True).start()
         while not ended.item():

@@ -1,10 +1,21 @@
 """Growth: workers that join a running training, and workers that leave it for good.
 
-The lowest member plans the next stage, and asks all to say an iteration that they will not pass
-before they hear more (a fence, some way ahead, so that none has to wait as a rule). The latest of
-these is where the change comes about. There all members make one collective call, in which the one
-that planned sends the stage, and the average model is made: workers that join start from it, and
-the others take over the share of those that leave, so that the average stays what it was.
+The lowest member plans the next stage; a change goes through these steps there (`_Draft`):
+
+    planned ──▶ proposed ──▶ committed ──▶ carried out
+       └────────────┴───────▶ withdrawn
+
+    planned      In a thread, beside training.
+    proposed     All members are asked for an iteration that they will not pass before they hear
+                 more: a fence, some way ahead, so that none has to wait as a rule.
+    committed    All have answered: the change comes about at the latest of the fences.
+    carried out  There all make one collective call, in which the one that planned sends the stage.
+                 The average model is made: workers that join start from it, and the others take
+                 over the share of those that leave, so that the average stays what it was.
+    withdrawn    One that wanted to join is gone, or members are lost.
+
+Only where more than half of the workers in the plan are there a change is proposed, committed and
+carried out: those who are cut off, be it the one that planned, change nothing by themselves.
 
 What is said travels as notes, from neighbour to neighbour. If the worker that planned is lost, the
 next one begins again.
@@ -17,21 +28,21 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from matcha.distributed.elastic.membership import Membership, Welcome
-from matcha.distributed.links.joining import Sponsorship, usual_degree
-from matcha.distributed.links.listener import RefusedError, keep_running
+from matcha.distributed.elastic.sponsor import Sponsor, last_level
+from matcha.distributed.links.listener import keep_running
 from matcha.distributed.links.peers import Peers, Team, in_words
 from matcha.distributed.links.transport import LinkTransport, Phase
 from matcha.distributed.transports.collectives import gather, mean_
 from matcha.distributed.worker_state import WorkerState
 from matcha.errors import InputError, MatchaError
-from matcha.plans import Plan, StagedPlan
+from matcha.plans import Plan, PlanLike, StagedPlan
 from matcha.strategies.planning import in_stages, with_workers
 
 __all__ = ["Growth"]
@@ -45,34 +56,42 @@ _AHEAD = 0.3  # seconds of training to a fence
 _HOLD = 1.2  # seconds that neighbours wait for a worker that joins
 _NEVER_CAME = 30.0  # seconds after which a worker that never came is taken out again
 _PLANNER_LOST = 3.0  # seconds after which a proposal counts for nothing whose planner is gone
-_MOST_REQUEST = 1000  # characters
 
 
 @dataclass(slots=True, kw_only=True)
 class _Draft:
     """A change that this worker plans."""
 
-    wanted: frozenset[str]
-    """The requests that it answers."""
-    started: float
+    requests: Mapping[str, Mapping[str, Any]]
+    """Of those that want to join, by name."""
+    leaving: frozenset[int]
+    started: float = field(default_factory=time.monotonic)
     number: int = 0
     """Of the proposal; 0: not proposed."""
     committed: bool = False
     content: str | None = None
-    """What all are sent; None while it is planned."""
-    refused: Mapping[str, str] | None = None
+    """What all are sent; None while it is planned, empty where none can be taken."""
+    refused: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def wanted(self) -> frozenset[str]:
+        """The requests that it answers."""
+        return frozenset(self.requests) | {f"-{worker}" for worker in self.leaving}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Change:
+    """What all carry out: the plan of the next stage, and for whom it is."""
+
+    level: Plan
+    team: Team
+    left: frozenset[int]
+    joined: Mapping[int, str]
+    """Those who joined, and the names of their requests."""
 
 
 class Growth:
-    """One worker's part in changes of the team.
-
-    Args:
-        state: Of the worker.
-        membership: Of the worker.
-        transport: Its links.
-        facts: What must be the same on every worker.
-        refusal: Why this team cannot change; empty if it can.
-        token: What workers show that join without keys.
+    """One worker's part in changes of the team; `facts`, `refusal` and `token` as for `Sponsor`.
 
     Attributes:
         has_left: Whether this worker has left for good.
@@ -89,30 +108,19 @@ class Growth:
         token: str,
     ) -> None:
         self._state, self._membership, self._transport = state, membership, transport
-        self._facts, self._refusal = dict(facts), refusal
+        self._refusal = refusal
         self.has_left = False
         self._position = 0  # the first iteration at which this worker has not looked yet
         self._fence: tuple[int, int] | None = None  # a proposal, and where this worker waits for it
         self._fenced_since = 0.0
         self._due: dict[int, int] = {}  # proposals that will come about, and at which iteration
         self._applied = 0  # the latest proposal that is over
-        self._taken: dict[str, int] = {}  # requests that are in the plan, and their workers
-        self._refused: dict[str, str] = {}
-        self._slots: dict[str, int] = {}  # places of the requests for which this worker speaks
         self._arriving: dict[int, float] = {}
         self._draft: _Draft | None = None
         self._wanted: tuple[frozenset[str], float, float] = (frozenset(), 0.0, 0.0)
         state.describe_team, state.adopt_team = self._describe, self._adopt
-        sponsorship = Sponsorship(
-            rank=transport.rank,
-            token=token,
-            has_keys=transport.has_keys,
-            greet=self._greet,
-            publish=self._publish,
-            find=self._find,
-            is_open=lambda: transport.phase is Phase.RUNNING and not self.has_left,
-        )
-        transport.take_newcomers(sponsorship)
+        self._sponsor = Sponsor(state, transport, facts, refusal, token)
+        transport.take_newcomers(self._sponsor)
         own = transport.team.peers.addresses[transport.rank]
         if own is not None and not refusal and (token or transport.has_keys):
             where = in_words(own)
@@ -136,19 +144,18 @@ class Growth:
         transport = self._transport
         while not self.has_left:
             iteration = self._state.iteration
-            if f"-{transport.rank}" in self._refused:
+            if f"-{transport.rank}" in self._sponsor.refused:
                 _log.warning("worker %d: leaves, and the plan stays as it is", transport.rank)
-                self.has_left = True
+                self.has_left, self._sponsor.is_open = True, False
                 return
             with transport.lock:
-                number = min(self._due, key=lambda n: self._due[n], default=None)
-                if number is None or iteration < self._due[number]:
-                    number = None
-                    if self._fence is None or iteration < self._fence[1]:
-                        self._position = iteration + 1
-                        return
-            if number is not None:
-                self._change(number, self._due[number], iteration)
+                number = min(self._due, key=lambda n: self._due[n], default=0)
+                due = self._due.get(number, math.inf)
+                if iteration < due and (self._fence is None or iteration < self._fence[1]):
+                    self._position = iteration + 1
+                    return
+            if iteration >= due:
+                self._change(number, int(due), iteration)
                 if not transport.is_behind:
                     continue
             self._membership.tend()  # one that joins may wait for this worker's state
@@ -157,48 +164,48 @@ class Growth:
 
     def _change(self, number: int, due: int, iteration: int) -> None:
         """Carry out a change with all others."""
-        transport, state = self._transport, self._state
-        draft = self._draft
-        mine = b""
-        if draft is not None and draft.number == number and draft.content is not None:
-            mine = draft.content.encode()
+        transport, state, draft = self._transport, self._state, self._draft
+        planned = draft is not None and draft.number == number
+        mine = (draft.content or "").encode() if draft is not None and planned else b""
         started = time.monotonic()
-        found = gather(transport, mine, self._state.timeout) if iteration == due else []
-        content = next((each for each in found if each), b"")
-        change, level, team = None, None, None
-        if content:
-            try:
-                change = json.loads(content)
-                level, team = self._read(change)
-            except (MatchaError, ValueError, TypeError, LookupError) as error:
-                _log.warning("iteration %d: a change that cannot be used: %s", iteration, error)
+        found = gather(transport, mine, state.timeout) if iteration == due else []
+        content = next(filter(None, found), None)
+        change = None
+        try:
+            if content is not None and not self._are_enough(len(found)):
+                raise InputError("most of the team cannot be reached")
+            change = None if content is None else _read_change(content, transport.team)
+        except (MatchaError, ValueError, TypeError, LookupError) as error:
+            _log.warning("iteration %d: a change that cannot be used: %s", iteration, error)
         with transport.lock:
             self._due.pop(number, None)
             self._applied = max(self._applied, number)
             transport.is_changing = bool(self._due)
-        if change is None or level is None or team is None:
+            if planned:
+                self._draft = None
+                if change is None:  # none who comes back shall think that it missed something
+                    transport.set_note("change", "")
+        if change is None:
             _log.warning("iteration %d: the team stays as it is", iteration)
             if len(found) < len(transport.members):  # the others were done with it long ago
                 transport.is_behind = True
             return
-        left = frozenset(change["left"])
+        left, joined = change.left, change.joined
         values = self._settle(transport.rank in left, any_leaves=bool(left))
         if transport.rank in left:
             self.has_left = True
             _log.info("worker %d: has left for good at iteration %d", transport.rank, iteration)
             transport.close()
             return
-        joined = {int(worker): name for worker, name in change["names"].items()}
-        state.replanning.plan = in_stages(state.plan).with_stage(iteration, level)
+        state.replanning.plan = in_stages(state.plan).with_stage(iteration, change.level)
         state.cursor.follow(state.plan)
         for worker in joined:
             state.exchange.forget(worker)
-        transport.grow(team)
+        transport.grow(change.team)
         with transport.lock:
-            self._taken |= {name: worker for worker, name in joined.items()}
-            now = time.monotonic()
+            self._sponsor.taken |= {name: worker for worker, name in joined.items()}
             self._arriving = {w: t for w, t in self._arriving.items() if w not in left}
-            self._arriving |= dict.fromkeys(joined, now)
+            self._arriving |= dict.fromkeys(joined, time.monotonic())
         if joined:
             self._membership.welcome = Welcome(workers=frozenset(joined), values=values)
             self.hold(frozenset(joined))
@@ -206,7 +213,7 @@ class Growth:
         _log.info(
             "worker %d: iteration %d: %s joined, %s left, %d are in the plan (%.2f s)",
             transport.rank, iteration, sorted(joined) or "none", sorted(left) or "none",
-            len(level.members), time.monotonic() - started,
+            len(change.level.members), time.monotonic() - started,
         )  # fmt: skip
 
     def hold(self, workers: frozenset[int]) -> None:
@@ -237,31 +244,9 @@ class Growth:
             value.copy_(mean)
         return own
 
-    def _read(self, change: Mapping[str, Any]) -> tuple[Plan, Team]:
-        """The plan of the next stage, and the team that it is for.
-
-        Raises:
-            InputError: It was made for another stage than this one, or is damaged.
-        """
-        now = self._transport.team
-        level = Plan.from_json(change["plan"])
-        if change["stage"] != now.stage + 1 or level.digest != change["digest"]:
-            raise InputError("it was planned for another stage")
-        addresses = list(now.peers.addresses)
-        addresses += [None] * (level.num_workers - len(addresses))
-        for worker, address in change["addresses"].items():
-            addresses[int(worker)] = None if address is None else (address[0], int(address[1]))
-        gone = frozenset(range(level.num_workers)) - {*level.members}
-        for worker in gone:
-            addresses[worker] = None
-        team = replace(
-            now,
-            topology=level.topology,
-            peers=Peers(addresses=tuple(addresses)),
-            gone=gone,
-            stage=now.stage + 1,
-        )
-        return level, team
+    def _are_enough(self, workers: int) -> bool:
+        """Whether so many of the workers in the plan may change it: no others can then."""
+        return 2 * workers > len(last_level(self._state.plan).members)
 
     # -- what travels with a state -----------------------------------------------------------------
 
@@ -270,91 +255,21 @@ class Growth:
             team = self._transport.team
             if not team.stage:
                 return None
-            return {
-                "peers": team.peers.addresses,
-                "gone": sorted(team.gone),
-                "stage": team.stage,
-                "applied": self._applied,
-                "taken": self._taken,
-            }
+            return {**team.to_json(), "applied": self._applied, "taken": self._sponsor.taken}
 
     def _adopt(self, state: Mapping[str, Any]) -> None:
         """Be in the team that a neighbour is in, whose state this worker takes."""
         told, transport = state.get("team"), self._transport
-        if told is None or told["stage"] < transport.team.stage:
+        now = transport.team
+        if told is None or told["stage"] < now.stage:
             return
         with transport.lock:
             self._applied = int(told["applied"])
-            self._taken = {str(name): int(worker) for name, worker in told["taken"].items()}
+            self._sponsor.taken = {str(name): int(w) for name, w in told["taken"].items()}
             self._due = {n: at for n, at in self._due.items() if n > self._applied}
-        if told["stage"] == transport.team.stage:
-            return
-        addresses = (None if a is None else (a[0], int(a[1])) for a in told["peers"])
-        team = replace(
-            transport.team,
-            topology=StagedPlan.from_json(state["replanning"]["stages"]).topology,
-            peers=Peers(addresses=tuple(addresses)),
-            gone=frozenset(told["gone"]),
-            stage=int(told["stage"]),
-        )
-        transport.grow(team)
-
-    # -- for workers that want to join; on the sponsor's thread ------------------------------------
-
-    def _greet(self) -> dict[str, Any]:
-        if self._refusal:
-            raise RefusedError(f"this team takes in no others, as {self._refusal}")
-        transport, state = self._transport, self._state
-        with transport.lock:
-            there = self._there()
-            return {
-                "given": state.replanning.given.to_json(),
-                "facts": self._facts,
-                "peers": transport.team.peers.addresses,
-                "members": transport.members,
-                "there": sorted(there),
-                "timeout": transport.patience,
-                "degree": usual_degree(transport.team.topology, there),
-            }
-
-    def _publish(self, name: str, request: str) -> None:
-        with self._transport.lock:
-            if request:
-                if len(request) + len(name) > _MOST_REQUEST:
-                    raise RefusedError("it has too many links")
-                free = set(range(len(self._slots) + 1)) - {*self._slots.values()}
-                self._slots[name] = min(free)
-                request = json.dumps([name, json.loads(request)])
-            elif name not in self._slots:
-                return
-            slot = self._slots[name] if request else self._slots.pop(name)
-            self._transport.set_note(f"join/{slot}", request)
-
-    def _find(self, name: str, worker: int) -> dict[str, Any] | None:
-        with self._transport.lock:
-            there = self._there()
-            if worker not in there or name in self._slots:
-                if name in self._refused:
-                    raise RefusedError(self._refused[name])
-                if name not in self._taken:
-                    return None
-                worker = self._taken[name]
-            team = self._transport.team
-            return {
-                "rank": worker,
-                "plan": self._state.plan.to_json(),
-                "peers": team.peers.addresses,
-                "gone": sorted(team.gone),
-                "network": team.network,
-                "stage": team.stage,
-            }
-
-    def _there(self) -> set[int]:
-        return {*self._level().members}
-
-    def _level(self) -> Plan:
-        plan = self._state.plan
-        return plan.levels[plan.stages[-1].level] if isinstance(plan, StagedPlan) else plan
+        if told["stage"] > now.stage:
+            topology = StagedPlan.from_json(state["replanning"]["stages"]).topology
+            transport.grow(Team.from_json(told, topology, now.network))
 
     # -- what all hear; on a thread of its own -----------------------------------------------------
 
@@ -365,42 +280,33 @@ class Growth:
         with transport.lock:
             if transport.phase is Phase.RUNNING:
                 self._hear()
-                content = self._lead()
-            else:
-                content = None
-        if content is not None:
-            content()
+                self._lead()
 
     def _hear(self) -> None:
         """Answer a proposal, and note when it comes about; the lock is held."""
-        transport = self._transport
+        transport, members = self._transport, self._transport.members
         for text in transport.get_notes("refused").values():
-            self._refused |= {str(name): str(why) for name, why in json.loads(text)}
-        said = {}
+            self._sponsor.refused |= {str(name): str(why) for name, why in json.loads(text)}
+        proposed: dict[int, int] = {}
         for (rank, _), text in transport.get_notes("change", everyone=True).items():
             number, at = _numbers(text)
-            if number > self._applied:
-                said[number] = at, rank
-                if at:
-                    if number not in self._due and at < self._position:
-                        # A partner in its meeting waits for this one in the call that it missed.
-                        transport.start_over("missed a change of the team")
-                    self._due[number] = at
-                    transport.is_changing = True
+            if number <= self._applied:
+                continue
+            if not at:
+                proposed[number] = rank
+                continue
+            if number not in self._due and at < self._position:
+                # A partner in its meeting waits for this one in the call that it missed.
+                transport.start_over("missed a change of the team")
+            self._due[number] = at
+            transport.is_changing = True
         if self._fence is not None:
-            number = self._fence[0]
-            lost = number in said and said[number][1] not in transport.members
-            if (
-                number in self._due
-                or number not in said
-                or number <= self._applied
-                or (lost and time.monotonic() > self._fenced_since + _PLANNER_LOST)
-            ):
+            planner = proposed.get(self._fence[0])
+            is_late = time.monotonic() > self._fenced_since + _PLANNER_LOST
+            if planner is None or (planner not in members and is_late):
                 self._fence = None
             transport.changed.notify_all()
-        members = transport.members
-        open_ones = [n for n, (at, rank) in said.items() if not at and rank in members]
-        newest = max(open_ones, default=0)
+        newest = max((n for n, rank in proposed.items() if rank in members), default=0)
         if newest and (self._fence is None or newest > self._fence[0]):
             pace = self._state.pace.seconds or 0.1
             position = max(self._position, transport.next_iteration)
@@ -408,132 +314,139 @@ class Growth:
             self._fence, self._fenced_since = (newest, fence), time.monotonic()
             transport.set_note("fence", json.dumps([newest, fence]))
 
-    def _lead(self) -> Callable[[], None] | None:
-        """The lowest member's part; the lock is held. Returns what is to be done without it."""
-        transport, now = self._transport, time.monotonic()
-        members, there = {*transport.members}, self._there()
+    def _lead(self) -> None:
+        """The lowest member's part; the lock is held."""
+        transport, now, refused = self._transport, time.monotonic(), self._sponsor.refused
+        members, there = {*transport.members}, {*last_level(self._state.plan).members}
+        draft = self._draft
+        if draft is not None and draft.committed:
+            if draft.number <= self._applied:
+                self._draft = None
+            return
         leaving = {rank for rank, _ in transport.get_notes("leave", everyone=True)} & there
         if transport.rank != min(members - leaving, default=transport.rank) or self._refusal:
-            self._withdraw()
-            return None
-        leaving -= {worker for worker in leaving if f"-{worker}" in self._refused}
-        requests = {}
-        for text in transport.get_notes("join/").values():
-            name, request = _request(text)
-            if name not in self._taken and name not in self._refused:
-                requests[name] = request
+            return self._withdraw()
+        leaving -= {worker for worker in leaving if f"-{worker}" in refused}
+        requests = dict(map(_request, transport.get_notes("join/").values()))
+        for name in [n for n in requests if n in self._sponsor.taken or n in refused]:
+            del requests[name]
         self._arriving = {w: t for w, t in self._arriving.items() if w not in members}
         lost = {w for w, t in self._arriving.items() if now > t + _NEVER_CAME} & there
-        wanted = frozenset(requests) | {f"-{worker}" for worker in leaving | lost}
-        draft = self._draft
-        if draft is not None and (draft.committed or draft.wanted <= wanted):
-            self._promote(draft)
-            return None
-        if draft is not None:  # a worker that wanted to join is gone
+        coming = _Draft(requests=requests, leaving=frozenset(leaving | lost))
+        wanted, are_enough = coming.wanted, self._are_enough(len(members & there))
+        if draft is not None and (not are_enough or not draft.wanted <= wanted):
             self._withdraw()
-        if not wanted or 2 * len(members & there) <= len(there) or self._due:
-            return None
+        elif draft is not None:
+            return self._promote(draft)
+        if not wanted or not are_enough or self._due:
+            return
         if wanted != self._wanted[0]:
-            first = self._wanted[1] if self._wanted[0] else now
-            self._wanted = wanted, first, now
+            self._wanted = wanted, self._wanted[1] if self._wanted[0] else now, now
         _, first, last = self._wanted
-        if now < last + _GATHER and now < first + _MOST_GATHER:
-            return None
-        self._draft = draft = _Draft(wanted=wanted, started=now)
-        self._wanted = frozenset(), 0.0, 0.0
-        return lambda: self._plan(draft, requests, leaving | lost, members)
+        if now >= last + _GATHER or now >= first + _MOST_GATHER:
+            self._wanted = frozenset(), 0.0, 0.0
+            self._draft = coming
+            threading.Thread(
+                target=self._plan, args=(coming,), name="matcha-planner", daemon=True
+            ).start()
 
     def _promote(self, draft: _Draft) -> None:
         """Propose what is planned, and fix the iteration when all have answered."""
         transport, members = self._transport, self._transport.members
-        if draft.committed:
-            if draft.number <= self._applied:
-                self._draft = None
-            return
-        if draft.refused is not None:
-            self._refused |= draft.refused
-            told = list(self._refused.items())[-6:]
+        if draft.refused:
+            self._sponsor.refused |= draft.refused
+            told = list(self._sponsor.refused.items())[-6:]
             transport.set_note("refused", json.dumps(told))
-            draft.refused = None
-        planned = draft.content is not None
-        if draft.content == "":  # none could be taken
+            draft.refused = {}
+        if draft.content == "":
             self._withdraw()
-            return
-        if not draft.number:
-            if planned or time.monotonic() > draft.started + _ALONE:
-                notes = transport.get_notes("change", everyone=True).values()
-                latest = max([self._applied, *(_numbers(text)[0] for text in notes)])
-                draft.number = ((latest >> 16) + 1 << 16) + transport.rank
-                transport.set_note("change", json.dumps([draft.number, 0]))
-            return
-        fences = transport.get_notes("fence")
-        said = [_numbers(fences.get((member, ""), "[0, 0]")) for member in members]
-        if planned and all(number == draft.number for number, _ in said):
-            at = max(fence for _, fence in said)
-            draft.committed = True
-            transport.set_note("change", json.dumps([draft.number, at]))
+        elif draft.number:
+            fences = transport.get_notes("fence")
+            said = [_numbers(fences.get((member, ""), "[0, 0]")) for member in members]
+            if draft.content is not None and all(number == draft.number for number, _ in said):
+                at = max(fence for _, fence in said)
+                draft.committed = True
+                transport.set_note("change", json.dumps([draft.number, at]))
+        elif draft.content is not None or time.monotonic() > draft.started + _ALONE:
+            notes = transport.get_notes("change", everyone=True).values()
+            latest = max([self._applied, *(_numbers(text)[0] for text in notes)])
+            draft.number = ((latest >> 16) + 1 << 16) + transport.rank
+            transport.set_note("change", json.dumps([draft.number, 0]))
 
     def _withdraw(self) -> None:
-        draft, self._draft = self._draft, None
-        if draft is not None and draft.number and not draft.committed:
+        if self._draft is not None and self._draft.number:
             self._transport.set_note("change", "")
+        self._draft = None
 
-    def _plan(
-        self, draft: _Draft, requests: Mapping[str, Any], left: set[int], members: set[int]
-    ) -> None:
-        """Plan in a thread; what fails is refused."""
+    def _plan(self, draft: _Draft) -> None:
+        """Plan, in a thread; what fails is refused."""
+        try:
+            content, draft.refused = _plan_change(draft, self._state.plan, self._transport.team)
+        except Exception as error:
+            _log.exception("the next stage could not be planned")
+            reason = str(error) if isinstance(error, MatchaError) else "it cannot be planned"
+            content, draft.refused = "", dict.fromkeys(draft.wanted, reason)
+        draft.content = content
+        self._transport.news.set()
 
-        def work() -> None:
-            try:
-                draft.content, refused = self._planned(requests, left, members)
-            except Exception as error:
-                _log.exception("the next stage could not be planned")
-                reason = str(error) if isinstance(error, MatchaError) else "it cannot be planned"
-                refused = dict.fromkeys(draft.wanted, reason)
-                draft.content = ""
-            draft.refused = refused
-            self._transport.news.set()
 
-        threading.Thread(target=work, name="matcha-planner", daemon=True).start()
+def _plan_change(draft: _Draft, plan: PlanLike, team: Team) -> tuple[str, dict[str, str]]:
+    """What all are sent, empty where nothing changes; and which requests are refused, and why."""
+    level = last_level(plan)
+    known = {address for address in team.peers.addresses if address is not None}
+    joined: dict[int, list[int]] = {}
+    names: dict[int, str] = {}
+    addresses: dict[int, Any] = {}
+    refused: dict[str, str] = {}
+    there = {*level.members} - draft.leaving
+    asked = [request["rank"] for request in draft.requests.values()]
+    following = max([level.num_workers - 1, *asked]) + 1
+    for name, request in sorted(draft.requests.items()):
+        worker, address = request["rank"], request["address"]
+        if worker < 0:
+            worker, following = following, following + 1
+        links = [peer for peer in request["links"] if peer in there]
+        if worker in there or worker in joined:
+            refused[name] = f"worker {worker} is there already"
+        elif address in known:
+            refused[name] = "another worker listens at its address"
+        elif not links:
+            refused[name] = "all to whom it has links have left"
+        else:
+            joined[worker], names[worker], addresses[worker] = links, name, address
+            known |= {address} if address is not None else set()
+    if not joined and not draft.leaving:
+        return "", refused
+    made = with_workers(plan, joined, draft.leaving)
+    change = {
+        "stage": team.stage + 1,
+        "plan": made.to_json(),
+        "digest": made.digest,
+        "left": sorted(draft.leaving),
+        "names": names,
+        "addresses": addresses,
+    }
+    return json.dumps(change), refused
 
-    def _planned(
-        self, requests: Mapping[str, Any], left: set[int], members: set[int]
-    ) -> tuple[str, dict[str, str]]:
-        level, team = self._level(), self._transport.team
-        known = {address for address in team.peers.addresses if address is not None}
-        joined: dict[int, list[int]] = {}
-        names: dict[int, str] = {}
-        addresses: dict[int, Any] = {}
-        refused: dict[str, str] = {}
-        there = {*level.members} - left
-        following = max([level.num_workers - 1, *(r["rank"] for r in requests.values())]) + 1
-        for name, request in sorted(requests.items()):
-            worker = request["rank"]
-            if worker < 0:
-                worker, following = following, following + 1
-            address = None if request["address"] is None else tuple(request["address"])
-            links = [peer for peer in request["links"] if peer in there]
-            if worker in there or worker in joined:
-                refused[name] = f"worker {worker} is there already"
-            elif address in known:
-                refused[name] = "another worker listens at its address"
-            elif not links:
-                refused[name] = "all to whom it has links have left"
-            else:
-                joined[worker], names[worker], addresses[worker] = links, name, address
-                known |= {address} if address is not None else set()
-        if not joined and not left:
-            return "", refused
-        made = with_workers(self._state.plan, joined, left)
-        change = {
-            "stage": team.stage + 1,
-            "plan": made.to_json(),
-            "digest": made.digest,
-            "left": sorted(left),
-            "names": names,
-            "addresses": addresses,
-        }
-        return json.dumps(change), refused
+
+def _read_change(content: bytes, now: Team) -> _Change:
+    """Read what `_plan_change` made; raises where it was made for another stage, or is damaged."""
+    change = json.loads(content)
+    level = Plan.from_json(change["plan"])
+    if change["stage"] != now.stage + 1 or level.digest != change["digest"]:
+        raise InputError("it was planned for another stage")
+    addresses = dict(enumerate(now.peers.addresses))
+    addresses |= {int(worker): address for worker, address in change["addresses"].items()}
+    there = [addresses.get(w) if w in level.members else None for w in range(level.num_workers)]
+    team = replace(
+        now,
+        topology=level.topology,
+        peers=Peers.from_json(there),
+        gone=frozenset(range(level.num_workers)) - {*level.members},
+        stage=now.stage + 1,
+    )
+    joined = {int(worker): str(name) for worker, name in change["names"].items()}
+    return _Change(level=level, team=team, left=frozenset(change["left"]), joined=joined)
 
 
 def _numbers(text: str) -> tuple[int, int]:

@@ -4,21 +4,72 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from matcha.distributed.links.connection import Connection, LinkState
+from matcha.distributed.links.framing import Kind
 from matcha.distributed.links.transport import LinkTransport
 from matcha.distributed.snapshot import dump_snapshot, load_snapshot
+from matcha.distributed.transports.base import Buffer
 from matcha.distributed.worker_state import WorkerState
-
-__all__ = ["Membership", "Welcome"]
+from matcha.errors import ExchangeError
 
 _log = logging.getLogger("matcha.links")
 _MAX_LAG_SECONDS = 1.0  # of work for which others may wait while this worker catches up
 _MIN_LAG = 3  # iterations
+_ASK_ANOTHER = 2.0  # seconds after which another neighbour is asked for its state as well
+
+
+def give_state(
+    transport: LinkTransport, contents: Sequence[Buffer], peers: Collection[int]
+) -> None:
+    """Answer some of the neighbours that asked for this worker's state."""
+    with transport.lock:
+        for peer in sorted(peers):
+            connection = transport.connections.get(peer)
+            if connection is not None and not connection.is_up:
+                connection.send(Kind.STATE, 0, contents)
+        transport.state_requests -= {*peers}
+
+
+def ask_state(
+    transport: LinkTransport, timeout: float, without: Collection[int] = ()
+) -> tuple[int, bytearray]:
+    """Return a neighbour and its state; raises `ExchangeError` where none gives one in time.
+
+    Two that come back together have nothing to give each other, and would wait for each other: only
+    those are asked that train. One that does may be held up: then the next is asked, too.
+    """
+    end, again = time.monotonic() + timeout, 0.0
+    asked: list[Connection] = []
+    with transport.lock:
+        while (now := time.monotonic()) < end:
+            for connection in asked:
+                if connection.given_state is not None:
+                    return connection.peer, connection.given_state
+            if asked and all(c.end_reason and c.finished_at is not None for c in asked):
+                who, why = transport.name(asked[0].peer), asked[0].end_reason
+                raise ExchangeError(f"the run is over: {who} {why}.")
+            asked = [each for each in asked if each.state is not LinkState.ENDED]
+            other = next((c for c in _donors(transport, without) if c not in asked), None)
+            is_due = now > again and not any(each.is_giving for each in asked)
+            if other is not None and (is_due or not asked):
+                other.is_asked = True
+                other.send(Kind.ASK_STATE)
+                asked.append(other)
+                again = now + _ASK_ANOTHER
+            transport.changed.wait(0.2)
+    raise ExchangeError(f"no neighbour gave its state within {timeout:g} s.")
+
+
+def _donors(transport: LinkTransport, without: Collection[int]) -> list[Connection]:
+    with transport.lock:
+        found = (connection for _, connection in sorted(transport.connections.items()))
+        return [each for each in found if each.peer_has_state and each.peer not in without]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,31 +125,29 @@ class Membership:
 
     def join(self) -> None:
         """Take a neighbour's state and go on from there."""
-        started = time.monotonic()
-        rank = self._transport.rank
+        transport, state, started = self._transport, self._state, time.monotonic()
         refused: set[int] = set()
         while True:
-            self.donor, content = self._transport.states.ask(self._state.timeout, refused)
+            self.donor, content = ask_state(transport, state.timeout, refused)
             try:
-                extra = load_snapshot(content, self._state)
+                extra = load_snapshot(content, state)
                 num_calls, self.taken = int(extra["calls"]), extra["carried"]
                 self._take(self.taken)
                 break
             except Exception as error:  # the donor's fault, unless all states are of no use here
                 refused.add(self.donor)
-                problem = f"gave a state that cannot be used ({error})"
-                if not self._transport.states.refuse(self.donor, problem, refused):
+                transport.refuse(self.donor, f"gave a state that cannot be used ({error})")
+                if not _donors(transport, refused):
                     raise
-                _log.warning("worker %d: worker %d %s", rank, self.donor, problem)
-        for peer in range(self._transport.num_workers):  # the donor's links are not its own
-            self._state.exchange.forget(peer)
-        self._transport.collectives.number = num_calls
-        self._transport.start_at(self._state.iteration)
+        for peer in range(transport.num_workers):  # the donor's links are not its own
+            state.exchange.forget(peer)
+        transport.collectives.number = num_calls
+        transport.start_at(state.iteration)
         self.returns += 1
-        self._returned.append([self._state.iteration, rank, 1])
+        self._returned.append([state.iteration, transport.rank, 1])
         _log.info(
             "worker %d: goes on from worker %d's state at iteration %d, after %.2f s",
-            rank, self.donor, self._state.iteration, time.monotonic() - started,
+            transport.rank, self.donor, state.iteration, time.monotonic() - started,
         )  # fmt: skip
 
     @property
@@ -130,10 +179,7 @@ class Membership:
     def changes(self) -> list[list[int]]:
         """Return who went or came, as this worker learnt it: iteration, worker, 1 if it came."""
         others = self._transport.changes[self._known :]
-        return [
-            *self._returned,
-            *([c.iteration, c.worker, int(c.is_member)] for c in others),
-        ]
+        return [*self._returned, *([c.iteration, c.worker, int(c.is_member)] for c in others)]
 
     def tend(self) -> None:
         """Between two rounds: give states to those that ask; catch up when far behind.
@@ -143,13 +189,13 @@ class Membership:
         transport, pace = self._transport, self._state.pace.seconds
         if pace is not None:
             transport.max_lag = max(_MIN_LAG, _MAX_LAG_SECONDS / pace)
-        if asked := frozenset(transport.states.requests):  # more may come while a state is written
+        if asked := frozenset(transport.state_requests):  # more may come while a state is written
             extra = {"calls": transport.collectives.number, "carried": self._give()}
             new = asked & self.welcome.workers if self.welcome is not None else frozenset()
             if self.welcome is not None and new:
                 with self._state.averaging.holding(self.welcome.values):
-                    transport.states.give([dump_snapshot(self._state, extra)], new)
+                    give_state(transport, [dump_snapshot(self._state, extra)], new)
             if asked - new:
-                transport.states.give([dump_snapshot(self._state, extra)], asked - new)
+                give_state(transport, [dump_snapshot(self._state, extra)], asked - new)
         if transport.is_behind:
             self.rejoin()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -90,20 +89,14 @@ def probe(
     for answer in answers:
         for (i, j), latency, seconds in json.loads(answer):
             ends[i, j].append((latency, seconds))
-    return tuple(_measure(link, found, message_bytes) for link, found in ends.items())
-
-
-def _measure(link: Link, ends: Sequence[tuple[float, float]], message_bytes: int) -> LinkMeasure:
-    # An exchange is over when both ends have it: the slower end counts.
-    small, seconds = (max(column) for column in zip(*ends, strict=True))
-    latency, pace = fit(_SMALL, small, message_bytes, seconds)
-    return LinkMeasure(
-        link=link,
-        latency=latency,
-        seconds_per_megabyte=pace,
-        seconds=seconds,
-        message_bytes=message_bytes,
-    )
+    measures = []
+    for link, found in ends.items():
+        # An exchange is over when both ends have it: the slower end counts.
+        small, large = (max(column) for column in zip(*found, strict=True))
+        latency, pace = fit(_SMALL, small, message_bytes, large)
+        told = {"link": link, "seconds": large, "message_bytes": message_bytes}
+        measures.append(LinkMeasure(latency=latency, seconds_per_megabyte=pace, **told))
+    return tuple(measures)
 
 
 def fit(
@@ -130,25 +123,13 @@ def exchange_time(
 ) -> float:
     """Seconds of a message of some bytes each way, to a worker that makes the same call."""
     device = transport.device or torch.device("cpu")
-    incoming = torch.zeros(size, dtype=torch.uint8, device=device)
-    outgoing = torch.ones(size, dtype=torch.uint8, device=device)
-    ready = torch.zeros(_SMALL, dtype=torch.uint8, device=device)
+    sent = [torch.ones(n, dtype=torch.uint8, device=device) for n in (_SMALL, size)]
+    pairs = [(torch.zeros_like(outgoing), outgoing) for outgoing in sent]
     times = []
-    for repetition in range(repetitions + 1):
-        _exchange(transport, peer, ready, ready.clone(), timeout)  # so that both start together
-        started = time.perf_counter()
-        _exchange(transport, peer, incoming, outgoing, timeout)
-        if repetition:  # the first opens the way
-            times.append(time.perf_counter() - started)
-    return statistics.median(times)
-
-
-def _exchange(
-    transport: Transport,
-    peer: int,
-    incoming: torch.Tensor,
-    outgoing: torch.Tensor,
-    timeout: float,
-) -> None:
-    message = Message(peer=peer, tag=1, incoming=incoming, outgoing=outgoing)
-    transport.post([message]).wait(timeout)
+    for _ in range(repetitions + 1):
+        for incoming, outgoing in pairs:  # the short one first, so that both start together
+            started = time.perf_counter()
+            message = Message(peer=peer, tag=1, incoming=incoming, outgoing=outgoing)
+            transport.post([message]).wait(timeout)
+        times.append(time.perf_counter() - started)
+    return statistics.median(times[1:])  # the first opens the way

@@ -16,7 +16,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,25 +29,11 @@ from matcha.plans import Plan, PlanLike, StagedPlan
 from matcha.strategies.planning import in_stages, is_off, next_level
 from matcha.topology import Link
 
-__all__ = ["Replanning"]
-
 _log = logging.getLogger("matcha.links")
 _TRIFLE = 0.1  # of an iteration's time: what a link must make of a difference to matter
 _AHEAD = 10.0  # seconds of training after which a stage is in force: planning is over by then
 _MAX_PROBED = 250_000  # bytes: looking must cost less than what it may save
 _ANSWER = "import os; os.nice(5); from matcha.strategies.planning import answer; answer()"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NextStage:
-    """What the next stage is planned from, and the iteration at which it comes into force."""
-
-    seconds: Mapping[Link, float]
-    due: int
-
-    def to_json(self) -> dict[str, Any]:
-        """As a worker's state holds it."""
-        return {"due": self.due, "links": [[*link, s] for link, s in self.seconds.items()]}
 
 
 class Planner:
@@ -90,17 +75,8 @@ class Planner:
 class Replanning:
     """One worker's part in following the network.
 
-    Args:
-        plan: The plan as it was asked for, in force until links turn out to be otherwise.
-        every: Iterations after which workers tell each other what links took; 0 is never.
-        placement: How all workers are reached.
-        values: What is exchanged, for the size of a message.
-        timeout: Seconds to wait for any one worker.
-
-    Attributes:
-        given: The plan as it was asked for.
-        plan: The plan in force: as given, or in stages.
-        times: What the meetings over this worker's links took.
+    Every `every` iterations workers tell each other what links took; 0 is never. Of `values` the
+    size of a message counts. `plan` is in force: as given, or in stages.
     """
 
     def __init__(
@@ -114,10 +90,11 @@ class Replanning:
         self.plan = self.given = plan
         self.every = every
         self.times = LinkTimes()
-        self._placement, self._timeout = placement, timeout
+        self._transport, self._everyone = placement.transport, placement.everyone
+        self._timeout = timeout
         self._bytes = sum(value.nbytes for value in values) * plan.wire.size_ratio()
         self._asked_at = 0
-        self._next: NextStage | None = None
+        self._next: tuple[dict[Link, float], int] | None = None  # links' seconds, and when
         self._planner: Planner | None = None
         self._since = time.perf_counter()
 
@@ -125,8 +102,10 @@ class Replanning:
 
     def state(self) -> dict[str, Any]:
         """The stages made so far, the one being made, and when times travelled last."""
-        stages = None if self.plan is self.given else self.plan.to_json()
-        coming = None if self._next is None else self._next.to_json()
+        stages, coming = None if self.plan is self.given else self.plan.to_json(), None
+        if self._next is not None:
+            seconds, due = self._next
+            coming = {"due": due, "links": [[*link, s] for link, s in seconds.items()]}
         return {"asked_at": self._asked_at, "stages": stages, "draft": coming}
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -150,8 +129,8 @@ class Replanning:
 
     def look(self, iteration: int) -> bool:
         """Before an iteration's round: whether another plan is in force from it on. Collective."""
-        if self._next is not None and iteration >= self._next.due:
-            return self._change(iteration, self._next)
+        if self._next is not None and iteration >= self._next[1]:
+            return self._change(iteration, self._next[0])
         if not self.every or iteration % self.every or iteration <= self._asked_at:
             return False
         seconds, usual = self._told(iteration)
@@ -164,20 +143,15 @@ class Replanning:
         return False
 
     def _begin(self, seconds: Mapping[Link, float], due: int) -> None:
-        self._next = NextStage(seconds=seconds, due=due)
+        self._next = dict(seconds), due
         if self._is_planner():
-            self._planner = Planner(self._first, seconds)
+            assert isinstance(self.given, Plan)
+            self._planner = Planner(self.given, seconds)
 
     def _is_planner(self) -> bool:
-        everyone = self._placement.everyone
-        return everyone.rank == everyone.members[0]
+        return self._everyone.rank == self._everyone.members[0]
 
-    @property
-    def _first(self) -> Plan:
-        assert isinstance(self.given, Plan)
-        return self.given
-
-    def _change(self, iteration: int, coming: NextStage) -> bool:
+    def _change(self, iteration: int, seconds: Mapping[Link, float]) -> bool:
         """Where all workers are there, go on by the stage that the lowest one planned."""
         planner, self._planner, self._next = self._planner, None, None
         assert isinstance(self.plan, Plan | StagedPlan)
@@ -185,10 +159,10 @@ class Replanning:
         self.times.take()
         mine = b""
         if planner is not None or self._is_planner():  # else the one that planned may be gone
-            mine = self._planned(planner, coming.seconds)
-        found = gather(self._placement.everyone, mine, self._timeout())
-        planned = next((content for content in found if content), None)
-        if len(found) < self._placement.everyone.num_workers or planned is None:
+            mine = self._planned(planner, seconds)
+        found = gather(self._everyone, mine, self._timeout())
+        planned = next(filter(None, found), None)
+        if len(found) < self._everyone.num_workers or planned is None:
             why = "no stage could be planned" if planned is None else "a worker is away"
             _log.warning("iteration %d: %s; the plan stays", iteration, why)
             return False
@@ -196,18 +170,23 @@ class Replanning:
             level = Plan.from_json(json.loads(planned))
             self.plan = in_stages(self.plan).with_stage(iteration, level)
         except (MatchaError, ValueError, TypeError, LookupError) as error:
-            _log.warning(
-                "iteration %d: the stage cannot be used; the plan stays: %s", iteration, error
-            )
+            text = "iteration %d: the stage cannot be used; the plan stays: %s"
+            _log.warning(text, iteration, error)
             return False
-        self._report(self.plan, coming.seconds)
+        slow = max(seconds, key=lambda link: seconds[link])
+        _log.info(
+            "iteration %d: a new stage for links as they are: %d–%d is the slowest with %.3g s, "
+            "and %.3g s of communication an iteration are planned",
+            iteration, *slow, seconds[slow], level.expected_comm_time,
+        )  # fmt: skip
         self._since = time.perf_counter()
         return True
 
     def _planned(self, planner: Planner | None, seconds: Mapping[Link, float]) -> bytes:
         """The next stage as it is sent; empty where none can be made: all others wait for it."""
         try:
-            plan = next_level(self._first, seconds) if planner is None else planner.plan()
+            assert isinstance(self.given, Plan)
+            plan = next_level(self.given, seconds) if planner is None else planner.plan()
         except Exception as error:
             _log.warning("the next stage cannot be planned: %s", error)
             return b""
@@ -217,30 +196,29 @@ class Replanning:
         """What every link takes, or None if a worker is missing, and what an iteration takes."""
         now = time.perf_counter()
         pace = (now - self._since) / max(1, iteration - self._asked_at)
-        answers = self._gather({"links": self._by_link(self.times.take()), "pace": pace})
+        answers = self._gather(self.times.take(), pace=pace)
         found = _slowest(answers)
-        complete = len(answers) == self._placement.everyone.num_workers
+        complete = len(answers) == self._everyone.num_workers
         idle = [link for link in self.plan.topology.links if link not in found]
         if idle and complete:
-            found |= _slowest(self._gather({"links": self._probed(idle)}))
+            found |= _slowest(self._gather(self._probed(idle)))
         self._since = time.perf_counter()
         usual = sum(answer["pace"] for answer in answers) / len(answers)
         return (found if complete else None), usual
 
-    def _gather(self, mine: dict[str, Any]) -> list[dict[str, Any]]:
-        content = json.dumps(mine).encode()
-        return [json.loads(a) for a in gather(self._placement.everyone, content, self._timeout())]
+    def _gather(self, seconds: Mapping[int, float], **more: float) -> list[dict[str, Any]]:
+        """Tell all what the links to neighbours took, and more; what each worker told."""
+        rank = self._transport.rank
+        links = [((min(rank, peer), max(rank, peer)), s) for peer, s in seconds.items()]
+        content = json.dumps({"links": links, **more}).encode()
+        return [json.loads(a) for a in gather(self._everyone, content, self._timeout())]
 
-    def _by_link(self, seconds: Mapping[int, float]) -> list[tuple[Link, float]]:
-        rank = self._placement.transport.rank
-        return [((min(rank, peer), max(rank, peer)), s) for peer, s in seconds.items()]
-
-    def _probed(self, idle: Sequence[Link]) -> list[tuple[Link, float]]:
+    def _probed(self, idle: Sequence[Link]) -> dict[int, float]:
         """Time links that the plan does not use, so that one that recovers is noticed.
 
         All take them in the same order, so none waits in a circle.
         """
-        transport, found = self._placement.transport, {}
+        transport, found = self._transport, dict[int, float]()
         size = max(1, min(_MAX_PROBED, int(self._bytes)))
         for i, j in idle:
             if transport.rank in (i, j):
@@ -250,22 +228,10 @@ class Replanning:
                 except PeerLostError:  # a link that is gone has no time
                     continue
                 found[peer] = seconds * max(1.0, self._bytes / size)
-        return self._by_link(found)
-
-    def _report(self, longer: StagedPlan, seconds: Mapping[Link, float]) -> None:
-        level, start = longer.levels[-1], longer.stages[-1].start
-        slow = max(seconds, key=lambda link: seconds[link])
-        _log.info(
-            "iteration %d: a new stage for links as they are: %d–%d is the slowest with %.3g s, "
-            "and %.3g s of communication an iteration are planned",
-            start, *slow, seconds[slow], level.expected_comm_time,
-        )  # fmt: skip
+        return found
 
 
 def _slowest(answers: Sequence[Mapping[str, Any]]) -> dict[Link, float]:
     """Each link's seconds as the end saw it that saw all of it."""
-    found: dict[Link, float] = {}
-    for answer in answers:
-        for (i, j), seconds in answer["links"]:
-            found[i, j] = max(seconds, found.get((i, j), 0.0))
-    return dict(sorted(found.items()))
+    told = sorted(((i, j), s) for answer in answers for (i, j), s in answer["links"])
+    return dict(told)  # of the two ends' the larger comes last

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import KW_ONLY, dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -39,50 +40,42 @@ def batch_of(
     return [int(_order(seed, turn, size)[n]) for turn, n in numbers]
 
 
+@dataclass(frozen=True)
 class Shard:
     """Batches of a data set's examples for one worker, for one pass at a time.
 
     A `batch_sampler` for a `DataLoader` with `num_workers=0`: which examples come next is known
     when the iteration is, as workers may join and leave. All workers end a pass at one iteration.
-
-    Args:
-        plan: the one in force.
-        iteration: of this worker; -1 once it has left for good.
-        worker: its number.
-        size: how many examples there are.
-        batch_size: how many a worker takes per iteration.
-        seed: of their order.
     """
 
-    def __init__(
-        self,
-        plan: Callable[[], PlanLike],
-        iteration: Callable[[], int],
-        worker: int,
-        *,
-        size: int,
-        batch_size: int,
-        seed: int,
-    ) -> None:
-        if size < 1 or batch_size < 1:
-            raise InputError("a shard needs examples, and a batch of at least one.")
-        self._plan, self._iteration, self._worker = plan, iteration, worker
-        self._given = {"size": size, "batch_size": batch_size, "seed": seed}
+    plan: Callable[[], PlanLike]
+    """The one in force."""
+    iteration: Callable[[], int]
+    """Of this worker; -1 once it has left for good."""
+    worker: int
+    _: KW_ONLY
+    size: int
+    """How many examples there are."""
+    batch_size: int
+    """How many a worker takes per iteration."""
+    seed: int
+    """Of their order."""
 
-    def _turn(self) -> int:
-        if self._iteration() < 0:  # it has left for good
-            return -1
-        first = self._plan().steps_before(self._iteration()) * self._given["batch_size"]
-        return first // self._given["size"]
+    def __post_init__(self) -> None:
+        if self.size < 1 or self.batch_size < 1:
+            raise InputError("a shard needs examples, and a batch of at least one.")
+
+    def _turn(self, k: int) -> int:
+        return self.plan().steps_before(k) * self.batch_size // self.size
 
     def __iter__(self) -> Iterator[list[int]]:
-        turn, before = self._turn(), -1
-        while self._turn() == turn >= 0:
-            k = self._iteration()
+        turn, before = self._turn(self.iteration()), -1
+        while (k := self.iteration()) >= 0 and self._turn(k) == turn:
             if k == before:
                 raise InputError(
                     "a second batch was taken within one iteration: leave num_workers at 0, and "
                     "for several gradients per step split a larger batch."
                 )
             before = k
-            yield batch_of(self._plan(), k, self._worker, **self._given)
+            given = {"size": self.size, "batch_size": self.batch_size, "seed": self.seed}
+            yield batch_of(self.plan(), k, self.worker, **given)

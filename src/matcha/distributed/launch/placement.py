@@ -184,14 +184,14 @@ def ask_to_join(
 
 def join_team(joining: Joining) -> LinkTransport:
     """Wait until a team has taken this process in, and make its links."""
-    joined = joining.finish()
+    rank, team = joining.finish()
     return LinkTransport(
-        joined.team.topology,
-        joined.rank,
-        joined.team.peers,
+        team.topology,
+        rank,
+        team.peers,
         keys=joining.keys,
         timeout=joining.patience,
-        team=joined.team,
+        team=team,
     )
 
 

@@ -25,7 +25,7 @@ import logging
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -36,12 +36,11 @@ from matcha.distributed.transports.base import MAX_TAG, Buffer, Pending
 from matcha.distributed.transports.waiting import Durations
 from matcha.errors import PeerLostError
 
-__all__ = ["Connection", "Limits", "LinkState", "Transfer", "Transfers", "WaitRules"]
-
 _log = logging.getLogger("matcha.links")
 _SMALL = 1 << 16  # bytes of a message that is kept if it arrives before its receive is posted
 _MAX_EARLY_BYTES, _MAX_EARLY = 1 << 26, 1 << 14  # of such messages: bytes, and how many
-_MIN_LIMIT = 1 << 26  # bytes of a collective call or a state, whatever the model
+_MIN_SILENCE, _FIRST_SILENCE = 1.0, 3.0  # seconds where no timeout is given: least, and at first
+_STARTING_TIMEOUT = 20.0  # seconds: imports and first calls may hold a worker up while it starts
 _MAX_WORDS = 64  # bytes of a frame that says next to nothing
 
 
@@ -54,36 +53,13 @@ class LinkState(enum.Enum):
     ENDED = "ended"
 
 
-@dataclass(slots=True)
-class Limits:
-    """The longest frames that make sense: a longer one ends its connection."""
-
-    update: int
-    """Bytes of what can be said about the links and workers of the topology."""
-    part: int = 1 << 32
-    """Bytes of a part of a collective call."""
-    state: int = 1 << 32
-    """Bytes of a worker's state."""
-
-    def expect_model(self, num_bytes: int, num_neighbors: int) -> None:
-        """Allow for the optimizer's moments and what wires remember per neighbour, no more."""
-        self.part = self.state = _MIN_LIMIT + (16 + 4 * num_neighbors) * num_bytes
-
-    def of(self, kind: Kind) -> int:
-        """The most bytes of a frame of some kind."""
-        if kind in (Kind.UP, Kind.UPDATE):
-            return self.update
-        if kind in (Kind.REDUCE, Kind.RESULT):
-            return self.part
-        return self.state if kind is Kind.STATE else _MAX_WORDS
-
-
 @dataclass(slots=True, eq=False)
 class Transfer:
     """One message in flight: done once its tensor may be used again."""
 
     connection: Connection
-    view: memoryview | None = None
+    view: memoryview
+    sends: bool
     done: bool = False
 
     @property
@@ -92,7 +68,7 @@ class Transfer:
 
         It may do so as soon as it has our message, before our writer knows that it has sent it.
         """
-        return self.done or (self.view is None and self.connection.finished_at is not None)
+        return self.done or (self.sends and self.connection.finished_at is not None)
 
 
 @dataclass(eq=False)
@@ -104,7 +80,8 @@ class Connection:
     lock: threading.RLock
     changed: threading.Condition
     """On that lock: notified whenever something is different."""
-    limits: Limits
+    limits: Mapping[Kind, int]
+    """The longest frames that make sense: a longer one ends its connection."""
     on_frame: Callable[[Connection, Kind, int, bytearray], None]
     """Called by the reader for what is not part of an exchange."""
     on_end: Callable[[Connection, str], None]
@@ -134,17 +111,14 @@ class Connection:
     """Between two signs of life of the neighbour: the longest between two looks each."""
     reader_waits: bool = False
     """Whether bytes wait here until this worker posts their receive: silence then means nothing."""
-    _untold: Update = field(default_factory=Update)
-    _queue: deque[tuple[Kind, int, Sequence[Buffer], Transfer | None]] = field(
-        default_factory=deque
-    )
-    _posted: dict[int, deque[Transfer]] = field(default_factory=lambda: defaultdict(deque))
-    _early: dict[int, deque[bytearray]] = field(default_factory=lambda: defaultdict(deque))
-    _early_bytes: int = 0
-    _num_early: int = 0
 
     def __post_init__(self) -> None:
         self._work = threading.Condition(self.lock)
+        self._untold = Update()
+        self._queue: deque[tuple[Kind, int, Sequence[Buffer], Transfer | None]] = deque()
+        self._posted: dict[int, deque[Transfer]] = defaultdict(deque)
+        self._early: dict[int, deque[bytearray]] = defaultdict(deque)
+        self._early_bytes = self._num_early = 0
 
     def start(self) -> None:
         """Begin to read and write."""
@@ -170,11 +144,10 @@ class Connection:
 
     def end(self, reason: str) -> None:
         """Nothing is sent or received here from now on."""
-        if self.state is not LinkState.ENDED:
-            self.enter(LinkState.ENDED)
-            self.end_reason = reason
-            self._work.notify_all()
-            self.stream.shut()
+        self.enter(LinkState.ENDED)
+        self.end_reason = reason
+        self._work.notify_all()
+        self.stream.shut()
 
     def send(
         self,
@@ -200,6 +173,23 @@ class Connection:
         if self._untold:
             self._untold = self._untold.without(update)
 
+    def find_fault(
+        self, patience: float | None, delay: float, revoked: Collection[str], *, running: bool
+    ) -> str | None:
+        """Why it must end, if it must; `delay` is how long this worker has not looked in time."""
+        stream = self.stream
+        if stream.longest_gap:
+            self.gaps.note(stream.longest_gap)
+            stream.longest_gap = 0.0
+        now, most = time.monotonic(), patience or self.gaps.deadline(_MIN_SILENCE, _FIRST_SILENCE)
+        most = most if running else max(most, _STARTING_TIMEOUT)
+        quiet = now - stream.last_heard
+        if quiet > most + delay and not self.reader_waits:
+            return f"gave no sign of life for {quiet:.1f} s"
+        if self.state is LinkState.AGREEING and now - self.since > most:
+            return "did not say from which iteration on it takes part"
+        return "showed a certificate that is now revoked" if stream.fingerprint in revoked else None
+
     @property
     def is_idle(self) -> bool:
         """Whether nothing waits to be sent, or ever will be."""
@@ -211,13 +201,13 @@ class Connection:
 
     def send_data(self, tag: int, tensor: torch.Tensor) -> Transfer:
         """Send a message."""
-        transfer = Transfer(self)
-        self.send(Kind.DATA, tag, [_bytes(tensor)], transfer)
+        transfer = Transfer(self, _bytes(tensor), sends=True)
+        self.send(Kind.DATA, tag, [transfer.view], transfer)
         return transfer
 
     def receive(self, tag: int, tensor: torch.Tensor) -> Transfer:
         """Post a receive."""
-        transfer = Transfer(self, _bytes(tensor))
+        transfer = Transfer(self, _bytes(tensor), sends=False)
         early = self._early.get(tag)
         if early:
             content = early.popleft()
@@ -270,7 +260,7 @@ class Connection:
                 if kind is Kind.DATA:
                     self._read_data(tag, size)
                     continue
-                if size > self.limits.of(kind):
+                if size > self.limits.get(kind, _MAX_WORDS):
                     raise ClosedError(f"announced {size} bytes of {kind.name}")
                 if kind is Kind.STATE:
                     if not self.is_asked:
@@ -280,10 +270,10 @@ class Connection:
                 if kind is not Kind.HEARTBEAT:
                     self.on_frame(self, kind, tag, content)
         except ClosedError as error:
-            reason = str(error)
-            if self.finished_at is not None:
-                reason = f"finished at iteration {self.finished_at}"
-            self.on_end(self, reason)
+            has_finished = self.finished_at is not None
+            self.on_end(
+                self, f"finished at iteration {self.finished_at}" if has_finished else str(error)
+            )
         except Exception as error:  # a neighbour's fault ends its connection, not this worker
             _log.warning("worker %d sent something malformed: %s", self.peer, error)
             self.on_end(self, f"sent something malformed ({error})")
@@ -294,24 +284,22 @@ class Connection:
         if tag > MAX_TAG:
             raise ClosedError(f"sent a message with tag {tag}")
         transfer = self._posted_transfer(tag, size)
-        if transfer is None:
-            content = self.stream.receive(size)
+        if transfer is not None:
+            _check_size(transfer, size)
+            self.stream.receive_into(transfer.view)
             with self.lock:
-                if self._posted.get(tag):
-                    self._deliver(self._posted[tag].popleft(), content)
-                    return
-                self._early[tag].append(content)
-                self._early_bytes += size
-                self._num_early += 1
-                if self._early_bytes > _MAX_EARLY_BYTES or self._num_early > _MAX_EARLY:
-                    raise ClosedError("sent far more than this worker asked for")
+                transfer.done = True
+                self.changed.notify_all()
             return
-        self._check_size(transfer, size)
-        assert transfer.view is not None
-        self.stream.receive_into(transfer.view)
+        content = self.stream.receive(size)
         with self.lock:
-            transfer.done = True
-            self.changed.notify_all()
+            if self._posted.get(tag):
+                return self._deliver(self._posted[tag].popleft(), content)
+            self._early[tag].append(content)
+            self._early_bytes += size
+            self._num_early += 1
+            if self._early_bytes > _MAX_EARLY_BYTES or self._num_early > _MAX_EARLY:
+                raise ClosedError("sent far more than this worker asked for")
 
     def _posted_transfer(self, tag: int, size: int) -> Transfer | None:
         """The transfer of a message; None for a small one whose receive is not posted yet."""
@@ -330,76 +318,61 @@ class Connection:
             return self._posted[tag].popleft()
 
     def _deliver(self, transfer: Transfer, content: bytearray) -> None:
-        self._check_size(transfer, len(content))
-        assert transfer.view is not None
+        _check_size(transfer, len(content))
         transfer.view[:] = content
         transfer.done = True
         self.changed.notify_all()
 
-    def _check_size(self, transfer: Transfer, size: int) -> None:
-        assert transfer.view is not None
-        if size != len(transfer.view):
-            raise ClosedError(f"sent {size} bytes where {len(transfer.view)} were expected")
-
-
-@dataclass(frozen=True, slots=True)
-class WaitRules:
-    """What a wait needs of the rules."""
-
-    lock: threading.RLock
-    changed: threading.Condition
-    end_reason: Callable[[int], str]
-    lost_error: Callable[[int, str, float], PeerLostError]
-    anyone_is_away: Callable[[], bool]
-    end: Callable[[Connection, str], None]
-
 
 class Transfers(Pending):
-    """The messages of one post, and what waiting for them may end in."""
+    """The messages of one post: each on its way, or why its peer cannot be reached."""
 
-    def __init__(self, rules: WaitRules, transfers: list[tuple[int, Transfer | None]]) -> None:
-        self.rules = rules
-        self.transfers = transfers
+    def __init__(
+        self,
+        transfers: list[tuple[int, Transfer | str]],
+        anyone_is_away: Callable[[], bool],
+        lost_error: Callable[[int, str, float], PeerLostError],
+    ) -> None:
+        self._transfers = transfers
+        self._anyone_is_away, self._lost_error = anyone_is_away, lost_error
 
     def has_come(self) -> bool:
-        """Whether `wait` would return at once."""
-        with self.rules.lock:  # of a connection that has ended `wait` tells
-            return all(
-                each is None or each.done or each.connection.state is LinkState.ENDED
-                for _, each in self.transfers
-            )
+        """Whether `wait` would return at once; of a connection that has ended it tells."""
+        found = (each for _, each in self._transfers if not isinstance(each, str))
+        return all(each.done or each.connection.state is LinkState.ENDED for each in found)
 
     def wait(self, timeout: float) -> None:
         """Wait for all of them; raises for a neighbour that was lost."""
-        patience = min(2.0, 0.2 * timeout)
-        self.end = time.monotonic() + timeout - patience
-        while self.transfers:
-            peer, transfer = self.transfers[0]
-            problem = self._wait_for(peer, transfer, timeout, patience)
-            if problem is not None:
-                if transfer is not None:
-                    transfer.connection.join_reader()
-                raise self.rules.lost_error(peer, problem, patience)
-            self.transfers.pop(0)
+        patience = min(2.0, 0.2 * timeout)  # the rest is for finding the cause
+        self._end = time.monotonic() + timeout - patience
+        while self._transfers:
+            peer, transfer = self._transfers[0]
+            if isinstance(transfer, str):
+                raise self._lost_error(peer, transfer, patience)
+            if problem := self._wait_for(transfer, timeout, patience):
+                transfer.connection.join_reader()
+                raise self._lost_error(peer, problem, patience)
+            self._transfers.pop(0)
 
-    def _wait_for(
-        self, peer: int, transfer: Transfer | None, timeout: float, patience: float
-    ) -> str | None:
-        """What the peer did instead of its part of a transfer; None once that is done."""
-        rules = self.rules
-        with rules.lock:
-            if transfer is None:
-                return rules.end_reason(peer)
+    def _wait_for(self, transfer: Transfer, timeout: float, patience: float) -> str:
+        """What the peer did instead of its part of a transfer; empty once that is done."""
+        connection = transfer.connection
+        with connection.lock:
             while not transfer.is_done:
-                if transfer.connection.end_reason is not None:
-                    return transfer.connection.end_reason
-                if (now := time.monotonic()) <= self.end:
-                    rules.changed.wait(self.end - now)
-                elif rules.anyone_is_away():
-                    self.end = now + timeout - patience
+                if connection.end_reason is not None:
+                    return connection.end_reason
+                if (now := time.monotonic()) <= self._end:
+                    connection.changed.wait(self._end - now)
+                elif self._anyone_is_away():
+                    self._end = now + timeout - patience
                 else:
-                    rules.end(transfer.connection, f"did not answer within {timeout:g} s")
-        return None
+                    connection.on_end(connection, f"did not answer within {timeout:g} s")
+        return ""
+
+
+def _check_size(transfer: Transfer, size: int) -> None:
+    if size != len(transfer.view):
+        raise ClosedError(f"sent {size} bytes where {len(transfer.view)} were expected")
 
 
 def _bytes(tensor: torch.Tensor) -> memoryview:

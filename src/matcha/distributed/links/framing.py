@@ -62,10 +62,8 @@ def frame_header(
     """What a frame begins with; its check sum is over kind, tag, size and content."""
     header = _HEADER.pack(kind, tag, size)
     check = 0
-    if checked:
-        check = zlib.crc32(header)
-        for content in contents:
-            check = zlib.crc32(content, check)
+    for part in (header, *contents) if checked else ():
+        check = zlib.crc32(part, check)
     return header + _CHECK.pack(check)
 
 
@@ -210,11 +208,9 @@ class FrameStream:
 
     def leave(self) -> None:
         """The reader and the writer call this when they end; the last one closes the socket."""
-        with self._lock:
+        with self._lock, suppress(OSError):
             self._users -= 1
-            last = not self._users
-        if last:
-            with suppress(OSError):
+            if not self._users:
                 self._socket.close()
 
 

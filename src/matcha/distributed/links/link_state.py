@@ -14,24 +14,9 @@ import json
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from matcha.topology import Link, Topology
-
-__all__ = [
-    "FIRST_UP",
-    "MAX_NEW",
-    "LinkVersions",
-    "MembershipChange",
-    "Notes",
-    "Phase",
-    "Tree",
-    "Update",
-    "max_update_bytes",
-]
-
-K = TypeVar("K")
-V = TypeVar("V")
 
 Note = tuple[int, str]
 """A version that grows, and what a worker published about itself."""
@@ -73,7 +58,7 @@ class Phase(enum.Enum):
     CLOSED = "closed"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class MembershipChange:
     """A worker was lost or came (back), as this worker learnt it."""
 
@@ -95,11 +80,6 @@ class Tree:
     """The same for two workers if and only if they hold the same tree."""
 
 
-def _is_newer(version: int, mine: int) -> bool:
-    """Whether a version that arrives is newer, and not so much newer that it must be made up."""
-    return mine < version <= mine + _MAX_JUMP
-
-
 class LinkVersions:
     """What one worker knows about all links.
 
@@ -114,7 +94,6 @@ class LinkVersions:
 
     def __init__(self, rank: int, topology: Topology) -> None:
         self.rank = rank
-        self.topology = topology
         self.versions: dict[Link, int] = dict.fromkeys(topology.links, _DOWN)
         self._early: dict[Link, int] = {}
         self._members: tuple[int, ...] | None = None
@@ -149,12 +128,9 @@ class LinkVersions:
             if mine is None:
                 if version > self._early.get(link, 0) and len(self._early) < _MAX_EARLY:
                     self._early[link] = early[link] = version
-                continue
-            if not _is_newer(version, mine):
-                continue
-            if self.rank in link and version % 2 != mine % 2:
-                version += 1
-            fresh[link] = version
+            elif _is_newer(version, mine):
+                contradicts = self.rank in link and version % 2 != mine % 2
+                fresh[link] = version + contradicts
         self._set(fresh)
         return fresh | early
 
@@ -164,7 +140,6 @@ class LinkVersions:
         Returns what others told of the new ones before, put right where they are this worker's.
         """
         links = [link for link in topology.links if not {*link} & {*gone}]
-        self.topology = topology
         self.versions = {link: self.versions.get(link, _NEW_LINK) for link in links}
         self._members = self._tree = None
         heard = {link: self._early.pop(link) for link in links if link in self._early}
@@ -268,8 +243,9 @@ class Update:
 
     def without(self, known: Update) -> Update:
         """What is left of it for a worker that knows something."""
-        links = _difference(self.links, known.links)
-        return Update(links=links, notes=_difference(self.notes, known.notes))
+        links = {link: v for link, v in self.links.items() if known.links.get(link) != v}
+        notes = {key: note for key, note in self.notes.items() if known.notes.get(key) != note}
+        return Update(links=links, notes=notes)
 
     def encode(self) -> bytes:
         """Encode as the content of a frame."""
@@ -281,15 +257,9 @@ class Update:
     def decode(
         cls, content: bytes | bytearray, topology: Topology, *, may_grow: bool = False
     ) -> Update:
-        """Check and read the content of a frame.
+        """Check and read the content of a frame; raises `ValueError`.
 
-        Args:
-            content: Of the frame.
-            topology: The links and workers that there are.
-            may_grow: Whether there may be others, of which this worker has yet to hear.
-
-        Raises:
-            ValueError: It is malformed, or about links or workers that do not exist.
+        Only with `may_grow` it may be about links and workers of which this one has yet to hear.
         """
         try:
             document: Any = json.loads(content)
@@ -298,14 +268,14 @@ class Update:
                 (rank, key): (_version(version), value)
                 for rank, key, version, value in document["notes"]
             }
-            known = frozenset(topology.links)
-            most = topology.num_workers + (MAX_NEW if may_grow else 0)
-            for i, j in links:
-                new = may_grow and type(i) is type(j) is int and 0 <= i < j < most
-                if type(i) is not int or type(j) is not int or not ((i, j) in known or new):
-                    raise ValueError(f"({i!r}, {j!r}) is not a link")
         except (TypeError, KeyError, RecursionError) as error:
             raise ValueError(f"not an update: {error!r}") from None
+        known = frozenset(topology.links)
+        most = topology.num_workers + (MAX_NEW if may_grow else 0)
+        for i, j in links:
+            are_numbers = type(i) is type(j) is int
+            if not are_numbers or not ((i, j) in known or (may_grow and 0 <= i < j < most)):
+                raise ValueError(f"({i!r}, {j!r}) is not a link")
         for (rank, key), (_, value) in notes.items():
             if type(rank) is not int or not 0 <= rank < most:
                 raise ValueError(f"a note about worker {rank!r}, which does not exist")
@@ -318,11 +288,8 @@ class Update:
 
 def max_update_bytes(topology: Topology, *, may_grow: bool = False) -> int:
     """The most bytes of an update about a topology's links and workers."""
-    return (
-        (1 << (22 if may_grow else 20))
-        + 64 * len(topology.links)
-        + 2 * _MAX_VALUE * _MAX_NOTES * topology.num_workers
-    )
+    others, notes = 1 << (22 if may_grow else 20), 2 * _MAX_VALUE * _MAX_NOTES
+    return others + 64 * len(topology.links) + notes * topology.num_workers
 
 
 class Notes:
@@ -362,23 +329,22 @@ class Notes:
         fresh, stale = {}, []
         for (rank, key), note in notes.items():
             mine = self.all.get((rank, key), (0, ""))[0]
-            if not _is_newer(note[0], mine):
-                continue
-            if not mine and sum(known[0] == rank for known in self.all) >= _MAX_NOTES:
-                continue
-            self.all[rank, key] = note
-            if rank == self._rank:
-                stale.append(key)
-            else:
-                fresh[rank, key] = note
+            has_room = mine or sum(known[0] == rank for known in self.all) < _MAX_NOTES
+            if _is_newer(note[0], mine) and has_room:
+                self.all[rank, key] = note
+                if rank == self._rank:
+                    stale.append(key)
+                else:
+                    fresh[rank, key] = note
         return fresh, stale
+
+
+def _is_newer(version: int, mine: int) -> bool:
+    """Whether a version that arrives is newer, and not so much newer that it must be made up."""
+    return mine < version <= mine + _MAX_JUMP
 
 
 def _version(value: object) -> int:
     if type(value) is not int or value < 1:
         raise ValueError(f"{value!r} is not a version")
     return value
-
-
-def _difference(new: Mapping[K, V], known: Mapping[K, V]) -> dict[K, V]:
-    return {key: value for key, value in new.items() if known.get(key) != value}

@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, get_type_hints
 
 from matcha._io.keys import Keys, worker_of
 from matcha.distributed.links.framing import FrameStream
@@ -36,8 +36,6 @@ _MAX_HELLO = 1024  # bytes
 _PATIENCE = 5.0  # seconds from connecting to the end of the hello
 _CONNECT = 2.0  # seconds: the wire may be back before TCP asks again, after 1, 3 and 7
 _MAX_CLIENTS = 128  # beyond this many at once the longest-waiting goes
-_PAUSE_SHARE = 0.2  # the pause before the next attempt, as a share of the time since the first
-_MIN_PAUSE, _MAX_PAUSE = 0.05, 1.0  # seconds
 _LOGGED_EACH = 5  # refusals of a kind that are logged one by one; then every hundredth
 
 
@@ -46,7 +44,17 @@ class RefusedError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hello:
+class _Said:
+    """A short text after its length."""
+
+    def encode(self) -> bytes:
+        """Encode it as it is sent."""
+        text = json.dumps(asdict(self)).encode()
+        return _PREFIX.pack(_MAGIC, len(text)) + text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello(_Said):
     """What the two ends of a new connection say first."""
 
     rank: int
@@ -59,13 +67,9 @@ class Hello:
     stage: int = 0
     """How many times the sender's team has changed."""
 
-    def encode(self) -> bytes:
-        """Encode it as it is sent."""
-        return _encode(self)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JoinRequest:
+class JoinRequest(_Said):
     """What a worker says first that wants to be taken into the team."""
 
     join: int
@@ -73,39 +77,30 @@ class JoinRequest:
     token: str
     """The team's, where no certificate says who may come in."""
 
-    def encode(self) -> bytes:
-        """Encode it as it is sent."""
-        return _encode(self)
-
-
-_KINDS: dict[type, list[type]] = {Hello: [int, int, str, bool, int], JoinRequest: [int, str]}
-
-
-def _encode(hello: Hello | JoinRequest) -> bytes:
-    text = json.dumps(asdict(hello)).encode()
-    return _PREFIX.pack(_MAGIC, len(text)) + text
-
 
 def decode_hello(text: bytes) -> Hello | JoinRequest:
     """Check and read what was received."""
     try:
         said = json.loads(text)
         kind: Any = JoinRequest if "join" in said else Hello
-        hello: Hello | JoinRequest = kind(**{name: said[name] for name in kind.__slots__})
+        types = get_type_hints(kind)
+        hello: Hello | JoinRequest = kind(**{name: said[name] for name in types})
     except (ValueError, TypeError, KeyError, RecursionError):
         raise RefusedError("its hello is malformed") from None
-    if [type(getattr(hello, name)) for name in kind.__slots__] != _KINDS[kind]:
+    if any(type(said[name]) is not of for name, of in types.items()):
         raise RefusedError("its hello is malformed")
     return hello
 
 
 Admit = Callable[[FrameStream, Hello, Hello], None]
 """Takes over a connection: its stream, this end's hello, and the other's."""
-Sponsor = Callable[[JoinRequest], Callable[[socket.socket, str], None]]
-"""Returns what takes over the connection, and the address, of a worker that wants to join."""
+TakeOver = Callable[[socket.socket, str], None]
+"""Takes over the connection, and the address, of a worker that wants to join."""
+Answer = Callable[[JoinRequest], TakeOver]
+"""Checks such a worker's request; raises `RefusedError`."""
 
 
-def refuse_newcomer(request: JoinRequest) -> Callable[[socket.socket, str], None]:
+def refuse_newcomer(request: JoinRequest) -> TakeOver:
     """The sponsor of a team that takes in no others."""
     raise RefusedError("this team takes in no others")
 
@@ -117,9 +112,7 @@ class Revocations:
     """
 
     def __init__(self, keys: Keys | None) -> None:
-        self._keys = keys
-        self._last: frozenset[str] = frozenset()
-        self._problem = ""
+        self._keys, self._last, self._problem = keys, frozenset[str](), ""
 
     def current(self) -> frozenset[str]:
         """The fingerprints that are refused now."""
@@ -159,13 +152,8 @@ class _Client:
 class Listener:
     """Listens at an address and hands over the streams of those who may come in.
 
-    Args:
-        address: Where to listen.
-        keys: Certificates; None accepts any claim (plain TCP).
-        revocations: Certificates that are refused.
-        welcome: Returns the hello to answer with; raises `RefusedError`.
-        admit: Takes over a neighbour's connection.
-        sponsor: For a worker that wants to join; raises `RefusedError`.
+    Without keys it believes any claim. `welcome` returns the hello to answer with, or raises
+    `RefusedError`; `admit` takes over a neighbour's connection; `sponsor` answers newcomers.
     """
 
     def __init__(
@@ -175,7 +163,7 @@ class Listener:
         revocations: Revocations,
         welcome: Callable[[Hello], Hello],
         admit: Admit,
-        sponsor: Sponsor = refuse_newcomer,
+        sponsor: Answer = refuse_newcomer,
     ) -> None:
         self.refused: Counter[str] = Counter()
         self._context = keys.context(server=True) if keys else None
@@ -224,10 +212,12 @@ class Listener:
         if len(self._clients) >= _MAX_CLIENTS:
             oldest = next(iter(self._clients.values()))
             self._refuse(oldest, "too many clients at once")
-        client = _Client(connection, in_words(where), time.monotonic() + _PATIENCE)
-        client.is_secured = self._context is None
-        self._clients[connection] = client
-        self._selector.register(connection, selectors.EVENT_READ)
+        until = time.monotonic() + _PATIENCE
+        self._attend(_Client(connection, in_words(where), until, self._context is None))
+
+    def _attend(self, client: _Client) -> None:
+        self._clients[client.connection] = client
+        self._selector.register(client.connection, selectors.EVENT_READ)
 
     def _advance(self, client: _Client) -> None:
         """Go on with a client as far as its bytes allow."""
@@ -259,16 +249,13 @@ class Listener:
         # Only now: TLS costs a hundred times what a client that never says a word costs.
         assert self._context is not None
         if not isinstance(client.connection, ssl.SSLSocket):
-            plain = client.connection
-            self._release(client)
             client.connection = self._context.wrap_socket(
-                plain, server_side=True, do_handshake_on_connect=False
+                self._release(client), server_side=True, do_handshake_on_connect=False
             )
-            self._clients[client.connection] = client
-            self._selector.register(client.connection, selectors.EVENT_READ)
-        assert isinstance(client.connection, ssl.SSLSocket)
-        client.connection.do_handshake()
-        client.worker, client.fingerprint = identity(client.connection, self._revocations)
+            self._attend(client)
+        secured: Any = client.connection
+        secured.do_handshake()
+        client.worker, client.fingerprint = identity(secured, self._revocations)
         client.is_secured = True
 
     def _let_in(self, client: _Client, hello: Hello | JoinRequest) -> None:
@@ -280,14 +267,13 @@ class Listener:
             take_over = self._sponsor(hello)
             return take_over(self._release(client), client.where)
         if self._context is not None and client.worker != hello.rank:
-            claim = f"worker {hello.rank} with the certificate of {client.worker}"
-            raise RefusedError(f"it claims to be {claim}")
+            who = f"worker {hello.rank} with the certificate of {client.worker}"
+            raise RefusedError(f"it claims to be {who}")
         answer = self._welcome(hello)
         content = answer.encode()
         if client.connection.send(content) != len(content):
             raise RefusedError("it does not read")
-        stream = FrameStream(self._release(client), client.fingerprint)
-        self._admit(stream, answer, hello)
+        self._admit(FrameStream(self._release(client), client.fingerprint), answer, hello)
 
     def _release(self, client: _Client) -> socket.socket:
         del self._clients[client.connection]
@@ -307,62 +293,10 @@ class Listener:
             client.connection.close()
 
 
-class Dialer:
-    """Dials one neighbour whenever a connection to it is missing; `step` repeats in a thread.
-
-    Args:
-        address: Where the neighbour listens.
-        context: TLS; None for plain TCP.
-        revocations: Certificates that are refused.
-        wanted: Waits until a connection is missing; returns this end's hello, None for the end.
-        admit: Takes over the connection.
-        log_level: How loud to be about a neighbour that cannot be reached.
-    """
-
-    def __init__(
-        self,
-        address: Address,
-        context: ssl.SSLContext | None,
-        revocations: Revocations,
-        wanted: Callable[[], Hello | None],
-        admit: Admit,
-        log_level: Callable[[], int],
-    ) -> None:
-        self._address, self._context, self._revocations = address, context, revocations
-        self._wanted, self._admit, self._log_level = wanted, admit, log_level
-        self._failing_since: float | None = None
-        self._problem = ""
-
-    def step(self) -> None:
-        """Wait until a connection is missing, and try once to make one."""
-        hello = self._wanted()
-        if hello is None:
-            return
-        try:
-            stream, answer = dial(self._address, self._context, self._revocations, hello)
-        except (OSError, ValueError, RefusedError) as error:
-            now = time.monotonic()
-            if str(error) != self._problem:
-                self._problem = str(error)
-                text = "worker %d at %s cannot be reached: %s"
-                _log.log(self._log_level(), text, hello.to, in_words(self._address), error)
-            self._failing_since = self._failing_since or now
-            pause = _PAUSE_SHARE * (now - self._failing_since)
-            time.sleep(min(_MAX_PAUSE, max(_MIN_PAUSE, pause)))
-        else:
-            self._problem, self._failing_since = "", None
-            self._admit(stream, hello, answer)
-
-
 def dial(
     address: Address, context: ssl.SSLContext | None, revocations: Revocations, hello: Hello
 ) -> tuple[FrameStream, Hello]:
-    """Connect to a neighbour and exchange hellos.
-
-    Raises:
-        OSError: It cannot be reached, or it is not who it should be.
-        RefusedError: It is another worker than the one wanted, or answers nonsense.
-    """
+    """Connect to a neighbour and exchange hellos; raises `OSError` and `RefusedError`."""
     connection = _connect(address, context)
     connection.settimeout(_PATIENCE)
     try:
@@ -414,9 +348,7 @@ def _read_hello(connection: socket.socket, data: bytearray) -> Hello | JoinReque
         end += _PREFIX.unpack_from(data)[1]
     chunk = connection.recv(end - len(data))
     if not chunk:
-        raise RefusedError(
-            "it left without a word" if not data else "it left in the middle of a hello"
-        )
+        raise RefusedError("it left " + ("in the middle of a hello" if data else "without a word"))
     data += chunk
     if not _MAGIC.startswith(bytes(data[: len(_MAGIC)])):
         raise RefusedError("it does not speak our protocol")

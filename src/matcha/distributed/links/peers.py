@@ -6,7 +6,7 @@ import hashlib
 import os
 import re
 import socket
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -15,21 +15,9 @@ from typing import Any
 from matcha.errors import ExchangeError, InputError
 from matcha.topology import Link, Topology
 
-__all__ = [
-    "Address",
-    "Peers",
-    "Team",
-    "dials",
-    "from_names",
-    "from_slurm",
-    "in_words",
-    "meet",
-    "read_peers",
-]
-
 Address = tuple[str, int]
 DEFAULT_PORT = 29600
-_NUMBER = re.compile("[0-9]{1,9}")
+_LINE = re.compile(r"(?:([0-9]{1,9})(?:\s+(\S+)\s+([0-9]{1,9}))?)?")
 
 
 def in_words(address: tuple[Any, ...]) -> str:
@@ -54,13 +42,19 @@ class Peers:
     addresses: tuple[Address | None, ...]
 
     def __post_init__(self) -> None:
-        given = [address for address in self.addresses if address is not None]
-        for host, port in given:
+        seen: set[Address] = set()
+        for host, port in filter(None, self.addresses):
             if not host or not 0 < port < 65536:
                 raise InputError(f"{host!r} port {port} is not the address of a worker.")
-        if len(set(given)) != len(given):
-            twice = next(a for n, a in enumerate(given) if a in given[:n])
-            raise InputError(f"two workers have the same address {in_words(twice)}.")
+            if (host, port) in seen:
+                raise InputError(f"two workers have the same address {in_words((host, port))}.")
+            seen.add((host, port))
+
+    @classmethod
+    def from_json(cls, addresses: Iterable[Any]) -> Peers:
+        """Read what JSON makes of addresses."""
+        pairs = (None if each is None else (str(each[0]), int(each[1])) for each in addresses)
+        return cls(addresses=tuple(pairs))
 
     def check(self, topology: Topology) -> None:
         """Refuse another number of workers, and a link of which neither end can be reached."""
@@ -104,13 +98,24 @@ class Team:
         """The workers to which a worker has links."""
         return frozenset(self.topology.neighbors(rank)) - self.gone
 
+    def to_json(self) -> dict[str, Any]:
+        """Where its workers are, for one that knows the rest."""
+        return {"peers": self.peers.addresses, "gone": sorted(self.gone), "stage": self.stage}
+
+    @classmethod
+    def from_json(cls, told: Mapping[str, Any], topology: Topology, network: str) -> Team:
+        """Read what `to_json` made."""
+        return cls(
+            topology=topology,
+            peers=Peers.from_json(told["peers"]),
+            gone=frozenset(told["gone"]),
+            network=network,
+            stage=int(told["stage"]),
+        )
+
 
 def dials(link: Link, peers: Peers) -> int:
-    """Which end of a link connects to the other: the lower rank, where the higher can be reached.
-
-    Raises:
-        InputError: neither end can be reached.
-    """
+    """Which end of a link dials the other: the lower rank, where the higher can be reached."""
     low, high = min(link), max(link)
     if peers.addresses[high] is not None:
         return low
@@ -137,20 +142,18 @@ def read_peers(path: str | Path) -> Peers:
         raise InputError(f"the peers file {str(path)!r} cannot be read: {reason}.") from None
     found: dict[int, Address | None] = {}
     for number, line in enumerate(text.splitlines(), 1):
-        words = line.partition("#")[0].split()
-        if not words:
-            continue
-        ports = words[2:]
-        numbers = [words[0], *ports]
-        if len(words) not in (1, 3) or not all(_NUMBER.fullmatch(word) for word in numbers):
+        said = _LINE.fullmatch(line.partition("#")[0].strip())
+        if said is None:
             raise InputError(f"{str(path)!r} line {number} is not `RANK HOST PORT`: {line!r}.")
-        rank = int(words[0])
-        if rank in found:
-            raise InputError(f"{str(path)!r} line {number} names worker {rank} again.")
-        found[rank] = (words[1], int(ports[0])) if ports else None
-    missing = next((rank for rank in range(len(found)) if rank not in found), None)
-    if missing is not None or not found:
-        raise InputError(f"{str(path)!r} does not name worker {missing or 0}.")
+        rank, host, port = said.groups()
+        if rank is None:  # an empty line
+            continue
+        if int(rank) in found:
+            raise InputError(f"{str(path)!r} line {number} names worker {int(rank)} again.")
+        found[int(rank)] = (host, int(port)) if host else None
+    missing = [rank for rank in range(len(found) or 1) if rank not in found]
+    if missing:
+        raise InputError(f"{str(path)!r} does not name worker {missing[0]}.")
     return Peers(addresses=tuple(found[rank] for rank in range(len(found))))
 
 
@@ -188,13 +191,8 @@ def from_slurm(environment: Mapping[str, str] = os.environ, port: int = DEFAULT_
     if len(hosts) != len(counts):
         raise InputError(f"Slurm names {len(hosts)} hosts but tasks on {len(counts)}.")
     # Slurm's block distribution, its default: ranks fill one host after another.
-    return Peers(
-        addresses=tuple(
-            (host, port + task)
-            for host, count in zip(hosts, counts, strict=True)
-            for task in range(count)
-        )
-    )
+    by_host = zip(hosts, counts, strict=True)
+    return Peers(addresses=tuple((host, port + k) for host, n in by_host for k in range(n)))
 
 
 def _expand(nodes: str) -> list[str]:
@@ -236,8 +234,7 @@ def meet(rank: int, num_workers: int, own: Address, timeout: float) -> Peers:
         store.wait([f"matcha/peer-read/{other}" for other in range(num_workers)])
     except (KeyError, RuntimeError) as error:
         raise ExchangeError(f"the workers did not meet at the rendezvous: {error}.") from error
-    split = [line.split() for line in lines]
-    return Peers(addresses=tuple((host, int(port)) for host, port in split))
+    return Peers.from_json(line.split() for line in lines)
 
 
 def free_ports(host: str, count: int, besides: Collection[int] = ()) -> Sequence[int]:

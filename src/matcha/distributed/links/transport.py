@@ -15,15 +15,9 @@ from functools import partial
 from typing import TypeVar
 
 from matcha._io.keys import Keys
-from matcha.distributed.links.connection import (
-    Connection,
-    Limits,
-    LinkState,
-    Transfer,
-    Transfers,
-    WaitRules,
-)
+from matcha.distributed.links.connection import Connection, LinkState, Transfer, Transfers
 from matcha.distributed.links.framing import FrameStream, Kind
+from matcha.distributed.links.joining import come_again
 from matcha.distributed.links.link_state import (
     FIRST_UP,
     LinkVersions,
@@ -34,17 +28,15 @@ from matcha.distributed.links.link_state import (
     max_update_bytes,
 )
 from matcha.distributed.links.listener import (
-    Dialer,
+    Answer,
     Hello,
     Listener,
     RefusedError,
     Revocations,
-    Sponsor,
+    dial,
     keep_running,
-    refuse_newcomer,
 )
-from matcha.distributed.links.peers import Peers, Team, dials
-from matcha.distributed.links.state_transfer import StateTransfer
+from matcha.distributed.links.peers import Peers, Team, dials, in_words
 from matcha.distributed.links.tree_collectives import TreeCollectives
 from matcha.distributed.transports.base import (
     Buffer,
@@ -64,11 +56,12 @@ T = TypeVar("T")
 _log = logging.getLogger("matcha.links")
 _HEARTBEATS = 5  # within the timeout of a neighbour, where one is given
 _HEARTBEAT = 0.25  # seconds, where none is
-_MIN_SILENCE, _FIRST_SILENCE = 1.0, 3.0  # seconds, where none is: at least, and at first
-_STARTING_TIMEOUT = 20.0  # seconds: imports and first calls may hold a worker up while it starts
 _RETURNS = 3.0  # seconds within which a lost worker that lives is back
 _LAST_WORDS = 0.5  # seconds in which a former neighbour should have read what was sent to it
 _UNHURRIED = 1.0  # seconds that an update may wait which only a failed start needs
+_PAUSE_SHARE = 0.2  # the pause before dialling again, as a share of the time since the first try
+_MIN_PAUSE, _MAX_PAUSE = 0.05, 1.0  # seconds
+_MIN_LIMIT, _NO_LIMIT = 1 << 26, 1 << 32  # bytes of a collective call or a state
 
 
 class LinkTransport(Transport):
@@ -88,21 +81,6 @@ class LinkTransport(Transport):
             the median of its longest gaps so far and four deviations, and a second at least.
         start_timeout: Seconds to wait for all workers at the start.
         team: What a worker that joins was told of the team, in place of the first topology's.
-
-    Attributes:
-        phase: Where this worker is between its start and its end.
-        barred: Neighbours to which this worker makes no connection, as if the link were cut.
-        is_behind: Whether this worker was away for so long that it should take another's state.
-        max_lag: How many iterations behind all its neighbours a worker may go on by itself.
-        next_iteration: The first iteration whose round has not begun here.
-        patience: Seconds without a sign of life after which a neighbour counts as lost.
-        states: Whole states that travel between neighbours.
-        team: Who is there and where, as far as the team has changed.
-        is_changing: Whether the team is about to change here too.
-        sponsor: What takes over the connections of workers that want to join.
-        may_grow: Whether there may be workers unknown to this one.
-        news: Set when notes have come.
-        finds_cause: Whether the error for a lost neighbour names the first cause, which takes time.
 
     Raises:
         ExchangeError: Workers did not come in time; the message names them.
@@ -132,34 +110,45 @@ class LinkTransport(Transport):
             raise InputError(f"there is no worker {rank} among {topology.num_workers}.")
         self.rank, self.num_workers = rank, topology.num_workers
         self.phase = Phase.STARTING if team is None else Phase.NEEDS_STATE
-        self.is_behind = self.is_changing = False
-        self.sponsor: Sponsor = refuse_newcomer
+        self.sponsor: Answer = lambda _: come_again
+        """Answers workers that want to join."""
         self.may_grow = team is not None
-        self.news = threading.Event()
+        """Whether there may be workers unknown to this one."""
+        self.is_changing = False
+        """Whether the team is about to change here too."""
+        self.is_behind = False
+        """Whether this worker was away for so long that it should take another's state."""
         self.max_lag = float("inf")
+        """How many iterations behind all its neighbours a worker may go on by itself."""
         self.next_iteration = 0
+        """The first iteration whose round has not begun here."""
+        self.patience = timeout
+        """Seconds without a sign of life after which a neighbour counts as lost."""
         self.finds_cause = True
+        """Whether the error for a lost neighbour names the first cause, which takes time."""
+        self.barred: set[int] = set()
+        """Neighbours to which this worker makes no connection, as if the link were cut."""
+        self.state_requests: set[int] = set()
+        """Neighbours that wait for this worker's state."""
+        self.news = threading.Event()
+        """Set when notes have come."""
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
         self.versions = LinkVersions(rank, topology)
         self.versions.grow(topology, self.team.gone)
-        known = self.live_connections, self._anyone_is_away, self._may_return, self.name
+        known = self.live_connections, self.anyone_is_away, self._may_return, self.name
         self.collectives = TreeCollectives(self.changed, self.versions, *known)
-        rules = self.end_reason, self.lost_error, self._anyone_is_away, self._end
-        self._waits = WaitRules(self.lock, self.changed, *rules)
         self.connections: dict[int, Connection] = {}
-        self.states = StateTransfer(self.changed, self.connections, self.name)
         self.listener: Listener | None = None
-        self.patience, self._model_bytes = timeout, 0
         self._keys, self.has_keys = keys, keys is not None
         self._neighbors = self.team.neighbors(rank)
-        self._limits = Limits(update=max_update_bytes(topology))
+        self._model_bytes, self._limits = 0, dict[Kind, int]()
+        self._set_limits()
         self._vacant = threading.Condition(self.lock)
         self._members: tuple[int, ...] = (rank,)
         self._changes: list[MembershipChange] = []
         self._notes, self._first_ups = Notes(rank), dict[Link, int]()
         self._end_reasons: dict[int, str] = {}
-        self.barred: set[int] = set()
         self._finished: dict[int, Connection] = {}
         self._revocations = Revocations(keys)
         self._context = keys.context(server=False) if keys else None
@@ -201,24 +190,34 @@ class LinkTransport(Transport):
     def expect_model(self, num_bytes: int) -> None:
         """Refuse frames that a model of this size cannot explain."""
         self._model_bytes = num_bytes
-        self._limits.expect_model(num_bytes, len(self._neighbors))
+        self._set_limits()
+
+    def _set_limits(self) -> None:
+        """Allow for what can be said of links, and a model with what grows with it, no more."""
+        update, large = max_update_bytes(self.team.topology, may_grow=self.may_grow), _NO_LIMIT
+        if self._model_bytes:  # the optimizer's moments, and what wires remember per neighbour
+            large = _MIN_LIMIT + (16 + 4 * len(self._neighbors)) * self._model_bytes
+        self._limits |= dict.fromkeys((Kind.UP, Kind.UPDATE), update)
+        self._limits |= dict.fromkeys((Kind.REDUCE, Kind.RESULT, Kind.STATE), large)
 
     # -- messages ---------------------------------------------------------------------------------
 
     def post(self, messages: Sequence[Message]) -> Pending:
         """Start the messages on their connections."""
-        transfers: list[tuple[int, Transfer | None]] = []
+        transfers: list[tuple[int, Transfer | str]] = []
         with self.lock:
             for m in messages:
                 if m.incoming is not None:
                     # What a neighbour sent before it finished has arrived, and still counts.
                     way = self._connection_to(m.peer) or self._finished.get(m.peer)
-                    transfers.append((m.peer, way.receive(m.tag, m.incoming) if way else None))
+                    started = way.receive(m.tag, m.incoming) if way else self.end_reason(m.peer)
+                    transfers.append((m.peer, started))
             for m in messages:
                 if m.outgoing is not None:
                     way = self._connection_to(m.peer)
-                    transfers.append((m.peer, way.send_data(m.tag, m.outgoing) if way else None))
-        return Transfers(self._waits, transfers)
+                    started = way.send_data(m.tag, m.outgoing) if way else self.end_reason(m.peer)
+                    transfers.append((m.peer, started))
+        return Transfers(transfers, self.anyone_is_away, self.lost_error)
 
     def _connection_to(self, peer: int) -> Connection | None:
         if peer not in self._neighbors:
@@ -228,9 +227,9 @@ class LinkTransport(Transport):
 
     def lost_error(self, peer: int, problem: str, patience: float) -> PeerLostError:
         """The error for a neighbour that failed us."""
-        if not self.finds_cause:
-            return PeerLostError(f"{self.name(peer)} {problem}.", peer)
-        return PeerLostError(str(self.failure(peer, problem, patience)), peer)
+        if self.finds_cause:
+            return PeerLostError(str(self.failure(peer, problem, patience)), peer)
+        return PeerLostError(f"{self.name(peer)} {problem}.", peer)
 
     def refuse(self, peer: int, problem: str) -> PeerLostError:
         """End the link on which a message came that must not be used."""
@@ -278,11 +277,9 @@ class LinkTransport(Transport):
         """Workers that were lost only a moment ago, without a goodbye; the lock is held."""
         recent = time.monotonic() - min(_RETURNS, 2 * (self.patience or _RETURNS))
         last = {change.worker: change for change in self.changes}
-        lost = [w for w, change in last.items() if not change.is_member and change.seconds > recent]
-        left = self.team.gone
-        return [
-            w for w in lost if w not in left and not self.get_note(w, f"finished/{self.period}")
-        ]
+        lost = {w for w, change in last.items() if not change.is_member and change.seconds > recent}
+        finished = f"finished/{self.period}"
+        return [w for w in lost - self.team.gone if not self.get_note(w, finished)]
 
     # -- meetings and states ----------------------------------------------------------------------
 
@@ -339,12 +336,28 @@ class LinkTransport(Transport):
         if len(dialled) < len(neighbors):
             self._listen()
         for peer in dialled:
-            address = self.team.peers.addresses[peer]
-            assert address is not None
-            wanted, log_level = partial(self._wanted, peer), partial(self._log_level, peer)
-            calls = wanted, self._add_connection, log_level
-            dialer = Dialer(address, self._context, self._revocations, *calls)
-            self._start_thread(f"matcha-dial-{peer}", dialer.step, peer)
+            self._start_thread(f"matcha-dial-{peer}", partial(self._keep_dialling, peer), peer)
+
+    def _keep_dialling(self, peer: int) -> None:
+        """Dial a neighbour whenever a connection to it is missing, until this worker ends."""
+        address = self.team.peers.addresses[peer]
+        assert address is not None
+        failing_since, known = None, ""
+        while (hello := self._wanted(peer)) is not None:
+            try:
+                stream, answer = dial(address, self._context, self._revocations, hello)
+            except (OSError, ValueError, RefusedError) as error:
+                now = time.monotonic()
+                if str(error) != known:
+                    known, where = str(error), in_words(address)
+                    text = "worker %d at %s cannot be reached: %s"
+                    _log.log(self._log_level(peer), text, peer, where, error)
+                failing_since = failing_since or now
+                pause = _PAUSE_SHARE * (now - failing_since)
+                time.sleep(min(_MAX_PAUSE, max(_MIN_PAUSE, pause)))
+            else:
+                failing_since, known = None, ""
+                self._add_connection(stream, hello, answer)
 
     def _dials(self, peer: int) -> int | None:
         """Which end of a link dials; None where neither can be reached, in a team that changed."""
@@ -359,14 +372,13 @@ class LinkTransport(Transport):
     def _listen(self) -> None:
         address = self.team.peers.addresses[self.rank]
         if self.listener is None and address is not None:
-            sponsor = lambda request: self.sponsor(request)  # noqa: E731
-            calls = self._welcome, self._add_connection, sponsor
+            calls = self._welcome, self._add_connection, lambda request: self.sponsor(request)
             self.listener = Listener(address, self._keys, self._revocations, *calls)
 
-    def take_newcomers(self, sponsor: Sponsor) -> None:
+    def take_newcomers(self, sponsor: Answer) -> None:
         """Let others in: listen where no neighbour dials, too, and hear of further workers."""
         self.sponsor, self.may_grow = sponsor, True
-        self._limits.update = max_update_bytes(self.team.topology, may_grow=True)
+        self._set_limits()
         self._listen()
 
     def grow(self, team: Team) -> None:
@@ -375,14 +387,12 @@ class LinkTransport(Transport):
             before, self.team = self._neighbors, team
             self._neighbors = team.neighbors(self.rank)
             # One that leaves may still wait for the result of the call in which all changed.
-            former = [
-                self.connections[p] for p in before - self._neighbors if p in self.connections
-            ]
-            self._hang_up(former, "is no neighbour any more", _LAST_WORDS)
+            former = {*self.connections} - self._neighbors
+            ending = [self.connections[peer] for peer in former]
+            self._hang_up(ending, "is no neighbour any more", _LAST_WORDS)
             self.collectives.forget(team.gone)
             self.num_workers = team.topology.num_workers
-            self._limits.update = max_update_bytes(team.topology, may_grow=True)
-            self._limits.expect_model(self._model_bytes, len(self._neighbors))
+            self._set_limits()
             self._on_update(None, Update(links=self.versions.grow(team.topology, team.gone)))
             self._vacant.notify_all()
             self._note_members()
@@ -492,11 +502,7 @@ class LinkTransport(Transport):
     # -- frames that arrive -----------------------------------------------------------------------
 
     def _on_frame(self, connection: Connection, kind: Kind, tag: int, content: bytearray) -> None:
-        """Handle a frame that is not part of an exchange, on the connection's reader.
-
-        Raises:
-            Exception: Any: the frame is malformed, and the connection ends.
-        """
+        """Handle a frame that is not part of an exchange; what it raises ends the connection."""
         update = Update()
         if kind in (Kind.UP, Kind.UPDATE):
             update = Update.decode(content, self.team.topology, may_grow=self.may_grow)
@@ -504,7 +510,7 @@ class LinkTransport(Transport):
             if connection.state is LinkState.ENDED:
                 return
             if kind is Kind.ASK_STATE:
-                self.states.requests |= {connection.peer}
+                self.state_requests |= {connection.peer}
             elif kind is Kind.STATE:
                 connection.given_state = content
             elif kind is Kind.GOODBYE:
@@ -536,11 +542,8 @@ class LinkTransport(Transport):
         self._note_members()
 
     def _all_are_far_ahead(self) -> bool:
-        """Whether every neighbour was far ahead when its connection came up, as after a stop.
-
-        A connection from before the stop may outlive the first new one for a moment, and is not
-        ahead.
-        """
+        """Whether every neighbour was far ahead when its connection came up, as after a stop."""
+        # One from before the stop may outlive the first new one for a moment, and is not ahead.
         live = self.live_connections()
         most = self.next_iteration + self.max_lag
         return bool(live) and all(connection.their_first > most for connection in live)
@@ -637,22 +640,20 @@ class LinkTransport(Transport):
         return logging.DEBUG if peer in self._finished else logging.INFO
 
     def _note_members(self) -> None:
-        before, now = set(self._members), set(self.versions.members)
+        before, now = {*self._members}, {*self.versions.members}
         self._members, seconds = self.versions.members, time.monotonic()
         for worker in sorted(before ^ now):
-            iteration, came = self.next_iteration, worker in now
-            change = MembershipChange(
-                iteration=iteration, seconds=seconds, worker=worker, is_member=came
+            self._changes.append(
+                MembershipChange(self.next_iteration, seconds, worker, is_member=worker in now)
             )
-            self._changes.append(change)
             if self.phase is Phase.RUNNING:
-                verb = "is here" if change.is_member else "is gone"
                 _log.info(
                     "worker %d: worker %d %s (iteration %d, %d of %d members)",
-                    self.rank, worker, verb, change.iteration, len(now), self.num_workers,
+                    self.rank, worker, "is here" if worker in now else "is gone",
+                    self.next_iteration, len(now), self.num_workers,
                 )  # fmt: skip
 
-    def _anyone_is_away(self) -> bool:
+    def anyone_is_away(self) -> bool:
         """Whether a member said that it does long work alone; the caller holds the lock."""
         return any(self._notes.get(member, "away") for member in self._members)
 
@@ -665,21 +666,11 @@ class LinkTransport(Transport):
         delay = time.monotonic() - started - pause
         revoked = self._revocations.current()
         with self.lock:
-            now, running = time.monotonic(), self.phase is Phase.RUNNING
+            running = self.phase is Phase.RUNNING
             for connection in list(self.connections.values()):
-                stream = connection.stream
-                if stream.longest_gap:
-                    connection.gaps.note(stream.longest_gap)
-                    stream.longest_gap = 0.0
-                most = self.patience or connection.gaps.deadline(_MIN_SILENCE, _FIRST_SILENCE)
-                most = most if running else max(most, _STARTING_TIMEOUT)
-                quiet = now - stream.last_heard
-                if quiet > most + delay and not connection.reader_waits:
-                    self._end(connection, f"gave no sign of life for {quiet:.1f} s")
-                elif connection.state is LinkState.AGREEING and now - connection.since > most:
-                    self._end(connection, "did not say from which iteration on it takes part")
-                elif stream.fingerprint in revoked:
-                    self._end(connection, "showed a certificate that is now revoked")
+                fault = connection.find_fault(self.patience, delay, revoked, running=running)
+                if fault is not None:
+                    self._end(connection, fault)
                 elif connection.is_idle:
                     connection.send(Kind.HEARTBEAT)
             first, self._first_ups = Update(links=self._first_ups), {}

@@ -14,6 +14,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 from matcha.distributed.links.connection import Connection
@@ -31,32 +32,26 @@ _AGAIN = 1.0  # seconds after which a call that does not end asks whether others
 _MAX_AHEAD = 64  # calls by which a neighbour can be ahead of this worker
 
 
+@dataclass(eq=False)
 class TreeCollectives:
-    """Collective calls of one worker; every member makes the same calls in the same order.
+    """Collective calls of one worker; every member makes the same calls in the same order."""
 
-    Args:
-        changed: Notified whenever something is different; its lock guards everything here.
-        versions: What this worker knows about links.
-        connections: Those that are up.
-        anyone_is_away: Whether a member said that it does long work alone: then none is late.
-        may_return: Workers that were lost only a moment ago, without a goodbye.
-        name: How people find a worker.
-    """
+    changed: threading.Condition
+    """Notified whenever something is different; its lock guards everything here."""
+    versions: LinkVersions
+    connections: Callable[[], Sequence[Connection]]
+    """Those that are up."""
+    anyone_is_away: Callable[[], bool]
+    """Whether a member said that it does long work alone: then none is late."""
+    may_return: Callable[[], Collection[int]]
+    """Workers that were lost only a moment ago, without a goodbye."""
+    name: Callable[[int], str]
+    """How people find a worker."""
+    number: int = 0
+    """How many calls this worker has finished; one that comes back takes a neighbour's."""
 
-    def __init__(
-        self,
-        changed: threading.Condition,
-        versions: LinkVersions,
-        connections: Callable[[], Sequence[Connection]],
-        anyone_is_away: Callable[[], bool],
-        may_return: Callable[[], Collection[int]],
-        name: Callable[[int], str],
-    ) -> None:
-        self._changed, self._versions, self._connections = changed, versions, connections
-        self._anyone_is_away, self._may_return, self._name = anyone_is_away, may_return, name
+    def __post_init__(self) -> None:
         self._took_part: Collection[int] = ()
-        self.number = 0
-        """How many calls this worker has finished; one that comes back takes a neighbour's."""
         self._parts: dict[int, dict[int, tuple[str, memoryview]]] = {}
         self._results: dict[int, tuple[int, memoryview | None]] = {}
         self._askers: dict[int, int] = {}
@@ -73,46 +68,35 @@ class TreeCollectives:
     ) -> T | None:
         """Make one collective call: what is read from the result, or None after `give_up`.
 
-        A part or a result that raises ends the connection on which it came.
-
-        Args:
-            combine: This worker's part joined with its children's, for its parent.
-            conclude: At the root: the result, from the children's parts and the number of members.
-            read: Takes in the result.
-            timeout: Seconds after which to raise.
-            give_up: Whether to leave the call without its result.
-
-        Raises:
-            ExchangeError: The members did not all come in time; those missing are named.
+        The rest is as for `Transport.tree_call`. A part or a result that raises ends the connection
+        on which it came; `ExchangeError` names the members that did not come in time.
         """
         end = time.monotonic() + timeout
         while True:
-            with self._changed:
+            with self.changed:
                 if give_up():
                     return None
                 sender, result = self._results.get(self.number, (None, None))
-            own = sender is None
             found: Buffer | None = result
-            if sender is not None and result is None:
+            if sender is None:
+                found = self._attempt(combine, conclude, end, give_up)
+            elif result is None:
                 # An island that comes back may be several calls behind: it answers them alone.
                 _log.warning("call %d was over long ago: answered alone", self.number)
-                own, found = True, conclude({}, 1)
-            elif own:
-                found = self._attempt(combine, conclude, end, give_up)
+                found = conclude({}, 1)
             if found is None:
                 continue
             try:
                 value = read(found)
             except Exception as error:
-                if own:
+                if sender is None or result is None:  # this worker's own
                     raise
-                assert sender is not None
-                with self._changed:
+                with self.changed:
                     del self._results[self.number]
                 self._refuse(sender, f"a result ({error})")
-                continue
-            self._finish(found)
-            return value
+            else:
+                self._finish(found)
+                return value
 
     def forget(self, workers: Collection[int]) -> None:
         """Miss them no more: they have left for good."""
@@ -122,16 +106,15 @@ class TreeCollectives:
         self, combine: Combine, conclude: Conclude, end: float, give_up: Callable[[], bool]
     ) -> Buffer | None:
         """The result; None when the tree changed on the way, or others have the result."""
-        with self._changed:
-            tree = self._versions.tree
+        with self.changed:
+            tree = self.versions.tree
             self._below |= {*tree.children}
-        if not self._wait(
-            tree, lambda: all(self._part(c, tree) for c in tree.children), end, give_up
-        ):
+        all_came = lambda: all(self._has_part(child, tree) for child in tree.children)  # noqa: E731
+        if not self._wait(tree, all_came, end, give_up):
             return None
         if tree.parent is None and not self._stays(tree, end):
             return None
-        with self._changed:
+        with self.changed:
             parts = {child: self._parts[child][self.number][1] for child in tree.children}
         try:
             if tree.parent is None:
@@ -141,7 +124,7 @@ class TreeCollectives:
             if not self._refuse_parts(combine, parts):
                 raise
             return None
-        with self._changed:
+        with self.changed:
             self._send([tree.parent], Kind.REDUCE, self.number, part)
         self._wait(tree, lambda: False, end, give_up)  # for the result, which comes from above
         return None
@@ -158,10 +141,9 @@ class TreeCollectives:
         return refused
 
     def _refuse(self, peer: int, what: str) -> None:
-        with self._changed:
-            connection = self._connection(peer)
-            if connection is not None:
-                reason = f"sent {what} of a collective call that cannot be used"
+        reason = f"sent {what} of a collective call that cannot be used"
+        with self.changed:
+            if (connection := self._connection(peer)) is not None:
                 _log.warning("worker %d %s", peer, reason)
                 connection.on_end(connection, reason)
 
@@ -171,23 +153,21 @@ class TreeCollectives:
         A worker on a loaded machine is silent for too long now and then, and all its links end; it
         would be the root of itself, and its own model the average of all.
         """
-        with self._changed:
-            while self._may_return() and time.monotonic() < end:
-                if self._versions.tree.digest != tree.digest:
+        with self.changed:
+            while self.may_return() and time.monotonic() < end:
+                if self.versions.tree.digest != tree.digest:
                     return False
-                self._changed.wait(0.05)
-            if self._versions.tree.digest != tree.digest:
+                self.changed.wait(0.05)
+            if self.versions.tree.digest != tree.digest:
                 return False
             gone = sorted({*self._took_part} - {*tree.members})
             self._took_part = tree.members
         if gone:
-            who = ", ".join(map(self._name, gone))
-            _log.warning(
-                "%d workers meet without %s, which cannot be reached", len(tree.members), who
-            )
+            who, text = ", ".join(map(self.name, gone)), "%d workers meet without %s, "
+            _log.warning(text + "which cannot be reached", len(tree.members), who)
         return True
 
-    def _part(self, child: int, tree: Tree) -> bool:
+    def _has_part(self, child: int, tree: Tree) -> bool:
         found = self._parts.get(child, {}).get(self.number)
         return found is not None and found[0] == tree.digest
 
@@ -196,7 +176,7 @@ class TreeCollectives:
     ) -> bool:
         """Wait for something; False when the tree changed or another worker has the result."""
         asked = time.monotonic() + _AGAIN
-        with self._changed:
+        with self.changed:
             above = self._connection(tree.parent)
             while True:
                 if self.number in self._results or give_up():
@@ -204,28 +184,27 @@ class TreeCollectives:
                 if ready():
                     return True
                 # A parent that was replaced between two looks does not have our part.
-                if self._versions.tree.digest != tree.digest or above != self._connection(
-                    tree.parent
-                ):
+                is_replaced = above != self._connection(tree.parent)
+                if self.versions.tree.digest != tree.digest or is_replaced:
                     self._ask()
                     return False
                 now = time.monotonic()
-                if now > end and not self._anyone_is_away():
+                if now > end and not self.anyone_is_away():
                     raise ExchangeError(self._missing())
                 if now > asked:
                     self._ask()
                     asked = now + _AGAIN
-                self._changed.wait(max(0.0, min(end, asked) - now) + 0.01)
+                self.changed.wait(max(0.0, min(end, asked) - now) + 0.01)
 
     def _connection(self, peer: int | None) -> Connection | None:
-        return next((each for each in self._connections() if each.peer == peer), None)
+        return next((each for each in self.connections() if each.peer == peer), None)
 
     def _ask(self) -> None:
-        neighbors = [connection.peer for connection in self._connections()]
+        neighbors = [connection.peer for connection in self.connections()]
         self._send(neighbors, Kind.MISSED, self.number, [])
 
     def _finish(self, result: Buffer) -> None:
-        with self._changed:
+        with self.changed:
             number = self.number
             self.number += 1
             self._last = result
@@ -239,12 +218,9 @@ class TreeCollectives:
                     del parts[old]
 
     def _missing(self) -> str:
-        absent = [
-            self._name(child)
-            for child in self._versions.tree.children
-            if self.number not in self._parts.get(child, {})
-        ]
-        who = ", ".join(absent) or "the members above this worker in the tree"
+        children = self.versions.tree.children
+        absent = [child for child in children if self.number not in self._parts.get(child, {})]
+        who = ", ".join(map(self.name, absent)) or "the members above this worker in the tree"
         return f"{who} did not come to what all workers do together."
 
     # -- frames that arrive; the lock is held -----------------------------------------------------
@@ -273,11 +249,11 @@ class TreeCollectives:
             for other in [n for n in parts if n != self.number]:
                 del parts[other]  # a worker is in one call at a time
             parts[number] = digest, part
-        self._changed.notify_all()
+        self.changed.notify_all()
 
     def _send(
         self, peers: Collection[int], kind: Kind, number: int, contents: Sequence[Buffer]
     ) -> None:
-        for connection in self._connections():
+        for connection in self.connections():
             if connection.peer in peers:
                 connection.send(kind, number, contents)
