@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import matcha
 from matcha.errors import InputError, PlanError
-from matcha.schedules import Bernoulli, Choice, Cycle, Periodic, register_schedule
+from matcha.schedules import Bernoulli, Choice, Cycle, Periodic, Schedule, register_schedule
 from matcha.strategies import Greedy
 
 P = (0.1, 0.25, 0.5, 0.75, 0.9)
@@ -133,6 +133,35 @@ class Backwards(Cycle):
 
     def to_json(self):
         return {"kind": "tests-backwards", "cycle": [list(active) for active in self.cycle]}
+
+
+class EveryOther(Schedule):
+    """A user's own, with no more than must be said: matching 0 at even iterations."""
+
+    probabilities = (0.5, 0.0)
+    seed = 0
+    period = ((0,), ())
+
+    def active(self, k):
+        return self.period[k % 2]
+
+    def expected_time(self, timing, matchings):
+        return 0.5 * timing.matching_time(matchings[0])
+
+    def to_json(self):
+        return {"kind": "tests-every-other"}
+
+
+def test_the_rest_of_a_schedule_follows_from_its_period():
+    own, cycle = EveryOther(), Cycle(cycle=((0,), ()), num_matchings=2)
+    for name in ("uses", "coins", "exclusive", "largest", "period", "probabilities"):
+        assert getattr(own, name) == getattr(cycle, name), name
+    assert list(own.actives(1, 4)) == list(cycle.actives(1, 4))
+    plan = matcha.plan(matcha.families.path(3), 1.0, "periodic")
+    plans = [plan.with_process(schedule=schedule) for schedule in (own, cycle)]
+    assert plans[0].expected_comm_time == plans[1].expected_comm_time == 0.5
+    assert plans[0].rho == plans[1].rho
+    assert list(plans[0].rounds(0, 9)) == list(plans[1].rounds(0, 9))
 
 
 def read_backwards(document, probabilities, seed):

@@ -21,7 +21,6 @@ from matcha.timing import count_chances
 from matcha.topology import Link, Matching, Topology, check_matchings
 
 _F = TypeVar("_F", np.float32, np.float64)
-_T = TypeVar("_T")
 Mixing: TypeAlias = Literal["laplacian", "pairwise", "push", "average", "windows", "relay"]
 MIXINGS: tuple[Mixing, ...] = get_args(Mixing)
 ONE_WAY: tuple[Mixing, ...] = ("push", "windows")
@@ -184,16 +183,15 @@ class Round(_Mixed):
         >>> pair.without([3]).matchings, pair.without(links=[(0, 1)]).links
         ((((0, 1),),), ((2, 3),))
         """
-        places = _places_left(self.matchings, workers, links)
-        if all(len(ks) == len(m) for ks, m in zip(places, self.matchings, strict=True)):
+        matchings, weights = _meetings_left(self.matchings, self.weights, workers, links)
+        if matchings == self.matchings:
             return self
         check_separable(self.mixing)
-        matchings, weights = _take(self.matchings, places), self.weights
         return replace(
             self,
             matchings=tuple(filter(None, matchings)),
             indices=tuple(compress(self.indices, matchings)),
-            weights=None if weights is None else tuple(filter(None, _take(weights, places))),
+            weights=None if weights is None else tuple(filter(None, weights)),
         )
 
     def renumber(self, workers: list[int]) -> Round:
@@ -417,9 +415,7 @@ class RoundProcess(_Mixed):
         check_separable(self.mixing)
         if self.mixing == "push" and not self.topology.directed:
             cut |= {(j, i) for i, j in cut}
-        places = _places_left(self.matchings, gone, cut)
-        weights = None if self.weights is None else _take(self.weights, places)
-        matchings = _take(self.matchings, places)
+        matchings, weights = _meetings_left(self.matchings, self.weights, gone, cut)
         return replace(self, matchings=matchings, weights=weights, gone=gone)
 
     @cached_property
@@ -539,21 +535,19 @@ def check_links(topology: Topology, links: Iterable[Link]) -> frozenset[Link]:
     return frozenset(found)
 
 
-def _places_left(
-    matchings: Sequence[Matching], workers: Collection[int], links: Collection[Link]
-) -> list[list[int]]:
-    """The positions, in each matching, of the links that are left."""
+def _meetings_left(
+    matchings: Sequence[Matching],
+    weights: Shares | None,
+    workers: Collection[int],
+    links: Collection[Link],
+) -> tuple[tuple[Matching, ...], Shares | None]:
+    """Matchings, and the weights of their links, without some workers and some links."""
     gone = set(workers)
-    return [
-        [k for k, link in enumerate(m) if link not in links and not gone.intersection(link)]
-        for m in matchings
-    ]
-
-
-def _take(
-    rows: Sequence[tuple[_T, ...]], places: Sequence[Sequence[int]]
-) -> tuple[tuple[_T, ...], ...]:
-    return tuple(tuple(row[k] for k in ks) for row, ks in zip(rows, places, strict=True))
+    left = [[link not in links and gone.isdisjoint(link) for link in m] for m in matchings]
+    kept = tuple(tuple(compress(m, some)) for m, some in zip(matchings, left, strict=True))
+    if weights is not None:
+        weights = tuple(tuple(compress(w, some)) for w, some in zip(weights, left, strict=True))
+    return kept, weights
 
 
 def _renumber(matchings: Sequence[Matching], number: dict[int, int]) -> tuple[Matching, ...]:

@@ -241,12 +241,7 @@ def contraction(turns: Turns, num_workers: int, weight: float) -> float:
     if num_workers > EXACT_UP_TO:
         return _power_iteration(turns, num_workers, weight)
 
-    def apply(product: Array, steps: Sequence[Step]) -> Array:
-        for ends in steps:
-            mix(product, ends, weight)
-        return product
-
-    rounds = (partial(apply, steps=steps) for _, steps in turns)
+    rounds = (partial(apply_cycle, [turn], weight=weight) for turn in turns)
     return rescaled_contraction(rounds, num_workers, length(turns))
 
 

@@ -245,11 +245,9 @@ def from_networkx(graph: Any, name: str | None = None, weight: Weight | None = N
     differ = len({data.get("weight") for _, _, data in edges}) > 1
     if weight is None and differ and not timed:
         raise TopologyError(_WEIGHTS)  # seconds, a bandwidth or a likeness: its author knows
-    points = [data.get("pos") for _, data in graph.nodes(data=True)]
     nodes = list(graph.nodes)
-    if are_worker_numbers(nodes):
-        points = [graph.nodes[i].get("pos") for i in range(len(nodes))]
-        nodes = list(range(len(nodes)))
+    nodes = list(range(len(nodes))) if are_worker_numbers(nodes) else nodes
+    points = [graph.nodes[node].get("pos") for node in nodes]
     return {
         "links": [(a, b) for a, b, _ in edges],
         "labels": nodes,
