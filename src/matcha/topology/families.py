@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from importlib import resources
+from itertools import repeat
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -125,14 +126,16 @@ def erdos_renyi(num_workers: int, probability: float, seed: int = 0) -> Topology
     pairs = num_workers * (num_workers - 1) / 2
     _check_size(name, max(probability * pairs, pairs / 2500))
 
-    def draw(rng: np.random.Generator) -> tuple[list[tuple[int, int]], None]:
-        rows: list[tuple[int, int]] = []
-        for i in range(num_workers - 1):
-            js = i + 1 + np.flatnonzero(rng.random(num_workers - 1 - i) < probability)
-            rows.extend((i, int(j)) for j in js)
-        return rows, None
-
-    return _until_connected(draw, num_workers, seed, name)
+    links: list[tuple[int, int]] = []
+    for rng in _attempts(num_workers, seed, name):
+        links = [
+            (i, i + 1 + j)
+            for i in range(num_workers - 1)
+            for j in np.flatnonzero(rng.random(num_workers - 1 - i) < probability).tolist()
+        ]
+        if joins_all(links, num_workers):
+            break
+    return Topology.from_links(links, num_workers, name=name)
 
 
 def geometric(num_workers: int, radius: float, seed: int = 0) -> Topology:
@@ -150,15 +153,15 @@ def geometric(num_workers: int, radius: float, seed: int = 0) -> Topology:
     share = min(1.0, 3.2 * min(radius, 1.0) ** 2)  # of all pairs, at most
     _check_size(name, max(num_workers, share * num_workers * (num_workers - 1) / 2))
 
-    def draw(rng: np.random.Generator) -> tuple[list[tuple[int, int]], list[tuple[float, float]]]:
-        from scipy.spatial import cKDTree
+    from scipy.spatial import cKDTree
 
+    links, points = [], np.empty((num_workers, 2))
+    for rng in _attempts(num_workers, seed, name):
         points = rng.random((num_workers, 2))
-        pairs = cKDTree(points).query_pairs(radius, output_type="ndarray")
-        links = [(int(i), int(j)) for i, j in pairs]
-        return links, [(float(x), float(y)) for x, y in points]
-
-    return _until_connected(draw, num_workers, seed, name)
+        links = cKDTree(points).query_pairs(radius, output_type="ndarray").tolist()
+        if joins_all(links, num_workers):
+            break
+    return Topology.from_links(links, num_workers, positions=points.tolist(), name=name)
 
 
 def one_way(topology: Topology, share: float, seed: int = 0) -> Topology:
@@ -296,19 +299,11 @@ def _circle(n: int) -> list[tuple[float, float]]:
     return [(math.cos(a), math.sin(a)) for a in angles]
 
 
-def _until_connected(
-    draw: Callable[[np.random.Generator], tuple[list[tuple[int, int]], Any]],
-    num_workers: int,
-    seed: int,
-    name: str,
-) -> Topology:
+def _attempts(num_workers: int, seed: int, name: str) -> Iterator[np.random.Generator]:
+    """What to draw from, as often as a graph may come out with parts that nothing joins."""
     if seed < 0:
         raise InputError(f"{name}: the seed is {seed}, but it is a whole number from 0 up.")
-    rng = np.random.default_rng(seed)
-    for _ in range(_MAX_DRAWS if num_workers <= 1000 else 30):
-        links, positions = draw(rng)
-        if len(links) >= num_workers - 1 and joins_all(links, num_workers):
-            return Topology.from_links(links, num_workers, positions=positions, name=name)
+    yield from repeat(np.random.default_rng(seed), _MAX_DRAWS if num_workers <= 1000 else 30)
     raise TopologyError(f"{name}: no connected graph turned up; raise the density.")
 
 

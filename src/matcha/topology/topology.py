@@ -114,7 +114,6 @@ class Topology:
         numbered = [(number[a], number[b]) for a, b in pairs]
         if not directed:
             numbered = [(min(link), max(link)) for link in numbered]
-        _check_distinct(numbered, names)
         order = sorted(range(len(numbered)), key=numbered.__getitem__)
         return cls(
             num_workers=len(names),
@@ -384,16 +383,6 @@ def _times(
     return tuple(float(values[e]) for e in order)
 
 
-def _check_distinct(links: Sequence[Link], names: Sequence[Hashable]) -> None:
-    seen: set[Link] = set()
-    for i, j in links:
-        if i == j:
-            raise TopologyError(f"worker {names[i]!r} has a link to itself: remove the self-loop.")
-        if (i, j) in seen:
-            raise TopologyError(f"link ({names[i]!r}, {names[j]!r}) is given twice: keep one.")
-        seen.add((i, j))
-
-
 def _check_parts(topology: Topology) -> None:
     m, links, labels = topology.num_workers, topology.links, topology.labels
     if m < 2:
@@ -402,11 +391,16 @@ def _check_parts(topology: Topology) -> None:
         raise TopologyError(f"{len(labels)} labels were given for {m} workers.")
     if topology.positions is not None and len(topology.positions) != m:
         raise TopologyError(f"{len(topology.positions)} positions were given for {m} workers.")
-    _check_distinct(links, labels)
+    seen: set[Link] = set()
     for i, j in links:
         if not (0 <= i < m and 0 <= j < m) or (j < i and not topology.directed):
             kind = "pair" if topology.directed else "pair i < j"
             raise TopologyError(f"link ({i}, {j}) is not a {kind} of workers 0..{m - 1}.")
+        if i == j:
+            raise TopologyError(f"worker {labels[i]!r} has a link to itself: remove the self-loop.")
+        if (i, j) in seen:
+            raise TopologyError(f"link ({labels[i]!r}, {labels[j]!r}) is given twice: keep one.")
+        seen.add((i, j))
     if list(links) != sorted(links):
         raise TopologyError("links are not sorted: use Topology.from_links.")
     times, waits = topology.link_times, topology.link_latencies
