@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -159,7 +160,7 @@ class WireMixing(Mixing):
         self._now[0] = torch.arange(len(rows[0]))
         self._base: list[Tensor] = []
         self._table = self._now[None]
-        self._spans: list[tuple[int, int]] = []
+        self._begins: list[int] = []  # where each round's matchings stand in the table
         self._mixing = "pairwise"
 
     def reset(self) -> None:
@@ -172,20 +173,20 @@ class WireMixing(Mixing):
             meetings.forget(numbers)
 
     def fill(self, rounds: Sequence[Round]) -> None:
-        m, now = self._now.shape[1], self._now
-        table: list[np.ndarray[tuple[int, ...], np.dtype[np.float64]]] = []
-        self._spans = []
+        now = self._now
+        self._begins = [*accumulate((len(round.matchings) for round in rounds), initial=0)]
+        if not self._begins[-1]:
+            return
+        table = np.zeros((self._begins[-1], *now.shape))
+        table[:, 0] = np.arange(now.shape[1])
+        rows = iter(table)
         for round in rounds:
-            self._spans.append((len(table), len(table) + len(round.matchings)))
             for position, matching in enumerate(round.matchings):
-                row = np.stack([np.arange(m, dtype=np.float64), np.zeros(m)])
+                partner, move = next(rows)
                 i, j = np.array(matching).T
                 w = np.array(round.shares(position))
-                row[0, i], row[0, j], row[1, i], row[1, j] = j, i, w, -w
-                table.append(row)
-        if not table:
-            return
-        self._table = torch.from_numpy(np.stack(table)).to(now.device, now.dtype)
+                partner[i], partner[j], move[i], move[j] = j, i, w, -w
+        self._table = torch.from_numpy(table).to(now.device, now.dtype)
         self._mixing = next(round.mixing for round in rounds if round)
         if self._mixing == "laplacian" and not self._base:
             self._base = [torch.empty_like(x) for x in self.rows]
@@ -195,9 +196,8 @@ class WireMixing(Mixing):
         return {f"open {kind}": self._open, f"meet {kind}": self._meet, "close": self._close}
 
     def mix(self, index: int) -> None:
-        start, stop = self._spans[index]
         self._run(f"open {self._mixing}", self._open)
-        for number in range(start, stop):
+        for number in range(*self._begins[index : index + 2]):
             self._now.copy_(self._table[number])
             self._run(f"meet {self._mixing}", self._meet)
         self._run("close", self._close)

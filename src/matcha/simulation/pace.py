@@ -84,7 +84,7 @@ class Agenda:
         self._steps = list(compute)  # when each worker's step ends
         self._wanted: dict[tuple[int, int], float] = {}  # who wants whom, at which weight; in order
         self._under_way: list[tuple[float, Link, float]] = []
-        self._begun: deque[Happening] = deque()
+        self._begun: deque[tuple[float, Link, float]] = deque()
         for worker in range(len(compute)):
             self._want(worker)
         self._pair()
@@ -99,7 +99,8 @@ class Agenda:
     def next(self) -> Happening:
         """What happens next."""
         if self._begun:
-            return self._begun.popleft()
+            time, link, weight = self._begun.popleft()
+            return Happening(what="begin", time=time, workers=link, weight=weight)
         self.time = self.next_time
         ending = min(self._under_way, default=None)
         if ending is not None and ending[0] <= self.time:
@@ -136,7 +137,7 @@ class Agenda:
             weight = (self._wanted.pop((i, j)) + self._wanted.pop((j, i))) / 2
             link = (min(i, j), max(i, j))
             self._under_way.append((self.time + self._seconds(link), link, weight))
-            self._begun.append(Happening(what="begin", time=self.time, workers=link, weight=weight))
+            self._begun.append((self.time, link, weight))
 
     def state(self) -> dict[str, Any]:
         """Where it is, in plain values."""
@@ -146,7 +147,7 @@ class Agenda:
             "steps": list(self._steps),
             "wanted": [(i, j, weight) for (i, j), weight in self._wanted.items()],
             "under_way": list(self._under_way),
-            "begun": [(h.time, h.workers, h.weight) for h in self._begun],
+            "begun": list(self._begun),
         }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -155,10 +156,7 @@ class Agenda:
         self.iterations, self._steps = list(state["iterations"]), list(state["steps"])
         self._wanted = {(i, j): weight for i, j, weight in state["wanted"]}
         self._under_way = [(end, tuple(link), weight) for end, link, weight in state["under_way"]]
-        self._begun = deque(
-            Happening(what="begin", time=time, workers=tuple(workers), weight=weight)
-            for time, workers, weight in state["begun"]
-        )
+        self._begun = deque((time, tuple(link), weight) for time, link, weight in state["begun"])
 
 
 class LinkClock:
