@@ -300,7 +300,7 @@ def encode(wire: Modulo, values: Tensor, common: Tensor, coded: Coded, *, lower:
     counts = table.index_select(0, orders(common)).mul_(n)
     torch.sum(counts, -1, dtype=torch.int32, out=coded.checks)
     # A check of what is no number must not hold.
-    lost = (y.abs().amax(-1) < 2.0**31).logical_not_()
+    lost = (y.abs_().amax(-1) < 2.0**31).logical_not_()
     coded.checks.add_(lost, alpha=1 if lower else 2)
     coded.residues.copy_(n.bitwise_left_shift_(8 - wire.bits))
     pack(coded.residues.view(-1), wire.bits, coded.body)
