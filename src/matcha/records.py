@@ -370,9 +370,9 @@ def follow(directory: str | Path) -> Iterator[list[Record]]:
     """Each time it is asked: the run's records since the last time, while the run goes on."""
     count = 0
     while True:
-        found = _read_lines(Path(directory) / "records.jsonl", Record)
-        yield list(found[count:])
-        count = len(found)
+        found = _read_lines(Path(directory) / "records.jsonl", Record, skip=count)
+        count += len(found)
+        yield list(found)
 
 
 def find_runs(path: str | Path) -> list[Path]:
@@ -426,9 +426,9 @@ def _whole_lines(path: Path) -> list[str]:
     return lines[:-1] if lines and not lines[-1].endswith("\n") else lines
 
 
-def _read_lines(path: Path, cls: type[_T]) -> tuple[_T, ...]:
+def _read_lines(path: Path, cls: type[_T], skip: int = 0) -> tuple[_T, ...]:
     found = []
-    for place, line in enumerate(_whole_lines(path), start=1):
+    for place, line in enumerate(_whole_lines(path)[skip:], start=skip + 1):
         try:
             found.append(_build(cls, json.loads(line)))
         except (ValueError, TypeError, AttributeError, RecursionError):

@@ -77,7 +77,7 @@ def curves(*samples: Sequence[Record], limit: int = 400) -> dict[str, dict[str, 
 def _mean(values: Sequence[float | None]) -> float | int | None:
     """The mean of all; None where one is not known."""
     known = [value for value in values if value is not None]
-    return short(float(np.mean(known))) if len(known) == len(values) else None
+    return short(sum(known) / len(known)) if len(known) == len(values) else None
 
 
 def short(value: float | None, digits: int = 5) -> float | int | None:
