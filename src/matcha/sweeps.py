@@ -17,14 +17,13 @@ from matcha.plans import Plan, check_budget
 from matcha.plans.plan import error_in_words
 from matcha.strategies import COMPARED, Alpha, Strategy, comparable, has_budget, plan
 from matcha.strategies.registry import look_of
-from matcha.timing import Timing, default_timing
+from matcha.timing import default_timing
 from matcha.topology import Topology
 from matcha.topology.drawing import axes_or_new
 from matcha.topology.families import TopologyLike, as_topology
 from matcha.wires import parse_wire
 from matcha.wires.wire import budget_over
 
-CYCLE_NOTE = "*: a mean over a cycle of rounds; it does not compare with that of a step."
 _METRICS = {
     "consensus_error": "steady-state consensus error",
     "rho": "ρ per iteration (greedy: over its cycle)",
@@ -51,6 +50,22 @@ class SweepPoint:
     consensus_error: float | None
     alpha: float
 
+    @classmethod
+    def of(cls, plan: Plan) -> SweepPoint:
+        """What a plan promises."""
+        promised = {field.name: getattr(plan, field.name) for field in fields(cls)}
+        return cls(**{**promised, "wire": plan.wire.name})
+
+    @property
+    def rho_in_words(self) -> str:
+        """ρ, marked where it is a mean over a cycle: the two kinds do not compare."""
+        return f"{self.rho:.4f}{'' if self.rho_kind == 'step' else '*'}"
+
+    @property
+    def error_in_words(self) -> str:
+        """The consensus error, or a dash where the network is too large for it."""
+        return "–" if self.consensus_error is None else error_in_words(self.consensus_error)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
@@ -68,11 +83,7 @@ class Sweep:
 
     def of(self, strategy: str, wire: str | None = None) -> tuple[SweepPoint, ...]:
         """The points of one strategy, over one wire or all, budgets rising."""
-        return tuple(
-            point
-            for point in self.points
-            if point.strategy == strategy and wire in (None, point.wire)
-        )
+        return tuple(p for p in self if p.strategy == strategy and wire in (None, p.wire))
 
     @property
     def wires(self) -> tuple[str, ...]:
@@ -89,27 +100,18 @@ class Sweep:
 
     def table(self) -> Table:
         """The points in words; a mean over a cycle, which compares with no step's ρ, has a star."""
-        wired = self.wires != ("float32",)
-        unit = self.plans[0].timing.unit
-        headings = ["strategy", "budget", f"{unit}/iteration", "consensus error", "rho", "weight"]
-        rows = [
-            [
-                point.strategy,
-                f"{point.budget:g}",
-                f"{point.expected_comm_time:.4g}",
-                "–" if point.consensus_error is None else error_in_words(point.consensus_error),
-                f"{point.rho:.4f}{'' if point.rho_kind == 'step' else '*'}",
-                f"{point.alpha:.4f}",
-            ]
-            for point in self.points
-        ]
-        if wired:  # a terminal is narrow, and weights matter least
-            headings = ["strategy", "wire", *headings[1:-1]]
-            rows = [
-                [name, point.wire, *rest[:-1]]
-                for point, (name, *rest) in zip(self.points, rows, strict=True)
-            ]
-        return Table(headings, rows)
+        columns = {
+            "strategy": [p.strategy for p in self],
+            "wire": [p.wire for p in self],
+            "budget": [f"{p.budget:g}" for p in self],
+            f"{self.plans[0].timing.unit}/iteration": [f"{p.expected_comm_time:.4g}" for p in self],
+            "consensus error": [p.error_in_words for p in self],
+            "rho": [p.rho_in_words for p in self],
+            "weight": [f"{p.alpha:.4f}" for p in self],
+        }
+        # A terminal is narrow, and weights matter least.
+        del columns["wire" if self.wires == ("float32",) else "weight"]
+        return Table(list(columns), list(zip(*columns.values(), strict=True)))
 
     def plot(self, metric: str = "consensus_error", ax: Any = None) -> Any:
         """Draw a line per strategy over the budgets; on given axes or a new figure's, returned.
@@ -124,13 +126,13 @@ class Sweep:
         if metric not in _METRICS:
             raise unknown_name("metric", metric, _METRICS)
         ax = axes_or_new(ax)
+        is_logarithmic = metric == "consensus_error"
         for strategy, wire in dict.fromkeys((point.strategy, point.wire) for point in self):
+            values = [(p.budget, getattr(p, metric)) for p in self.of(strategy, wire)]
             known = [
-                (point.budget, value)
-                for point in self.of(strategy, wire)
-                if (value := getattr(point, metric)) is not None
-                and math.isfinite(value)
-                and (value > 0 or metric != "consensus_error")  # its axis is logarithmic
+                (budget, value)
+                for budget, value in values
+                if value is not None and math.isfinite(value) and (value > 0 or not is_logarithmic)
             ]
             if not known:
                 continue
@@ -142,7 +144,7 @@ class Sweep:
             ax.plot(*zip(*known, strict=True), ms=5, lw=1.8, **style)
             if not has_budget(strategy):
                 ax.axhline(known[-1][1], color=look.color, lw=0.8, ls=":")
-        if metric == "consensus_error":
+        if is_logarithmic:
             ax.set_yscale("log")
         ax.set_xlabel("communication budget $C_b$")
         ax.set_ylabel(_METRICS[metric])
@@ -153,8 +155,7 @@ class Sweep:
     def __str__(self) -> str:
         return "\n".join([str(self.topology), str(self.table()), *self.notes])
 
-    def __repr__(self) -> str:
-        return str(self)
+    __repr__ = __str__
 
     def _repr_html_(self) -> str:
         notes = "".join(f"<p>{html.escape(note)}</p>" for note in self.notes)
@@ -163,8 +164,7 @@ class Sweep:
     @property
     def notes(self) -> tuple[str, ...]:
         """What to know when reading the table."""
-        cyclic = any(point.rho_kind != "step" for point in self.points)
-        return (CYCLE_NOTE,) if cyclic else ()
+        return cycle_note(self)
 
     def to_json(self) -> dict[str, Any]:
         """The sweep as plain JSON values."""
@@ -208,24 +208,61 @@ def sweep(
     """
     if "wire" in options:
         raise InputError("a sweep takes wires=[…], one or several.")
-    budgets, strategies, wires = as_sequence(budgets), as_sequence(strategies), as_sequence(wires)
-    if not budgets or not strategies or not wires:
-        raise InputError("a sweep needs at least one budget, one strategy and one wire.")
     topology = as_topology(topology)
+    plans = make_plans(
+        topology, strategies, budgets, wires, alpha=alpha, progress=progress, **options
+    )
+    if not plans:
+        raise InputError("a sweep needs at least one budget, one strategy and one wire.")
+    return Sweep(topology=topology, points=tuple(map(SweepPoint.of, plans)), plans=tuple(plans))
+
+
+def make_plans(
+    topology: Topology,
+    strategies: Any,
+    budgets: Any,
+    wires: Any,
+    *,
+    alpha: Alpha = "error",
+    progress: ProgressCallback | None = None,
+    **options: Any,
+) -> list[Plan]:
+    """A plan per strategy, budget and wire that make one of their own; of each one or several.
+
+    A budget is time: over a small wire all of vanilla's rounds may fit into a fraction of it, and a
+    larger budget buys nothing more. An exact average, and silence, have no wire to choose.
+
+    >>> from matcha.topology import families
+    >>> plans = make_plans(families.ring(4), "greedy", [0.1, 0.5, 1.0], "bfloat16")
+    >>> [(plan.strategy, plan.budget) for plan in plans]
+    [('greedy', 0.1), ('greedy', 0.5)]
+    """
     timing = options.get("timing") or default_timing(topology)
-    wanted = combinations(topology, timing, strategies, budgets, wires, alpha)
+    strategies, budgets, wires = map(_as_sequence, (strategies, budgets, wires))
+    wanted = []
+    for place, given in enumerate(strategies):
+        if isinstance(given, str) and given in strategies[:place]:
+            continue
+        strategy = comparable(given, alpha)
+        for wire in strategy.wires(wires, topology):
+            enough = False
+            for budget in strategy.budgets(budgets):
+                check_budget(budget)
+                if not enough:
+                    wanted.append((budget, strategy, wire))
+                enough = budget_over(topology, timing, parse_wire(wire), budget) >= 1
     plans = []
-    for done, (strategy, budget, wire) in enumerate(wanted, start=1):
+    for budget, strategy, wire in wanted:
         plans.append(plan(topology, budget, strategy, wire=wire, **options))
         if progress is not None:
-            progress(done, len(wanted), "plans")
-    return Sweep(topology=topology, points=tuple(map(point_of, plans)), plans=tuple(plans))
+            progress(len(plans), len(wanted), "plans")
+    return plans
 
 
-def as_sequence(given: Any) -> Sequence[Any]:
+def _as_sequence(given: Any) -> Sequence[Any]:
     """What an argument that takes one or several was given, as a sequence.
 
-    >>> as_sequence(0.5), as_sequence("greedy"), as_sequence(["greedy", "vanilla"])
+    >>> _as_sequence(0.5), _as_sequence("greedy"), _as_sequence(["greedy", "vanilla"])
     ((0.5,), ('greedy',), ('greedy', 'vanilla'))
     """
     if isinstance(given, (str, Strategy, Real)) or callable(given):
@@ -235,44 +272,8 @@ def as_sequence(given: Any) -> Sequence[Any]:
     return tuple(given)
 
 
-def combinations(
-    topology: Topology,
-    timing: Timing,
-    strategies: Sequence[str | Strategy],
-    budgets: Sequence[float],
-    wires: Sequence[str],
-    alpha: Alpha = "error",
-) -> list[tuple[Strategy, float, str]]:
-    """Strategies, budgets and wires that make plans of their own.
-
-    A budget is time: over a small wire all of vanilla's rounds may fit into a fraction of it, and a
-    larger budget buys nothing more. An exact average, and silence, have no wire to choose.
-
-    >>> from matcha.timing import Units
-    >>> from matcha.topology import families
-    >>> found = combinations(families.ring(4), Units(), ["greedy"], [0.1, 0.5, 1.0], ["bfloat16"])
-    >>> [(strategy.name, budget) for strategy, budget, _ in found]
-    [('greedy', 0.1), ('greedy', 0.5)]
-    """
-    found = []
-    names: set[str] = set()
-    for given in strategies:
-        strategy = comparable(given, alpha)
-        if isinstance(given, str):
-            if given in names:
-                continue
-            names.add(given)
-        for wire in strategy.wires(wires, topology):
-            enough = False
-            for budget in strategy.budgets(budgets):
-                check_budget(budget)
-                if not enough:
-                    found.append((strategy, budget, wire))
-                enough = budget_over(topology, timing, parse_wire(wire), budget) >= 1
-    return found
-
-
-def point_of(plan: Plan) -> SweepPoint:
-    """What a plan promises, as a point of a sweep."""
-    promised = {field.name: getattr(plan, field.name) for field in fields(SweepPoint)}
-    return SweepPoint(**{**promised, "wire": plan.wire.name})
+def cycle_note(points: Iterable[SweepPoint]) -> tuple[str, ...]:
+    """What to say below a table of points whose ρ do not all compare."""
+    cyclic = any(point.rho_kind != "step" for point in points)
+    note = "*: a mean over a cycle of rounds; it does not compare with that of a step."
+    return (note,) if cyclic else ()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from matcha._io.tables import Table
@@ -18,8 +18,7 @@ from matcha.errors import InputError
 from matcha.plans import Plan
 from matcha.strategies import AllReduce, Greedy, Local, with_budget
 from matcha.strategies import plan as make_plan
-from matcha.sweeps import combinations
-from matcha.timing import default_timing
+from matcha.sweeps import make_plans
 from matcha.topology import Topology
 from matcha.topology.families import TopologyLike, as_topology, complete
 from matcha.topology.topology import MAX_SECONDS
@@ -97,32 +96,26 @@ class Advice:
 
     def table(self) -> str:
         """The choices as text, and the sentence."""
-        rows = []
-        for c in self.choices:
-            least, most = (f"{n:.2f}" for n in c.iterations)
-            rows.append(
-                [
-                    c.name,
-                    f"{c.iteration_seconds:.3g}",
-                    "–" if c.megabytes is None else f"{c.megabytes:.3g}",
-                    f"{c.disagreement:.3g}",
-                    f"{least if least == most else f'{least}–{most}'}×",
-                    f"{c.seconds:.3g}",
-                ]
-            )
-        headings = ["", "s/iter", "MB/iter", "disagreement", "iterations", "s for as much"]
-        return f"{Table(headings, rows)}\n\n{self.sentence}"
+        columns = {
+            "": [c.name for c in self.choices],
+            "s/iter": [f"{c.iteration_seconds:.3g}" for c in self.choices],
+            "MB/iter": ["–" if c.megabytes is None else f"{c.megabytes:.3g}" for c in self.choices],
+            "disagreement": [f"{c.disagreement:.3g}" for c in self.choices],
+            "iterations": [
+                "–".join(dict.fromkeys(f"{n:.2f}" for n in c.iterations)) + "×"
+                for c in self.choices
+            ],
+            "s for as much": [f"{c.seconds:.3g}" for c in self.choices],
+        }
+        table = Table(list(columns), list(zip(*columns.values(), strict=True)))
+        return f"{table}\n\n{self.sentence}"
 
     def __repr__(self) -> str:
         return f"{self.topology}\n{self.table()}"
 
     def to_json(self) -> dict[str, Any]:
         """The advice as plain JSON values."""
-
-        def plain(choice: Choice) -> dict[str, Any]:
-            document = {k: v for k, v in asdict(choice).items() if k != "plan"}
-            return document | {"seconds": choice.seconds}
-
+        shown = [each.name for each in fields(Choice) if each.repr]
         return {
             "topology": self.topology.name,
             "num_workers": self.topology.num_workers,
@@ -131,7 +124,9 @@ class Advice:
             "momentum": self.momentum,
             "recommendation": self.best.name,
             "sentence": self.sentence,
-            "rows": [plain(choice) for choice in self.choices],
+            "rows": [
+                {name: getattr(c, name) for name in [*shown, "seconds"]} for c in self.choices
+            ],
         }
 
 
@@ -174,23 +169,21 @@ def advise(
     if not 0 < compute_time <= MAX_SECONDS:
         raise InputError(f"the compute time is {compute_time!r}, but it is positive seconds.")
     network = _with_times(graph, model_mb, link_mbps, latency)
+    easy, hard = sorted(
+        COSTS["alike" if alike else "different"]["momentum" if momentum else "plain"]
+    )
 
     def choice(name: str, plan: Plan) -> Choice:
-        comm = plan.expected_comm_time
+        comm, left = plan.expected_comm_time, disagreement(plan)
+        together = compute_time if overlap else 0.0
         if name == "DDP":
             together = _BACKWARD * compute_time
-            seconds = compute_time - together + max(together, comm)
-        else:
-            seconds = max(compute_time, comm) if overlap else compute_time + comm
-        left = disagreement(plan)
-        kinds = COSTS["alike" if alike else "different"]
-        easy, hard = sorted(kinds["momentum" if momentum else "plain"])
         return Choice(
             name=name,
             strategy=plan.strategy,
             budget=plan.budget,
             wire=plan.wire.name,
-            iteration_seconds=seconds,
+            iteration_seconds=compute_time - together + max(together, comm),
             comm_seconds=comm,
             megabytes=None if model_mb is None else model_mb * _models_sent(plan),
             disagreement=left,
@@ -202,25 +195,20 @@ def advise(
         choice(f"local SGD, every {round(1 / max(plan.probabilities))}", plan)
         for plan in (make_plan(network, budget, Local()) for budget in BUDGETS)
     ]
-    wanted = combinations(
-        network, default_timing(network), [Greedy(effort="none")], BUDGETS, DEFAULT_WIRES
-    )
     plans = [
-        choice(_name(budget, wire), make_plan(network, budget, strategy, seed, wire=wire))
-        for strategy, budget, wire in wanted
+        choice(_name(plan), plan)
+        for plan in make_plans(network, Greedy(effort="none"), BUDGETS, DEFAULT_WIRES, seed=seed)
     ]
     ddp = choice("DDP", make_plan(network, 1.0, AllReduce()))
     choices = (ddp, _least(averages), *_three(plans))
     best = _least(choices)
-    if best.seconds > _WORTH_CHANGING * ddp.seconds:
-        best = ddp
     return Advice(
         topology=graph,
         compute_time=compute_time,
         alike=alike,
         momentum=momentum,
         choices=choices,
-        best=best,
+        best=ddp if best.seconds > _WORTH_CHANGING * ddp.seconds else best,
     )
 
 
@@ -231,9 +219,9 @@ def _least(choices: Sequence[Choice]) -> Choice:
     return min(as_quick, key=lambda choice: choice.comm_seconds)
 
 
-def _name(budget: float, wire: str) -> str:
-    name = with_budget("greedy", budget)
-    return name if wire == "float32" else f"{name}, {wire}"
+def _name(plan: Plan) -> str:
+    name = with_budget("greedy", plan.budget)
+    return name if plan.wire.name == "float32" else f"{name}, {plan.wire.name}"
 
 
 def _three(plans: Sequence[Choice]) -> list[Choice]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from matcha._io.tables import Table
@@ -31,8 +30,7 @@ class TunedPoint:
     learning_rate: float | None
     """The rate at which the target is reached soonest; None where trials have the task's own."""
     iterations: float
-    seconds: float
-    """Seconds to the target: predicted, inferred from others' trials, or tried; inf for never."""
+    """To the target: predicted, inferred from others' trials, or tried; inf for never."""
     proved: bool
     """Whether the rate is within what Theorem 2 allows for this ρ."""
     rate_factor: float | None = None
@@ -42,6 +40,12 @@ class TunedPoint:
     """What follows each round."""
     tried: bool = False
     """Whether iterations were measured by training."""
+    plan: Plan = field(repr=False, compare=False)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds to the target; inf for never."""
+        return self.iterations * self.iteration_seconds
 
     @property
     def label(self) -> str:
@@ -50,6 +54,15 @@ class TunedPoint:
         name = name if self.wire == "float32" else f"{name} {self.wire}"
         step = self.outer
         return name if step is None else f"{name} outer {step.rate:g}/{step.momentum:g}"
+
+    def to_json(self) -> dict[str, Any]:
+        """The point without its plan, as plain JSON values; infinities become null."""
+        values = {each.name: getattr(self, each.name) for each in fields(self) if each.repr}
+        values |= {"seconds": self.seconds, "outer": self.outer and asdict(self.outer)}
+        return {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in values.items()
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,21 +85,13 @@ class Tuning:
     def reasons(self) -> tuple[str, ...]:
         """Why the best point is the best, in sentences."""
         best = self.best
-        rate = "" if best.learning_rate is None else f", at learning rate {best.learning_rate:.4g}"
-        factor = best.rate_factor
-        if factor is not None and not (best.tried and factor == 1.0):
-            share = f"{factor:.2g}"
-            if not rate:
-                rate = f"; use {share} of the learning rate"
-            else:
-                rate += f", {'the same as' if share == '1' else f'{share} of'} exact averaging's"
         how = "reached" if best.tried else "is predicted to reach"
         lines = [
             f"{best.label}: the average model {how} the target after about "
             f"{best.iterations:.0f} iterations of {best.iteration_seconds:.4g} s, "
-            f"{best.seconds:.4g} s in all{rate}."
+            f"{best.seconds:.4g} s in all{self._rate()}.",
+            *self._neighbors(),
         ]
-        lines += [line for line in (self._richer(), self._poorer(), self._heavier()) if line]
         if self.num_tried:
             lines.append(
                 f"{self.num_tried} of {len(self.points)} plans were tried, one seed each; the "
@@ -99,48 +104,49 @@ class Tuning:
             )
         return tuple(lines)
 
-    def _beside(self, is_beside: Callable[[TunedPoint], bool]) -> list[TunedPoint]:
-        """Points of the best's strategy, least seconds first."""
-        same = [p for p in self.points if p.strategy == self.best.strategy and is_beside(p)]
-        return sorted(same, key=lambda p: p.seconds)
+    def _rate(self) -> str:
+        """At which learning rate."""
+        best, factor = self.best, self.best.rate_factor
+        rate = "" if best.learning_rate is None else f", at learning rate {best.learning_rate:.4g}"
+        if factor is None or (best.tried and factor == 1.0):
+            return rate
+        share = f"{factor:.2g}"
+        if not rate:
+            return f"; use {share} of the learning rate"
+        return f"{rate}, {'the same as' if share == '1' else f'{share} of'} exact averaging's"
 
-    def _richer(self) -> str | None:
-        best = self.best
-        found = self._beside(lambda p: p.wire == best.wire and p.budget > best.budget)
-        if not found:
-            return None
-        p = min(found, key=lambda p: p.budget)
-        fewer = 100 * (1 - p.iterations / best.iterations)
-        return (
-            f"More communication (budget {p.budget:g}) "
-            + (f"saves {fewer:.0f} % of the iterations" if fewer >= 0.5 else "saves no iterations")
-            + f", but each takes {100 * (p.iteration_seconds / best.iteration_seconds - 1):.0f} % "
-            "longer."
-        )
-
-    def _poorer(self) -> str | None:
-        best = self.best
-        found = self._beside(lambda p: p.wire == best.wire and p.budget < best.budget)
-        if not found:
-            return None
-        p = max(found, key=lambda p: p.budget)
-        more = 100 * (p.iterations / best.iterations - 1)
-        return (
-            f"Less communication (budget {p.budget:g}) makes iterations "
-            f"{100 * (1 - p.iteration_seconds / best.iteration_seconds):.0f} % shorter, but "
-            + (f"needs {more:.0f} % more of them." if math.isfinite(more) else "never gets there.")
-        )
-
-    def _heavier(self) -> str | None:
-        """What whole messages would take, where smaller ones won."""
-        best = self.best
-        found = self._beside(lambda p: p.wire == "float32")
-        if best.wire == "float32" or not found or not math.isfinite(found[0].seconds):
-            return None
-        return (
-            f"With whole float32 messages the best is {found[0].label}: "
-            f"{found[0].seconds / best.seconds:.2f} times as long."
-        )
+    def _neighbors(self) -> list[str]:
+        """What more or less communication, or whole messages, would do to the best's strategy."""
+        best, lines = self.best, []
+        same = [point for point in self.points if point.strategy == best.strategy]
+        same.sort(key=lambda p: p.seconds)
+        wired = [point for point in same if point.wire == best.wire]
+        richer = [point for point in wired if point.budget > best.budget]
+        poorer = [point for point in wired if point.budget < best.budget]
+        whole = [point for point in same if point.wire == "float32" != best.wire]
+        if richer:
+            p = min(richer, key=lambda p: p.budget)
+            fewer = 100 * (1 - p.iterations / best.iterations)
+            lines.append(
+                f"More communication (budget {p.budget:g}) saves "
+                + (f"{fewer:.0f} % of the iterations" if fewer >= 0.5 else "no iterations")
+                + ", but each takes "
+                f"{100 * (p.iteration_seconds / best.iteration_seconds - 1):.0f} % longer."
+            )
+        if poorer:
+            p = max(poorer, key=lambda p: p.budget)
+            more = 100 * (p.iterations / best.iterations - 1)
+            lines.append(
+                f"Less communication (budget {p.budget:g}) makes iterations "
+                f"{100 * (1 - p.iteration_seconds / best.iteration_seconds):.0f} % shorter, but "
+                + (f"needs {more:.0f} % more of them." if more < math.inf else "never gets there.")
+            )
+        if whole and math.isfinite(whole[0].seconds):
+            lines.append(
+                f"With whole float32 messages the best is {whole[0].label}: "
+                f"{whole[0].seconds / best.seconds:.2f} times as long."
+            )
+        return lines
 
     def table(self, limit: int = 24) -> str:
         """The soonest points as text, by strategy and wire, the best one marked."""
@@ -170,20 +176,13 @@ class Tuning:
 
     def to_json(self) -> dict[str, Any]:
         """The tuning as plain JSON values; infinities become null."""
-
-        def plain(point: TunedPoint) -> dict[str, Any]:
-            return {
-                name: None if isinstance(value, float) and not math.isfinite(value) else value
-                for name, value in asdict(point).items()
-            }
-
         return {
             "topology": self.topology.name,
             "compute_time": self.compute_time,
             "tried": self.num_tried,
             "overlap": self.overlap,
             "problem": asdict(self.problem),
-            "best": plain(self.best),
+            "best": self.best.to_json(),
             "reasons": list(self.reasons()),
-            "points": [plain(point) for point in self.points],
+            "points": [point.to_json() for point in self.points],
         }

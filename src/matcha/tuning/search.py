@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from matcha._numerics import ProgressCallback
@@ -11,9 +11,8 @@ from matcha.errors import InputError
 from matcha.plans import OuterStep, Plan
 from matcha.strategies import Strategy, is_control
 from matcha.strategies import plan as make_plan
-from matcha.sweeps import as_sequence, combinations
+from matcha.sweeps import make_plans
 from matcha.theory import admissible_learning_rate, consensus_error, drift_error
-from matcha.timing import default_timing
 from matcha.topology import Topology
 from matcha.topology.families import TopologyLike, as_topology
 from matcha.topology.topology import MAX_SECONDS
@@ -83,15 +82,6 @@ def tune(
     """
     topology, problem = as_topology(topology), problem or Problem()
     network, unit_seconds = _network(topology, compute_time, link_time, latency)
-    wanted = combinations(
-        network,
-        default_timing(network),
-        as_sequence(strategies),
-        as_sequence(budgets),
-        as_sequence(wires),
-    )
-    if not wanted or max_trials < 1:
-        raise InputError("tuning needs a strategy, a budget, a wire and at least one trial.")
     if trials is None and (tuple(outer) != (None,) or tuple(rate_factors) != (1.0,)):
         raise InputError(
             "theory knows nothing of outer steps, and says itself which rate it means: give trials "
@@ -99,42 +89,40 @@ def tune(
         )
     if not outer or any(not 0 < factor < math.inf for factor in rate_factors):
         raise InputError("outer steps need one choice or more, and rate factors are positive.")
-    steps = len(wanted) + (max_trials if trials is not None else 0)
     kind = "plans" if trials is None else "plans and trials at most"
+    num_trials = 0 if trials is None else max_trials
+
+    def show(done: int, num_plans: int, _: str = "") -> None:
+        if progress is not None:
+            progress(done, num_plans + num_trials, kind)
+
+    plans = make_plans(network, strategies, budgets, wires, progress=show, seed=seed)
+    if not plans or max_trials < 1:
+        raise InputError("tuning needs a strategy, a budget, a wire and at least one trial.")
     points: list[TunedPoint] = []
-    plans: list[Plan] = []
-    for number, (strategy, budget, wire) in enumerate(wanted, start=1):
-        plan = make_plan(network, budget, strategy, seed, wire=wire)
+    for plan in plans:
         seconds = plan.expected_comm_time * unit_seconds
         point = predict(plan, problem, compute_time, seconds, overlap=overlap)
-        for step in (plan.outer,) if plan.outer is not None else outer:
-            points.append(replace(point, outer=step))
-            plans.append(replace(plan, outer=step))
-        if progress is not None:
-            progress(number, steps, kind)
+        steps = (plan.outer,) if plan.outer is not None else outer
+        points += [replace(point, outer=o, plan=replace(plan, outer=o)) for o in steps]
     if trials is not None:
         points = try_best(
             points,
-            plans,
             [_disagreement_of(point, problem) for point in points],
             trials,
-            max_trials=max_trials,
-            rate_factors=rate_factors,
-            progress=None
-            if progress is None
-            else lambda n, *_: progress(len(wanted) + n, steps, kind),
+            max_trials,
+            rate_factors,
+            lambda tried: show(len(plans) + tried, len(plans)),
         )
-    place = _best(points)
+    best = _best(points)
     return Tuning(
         topology=topology,
         problem=problem,
         compute_time=compute_time,
         overlap=overlap,
         points=tuple(points),
-        best=points[place],
-        plan=replace(
-            plans[place], notes=(*plans[place].notes, *_notes(points[place], plans[place]))
-        ),
+        best=best,
+        plan=replace(best.plan, notes=(*best.plan.notes, *_notes(best))),
     )
 
 
@@ -142,14 +130,13 @@ def predict(
     plan: Plan, problem: Problem, compute_time: float, comm_seconds: float, *, overlap: bool = False
 ) -> TunedPoint:
     """When a plan is predicted to reach a problem's target, at the best learning rate for it."""
-    noise, kept = disagreement(plan), 1 / (1 - plan.wire.residual)
+    noise = disagreement(plan)
     drift = drift_error(plan.process) if problem.dissimilarity > 0 else 0.0
     if drift is None:  # too large for the exact error: Theorem 2's bound
         drift = plan.rho / (1 - math.sqrt(plan.rho)) ** 2
-    drift *= kept
+    drift *= 1 / (1 - plan.wire.residual)
     iterations, rate = fewest_iterations(problem, plan.num_workers, noise, drift)
     exact_rate = fewest_iterations(problem, plan.num_workers, 0.0, 0.0)[1]
-    each = max(compute_time, comm_seconds) if overlap else compute_time + comm_seconds
     return TunedPoint(
         strategy=plan.strategy,
         budget=plan.budget,
@@ -158,12 +145,14 @@ def predict(
         consensus_error=noise,
         drift_error=drift,
         comm_seconds=comm_seconds,
-        iteration_seconds=each,
+        iteration_seconds=(
+            max(compute_time, comm_seconds) if overlap else compute_time + comm_seconds
+        ),
         learning_rate=rate,
         rate_factor=rate / exact_rate if exact_rate else None,
         iterations=iterations,
-        seconds=iterations * each,
         proved=rate <= admissible_learning_rate(min(plan.rho, 1 - 1e-12), problem.smoothness),
+        plan=plan,
     )
 
 
@@ -181,9 +170,11 @@ def disagreement(plan: Plan) -> float:
 
 def small_messages(topology: Topology, budget: float, seed: int = 0) -> Plan:
     """Greedy with the messages, smaller than whole, that leave least disagreement at a budget."""
-    plans = [make_plan(topology, budget, "greedy", seed, wire=wire) for wire in DEFAULT_WIRES[1:]]
     # Within one budget all have one time per iteration, whatever it is in seconds.
-    return min(plans, key=lambda plan: predict(plan, Problem(), 1.0, 1.0).consensus_error)
+    wires = DEFAULT_WIRES[1:]
+    return min(
+        (make_plan(topology, budget, "greedy", seed, wire=w) for w in wires), key=disagreement
+    )
 
 
 def _network(
@@ -218,25 +209,28 @@ def _disagreement_of(point: TunedPoint, problem: Problem) -> float:
     return (noise * point.consensus_error + unlike * point.drift_error) / ((noise + unlike) or 1.0)
 
 
-def _best(points: Sequence[TunedPoint]) -> int:
+def _best(points: Sequence[TunedPoint]) -> TunedPoint:
     """The soonest, of those that were tried where any was; a control is never it."""
-    able = [n for n, point in enumerate(points) if not is_control(point.strategy)]
-    tried = [n for n in able if points[n].tried]
-    place = min(tried or able, key=lambda n: points[n].seconds, default=None)
-    if place is None or not math.isfinite(points[place].seconds):
+    able = [point for point in points if not is_control(point.strategy)]
+    tried = [point for point in able if point.tried]
+    best = min(tried or able, key=lambda point: point.seconds, default=None)
+    if best is None or not math.isfinite(best.seconds):
         raise InputError(
             "no strategy reaches the target at any learning rate: raise the target or the budgets."
             if not tried
             else "no plan that was tried reached the target: raise it, or the budgets."
         )
-    return place
+    return best
 
 
-def _notes(point: TunedPoint, plan: Plan) -> Iterator[str]:
-    if point.tried:
-        at = f" at {point.rate_factor:.2g} of the learning rate" if point.rate_factor != 1 else ""
-        yield f"tuned: a trial reached the target after {point.iterations:.0f} iterations{at}."
-        return
-    yield f"tuned: predicted to reach the target in {point.seconds:.4g} s."
-    if plan.outer is not None:
-        yield "the prediction knows nothing of outer steps: tune with a task, which tries them."
+def _notes(best: TunedPoint) -> list[str]:
+    """What the best plan's file says of how it was chosen."""
+    if best.tried:
+        at = f" at {best.rate_factor:.2g} of the learning rate" if best.rate_factor != 1 else ""
+        return [f"tuned: a trial reached the target after {best.iterations:.0f} iterations{at}."]
+    notes = [f"tuned: predicted to reach the target in {best.seconds:.4g} s."]
+    if best.outer is not None:
+        notes.append(
+            "the prediction knows nothing of outer steps: tune with a task, which tries them."
+        )
+    return notes

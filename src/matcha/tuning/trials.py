@@ -10,11 +10,12 @@ slower.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from matcha._numerics import ProgressCallback
+import numpy as np
+
 from matcha.plans import Plan
 from matcha.tuning.points import TunedPoint
 
@@ -44,31 +45,18 @@ class Trials(Protocol):
 
 def try_best(
     points: Sequence[TunedPoint],
-    plans: Sequence[Plan],
     disagreements: Sequence[float],
     trials: Trials,
-    *,
-    max_trials: int = MAX_TRIALS,
-    rate_factors: Sequence[float] = (1.0,),
-    progress: ProgressCallback | None = None,
+    max_trials: int,
+    rate_factors: Sequence[float],
+    on_trial: Callable[[int], object],
 ) -> list[TunedPoint]:
     """The points with measured iterations where they were tried, and inferred ones elsewhere.
 
     The best of them is tried at other learning rates too, outwards from 1 until they get worse.
-
-    Args:
-        points: as predicted; only their seconds per iteration matter here.
-        plans: theirs.
-        disagreements: theirs, in one unit.
-        trials: what measures.
-        max_trials: plans to try at most.
-        rate_factors: multiples of the learning rate.
-        progress: Called with (done, total, "trials at most") after each trial.
     """
-    exact = trials.exact_iterations
-    known = [(0.0, exact)]
-    measured: dict[int, float] = {}
-    best = math.inf
+    exact, best = trials.exact_iterations, math.inf
+    known, measured = [(0.0, exact)], dict[int, float]()
     while len(measured) < max_trials:
         guesses = {
             n: infer_iterations(disagreements[n], known) * point.iteration_seconds
@@ -78,58 +66,46 @@ def try_best(
         place = min(guesses, key=guesses.__getitem__, default=None)
         if place is None or guesses[place] >= WORTH_A_TRIAL * best:
             break
-        each = points[place].iteration_seconds
-        limit = min(_PATIENCE * exact, best / each)
-        needed = trials(plans[place], limit)
-        measured[place] = needed
-        best = min(best, needed * each)
-        # What was not reached within the limit takes longer, by an unknown amount.
-        lesson = needed if math.isfinite(needed) else 1.5 * limit
-        if plans[place].outer is None:  # with outer steps it is no matter of disagreement alone
+        point = points[place]
+        limit = min(_PATIENCE * exact, best / point.iteration_seconds)
+        needed = measured[place] = trials(point.plan, limit)
+        best = min(best, needed * point.iteration_seconds)
+        if point.outer is None:  # with outer steps it is no matter of disagreement alone
+            # What was not reached within the limit takes longer, by an unknown amount.
+            lesson = needed if math.isfinite(needed) else 1.5 * limit
             known.append((disagreements[place], lesson))
-        if progress is not None:
-            progress(len(measured), max_trials, "trials at most")
+        on_trial(len(measured))
     found = []
     for n, point in enumerate(points):
         tried = n in measured
         needed = measured[n] if tried else infer_iterations(disagreements[n], known)
-        seconds = needed * point.iteration_seconds
+        factor = 1.0 if tried else None
         found.append(
-            replace(
-                point,
-                iterations=needed,
-                seconds=seconds,
-                learning_rate=None,
-                rate_factor=1.0 if tried else None,
-                tried=tried,
-            )
+            replace(point, iterations=needed, learning_rate=None, rate_factor=factor, tried=tried)
         )
     if math.isfinite(best):
-        place = min(measured, key=lambda n: measured[n] * points[n].iteration_seconds)
-        found[place] = _at_best_rate(found[place], plans[place], trials, rate_factors)
+        place = min(measured, key=lambda n: found[n].seconds)
+        found[place] = _at_best_rate(found[place], trials, rate_factors)
     return found
 
 
-def _at_best_rate(
-    point: TunedPoint, plan: Plan, trials: Trials, rate_factors: Sequence[float]
-) -> TunedPoint:
+def _at_best_rate(point: TunedPoint, trials: Trials, rate_factors: Sequence[float]) -> TunedPoint:
     """A plan that was tried, at the best multiple of the learning rate."""
     larger = sorted(f for f in rate_factors if f > 1)
     smaller = sorted((f for f in rate_factors if f < 1), reverse=True)
     for direction in (larger, smaller):
         for factor in direction:
-            needed = trials(plan, point.iterations, rate_factor=factor)
+            needed = trials(point.plan, point.iterations, rate_factor=factor)
             if not needed < point.iterations:
                 break
-            seconds = needed * point.iteration_seconds
-            point = replace(point, iterations=needed, seconds=seconds, rate_factor=factor)
+            point = replace(point, iterations=needed, rate_factor=factor)
         if point.rate_factor != 1.0:
             break  # where a larger rate is better, a smaller one is not
     return point
 
 
 def infer_iterations(disagreement: float, known: Sequence[tuple[float, float]]) -> float:
-    """Iterations by straight lines between what is known, and beyond the last by the last's slope.
+    """Iterations by straight lines between what is known, and beyond it by the whole chain's slope.
 
     >>> infer_iterations(2.0, [(0.0, 100.0)])
     110.0
@@ -138,15 +114,10 @@ def infer_iterations(disagreement: float, known: Sequence[tuple[float, float]]) 
     """
     if not math.isfinite(disagreement):
         return math.inf
-    ordered = sorted(known, key=lambda each: each[0])
-    x, iterations = next(each for each in reversed(ordered) if each[0] <= disagreement)
-    after = next((each for each in ordered if each[0] > disagreement), None)
-    slope = _last_slope(ordered) if after is None else (after[1] - iterations) / (after[0] - x)
-    return iterations + slope * (disagreement - x)
-
-
-def _last_slope(ordered: Sequence[tuple[float, float]]) -> float:
-    """Beyond what was tried: the whole chain's slope, for two neighbours differ by luck too."""
-    (_, first), (disagreement, last) = ordered[0], ordered[-1]
-    least = _SLOPE * first
-    return least if disagreement <= 0 else max((last - first) / disagreement, least / 10)
+    left, iterations = np.array(sorted(known, key=lambda pair: pair[0]), dtype=float).T
+    if disagreement < left[-1]:
+        return float(np.interp(disagreement, left, iterations))
+    slope = least = _SLOPE * iterations[0]
+    if left[-1] > 0:  # not the last line's slope: two neighbours differ by luck too
+        slope = max((iterations[-1] - iterations[0]) / left[-1], least / 10)
+    return float(iterations[-1] + slope * (disagreement - left[-1]))
