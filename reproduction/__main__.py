@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from matcha.cli import options as opt
 from matcha.cli import run
-from matcha.cli.options import Compile, Data, Device, Epochs, Folder, Json, Report
 from matcha.cli.output import check_writable, console, make_folder, patient_progress, print_json
 from matcha.errors import InputError
 
@@ -35,14 +35,14 @@ def reproduce(
     results: list[Path] = typer.Option(
         [], "--from", help="Use results of earlier trainings (.jsonl) instead of training."
     ),
-    epochs: Epochs = None,
-    data: Data = None,
-    device: Device = "auto",
-    compile: Compile = False,
-    output: Folder = Path("runs/reproduce"),
+    epochs: int | None = opt.EPOCHS,
+    data: Path | None = opt.DATA,
+    device: str = opt.DEVICE,
+    compile: bool = opt.COMPILE,
+    output: Path = opt.folder("runs/reproduce"),
     format: str = typer.Option("png", help="Of the figure: png, svg or pdf."),
-    report: Report = True,
-    as_json: Json = False,
+    report: bool = opt.REPORT,
+    as_json: bool = opt.JSON,
 ) -> None:
     """Make a figure of the paper again and judge the paper's claims by it.
 

@@ -208,12 +208,11 @@ def sweep(
     """
     if "wire" in options:
         raise InputError("a sweep takes wires=[…], one or several.")
-    topology = as_topology(topology)
-    plans = make_plans(
-        topology, strategies, budgets, wires, alpha=alpha, progress=progress, **options
-    )
-    if not plans:
+    given = [_as_sequence(each) for each in (strategies, budgets, wires)]
+    if not all(given):
         raise InputError("a sweep needs at least one budget, one strategy and one wire.")
+    topology = as_topology(topology)
+    plans = make_plans(topology, *given, alpha=alpha, progress=progress, **options)
     return Sweep(topology=topology, points=tuple(map(SweepPoint.of, plans)), plans=tuple(plans))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from matcha.distributed.transports.emulation import MemoryNetwork, MemoryTransport
@@ -22,20 +23,12 @@ def run_threads(num_workers: int, work: Callable[[MemoryTransport], T]) -> list[
     [0, 1, 4]
     """
     network = MemoryNetwork(num_workers)
-    results: dict[int, T] = {}
-    errors: dict[int, BaseException] = {}
+    ready = threading.Barrier(num_workers)  # so that each worker has a thread of its own
 
-    def body(rank: int) -> None:
-        try:
-            results[rank] = work(network.transport(rank))
-        except BaseException as error:  # handed to the caller below
-            errors[rank] = error
+    def body(rank: int) -> T:
+        ready.wait()
+        return work(network.transport(rank))
 
-    threads = [threading.Thread(target=body, args=(rank,)) for rank in range(num_workers)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[min(errors)]
-    return [results[rank] for rank in range(num_workers)]
+    with ThreadPoolExecutor(num_workers) as pool:
+        futures = [pool.submit(body, rank) for rank in range(num_workers)]
+    return [future.result() for future in futures]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -18,11 +19,11 @@ from tests.report.runs import run_of
 from tests.signals import hear_ctrl_c
 
 from matcha.cli import output
-from matcha.cli.demo import SMALL, Demo, make_plans, run_demo
-from matcha.errors import InputError
-from matcha.plans import Plan
+from matcha.cli.demo import SMALL, make_jobs, make_plans, run_demo
+from matcha.distributed.train import Network
 from matcha.records import read_run
 from matcha.report import compare
+from matcha.topology import families
 
 CHOICES = ("--strategy", "vanilla,greedy", "--budget", "0.5")
 
@@ -121,8 +122,10 @@ def test_a_directory_in_use_is_refused(tmp_path):
         (["--strategy", "vanila"], "did you mean 'vanilla'"),
         (["--budget", "2"], "budget"),
         (["--link-mbps", "0"], "positive"),
-        (["--target-loss", "-1"], "positive"),
-        (["--time-limit", "0"], "positive"),
+        (["--link-mbps", "nan"], "link_mbps must be positive, not nan"),
+        (["--target-loss", "-1"], "target_loss must be positive, not -1"),
+        (["--time-limit", "0"], "seconds must be positive, not 0"),
+        (["--strategy", ","], "at least one strategy"),
         (["--quick", "--time-limit", "9"], "leave one of the two out"),
     ],
 )
@@ -130,7 +133,7 @@ def test_bad_input_is_one_sentence_before_anything_starts(tmp_path, arguments, s
     done = matcha_command("demo", "-o", tmp_path / "demo", *arguments)
     assert done.returncode == 2
     assert sentence in done.stderr
-    assert not (tmp_path / "demo" / "logs").exists()
+    assert not (tmp_path / "demo").exists()
 
 
 def test_a_terminal_of_eighty_columns_shows_every_figure_whole(tmp_path, capsys, monkeypatch):
@@ -150,47 +153,25 @@ def test_a_terminal_of_eighty_columns_shows_every_figure_whole(tmp_path, capsys,
     assert "…" not in "".join(lines), lines
 
 
-def test_every_strategy_has_its_plan_where_workers_look_for_it(tmp_path):
-    demo = Demo(
-        directory=tmp_path,
-        runs=("vanilla", "periodic", SMALL),
-        slow_links=((1, 3, 10.0),),
-        budget=0.5,
-        seed=3,
-    )
-    plans = make_plans(demo)
+def test_every_strategy_has_its_plan_and_its_run(tmp_path):
+    graph = families.paper("er8")
+    plans = make_plans(graph, ("vanilla", "periodic", SMALL), 0.5, 200.0, {(1, 3): 10.0}, 3)
     assert [plan.budget for plan in plans.values()] == [1.0, 0.5, 0.5]
-    for name, plan in plans.items():
-        found = Plan.load(demo.plan_file(name))
-        assert (found.digest, found.seed, found.strategy) == (plan.digest, 3, plan.strategy)
+    for plan in plans.values():
+        assert plan.seed == 3
         times = dict(zip(plan.topology.links, plan.topology.link_times, strict=True))
         assert times[1, 3] == 10 * times[0, 1] == 10 * 32 * 301_066 / 200e6
     assert plans[SMALL].strategy == "greedy"
     assert plans[SMALL].wire.name.startswith("modulo")
-    assert demo.run_directory("vanilla") != demo.run_directory("periodic")
+    jobs = make_jobs(tmp_path, plans, 0.1, 3)
+    assert [job.folder for job in jobs] == [tmp_path / name for name in plans]
+    assert [job.plan for job in pickle.loads(pickle.dumps(jobs))] == list(plans.values())
 
 
 def test_what_is_too_slow_ends_on_the_clock(tmp_path):
-    demo = Demo(
-        directory=tmp_path, topology="path:2", runs=("vanilla",), link_mbps=500, seconds=1e-9
-    )
-    make_plans(demo)
-    run_demo(demo, 2)
+    plans = make_plans(families.parse("path:2"), ("vanilla",), 0.1, 500.0, {}, 0)
+    run_demo(tmp_path, make_jobs(tmp_path, plans, 0.1, 0), Network(link_mbps=500.0), seconds=1e-9)
     run = read_run(tmp_path / "vanilla")
     assert [record.epoch for record in run.records] == [1]
+    assert run.plan == plans["vanilla"]
     assert run.header.setting("link_mbps") == "500 (emulated)"
-
-
-@pytest.mark.parametrize(
-    ("wrong", "sentence"),
-    [
-        ({"link_mbps": 0}, "link_mbps must be positive, not 0"),
-        ({"target_loss": -1}, "target_loss must be positive, not -1"),
-        ({"epochs": 0}, "epochs must be positive, not 0"),
-        ({"seconds": 0}, "seconds must be positive, not 0"),
-        ({"runs": ()}, "at least one strategy"),
-    ],
-)
-def test_a_demo_of_nothing_is_refused(tmp_path, wrong, sentence):
-    with pytest.raises(InputError, match=sentence):
-        Demo(directory=tmp_path, **wrong)

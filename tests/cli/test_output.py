@@ -1,18 +1,17 @@
 from __future__ import annotations
 
+import io
 import json
 import time
 
 import pytest
 
 from matcha.cli.output import (
-    Steps,
     check_free,
     free_directory,
     make_folder,
     patient_progress,
     print_json,
-    this_command,
 )
 from matcha.errors import InputError
 
@@ -44,12 +43,6 @@ def test_directories_are_numbered_until_one_is_free(tmp_path):
     assert names == ["run", "run-2", "run-3"]
 
 
-def test_each_worker_runs_this_very_command(monkeypatch):
-    monkeypatch.setattr("sys.argv", ["matcha", "train", "digits"])
-    command = this_command("--output", "runs/x")
-    assert command == ["-m", "matcha.cli", "train", "digits", "--output", "runs/x"]
-
-
 def test_json_is_one_document(capsys):
     print_json({"rho": 0.5})
     assert json.loads(capsys.readouterr().out) == {"rho": 0.5}
@@ -72,12 +65,21 @@ def test_long_work_says_so_where_no_bar_can_be_seen(capsys, monkeypatch):
     assert said.startswith(2 * "matcha: still planning … 3 of 7 plans\n")
 
 
-def test_a_bar_fills_and_says_what_is_counted():
-    steps = Steps("planning", watched=False)
-    assert steps.bar.tasks[0].total is None
-    steps(30, 100, "iterations at most")
-    assert (steps.bar.tasks[0].completed, steps.bar.tasks[0].total) == (30, 100)
-    assert steps.sentence() == "matcha: still planning … 30 of 100 iterations at most"
-    steps(3, 7, "plans")
-    assert (steps.bar.tasks[0].completed, steps.bar.tasks[0].total) == (3, 7)
-    assert steps.sentence() == "matcha: still planning … 3 of 7 plans"
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_a_bar_fills_and_says_what_is_counted(monkeypatch):
+    terminal, deadline = Terminal(), time.monotonic() + 150
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr("sys.stderr", terminal)
+    monkeypatch.setattr("matcha.cli.output._PATIENCE_SECONDS", 0.01)
+    with patient_progress("planning") as progress:
+        for step in ((30, 100, "iterations at most"), (3, 7, "plans")):
+            progress(*step)
+            said = "{} of {} {}".format(*step)
+            while said not in terminal.getvalue() and time.monotonic() < deadline:
+                time.sleep(0.01)
+            assert said in terminal.getvalue()
+    assert "planning" in terminal.getvalue()

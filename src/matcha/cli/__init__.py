@@ -60,13 +60,13 @@ def run(app: typer.Typer, name: str) -> None:
         _fail(missing)
     except MemoryError:
         _fail(InputError("there is not enough memory for this: choose fewer workers or links."))
-    except KeyboardInterrupt:
-        _stop()
-    except SystemExit as end:
+    except (KeyboardInterrupt, SystemExit) as end:
         # typer answers Ctrl-C by an exit without a word.
-        if isinstance(getattr(end.__context__, "__cause__", None), KeyboardInterrupt):
-            _stop()
-        raise
+        cause = getattr(end.__context__, "__cause__", None)
+        if not isinstance(end, KeyboardInterrupt) and not isinstance(cause, KeyboardInterrupt):
+            raise
+        typer.echo("matcha: stopped.", err=True)
+        sys.exit(130)
 
 
 def _check_import_name() -> None:
@@ -78,11 +78,6 @@ def _check_import_name() -> None:
                 f"the package {rival!r} is installed here and is imported as `matcha` too: they "
                 "overwrite each other. Give matcha-sgd an environment of its own."
             )
-
-
-def _stop() -> None:
-    typer.echo("matcha: stopped.", err=True)
-    sys.exit(130)
 
 
 def _fail(error: MatchaError) -> None:

@@ -16,19 +16,9 @@ from typer.core import TyperCommand, TyperGroup
 from matcha.errors import InputError
 
 COMMANDS = [
-    "advise",
-    "plan",
-    "sweep",
-    "tune",
-    "simulate",
-    "train",
-    "report",
-    "watch",
-    "probe",
-    "keys",
-    "demo",
-    "bench",
-]
+    "advise", "plan", "sweep", "tune", "simulate", "train", "report", "watch", "probe", "keys",
+    "demo", "bench",
+]  # fmt: skip
 """In the order in which one needs them."""
 GROUPS = {
     "Plan": "topology strategies strategy period switch budgets budget wires wire seeds seed plans "
@@ -46,6 +36,7 @@ GROUPS = {
 """Options by their names: one that several commands share stands in the same group in each."""
 _KINDS = {"float": "NUMBER", "int": "INTEGER", "Path": "PATH", "str": "TEXT"}
 _WIDTH = 27  # of the column of names
+_UsageError: Any = typer.BadParameter.__base__
 
 
 class Command(TyperCommand):
@@ -54,9 +45,6 @@ class Command(TyperCommand):
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Print usage, description, arguments and options."""
         _print_help(self, ctx)
-
-
-_UsageError: Any = typer.BadParameter.__base__
 
 
 @contextmanager
@@ -73,13 +61,15 @@ def one_sentence() -> Iterator[None]:
 
 def _what_is_wrong(error: Any) -> str:
     parameter, message, kind = error.__dict__.get("param"), error.message, type(error).__name__
+    sentence = f"{message[:1].lower()}{message[1:]}".removesuffix(".")
+    sentence = sentence if sentence.endswith("?") else f"{sentence}."
     if kind == "NoSuchOption":
         near = difflib.get_close_matches(error.option_name, error.possibilities or (), 1, 0.75)
-        return (
-            f"there is no option {error.option_name}{f': did you mean {near[0]}?' if near else '.'}"
+        return f"there is no option {error.option_name}" + (
+            f": did you mean {near[0]}?" if near else "."
         )
     if parameter is None:
-        return _sentence(message)
+        return sentence
     name = parameter.opts[0]
     name = name if name.startswith("-") else (parameter.metavar or name).strip("[]{}").upper()
     if kind == "MissingParameter":
@@ -88,12 +78,7 @@ def _what_is_wrong(error: Any) -> str:
         return f"{name} takes a whole number."
     if "valid number" in message or "valid float" in message:
         return f"{name} takes a number."
-    return f"{name}: {_sentence(message)}"
-
-
-def _sentence(message: str) -> str:
-    text = f"{message[0].lower()}{message[1:]}"
-    return text if text[-1] in ".?" else f"{text}."
+    return f"{name}: {sentence}"
 
 
 class Group(TyperGroup):
@@ -148,44 +133,35 @@ def _print_help(command: Any, ctx: Any) -> None:
 
 def _sections(command: Any, ctx: Any) -> Iterator[tuple[str, list[tuple[str, str]]]]:
     """Arguments, commands and each group of options, each with its name and its text."""
-    parameters = [p for p in command.get_params(ctx) if not getattr(p, "hidden", False)]
-    arguments = [p for p in parameters if p.param_type_name == "argument"]
-    options = [p for p in parameters if p.param_type_name == "option"]
+    shown = [p for p in command.get_params(ctx) if not getattr(p, "hidden", False)]
+    arguments = [p for p in shown if p.param_type_name == "argument"]
+    options = {p.name: p for p in shown if p.param_type_name == "option"}
     if arguments:
         yield "Arguments", [(_argument(p), _text(p)) for p in arguments]
     if hasattr(command, "commands"):
-        found = [(name, command.commands[name]) for name in command.list_commands(ctx)]
-        yield "Commands", [(name, _first_sentence(one.help or "")) for name, one in found]
-    kinds = _kinds(command)
-    known = " ".join(GROUPS.values()).split()
-    rest = " ".join(p.name for p in options if p.name not in known)
-    for title, names in (GROUPS | {"Other": rest}).items():
-        order = names.split()
-        members = sorted((p for p in options if p.name in order), key=lambda p: order.index(p.name))
-        if members:
-            yield title, [(_spelling(p, kinds.get(p.name, "")), _text(p)) for p in members]
-
-
-def _first_sentence(text: str) -> str:
-    return " ".join(text.split("\n\n")[0].split()).rstrip(".")
-
-
-def _kinds(command: Any) -> dict[str, str]:
-    """What each of a command's options takes."""
+        helps = {name: command.commands[name].help for name in command.list_commands(ctx)}
+        first = {
+            name: " ".join((text or "").split("\n\n")[0].split()) for name, text in helps.items()
+        }
+        yield "Commands", [(name, text.rstrip(".")) for name, text in first.items()]
     hints = get_type_hints(inspect.unwrap(command.callback)) if command.callback else {}
-    spelled = {name: str(hint) for name, hint in hints.items()}
-    return {n: next((w for k, w in _KINDS.items() if k in kind), "") for n, kind in spelled.items()}
+    known = " ".join(GROUPS.values()).split()
+    rest = " ".join(name for name in options if name not in known)
+    for title, names in (GROUPS | {"Other": rest}).items():
+        members = [options[name] for name in names.split() if name in options]
+        if members:
+            yield title, [(_spelling(p, str(hints.get(p.name))), _text(p)) for p in members]
 
 
 def _argument(parameter: Any) -> str:
     return str(parameter.metavar or parameter.name.upper())
 
 
-def _spelling(parameter: Any, kind: str) -> str:
+def _spelling(parameter: Any, hint: str) -> str:
     """An option as one types it, the short spelling first, and what it takes."""
     names = sorted([*parameter.opts, *parameter.secondary_opts], key=lambda n: n.startswith("--"))
-    takes = "" if parameter.is_flag else f" {parameter.metavar or kind}"
-    return ", ".join(names) + takes
+    kind = parameter.metavar or next((word for kind, word in _KINDS.items() if kind in hint), "")
+    return ", ".join(names) + ("" if parameter.is_flag else f" {kind}")
 
 
 def _text(parameter: Any) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -14,6 +14,9 @@ from matcha.cli import app
 from matcha.cli import options as opt
 from matcha.cli.help import Command, Group
 from matcha.cli.output import print_json, print_table
+
+if TYPE_CHECKING:
+    from matcha._io.keys import Certificate
 
 keys_app = typer.Typer(
     cls=Group, no_args_is_help=True, help="Make, show, renew and revoke workers' keys."
@@ -30,7 +33,7 @@ def new(
     directory: Path = _DIRECTORY,
     workers: int = typer.Option(..., help="How many workers."),
     days: float = _DAYS,
-    as_json: opt.Json = False,
+    as_json: bool = opt.JSON,
 ) -> None:
     """Make an authority and a certificate for each worker.
 
@@ -41,17 +44,17 @@ def new(
 
       matcha keys new keys --workers 8
     """
-    from matcha._io.keys import new_keys
+    from matcha._io import keys
 
-    _print(new_keys(directory, workers, days=days), as_json)
+    _print(keys.new_keys(directory, workers, days=days), as_json)
 
 
 @keys_app.command("show", cls=Command)
-def show(directory: Path = _DIRECTORY, as_json: opt.Json = False) -> None:
+def show(directory: Path = _DIRECTORY, as_json: bool = opt.JSON) -> None:
     """Say what a directory of keys holds and until when."""
-    from matcha._io.keys import read_certificates
+    from matcha._io import keys
 
-    _print(read_certificates(directory), as_json)
+    _print(keys.read_certificates(directory), as_json)
 
 
 @keys_app.command("renew", cls=Command)
@@ -59,49 +62,39 @@ def renew(
     directory: Path = _DIRECTORY,
     worker: list[int] = _WORKER,
     days: float = _DAYS,
-    as_json: opt.Json = False,
+    as_json: bool = opt.JSON,
 ) -> None:
     """Make a new certificate for a worker and revoke its old one."""
-    from matcha._io.keys import issue, read_certificates
+    from matcha._io import keys
 
     for rank in worker:
-        issue(directory, rank, days=days)
-    _print(read_certificates(directory), as_json)
+        keys.issue(directory, rank, days=days)
+    _print(keys.read_certificates(directory), as_json)
 
 
 @keys_app.command("revoke", cls=Command)
 def revoke(
-    directory: Path = _DIRECTORY, worker: list[int] = _WORKER, as_json: opt.Json = False
+    directory: Path = _DIRECTORY, worker: list[int] = _WORKER, as_json: bool = opt.JSON
 ) -> None:
     """Refuse a worker's certificate from now on.
 
     Copy [cyan]revoked.txt[/] into every worker's directory of keys: they read it again within a
     second, and links of that certificate end.
     """
-    from matcha._io.keys import read_certificates
-    from matcha._io.keys import revoke as add_to_list
+    from matcha._io import keys
 
-    add_to_list(directory, worker)
-    _print(read_certificates(directory), as_json)
+    keys.revoke(directory, worker)
+    _print(keys.read_certificates(directory), as_json)
 
 
-def _print(certificates: list[Any], as_json: bool) -> None:
+def _print(certificates: list[Certificate], as_json: bool) -> None:
     if as_json:
-        print_json(
-            [
-                asdict(c) | {"start": c.start.isoformat(), "end": c.end.isoformat()}
-                for c in certificates
-            ]
-        )
+        times = [{"start": c.start.isoformat(), "end": c.end.isoformat()} for c in certificates]
+        print_json([asdict(c) | t for c, t in zip(certificates, times, strict=True)])
         return
     now = datetime.now(timezone.utc)
-    rows = [
-        (
-            c.name,
-            f"{c.end:%Y-%m-%d %H:%M}",
-            "revoked" if c.revoked else "expired" if c.end < now else "valid",
-            c.fingerprint[:32] + "…",
-        )
-        for c in certificates
-    ]
+    rows = []
+    for c in certificates:
+        state = "revoked" if c.revoked else "expired" if c.end < now else "valid"
+        rows.append((c.name, f"{c.end:%Y-%m-%d %H:%M}", state, f"{c.fingerprint[:32]}…"))
     print_table(Table(("", "valid until", "state", "fingerprint (SHA-256)"), rows))

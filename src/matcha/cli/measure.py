@@ -16,7 +16,7 @@ from matcha._io.tables import Table
 from matcha.cli import app
 from matcha.cli import options as opt
 from matcha.cli.help import Command
-from matcha.cli.output import check_free, console, keeping, print_json, print_table, this_command
+from matcha.cli.output import check_free, console, keeping, print_json, print_table
 from matcha.errors import InputError, unknown_name
 from matcha.topology import Topology, families
 
@@ -30,7 +30,7 @@ MAX_MB = 1e5
 
 @app.command("probe", cls=Command)
 def probe_command(
-    topology: opt.TopologyArgument,
+    topology: str = opt.topology(),
     output: Path = typer.Option(
         ..., "--output", "-o", help="Where to write the topology with link times (JSON)."
     ),
@@ -38,9 +38,9 @@ def probe_command(
         4.0, help="Size of a message: your model's parameters, in megabytes."
     ),
     repetitions: int = typer.Option(5, help="Measurements per link; the median counts."),
-    timeout: opt.Timeout = 300.0,
-    force: opt.Force = False,
-    as_json: opt.Json = False,
+    timeout: float = opt.TIMEOUT,
+    force: bool = opt.FORCE,
+    as_json: bool = opt.JSON,
 ) -> None:
     """Measure latency and speed of every link between real workers.
 
@@ -67,47 +67,44 @@ def probe_command(
     from matcha.distributed.launch.launcher import launch
     from matcha.distributed.launch.placement import is_worker, worker_transport
 
-    if not is_worker():
-        launch(this_command(), graph.num_workers)
+    if not is_worker():  # each worker runs this very command again
+        launch(["-m", "matcha.cli", *sys.argv[1:]], graph.num_workers)
         return
     with worker_transport() as transport:
         measures = probe(
-            graph,
-            transport,
-            message_mb=message_mb,
-            repetitions=repetitions,
-            timeout=timeout,
+            graph, transport, message_mb=message_mb, repetitions=repetitions, timeout=timeout
         )
-    if transport.rank == 0:
-        timed = graph.with_link_times(
-            [measure.seconds for measure in measures],
-            [min(measure.latency, measure.seconds) for measure in measures],
-        )
-        check_free(output, force)
-        with keeping() as results:
-            results.write(output, timed.save)
-            if as_json:
-                print_json([{**asdict(measure), "mbps": measure.mbps} for measure in measures])
-            else:
-                print_measures(timed, measures)
-                results.say()
+    if transport.rank != 0:
+        return
+    timed = graph.with_link_times(
+        [measure.seconds for measure in measures],
+        [min(measure.latency, measure.seconds) for measure in measures],
+    )
+    check_free(output, force)
+    with keeping() as results:
+        results.write(output, timed.save)
+        if as_json:
+            print_json([{**asdict(measure), "mbps": measure.mbps} for measure in measures])
+            return
+        _print_measures(timed, measures)
+        results.say()
 
 
-def print_measures(topology: Topology, measures: tuple[LinkMeasure, ...]) -> None:
+def _print_measures(topology: Topology, measures: tuple[LinkMeasure, ...]) -> None:
     """A row per link, slowest first."""
     rows = [
         (
-            "–".join(str(topology.labels[end]) for end in measure.link),
-            f"{1e3 * measure.latency:.2f}",
-            _shown(measure.seconds_per_megabyte, 1e3, ".2f"),
-            _shown(measure.mbps, 1.0, ",.0f"),
-            f"{1e3 * measure.seconds:.1f}",
+            "–".join(str(topology.labels[end]) for end in m.link),
+            f"{1e3 * m.latency:.2f}",
+            "–" if m.seconds_per_megabyte is None else f"{1e3 * m.seconds_per_megabyte:.2f}",
+            "–" if m.mbps is None else f"{m.mbps:,.0f}",
+            f"{1e3 * m.seconds:.1f}",
         )
-        for measure in sorted(measures, key=lambda m: -m.seconds)
+        for m in sorted(measures, key=lambda m: -m.seconds)
     ]
     headings = ("link", "latency (ms)", "ms/MB", "Mbit/s", "time (ms)")
     print_table(Table(headings, rows), f"links of {topology}")
-    if any(measure.seconds_per_megabyte is None for measure in measures):
+    if any(m.seconds_per_megabyte is None for m in measures):
         console.print(
             "–: this message took hardly longer than an empty one, so that it says nothing of the "
             "speed; measure with a larger --message-mb.",
@@ -115,15 +112,11 @@ def print_measures(topology: Topology, measures: tuple[LinkMeasure, ...]) -> Non
         )
 
 
-def _shown(value: float | None, factor: float, form: str) -> str:
-    return "–" if value is None else format(factor * value, form)
-
-
 @app.command("bench", cls=Command, context_settings={"ignore_unknown_options": True})
 def bench_command(
     name: str | None = typer.Argument(None, help="Which benchmark; without one, list them."),
     arguments: list[str] | None = typer.Argument(None, help="Passed on to the benchmark."),
-    as_json: opt.Json = False,
+    as_json: bool = opt.JSON,
 ) -> None:
     """Measure this machine with the repository's benchmarks; each prints one table.
 
@@ -138,7 +131,11 @@ def bench_command(
     """
     known = _benchmarks()
     if name is None:
-        _print_benchmarks(known, as_json)
+        about = {each: _first_line(file) for each, file in known.items()}
+        if as_json:
+            print_json(about)
+        else:
+            print_table(Table(("benchmark", "what it measures"), list(about.items())))
         return
     if name not in known:
         raise unknown_name("benchmark", name, known)
@@ -162,12 +159,5 @@ def _benchmarks() -> dict[str, Path]:
     )
 
 
-def _print_benchmarks(known: dict[str, Path], as_json: bool) -> None:
-    first_lines = {
-        name: (ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "").split("\n")[0]
-        for name, file in known.items()
-    }
-    if as_json:
-        print_json(first_lines)
-        return
-    print_table(Table(("benchmark", "what it measures"), list(first_lines.items())))
+def _first_line(file: Path) -> str:
+    return (ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "").split("\n")[0]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
+from typer import Option
 
 from matcha.errors import InputError, unknown_name
 from matcha.plans import Plan, PlanLike
@@ -19,16 +19,6 @@ if TYPE_CHECKING:
     from matcha.training.task import TaskSpec
 
 _N = TypeVar("_N", int, float)
-_TOPOLOGY = (
-    "Which workers can talk to which: [cyan]ring:8[/], [cyan]path:8[/], [cyan]torus:4x4[/], "
-    "[cyan]hypercube:4[/], [cyan]star:8[/], [cyan]complete:8[/], [cyan]barbell:8[/], "
-    "[cyan]erdos-renyi:16:0.3:SEED[/], [cyan]geometric:16:0.4:SEED[/], a graph of the paper "
-    "([cyan]paper:er8[/], [cyan]paper:geometric16-d5|d10|d13[/], [cyan]paper:er16[/]), or a file "
-    "(CSV, JSON, GraphML, edge list, or adjacency matrix as .npy)."
-)
-_BUDGET = "Communication as a fraction of vanilla's, C_b in (0, 1]"
-_STRATEGY = f"How the plan is made: {', '.join(OFFERED)}, or your own as MODULE:FUNCTION"
-_SEVERAL = "several with commas, or the option again."
 
 
 def _mixing_words() -> str:
@@ -41,190 +31,161 @@ def _mixing_words() -> str:
     return "; ".join(f"{mixing} ({', '.join(names)})" for mixing, names in found.items())
 
 
-MIXING_WORDS = f"How exchanges become new weights: {_mixing_words()}"
+def _several(default: Iterable[str], *names: str, metavar: str, about: str) -> Any:
+    """An option that takes several values."""
+    text = f"{about}; several with commas, or the option again."
+    return Option(list(default), *names, metavar=metavar, help=text)
+
 
 # -- the network and what may be spent on it -------------------------------------------------------
 
-TopologyArgument = Annotated[str, typer.Argument(metavar="TOPOLOGY", help=_TOPOLOGY)]
-TopologyOption = Annotated[str, typer.Option("--topology", "-t", help=_TOPOLOGY)]
-Budget = Annotated[float, typer.Option("--budget", "-b", help=f"{_BUDGET}.")]
-Budgets = Annotated[
-    list[str], typer.Option("--budget", "-b", metavar="NUMBER,…", help=f"{_BUDGET}; {_SEVERAL}")
-]
-Switch = Annotated[
-    bool,
-    typer.Option(
-        "--switch",
-        help="Charge allreduce and local as behind a switch, not over the topology's links.",
-    ),
-]
-Period = Annotated[
-    int | None,
-    typer.Option(
-        "--period",
-        help="Iterations H from one round to the next, for local, diloco, noloco, gasloc and "
-        "sparseloco; by default as few as the budget allows.",
-    ),
-]
+_TOPOLOGY = (
+    "Which workers can talk to which: [cyan]ring:8[/], [cyan]path:8[/], [cyan]torus:4x4[/], "
+    "[cyan]hypercube:4[/], [cyan]star:8[/], [cyan]complete:8[/], [cyan]barbell:8[/], "
+    "[cyan]erdos-renyi:16:0.3:SEED[/], [cyan]geometric:16:0.4:SEED[/], a graph of the paper "
+    "([cyan]paper:er8[/], [cyan]paper:geometric16-d5|d10|d13[/], [cyan]paper:er16[/]), or a file "
+    "(CSV, JSON, GraphML, edge list, or adjacency matrix as .npy)."
+)
+_BUDGET = "Communication as a fraction of vanilla's, C_b in (0, 1]"
+_STRATEGY = f"How the plan is made: {', '.join(OFFERED)}, or your own as MODULE:FUNCTION"
 _WEIGHTS = "How much each worker counts, with SGD: a number for each, with commas"
-WorkerWeights = Annotated[
-    str | None, typer.Option("--worker-weights", metavar="NUMBER,…", help=f"{_WEIGHTS}.")
-]
-WorkerWeightsOrData = Annotated[
-    str | None,
-    typer.Option(
-        "--worker-weights",
-        metavar="NUMBER,…|data",
-        help=f"{_WEIGHTS}; or data: as many as it has examples.",
-    ),
-]
-Strategy = Annotated[str, typer.Option("--strategy", "-s", help=f"{_STRATEGY}.")]
-StrategyOrNone = Annotated[
-    str | None,
-    typer.Option(
-        "--strategy", "-s", help=f"{_STRATEGY}; by default greedy, or matcha with --matchings."
-    ),
-]
-Strategies = Annotated[
-    list[str], typer.Option("--strategy", "-s", metavar="TEXT,…", help=f"{_STRATEGY}; {_SEVERAL}")
-]
-Seed = Annotated[
-    int,
-    typer.Option("--seed", help="Seed of rounds, searches, first weights and the data's order."),
-]
-Seeds = Annotated[
-    list[str],
-    typer.Option(
-        "--seed", metavar="INTEGER,…", help=f"Seeds of rounds, weights and data; {_SEVERAL}"
-    ),
-]
 _EFFORT = f"How long matcha and greedy search: {', '.join(EFFORTS[:-1])} or {EFFORTS[-1]}."
-Alpha = Annotated[
-    str,
-    typer.Option(
-        "--alpha", help="What mixing weights are best for: error, or rho as in the paper."
-    ),
-]
-Effort = Annotated[str, typer.Option("--effort", help=_EFFORT)]
-EffortOrNone = Annotated[str | None, typer.Option("--effort", help=_EFFORT)]
-
 _WIRE = (
     f"What messages hold: {', '.join(WIRES[:-1])} or lowrank:R; smaller messages buy more rounds"
 )
-Wire = Annotated[str, typer.Option("--wire", help=f"{_WIRE}.")]
-WireOrPlans = Annotated[
-    str | None, typer.Option("--wire", help=f"{_WIRE}; by default float32, or a --plan's own.")
-]
-Wires = Annotated[list[str], typer.Option("--wire", metavar="TEXT,…", help=f"{_WIRE}; {_SEVERAL}")]
+
+
+def topology(default: Any = ...) -> Any:
+    """The network, as an argument."""
+    return typer.Argument(default, metavar="TOPOLOGY", help=_TOPOLOGY)
+
+
+def budget(default: float) -> Any:
+    """The one budget."""
+    return Option(default, "--budget", "-b", help=f"{_BUDGET}.")
+
+
+def budgets(*default: float) -> Any:
+    """Several budgets."""
+    shown = [f"{budget:g}" for budget in default]
+    return _several(shown, "--budget", "-b", metavar="NUMBER,…", about=_BUDGET)
+
+
+def strategies(*default: str) -> Any:
+    """Several strategies."""
+    return _several(default, "--strategy", "-s", metavar="TEXT,…", about=_STRATEGY)
+
+
+def wires(*default: str) -> Any:
+    """Several wires."""
+    return _several(default, "--wire", metavar="TEXT,…", about=_WIRE)
+
+
+TOPOLOGY = Option("paper:er8", "--topology", "-t", help=_TOPOLOGY)
+STRATEGY = Option("greedy", "--strategy", "-s", help=f"{_STRATEGY}.")
+STRATEGY_OR_NONE = Option(
+    None, "--strategy", "-s", help=f"{_STRATEGY}; by default greedy, or matcha with --matchings."
+)
+SWITCH = Option(
+    False,
+    "--switch",
+    help="Charge allreduce and local as behind a switch, not over the topology's links.",
+)
+PERIOD = Option(
+    None,
+    help="Iterations H from one round to the next, for local, diloco, noloco, gasloc and "
+    "sparseloco; by default as few as the budget allows.",
+)
+MIXING = Option(
+    None,
+    help=f"How exchanges become new weights: {_mixing_words()}; by default the strategy's own.",
+)
+WEIGHTS = Option(None, "--worker-weights", metavar="NUMBER,…", help=f"{_WEIGHTS}.")
+WEIGHTS_OR_DATA = Option(
+    None,
+    "--worker-weights",
+    metavar="NUMBER,…|data",
+    help=f"{_WEIGHTS}; or data: as many as it has examples.",
+)
+SEED = Option(0, help="Seed of rounds, searches, first weights and the data's order.")
+SEEDS = _several(["0"], "--seed", metavar="INTEGER,…", about="Seeds of rounds, weights and data")
+ALPHA = Option("error", help="What mixing weights are best for: error, or rho as in the paper.")
+EFFORT = Option("default", help=_EFFORT)
+EFFORT_OR_NONE = Option(None, help=_EFFORT)
+WIRE = Option("float32", help=f"{_WIRE}.")
+WIRE_OR_PLANS = Option(None, help=f"{_WIRE}; by default float32, or a --plan's own.")
 
 # -- times, always in seconds ----------------------------------------------------------------------
 
+_COMPUTE_TIME = "Seconds that a worker computes per iteration"
+COMPUTE_TIME = Option(..., help=f"{_COMPUTE_TIME}.")
+COMPUTE_TIME_OR_MEASURED = Option(None, help=f"{_COMPUTE_TIME}; by default as measured here.")
 _LINK_TIME = "Seconds of one matching; not needed where the topology has link times."
-ComputeTime = Annotated[
-    float, typer.Option("--compute-time", help="Seconds that a worker computes per iteration.")
-]
-ComputeTimeOrMeasured = Annotated[
-    float | None,
-    typer.Option(
-        "--compute-time",
-        help="Seconds that a worker computes per iteration; by default as measured here.",
-    ),
-]
-LinkTime = Annotated[float, typer.Option("--link-time", help=_LINK_TIME)]
-Latency = Annotated[
-    float,
-    typer.Option(
-        "--latency",
-        help="Seconds of --link-time that a message of any size takes; no wire saves them.",
-    ),
-]
-LinkTimeOrNone = Annotated[float | None, typer.Option("--link-time", help=_LINK_TIME)]
+LINK_TIME = Option(0.01, help=_LINK_TIME)
+LINK_TIME_OR_NONE = Option(None, help=_LINK_TIME)
 _TIMEOUT = "Seconds after which a silent worker is an error"
-Timeout = Annotated[float, typer.Option("--timeout", help=f"{_TIMEOUT}.")]
-TimeoutOrNone = Annotated[
-    float | None,
-    typer.Option("--timeout", help=f"{_TIMEOUT}; by default as iterations last, 300 at least."),
-]
-Explore = Annotated[
-    bool,
-    typer.Option(
-        "--explore", help="Plan all compared strategies at many budgets, for a slider on the page."
-    ),
-]
+TIMEOUT = Option(300.0, help=f"{_TIMEOUT}.")
+TIMEOUT_OR_NONE = Option(None, help=f"{_TIMEOUT}; by default as iterations last, 300 at least.")
 
 # -- training --------------------------------------------------------------------------------------
 
-Epochs = Annotated[
-    int | None,
-    typer.Option("--epochs", "-e", help="Passes over the data; by default the task's own."),
-]
-LearningRate = Annotated[
-    float | None,
-    typer.Option("--learning-rate", "--lr", help="The learning rate; by default the task's own."),
-]
-BatchSize = Annotated[
-    int | None, typer.Option("--batch-size", help="Examples per worker and iteration.")
-]
-Momentum = Annotated[
-    str,
-    typer.Option(
-        "--momentum",
-        help="How momentum goes with meetings: local, quasi-global, exact-diffusion, outer, "
-        "tracking, momentum-tracking, shared or auto.",
-    ),
-]
-Model = Annotated[
-    str | None, typer.Option("--model", help="Another model than the task's own, such as resnet20.")
-]
-Partition = Annotated[
-    str,
-    typer.Option(
-        "--partition",
-        help="How data are dealt to workers: iid, shards, dirichlet or dirichlet-even; text: iid, "
-        "documents or folders.",
-    ),
-]
-Data = Annotated[
-    Path | None, typer.Option("--data", help="Folder of the data sets; by default $MATCHA_DATA.")
-]
-Device = Annotated[str, typer.Option("--device", help="Where to compute: auto, cpu or cuda.")]
-Compile = Annotated[bool, typer.Option("--compile", help="CUDA: compile the model's blocks.")]
-Overlap = Annotated[
-    bool, typer.Option("--overlap", help="The exchange runs while the gradient is computed.")
-]
+EPOCHS = Option(None, "--epochs", "-e", help="Passes over the data; by default the task's own.")
+LEARNING_RATE = Option(
+    None, "--learning-rate", "--lr", help="The learning rate; by default the task's own."
+)
+BATCH_SIZE = Option(None, help="Examples per worker and iteration.")
+MOMENTUM = Option(
+    "local",
+    help="How momentum goes with meetings: local, quasi-global, exact-diffusion, outer, "
+    "tracking, momentum-tracking, shared or auto.",
+)
+MODEL = Option(None, help="Another model than the task's own, such as resnet20.")
+PARTITION = Option(
+    "iid",
+    help="How data are dealt to workers: iid, shards, dirichlet or dirichlet-even; text: iid, "
+    "documents or folders.",
+)
+DATA = Option(None, help="Folder of the data sets; by default $MATCHA_DATA.")
+DEVICE = Option("auto", help="Where to compute: auto, cpu or cuda.")
+COMPILE = Option(False, "--compile", help="CUDA: compile the model's blocks.")
+OVERLAP = Option(False, "--overlap", help="The exchange runs while the gradient is computed.")
+CLIP = Option(
+    None,
+    help="The furthest that a meeting moves a worker, as a multiple of the disagreement that "
+    "the plan predicts: against workers that send garbage. 1 is a good choice.",
+)
 
 # -- what is written -------------------------------------------------------------------------------
 
-Folder = Annotated[Path, typer.Option("--output", "-o", help="Folder to write to.")]
-FolderOrNone = Annotated[
-    Path | None, typer.Option("--output", "-o", help="Folder to write to; by default below runs/.")
-]
-PlanFile = Annotated[
-    Path | None, typer.Option("--output", "-o", help="Save the plan to this JSON file.")
-]
-Plot = Annotated[Path | None, typer.Option("--plot", help="Draw it to a .png, .svg or .pdf file.")]
-Report = Annotated[
-    bool, typer.Option("--report/--no-report", help="Write a page for the browser at the end.")
-]
-Serve = Annotated[
-    str | None,
-    typer.Option(
-        metavar="[HOST:]PORT",
-        help="Show the run in a browser while it goes; 0 is any free port. Another HOST than this "
-        "machine needs the token that is printed.",
-    ),
-]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")]
-Clip = Annotated[
-    float | None,
-    typer.Option(
-        "--clip",
-        help="The furthest that a meeting moves a worker, as a multiple of the disagreement that "
-        "the plan predicts: against workers that send garbage. 1 is a good choice.",
-    ),
-]
-Force = Annotated[bool, typer.Option("--force", help="Overwrite the output files.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, for machines, instead.")]
+
+def folder(default: str | None = None) -> Any:
+    """Where results go."""
+    text = "Folder to write to." if default else "Folder to write to; by default below runs/."
+    return Option(default, "--output", "-o", help=text)
+
+
+PLAN_FILE = Option(None, "--output", "-o", help="Save the plan to this JSON file.")
+PLOT = Option(None, help="Draw it to a .png, .svg or .pdf file.")
+REPORT = Option(True, "--report/--no-report", help="Write a page for the browser at the end.")
+SERVE = Option(
+    None,
+    metavar="[HOST:]PORT",
+    help="Show the run in a browser while it goes; 0 is any free port. Another HOST than this "
+    "machine needs the token that is printed.",
+)
+RESUME = Option(False, "--resume", help="Go on with a run that was stopped.")
+FORCE = Option(False, "--force", help="Overwrite the output files.")
+JSON = Option(False, "--json", help="Print JSON, for machines, instead.")
+
+# -- what was given --------------------------------------------------------------------------------
+
+BEST_FOR = {"error": "the consensus error", "rho": "rho, as in the paper"}
+
+
+def check_alpha(alpha: str) -> None:
+    """Refuse what weights cannot be best for."""
+    if alpha not in BEST_FOR:
+        raise unknown_name("alpha", alpha, BEST_FOR)
 
 
 def given(context: typer.Context, names: Iterable[str]) -> list[str]:
@@ -238,6 +199,19 @@ def given(context: typer.Context, names: Iterable[str]) -> list[str]:
     ]
 
 
+def taken(context: typer.Context, names: str) -> dict[str, Any]:
+    """Options as arguments of a function that calls them by the same names."""
+    return {name: context.params[name] for name in names.split()}
+
+
+def refuse(context: typer.Context, names: Iterable[str], why: str) -> None:
+    """Refuse options that were given and would be ignored, all in one sentence."""
+    options = given(context, names)
+    if options:
+        listed = " and ".join([", ".join(options[:-1]), options[-1]] if options[1:] else options)
+        raise InputError(f"{listed} {'are' if options[1:] else 'is'} {why}")
+
+
 def with_period(names: Sequence[str], period: int | None) -> dict[str, int]:
     """The option of strategies that take a period."""
     if period is None:
@@ -249,11 +223,7 @@ def with_period(names: Sequence[str], period: int | None) -> dict[str, int]:
 
 
 def weighted(plan: PlanLike, weights: str | None, task: TaskSpec) -> PlanLike:
-    """The plan with weights of workers; `data`: the examples that each has of the task.
-
-    Raises:
-        InputError: They are no weights of these workers, or the task shares no examples.
-    """
+    """The plan with weights of workers; `data`: the examples that each has of the task."""
     if weights is None:
         return plan
     if weights == "data":
@@ -262,28 +232,11 @@ def weighted(plan: PlanLike, weights: str | None, task: TaskSpec) -> PlanLike:
             raise InputError(
                 f"the task {task.name} shares no examples out: give --worker-weights numbers."
             )
-        found = tuple(float(len(part)) for part in parts)
+        found = [float(len(part)) for part in parts]
     else:
-        found = tuple(numbers([weights], "--worker-weights"))
+        found = numbers([weights], "--worker-weights")
     assert isinstance(plan, Plan), "saved plans, which may have stages, bring their own weights"
-    return replace(plan, worker_weights=found)
-
-
-BEST_FOR = {"error": "the consensus error", "rho": "rho, as in the paper"}
-
-
-def check_alpha(alpha: str) -> None:
-    """Refuse what weights cannot be best for."""
-    if alpha not in BEST_FOR:
-        raise unknown_name("alpha", alpha, BEST_FOR)
-
-
-def refuse(context: typer.Context, names: Iterable[str], why: str) -> None:
-    """Refuse options that were given and would be ignored, all in one sentence."""
-    options = given(context, names)
-    if options:
-        listed = " and ".join([", ".join(options[:-1]), options[-1]] if options[1:] else options)
-        raise InputError(f"{listed} {'are' if options[1:] else 'is'} {why}")
+    return replace(plan, worker_weights=tuple(found))
 
 
 def words(texts: Iterable[str]) -> list[str]:

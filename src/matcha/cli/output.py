@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import tempfile
 import textwrap
 import threading
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +19,8 @@ from rich.table import Table as RichTable
 
 from matcha._io import explain_write_errors
 from matcha._io.tables import Table
+from matcha._numerics import ProgressCallback
 from matcha.errors import InputError, WriteError
-from matcha.plans import Plan, PlanLike
 
 if TYPE_CHECKING:
     from matcha.records import Run
@@ -46,20 +47,18 @@ def check_free(path: Path | None, force: bool) -> None:
     check_writable(path.parent, path)
 
 
-def check_plot(path: Path | None, force: bool) -> None:
-    """Refuse, before any work, a figure that cannot be drawn or written."""
-    check_free(path, force)
-    if path is not None:
+def check_places(
+    force: bool, *, output: Path | None = None, plot: Path | None = None, page: Path | None = None
+) -> None:
+    """Refuse, before any work, files that exist, cannot be written or have a wrong ending."""
+    for path in (output, plot, page):
+        check_free(path, force)
+    if plot is not None:
         from matcha.report.figures import check_format
 
-        check_format(path)
-
-
-def check_page(path: Path | None, force: bool) -> None:
-    """Refuse, before any work, a page whose name says that it is something else."""
-    check_free(path, force)
-    if path is not None and path.suffix.lower() not in (".html", ".htm"):
-        raise InputError(f"{str(path)!r} would be a page for a browser: end it in .html.")
+        check_format(plot)
+    if page is not None and page.suffix.lower() not in (".html", ".htm"):
+        raise InputError(f"{str(page)!r} would be a page for a browser: end it in .html.")
 
 
 def check_writable(folder: Path, path: Path) -> None:
@@ -114,11 +113,7 @@ class Results:
 
 @contextmanager
 def keeping() -> Iterator[Results]:
-    """Write results so that none is lost; what went elsewhere is an error after all else was done.
-
-    Raises:
-        WriteError: Names the places that could not be written, and where the results are.
-    """
+    """Write results so that none is lost; what went elsewhere is an error when all is done."""
     results = Results()
     yield results
     if results.lost:
@@ -136,11 +131,8 @@ def make_folder(path: Path) -> None:
 
 def free_directory(root: Path, stem: str) -> Path:
     """A directory below `root` that does not exist yet."""
-    for number in range(1, 10_000):
-        path = root / (stem if number == 1 else f"{stem}-{number}")
-        if not path.exists():
-            return path
-    raise InputError(f"{str(root)!r} is full of {stem}: clear it or choose --output.")
+    names = (stem if n == 1 else f"{stem}-{n}" for n in itertools.count(1))
+    return next(path for name in names if not (path := root / name).exists())
 
 
 def print_table(found: Table, title: str | None = None, sections: Container[int] = ()) -> None:
@@ -178,17 +170,6 @@ def print_comparison(comparison: Comparison, title: str) -> None:
     console.print(f"\n{comparison.verdict.sentence}\n", highlight=False)
 
 
-def rho_in_words(plan: Plan) -> str:
-    """ρ, marked where it is a mean over a cycle: the two kinds do not compare."""
-    return f"{plan.rho:.4f}" if plan.rho_kind == "step" else f"{plan.rho:.4f}*"
-
-
-def explain_marks(plans: Iterable[Plan]) -> None:
-    """Say below a table what the mark of `rho_in_words` means, where there is one."""
-    if any(plan.rho_kind != "step" for plan in plans):
-        console.print("*: a mean over a cycle of rounds; it does not compare with that of a step.")
-
-
 def print_notes(notes: Iterable[str]) -> None:
     """A plan's notes, whose lines stand below one another."""
     for note in notes:
@@ -196,21 +177,6 @@ def print_notes(notes: Iterable[str]) -> None:
         console.print(f"  [yellow]note:[/] {first}", highlight=False)
         for line in rest:
             console.print(f"        {line}", highlight=False, markup=False)
-
-
-def explain_averages(plans: Iterable[PlanLike]) -> None:
-    """Say below a table what exact averages are charged for, where there are some."""
-    averaging = [plan for plan in plans if isinstance(plan, Plan) and plan.process.is_all_reduce]
-    if averaging:
-        names = " and ".join(dict.fromkeys(plan.strategy for plan in averaging))
-        verb = "are" if " and " in names else "is"
-        where = averaging[0].topology.name or "these links"
-        console.print(f"{names} {verb} charged for a ring all-reduce on {where}.")
-
-
-def this_command(*more: str) -> list[str]:
-    """This very command for Python, with further arguments: each worker runs it again."""
-    return ["-m", "matcha.cli", *sys.argv[1:], *more]
 
 
 @contextmanager
@@ -226,71 +192,63 @@ def serving(folder: Path, where: str | None) -> Iterator[None]:
         yield
 
 
-class Steps:
-    """How far work is, as a bar on standard error shows it and a log says it."""
-
-    def __init__(self, title: str, *, watched: bool) -> None:
-        self.title = title
-        self.bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.fields[words]}"),
-            TimeElapsedColumn(),
-            console=Console(stderr=True),
-            transient=True,
-            disable=not watched,
-        )
-        self._task = self.bar.add_task(title, total=None, words="")
-
-    def __call__(self, done: int, total: int, steps: str) -> None:
-        """Show how many steps are done, how many there are, and what they are."""
-        words = f"{done} of {total} {steps}"
-        self.bar.update(self._task, completed=done, total=total, words=words)
-
-    def sentence(self) -> str:
-        """What a log says."""
-        return f"matcha: still {self.title} … {self.bar.tasks[0].fields['words']}".rstrip()
-
-
 @contextmanager
-def patient_progress(title: str) -> Iterator[Steps]:
+def patient_progress(title: str) -> Iterator[ProgressCallback]:
     """A progress bar on standard error that appears when work takes more than a second.
 
     Where standard error is not a terminal, a line every ten seconds says what is being done.
     """
-    watched = sys.stderr.isatty()
-    steps = Steps(title, watched=watched)
-    if not watched:
-        with said_in_log(steps.sentence):
-            yield steps
-        return
-    timer = threading.Timer(_PATIENCE_SECONDS, steps.bar.start)
-    timer.daemon = True
-    timer.start()
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[words]}"),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
+    bar.add_task(title, total=None, words="")
+    (task,) = bar.tasks
+
+    def show(done: int, total: int, steps: str) -> None:
+        words = f"{done} of {total} {steps}"
+        bar.update(task.id, completed=done, total=total, words=words)
+
+    patience = _repeating(_PATIENCE_SECONDS, bar.start) if sys.stderr.isatty() else nullcontext()
     try:
-        yield steps
+        with (
+            said_in_log(lambda: f"matcha: still {title} … {task.fields['words']}".rstrip()),
+            patience,
+        ):
+            yield show
     finally:
-        timer.cancel()
-        timer.join()
-        if steps.bar.live.is_started:
-            steps.bar.stop()
+        if bar.live.is_started:
+            bar.stop()
 
 
 @contextmanager
 def said_in_log(sentence: Callable[[], str]) -> Iterator[None]:
     """Print a sentence every ten seconds where standard error is not a terminal."""
-    ended, stream = threading.Event(), sys.stderr
+    stream = sys.stderr
+    if stream.isatty():
+        yield
+        return
+    with _repeating(_WORD_SECONDS, lambda: print(sentence(), file=stream, flush=True)):
+        yield
 
-    def speak() -> None:
-        while not ended.wait(_WORD_SECONDS):
-            print(sentence(), file=stream, flush=True)
 
-    speaker = threading.Thread(target=speak, daemon=True)
-    if not stream.isatty():
-        speaker.start()
+@contextmanager
+def _repeating(seconds: float, act: Callable[[], object]) -> Iterator[None]:
+    """Do something every so many seconds, in a thread, until the work inside has ended."""
+    ended = threading.Event()
+
+    def repeat() -> None:
+        while not ended.wait(seconds):
+            act()
+
+    thread = threading.Thread(target=repeat, daemon=True)
+    thread.start()
     try:
         yield
     finally:
         ended.set()
-        if speaker.is_alive():
-            speaker.join()
+        thread.join()

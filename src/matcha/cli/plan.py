@@ -16,24 +16,20 @@ from matcha.cli import app
 from matcha.cli import options as opt
 from matcha.cli.help import Command
 from matcha.cli.output import (
-    check_free,
-    check_plot,
+    check_places,
     console,
-    explain_averages,
-    explain_marks,
     keeping,
     patient_progress,
     print_json,
     print_notes,
     print_table,
-    rho_in_words,
 )
 from matcha.errors import InputError, PlanError
 from matcha.plans import Plan, PlanLike, StagedPlan, load_plan
 from matcha.plans.plan import error_in_words
 from matcha.strategies import COMPARED, make_strategy, staged_plan, strategy_with
 from matcha.strategies import plan as make_plan
-from matcha.sweeps import DEFAULT_BUDGETS, Sweep, sweep
+from matcha.sweeps import DEFAULT_BUDGETS, Sweep, SweepPoint, cycle_note, sweep
 from matcha.theory import error_bound
 from matcha.timing import Scaled, Timing
 from matcha.topology import Matching, Topology, families
@@ -47,19 +43,17 @@ _PLANNING = (
 @app.command("plan", cls=Command)
 def plan_command(
     context: typer.Context,
-    topology: opt.TopologyArgument,
-    budget: opt.Budget = 0.5,
+    topology: str = opt.topology(),
+    budget: float = opt.budget(0.5),
     stage: list[str] = typer.Option(
         [],
         metavar="ITERATION:BUDGET",
         help="Another budget from this iteration on, such as [cyan]1000:0.1[/]; may be repeated.",
     ),
-    strategy: opt.StrategyOrNone = None,
-    period: opt.Period = None,
-    seed: opt.Seed = 0,
-    mixing: str | None = typer.Option(
-        None, help=f"{opt.MIXING_WORDS}; by default the strategy's own."
-    ),
+    strategy: str | None = opt.STRATEGY_OR_NONE,
+    period: int | None = opt.PERIOD,
+    seed: int = opt.SEED,
+    mixing: str | None = opt.MIXING,
     matchings: str | None = typer.Option(
         None,
         help="Your own decomposition: a JSON file [[\\[i, j], …], …], or [cyan]authors[/] for the "
@@ -68,16 +62,16 @@ def plan_command(
     decomposition: str | None = typer.Option(
         None, help="What matcha splits the links into: matchings (the default), links or cliques."
     ),
-    effort: opt.EffortOrNone = None,
-    wire: opt.Wire = "float32",
+    effort: str | None = opt.EFFORT_OR_NONE,
+    wire: str = opt.WIRE,
     delay_exponent: float | None = typer.Option(
         None, help="A round of n matchings costs n^G instead of n (the paper's t(·))."
     ),
-    worker_weights: opt.WorkerWeights = None,
-    output: opt.PlanFile = None,
-    plot: opt.Plot = None,
-    force: opt.Force = False,
-    as_json: opt.Json = False,
+    worker_weights: str | None = opt.WEIGHTS,
+    output: Path | None = opt.PLAN_FILE,
+    plot: Path | None = opt.PLOT,
+    force: bool = opt.FORCE,
+    as_json: bool = opt.JSON,
 ) -> None:
     """Plan the communication of a network of workers within a budget.
 
@@ -101,26 +95,21 @@ def plan_command(
     """
     from matcha.report import figures
 
-    check_free(output, force)
-    check_plot(plot, force)
+    check_places(force, output=output, plot=plot)
     made: PlanLike
     if _is_saved_plan(topology):
-        opt.refuse(
-            context,
-            _PLANNING,
-            "for planning: a saved plan has its own; give a topology to plan again.",
-        )
+        why = "for planning: a saved plan has its own; give a topology to plan again."
+        opt.refuse(context, _PLANNING, why)
         made = load_plan(topology)
         if plot is not None and isinstance(made, StagedPlan):
             raise InputError("--plot draws one plan, and this one has several in stages.")
     else:
         with patient_progress("reading the network"):
             graph = families.parse(topology)
-        own: dict[str, Any] = {"mixing": mixing, "decomposition": decomposition, "effort": effort}
         default = "greedy" if matchings is None else "matcha"
         name = default if strategy is None else strategy
-        own |= opt.with_period([name], period)
-        how = make_strategy(name, **{k: value for k, value in own.items() if value is not None})
+        own = opt.taken(context, "mixing decomposition effort") | opt.with_period([name], period)
+        how = make_strategy(name, **{key: v for key, v in own.items() if v is not None})
         options: dict[str, Any] = {
             "matchings": _matchings(matchings, topology),
             "timing": _timing(delay_exponent, graph),
@@ -129,14 +118,13 @@ def plan_command(
         if worker_weights is not None:
             options["worker_weights"] = opt.numbers([worker_weights], "--worker-weights")
         budgets = {0: budget} | _stages(stage)
-        if plot is not None and len(budgets) > 1:
+        if plot is not None and stage:
             raise InputError("--plot draws one plan, and --stage makes several.")
         with patient_progress("planning") as options["progress"]:
-            made = (
-                staged_plan(graph, budgets, how, seed, **options)
-                if len(budgets) > 1
-                else make_plan(graph, budget, how, seed, **options)
-            )
+            if stage:
+                made = staged_plan(graph, budgets, how, seed, **options)
+            else:
+                made = make_plan(graph, budget, how, seed, **options)
     with keeping() as results:
         results.write(output, made.save)
         if isinstance(made, Plan):
@@ -145,9 +133,10 @@ def plan_command(
             print_json(made.to_json())
             return
         if isinstance(made, StagedPlan):
-            print_stages(made)
+            _print_stages(made)
         else:
-            print_plan(made)
+            _print_plan(made)
+        print_notes(made.notes)
         results.say()
 
 
@@ -170,16 +159,15 @@ def _stages(texts: list[str]) -> dict[int, float]:
     return stages
 
 
-def print_plan(plan: Plan) -> None:
+def _print_plan(plan: Plan) -> None:
     """The plan as a table: a row per matching, then what it promises."""
     title = f"{plan.strategy} plan for {plan.topology}"
     if any(plan.link_activity.values()):
         console.print(_matchings_table(plan, title))
     else:  # silence, or an average over all, which goes over no link of the plan's own
         console.print(title, style="italic", highlight=False)
-    for name, value in _promises(plan):
+    for name, value in _promises(plan).items():
         console.print(f"  [bold]{name:<28}[/] {value}")
-    print_notes(plan.notes)
 
 
 def _matchings_table(plan: Plan, title: str) -> RichTable:
@@ -209,20 +197,25 @@ def _distinct(plan: Plan) -> list[tuple[Matching, float]]:
     return list(found.items())
 
 
-def print_stages(plan: StagedPlan) -> None:
+def _print_stages(plan: StagedPlan) -> None:
     """A staged plan as a table: a row per stage, and what its level promises."""
     unit = f"{plan.timing.unit} per iteration"
     headings = ("from iteration", "strategy", "budget", unit, "consensus error", "rho")
-    rows = []
-    for stage in plan.stages:
-        level = plan.levels[stage.level]
-        error = "–" if level.consensus_error is None else error_in_words(level.consensus_error)
-        time = f"{level.expected_comm_time:.4g}"
-        budget = f"{level.budget:g}"
-        rows.append((f"{stage.start:,}", level.strategy, budget, time, error, rho_in_words(level)))
+    points = [SweepPoint.of(plan.levels[stage.level]) for stage in plan.stages]
+    rows = [
+        (
+            f"{stage.start:,}",
+            point.strategy,
+            f"{point.budget:g}",
+            f"{point.expected_comm_time:.4g}",
+            point.error_in_words,
+            point.rho_in_words,
+        )
+        for stage, point in zip(plan.stages, points, strict=True)
+    ]
     print_table(Table(headings, rows), f"staged {plan.strategy} plan for {plan.topology}")
-    explain_marks(plan.levels)
-    print_notes(plan.notes)
+    for note in cycle_note(points):
+        console.print(note)
 
 
 def _links(plan: Plan, matching: Any) -> str:
@@ -231,30 +224,21 @@ def _links(plan: Plan, matching: Any) -> str:
     return "  ".join(names if len(names) <= 8 else [*names[:3], f"… {len(names) - 3} more"])
 
 
-def _promises(plan: Plan) -> list[tuple[str, str]]:
-    error = plan.consensus_error
-    lines = [
-        (
-            "steady-state consensus error",
-            "not worked out" if error is None else error_in_words(error),
-        ),
-        (
-            f"rho (of one {plan.rho_kind})"
-            if plan.rho_kind == "step"
-            else "rho (mean over a cycle)",
-            f"{plan.rho:.4f}",
-        ),
-        ("algebraic connectivity", f"{plan.algebraic_connectivity:.4g}"),
-        ("mixing", f"{plan.mixing}, weight {plan.alpha:.4f}"),
-        ("communication", f"{amount(plan.expected_comm_time, plan.timing.unit)} per iteration"),
-    ]
-    bound = error_bound(plan.process)
+def _promises(plan: Plan) -> dict[str, str]:
+    error, bound, certificate = plan.consensus_error, error_bound(plan.process), plan.certificate
+    words = "not worked out" if error is None else error_in_words(error)
+    lines = {"steady-state consensus error": words}
     if bound and error is not None:
-        lines.insert(1, ("no schedule goes below", f"{bound:.4g} ({error / bound:.2f} times)"))
-    if plan.certificate is not None:
-        c = plan.certificate
-        how = f"{count_noun(c.iterations, 'iteration')}, {c.seconds:.2f} s"
-        lines.append(("certified gap", f"{max(c.gap, 0.0):.2g} ({how})"))
+        lines["no schedule goes below"] = f"{bound:.4g} ({error / bound:.2f} times)"
+    kind = "of one step" if plan.rho_kind == "step" else "mean over a cycle"
+    lines[f"rho ({kind})"] = f"{plan.rho:.4f}"
+    lines["algebraic connectivity"] = f"{plan.algebraic_connectivity:.4g}"
+    lines["mixing"] = f"{plan.mixing}, weight {plan.alpha:.4f}"
+    time = amount(plan.expected_comm_time, plan.timing.unit)
+    lines["communication"] = f"{time} per iteration"
+    if certificate is not None:
+        how = f"{count_noun(certificate.iterations, 'iteration')}, {certificate.seconds:.2f} s"
+        lines["certified gap"] = f"{max(certificate.gap, 0.0):.2g} ({how})"
     return lines
 
 
@@ -297,17 +281,17 @@ def _timing(exponent: float | None, topology: Topology) -> Timing | None:
 
 @app.command("sweep", cls=Command)
 def sweep_command(
-    topology: opt.TopologyArgument,
-    budgets: opt.Budgets = [f"{b:g}" for b in DEFAULT_BUDGETS],
-    strategies: opt.Strategies = list(COMPARED),
-    wires: opt.Wires = ["float32"],
-    alpha: opt.Alpha = "error",
-    switch: opt.Switch = False,
-    seed: opt.Seed = 0,
-    effort: opt.Effort = "default",
-    plot: opt.Plot = None,
-    force: opt.Force = False,
-    as_json: opt.Json = False,
+    topology: str = opt.topology(),
+    budgets: list[str] = opt.budgets(*DEFAULT_BUDGETS),
+    strategies: list[str] = opt.strategies(*COMPARED),
+    wires: list[str] = opt.wires("float32"),
+    alpha: str = opt.ALPHA,
+    switch: bool = opt.SWITCH,
+    seed: int = opt.SEED,
+    effort: str = opt.EFFORT,
+    plot: Path | None = opt.PLOT,
+    force: bool = opt.FORCE,
+    as_json: bool = opt.JSON,
 ) -> None:
     """Compare strategies over communication budgets: the paper's Figures 1c and 3.
 
@@ -327,7 +311,7 @@ def sweep_command(
     """
     from matcha.report import figures
 
-    check_plot(plot, force)
+    check_places(force, plot=plot)
     opt.check_alpha(alpha)
     with patient_progress("reading the network"):
         graph = families.parse(topology)
@@ -354,7 +338,12 @@ def _print_sweep(points: Sweep, alpha: str) -> None:
     choices = [(point.strategy, point.wire) for point in points]
     changes = [n for n, pair in enumerate(pairwise(choices), start=1) if pair[0] != pair[1]]
     print_table(points.table(), str(points.topology), changes)
-    explain_averages(points.plans)
+    averaging = [plan for plan in points.plans if plan.process.is_all_reduce]
+    if averaging:
+        names = " and ".join(dict.fromkeys(plan.strategy for plan in averaging))
+        verb = "are" if " and " in names else "is"
+        where = averaging[0].topology.name or "these links"
+        console.print(f"{names} {verb} charged for a ring all-reduce on {where}.")
     console.print(f"Every strategy has the mixing weight that is best for {opt.BEST_FOR[alpha]}.")
     for note in points.notes:
         console.print(note)

@@ -12,13 +12,7 @@ import typer
 from matcha.cli import app
 from matcha.cli import options as opt
 from matcha.cli.help import Command
-from matcha.cli.output import (
-    check_page,
-    console,
-    keeping,
-    make_folder,
-    print_json,
-)
+from matcha.cli.output import check_places, console, keeping, make_folder, print_json
 from matcha.errors import InputError, require, unknown_name
 from matcha.plans import load_plan
 
@@ -39,9 +33,13 @@ def report_command(
         None,
         help="Compare at this loss; by default the lowest that every run but the diverged reached.",
     ),
-    explore: opt.Explore = False,
-    force: opt.Force = False,
-    as_json: opt.Json = False,
+    explore: bool = typer.Option(
+        False,
+        "--explore",
+        help="Plan all compared strategies at many budgets, for a slider on the page.",
+    ),
+    force: bool = opt.FORCE,
+    as_json: bool = opt.JSON,
 ) -> None:
     """Turn runs into one self-contained page, or into figures for a paper.
 
@@ -69,8 +67,14 @@ def report_command(
     if format != "html" and not found:
         raise InputError("figures need runs; to draw a plan use `matcha plan --plot`.")
     place = output or Path("report.html" if format == "html" else "figures")
-    _check_place(place, format, force)
-
+    if format == "html":
+        check_places(force, page=place)
+    else:
+        make_folder(place)
+        if not force and any(place.glob(f"*.{format}")):
+            raise InputError(
+                f"{str(place)!r} holds .{format} figures: choose another --output, or --force."
+            )
     written: list[Path] = []
     with keeping() as results:
         if format == "html":
@@ -90,23 +94,12 @@ def report_command(
             console.print(f"wrote [cyan]{path}[/] ({path.stat().st_size / 1e6:.2g} MB)")
 
 
-def _check_place(place: Path, format: str, force: bool) -> None:
-    if format == "html":
-        check_page(place, force)
-        return
-    make_folder(place)
-    if not force and any(place.glob(f"*.{format}")):
-        raise InputError(
-            f"{str(place)!r} holds .{format} figures: choose another --output, or --force."
-        )
-
-
 @app.command("watch", cls=Command)
 def watch_command(
     run: Path = typer.Argument(..., help="A run's directory, or a folder of runs: the newest."),
     once: bool = typer.Option(False, "--once", help="Show the run as it is now and end."),
     refresh: float = typer.Option(0.5, help="Seconds between frames.", min=0.05),
-    as_json: opt.Json = False,
+    as_json: bool = opt.JSON,
 ) -> None:
     """Watch a run: loss, consensus, throughput, and how busy each worker's links are.
 

@@ -34,68 +34,65 @@ from matcha.topology import families
 from matcha.wires import parse_wire
 
 if TYPE_CHECKING:
-    from rich.progress import TaskID
-
     from matcha.records import Record, Run
     from matcha.training.jobs import Job
-
-
-_COMPARED = ["silent", "allreduce", "local", "vanilla", "matcha", "greedy"]
 
 
 @app.command("simulate", cls=Command)
 def simulate_command(
     context: typer.Context,
-    topology: opt.TopologyArgument = "paper:er8",
+    topology: str = opt.topology("paper:er8"),
     task: str = typer.Option(
         "digits",
         help="What to train: digits, logistic, quadratic, cifar10, cifar100, ptb, or your own as "
         "MODULE:FUNCTION.",
     ),
-    strategies: opt.Strategies = _COMPARED,
-    period: opt.Period = None,
-    switch: opt.Switch = False,
-    alpha: opt.Alpha = "error",
-    budgets: opt.Budgets = ["0.5"],
-    wires: opt.Wires = ["float32"],
-    seeds: opt.Seeds = ["0"],
+    strategies: list[str] = opt.strategies(
+        "silent", "allreduce", "local", "vanilla", "matcha", "greedy"
+    ),
+    period: int | None = opt.PERIOD,
+    switch: bool = opt.SWITCH,
+    alpha: str = opt.ALPHA,
+    budgets: list[str] = opt.budgets(0.5),
+    wires: list[str] = opt.wires("float32"),
+    seeds: list[str] = opt.SEEDS,
     plans: list[Path] = typer.Option([], "--plan", help="Saved plans instead of strategies."),
-    epochs: opt.Epochs = None,
-    batch_size: opt.BatchSize = None,
-    learning_rate: opt.LearningRate = None,
+    epochs: int | None = opt.EPOCHS,
+    batch_size: int | None = opt.BATCH_SIZE,
+    learning_rate: float | None = opt.LEARNING_RATE,
     optimizer: str | None = typer.Option(
         None,
         help="Another optimizer than the task's own: sgd (without momentum), adam, adamw or muon "
         "(whose learning rate is 0.001 unless you give one).",
     ),
-    momentum: opt.Momentum = "local",
-    model: opt.Model = None,
+    momentum: str = opt.MOMENTUM,
+    model: str | None = opt.MODEL,
     overlap: bool = typer.Option(
         False,
         "--overlap",
         help="Mix before the step (x ← Wx − ηu), so that the exchange overlaps the gradient.",
     ),
-    partition: opt.Partition = "iid",
+    partition: str = opt.PARTITION,
     concentration: float = typer.Option(
         0.5, help="With a Dirichlet partition: the smaller, the more workers' data differ."
     ),
-    worker_weights: opt.WorkerWeightsOrData = None,
+    worker_weights: str | None = opt.WEIGHTS_OR_DATA,
     num_train: int | None = typer.Option(None, help="Use only this many training examples."),
     num_test: int | None = typer.Option(None, help="Use only this many test examples."),
-    data: opt.Data = None,
-    device: opt.Device = "auto",
+    data: Path | None = opt.DATA,
+    device: str = opt.DEVICE,
     precision: str = typer.Option(
         "auto", help="float32, float64 or bfloat16; auto: bfloat16 on CUDA."
     ),
     streams: int = typer.Option(8, help="CUDA: workers whose passes may overlap."),
-    compile: opt.Compile = False,
-    clip: opt.Clip = None,
+    compile: bool = opt.COMPILE,
+    clip: float | None = opt.CLIP,
     evaluate_every: int = typer.Option(1, help="Epochs between tests of the average model."),
     statistics: str = typer.Option(
         "recalibrated", help="Statistics of BatchNorm: recalibrated or averaged."
     ),
-    compute_time: opt.ComputeTimeOrMeasured = None,
-    link_time: opt.LinkTime = 0.01,
+    compute_time: float | None = opt.COMPUTE_TIME_OR_MEASURED,
+    link_time: float = opt.LINK_TIME,
     events: Path | None = typer.Option(
         None, help="A JSON file of events: workers lost and back, links cut or slower."
     ),
@@ -107,14 +104,14 @@ def simulate_command(
         "--asynchronous",
         help="Run each plan of pairs once more with meetings whenever both have time.",
     ),
-    output: opt.Folder = Path("runs/simulate"),
-    resume: opt.Resume = False,
+    output: Path = opt.folder("runs/simulate"),
+    resume: bool = opt.RESUME,
     format: str = typer.Option(
         "auto", help="Figures as png, svg, pdf or none; auto: png if matplotlib is installed."
     ),
-    serve: opt.Serve = None,
-    report: opt.Report = True,
-    as_json: opt.Json = False,
+    serve: str | None = opt.SERVE,
+    report: bool = opt.REPORT,
+    as_json: bool = opt.JSON,
 ) -> None:
     """Train by one or several plans, all workers on one device, and compare.
 
@@ -143,20 +140,11 @@ def simulate_command(
     if format != "none":
         check_format(Path(f"figure.{format}"))
     chosen = recipe(task)
+    how = "epochs learning_rate optimizer clip momentum overlap evaluate_every statistics"
+    pace = tuple(opt.numbers([speeds], "--speeds")) if speeds else ()
     settings = chosen.settings(
-        epochs=epochs,
-        learning_rate=learning_rate,
-        optimizer=optimizer,
-        clip=clip,
-        momentum=momentum,
-        overlap=overlap,
-        evaluate_every=evaluate_every,
-        statistics=statistics,
-        delays=Delays(
-            compute_time=compute_time,
-            link_time=link_time,
-            speeds=tuple(opt.numbers([speeds], "--speeds")) if speeds else (),
-        ),
+        **opt.taken(context, how),
+        delays=Delays(compute_time=compute_time, link_time=link_time, speeds=pace),
         execution=Execution.auto(device, precision, streams=streams, compile=compile),
     )
     script = Events.read(events) if events is not None else None
@@ -167,45 +155,22 @@ def simulate_command(
         )
     check_writable(output, output)
     messages = [parse_wire(wire).name for wire in opt.words(wires)] or ["float32"]
-    saved = _load_plans(plans) if plans else []
+    saved: list[PlanLike] = [load_plan(file) for file in plans]
+    if len({plan.num_workers for plan in saved}) > 1:
+        raise InputError("the plans are for different numbers of workers")
     if saved:
-        opt.refuse(
-            context,
-            [
-                *("topology", "strategies", "budgets", "wires", "switch", "alpha"),
-                "worker_weights",
-            ],
-            "for planning: a saved plan has its own; leave --plan out.",
-        )
+        names = ("topology", "strategies", "budgets", "wires", "switch", "alpha", "worker_weights")
+        opt.refuse(context, names, "for planning: a saved plan has its own; leave --plan out.")
+    by_default = not opt.given(context, ["strategies", "wires"])
+    known = opt.words(strategies), opt.numbers(budgets), messages
     jobs = []
     for seed in numbered:
-        made = (
-            saved
-            if saved
-            else _plans(
-                topology,
-                opt.words(strategies),
-                opt.numbers(budgets),
-                messages,
-                by_default=not opt.given(context, ["strategies", "wires"]),
-                alpha=alpha,
-                switch=switch,
-                period=period,
-                seed=seed,
-            )
+        made = saved or _plans(
+            topology, *known, by_default, alpha=alpha, switch=switch, period=period, seed=seed
         )
-        choices = Choices(
-            num_workers=made[0].num_workers,
-            data=data,
-            model=model,
-            batch_size=batch_size,
-            partition=partition,  # type: ignore[arg-type]  # checked by partition()
-            concentration=concentration,
-            num_train=num_train,
-            num_test=num_test,
-            seed=seed,
-        )
-        spec = chosen.spec(choices)
+        what = "data model batch_size partition concentration num_train num_test"
+        number = made[0].num_workers
+        spec = chosen.spec(Choices(num_workers=number, seed=seed, **opt.taken(context, what)))
         made = [opt.weighted(plan, worker_weights, spec) for plan in made]
         jobs += make_jobs(spec, made, settings, output=output, events=script)
     with serving(output, serve):
@@ -224,20 +189,13 @@ def simulate_command(
         results.say()
 
 
-def _load_plans(files: Sequence[Path]) -> list[PlanLike]:
-    plans: list[PlanLike] = [load_plan(file) for file in files]
-    if len({plan.num_workers for plan in plans}) > 1:
-        raise InputError("the plans are for different numbers of workers")
-    return plans
-
-
 def _plans(
     topology: str,
     names: Sequence[str],
     budgets: Sequence[float],
     wires: Sequence[str],
-    *,
     by_default: bool,
+    *,
     alpha: str,
     switch: bool,
     period: int | None,
@@ -287,30 +245,28 @@ def _run(jobs: Sequence[Job], asynchronous: bool, resume: bool) -> list[Run]:
         console=terminal,
         disable=not sys.stderr.isatty(),
     )
-    rows: list[TaskID] = []
 
     def sentence() -> str:
-        if not rows:
+        if not progress.tasks:
             return "matcha: still preparing the first run …"
-        row = progress.tasks[rows[-1]]
+        row = progress.tasks[-1]
         epoch = f"epoch {row.completed:g} of {row.total:g}"
         return ", ".join(filter(None, [f"matcha: {row.description}: {epoch}", row.fields["state"]]))
 
     def show(job: Job, record: Record | None) -> None:
         if record is None:
-            rows.append(progress.add_task(job.label, total=job.settings.epochs, state=""))
+            progress.add_task(job.label, total=job.settings.epochs, state="")
             return
         apart = f", consensus {record.consensus_distance:.2g}" if bar else ""  # else no room
         state = f"{words.loss_in_words(record)}{apart}, {record.time:,.1f} s"
-        progress.update(rows[-1], completed=record.epoch, state=state)
+        progress.update(progress.tasks[-1].id, completed=record.epoch, state=state)
 
     try:
         with progress, said_in_log(sentence):
             runs = run_jobs(jobs, asynchronous=asynchronous, resume=resume, on_record=show)
-            for row in rows:
-                if not progress.tasks[row].completed:
-                    total = progress.tasks[row].total
-                    progress.update(row, completed=total, state="had ended before")
+            for row in progress.tasks:
+                if not row.completed:
+                    progress.update(row.id, completed=row.total, state="had ended before")
             return runs
     except KeyboardInterrupt:
         typer.echo("matcha: stopped; the same command with --resume goes on from there.", err=True)

@@ -44,36 +44,36 @@ def train_command(
         ..., metavar="SCRIPT|TASK", help="Your training script (.py), or a task such as digits."
     ),
     arguments: list[str] = typer.Argument(None, help="The script's own arguments, after --."),
-    topology: opt.TopologyOption = "paper:er8",
-    strategy: opt.Strategy = "greedy",
-    budget: opt.Budget = 0.5,
-    wire: opt.WireOrPlans = None,
-    seed: opt.Seed = 0,
+    topology: str = opt.TOPOLOGY,
+    strategy: str = opt.STRATEGY,
+    budget: float = opt.budget(0.5),
+    wire: str | None = opt.WIRE_OR_PLANS,
+    seed: int = opt.SEED,
     plan_file: Path | None = typer.Option(
         None, "--plan", help="A saved plan instead of topology, strategy and budget."
     ),
-    output: opt.FolderOrNone = None,
-    epochs: opt.Epochs = None,
-    learning_rate: opt.LearningRate = None,
-    batch_size: opt.BatchSize = None,
-    momentum: opt.Momentum = "local",
-    model: opt.Model = None,
-    partition: opt.Partition = "iid",
-    worker_weights: opt.WorkerWeightsOrData = None,
-    data: opt.Data = None,
+    output: Path | None = opt.folder(),
+    epochs: int | None = opt.EPOCHS,
+    learning_rate: float | None = opt.LEARNING_RATE,
+    batch_size: int | None = opt.BATCH_SIZE,
+    momentum: str = opt.MOMENTUM,
+    model: str | None = opt.MODEL,
+    partition: str = opt.PARTITION,
+    worker_weights: str | None = opt.WEIGHTS_OR_DATA,
+    data: Path | None = opt.DATA,
     target_loss: float | None = typer.Option(None, help="Task: stop at this training loss."),
-    overlap: opt.Overlap = False,
+    overlap: bool = opt.OVERLAP,
     link_mbps: float | None = typer.Option(
         None, help="Task: slow links to this many Mbit/s. An emulation, by waiting."
     ),
-    clip: opt.Clip = None,
-    timeout: opt.TimeoutOrNone = None,
+    clip: float | None = opt.CLIP,
+    timeout: float | None = opt.TIMEOUT_OR_NONE,
     checkpoint_every: int = typer.Option(0, help="Task: epochs between checkpoints; 0: none."),
-    resume: opt.Resume = False,
+    resume: bool = opt.RESUME,
     tensorboard: bool = typer.Option(False, "--tensorboard", help="Task: also write event files."),
     watch: bool = typer.Option(False, "--watch", help="Task: a live dashboard instead of lines."),
-    serve: opt.Serve = None,
-    report: opt.Report = True,
+    serve: str | None = opt.SERVE,
+    report: bool = opt.REPORT,
     hosts: int = typer.Option(1, help="Machines that take part, each running this command."),
     rendezvous: str | None = typer.Option(
         None, help="HOST:PORT of one of several machines, where they meet."
@@ -109,7 +109,7 @@ def train_command(
         min=0,
         help="Iterations between new plans, made where link times have changed; 0: never.",
     ),
-    as_json: opt.Json = False,
+    as_json: bool = opt.JSON,
 ) -> None:
     """Train decentralized on real workers, one process each.
 
@@ -166,18 +166,26 @@ def train_command(
     ):
         if applies:
             opt.refuse(context, names, f"for {why}")
+    from matcha.distributed.launch import placement
     from matcha.distributed.launch.launcher import Hosts
     from matcha.distributed.launch.main import show_links
-    from matcha.distributed.launch.placement import LinkAddress, ask_to_join, is_worker
     from matcha.distributed.train import Network, launch_script, train_job
 
-    if keys is not None and not (
-        links or elastic or peers or join or LinkAddress.from_environment()
-    ):
+    has_links = links or elastic or peers or join or placement.LinkAddress.from_environment()
+    if keys is not None and not has_links:
         raise InputError("--keys needs --links, --elastic or --peers: other links have no keys.")
-    if join is not None and is_script:
-        _become(target, arguments or [], join=join, listen=listen, keys=keys, rank=rank)
-    joining = None if join is None else ask_to_join(join, keys, rank, listen)
+    if join is not None and is_script:  # go on as the script, which joins by its line `Gossip(…)`
+        given = {
+            placement.JOIN_VARIABLE: join,
+            placement.LISTEN_VARIABLE: listen,
+            placement.KEYS_VARIABLE: keys and keys.resolve(),
+            "RANK": rank,
+        }
+        environment = {name: str(value) for name, value in given.items() if value is not None}
+        command = [sys.executable, target, *(arguments or [])]
+        os.execve(sys.executable, command, {**os.environ, **environment})
+    joining = None if join is None else placement.ask_to_join(join, keys, rank, listen)
+    address = None if peers is None else placement.LinkAddress(peers=peers, rank=rank, keys=keys)
     network = Network(
         timeout=timeout,
         link_mbps=link_mbps,
@@ -187,7 +195,7 @@ def train_command(
         links=links or elastic,
         keys=keys,
         hosts=Hosts(number=hosts, rendezvous=rendezvous, rank=host_rank),
-        address=None if peers is None else LinkAddress(peers=peers, rank=rank, keys=keys),
+        address=address,
         joining=joining,
     )
     if is_script:
@@ -197,47 +205,34 @@ def train_command(
     from matcha.training.jobs import Job, stem
     from matcha.zoo.recipes import Choices
 
-    settings = chosen.settings(
-        epochs=epochs,
-        learning_rate=learning_rate,
-        clip=clip,
-        momentum=momentum,
-        overlap=overlap,
-        target_loss=target_loss,
-    )
-    one_of_many = joining is not None or is_worker(network.address)
+    how = "epochs learning_rate clip momentum overlap target_loss"
+    settings = chosen.settings(**opt.taken(context, how))
+    one_of_many = joining is not None or placement.is_worker(address)
     if output is not None and not one_of_many and not host_rank:
-        _check_folder(output, resume)
+        # Before anything is planned: nothing to go on with, or a run that would be written over.
+        if resume and not holds_run(output):
+            raise InputError(
+                f"{str(output)!r} holds no run to go on with: leave --resume out to start one."
+            )
+        if not resume and holds_run(output):
+            raise InputError(
+                f"{str(output)!r} already holds a run: choose another --output, or --resume it"
+            )
     if resume and plan_file is None and output is not None:
         plan_file = output / "plan.json"
     if joining is not None:
         plan = joining.given
     else:
         plan = _plan(plan_file, topology, strategy, budget, seed, wire)
-    choices = Choices(
-        num_workers=plan.num_workers,
-        data=data,
-        model=model,
-        batch_size=batch_size,
-        partition=partition,  # type: ignore[arg-type]
-        seed=seed,
-    )
-    spec = chosen.spec(choices)
+    own = opt.taken(context, "data model batch_size partition")
+    spec = chosen.spec(Choices(num_workers=plan.num_workers, seed=seed, **own))
     plan = opt.weighted(plan, worker_weights, spec)
     directory = output or free_directory(Path("runs"), f"{target.replace(':', '.')}-{stem(plan)}")
-    job = Job(
-        directory=directory,
-        task=spec,
-        plan=plan,
-        settings=settings,
-        kind="training",
-        name=directory.name,
-    )
-    if one_of_many and (
-        peers is not None or join is not None or os.environ.get("RANK", "0") == "0"
-    ):
+    job = Job(directory=directory, task=spec, plan=plan, settings=settings, name=directory.name)
+    ranked = os.environ.get("RANK")
+    if one_of_many and (peers is not None or join is not None or ranked in (None, "0")):
         show_links()
-    number = os.environ.get("RANK", rank) if one_of_many else host_rank or 0
+    number = (rank if ranked is None else ranked) if one_of_many else host_rank or 0
     if serve is not None and number is None:
         raise InputError("--serve needs a launcher that sets RANK: the first worker serves.")
 
@@ -270,40 +265,6 @@ def train_command(
         for page in results.written:
             console.print(f"report in [cyan]{page}[/]")
         console.print(f"records in [cyan]{directory}[/]")
-
-
-def _become(
-    script: str,
-    arguments: list[str],
-    *,
-    join: str,
-    listen: str | None,
-    keys: Path | None,
-    rank: int | None,
-) -> None:
-    """Go on as the script, which joins the team by its line `Gossip(model, optimizer, plan)`."""
-    from matcha.distributed.launch import placement as names
-
-    given = {
-        names.JOIN_VARIABLE: join,
-        names.LISTEN_VARIABLE: listen,
-        names.KEYS_VARIABLE: None if keys is None else str(keys.resolve()),
-        "RANK": None if rank is None else str(rank),
-    }
-    found = {name: value for name, value in given.items() if value is not None}
-    os.execve(sys.executable, [sys.executable, script, *arguments], {**os.environ, **found})
-
-
-def _check_folder(output: Path, resume: bool) -> None:
-    """Refuse, before anything is planned, to go on with nothing or to write over a run."""
-    if resume and not holds_run(output):
-        raise InputError(
-            f"{str(output)!r} holds no run to go on with: leave --resume out to start one."
-        )
-    if not resume and holds_run(output):
-        raise InputError(
-            f"{str(output)!r} already holds a run: choose another --output, or --resume it"
-        )
 
 
 def _how_to_go_on(directory: Path) -> str:

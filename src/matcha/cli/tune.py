@@ -4,26 +4,17 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 
 from matcha.cli import app
 from matcha.cli import options as opt
 from matcha.cli.help import Command
-from matcha.cli.output import (
-    check_free,
-    check_page,
-    check_plot,
-    console,
-    keeping,
-    patient_progress,
-    print_json,
-)
+from matcha.cli.output import check_places, console, keeping, patient_progress, print_json
 from matcha.errors import InputError
 from matcha.plans import OuterStep
 from matcha.strategies import strategy_with
-from matcha.topology import Topology, families
+from matcha.topology import families
 from matcha.tuning import (
     DEFAULT_BUDGETS,
     DEFAULT_STRATEGIES,
@@ -34,20 +25,15 @@ from matcha.tuning import (
     tune,
 )
 
-if TYPE_CHECKING:
-    from matcha.simulation import TaskTrials
-    from matcha.zoo.recipes import Choices
-
 _TRIAL_EPOCHS = 12
 _TRIALS = ("epochs", "learning_rate", "batch_size", "model", "data", "target_loss")
 
 
 @app.command("advise", cls=Command)
 def advise_command(
-    compute_time: opt.ComputeTime,
+    compute_time: float = opt.COMPUTE_TIME,
     topology: str | None = typer.Argument(
-        None,
-        help="The links: a file of [cyan]matcha probe[/], or a name like ring:8.",
+        None, help="The links: a file of [cyan]matcha probe[/], or a name like ring:8."
     ),
     workers: int | None = typer.Option(
         None,
@@ -64,11 +50,11 @@ def advise_command(
     plain_sgd: bool = typer.Option(
         False, "--plain-sgd", help="The optimizer has no momentum, as SGD without it."
     ),
-    overlap: opt.Overlap = False,
-    seed: opt.Seed = 0,
-    output: opt.PlanFile = None,
-    force: opt.Force = False,
-    as_json: opt.Json = False,
+    overlap: bool = opt.OVERLAP,
+    seed: int = opt.SEED,
+    output: Path | None = opt.PLAN_FILE,
+    force: bool = opt.FORCE,
+    as_json: bool = opt.JSON,
 ) -> None:
     """Say what to train with: DDP, local SGD or a plan, from speeds and sizes alone.
 
@@ -81,7 +67,7 @@ def advise_command(
 
       matcha advise network.json --compute-time 0.1 -o plan.json
     """
-    check_free(output, force)
+    check_places(force, output=output)
     if (topology is None) == (workers is None):
         raise InputError("give a topology or --workers, one of the two.")
     with patient_progress("planning"):
@@ -108,13 +94,15 @@ def advise_command(
 @app.command("tune", cls=Command)
 def tune_command(
     context: typer.Context,
-    topology: opt.TopologyArgument,
-    compute_time: opt.ComputeTime,
-    link_time: opt.LinkTimeOrNone = None,
-    latency: opt.Latency = 0.0,
-    budgets: opt.Budgets = [f"{b:g}" for b in DEFAULT_BUDGETS],
-    strategies: opt.Strategies = list(DEFAULT_STRATEGIES),
-    wires: opt.Wires = list(DEFAULT_WIRES),
+    topology: str = opt.topology(),
+    compute_time: float = opt.COMPUTE_TIME,
+    link_time: float | None = opt.LINK_TIME_OR_NONE,
+    latency: float = typer.Option(
+        0.0, help="Seconds of --link-time that a message of any size takes; no wire saves them."
+    ),
+    budgets: list[str] = opt.budgets(*DEFAULT_BUDGETS),
+    strategies: list[str] = opt.strategies(*DEFAULT_STRATEGIES),
+    wires: list[str] = opt.wires(*DEFAULT_WIRES),
     task: str | None = typer.Option(
         None,
         help="Train with the best few, all workers on this machine: digits, logistic, … as for "
@@ -131,12 +119,12 @@ def tune_command(
         "--rate-factor",
         help="With --task: multiples of the learning rate at which the best plan is tried too.",
     ),
-    epochs: opt.Epochs = None,
-    learning_rate: opt.LearningRate = None,
-    batch_size: opt.BatchSize = None,
-    model: opt.Model = None,
-    partition: opt.Partition = "iid",
-    data: opt.Data = None,
+    epochs: int | None = opt.EPOCHS,
+    learning_rate: float | None = opt.LEARNING_RATE,
+    batch_size: int | None = opt.BATCH_SIZE,
+    model: str | None = opt.MODEL,
+    partition: str = opt.PARTITION,
+    data: Path | None = opt.DATA,
     target_loss: float | None = typer.Option(
         None,
         help="With --task: the average model's training loss to reach; by default what exact "
@@ -154,14 +142,14 @@ def tune_command(
     dissimilarity: float = typer.Option(
         0.0, help="How far workers' expected gradients lie apart (heterogeneous data), squared."
     ),
-    overlap: opt.Overlap = False,
-    seed: opt.Seed = 0,
-    effort: opt.Effort = "default",
-    output: opt.PlanFile = None,
-    plot: opt.Plot = None,
+    overlap: bool = opt.OVERLAP,
+    seed: int = opt.SEED,
+    effort: str = opt.EFFORT,
+    output: Path | None = opt.PLAN_FILE,
+    plot: Path | None = opt.PLOT,
     page: Path | None = typer.Option(None, help="Write a page (.html) that shows the plan."),
-    force: opt.Force = False,
-    as_json: opt.Json = False,
+    force: bool = opt.FORCE,
+    as_json: bool = opt.JSON,
 ) -> None:
     """Choose strategy, budget and wire: the plan whose average model reaches a target soonest.
 
@@ -176,37 +164,33 @@ def tune_command(
     """
     from matcha.report import figures
 
-    check_free(output, force)
-    check_plot(plot, force)
-    check_page(page, force)
+    check_places(force, output=output, plot=plot, page=page)
     with patient_progress("reading the network"):
         graph = families.parse(topology)
-    problem = Problem(
-        smoothness=smoothness,
-        strong_convexity=strong_convexity,
-        gradient_variance=gradient_variance,
-        dissimilarity=dissimilarity,
-        initial_gap=initial_gap,
-        target_gap=target_gap,
-    )
+    loss = "smoothness strong_convexity gradient_variance dissimilarity initial_gap target_gap"
+    problem = Problem(**opt.taken(context, loss))
     outer_steps = [_outer_step(word) for word in opt.words(outer)]
     factors = opt.numbers(rate_factors, "--rate-factor")
+    trials = None
     if task is None:
         opt.refuse(context, _TRIALS, "for trials: say what to train with --task.")
-    measure = None
-    if task is not None:
-        from matcha.zoo.recipes import Choices
+    else:
+        from matcha.simulation import Constant, Settings, TaskTrials
+        from matcha.zoo.recipes import Choices, recipe
 
-        choices = Choices(
-            num_workers=graph.num_workers,
-            data=data,
-            model=model,
-            batch_size=batch_size,
-            partition=partition,  # type: ignore[arg-type]  # checked by partition()
-            seed=seed,
+        chosen = recipe(task)
+        own = opt.taken(context, "data model batch_size partition")
+        choices = Choices(num_workers=graph.num_workers, seed=seed, **own)
+        # Decays of the learning rate come when trials have long ended.
+        base = chosen.learning_rate if learning_rate is None else learning_rate
+        settings = Settings(
+            epochs=_TRIAL_EPOCHS if epochs is None else epochs,
+            schedule=Constant(base=base),
+            optimizer=chosen.optimizer,
         )
         with patient_progress("exact averaging, for comparison"):
-            measure = _trials(task, graph, choices, epochs, learning_rate, target_loss)
+            made = chosen.task(choices)
+            trials = TaskTrials(made, graph, settings, target_loss=target_loss)
     with patient_progress("tuning") as progress:
         found = tune(
             graph,
@@ -219,7 +203,7 @@ def tune_command(
             wires=opt.words(wires),
             overlap=overlap,
             seed=seed,
-            trials=measure,
+            trials=trials,
             max_trials=max_trials,
             outer=outer_steps,
             rate_factors=factors,
@@ -230,12 +214,12 @@ def tune_command(
         results.plot(plot, partial(figures.draw_tuning, found))
         results.page(page, [], plans=[found.plan])
         if as_json:
-            print_json(found.to_json() | ({"target_loss": measure.target} if measure else {}))
+            print_json(found.to_json() | ({"target_loss": trials.target} if trials else {}))
             return
-        if measure is not None:
+        if trials is not None:
             console.print(
-                f"{task}: the target is a training loss of {measure.target:.4g}; exact averaging "
-                f"holds it after {measure.exact_iterations:.0f} iterations",
+                f"{task}: the target is a training loss of {trials.target:.4g}; exact averaging "
+                f"holds it after {trials.exact_iterations:.0f} iterations",
                 highlight=False,
             )
         console.print(found.table(), highlight=False)
@@ -253,24 +237,3 @@ def _outer_step(word: str) -> OuterStep | None:
         raise InputError(
             f"--outer {word!r} is not RATE/MOMENTUM, such as 0.7/0.5, or none."
         ) from None
-
-
-def _trials(
-    task: str,
-    graph: Topology,
-    choices: Choices,
-    epochs: int | None,
-    learning_rate: float | None,
-    target: float | None,
-) -> TaskTrials:
-    """Trials at a constant learning rate: decays come when trials have long ended."""
-    from matcha.simulation import Constant, Settings, TaskTrials
-    from matcha.zoo.recipes import recipe
-
-    chosen = recipe(task)
-    settings = Settings(
-        epochs=_TRIAL_EPOCHS if epochs is None else epochs,
-        schedule=Constant(base=chosen.learning_rate if learning_rate is None else learning_rate),
-        optimizer=chosen.optimizer,
-    )
-    return TaskTrials(chosen.task(choices), graph, settings, target_loss=target)
