@@ -14,7 +14,7 @@ from matcha.report.figures import draw_tuning, save_figure
 from matcha.simulation import SGD, Constant, Settings, TaskTrials
 from matcha.strategies import Greedy
 from matcha.tuning import Problem, floor
-from matcha.tuning.trials import infer_iterations
+from matcha.tuning.search import infer_iterations
 from matcha.wires import parse_wire
 from matcha.zoo.recipes import Choices, recipe
 

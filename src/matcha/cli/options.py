@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import typer
 from typer import Option
@@ -17,8 +17,6 @@ from matcha.wires import WIRES
 
 if TYPE_CHECKING:
     from matcha.training.task import TaskSpec
-
-_N = TypeVar("_N", int, float)
 
 
 def _mixing_words() -> str:
@@ -248,30 +246,14 @@ def words(texts: Iterable[str]) -> list[str]:
     return [word.strip() for text in texts for word in text.split(",") if word.strip()]
 
 
-def numbers(texts: Iterable[str], option: str = "--budget") -> list[float]:
+def numbers(texts: Iterable[str], option: str = "--budget", kind: Any = float) -> list[Any]:
     """The numbers of an option that was given several times, with commas, or both.
 
-    >>> numbers(["0.1,0.5", "1"])
-    [0.1, 0.5, 1.0]
+    >>> numbers(["0.1,0.5", "1"]), numbers(["0,1", "2"], "--seed", int)
+    ([0.1, 0.5, 1.0], [0, 1, 2])
     """
-    return _parsed(texts, option, float, "numbers")
-
-
-def whole_numbers(texts: Iterable[str], option: str) -> list[int]:
-    """The whole numbers of an option, each of them once.
-
-    >>> whole_numbers(["0,1", "2"], "--seed")
-    [0, 1, 2]
-    """
-    found = _parsed(texts, option, int, "whole numbers")
-    if not found or len(set(found)) < len(found):
-        raise InputError(f"{option} is {','.join(texts)!r}: name each choice once.")
-    return found
-
-
-def _parsed(texts: Iterable[str], option: str, kind: Callable[[str], _N], what: str) -> list[_N]:
     try:
         return [kind(word) for word in words(texts)]
     except ValueError:
-        given = ",".join(texts)
+        given, what = ",".join(texts), "whole numbers" if kind is int else "numbers"
         raise InputError(f"{option} is {given!r}, but it is {what} separated by commas.") from None

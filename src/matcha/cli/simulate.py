@@ -148,7 +148,9 @@ def simulate_command(
         execution=Execution.auto(device, precision, streams=streams, compile=compile),
     )
     script = Events.read(events) if events is not None else None
-    numbered = opt.whole_numbers(seeds, "--seed")
+    numbered = opt.numbers(seeds, "--seed", int)
+    if not numbered or len(set(numbered)) < len(numbered):
+        raise InputError(f"--seed is {','.join(seeds)!r}: name each choice once.")
     if resume and not find_runs(output):
         raise InputError(
             f"{str(output)!r} holds no run to go on with: leave --resume out to start one."

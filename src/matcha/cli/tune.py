@@ -31,6 +31,7 @@ _TRIALS = ("epochs", "learning_rate", "batch_size", "model", "data", "target_los
 
 @app.command("advise", cls=Command)
 def advise_command(
+    context: typer.Context,
     compute_time: float = opt.COMPUTE_TIME,
     topology: str | None = typer.Argument(
         None, help="The links: a file of [cyan]matcha probe[/], or a name like ring:8."
@@ -73,14 +74,8 @@ def advise_command(
     with patient_progress("planning"):
         found = advise(
             families.parse(topology) if topology is not None else workers or 0,
-            compute_time=compute_time,
-            model_mb=model_mb,
-            link_mbps=link_mbps,
-            latency=latency,
-            alike=alike,
             momentum=not plain_sgd,
-            overlap=overlap,
-            seed=seed,
+            **opt.taken(context, "compute_time model_mb link_mbps latency alike overlap seed"),
         )
     with keeping() as results:
         results.write(output, found.best.plan.save)
@@ -194,17 +189,12 @@ def tune_command(
     with patient_progress("tuning") as progress:
         found = tune(
             graph,
-            compute_time=compute_time,
-            link_time=link_time,
-            latency=latency,
+            **opt.taken(context, "compute_time link_time latency overlap seed max_trials"),
             problem=problem,
             strategies=[strategy_with(name, effort=effort) for name in opt.words(strategies)],
             budgets=opt.numbers(budgets),
             wires=opt.words(wires),
-            overlap=overlap,
-            seed=seed,
             trials=trials,
-            max_trials=max_trials,
             outer=outer_steps,
             rate_factors=factors,
             progress=progress,

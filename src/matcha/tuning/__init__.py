@@ -7,11 +7,12 @@ from matcha.tuning.search import (
     DEFAULT_BUDGETS,
     DEFAULT_STRATEGIES,
     DEFAULT_WIRES,
+    MAX_TRIALS,
+    Trials,
     predict,
     small_messages,
     tune,
 )
-from matcha.tuning.trials import MAX_TRIALS, Trials
 
 __all__ = [
     "DEFAULT_BUDGETS",
