@@ -70,7 +70,7 @@ def demo_command(
         15.0, "--time-limit", help="Give up on the target after this many seconds."
     ),
     topology: str = opt.TOPOLOGY,
-    strategies: list[str] = opt.strategies(*RUNS),
+    strategies: list[str] = opt.several("strategy", *RUNS),
     seed: int = opt.SEED,
     output: Path | None = opt.folder(),
     as_json: bool = opt.JSON,

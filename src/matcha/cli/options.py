@@ -29,12 +29,6 @@ def _mixing_words() -> str:
     return "; ".join(f"{mixing} ({', '.join(names)})" for mixing, names in found.items())
 
 
-def _several(default: Iterable[str], *names: str, metavar: str, about: str) -> Any:
-    """An option that takes several values."""
-    text = f"{about}; several with commas, or the option again."
-    return Option(list(default), *names, metavar=metavar, help=text)
-
-
 # -- the network and what may be spent on it -------------------------------------------------------
 
 _TOPOLOGY = (
@@ -63,20 +57,20 @@ def budget(default: float) -> Any:
     return Option(default, "--budget", "-b", help=f"{_BUDGET}.")
 
 
-def budgets(*default: float) -> Any:
-    """Several budgets."""
-    shown = [f"{budget:g}" for budget in default]
-    return _several(shown, "--budget", "-b", metavar="NUMBER,…", about=_BUDGET)
+_SEVERAL: dict[str, tuple[tuple[str, ...], str, str]] = {
+    "budget": (("--budget", "-b"), "NUMBER,…", _BUDGET),
+    "strategy": (("--strategy", "-s"), "TEXT,…", _STRATEGY),
+    "wire": (("--wire",), "TEXT,…", _WIRE),
+    "seed": (("--seed",), "INTEGER,…", "Seeds of rounds, weights and data"),
+}
 
 
-def strategies(*default: str) -> Any:
-    """Several strategies."""
-    return _several(default, "--strategy", "-s", metavar="TEXT,…", about=_STRATEGY)
-
-
-def wires(*default: str) -> Any:
-    """Several wires."""
-    return _several(default, "--wire", metavar="TEXT,…", about=_WIRE)
+def several(kind: str, *default: str | float) -> Any:
+    """Several budgets, strategies, wires or seeds."""
+    names, metavar, about = _SEVERAL[kind]
+    text = f"{about}; several with commas, or the option again."
+    shown = [each if isinstance(each, str) else f"{each:g}" for each in default]
+    return Option(shown, *names, metavar=metavar, help=text)
 
 
 TOPOLOGY = Option("paper:er8", "--topology", "-t", help=_TOPOLOGY)
@@ -106,7 +100,6 @@ WEIGHTS_OR_DATA = Option(
     help=f"{_WEIGHTS}; or data: as many as it has examples.",
 )
 SEED = Option(0, help="Seed of rounds, searches, first weights and the data's order.")
-SEEDS = _several(["0"], "--seed", metavar="INTEGER,…", about="Seeds of rounds, weights and data")
 ALPHA = Option("error", help="What mixing weights are best for: error, or rho as in the paper.")
 EFFORT = Option("default", help=_EFFORT)
 EFFORT_OR_NONE = Option(None, help=_EFFORT)

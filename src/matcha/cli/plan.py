@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -190,10 +191,9 @@ def _matchings_table(plan: Plan, title: str) -> RichTable:
 
 def _distinct(plan: Plan) -> list[tuple[Matching, float]]:
     """Each matching once, with how often it is active: a cycle may hold it with several weights."""
-    found: dict[Matching, float] = {}
+    found: dict[Matching, float] = defaultdict(float)
     for matching, p in zip(plan.matchings, plan.schedule.uses, strict=True):
-        key = tuple(sorted(matching))
-        found[key] = found.get(key, 0.0) + p
+        found[tuple(sorted(matching))] += p
     return list(found.items())
 
 
@@ -282,9 +282,9 @@ def _timing(exponent: float | None, topology: Topology) -> Timing | None:
 @app.command("sweep", cls=Command)
 def sweep_command(
     topology: str = opt.topology(),
-    budgets: list[str] = opt.budgets(*DEFAULT_BUDGETS),
-    strategies: list[str] = opt.strategies(*COMPARED),
-    wires: list[str] = opt.wires("float32"),
+    budgets: list[str] = opt.several("budget", *DEFAULT_BUDGETS),
+    strategies: list[str] = opt.several("strategy", *COMPARED),
+    wires: list[str] = opt.several("wire", "float32"),
     alpha: str = opt.ALPHA,
     switch: bool = opt.SWITCH,
     seed: int = opt.SEED,

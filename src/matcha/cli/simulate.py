@@ -47,15 +47,15 @@ def simulate_command(
         help="What to train: digits, logistic, quadratic, cifar10, cifar100, ptb, or your own as "
         "MODULE:FUNCTION.",
     ),
-    strategies: list[str] = opt.strategies(
-        "silent", "allreduce", "local", "vanilla", "matcha", "greedy"
+    strategies: list[str] = opt.several(
+        "strategy", "silent", "allreduce", "local", "vanilla", "matcha", "greedy"
     ),
     period: int | None = opt.PERIOD,
     switch: bool = opt.SWITCH,
     alpha: str = opt.ALPHA,
-    budgets: list[str] = opt.budgets(0.5),
-    wires: list[str] = opt.wires("float32"),
-    seeds: list[str] = opt.SEEDS,
+    budgets: list[str] = opt.several("budget", 0.5),
+    wires: list[str] = opt.several("wire", "float32"),
+    seeds: list[str] = opt.several("seed", "0"),
     plans: list[Path] = typer.Option([], "--plan", help="Saved plans instead of strategies."),
     epochs: int | None = opt.EPOCHS,
     batch_size: int | None = opt.BATCH_SIZE,

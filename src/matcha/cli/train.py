@@ -187,13 +187,11 @@ def train_command(
     joining = None if join is None else placement.ask_to_join(join, keys, rank, listen)
     address = None if peers is None else placement.LinkAddress(peers=peers, rank=rank, keys=keys)
     network = Network(
-        timeout=timeout,
-        link_mbps=link_mbps,
+        **opt.taken(context, "timeout link_mbps keys"),
         on_loss="continue" if elastic else None,
         restarts=restarts if elastic else 0,
         replan=replan or None,
         links=links or elastic,
-        keys=keys,
         hosts=Hosts(number=hosts, rendezvous=rendezvous, rank=host_rank),
         address=address,
         joining=joining,
@@ -241,10 +239,8 @@ def train_command(
             train_job(
                 job,
                 network,
+                **opt.taken(context, "resume checkpoint_every tensorboard"),
                 live=serve is not None,
-                resume=resume,
-                checkpoint_every=checkpoint_every,
-                tensorboard=tensorboard,
                 on_record=None if as_json or watch else partial(show_record, settings.epochs),
                 meanwhile=partial(_watch, directory) if watch else None,
             )

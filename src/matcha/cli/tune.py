@@ -95,9 +95,9 @@ def tune_command(
     latency: float = typer.Option(
         0.0, help="Seconds of --link-time that a message of any size takes; no wire saves them."
     ),
-    budgets: list[str] = opt.budgets(*DEFAULT_BUDGETS),
-    strategies: list[str] = opt.strategies(*DEFAULT_STRATEGIES),
-    wires: list[str] = opt.wires(*DEFAULT_WIRES),
+    budgets: list[str] = opt.several("budget", *DEFAULT_BUDGETS),
+    strategies: list[str] = opt.several("strategy", *DEFAULT_STRATEGIES),
+    wires: list[str] = opt.several("wire", *DEFAULT_WIRES),
     task: str | None = typer.Option(
         None,
         help="Train with the best few, all workers on this machine: digits, logistic, … as for "
