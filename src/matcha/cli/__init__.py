@@ -16,7 +16,6 @@ from matcha.errors import InputError, MatchaError, missing_package
 app = typer.Typer(
     name="matcha",
     cls=Group,
-    help="Plan, simulate and run decentralized SGD on any network within a communication budget.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",

@@ -97,11 +97,7 @@ def demo_command(
         if clash := opt.given(context, ["strategies", "target_loss", "seconds"]):
             raise InputError(f"--quick chooses {clash[0]}: leave one of the two out.")
         names, target_loss, seconds = list(QUICK), 0.3, 4.0
-    for name, value in (
-        ("link_mbps", link_mbps),
-        ("target_loss", target_loss),
-        ("seconds", seconds),
-    ):
+    for name, value in opt.taken(context, "link_mbps target_loss seconds").items():
         if not 0 < value < math.inf:
             raise InputError(f"{name} must be positive, not {value:g}.")
     if not names:
@@ -129,7 +125,7 @@ def demo_command(
     )
     from matcha.distributed.train import Network
 
-    bars, show = _bars(names, target_loss, seconds)
+    bars, show = _bars(list(plans), target_loss, seconds)
     with bars:
         run_demo(directory, jobs, Network(link_mbps=link_mbps, slower=slower), seconds, show)
     runs = load_runs([job.folder for job in jobs])
