@@ -263,8 +263,6 @@ def base_rounds(num_workers: int, base: int) -> tuple[Exchanges, ...]:
 
     >>> [len(base_rounds(m, 3)) for m in (3, 9, 5, 10, 25)]
     [1, 2, 3, 4, 6]
-    >>> [len(round_) for round_ in base_rounds(9, 3)]  # groups of three take three matchings
-    [3, 3]
     """
     if num_workers < 2 or base < 2:
         raise InputError(f"{num_workers} workers in base {base}: both are at least 2.")

@@ -256,11 +256,7 @@ def optimal_activation(
 
 
 def project(p: Array, costs: Array, limit: float) -> Array:
-    """The nearest point with 0 <= p <= 1 and Σ p_j · cost_j <= limit.
-
-    >>> project(np.array([0.9, 0.9]), np.ones(2), 1.0).tolist()
-    [0.5, 0.5]
-    """
+    """The nearest point with 0 <= p <= 1 and Σ p_j · cost_j <= limit."""
     clipped: Array = np.clip(p, 0.0, 1.0)
     if clipped @ costs <= limit:
         return clipped

@@ -12,6 +12,7 @@ decomposition on every machine.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from itertools import combinations, pairwise
 from typing import NamedTuple
 
@@ -139,6 +140,13 @@ class _Problem:
         self.index = topology.columns
         self.timing, self.budget, self.limit = request.timing, request.budget, limit
 
+    @cached_property
+    def products(self) -> Array:
+        """b_e b_eᵀ of each link, flattened, in the basis perpendicular to ones."""
+        Q = perpendicular_basis(self.num_workers)
+        D = Q[self.ends[:, 0]] - Q[self.ends[:, 1]]
+        return np.asarray((D[:, :, None] * D[:, None, :]).reshape(len(D), -1))
+
     # -- colourings as values ---------------------------------------------------------------------
 
     def colors_of(self, matchings: Sequence[Matching]) -> Indices:
@@ -226,12 +234,9 @@ class _Problem:
         """Plan to a few digits: small programs as one stack of full size, large ones one by one."""
         if self.num_workers > _STACKED_UP_TO:
             return self.plan_each(candidates, 1e-3)
-        (i, j), Q = self.ends.T, perpendicular_basis(self.num_workers)
         N, M, k = len(candidates), self.num_colors, self.num_workers - 1
-        D = Q[i] - Q[j]
-        outer = (D[:, :, None] * D[:, None, :]).reshape(len(D), -1)
         members = (np.array(candidates)[:, None, :] == np.arange(M)[:, None]).astype(np.float64)
-        A = members @ outer
+        A = members @ self.products
         costs, allowed = (np.array(some) for some in zip(*map(self.costs, candidates), strict=True))
         p = solve(A.reshape(N, M, k, k), np.empty((N, 0, M)), costs, allowed, tolerance=1e-4).p
         mean = (p[:, None] @ A).reshape(N, k, k)

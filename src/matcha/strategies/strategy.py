@@ -324,8 +324,6 @@ def sort_pairs(given: Any, *, push: bool = False) -> tuple[Matching, ...]:
 def timeline(costs: Sequence[Fraction], rate: Fraction) -> list[tuple[int, list[int]]]:
     """Spend time as it accrues: turns of iterations, each with what becomes affordable at its end.
 
-    >>> timeline([Fraction(1)] * 3, Fraction(1, 2))
-    [(2, [0]), (2, [1]), (2, [2])]
     >>> timeline([Fraction(1)] * 5, Fraction(5, 2))
     [(1, [0, 1]), (1, [2, 3, 4])]
     """
@@ -342,11 +340,7 @@ def timeline(costs: Sequence[Fraction], rate: Fraction) -> list[tuple[int, list[
 
 
 def unroll(turns: Iterable[tuple[int, tuple[int, ...]]]) -> tuple[tuple[int, ...], ...]:
-    """Turns as rounds, one per iteration.
-
-    >>> unroll([(2, (0,)), (1, (1,))])
-    ((), (0,), (1,))
-    """
+    """Turns as rounds, one per iteration: all empty but the last of a turn."""
     turns = list(turns)
     check_storable(sum(iterations for iterations, _ in turns))
     rounds: list[tuple[int, ...]] = []

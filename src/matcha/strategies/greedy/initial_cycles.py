@@ -89,11 +89,7 @@ def possible_hops(topology: Topology) -> tuple[int, ...]:
 
 
 def hops_error(hops: Indices, num_workers: int, rate: Fraction) -> Array:
-    """The steady-state errors of cycles of hops (rows), at some rounds per iteration, weight ½.
-
-    >>> round(float(hops_error(np.array([[1, 2, 4]]), 8, Fraction(1))[0]), 6)
-    0.5
-    """
+    """The steady-state errors of cycles of hops (rows), at some rounds per iteration, weight ½."""
     length, m = hops.shape[1], num_workers
     count = length * min((Fraction(length) / rate).denominator, max(1, _MOST_STEPS // length))
     turns = timeline([Fraction(1)] * count, rate)
