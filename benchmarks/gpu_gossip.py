@@ -30,7 +30,7 @@ from matcha import Plan, families
 from matcha.distributed import Gossip, TorchTransport, Transport
 from matcha.distributed.launch.launcher import LocalWorkers
 from matcha.rounds import RoundProcess
-from matcha.schedules import Cycle, Periodic
+from matcha.schedules import Cycle, EvenlySpaced
 from matcha.testing import MemoryNetwork
 from matcha.timing import Units
 from matcha.wires import parse_wire
@@ -53,7 +53,7 @@ def make_plan(mixing: str, wire: str) -> Plan:
     """Both matchings of a ring of four: all links every time, or one after another in a cycle."""
     matchings = (((0, 1), (2, 3)), ((0, 3), (1, 2)))
     schedule = (
-        Periodic(frequency=1.0, num_matchings=2)
+        EvenlySpaced(frequency=1.0, num_matchings=2)
         if mixing == "laplacian"
         else Cycle(cycle=((0,), (1, 0), (), (1,)), num_matchings=2)
     )

@@ -77,7 +77,7 @@ def both(name: str) -> dict[str, Any]:
 
     topology = families.parse(name)
     exact = matcha.plan(topology, BUDGET, "greedy")
-    network = candidates.Network(
+    network = candidates.SearchNetwork(
         num_workers=topology.num_workers,
         links=topology.link_array,
         times=(Fraction(1),) * len(topology.links),

@@ -95,6 +95,16 @@ def test_every_protocol_has_several_implementations():
     assert not alone
 
 
+def test_a_name_of_a_class_means_one_thing():
+    """A reader who searches for a class finds one."""
+    places: dict[str, list[str]] = {}
+    for name, file in modules().items():
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(name)
+    assert not {name: found for name, found in places.items() if len(found) > 1}
+
+
 ARCHAIC = re.compile(
     r"\b(anew|lately|afresh|in earnest|nobody|everybody|somebody|whoever)\b", re.IGNORECASE
 )

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import matcha
 from matcha.errors import InputError, PlanError
-from matcha.schedules import Bernoulli, Choice, Cycle, Periodic, Schedule, register_schedule
+from matcha.schedules import Bernoulli, Choice, Cycle, EvenlySpaced, Schedule, register_schedule
 from matcha.strategies import Greedy
 
 P = (0.1, 0.25, 0.5, 0.75, 0.9)
@@ -96,7 +96,7 @@ def test_choice_draws_at_most_one():
 
 @pytest.mark.parametrize("budget", [0.1, 0.3, 0.5, 2 / 3, 1.0, 0.02])
 def test_periodic_spends_exactly_its_budget(budget):
-    schedule = Periodic(frequency=budget, num_matchings=3)
+    schedule = EvenlySpaced(frequency=budget, num_matchings=3)
     n = 3000
     rounds = [schedule.active(k) for k in range(n)]
     assert sum(1 for active in rounds if active) == pytest.approx(budget * n, abs=1)

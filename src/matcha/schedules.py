@@ -268,10 +268,10 @@ def _random_bits(seed: int, k: int, count: int, width: int) -> npt.NDArray[np.ui
 
 
 @dataclass(frozen=True)
-class Periodic(Schedule):
+class EvenlySpaced(Schedule):
     """All matchings, in a fraction `frequency` of the iterations, evenly spaced.
 
-    >>> schedule = Periodic(frequency=0.5, num_matchings=2)
+    >>> schedule = EvenlySpaced(frequency=0.5, num_matchings=2)
     >>> [schedule.active(k) for k in range(4)]
     [(), (0, 1), (), (0, 1)]
     """
@@ -293,7 +293,7 @@ class Periodic(Schedule):
     def period(self) -> tuple[Active, ...]:
         """One period; where that is long, the period of the nearest frequency with a short one.
 
-        >>> Periodic(frequency=0.4, num_matchings=2).period
+        >>> EvenlySpaced(frequency=0.4, num_matchings=2).period
         ((), (), (0, 1), (), (0, 1))
         """
         short = self._exact.limit_denominator(_LONGEST_PERIOD)
@@ -384,7 +384,7 @@ SCHEDULES: Registry[Schedule] = Registry(
             probabilities=p, seed=seed, groups=_rows(document["groups"])
         ),
         "choice": lambda _, p, seed: Choice(probabilities=p, seed=seed),
-        "periodic": lambda document, p, seed: Periodic(
+        "periodic": lambda document, p, seed: EvenlySpaced(
             frequency=float(document["frequency"]), num_matchings=len(p), seed=seed
         ),
         "cycle": lambda document, p, seed: Cycle(

@@ -20,7 +20,7 @@ from torch import nn
 from matcha import Plan, Topology, families, plan
 from matcha.distributed import Gossip, MpiTransport, TorchTransport, Transport
 from matcha.rounds import PushSum, Relay, RoundProcess
-from matcha.schedules import Bernoulli, Choice, Cycle, Periodic
+from matcha.schedules import Bernoulli, Choice, Cycle, EvenlySpaced
 from matcha.strategies import strategy_with
 from matcha.timing import Units
 
@@ -87,8 +87,8 @@ def make_plan(strategy: str, mixing: str, seed: int = 3) -> Plan:
     count = len(matchings)
     schedule = {
         "matcha": lambda: Bernoulli(probabilities=(0.5,) * count, seed=seed),
-        "vanilla": lambda: Periodic(frequency=1.0, num_matchings=count, seed=seed),
-        "periodic": lambda: Periodic(frequency=0.3, num_matchings=count, seed=seed),
+        "vanilla": lambda: EvenlySpaced(frequency=1.0, num_matchings=count, seed=seed),
+        "periodic": lambda: EvenlySpaced(frequency=0.3, num_matchings=count, seed=seed),
         "single": lambda: Choice(probabilities=(0.9 / count,) * count, seed=seed),
         "greedy": lambda: Cycle(
             cycle=((0, 2), (), (1,), (3, 0, 1), (4,)), num_matchings=count, seed=seed

@@ -18,7 +18,7 @@ from torch import nn
 from matcha import families, plan
 from matcha.distributed import Gossip, TorchTransport, Transport
 from matcha.errors import ExchangeError, InputError
-from matcha.schedules import Periodic
+from matcha.schedules import EvenlySpaced
 
 NUM_WORKERS = 4
 VICTIM = 2
@@ -102,7 +102,7 @@ def run_ahead(transport: Transport, folder: Path) -> None:
     """0 and 1 meet in every round, and so do 2 and 3; 0 goes on only when 2 and 3 have finished."""
     pairs = PLAN.with_process(
         matchings=(((0, 1), (2, 3)),),
-        schedule=Periodic(frequency=1.0, num_matchings=1),
+        schedule=EvenlySpaced(frequency=1.0, num_matchings=1),
     )
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

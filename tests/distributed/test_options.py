@@ -13,7 +13,7 @@ from torch import nn
 
 import matcha
 from matcha.distributed import Gossip, GossipOptions, options
-from matcha.distributed.options import EXCLUSIONS, Choice, Exclusion, Setup, find_exclusion
+from matcha.distributed.options import EXCLUSIONS, Exclusion, Feature, Setup, find_exclusion
 from matcha.errors import InputError
 from matcha.plans import OuterStep
 from matcha.testing import MemoryNetwork, run_threads
@@ -23,7 +23,7 @@ from matcha.wires import parse_wire
 
 RING = matcha.families.ring(3)
 PAIRS = matcha.plan(RING, 0.5, "greedy")
-MADE: dict[Choice, dict[str, Any]] = {
+MADE: dict[Feature, dict[str, Any]] = {
     options.OVERLAP: {"options": {"overlap": True}},
     options.ASYNCHRONOUS: {"options": {"asynchronous": True}},
     options.MOMENTUM: {"momentum": Momentum(kind="outer")},
@@ -61,7 +61,7 @@ MADE: dict[Choice, dict[str, Any]] = {
 }
 
 
-def plan_with(choice: Choice) -> matcha.plans.PlanLike:
+def plan_with(choice: Feature) -> matcha.plans.PlanLike:
     if choice in (options.DIRECTED, options.ONE_WAY_LINKS, options.SET_PLAN):
         topology = matcha.Topology.from_links([(0, 1), (1, 2), (2, 0)], directed=True)
         return matcha.plan(topology, 0.5, "greedy")
@@ -85,7 +85,7 @@ def plan_with(choice: Choice) -> matcha.plans.PlanLike:
     return matcha.plan(RING, 1.0, strategy)
 
 
-def setup_with(*choices: Choice) -> Setup:
+def setup_with(*choices: Feature) -> Setup:
     """A setup that has these choices and otherwise nothing out of the ordinary."""
     chosen: dict[str, Any] = {"plan": PAIRS, "optimizers": (SGD(),)}
     asked: dict[str, Any] = {}

@@ -16,7 +16,7 @@ import matcha
 from matcha import Plan, families, theory
 from matcha.errors import InputError, PlanError
 from matcha.rounds import RoundProcess
-from matcha.schedules import Bernoulli, Choice, Cycle, Periodic
+from matcha.schedules import Bernoulli, Choice, Cycle, EvenlySpaced
 from matcha.strategies import Base
 
 ER8 = families.paper("er8")
@@ -80,8 +80,8 @@ def test_the_digest_is_of_the_rounds(plan):
     [
         (lambda: Bernoulli(probabilities=(math.nan,), seed=0), r"in \[0, 1\]"),
         (lambda: Choice(probabilities=(math.nan,), seed=0), r"in \[0, 1\]"),
-        (lambda: Periodic(frequency=math.nan, num_matchings=1), r"in \(0, 1\]"),
-        (lambda: Periodic(frequency=0.0, num_matchings=1), r"in \(0, 1\]"),
+        (lambda: EvenlySpaced(frequency=math.nan, num_matchings=1), r"in \(0, 1\]"),
+        (lambda: EvenlySpaced(frequency=0.0, num_matchings=1), r"in \(0, 1\]"),
         (lambda: Cycle(cycle=((0, 5),), num_matchings=5), "does not exist"),
         (lambda: Cycle(cycle=((-1,),), num_matchings=5), "does not exist"),
         (lambda: Cycle(cycle=((0,),), num_matchings=5, seed=-1), "seed"),
@@ -100,7 +100,7 @@ def test_schedules_are_checked_where_they_are_made(make, message):
         ({"alpha": 1e30}, "weight"),
         ({"alpha": 0.0}, "weight"),
         ({"mixing": "shaken"}, "shaken"),
-        ({"schedule": Periodic(frequency=1.0, num_matchings=2)}, "2 probabilities"),
+        ({"schedule": EvenlySpaced(frequency=1.0, num_matchings=2)}, "2 probabilities"),
         ({"matchings": AUTHORS[:4]}, "for 4 matchings"),
     ],
 )

@@ -10,7 +10,7 @@ from tests.theory.brute import iterate, matrix, process
 
 import matcha
 from matcha import families
-from matcha.schedules import Cycle, Periodic
+from matcha.schedules import Cycle, EvenlySpaced
 from matcha.strategies import Greedy, Rounds
 from matcha.theory import consensus_error, push_sum_weights
 from matcha.theory.steady_state import cycle_contraction, mixing_matrices, push_sum_error
@@ -20,9 +20,9 @@ from matcha.theory.steady_state import cycle_contraction, mixing_matrices, push_
 @pytest.mark.parametrize(
     ("schedule", "period"),
     [
-        (Periodic(frequency=0.4, num_matchings=5), 5),
+        (EvenlySpaced(frequency=0.4, num_matchings=5), 5),
         (Cycle(cycle=((0, 2), (), (4, 1), (3,)), num_matchings=5), 4),
-        (Periodic(frequency=1.0, num_matchings=5), 1),
+        (EvenlySpaced(frequency=1.0, num_matchings=5), 1),
     ],
 )
 def test_deterministic_schedules_against_iteration(mixing, schedule, period):
@@ -38,7 +38,7 @@ def test_a_schedule_that_leaves_someone_out_never_settles(mixing):
     matchings = (((0, 1),), ((1, 2),))
     for schedule in (
         Cycle(cycle=((0,),), num_matchings=2),
-        Periodic(frequency=1.0, num_matchings=2),
+        EvenlySpaced(frequency=1.0, num_matchings=2),
     ):
         error = consensus_error(process(matchings, schedule, 4, mixing, 0.4))
         assert error == math.inf

@@ -7,7 +7,7 @@ from tests.theory.brute import process
 
 from matcha import families, theory
 from matcha.errors import InputError
-from matcha.schedules import Bernoulli, Choice, Cycle, Periodic
+from matcha.schedules import Bernoulli, Choice, Cycle, EvenlySpaced
 
 # DESIGN.md section 5: vanilla at its rho-optimal alpha.
 VANILLA = {
@@ -24,7 +24,7 @@ def test_vanilla_gives_the_published_table(name):
     topology = families.paper(name)
     values = np.linalg.eigvalsh(topology.laplacian().toarray())
     matchings = families.paper_matchings(name)
-    always = Periodic(frequency=1.0, num_matchings=len(matchings))
+    always = EvenlySpaced(frequency=1.0, num_matchings=len(matchings))
     alpha = 2 / (values[1] + values[-1])
     rounds = process(matchings, always, topology.num_workers, "laplacian", alpha)
     assert theory.consensus_error(rounds) == pytest.approx(VANILLA[name], abs=0.006)
@@ -83,7 +83,7 @@ def test_drift_against_simulation(mixing, kind):
         "coins": Bernoulli(probabilities=p, seed=1),
         "choice": Choice(probabilities=tuple(q / 3 for q in p), seed=1),
         "cycle": Cycle(cycle=((0, 2), (), (4, 1), (3,)), num_matchings=5),
-        "periodic": Periodic(frequency=0.5, num_matchings=5),
+        "periodic": EvenlySpaced(frequency=0.5, num_matchings=5),
     }[kind]
     rounds = process(matchings, schedule, 8, mixing, 0.3)
     # All fixed differences at once: column i is the response to a unit gradient at worker i.

@@ -25,7 +25,7 @@ _CLOCKS = timedelta(minutes=10)  # how far workers' clocks may lie apart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Certificate:
+class KeyCertificate:
     """What a certificate in a directory of keys says."""
 
     name: str
@@ -94,7 +94,9 @@ def worker_of(certificate: Any) -> int | None:
     return None
 
 
-def new_keys(directory: str | Path, num_workers: int, *, days: float = 365.0) -> list[Certificate]:
+def new_keys(
+    directory: str | Path, num_workers: int, *, days: float = 365.0
+) -> list[KeyCertificate]:
     """Make an authority and a certificate for each worker."""
     root = Path(directory)
     if num_workers < 1:
@@ -128,7 +130,7 @@ def revoke(directory: str | Path, workers: Sequence[int]) -> None:
     write_atomically(root / "revoked.txt", "".join(f"{line}\n" for line in listed))
 
 
-def read_certificates(directory: str | Path) -> list[Certificate]:
+def read_certificates(directory: str | Path) -> list[KeyCertificate]:
     """What a directory of keys holds, the authority first."""
     require("cryptography")
     from cryptography import x509
@@ -141,7 +143,7 @@ def read_certificates(directory: str | Path) -> list[Certificate]:
         digest = hashlib.sha256(der).hexdigest()
         worker = file.stem.removeprefix("worker-")
         found.append(
-            Certificate(
+            KeyCertificate(
                 name=file.stem,
                 worker=int(worker) if worker.isdigit() else None,
                 start=certificate.not_valid_before_utc,

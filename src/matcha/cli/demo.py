@@ -25,6 +25,7 @@ from matcha.cli import app
 from matcha.cli import options as opt
 from matcha.cli.help import Command
 from matcha.cli.output import (
+    check_writable,
     console,
     free_directory,
     keeping,
@@ -106,6 +107,7 @@ def demo_command(
     directory = output or free_directory(Path("runs"), stem)
     if directory.is_dir() and any(directory.iterdir()):
         raise InputError(f"{str(directory)!r} is not empty: choose another --output.")
+    check_writable(directory, directory)
     slower = _SLOW_LINKS if topology == "paper:er8" else {}
     with patient_progress("planning"):
         plans = make_plans(families.parse(topology), names, budget, link_mbps, slower, seed)

@@ -16,7 +16,7 @@ from matcha.cli.help import Command, Group
 from matcha.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
-    from matcha._io.keys import Certificate
+    from matcha._io.keys import KeyCertificate
 
 keys_app = typer.Typer(
     cls=Group, no_args_is_help=True, help="Make, show, renew and revoke workers' keys."
@@ -87,7 +87,7 @@ def revoke(
     _print(keys.read_certificates(directory), as_json)
 
 
-def _print(certificates: list[Certificate], as_json: bool) -> None:
+def _print(certificates: list[KeyCertificate], as_json: bool) -> None:
     if as_json:
         times = [{"start": c.start.isoformat(), "end": c.end.isoformat()} for c in certificates]
         print_json([asdict(c) | t for c, t in zip(certificates, times, strict=True)])

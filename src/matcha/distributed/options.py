@@ -131,7 +131,7 @@ class Setup:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Feature:
     """Something that a script may choose."""
 
     name: str
@@ -144,8 +144,8 @@ class Choice:
 class Exclusion:
     """Two choices that do not go together, and why."""
 
-    first: Choice
-    second: Choice
+    first: Feature
+    second: Feature
     cause: str
 
     @property
@@ -203,17 +203,17 @@ def _is_beside(setup: Setup) -> bool:
     return any(one.overlap or one.asynchronous for one in (setup.options, *setup.others))
 
 
-def _momentum(kind: str) -> Choice:
+def _momentum(kind: str) -> Feature:
     name = f'`momentum="{kind}"`'
-    return Choice(name, lambda s: s.momentum.kind == kind, "use another momentum")
+    return Feature(name, lambda s: s.momentum.kind == kind, "use another momentum")
 
 
-def _momentum_but(name: str, *kinds: str) -> Choice:
-    return Choice(name, lambda s: s.momentum.kind not in kinds, "leave momentum at 'local'")
+def _momentum_but(name: str, *kinds: str) -> Feature:
+    return Feature(name, lambda s: s.momentum.kind not in kinds, "leave momentum at 'local'")
 
 
-def _called(name: str, call: str, remedy: str) -> Choice:
-    return Choice(name, lambda s: s.call == call, remedy)
+def _called(name: str, call: str, remedy: str) -> Feature:
+    return Feature(name, lambda s: s.call == call, remedy)
 
 
 _USE_GREEDY = "make the plan with greedy, whose messages come round"
@@ -225,17 +225,17 @@ _LIVE_PLAN = "use greedy, matcha, periodic or another strategy with a budget"
 _GROWING_PLAN = "use greedy, matcha, vanilla or periodic, with links that carry both ways"
 _OWN_LINKS = "give Gossip a LinkTransport, or start with `matcha train --links`"
 
-OVERLAP = Choice("`overlap=True`", lambda s: s.options.overlap, "leave overlap out")
-ASYNCHRONOUS = Choice(
+OVERLAP = Feature("`overlap=True`", lambda s: s.options.overlap, "leave overlap out")
+ASYNCHRONOUS = Feature(
     "`asynchronous=True`", lambda s: s.options.asynchronous, "leave asynchronous out"
 )
-BESIDE = Choice("`overlap=True` or `asynchronous=True`", _is_beside)
+BESIDE = Feature("`overlap=True` or `asynchronous=True`", _is_beside)
 MOMENTUM = _momentum_but("outer steps, or a momentum other than `local`", "local")
 OTHER_MOMENTUM = _momentum_but("a momentum other than `local` and `outer`", "local", "outer")
 FOLLOWED = _momentum_but(
     "a momentum other than `local` and `quasi-global`", "local", "quasi-global"
 )
-RATE_FIRST = Choice(
+RATE_FIRST = Feature(
     "outer steps with the rate first (`gasloc`)",
     lambda s: s.momentum.kind == "outer" and s.momentum.rate_first,
     "use noloco",
@@ -244,35 +244,37 @@ TRACKING = _momentum("tracking")
 MOMENTUM_TRACKING = _momentum("momentum-tracking")
 EXACT_DIFFUSION = _momentum("exact-diffusion")
 SHARED = _momentum("shared")
-CLIP = Choice("`clip`", lambda s: s.options.clip is not None, "leave clip out")
-REPLAN = Choice("`replan`", lambda s: bool(s.options.replan), "leave replan out")
-CONTINUE = Choice(
+CLIP = Feature("`clip`", lambda s: s.options.clip is not None, "leave clip out")
+REPLAN = Feature("`replan`", lambda s: bool(s.options.replan), "leave replan out")
+CONTINUE = Feature(
     '`on_loss="continue"`', lambda s: s.options.on_loss == "continue", "leave on_loss at 'stop'"
 )
-MESH = Choice("`mesh`", lambda s: s.has_mesh, "leave mesh out")
-GROUP = Choice("workers of several processes (`mesh`)", lambda s: s.num_parts > 1, "leave mesh out")
-SHARDED = Choice("sharded parameters", _is_sharded)
-TRANSPORT = Choice("`transport`", lambda s: s.transport_given, "leave transport out")
-SHARED_TRANSPORT = Choice(
+MESH = Feature("`mesh`", lambda s: s.has_mesh, "leave mesh out")
+GROUP = Feature(
+    "workers of several processes (`mesh`)", lambda s: s.num_parts > 1, "leave mesh out"
+)
+SHARDED = Feature("sharded parameters", _is_sharded)
+TRANSPORT = Feature("`transport`", lambda s: s.transport_given, "leave transport out")
+SHARED_TRANSPORT = Feature(
     "another Gossip over the same transport", lambda s: bool(s.others), _TAKE_TURNS
 )
-ONE_THREAD = Choice(
+ONE_THREAD = Feature(
     "a transport for one thread (MPI, NCCL)",
     lambda s: s.transport is not None and not s.transport.threads,
     "choose gloo or links of our own (LinkTransport)",
 )
-NO_LINKS = Choice(
+NO_LINKS = Feature(
     "a transport that does not know who is gone",
     lambda s: s.transport is not None and not isinstance(s.transport, LinkTransport),
     _OWN_LINKS,
 )
-NO_OPTIMIZER = Choice("`optimizer=None`", lambda s: not s.optimizers, "give Gossip the optimizer")
-SEVERAL_GRADIENTS = Choice(
+NO_OPTIMIZER = Feature("`optimizer=None`", lambda s: not s.optimizers, "give Gossip the optimizer")
+SEVERAL_GRADIENTS = Feature(
     "an optimizer with several gradients per step (LBFGS, SAM)",
     lambda s: any(isinstance(o, torch.optim.LBFGS) or _perturbs(o) for o in s.optimizers),
 )
-LBFGS = Choice("LBFGS", lambda s: any(isinstance(o, torch.optim.LBFGS) for o in s.optimizers))
-NOT_SGD = Choice(
+LBFGS = Feature("LBFGS", lambda s: any(isinstance(o, torch.optim.LBFGS) for o in s.optimizers))
+NOT_SGD = Feature(
     "an optimizer other than SGD",
     lambda s: any(type(wrapped_by(o) or o).__name__ != "SGD" for o in s.optimizers),
     "use SGD",
@@ -281,61 +283,65 @@ TASK = _called("training a task", "train", _OWN_LOOP)
 JOIN = _called("`join()`", "join", "leave join() out, and let all take as many steps")
 EPOCHS = _called("`Recorder.epochs()`", "epochs", _WHILE)
 LOAD_STATE = _called("`load_state_dict()`", "load_state_dict", _SAVE)
-GROWTH = Choice(
+GROWTH = Feature(
     "workers that join or leave for good (`join=`, `leave()`)",
     lambda s: s.options.join is not None or s.call == "grow",
 )
-OUTER_PLAN = Choice(
+OUTER_PLAN = Feature(
     "a plan with outer steps", lambda s: s.plan.outer is not None, "use another strategy"
 )
-SET_PLAN = Choice(
+SET_PLAN = Feature(
     "a plan that cannot be made for other workers", _cannot_be_made_again, _GROWING_PLAN
 )
-STAGES = Choice(
+STAGES = Feature(
     "a plan with stages of its own",
     lambda s: isinstance(s.plan, StagedPlan),
     "start with one plan",
 )
-FIXED_PLAN = Choice("a plan in which nothing depends on how long links take", _is_fixed, _LIVE_PLAN)
-DIRECTED = Choice("links that carry one way", lambda s: s.plan.topology.directed)
-ONE_WAY_LINKS = Choice(
+FIXED_PLAN = Feature(
+    "a plan in which nothing depends on how long links take", _is_fixed, _LIVE_PLAN
+)
+DIRECTED = Feature("links that carry one way", lambda s: s.plan.topology.directed)
+ONE_WAY_LINKS = Feature(
     "one-way links or messages", lambda s: s.plan.topology.directed or "push" in _mixings(s)
 )
-ONE_WAY_ROUNDS = Choice(
+ONE_WAY_ROUNDS = Feature(
     "a plan of one-way messages",
     lambda s: bool(_mixings(s) & set(ONE_WAY)),
     "plan with pairwise or laplacian mixing",
 )
-NO_MEETINGS = Choice(
+NO_MEETINGS = Feature(
     "a plan that pushes, relays, or averages all workers",
     lambda s: bool(_mixings(s) & {"push", "average", "relay"}),
 )
-NOT_PAIRS = Choice(
+NOT_PAIRS = Feature(
     "a plan whose workers do not meet in pairs",
     lambda s: not _mixings(s) <= {"laplacian", "pairwise"},
     "choose a plan of pairs, with both ways on every link",
 )
-PUSH_SUM = Choice(
+PUSH_SUM = Feature(
     "a plan that needs push-sum",
     lambda s: any(level.needs_push_sum for level in s.plan.levels),
     _USE_GREEDY,
 )
-RELAY = Choice("a plan of relayed sums (relaysum)", lambda s: "relay" in _mixings(s), "use greedy")
-WEIGHTS = Choice(
+RELAY = Feature("a plan of relayed sums (relaysum)", lambda s: "relay" in _mixings(s), "use greedy")
+WEIGHTS = Feature(
     "a plan with `worker_weights`",
     lambda s: s.plan.worker_weights is not None,
     "plan without worker_weights",
 )
-LOW_RANK = Choice("a low-rank wire", lambda s: isinstance(s.plan.wire, LowRank), "use another wire")
-CODED_WIRE = Choice(
+LOW_RANK = Feature(
+    "a low-rank wire", lambda s: isinstance(s.plan.wire, LowRank), "use another wire"
+)
+CODED_WIRE = Feature(
     "a wire that sends less than whole values",
     lambda s: not isinstance(s.plan.wire, Float),
     "choose the wire float32 or bfloat16",
 )
-NOT_WHOLE = Choice(
+NOT_WHOLE = Feature(
     "a wire other than float32", lambda s: s.plan.wire != Float(), "leave the wire at float32"
 )
-TOP_K = Choice(
+TOP_K = Feature(
     'a top-k wire (`sparseloco`, `wire="topk:64"`)',
     lambda s: isinstance(s.plan.wire, TopK),
     "use another wire",
@@ -344,7 +350,7 @@ TOP_K = Choice(
 _STEP_FIRST = "it changes the step before the round, but with overlap the round comes first"
 _OF_ALL = "they are of all workers at all iterations"
 _CORRECTED = "each iteration is corrected, also of a worker that has finished"
-_CAUSES: Mapping[Choice, Mapping[Choice, str]] = {
+_CAUSES: Mapping[Feature, Mapping[Feature, str]] = {
     OVERLAP: {
         NO_OPTIMIZER: "it must end before parameters change, and only an optimizer tells when",
         SEVERAL_GRADIENTS: "parameters change between the gradients that it runs beside",

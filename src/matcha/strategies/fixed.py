@@ -18,8 +18,7 @@ from matcha.matchings import decompose
 from matcha.mixing import laplacian_extremes, periodic_contraction
 from matcha.plans import Plan
 from matcha.rounds import Mixing
-from matcha.schedules import Cycle
-from matcha.schedules import Periodic as PeriodicSchedule
+from matcha.schedules import Cycle, EvenlySpaced
 from matcha.strategies.finite_time import check_has_links, missing_link, pairwise_average
 from matcha.strategies.strategy import (
     Alpha,
@@ -66,7 +65,7 @@ class Periodic(Strategy):
         return assemble_plan(
             request,
             budget=frequency,
-            schedule=PeriodicSchedule(frequency=frequency, num_matchings=number, seed=request.seed),
+            schedule=EvenlySpaced(frequency=frequency, num_matchings=number, seed=request.seed),
             alpha=best.alpha,
             figures={"rho": best.rho, "algebraic_connectivity": frequency * connectivity},
         )

@@ -79,7 +79,7 @@ def improve(request: Request, effort: Effort = "default") -> tuple[Matching, ...
         return matchings
     if m > _STACKED_UP_TO and len(matchings) > _COLORS_UP_TO:
         return matchings
-    problem = _Problem(request, limit)
+    problem = _Recoloring(request, limit)
     first = problem.plan([problem.colors_of(matchings)])[0]
     walks = _STACKED if m <= _STACKED_UP_TO else _ONE_BY_ONE
     short, walk, seen = walks["default"], walks[effort], {problem.key(first.colors)}
@@ -100,7 +100,7 @@ def improve(request: Request, effort: Effort = "default") -> tuple[Matching, ...
 
 
 def _search(
-    problem: _Problem,
+    problem: _Recoloring,
     start: _Scored,
     walk: _Walk,
     seen: set[bytes],
@@ -129,7 +129,7 @@ def _search(
     return best
 
 
-class _Problem:
+class _Recoloring:
     """What the search knows of the topology and the budget, as arrays."""
 
     def __init__(self, request: Request, limit: float) -> None:

@@ -385,8 +385,6 @@ def _times(
 
 def _check_parts(topology: Topology) -> None:
     m, links, labels = topology.num_workers, topology.links, topology.labels
-    if m < 2:
-        raise TopologyError(f"a topology needs at least 2 workers, but this one has {m}.")
     if len(labels) != m:
         raise TopologyError(f"{len(labels)} labels were given for {m} workers.")
     if topology.positions is not None and len(topology.positions) != m:
@@ -401,6 +399,8 @@ def _check_parts(topology: Topology) -> None:
         if (i, j) in seen:
             raise TopologyError(f"link ({labels[i]!r}, {labels[j]!r}) is given twice: keep one.")
         seen.add((i, j))
+    if m < 2:
+        raise TopologyError(f"a topology needs at least 2 workers, but this one has {m}.")
     if list(links) != sorted(links):
         raise TopologyError("links are not sorted: use Topology.from_links.")
     times, waits = topology.link_times, topology.link_latencies

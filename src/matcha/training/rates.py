@@ -12,7 +12,7 @@ from matcha.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Schedule:
+class RateSchedule:
     """The learning rate as a function of the epoch and of the losses seen so far.
 
     All begin with a base rate that is reached by a linear warm-up.
@@ -38,7 +38,7 @@ class Schedule:
         """η at a (fractional) epoch, given the average model's loss after each epoch so far."""
         raise NotImplementedError
 
-    def scaled(self, factor: float) -> Schedule:
+    def scaled(self, factor: float) -> RateSchedule:
         """The same with all rates multiplied."""
         return replace(self, base=factor * self.base, start=factor * self.start)
 
@@ -49,7 +49,7 @@ class Schedule:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Constant(Schedule):
+class Constant(RateSchedule):
     """The same learning rate throughout, after the warm-up."""
 
     def rate(self, epoch: float, losses: Sequence[float] = ()) -> float:
@@ -57,7 +57,7 @@ class Constant(Schedule):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StepDecay(Schedule):
+class StepDecay(RateSchedule):
     """Divide the rate by ``factor`` at each milestone; the paper's image tasks.
 
     >>> paper = StepDecay(base=0.8, milestones=(100, 150), factor=10)
@@ -74,7 +74,7 @@ class StepDecay(Schedule):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Plateau(Schedule):
+class Plateau(RateSchedule):
     """Divide the rate by ``factor`` after each epoch without a gain; the paper's PTB task.
 
     >>> paper = Plateau(base=40.0, factor=4)
@@ -92,7 +92,7 @@ class Plateau(Schedule):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Cosine(Schedule):
+class Cosine(RateSchedule):
     """Decay from the base to a share of it along half a cosine; usual for language models.
 
     >>> rates = Cosine(base=1.0, epochs=10, warmup=2)
@@ -106,7 +106,7 @@ class Cosine(Schedule):
     """What is left of the base at the end."""
 
     def __post_init__(self) -> None:
-        Schedule.__post_init__(self)
+        RateSchedule.__post_init__(self)
         if not self.epochs > self.warmup:
             raise InputError(f"the warm-up of {self.warmup} epochs must end before {self.epochs}")
 

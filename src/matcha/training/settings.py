@@ -17,7 +17,7 @@ from matcha.topology.topology import MAX_SECONDS
 from matcha.training.clipping import check_clip
 from matcha.training.momentum import Momentum, momentum_for
 from matcha.training.optimizers import SGD, Optimizer
-from matcha.training.rates import Constant, Schedule
+from matcha.training.rates import Constant, RateSchedule
 
 Statistics: TypeAlias = Literal["recalibrated", "averaged"]
 Batching: TypeAlias = Literal["auto", "loop", "vmap", "stacked"]
@@ -119,7 +119,7 @@ class Settings:
     """How to train; the task says what is trained, and the plan who talks when."""
 
     epochs: int
-    schedule: Schedule = field(default_factory=lambda: Constant(base=0.1))
+    schedule: RateSchedule = field(default_factory=lambda: Constant(base=0.1))
     optimizer: Optimizer = field(default_factory=SGD)
     momentum: str | Momentum = "local"
     """How momentum and meetings go together: one of `matcha.training.momentum.MOMENTA`."""

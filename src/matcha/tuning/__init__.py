@@ -1,6 +1,6 @@
 """Tuning: which strategy, budget and wire bring the average model to a target soonest."""
 
-from matcha.tuning.advice import Advice, Choice, advise
+from matcha.tuning.advice import Advice, AdvisedPoint, advise
 from matcha.tuning.points import TunedPoint, Tuning
 from matcha.tuning.problem import Problem, floor
 from matcha.tuning.search import (
@@ -20,7 +20,7 @@ __all__ = [
     "DEFAULT_WIRES",
     "MAX_TRIALS",
     "Advice",
-    "Choice",
+    "AdvisedPoint",
     "Problem",
     "Trials",
     "TunedPoint",

@@ -40,7 +40,7 @@ _BACKWARD = 2 / 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class AdvisedPoint:
     """One way to train, and what an iteration of it takes and is worth."""
 
     name: str
@@ -74,8 +74,8 @@ class Advice:
     """Whether workers draw from the same data."""
     momentum: bool
     """Whether the optimizer has momentum."""
-    choices: tuple[Choice, ...]
-    best: Choice
+    choices: tuple[AdvisedPoint, ...]
+    best: AdvisedPoint
 
     @property
     def sentence(self) -> str:
@@ -115,7 +115,7 @@ class Advice:
 
     def to_json(self) -> dict[str, Any]:
         """The advice as plain JSON values."""
-        shown = [each.name for each in fields(Choice) if each.repr]
+        shown = [each.name for each in fields(AdvisedPoint) if each.repr]
         return {
             "topology": self.topology.name,
             "num_workers": self.topology.num_workers,
@@ -173,12 +173,12 @@ def advise(
         COSTS["alike" if alike else "different"]["momentum" if momentum else "plain"]
     )
 
-    def choice(name: str, plan: Plan) -> Choice:
+    def choice(name: str, plan: Plan) -> AdvisedPoint:
         comm, left = plan.expected_comm_time, disagreement(plan)
         together = compute_time if overlap else 0.0
         if name == "DDP":
             together = _BACKWARD * compute_time
-        return Choice(
+        return AdvisedPoint(
             name=name,
             strategy=plan.strategy,
             budget=plan.budget,
@@ -212,7 +212,7 @@ def advise(
     )
 
 
-def _least(choices: Sequence[Choice]) -> Choice:
+def _least(choices: Sequence[AdvisedPoint]) -> AdvisedPoint:
     """The quickest, or of those that are as quick the one that communicates least."""
     quickest = min(choice.seconds for choice in choices)
     as_quick = [choice for choice in choices if choice.seconds <= _AS_QUICK * quickest]
@@ -224,7 +224,7 @@ def _name(plan: Plan) -> str:
     return name if plan.wire.name == "float32" else f"{name}, {plan.wire.name}"
 
 
-def _three(plans: Sequence[Choice]) -> list[Choice]:
+def _three(plans: Sequence[AdvisedPoint]) -> list[AdvisedPoint]:
     """The quickest plan, and the quickest with far less disagreement, or communication."""
     best = _least(plans)
     closer = [p for p in plans if p.disagreement <= best.disagreement / 4]

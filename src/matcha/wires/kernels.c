@@ -1,6 +1,6 @@
 /* Modulo messages on a CPU: rotation, grid, checks and packing of blocks of 256 float32.
 
-   What src/matcha/wires/coding.py does with torch, several times as fast: a block stays in the
+   What src/matcha/wires/modulo.py does with torch, several times as fast: a block stays in the
    nearest cache from the first operation to the last. The file includes itself once for each kind
    of processor, which differ in how many numbers a vector has; the right one is chosen when a
    function is called. matcha/wires/library.py compiles and loads it. */

@@ -15,7 +15,7 @@ from torch import nn
 from matcha._io import load_object
 from matcha.errors import InputError, unknown_name
 from matcha.training.optimizers import SGD, Optimizer, adamw, make_optimizer
-from matcha.training.rates import Constant, Cosine, Plateau, Schedule, StepDecay
+from matcha.training.rates import Constant, Cosine, Plateau, RateSchedule, StepDecay
 from matcha.training.settings import Settings
 from matcha.training.task import Task, TaskSpec
 from matcha.zoo import data as sets
@@ -133,7 +133,7 @@ class Recipe:
             **choices,
         )
 
-    def schedule(self, epochs: int, learning_rate: float | None = None) -> Schedule:
+    def schedule(self, epochs: int, learning_rate: float | None = None) -> RateSchedule:
         """The learning rate over a run of that many epochs, the paper's decays scaled to it."""
         if epochs < 1:
             raise InputError(f"epochs must be 1 or more, not {epochs}")

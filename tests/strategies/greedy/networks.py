@@ -7,14 +7,14 @@ from fractions import Fraction
 import numpy as np
 
 from matcha import Topology
-from matcha.strategies.greedy.candidates import Network
+from matcha.strategies.greedy.candidates import SearchNetwork
 
 
-def network(topology: Topology, rate: Fraction, *, directed: bool = False) -> Network:
+def network(topology: Topology, rate: Fraction, *, directed: bool = False) -> SearchNetwork:
     """The links of a topology; where messages go one way, both ways of each."""
     arrows = np.array([(receiver, sender) for sender, receiver in topology.arrows])
     links = arrows if directed else topology.link_array
-    return Network(
+    return SearchNetwork(
         num_workers=topology.num_workers,
         links=links,
         times=(Fraction(1),) * len(links),

@@ -60,8 +60,8 @@ class MomentumRules:
             )
         self.travelling: list[tuple[Bucket, torch.Tensor]] = []
         """What is exchanged beside the parameters, laid out like these buckets."""
-        self._parts: list[_Part] = []
-        self._moments: list[tuple[_Part, torch.Tensor]] = []
+        self._parts: list[_RuleGroup] = []
+        self._moments: list[tuple[_RuleGroup, torch.Tensor]] = []
         self._meets = True
         self._follows_meetings_alone = self.spec.kind == "quasi-global" and isinstance(kind, Adam)
         held = [bucket for bucket in buckets if bucket.slots and not bucket.volatile]
@@ -76,7 +76,7 @@ class MomentumRules:
         elif self.is_needed:
             self._parts += _follow(self.spec, kind, owners, held)
 
-    def _accompany(self, bucket: Bucket, kind: Optimizer, owners: _Owners) -> Iterator[_Part]:
+    def _accompany(self, bucket: Bucket, kind: Optimizer, owners: _Owners) -> Iterator[_RuleGroup]:
         """Parts with a second vector each, and its place among what travels."""
         vectors = torch.zeros_like(bucket.data)
         self.travelling.append((bucket, vectors))
@@ -91,7 +91,7 @@ class MomentumRules:
                 is_adam = isinstance(owner, (torch.optim.Adam, torch.optim.AdamW))
                 kind = Adam() if is_adam else SGD()
             rule = make_rule(self.spec, kind, values)
-            part = _Part([slot.name], [slot], owner, group, rule)
+            part = _RuleGroup([slot.name], [slot], owner, group, rule)
             if isinstance(rule, MomentumTracking):
                 rule.tracked = place
             else:
@@ -100,7 +100,7 @@ class MomentumRules:
 
     def _track(
         self, index: int, bucket: Bucket, alone: torch.optim.Optimizer | None, owners: _Owners
-    ) -> Iterator[_Part]:
+    ) -> Iterator[_RuleGroup]:
         """Rules whose vector is exchanged: one of them, where one optimizer alone steps all."""
         tracked = torch.zeros_like(bucket.data)
         self.travelling.append((bucket, tracked))
@@ -111,7 +111,7 @@ class MomentumRules:
             name = str(index) if alone else slots[0].name
             owner = alone or owners.get(id(slots[0].tensor), (None, 0))[0]
             offsets = [slot.offset for slot in slots] if alone else [0]
-            yield _Part([name], slots, owner, 0, rule, offsets, place)
+            yield _RuleGroup([name], slots, owner, 0, rule, offsets, place)
 
     def state(self) -> Mapping[str, torch.Tensor]:
         """What later iterations depend on beyond the optimizer's own state."""
@@ -211,7 +211,7 @@ class MomentumRules:
 
 
 @dataclass(slots=True, eq=False)
-class _Part:
+class _RuleGroup:
     """Parameters that share one rule.
 
     A parameter alone is worked on where it is. Several are copied side by side into memory of our
@@ -315,7 +315,7 @@ class _Part:
 
 def _follow(
     spec: Momentum, kind: Optimizer, owners: _Owners, buckets: Sequence[Bucket]
-) -> Iterator[_Part]:
+) -> Iterator[_RuleGroup]:
     """The parts of a momentum that exchanges nothing of its own; small parameters share one."""
     small: dict[tuple[object, ...], list[Slot]] = {}
     for bucket in buckets:
@@ -329,7 +329,7 @@ def _follow(
                 small.setdefault(key, []).append(slot)
             else:
                 rule = make_rule(spec, kind, values)
-                yield _Part([slot.name], [slot], optimizer, group, rule)
+                yield _RuleGroup([slot.name], [slot], optimizer, group, rule)
     for slots in small.values():
         values = _as_real(slots[0].tensor.data)
         # Each begins a block of its own: rules bound a step block by block.
@@ -338,7 +338,7 @@ def _follow(
         like = torch.zeros(total, dtype=values.dtype, device=values.device)
         optimizer, group = owners[id(slots[0].tensor)]
         names = [slot.name for slot in slots]
-        yield _Part(names, slots, optimizer, group, make_rule(spec, kind, like), offsets, like)
+        yield _RuleGroup(names, slots, optimizer, group, make_rule(spec, kind, like), offsets, like)
 
 
 def _distinct(bucket: Bucket) -> Iterable[Slot]:

@@ -54,7 +54,7 @@ class LinkState(enum.Enum):
 
 
 @dataclass(slots=True, eq=False)
-class Transfer:
+class MessageTransfer:
     """One message in flight: done once its tensor may be used again."""
 
     connection: Connection
@@ -115,8 +115,8 @@ class Connection:
     def __post_init__(self) -> None:
         self._work = threading.Condition(self.lock)
         self._untold = Update()
-        self._queue: deque[tuple[Kind, int, Sequence[Buffer], Transfer | None]] = deque()
-        self._posted: dict[int, deque[Transfer]] = defaultdict(deque)
+        self._queue: deque[tuple[Kind, int, Sequence[Buffer], MessageTransfer | None]] = deque()
+        self._posted: dict[int, deque[MessageTransfer]] = defaultdict(deque)
         self._early: dict[int, deque[bytearray]] = defaultdict(deque)
         self._early_bytes = self._num_early = 0
 
@@ -154,7 +154,7 @@ class Connection:
         kind: Kind,
         tag: int = 0,
         contents: Sequence[Buffer] = (),
-        transfer: Transfer | None = None,
+        transfer: MessageTransfer | None = None,
     ) -> None:
         """Let the writer send a frame; contents stay untouched until the transfer is done."""
         if self.state is not LinkState.ENDED:
@@ -199,15 +199,15 @@ class Connection:
         """Whether such a frame waits to be sent already."""
         return any(queued[:2] == (kind, tag) for queued in self._queue)
 
-    def send_data(self, tag: int, tensor: torch.Tensor) -> Transfer:
+    def send_data(self, tag: int, tensor: torch.Tensor) -> MessageTransfer:
         """Send a message."""
-        transfer = Transfer(self, _bytes(tensor), sends=True)
+        transfer = MessageTransfer(self, _bytes(tensor), sends=True)
         self.send(Kind.DATA, tag, [transfer.view], transfer)
         return transfer
 
-    def receive(self, tag: int, tensor: torch.Tensor) -> Transfer:
+    def receive(self, tag: int, tensor: torch.Tensor) -> MessageTransfer:
         """Post a receive."""
-        transfer = Transfer(self, _bytes(tensor), sends=False)
+        transfer = MessageTransfer(self, _bytes(tensor), sends=False)
         early = self._early.get(tag)
         if early:
             content = early.popleft()
@@ -301,7 +301,7 @@ class Connection:
             if self._early_bytes > _MAX_EARLY_BYTES or self._num_early > _MAX_EARLY:
                 raise ClosedError("sent far more than this worker asked for")
 
-    def _posted_transfer(self, tag: int, size: int) -> Transfer | None:
+    def _posted_transfer(self, tag: int, size: int) -> MessageTransfer | None:
         """The transfer of a message; None for a small one whose receive is not posted yet."""
         with self.lock:
             if not self.is_up:
@@ -317,7 +317,7 @@ class Connection:
             self.stream.last_heard = time.monotonic()
             return self._posted[tag].popleft()
 
-    def _deliver(self, transfer: Transfer, content: bytearray) -> None:
+    def _deliver(self, transfer: MessageTransfer, content: bytearray) -> None:
         _check_size(transfer, len(content))
         transfer.view[:] = content
         transfer.done = True
@@ -329,7 +329,7 @@ class Transfers(Pending):
 
     def __init__(
         self,
-        transfers: list[tuple[int, Transfer | str]],
+        transfers: list[tuple[int, MessageTransfer | str]],
         anyone_is_away: Callable[[], bool],
         lost_error: Callable[[int, str, float], PeerLostError],
     ) -> None:
@@ -354,7 +354,7 @@ class Transfers(Pending):
                 raise self._lost_error(peer, problem, patience)
             self._transfers.pop(0)
 
-    def _wait_for(self, transfer: Transfer, timeout: float, patience: float) -> str:
+    def _wait_for(self, transfer: MessageTransfer, timeout: float, patience: float) -> str:
         """What the peer did instead of its part of a transfer; empty once that is done."""
         connection = transfer.connection
         with connection.lock:
@@ -370,7 +370,7 @@ class Transfers(Pending):
         return ""
 
 
-def _check_size(transfer: Transfer, size: int) -> None:
+def _check_size(transfer: MessageTransfer, size: int) -> None:
     if size != len(transfer.view):
         raise ClosedError(f"sent {size} bytes where {len(transfer.view)} were expected")
 

@@ -15,7 +15,7 @@ from functools import partial
 from typing import TypeVar
 
 from matcha._io.keys import Keys
-from matcha.distributed.links.connection import Connection, LinkState, Transfer, Transfers
+from matcha.distributed.links.connection import Connection, LinkState, MessageTransfer, Transfers
 from matcha.distributed.links.framing import FrameStream, Kind
 from matcha.distributed.links.joining import come_again
 from matcha.distributed.links.link_state import (
@@ -204,7 +204,7 @@ class LinkTransport(Transport):
 
     def post(self, messages: Sequence[Message]) -> Pending:
         """Start the messages on their connections."""
-        transfers: list[tuple[int, Transfer | str]] = []
+        transfers: list[tuple[int, MessageTransfer | str]] = []
         with self.lock:
             for m in messages:
                 if m.incoming is not None:

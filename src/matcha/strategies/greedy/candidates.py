@@ -21,7 +21,7 @@ _PRICES = np.array([0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 2.0])
 
 
 @dataclass(frozen=True, kw_only=True)
-class Network:
+class SearchNetwork:
     """What the search may use: links, the time each takes, and the time that accrues."""
 
     num_workers: int
@@ -114,7 +114,7 @@ class Network:
 class Candidate:
     """A cycle of matchings with one weight for all of them, or one for each link."""
 
-    network: Network
+    network: SearchNetwork
     matchings: tuple[Indices, ...]
     """Positions of links, in the order of exchange."""
     costs: tuple[Fraction, ...]

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from matcha._numerics.spectra import Array, Indices
-from matcha.strategies.greedy.candidates import Candidate, Network
+from matcha.strategies.greedy.candidates import Candidate, SearchNetwork
 from matcha.theory import cycles
 from matcha.topology import parts_of
 
@@ -97,7 +97,7 @@ class _Cost:
     """⟨V, A X A⟩ − ⟨V, X⟩ of a matching: −linear of its links, and what any two of them couple."""
 
     def __init__(
-        self, network: Network, X: Array, V: Array, w: float, allowed: npt.NDArray[np.bool_]
+        self, network: SearchNetwork, X: Array, V: Array, w: float, allowed: npt.NDArray[np.bool_]
     ) -> None:
         i, j = network.links.T
         self.network, self.w, self.allowed, self.edges = network, w, allowed, np.arange(len(i))

@@ -11,7 +11,7 @@ import numpy as np
 
 from matcha._numerics.spectra import Array, Indices
 from matcha.strategies.finite_time import exponential_hops, hypercube_matchings, messages
-from matcha.strategies.greedy.candidates import Candidate, Network
+from matcha.strategies.greedy.candidates import Candidate, SearchNetwork
 from matcha.strategies.strategy import timeline
 from matcha.topology import Matching, Topology
 
@@ -20,7 +20,7 @@ _MOST_STEPS = 64
 _TRIES = 4
 
 
-def initial_cycles(topology: Topology, network: Network) -> list[Candidate]:
+def initial_cycles(topology: Topology, network: SearchNetwork) -> list[Candidate]:
     """A hypercube's, and where messages go one way those of hops."""
     sequences: list[Sequence[Matching]] = [hypercube_matchings(topology.num_workers)]
     if network.directed:
@@ -43,7 +43,7 @@ def both_ways(matching: Matching) -> Matching:
     return tuple(sorted([*matching, *((j, i) for i, j in matching)]))
 
 
-def as_circles(candidate: Candidate, network: Network) -> Candidate:
+def as_circles(candidate: Candidate, network: SearchNetwork) -> Candidate:
     """A cycle of matchings as one of messages: each exchange is a circle of two."""
     position = _positions(network)
     matchings, weights = [], []
@@ -59,7 +59,7 @@ def as_circles(candidate: Candidate, network: Network) -> Candidate:
     )
 
 
-def _hops(topology: Topology, network: Network) -> Iterable[Sequence[Matching]]:
+def _hops(topology: Topology, network: SearchNetwork) -> Iterable[Sequence[Matching]]:
     m, options = topology.num_workers, possible_hops(topology)
     if not options:
         return
@@ -69,7 +69,7 @@ def _hops(topology: Topology, network: Network) -> Iterable[Sequence[Matching]]:
     yield [messages(m, hop) for hop in best_hops(m, options, pace, seed=network.seed)]
 
 
-def _positions(network: Network) -> dict[tuple[int, int], int]:
+def _positions(network: SearchNetwork) -> dict[tuple[int, int], int]:
     """The position of each link; of a message (sender, receiver) where messages go one way."""
     ends = network.links[:, ::-1] if network.directed else network.links
     return {(i, j): e for e, (i, j) in enumerate(ends.tolist())}

@@ -18,7 +18,7 @@ import numpy as np
 
 from matcha._numerics import ProgressCallback, stepper
 from matcha._numerics.spectra import Array, Indices, laplacian
-from matcha.strategies.greedy.candidates import Candidate, Network
+from matcha.strategies.greedy.candidates import Candidate, SearchNetwork
 from matcha.strategies.greedy.descent import descend, kick
 from matcha.theory import cycles
 
@@ -41,7 +41,7 @@ class Options(NamedTuple):
     """How often to kick the best short cycle out of its local minimum."""
 
 
-def heat_price(network: Network, horizon: float) -> Array:
+def heat_price(network: SearchNetwork, horizon: float) -> Array:
     """V when every later matching acts like heat flowing for a while: Σ_k exp(−2k·horizon·L/d̄).
 
     d̄ is the mean degree. Directions that the graph smooths slowly are worth more.
@@ -75,7 +75,7 @@ class Disagreement(Protocol):
 class Covariance:
     """X itself, and the mean of tr(X)/m over the iterations so far."""
 
-    def __init__(self, network: Network, weight: float, price: Array, start: Array) -> None:
+    def __init__(self, network: SearchNetwork, weight: float, price: Array, start: Array) -> None:
         self._network, self._weight, self._X = network, weight, start.copy()
         self._sides = network.sides(price)
         self._own = network.across(self._sides)
@@ -113,7 +113,7 @@ class Covariance:
 
 
 def greedy_run(
-    network: Network, state: Disagreement, count: int, step: Callable[[], None] = lambda: None
+    network: SearchNetwork, state: Disagreement, count: int, step: Callable[[], None] = lambda: None
 ) -> tuple[list[Indices], list[Fraction]]:
     """Spend time greedily as it accrues, for at least `count` matchings: these, and their times.
 
@@ -161,7 +161,7 @@ def window_sizes(costs: Sequence[Fraction], rate: Fraction, wanted: Sequence[int
 
 
 def best_cycle(
-    network: Network,
+    network: SearchNetwork,
     options: Options,
     lengths: Sequence[int],
     starts: Sequence[Candidate] = (),

@@ -27,7 +27,7 @@ from matcha._numerics.spectra import (
     lowest_eigenpairs,
     start_vector,
 )
-from matcha.strategies.greedy.candidates import Candidate, Network
+from matcha.strategies.greedy.candidates import Candidate, SearchNetwork
 from matcha.strategies.greedy.max_weight import (
     approximate_max_weight_matching,
     max_weight_matching,
@@ -58,7 +58,7 @@ Finder: TypeAlias = Callable[[Indices, Array, int], Indices]
 
 
 def sketched_cycle(
-    network: Network,
+    network: SearchNetwork,
     *,
     seed: int = 0,
     probes: int | None = None,
@@ -138,7 +138,7 @@ class _Price(NamedTuple):
 class _Graph:
     """The network with its Laplacian and the lowest eigenpairs of it: its smooth directions."""
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: SearchNetwork) -> None:
         m, links = network.num_workers, network.links
         self.network, self.laplacian = network, laplacian(links, m)
         self.values, self.vectors = lowest_eigenpairs(
@@ -231,7 +231,7 @@ class _Copies:
 
     def __init__(
         self,
-        network: Network,
+        network: SearchNetwork,
         weight: float,
         price: _Price,
         Z: Array,
@@ -292,7 +292,7 @@ def _parts(number: int, width: int) -> list[slice]:
     return [slice(start, start + size) for start in range(0, number, size)]
 
 
-def _inner(Z: Singles, PZ: Singles, network: Network) -> tuple[Array, Array]:
+def _inner(Z: Singles, PZ: Singles, network: SearchNetwork) -> tuple[Array, Array]:
     """b_eᵀ Z (PZ)ᵀ b_e and b_eᵀ Z Zᵀ b_e for all links e, in blocks that stay in the cache.
 
     A message moves its receiver alone: of it, the first is b_eᵀ Z (PZ)ᵀ e_i.

@@ -19,7 +19,7 @@ from matcha.plans import Plan
 from matcha.rounds import Mixing
 from matcha.schedules import Cycle
 from matcha.strategies.greedy import sketch
-from matcha.strategies.greedy.candidates import Candidate, Network
+from matcha.strategies.greedy.candidates import Candidate, SearchNetwork
 from matcha.strategies.greedy.descent import optimize_weights
 from matcha.strategies.greedy.initial_cycles import as_circles, initial_cycles
 from matcha.strategies.greedy.search import Options, best_cycle
@@ -89,7 +89,7 @@ class Greedy(Strategy):
         return _plan(request, found, note)
 
 
-def network_of(request: Request) -> Network:
+def network_of(request: Request) -> SearchNetwork:
     """The links with their times, and the time that the budget lets accrue per iteration."""
     topology, timing, push = request.topology, request.timing, request.mixing == "push"
     colors, links = request.colors, topology.arrows if push else topology.links
@@ -104,7 +104,7 @@ def network_of(request: Request) -> Network:
     else:
         rate = Fraction(timing.allowance(colors, request.budget))
     columns = [topology.columns[link] for link in links]
-    return Network(
+    return SearchNetwork(
         num_workers=topology.num_workers,
         links=np.array(links)[:, ::-1] if push else topology.link_array,
         times=times,
@@ -125,7 +125,7 @@ def _scaled_pace(timing: Scaled, limit: float) -> Fraction:
     return n + Fraction(math.floor((Fraction(limit) - low) / (high - low) * 1000), 1000)
 
 
-def _exact(request: Request, network: Network, wanted: Effort) -> tuple[Candidate, str]:
+def _exact(request: Request, network: SearchNetwork, wanted: Effort) -> tuple[Candidate, str]:
     """The best cycle by the exact search, and how it compares with never repeating."""
     m = network.num_workers
     options = _MANY if m > 64 and wanted == "default" else _EFFORTS[wanted]
@@ -174,7 +174,7 @@ def _beside(error: float, other: float) -> str:
     return f"{abs(change):.0%} {'less' if change < 0 else 'more'} consensus error than"
 
 
-def _cycle_lengths(network: Network, topology: Topology) -> list[int]:
+def _cycle_lengths(network: SearchNetwork, topology: Topology) -> list[int]:
     """About how many matchings to try in a cycle: at least an iteration's worth."""
     least = math.ceil(float(network.rate) / float(np.median(network.seconds)))
     # A star needs a turn of its centre with every leaf: cycles of whole turns waste nothing.
@@ -183,7 +183,7 @@ def _cycle_lengths(network: Network, topology: Topology) -> list[int]:
     return [n for n in wanted if _affordable(network, n)] or wanted[:1]
 
 
-def _affordable(network: Network, length: int) -> bool:
+def _affordable(network: SearchNetwork, length: int) -> bool:
     """Whether a cycle of some matchings has few enough iterations to be stored."""
     return length * float(np.median(network.seconds)) / float(network.rate) <= _LONGEST_CYCLE
 
