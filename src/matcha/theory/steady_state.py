@@ -224,7 +224,7 @@ def _disagreement(matrices: Matrices, m: int, *, drift: bool) -> float:
 def _commuting_error(matrices: Matrices, m: int) -> float:
     """One symmetric W in all active rounds: every eigenvector of W evolves alone."""
     active = [W for W in matrices if W is not None]
-    shrink = np.linalg.eigvalsh(active[0] - 1 / m) ** 2
+    shrink, factor = np.linalg.eigvalsh(active[0] - 1 / m) ** 2, np.ones(m - 1)
     # J's own direction carries no disagreement; W − J maps it to 0, so drop one zero.
     shrink = np.delete(shrink, int(np.argmin(shrink)))
     if shrink.max() > 1 - 1e-12:
@@ -238,7 +238,8 @@ def _commuting_error(matrices: Matrices, m: int) -> float:
             total += float(state.sum())
         return state, total
 
-    factor = np.prod([shrink] * len(active), axis=0)
+    for _ in active:  # one after another: a cycle may be millions of rounds long
+        factor *= shrink
     return advance(advance(np.zeros(m - 1))[0] / (1 - factor))[1] / (len(matrices) * m)
 
 
